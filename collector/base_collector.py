@@ -75,7 +75,6 @@ class BatchCollector(Collecting):
         self._interruptor = Interruptor() if interruptor is None else interruptor
         count = threads("policy_threads", policy_threads)
         self._options = {"cudagraph": cudagraph_policy, "compile": compile_policy, "threads": count}
-        self._evaluation: Evaluation | None = None
         self._make_env(create_env_fn, create_env_kwargs, make, transforms, policy)
 
     def _make_env(
@@ -116,13 +115,6 @@ class BatchCollector(Collecting):
         """
         return self._exploration_type
 
-    @property
-    def policy_version(self) -> int:
-        """Number of updates of the policy's weights when the last batch began: by `update_policy_weights_`, or in
-        place by a learner that shares them.
-        """
-        return self._weights.version
-
     def __repr__(self) -> str:
         so_far = f"{self.frames} frames so far{', shut down' if self._closed else ''}"
         return f"{type(self).__name__}({self.env!r}, {self.frames_per_batch} frames a batch, {so_far})"
@@ -159,27 +151,13 @@ class BatchCollector(Collecting):
 
         The envs begin new episodes. `strict` is for the policy's `load_state_dict`.
         """
-        if missing := [name for name in ("env_state_dict", "frames", "iter") if name not in state_dict]:
-            raise ValueError(f"the state lacks {missing}; pass what `state_dict()` of a collector returned")
-        if "policy_state_dict" in state_dict:
-            self._weights.load(state_dict["policy_state_dict"], strict)
+        self._take_progress(state_dict, strict, "env_state_dict", "frames", "iter")
         if state_dict["env_state_dict"] and hasattr(self.env, "load_state_dict"):
             self.env.load_state_dict(state_dict["env_state_dict"])
         if not self._closed:
             self._recover()
             self._finish_steps(discard=True)
-        self.frames, self._batches = state_dict["frames"], state_dict["iter"]
         self._episodes.skip_to(state_dict.get("traj_pool", 0))
-        self._weights.version = state_dict.get("policy_version", 0)
-
-    def update_policy_weights_(self, policy_weights: Any = None) -> None:
-        """Copy weights into the policy that collects, in place: those of a module, a state dict or a `TensorDict`.
-
-        None copies those of the policy that the collector was made with, where it collects with a copy of it on another
-        device. Comes into effect with the next batch. Raises `RuntimeError` where the policy has no weights,
-        `ValueError` where names or shapes do not fit.
-        """
-        self._weights.update(policy_weights)
 
     def _close(self, env_too: bool) -> None:
         try:

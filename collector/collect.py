@@ -26,13 +26,12 @@ from collector.batch.step_extras import CheckedHook, InfoColumns, RowLayout, Ste
 from collector.collector_arguments import at_least_one
 from collector.env_source import check_synchronous, make_vector_env
 from collector.episodes.episode import CollectStats, Ended, EpisodeCutter
-from collector.evaluation import Evaluation
 from collector.interruptor import Interruptor
 from collector.loops.batch_iterator import BatchIterator
 from collector.loops.collection_loop import BatchRequest, CollectionLoop
 from collector.loops.sync_loop import SyncLoop
 from collector.policy.action_trees import common_layout
-from collector.policy.exploration import ExplorationType, as_exploration_type
+from collector.policy.exploration import ExplorationType
 from collector.policy.policy_call import Policy
 from collector.policy.random_policy import draw, masks_of
 from vecenv import nest
@@ -44,12 +43,11 @@ CHUNK = 64
 
 
 class Collecting(CollectionLoop, BatchIterator):
-    """`collect` and `evaluate` of a collector, which sets the attributes from its arguments."""
+    """`collect` of a local collector, which sets the attributes from its arguments."""
 
     storing_device: Any
     _info_keys: tuple[str, ...]
     _info_layout: dict[str, RowLayout]
-    _evaluation: Evaluation | None
 
     @abstractmethod
     def _like_this(self, env: Any, policy: Any, **options: Any) -> Collecting:
@@ -147,32 +145,6 @@ class Collecting(CollectionLoop, BatchIterator):
         order = np.argsort(all_ends.env_ids, kind="stable")
         unfinished = self._abandon_started()  # there are some where the interruptor was stopped
         return concatenate(batches, [unfinished]) if keep else None, Ended(*(column[order] for column in all_ends))
-
-    def evaluate(
-        self,
-        n_episode: float,
-        exploration_type: ExplorationType = ExplorationType.MODE,
-        *,
-        seed: int | None = None,
-        eval_env: Any = None,
-        keep: bool = False,
-    ) -> CollectStats:
-        """Collect `n_episode` whole episodes beside the training, in envs of their own, with the policy as it is. The
-        episodes in progress go on, and nothing is counted in `frames`. See docs/guides/collecting.md.
-
-        exploration_type: what is taken from the policy's distributions.
-        seed: seeds the envs first, so that the same episodes begin each time.
-        eval_env: the vector env that is used, and stays open; None: one that is made as the collector's own, and kept.
-        keep: as for `collect`.
-
-        Raises `ValueError` where no envs can be made as the collector's own: pass `eval_env` then.
-        """
-        assert self._evaluation is not None
-        wanted = as_exploration_type(exploration_type, None)
-        count = at_least_one("n_episode", n_episode)
-        return self._evaluation.run(
-            self._make_evaluator, count, wanted, seed=seed, eval_env=eval_env, keep=keep, stay_open=not self._closed
-        )
 
     def _make_evaluator(self, env: Any) -> Collecting:
         """A collector with the same policy on another vector env."""

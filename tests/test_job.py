@@ -16,7 +16,7 @@ import psutil
 import pytest
 
 from collector import Dataset, DatasetError, episode_seed
-from collector.interruptor import StopSignals
+from collector.interruptor import Stopping
 from collector.jobs.job import JobError
 from collector.jobs.look import Metrics
 from collector.jobs.playing import JobFailedError
@@ -322,8 +322,8 @@ class TestFolders:
 class TestSignals:
     def test_the_second_signal_does_what_it_always_did(self) -> None:
         before = signal.getsignal(signal.SIGTERM)
-        with StopSignals() as stop:
-            assert not stop.collection_stopped()
+        with Stopping() as stop:
+            assert not stop.is_stopped
             signal.raise_signal(signal.SIGINT)
             assert stop.collection_stopped()
             assert stop.signum == signal.SIGINT
@@ -334,9 +334,9 @@ class TestSignals:
     def test_a_signal_that_was_ignored_stays_ignored(self) -> None:
         previous = signal.signal(signal.SIGINT, signal.SIG_IGN)
         try:
-            with StopSignals() as stop:
+            with Stopping() as stop:
                 signal.raise_signal(signal.SIGINT)
-                assert not stop.collection_stopped()
+                assert not stop.is_stopped
         finally:
             signal.signal(signal.SIGINT, previous)
 

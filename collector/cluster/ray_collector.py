@@ -21,12 +21,10 @@ from collector.cluster.actor_pool import Actor, ActorPool
 from collector.cluster.cluster_stats import ClusterStats, ProgressBar
 from collector.cluster.published_weights import PublishedWeights
 from collector.cluster.rollout_batches import RolloutBatches
-from collector.collector_arguments import at_least_one
 from collector.env_source import VectorEnvMaker, make_vector_env
-from collector.episodes.episode import CollectStats
 from collector.evaluation import Evaluation
 from collector.loops.batch_iterator import BatchIterator
-from collector.policy.exploration import ExplorationType, as_exploration_type, requested_exploration_type
+from collector.policy.exploration import requested_exploration_type
 from collector.policy.policy_call import Policy
 from collector.sync_collector import SyncDataCollector
 from vecenv.extending import check_seed, seed_chain, worker_seeds
@@ -119,7 +117,6 @@ class RayCollector(BatchIterator):
         self._first_id = 0
         """Below it are the ids of a state that was loaded."""
         self._seed: tuple[int, bool] | None = None
-        self._closed = False
         make_env = VectorEnvMaker(SyncDataCollector, options.get("backend"), "dummy", {})
         self._evaluation = Evaluation(make_venv, partial(make_vector_env, kwargs=self._env_kwargs[0], make=make_env))
         self._of_evaluation = {name: options[name] for name in OF_EVALUATION if name in options}
@@ -209,32 +206,7 @@ class RayCollector(BatchIterator):
         """Steps in a full batch."""
         return self._frames * (self._count if self._sync else 1)
 
-    @property
-    def policy_version(self) -> int:
-        """Number of times that the policy's weights have been updated by `update_policy_weights_`."""
-        return self._weights.version
-
-    def evaluate(
-        self,
-        n_episode: float,
-        exploration_type: ExplorationType = ExplorationType.MODE,
-        *,
-        seed: int | None = None,
-        eval_env: Any = None,
-        keep: bool = False,
-    ) -> CollectStats:
-        """Collect `n_episode` whole episodes beside the training, with the weights of the last update; nothing is
-        counted in `frames`. It may be called after the last batch, too.
-
-        They are played in this process, on its CPU, in a vector env that `make_venv` makes the first time, with the
-        `create_env_kwargs` of actor 0. Arguments and errors are those of `SyncDataCollector.evaluate`.
-        """
-        count, wanted = at_least_one("n_episode", n_episode), as_exploration_type(exploration_type, None)
-        options: dict[str, Any] = {"seed": seed, "eval_env": eval_env, "keep": keep, "stay_open": not self._closed}
-        with self._weights.kept():
-            return self._evaluation.run(self._make_local, count, wanted, **options)
-
-    def _make_local(self, env: Any) -> SyncDataCollector:
+    def _make_evaluator(self, env: Any) -> SyncDataCollector:
         options = {"frames_per_batch": env.env_num, "storing_device": self.storing_device, **self._of_evaluation}
         return SyncDataCollector(env, self._weights.policy, **options)
 
@@ -307,25 +279,11 @@ class RayCollector(BatchIterator):
 
         The envs begin new episodes; what is in flight is discarded.
         """
-        if missing := [name for name in ("frames", "iter") if name not in state_dict]:
-            raise ValueError(f"the state lacks {missing}; pass what `state_dict()` of a collector returned")
         self._check_open()
-        if "policy_state_dict" in state_dict:
-            self._weights.load(state_dict["policy_state_dict"], strict)
-        self._weights.version = state_dict.get("policy_version", 0)
-        self.frames, self._batches = state_dict["frames"], state_dict["iter"]
+        self._take_progress(state_dict, strict, "frames", "iter")
         self._first_id = next_id = max(self._next_id, state_dict.get("traj_pool", 0))
         with self._in_use():
             self._pool.run("skip_to", lambda actor: (next_id,))
-
-    def update_policy_weights_(self, policy_weights: Any = None) -> None:
-        """Collect with these weights from the next rollout on that is asked for: those of a module, a state dict or a
-        `TensorDict`; None: those that the policy of the constructor has now.
-
-        They are put into the object store once, when the next rollout is asked for. Raises `RuntimeError` where the
-        policy has no weights, `ValueError` where names or shapes do not fit.
-        """
-        self._weights.update(policy_weights)
 
     def stats(self) -> ClusterStats:
         """Return the figures of each actor, and the last failures; `print(collector.stats())` is a table."""

@@ -7,6 +7,8 @@ from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
 from collector.collector_arguments import all_frames, at_least_one, limit, resolve_devices
+from collector.episodes.episode import CollectStats
+from collector.policy.exploration import ExplorationType, as_exploration_type
 from vecenv.errors import warn_caller
 
 Self = TypeVar("Self", bound="BatchIterator")
@@ -14,6 +16,12 @@ Self = TypeVar("Self", bound="BatchIterator")
 
 class BatchIterator(ABC):
     """Counts, finishes and ends what `_collect_batch` collects, and checks the arguments that all collectors have."""
+
+    _closed = False
+    _weights: Any
+    """The `PolicyWeights` of the collector."""
+    _evaluation: Any = None
+    """Its `Evaluation`."""
 
     def __init__(
         self,
@@ -53,8 +61,64 @@ class BatchIterator(ABC):
         """One batch of numpy arrays."""
 
     @abstractmethod
+    def _make_evaluator(self, env: Any) -> Any:
+        """A local collector with the same policy on another vector env."""
+
+    @abstractmethod
     def shutdown(self) -> None:
         """End the collector."""
+
+    @property
+    def policy_version(self) -> int:
+        """Number of updates of the policy's weights when the last batch began: by `update_policy_weights_`, or in
+        place by a learner that shares them with a local collector.
+        """
+        version: int = self._weights.version
+        return version
+
+    def update_policy_weights_(self, policy_weights: Any = None) -> None:
+        """Copy weights into the policy that collects: those of a module, a state dict or a `TensorDict`.
+
+        None copies those of the policy that the collector was made with. Comes into effect with the next batch, or the
+        next rollout that an actor is asked for. Raises `RuntimeError` where the policy has no weights, `ValueError`
+        where names or shapes do not fit.
+        """
+        self._weights.update(policy_weights)
+
+    def evaluate(
+        self,
+        n_episode: float,
+        exploration_type: ExplorationType = ExplorationType.MODE,
+        *,
+        seed: int | None = None,
+        eval_env: Any = None,
+        keep: bool = False,
+    ) -> CollectStats:
+        """Collect `n_episode` whole episodes beside the training, in this process, in envs of their own, with the
+        policy as it is. The episodes in progress go on, and nothing is counted in `frames`. See
+        docs/guides/collecting.md.
+
+        exploration_type: what is taken from the policy's distributions.
+        seed: seeds the envs first, so that the same episodes begin each time.
+        eval_env: the vector env that is used, and stays open; None: one that is made as the collector's own, and kept.
+        keep: as for `collect`.
+
+        Raises `ValueError` where no envs can be made as the collector's own: pass `eval_env` then.
+        """
+        count, wanted = at_least_one("n_episode", n_episode), as_exploration_type(exploration_type, None)
+        options: dict[str, Any] = {"seed": seed, "eval_env": eval_env, "keep": keep, "stay_open": not self._closed}
+        with self._weights.kept():
+            stats: CollectStats = self._evaluation.run(self._make_evaluator, count, wanted, **options)
+        return stats
+
+    def _take_progress(self, state: dict[str, Any], strict: bool, *needed: str) -> None:
+        """Take over weights and counts of a `state_dict`. Raises `ValueError` where it lacks something."""
+        if missing := [name for name in needed if name not in state]:
+            raise ValueError(f"the state lacks {missing}; pass what `state_dict()` of a collector returned")
+        if "policy_state_dict" in state:
+            self._weights.load(state["policy_state_dict"], strict)
+        self._weights.version = state.get("policy_version", 0)
+        self.frames, self._batches = state["frames"], state["iter"]
 
     def _warn_of_rounding(self, envs: str, each: str = "") -> None:
         """Give a warning where batches have more steps than were asked for, because these envs divide them."""
