@@ -18,7 +18,6 @@ from typing import Any
 
 import numpy as np
 
-from collector.base_collector import BatchCollector
 from collector.batch.conversions import join
 from collector.batch.rollout import FlatRollout, by_env, without_failures
 from collector.batch.step_extras import CheckedHook, StepBatch, StepHook, check_policy_names
@@ -28,6 +27,7 @@ from collector.loops.collection_loop import BatchRequest
 from collector.policy.action_trees import as_vector_envs_take_it
 from collector.policy.policy_call import Policy
 from collector.policy.runner import Outputs
+from collector.sync_collector import BatchCollector
 from vecenv import nest
 from vecenv.errors import warn_caller
 from vecenv.wrappers import check_send_and_recv

@@ -41,7 +41,7 @@ LAYERS = """
     collector.store
     collector.policy
     collector.loops
-    collector.env_source collector.collect collector.evaluation collector.base_collector
+    collector.env_source collector.collect collector.evaluation
     collector.sync_collector collector.async_collector
     collector.jobs collector.cluster
     collector collector.__main__
