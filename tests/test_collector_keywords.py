@@ -701,8 +701,6 @@ class TestKeywordsOfTheVectorEnv:
         kwargs = {"max_episode_steps": 3}
         with SyncDataCollector(["Pendulum-v1"], frames_per_batch=6, create_env_kwargs=kwargs) as collector:
             assert collector.next().truncated.nonzero()[1].tolist() == [2, 5]
-        with pytest.raises(TypeError, match=r"for 8 such envs pass \['CartPole-v1'\] \* 8"):
-            SyncDataCollector("CartPole-v1", frames_per_batch=4)
 
     @kinds
     def test_those_for_processes_make_processes(self, kind: type) -> None:

@@ -291,10 +291,6 @@ class TestGoingOn:
         with pytest.raises(JobError, match="NormalizeObservation had statistics of the episodes before"):
             resume_job(tmp_path / "a")
 
-    def test_a_stored_job_imports_nothing_unasked(self, uninterrupted: Path) -> None:
-        with pytest.raises(JobError, match=f"names '{HERE}:Counting', which is code: .* --allow-import {HERE}"):
-            resume_job(uninterrupted)
-
 
 class TestFolders:
     def test_a_folder_in_use_is_refused_and_replaced_on_demand(self, tmp_path: Path) -> None:
@@ -354,8 +350,7 @@ class TestSignals:
             assert running.stdout is not None
             assert running.stdout.readline().startswith("Job: {")
             assert running.stdout.readline().startswith("Collecting 100,000,000 steps")
-            while "steps/s" not in (line := running.stdout.readline()):
-                assert line.startswith("note: about 3.3 GiB for 100,000,000 steps")
+            assert "steps/s" in running.stdout.readline()
             workers = psutil.Process(running.pid).children(recursive=True)
             os.kill(running.pid, signum)
             out, error = running.communicate(timeout=30)

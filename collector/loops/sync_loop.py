@@ -79,11 +79,12 @@ class SyncLoop(CollectionLoop):
             buffer.write("obs", slice(0, n), self._obs)
         ids, time, is_even, stopped = self._unfinished(), 0, True, False
         obs: Any = None  # what the policy gets, where the last round returned it
+        some_ended = True
         while len(ids) and not stopped:
-            resets = episodes.over.copy() if len(ids) == n else episodes.over[ids]
-            count = np.count_nonzero(resets)
+            resets = episodes.over[ids] if some_ended else None
+            count = 0 if resets is None else np.count_nonzero(resets)
             mixed = bool(count)
-            if count and (count == len(ids) or not seeded or (self._autoreset and not time)):
+            if resets is not None and count and (count == len(ids) or not seeded or (self._autoreset and not time)):
                 obs = self._reset(ids, resets, obs)
                 mixed = False
             if obs is None:
@@ -193,7 +194,7 @@ class SyncLoop(CollectionLoop):
                 shown = shown._replace(next_obs=_with_rows(obs, ended, last_obs))
             self._show(self._request.on_step, where, shown, resets)
         if isinstance(where, slice):
-            self._rows += 1
+            self._rows.fill(where.stop // n)
             buffer.write("obs", slice(where.start + n, where.stop + n), obs)
         else:
             self._rows[ids] += 1 if resets is None else ~resets
