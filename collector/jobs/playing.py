@@ -22,7 +22,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from collector.batch.rewards import RewardError
+from collector.batch.rollout import RewardError
 from collector.episodes.episode import Episode, EpisodeBatch, EpisodeCutter
 from collector.interruptor import OutOfTime, Stopping
 from collector.jobs.job import Job, JobError

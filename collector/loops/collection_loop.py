@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from collector.batch.rewards import RewardShape, check_rewards
+from collector.batch.rollout import RewardShape, check_rewards
 from collector.batch.step_extras import CheckedHook
 from collector.episodes.env_episodes import EnvEpisodes
 from collector.episodes.episode import Ended, EpisodeCutter
