@@ -194,6 +194,7 @@ class _Run:
         self._statistics: States | None = None
         """Those of an earlier run."""
         self._commits: Commits | None = None  # until it is known what the folder will hold
+        self._metrics: Metrics
         self._began = 0.0
 
     def start(self, overwrite: bool) -> JobState:
