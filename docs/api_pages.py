@@ -178,7 +178,7 @@ def sentences_with(docs: list[str], name: str) -> str:
     """The sentences that name an argument in backticks, of the first docstring that has one."""
     for doc in docs:
         text = SECTION.sub(lambda match: textwrap.dedent(match[2]), doc + "\n")
-        parts = re.split(r"\n\s*\n", text)
+        parts = re.split(r"\n\s*\n|\n\s*(?=`?\w+`?: )", text)
         prose = ". ".join(part for part in parts if not re.match(r"\s+|>>> ", part))
         every = re.split(r"(?<=[.;])\s+(?=[A-Z`\"])", " ".join(prose.split()))
         found = [each for each in every if re.search(rf"`\*{{0,2}}{re.escape(name)}[`=(\[]", each)]
@@ -210,6 +210,8 @@ def default_of(parameter: inspect.Parameter) -> str:
     value = parameter.default
     if inspect.isclass(value) or inspect.isroutine(value):
         return value.__name__
+    if isinstance(value, enum.Enum):
+        return str(value)
     text = repr(value)
     return "..." if text.startswith("<") or len(text) > 40 else text
 
@@ -241,29 +243,32 @@ def table(shown: str, obj: Any, owner: type | None, signature: inspect.Signature
     known = fields(obj) if inspect.isclass(obj) else {}
     for each in reversed(docs):
         known |= sections(each, tuple(row.name for row in rows))[1]
-    yield from ("```{list-table}", ":class: arguments", ":header-rows: 1", ":widths: 30 70", "")
-    yield from ("* - Parameter", "  - Meaning")
+    described = []
     for row in rows:
-        meaning = (
-            known.get(row.name)
-            or sentences_with(docs, row.name)
-            or WORDS.get(f"{shown}.{row.name}")
-            or WORDS.get(row.name, "")
-        )
+        meaning = known.get(row.name) or sentences_with(docs, row.name)
+        meaning = meaning or WORDS.get(f"{shown}.{row.name}") or WORDS.get(row.name, "")
         bases = [base.__name__ for base in getattr(obj, "__mro__", ())[1:] if base.__name__ in blocks()]
         if row.kind is row.VAR_KEYWORD and bases and not known.get(row.name):
             meaning = f"Keyword arguments of `{bases[0]}`."
         if not meaning:
             logger.warning("%s: no description of the parameter %s", shown, row.name)
         stars = {row.VAR_POSITIONAL: "*", row.VAR_KEYWORD: "**"}.get(row.kind, "")
-        kind = plain(row.annotation) if row.kind not in (row.VAR_POSITIONAL, row.VAR_KEYWORD) else ""
+        kind = "" if stars or plain(row.annotation) in ("", "Any") else f"`{plain(row.annotation)}`"
         default = "" if row.default is row.empty else f"default `{default_of(row)}`"
-        details = ", ".join(part for part in (f"`{kind}`" if kind and kind != "Any" else "", default) if part)
-        yield f"* - **`{stars}{row.name}`**"
+        described.append((stars + row.name, ", ".join(filter(None, (kind, default))), meaning))
+    yield from arguments_table("Parameter", described, shown)
+
+
+def arguments_table(head: str, rows: list[tuple[str, str, str]], own: str = "") -> Iterator[str]:
+    """A table of two columns: the name with its type and default below, and the meaning."""
+    yield from ("```{list-table}", ":class: arguments", ":header-rows: 1", ":widths: 30 70", "")
+    yield from (f"* - {head}", "  - Meaning")
+    for name, details, meaning in rows:
+        yield f"* - **`{name}`**"
         if details:
             yield from ("", f"    {details}")
-        text = linked(" ".join(meaning.split()), shown)
-        yield f"  - {text[0].upper() + text[1:] if text and text[0].isalpha() else text}"
+        text = linked(" ".join(meaning.split()), own)
+        yield f"  - {text[:1].upper() + text[1:]}"
     yield from ("```", "")
 
 
@@ -359,11 +364,7 @@ def document(module: str, name: str) -> Iterator[str]:
         )
         rows = [(key, doc) for key, doc in docs.items() if key not in known]
         if rows:
-            yield from ("```{list-table}", ":class: arguments", ":header-rows: 1", ":widths: 30 70", "")
-            yield from ("* - Attribute", "  - Meaning")
-            for key, doc in rows:
-                yield from (f"* - **`{key}`**", f"  - {linked(' '.join(sections(doc)[0].split()), name)}")
-            yield from ("```", "")
+            yield from arguments_table("Attribute", [(key, "", sections(doc)[0]) for key, doc in rows], name)
         for each, key, value in members(obj):
             called = signature_of(value)
             yield from (f":::::{{py:{each}}} {key}{call_of(called) if called else ''}", "")
@@ -376,15 +377,17 @@ def index(module_page: str) -> str:
     """A table of the names on a page of the reference, with the first sentence of each."""
     lines = []
     text = (DOCS / "reference" / f"{module_page}.md").read_text("utf-8")
-    for title, rest in re.findall(r"^## (.+)\n(.*?)(?=^## |\Z)", text, re.M | re.S):
+    for title, rest in re.findall(r"^## ([^\n]+)\n(.*?)(?=^## |\Z)", text, re.M | re.S):
         rows = []
         for module, names in BLOCK.findall(rest):
             for name in names.split():
                 obj = named(module, name)
                 first = re.split(r"(?<=[.:])\s", own_doc(obj).replace("\n", " "), maxsplit=1)[0].rstrip(":.")
+                if first.count("(") > first.count(")"):
+                    first = first[: first.rindex(" (")]
                 rows.append(f"| {target(name)} | {linked(first, name)} |")
         if rows:
-            lines += [f"### [{title}]({module_page}.md)", "", "| | |", "|---|---|", *rows, ""]
+            lines += [f"### {title}", "", "| | |", "|---|---|", *rows, ""]
     return "\n".join(lines)
 
 

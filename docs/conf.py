@@ -12,7 +12,7 @@ project = "vecenv"
 author = "The vecenv authors"
 version = release = vecenv.__version__
 
-extensions = ["myst_parser", "sphinx_copybutton", "sphinx_design", "api_pages"]
+extensions = ["myst_parser", "sphinx_copybutton", "sphinx_design", "api_pages", "command_pages"]
 source_suffix = {".md": "markdown"}
 exclude_patterns = [
     *("backends.md", "benchmarks.md", "collector.md", "datasets.md", "design.md", "devices.md", "env_creator.md"),
@@ -36,4 +36,6 @@ html_static_path = ["_static"]
 html_css_files = ["site.css"]
 html_copy_source = False
 html_show_sphinx = False
+html_show_copyright = False
+smartquotes = False
 html_theme_options = {"navigation_with_keys": True}
