@@ -62,19 +62,22 @@ JobFlags = Annotated[Flags, arg(name="")]
 
 @dataclass
 class Running:
-    """Options of the commands that run a job."""
+    """Options of the commands that run a job.
+
+    Args:
+        cluster: play on a Ray cluster, whose tasks each have the envs of the job: its address, or "auto": the one that
+            runs here, else one that is started. The folder must be on a file system that all nodes share.
+        cluster_actors: how many tasks play at once [one for each free CPU].
+        no_plot: do not draw the returns when the job ends.
+        tensorboard: write metrics for TensorBoard too.
+        json: print the result as one object of JSON; progress goes to standard error.
+    """
 
     cluster: Address = None
-    """Play on a Ray cluster, whose tasks each have the envs of the job: its address, or "auto": the one that runs here,
-    else one that is started. The folder must be on a file system that all nodes share."""
     cluster_actors: Count = None
-    """How many tasks play at once [one for each free CPU]."""
     no_plot: bool = False
-    """Do not draw the returns when the job ends."""
     tensorboard: bool = False
-    """Write metrics for TensorBoard too."""
     json: bool = False
-    """Print the result as one object of JSON; progress goes to standard error."""
 
     def options(self, on_progress: Progress) -> dict[str, Any]:
         """The arguments of `run_job` and `resume_job`."""
