@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 from collector.collector_arguments import all_frames, at_least_one, limit, resolve_devices
 from collector.episodes.episode import CollectStats
-from collector.policy.exploration import ExplorationType, as_exploration_type
+from collector.policy.exploration import ExplorationType, as_exploration_type, set_exploration_type
 from vecenv.errors import warn_caller
 
 Self = TypeVar("Self", bound="BatchIterator")
@@ -106,9 +106,11 @@ class BatchIterator(ABC):
         Raises `ValueError` where no envs can be made as the collector's own: pass `eval_env` then.
         """
         count, wanted = at_least_one("n_episode", n_episode), as_exploration_type(exploration_type, None)
-        options: dict[str, Any] = {"seed": seed, "eval_env": eval_env, "keep": keep, "stay_open": not self._closed}
-        with self._weights.kept():
-            stats: CollectStats = self._evaluation.run(self._make_evaluator, count, wanted, **options)
+        own = self._evaluation.collector(self._make_evaluator, eval_env, stay_open=not self._closed)
+        with self._weights.kept(), own as collector, set_exploration_type(wanted):
+            if seed is not None:
+                collector.set_seed(seed)
+            stats: CollectStats = collector.collect(n_episode=count, keep=keep)
         return stats
 
     def _take_progress(self, state: dict[str, Any], strict: bool, *needed: str) -> None:
