@@ -82,6 +82,7 @@ class ThreadBackend(Backend):
     def _bind(self, block: BlockThread) -> None:
         assert self._answers is not None
         rows, own = self.arena.block(block.start, block.ids.stop), Arena.build(self._layout, len(block.ids))
+        own.seed = rows.seed
         take_rows = BlockRows(rows, own, block.start, self._answers).take
         block.bind(self._layout, own, rows.action, take_rows, lambda text: self._on_warning(block, text))
 
