@@ -84,12 +84,12 @@ class TorchVectorEnv(VectorEnvWrapper):
         transforms = self.venv.transform.clone() if self._has_transforms else None
         return type(self)(self._inner, device, reward_dtype=self.reward_dtype, transforms=transforms)
 
-    def get_state(self, id: Any = None) -> list[Any]:  # type: ignore[override]
+    def get_state(self, id: Any = None) -> list[Any]:
         """As `venv.get_state`, with what transforms keep along the episodes, in arrays."""
         states: list[Any] = self.venv.get_state(*_positional(id))
         return states
 
-    def set_state(self, states: Sequence[Any], id: Any = None) -> None:  # type: ignore[override]
+    def set_state(self, states: Sequence[Any], id: Any = None) -> None:
         """As `venv.set_state`."""
         self.venv.set_state(states, *_positional(id))
 

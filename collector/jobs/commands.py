@@ -167,8 +167,7 @@ def resume(
     from collector.jobs.run import resume_job
 
     job = with_settings(job_of(folder, allow_import), set)
-    stored = {"settings": set, "allow_import": allow_import}
-    return _collect(job, folder, running, lambda options: resume_job(folder, **stored, **options))
+    return _collect(job, folder, running, lambda more: resume_job(folder, None, set, allow_import=allow_import, **more))
 
 
 def info(folder: Folder, *, json: bool = False) -> int:

@@ -188,11 +188,10 @@ class Player:
                 while not (self._is_over() or plan.is_exhausted or len(self._suspects) > most):
                     batch = self._next_batch(batches)
                     self._suspect(batch.broken_ids.tolist())
-                    whole: Episodes = cutter.cut(batch)
-                    if not np.isfinite(whole.reward).all():
-                        self._suspect([each.number for each in whole if not np.isfinite(each.reward).all()])
-                        whole = [each for each in whole if np.isfinite(each.reward).all()]
-                    self._keep(batches, whole)
+                    whole = cutter.cut(batch)
+                    infinite = [each.number for each in whole if not np.isfinite(each.reward).all()]
+                    self._suspect(infinite)
+                    self._keep(batches, [each for each in whole if each.number not in infinite] if infinite else whole)
         except Exception as error:
             if self._job.on_error == "raise" or not plan.playing or not is_of_env(error):
                 raise

@@ -46,9 +46,10 @@ class BatchIterator(ABC):
         """Steps in the batches of this collector's iterator, with the rows of those in which an env failed."""
         self.policy: Any = policy
         self._batches = 0
-        self._split, self._reuse, self._postproc = bool(split_trajs), return_same_td, postproc
+        self._split, self._reuse = bool(split_trajs), return_same_td
+        self._postproc: Any = postproc
         if hasattr(postproc, "to") and self.storing_device is not None:
-            self._postproc = postproc.to(self.storing_device)
+            self._postproc = self._postproc.to(self.storing_device)
         self._kept: dict[type, Any] = {}
 
     @property
