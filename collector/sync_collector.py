@@ -172,15 +172,8 @@ class BatchCollector(Collecting):
 class SyncDataCollector(SyncLoop, BatchCollector):
     """Collects batches of `frames_per_batch` steps from all envs of a vector env, in step.
 
-    Guarantees (more in docs/guides/collecting.md and docs/semantics.md):
-
-    1. Only envs whose episode is over are reset, each once, and only if its next step is needed.
-    2. Episodes go on from batch to batch: the same data comes whatever `frames_per_batch` is.
-    3. `batch.next.obs` at the end of an episode is its true last observation.
-    4. Batches belong to the caller, unless `return_same_td` is set.
-    5. The weights of the policy change between batches only.
-    6. With `on_error="restart"` of the vector env only the row of a step that failed has `mask=False`; an exception
-       loses the batch in progress, and the next one begins new episodes.
+    docs/semantics.md ("Batches of a collector") has the guarantees: what goes on from batch to batch, which observation
+    is the last one, to whom batches belong, and what a failure leaves.
 
     Args:
         create_env_fn: a vector env, a callable that makes one (or an env), or a list of ids or of callables.

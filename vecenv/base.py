@@ -59,9 +59,7 @@ class BaseVectorEnv(EngineProperties):
             refused, and values outside of the space reach the env as they are.
         lazy: make the envs in the first `start`, `reset` or `seed`, and again after `close`; else NotStartedError.
 
-    Guarantees: a call that is refused leaves every env untouched; returned arrays never change later; the failure of
-    one env loses no result of another (`error.partial`); every wait ends when a worker dies. A call that Ctrl-C
-    interrupts discards its results, and its envs have to be reset.
+    docs/semantics.md has the guarantees: of ids, results, copies, actions, seeds, failures, waiting and closing.
     """
 
     outermost: Any = None

@@ -13,6 +13,7 @@ there is skipped. Which episodes a job has does not depend on who shared a worke
 from __future__ import annotations
 
 import re
+import time
 import warnings
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
@@ -97,6 +98,7 @@ class Commits:
         self.writer, self._job, self._tally, self._plan = writer, job, tally, plan
         self._noted = {"retried": 0, "skipped": 0}
         self._statistics: States | None = None
+        self._due = float("inf")
 
     def add(self, episodes: Episodes, statistics: States | None) -> None:
         """Take episodes, and what the transforms have learnt by then, which is stored with them; commit what is due.
@@ -104,12 +106,15 @@ class Commits:
         Raises `DatasetError` where the disk refuses a commit.
         """
         self.writer.add(episodes)
-        self._statistics = statistics if len(episodes) else self._statistics
-        if self.writer.waiting_bytes >= self._job.shard_bytes or self.writer.waiting_seconds > self._job.shard_seconds:
+        if len(episodes):
+            self._due = min(self._due, time.monotonic() + self._job.shard_seconds)
+            self._statistics = statistics
+        if self.writer.waiting_bytes >= self._job.shard_bytes or time.monotonic() >= self._due:
             self.commit()
 
     def commit(self) -> None:
         """Commit all that is there."""
+        self._due = float("inf")
         if self._statistics is not None:
             write_statistics(self.writer.opened, self._statistics)
         if self._tally is None or self._plan is None:

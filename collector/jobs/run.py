@@ -235,12 +235,12 @@ class _Run:
         """Take up where the job was. Raises `DatasetError`."""
         index = manifest.index
         try:
-            self._plan.restore(index.number, index.length, skipped_in(manifest.state))
+            self._plan.restore(index["number"], index["length"], skipped_in(manifest.state))
         except DatasetError as error:
             raise DatasetError(f"{self._out / MANIFEST}: {error}") from None
         if transforms_with_statistics(self._job) and len(index) and manifest.end is None:
             self._statistics = read_statistics(self._out, self._job.num_envs)
-        self.state.steps, self.state.episodes = int(index.length.sum()), len(index)
+        self.state.steps, self.state.episodes = int(index["length"].sum()), len(index)
 
     def _run(self, open_writer: Callable[[dict[str, Any]], StoreWriter]) -> JobState:
         state, plan = self.state, self._plan
@@ -270,7 +270,7 @@ class _Run:
             self._began = time.monotonic()
             player.play()
             if plan.is_complete and self._commits is not None:
-                self._commits.writer.end("complete", episodes=plan.end)
+                self._commits.writer.end(episodes=plan.end)
                 self._completed()
             else:
                 state.status, state.signum = "interrupted", stop.signum

@@ -105,10 +105,10 @@ class Backend(ABC):
         lost    -- restart -->  idle    a new env, which has to be reset
         any     -- close -->    closed  waits that are in progress raise ClosedError
 
-    Guarantees: (1) the answer to every operation arrives exactly once, as a row and a status byte, or as an `Extra`
-    with a Failure; (2) `wait` returns within 0.1 s of the death of a worker; (3) `close` returns in bounded time,
-    whatever happened before. A call that is interrupted (KeyboardInterrupt) may lose the round; the next `wait` finds
-    the workers with a message that was sent or received only in part, and ends them.
+    A backend guarantees: (1) the answer to every operation arrives exactly once, as a row and a status byte, or as an
+    `Extra` with a Failure; (2) `wait` returns within 0.1 s of the death of a worker; (3) `close` returns in bounded
+    time, whatever happened before. A call that is interrupted (KeyboardInterrupt) may lose the round; the next `wait`
+    finds the workers with a message that was sent or received only in part, and ends them.
     """
 
     num_workers: int

@@ -41,10 +41,9 @@ Received = tuple["np.ndarray | None", "list[int]", Taken]
 class Engine:
     """Runs rounds on `backend`: the machinery of one vector env, without its public methods.
 
-    A round is started by `send` and ended by `receive`; `exchange` is both for a round of all envs. Guarantees: what is
-    refused leaves every env untouched; the failure of one env loses no result of another (`error.partial`); an
-    interrupted call (KeyboardInterrupt) abandons the results in flight, and its envs accept only a reset. One thread
-    at a time; another one may call `close`, `alive`, `stats` and `waiting_ids`.
+    A round is started by `send` and ended by `receive`; `exchange` is both for a round of all envs. What it
+    guarantees is in docs/semantics.md. One thread at a time; another one may call `close`, `alive`, `stats` and
+    `waiting_ids`.
 
     Arguments are those of `BaseVectorEnv`; `name` is the name of the vector env's class for messages, `warns` whether
     an engine that is dropped unclosed warns.

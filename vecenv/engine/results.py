@@ -28,9 +28,8 @@ OwnStep = tuple[Any, np.ndarray, np.ndarray, np.ndarray, Mapping[int, dict[str, 
 class Results:
     """Makes the returned batches from the arena.
 
-    Guarantees that what it returns never changes later, unless `copy` is False: then a full batch is a view of the
-    arena, valid until the next call. `spaced`: the envs have observation spaces; without them arrays are stacked
-    as long as all have one shape.
+    Unless `copy` is False they are copies; docs/semantics.md says what holds for either. `spaced`: the envs have
+    observation spaces; without them arrays are stacked as long as all have one shape.
     """
 
     def __init__(
