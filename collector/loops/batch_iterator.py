@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any, TypeVar
 
 from collector.collector_arguments import all_frames, at_least_one, limit, resolve_devices
@@ -30,7 +30,7 @@ class BatchIterator(ABC):
         total_frames: float | None,
         init_random_frames: float | None,
         devices: tuple[Any, Any, Any, Any],
-        postproc: Callable[[Any], Any] | None,
+        postproc: Any,
         split_trajs: bool | None,
         return_same_td: bool = False,
     ) -> None:
@@ -46,10 +46,9 @@ class BatchIterator(ABC):
         """Steps in the batches of this collector's iterator, with the rows of those in which an env failed."""
         self.policy: Any = policy
         self._batches = 0
-        self._split, self._reuse = bool(split_trajs), return_same_td
-        self._postproc: Any = postproc
+        self._split, self._reuse, self._postproc = bool(split_trajs), return_same_td, postproc
         if hasattr(postproc, "to") and self.storing_device is not None:
-            self._postproc = self._postproc.to(self.storing_device)
+            self._postproc = postproc.to(self.storing_device)
         self._kept: dict[type, Any] = {}
 
     @property
