@@ -8,6 +8,9 @@ SIDE_BY_SIDE := -n 4 --dist worksteal
 # Each of these processes imports all tests: what pytest makes of their source is kept, whatever the environment says.
 export PYTHONDONTWRITEBYTECODE :=
 
+# Every warning is an error, and so is a reference that leads nowhere.
+BUILD_SITE = $(BIN)/python -m sphinx --fail-on-warning --keep-going --quiet --builder html docs build/docs
+
 # `make check` runs these.
 QUICK_TESTS := tests/test_layers.py tests/test_import.py tests/test_examples.py
 
@@ -33,12 +36,13 @@ test-slow: $(VENV)/.installed-slow  ## run all tests without Ray, the slow ones 
 test-ray: $(VENV)/.installed-dev  ## run the tests on Ray clusters that `make test` leaves out
 	$(BIN)/python -m pytest -n 3 --dist loadfile -m "ray and not slow"
 
-check: $(VENV)/.installed-dev  ## format, lint, types and quick tests: before every commit
+check: $(VENV)/.installed-dev  ## format, lint, types, quick tests, and the site if `make docs` has run: before every commit
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/mypy --platform darwin --no-warn-unreachable --cache-dir .mypy_cache/darwin
 	$(BIN)/python -m pytest $(QUICK_TESTS)
+	@if $(BIN)/python -c 'import furo, myst_parser, sphinx_copybutton, sphinx_design' 2>/dev/null; then $(BUILD_SITE); fi
 
 format: $(VENV)/.installed-dev  ## rewrite the code the way `make check` wants it
 	$(BIN)/ruff format .
@@ -49,8 +53,8 @@ bench: $(VENV)/.installed-dev  ## measure the figures of the README, beside the 
 	$(BIN)/python -m benchmarks.tuning
 	$(BIN)/python -m benchmarks.run
 
-docs: $(VENV)/.installed-docs  ## build the API pages into build/docs
-	$(BIN)/pdoc --output-directory build/docs vecenv vecenv.sb3 vecenv.facades.to_sb3 vecenv.envs.atari_env vecenv.testing collector collector.policy
+docs: $(VENV)/.installed-docs  ## build the site into build/docs
+	$(BUILD_SITE)
 
 wheel: $(VENV)/.installed-dev  ## build the wheel into dist/
 	$(BIN)/pip wheel --quiet --no-deps --wheel-dir dist .
@@ -62,7 +66,7 @@ clean:  ## remove what these targets made, except data/
 EXTRAS_demo := torch,job
 EXTRAS_dev := dev
 EXTRAS_slow := slow
-EXTRAS_docs := torch,job,sb3,atari,docs
+EXTRAS_docs := docs
 
 # pip is the last thing that venv writes: where it is missing, an earlier attempt was cut short.
 $(VENV)/.installed-%: setup.py setup.cfg constraints.txt

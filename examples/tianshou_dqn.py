@@ -1,6 +1,6 @@
 """DQN as a user of tianshou writes it: collect(n_step=) into a replay buffer, learn, test by collect(n_episode=).
 
-python examples/tianshou_dqn.py [--fast]          docs/migrate.md has tianshou's lines beside these
+python examples/tianshou_dqn.py [--fast]          docs/guides/from-others.md has tianshou's lines beside these
 """
 
 import argparse

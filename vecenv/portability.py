@@ -1,7 +1,7 @@
 """System calls that only Linux has, used in this file alone: None or False means that the caller takes its fallback.
 
 `VECENV_PORTABLE=1` in the environment, set before Python starts, hides them in every process, so that the fallbacks of
-macOS can be tested on Linux; docs/design.md ("Other systems") lists them.
+macOS can be tested on Linux; docs/explanation/design.md lists them.
 """
 
 from __future__ import annotations

@@ -199,7 +199,7 @@ class ThreadVectorEnv(BaseVectorEnv):
 
 
 class RayVectorEnv(BaseVectorEnv):
-    """Envs in actors of Ray, on one machine or on the nodes of a cluster. docs/ray.md is its guide.
+    """Envs in actors of Ray, on one machine or on the nodes of a cluster. docs/guides/collecting.md is its guide.
 
     Connects to the cluster of `ray.init` or of `RAY_ADDRESS`, else starts a local one, which ends when the last vector
     env that uses it is closed. Actors on the node of this process share memory with it, as workers of ShmemVectorEnv

@@ -85,7 +85,7 @@ class Dataset:
     def __init__(self, folder: str | os.PathLike[str], *, memory: int = MEMORY) -> None:
         self.folder = Path(os.path.abspath(folder))
         self.head = read_head(self.folder)
-        """Notes of the writer on the data set: spaces, versions, the job (docs/datasets.md)."""
+        """Notes of the writer on the data set: spaces, versions, the job (docs/guides/datasets.md)."""
         manifest = read_manifest(self.folder)
         self.end = manifest.end
         """The number of the episode before which a complete data set ends; None: it is not complete."""

@@ -1,6 +1,6 @@
 """Import transforms, TransformedEnv and TransformedVectorEnv from here, and the files only inside vecenv.
 
-docs/transforms.md has a table of them, and says where each can be.
+docs/guides/transforms.md says where each can be.
 """
 
 from vecenv.transforms.compose import Compose

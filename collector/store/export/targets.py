@@ -28,7 +28,7 @@ def export(dataset: Dataset | str | os.PathLike[str], to: str, out: str | os.Pat
 
     - "parquet": a folder with steps.parquet (a row an observation) and episodes.parquet.
     - "lerobot": a folder in LeRobot's format v3; options `fps` (30), `task` and `robot_type`. Its frames have no last
-      observation, and it has numbers only: what is lost is in docs/datasets.md.
+      observation, and it has numbers only: what is lost is in docs/guides/datasets.md.
     - "minari": a folder of a data set of Minari, loaded and compared before it gets its name; options `dataset_id`, and
       what Minari notes (`description`, `algorithm_name`, ...). Below MINARI_DATASETS_PATH, as namespace/name-v0, it is
       found by that id.

@@ -21,7 +21,8 @@ def advice(n: int, workers: int) -> str:
         return f"{own}."
     return (
         f"{own}. Where their steps differ in length, wait_num={max(n // 4, 1)} is faster still (it gives each its own "
-        "worker too), in a loop that goes on with those that are ready, as AsyncDataCollector does: docs/backends.md"
+        "worker too), in a loop that goes on with those that are ready, as AsyncDataCollector does: "
+        "docs/guides/waiting-envs.md"
     )
 
 
