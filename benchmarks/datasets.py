@@ -122,7 +122,7 @@ def write_pixels(folder: Path, gigabytes: float, compress: bool) -> None:
     rng = np.random.default_rng(0)
     with StoreWriter(folder, make_head(space, gymnasium.spaces.Discrete(6)), compress=compress) as writer:
         last = np.arange(1000) == 999
-        while writer.manifest.index.length.sum() * np.prod(PIXELS) < gigabytes * 2**30:
+        while writer.manifest.index["length"].sum() * np.prod(PIXELS) < gigabytes * 2**30:
             noise = rng.integers(0, 256, (1001, *PIXELS), np.uint8)
             if compress:
                 noise[:, 8:] = 0  # as of pictures, some is left

@@ -28,11 +28,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from collector import Dataset, DatasetError, Job, resume_job, run_job
-from collector.store import system_calls
+from collector.store import safe_folder
 from vecenv import nest
 
 CALLS = ("write", "fsync", "rename")
-"""Of `collector.store.system_calls`: what a commit consists of."""
+"""Of `collector.store.safe_folder`: what a commit consists of."""
 _context = multiprocessing.get_context("forkserver")
 _context.set_forkserver_preload(["collector.jobs.run", "gymnasium.envs.classic_control"])
 """Jobs are forked from a process that has imported everything, because that takes longer than most of them live."""
@@ -67,7 +67,7 @@ def arm(kill_at: str, last_words: Callable[[], Any] = lambda: None) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
     def watched(call: Callable[..., Any]) -> Callable[..., Any]:
-        def and_killed(*args: Any) -> Any:
+        def and_killed(*args: Any, **folder: int) -> Any:
             nonlocal count
             count += 1
             here = bool(at) and count == int(at)
@@ -75,7 +75,7 @@ def arm(kill_at: str, last_words: Callable[[], Any] = lambda: None) -> None:
                 os.write(args[0], memoryview(args[1]).cast("B")[: len(args[1]) // 2])
             if here and when != "after":
                 die()
-            result = call(*args)
+            result = call(*args, **folder)
             if here:
                 die()
             return result
@@ -83,7 +83,7 @@ def arm(kill_at: str, last_words: Callable[[], Any] = lambda: None) -> None:
         return and_killed
 
     for name in CALLS:
-        setattr(system_calls, name, watched(getattr(system_calls, name)))
+        setattr(safe_folder, name, watched(getattr(safe_folder, name)))
 
 
 class Tally(NamedTuple):

@@ -30,9 +30,9 @@ if TYPE_CHECKING:
     from collector.policy.mlp import MLPPolicy
     from collector.store.dataset import Dataset, Transitions, load_episodes
     from collector.store.dataset_head import make_head
+    from collector.store.export import export
     from collector.store.export.minari_datasets import import_minari
-    from collector.store.export.targets import export
-    from collector.store.record.record_episodes import RecordEpisodes
+    from collector.store.record_episodes import RecordEpisodes
     from collector.store.writer import StoreWriter
 
 Collector = SyncDataCollector
@@ -92,12 +92,12 @@ _LOADED_WHEN_USED = {
     "JobError": "collector.jobs.job",
     "MLPPolicy": "collector.policy.mlp",
     "Dataset": "collector.store.dataset",
-    "RecordEpisodes": "collector.store.record.record_episodes",
+    "RecordEpisodes": "collector.store.record_episodes",
     "StoreWriter": "collector.store.writer",
     "Transitions": "collector.store.dataset",
     "load_episodes": "collector.store.dataset",
     "make_head": "collector.store.dataset_head",
-    "export": "collector.store.export.targets",
+    "export": "collector.store.export",
     "import_minari": "collector.store.export.minari_datasets",
     "RayCollector": "collector.cluster.ray_collector",
     "load_job": "collector.jobs.job_files",

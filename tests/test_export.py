@@ -9,6 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import gymnasium
 import numpy as np
@@ -17,7 +18,7 @@ from gymnasium import spaces
 
 from collector import Dataset, DatasetError, StoreWriter, export, make_head
 from collector.jobs.cli import main
-from collector.store.packed import arrays_of
+from collector.store.packed import arrays_of, is_of_obs
 from tests.backends import FULL
 from tests.stored import OBS, assert_same, episode, tree_episode, write
 from vecenv import nest
@@ -57,10 +58,10 @@ def test_parquet(make: Any, tmp_path: Path) -> None:
     steps, episodes = parquet.read_table(out / "steps.parquet"), parquet.read_table(out / "episodes.parquet")
     last = np.array(steps["is_last"])
     assert data.layout is not None
-    for name in data.layout.columns:
+    for name in data.layout.rows:
         found, expected = array_of(steps[name].combine_chunks(), steps.schema.field(name)), expected_arrays(data)[name]
         assert found.dtype == expected.dtype
-        np.testing.assert_array_equal(found if data.layout.is_of_obs(name) else found[~last], expected)
+        np.testing.assert_array_equal(found if is_of_obs(name) else found[~last], expected)
     assert np.array(steps["step"])[last].tolist() == data.lengths.tolist()
     assert np.flatnonzero(steps["is_first"]).tolist() == (np.cumsum(data.lengths + 1) - data.lengths - 1).tolist()
     assert episodes["seed"].to_pylist() == [1000 + n for n in range(6)]
@@ -120,15 +121,17 @@ def test_minari_keeps_the_spec_of_an_env_that_is_known(minari: Any, tmp_path: Pa
 
 @FULL
 @made
-def test_lerobot(make: Any, tmp_path: Path) -> None:
+def test_lerobot(make: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     parquet = pytest.importorskip("pyarrow.parquet")
     pictures = pytest.importorskip("PIL.Image")
     data = Dataset(write(tmp_path / "a", make=make))
+    assert data.layout is not None
+    monkeypatch.setattr("collector.store.export.arrow_lerobot.FILE_BYTES", data.layout.nbytes(data.steps, 0) // 4)
     out = export(data, "lerobot", tmp_path / "out", fps=10, task="count")
     info = json.loads((out / "meta/info.json").read_text())
     assert info["codebase_version"] == "v3.0"
     assert (info["total_episodes"], info["total_frames"], info["fps"]) == (6, data.steps, 10)
-    table = parquet.read_table(out / info["data_path"].format(chunk_index=0, file_index=0))
+    table = parquet.read_table(out / "data")
     assert set(table.column_names) == info["features"].keys()
     every = data.transitions()
     if make is episode:
@@ -148,6 +151,12 @@ def test_lerobot(make: Any, tmp_path: Path) -> None:
     np.testing.assert_allclose(table["timestamp"].to_pylist(), every.step / 10)
     episodes = parquet.read_table(out / "meta/episodes/chunk-000/file-000.parquet").to_pylist()
     assert [each["dataset_to_index"] for each in episodes] == np.cumsum(data.lengths).tolist()
+    assert episodes[-1]["data/file_index"] > 1
+    for each in episodes:
+        file = info["data_path"].format(chunk_index=each["data/chunk_index"], file_index=each["data/file_index"])
+        assert (
+            parquet.read_table(out / file)["episode_index"].to_pylist().count(each["episode_index"]) == each["length"]
+        )
     stats = json.loads((out / "meta/stats.json").read_text())
     np.testing.assert_allclose(stats["next.reward"]["mean"], [every.reward.mean()])
     np.testing.assert_allclose(stats["next.reward"]["std"], [every.reward.std()])
@@ -216,14 +225,16 @@ def test_the_command(to: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, c
 def test_an_export_is_whole_or_not_there(to: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip(FORMATS[to])
     data = Dataset(write(tmp_path / "a"))
-    first = next(data.blocks())
+    first, full = next(data.blocks()), OSError(28, "No space left on device")
 
     def fails(self: Dataset, nbytes: int = 0) -> Any:
         yield first
-        raise OSError(28, "No space left on device")
+        raise full
 
     with monkeypatch.context() as patch:
         patch.setattr(Dataset, "blocks", fails)
+        if to == "lerobot":
+            patch.setattr("pyarrow.parquet.write_table", Mock(side_effect=[None, full]))
         with pytest.raises(DatasetError, match="No space left on device"):
             export(data, to, tmp_path / "out")
     assert {path.name for path in tmp_path.iterdir()} == {"a"}

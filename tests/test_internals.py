@@ -18,7 +18,7 @@ from vecenv.backends.host.row_writer import own_containers
 from vecenv.backends.ipc.messages import HEADER, Channel
 from vecenv.backends.memory.arena import Arena, Leaf, ObjectLeaf, arena_bytes, common_layout, space_tree, used_bytes
 from vecenv.backends.memory.shared_memory import PAGE, anonymous_file, reserve
-from vecenv.backends.pool.ray_worker import RayLauncher
+from vecenv.backends.pool.ray_worker import RayPool
 from vecenv.engine.arguments import as_ids, next_seed, seed_chain, spread_seeds
 from vecenv.portability import PORTABLE
 
@@ -247,9 +247,9 @@ class TestChannel:
 
 def test_an_actor_on_this_node_has_a_pid_as_soon_as_it_has_connected():
     """Ray's answer to where it is may come after the first answers of its envs."""
-    launcher = RayLauncher()
-    launcher.node = "10.0.0.1"
-    worker = launcher.handle(0, range(2))
+    pool = RayPool()
+    pool.node = "10.0.0.1"
+    worker = pool.handle(0, range(2))
     assert (worker.pid, worker.where) == (None, "an actor that has not started")
     ours, theirs = socket.socketpair()
     with ours, theirs:

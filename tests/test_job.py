@@ -21,7 +21,7 @@ from collector.jobs.job import JobError
 from collector.jobs.look import Metrics
 from collector.jobs.playing import JobFailedError
 from collector.jobs.run import resume_job, run_job
-from collector.store import system_calls
+from collector.store import safe_folder
 from tests.backends import FULL
 from tests.job_envs import HERE, assert_equal, assert_same, assert_whole, counting, job, process, stop_at
 
@@ -193,7 +193,7 @@ class TestFailures:
         self, uninterrupted: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         shards: list[int] = []
-        write = system_calls.write
+        write = safe_folder.write
 
         def full_after_a_while(fd: int, data: Any) -> None:
             if (size := len(memoryview(data).cast("B"))) > 3000:
@@ -204,7 +204,7 @@ class TestFailures:
 
         small = job(**counting(), episodes=40, shard_bytes=2000)
         with monkeypatch.context() as patch:
-            patch.setattr(system_calls, "write", full_after_a_while)
+            patch.setattr(safe_folder, "write", full_after_a_while)
             with pytest.raises(
                 DatasetError, match=r"No space left on device; the .* episodes committed before are kept"
             ):

@@ -22,7 +22,7 @@ from collector.jobs.look import dataset_info
 from collector.jobs.names import TRANSFORMS, WRAPPERS, check_names
 from collector.jobs.replay import make_videos, replay_episodes
 from collector.jobs.run import resume_job, run_job
-from collector.store.export.targets import export
+from collector.store.export import export
 from tests.backends import FULL
 from tests.hostile import Canary
 from tests.job_envs import job

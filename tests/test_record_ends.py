@@ -11,6 +11,7 @@ from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import gymnasium
 import numpy as np
@@ -20,7 +21,7 @@ from gymnasium.wrappers.vector import ClipReward
 
 from collector import AsyncDataCollector, Dataset, DatasetError, EpisodeSeeds, RecordEpisodes, StoreWriter
 from collector import SyncDataCollector as Collector
-from collector.store import system_calls
+from collector.store import safe_folder
 from tests.ctrl_c import interrupted
 from tests.numbered import N, Numbered, actions, assert_whole, env_fns
 from vecenv import DummyVectorEnv, TransformedVectorEnv
@@ -37,32 +38,22 @@ def play(envs: Any, rounds: int = ROUNDS) -> None:
         envs.step(actions(step), **({"autoreset": True} if of_engine else {}))
 
 
-def leave(envs: Any, error: BaseException | None) -> None:
-    """Play in a `with` block, which `error` leaves."""
-    with suppress(type(error)), envs:
-        play(envs)
-        if error is not None:
-            raise error
+def left(error: BaseException | None = None, kind: Any = None, wrap: Any = lambda envs: envs) -> Callable[[Any], None]:
+    """Play in a `with` block, that of the vector env or of a collector, which `error` leaves."""
 
+    def run(envs: Any) -> None:
+        outer = wrap(envs) if kind is None else kind(wrap(envs), None, frames_per_batch=ROUNDS * N)
+        with suppress(type(error)), outer:
+            play(outer) if kind is None else outer.rollout()
+            if error is not None:
+                raise error
 
-def leave_collector(envs: Any, error: BaseException | None, kind: Any = Collector) -> None:
-    """The same with a collector's."""
-    with suppress(type(error)), kind(envs, None, frames_per_batch=ROUNDS * N) as collector:
-        collector.rollout()
-        if error is not None:
-            raise error
+    return run
 
 
 def fail_in_policy(envs: Any, error: BaseException, **options: Any) -> None:
-    calls: list[int] = []
-
-    def policy(obs: np.ndarray) -> np.ndarray:
-        calls.append(1)
-        if len(calls) > ROUNDS:
-            raise error
-        return np.zeros(len(obs), np.int64)
-
-    with suppress(type(error)), Collector(envs, policy, frames_per_batch=N, **options) as collector:
+    policy = Mock(side_effect=[*[np.zeros(N, np.int64)] * ROUNDS, error])
+    with suppress(type(error)), Collector(envs, lambda obs: policy(), frames_per_batch=N, **options) as collector:
         for _ in collector:
             pass
 
@@ -112,44 +103,43 @@ def after_the_last_batch(envs: Any) -> None:
         raise ZeroDivisionError
 
 
-ENDS: dict[str, tuple[Callable[[Any], None], bool]] = {
-    "with": (lambda envs: leave(envs, None), True),
-    "with, exception": (lambda envs: leave(envs, ZeroDivisionError()), False),
-    "with, Ctrl-C": (lambda envs: leave(envs, KeyboardInterrupt()), False),
-    "with, sys.exit": (lambda envs: leave(envs, SystemExit(0)), False),
+Ends = dict[str, tuple[Callable[[Any], None], bool]]
+ENDS: Ends = {
+    "with": (left(), True),
+    "with, exception": (left(ZeroDivisionError()), False),
+    "with, Ctrl-C": (left(KeyboardInterrupt()), False),
+    "with, sys.exit": (left(SystemExit(0)), False),
     "close": (close_after_a_failure, True),
     "dropped": (dropped, False),
-    "collector": (lambda envs: leave_collector(envs, None), True),
-    "collector, exception": (lambda envs: leave_collector(envs, ZeroDivisionError()), False),
+    "collector": (left(None, Collector), True),
+    "collector, exception": (left(ZeroDivisionError(), Collector), False),
     "collector, Ctrl-C in the policy": (lambda envs: fail_in_policy(envs, KeyboardInterrupt()), False),
     "collector, exception after the last batch": (after_the_last_batch, True),
     "collector.shutdown": (closed_by_collector, True),
     "collector.shutdown(close_env=False), dropped": (left_open_by_a_collector, False),
 }
-OF_ENGINES: dict[str, tuple[Callable[[Any], None], bool]] = {
-    "wrapper": (lambda envs: leave(TransformedVectorEnv(envs, RewardSum()), None), True),
-    "wrapper, exception": (lambda envs: leave(TransformedVectorEnv(envs, RewardSum()), ZeroDivisionError()), False),
+clipped = partial(ClipReward, min_reward=0, max_reward=99)
+
+
+def summed(envs: Any) -> Any:
+    return TransformedVectorEnv(envs, RewardSum())
+
+
+OF_ENGINES: Ends = {
+    "wrapper": (left(wrap=summed), True),
+    "wrapper, exception": (left(ZeroDivisionError(), wrap=summed), False),
     "collector that is refused": (refused_by_a_collector, False),
-    "collector of a wrapper, exception": (
-        lambda envs: leave_collector(TransformedVectorEnv(envs, RewardSum()), ZeroDivisionError()),
-        False,
-    ),
-    "asynchronous collector": (lambda envs: leave_collector(envs, None, AsyncDataCollector), True),
-    "asynchronous collector, exception": (
-        lambda envs: leave_collector(envs, ZeroDivisionError(), AsyncDataCollector),
-        False,
-    ),
+    "collector of a wrapper, exception": (left(ZeroDivisionError(), Collector, summed), False),
+    "asynchronous collector": (left(None, AsyncDataCollector), True),
+    "asynchronous collector, exception": (left(ZeroDivisionError(), AsyncDataCollector), False),
     "collector with episode_seeds, failure": (
         lambda envs: fail_in_policy(envs, ZeroDivisionError(), episode_seeds=EpisodeSeeds(0)),
         False,
     ),
 }
-OF_VECTOR_ENVS: dict[str, tuple[Callable[[Any], None], bool]] = {
-    "collector of a wrapper": (lambda envs: leave_collector(ClipReward(envs, 0, 99), None), True),
-    "collector of a wrapper, exception": (
-        lambda envs: leave_collector(ClipReward(envs, 0, 99), ZeroDivisionError()),
-        False,
-    ),
+OF_VECTOR_ENVS: Ends = {
+    "collector of a wrapper": (left(None, Collector, clipped), True),
+    "collector of a wrapper, exception": (left(ZeroDivisionError(), Collector, clipped), False),
 }
 MAKERS: dict[str, Callable[[], Any]] = {
     "engine": lambda: DummyVectorEnv(env_fns()),
@@ -188,7 +178,7 @@ def test_ctrl_c_within_a_commit_waits_for_its_end(moment: str, tmp_path: Path) -
     def play_on() -> None:
         envs = RecordEpisodes(DummyVectorEnv(env_fns()), tmp_path, shard_seconds=0.0)
         with envs, pytest.MonkeyPatch.context() as patch:
-            patch.setattr(system_calls, moment, interrupted(getattr(system_calls, moment)))
+            patch.setattr(safe_folder, moment, interrupted(getattr(safe_folder, moment)))
             play(envs)
 
     with pytest.raises(KeyboardInterrupt) as error:
@@ -207,7 +197,7 @@ def test_what_cannot_be_committed_at_the_end_is_a_note_at_the_exception(tmp_path
     def play_on() -> None:
         with pytest.MonkeyPatch.context() as patch, RecordEpisodes(venv, tmp_path) as envs:
             play(envs)
-            patch.setattr(system_calls, "write", full)
+            patch.setattr(safe_folder, "write", full)
             raise ZeroDivisionError
 
     with pytest.raises(ZeroDivisionError) as error:
@@ -219,26 +209,21 @@ def test_what_cannot_be_committed_at_the_end_is_a_note_at_the_exception(tmp_path
 
 @pytest.mark.usefixtures("no_fsync")
 def test_a_data_set_that_is_reopened_stays_as_it_is_until_the_next_commit(tmp_path: Path) -> None:
+    def stored(complete: bool) -> list[bytes]:
+        assert Dataset(tmp_path).complete is complete
+        return [episode.obs.tobytes() for episode in Dataset(tmp_path)]
+
     with RecordEpisodes(DummyVectorEnv(env_fns()), tmp_path) as envs:
         play(envs)
-    before = [episode.obs.tobytes() for episode in Dataset(tmp_path)]
-    writer = StoreWriter(tmp_path, None, resume=True, reopen=True)
-    writer.close()  # as if it were killed here
-    assert [episode.obs.tobytes() for episode in Dataset(tmp_path)] == before
-    assert not Dataset(tmp_path).complete
+    before = stored(complete=True)
+    StoreWriter(tmp_path, None, resume=True, reopen=True).close()  # as if it were killed here
+    assert stored(complete=False) == before
     RecordEpisodes(DummyVectorEnv(env_fns()), tmp_path, resume=True).close()
-    assert [episode.obs.tobytes() for episode in Dataset(tmp_path)] == before
-    assert Dataset(tmp_path).complete
+    assert stored(complete=True) == before
     with StoreWriter(tmp_path, None, resume=True) as writer, pytest.raises(DatasetError, match="is complete"):
         writer.add(list(Dataset(tmp_path)))
-
-
-@pytest.mark.usefixtures("no_fsync")
-def test_episodes_beyond_an_end_are_not_taken_up(tmp_path: Path) -> None:
-    with RecordEpisodes(DummyVectorEnv(env_fns()), tmp_path) as envs:
-        play(envs)
     with StoreWriter(tmp_path, None, resume=True, reopen=True) as writer:
-        writer.end(episodes=5)
+        writer.end(episodes=5)  # those beyond are not taken up
     for _ in range(2):
         with DummyVectorEnv(env_fns()) as venv, pytest.raises(DatasetError, match=r"holds \d+ more that do not count"):
             RecordEpisodes(venv, tmp_path, resume=True)
@@ -254,20 +239,19 @@ def test_one_episode_that_cannot_be_stored_loses_no_other(kind: Any, number: flo
             obs, reward, *rest = super().step(action)
             return obs, number if self.episode == 5 else reward, *rest
 
+    def play_on(envs: Any, left: BaseException | None) -> None:
+        with envs:
+            play(envs, 30)
+            if left is not None:
+                raise left
+
     for name, left in (("a", None), ("b", ZeroDivisionError())):
         with pytest.raises(DatasetError if left is None else ZeroDivisionError) as error:
-            leave_raising(RecordEpisodes(kind([partial(Broken, 0), *env_fns()[1:]]), tmp_path / name), left)
+            play_on(RecordEpisodes(kind([partial(Broken, 0), *env_fns()[1:]]), tmp_path / name), left)
         text = str(error.value) if left is None else error.value.__notes__[0]
         assert f"of env 0 has the reward {number} in step 0; NaN and infinity are not stored" in text
         found = assert_whole(Dataset(tmp_path / name), complete=False)
         assert [each in found for each in ((0, 4), (0, 5), (0, 6))] == [True, False, True]
-
-
-def leave_raising(envs: Any, error: BaseException | None) -> None:
-    with envs:
-        play(envs, 30)
-        if error is not None:
-            raise error
 
 
 @pytest.mark.usefixtures("no_fsync")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import multiprocessing
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import gymnasium
@@ -15,7 +16,7 @@ from gymnasium.error import AlreadyPendingCallError
 from gymnasium.vector import AutoresetMode
 
 from collector import Dataset, DatasetError, RecordEpisodes, StoreWriter, make_head
-from collector.store.record.recorder import EpisodeRecorder, row_layout
+from collector.store.recorder import EpisodeRecorder, row_layout
 from tests.backends import FULL
 from tests.numbered import STEPS, N, Numbered, actions, assert_whole, env_fns, play
 from vecenv import AsyncVectorEnv, DummyVectorEnv, GymnasiumVectorEnv, ShmemVectorEnv, SyncVectorEnv, nest
@@ -30,6 +31,9 @@ MAKERS: dict[str, Any] = {
     "ours_sync": lambda fns, mode: SyncVectorEnv(fns, autoreset_mode=mode),
     "ours_async": lambda fns, mode: AsyncVectorEnv(fns, autoreset_mode=mode),
     "shmem": lambda fns, mode: GymnasiumVectorEnv(ShmemVectorEnv(fns, num_workers=1), autoreset_mode=mode),
+    "old_names": lambda fns, mode: GymnasiumVectorEnv(
+        DummyVectorEnv(fns), autoreset_mode=mode, final_info_format="list" if mode.name == "SAME_STEP" else "dict"
+    ),
 }
 
 
@@ -38,6 +42,7 @@ MAKERS: dict[str, Any] = {
     ("maker", "tree"),
     [
         ("gymnasium_sync", False),
+        ("old_names", True),
         pytest.param("gymnasium_sync", True, marks=FULL),
         pytest.param("shmem", False, marks=FULL),
         *(pytest.param(*each, marks=pytest.mark.slow) for each in [("shmem", True), ("ours_sync", False)]),
@@ -88,27 +93,6 @@ def test_halves_of_calls_that_are_refused_or_time_out(tmp_path: Path) -> None:
     assert [(each.seed, each.action.tolist()) for each in Dataset(tmp_path)] == [(4, [7, 8]), (5, [7, 8])]
 
 
-def test_an_env_that_fails_while_others_are_reset(tmp_path: Path) -> None:
-    fns = [partial(Numbered, 0), partial(Numbered, 1), partial(Numbered, 2, breaks_at=1)]
-    with RecordEpisodes(GymnasiumVectorEnv(DummyVectorEnv(fns)), tmp_path) as envs:
-        envs.reset()
-        for step in range(STEPS):
-            try:
-                envs.step(actions(step))
-            except RuntimeError:
-                assert step == 4
-                envs.reset(options={"reset_mask": np.array([False, False, True])})
-    assert len(assert_whole(Dataset(tmp_path))) > 20
-
-
-def test_last_observations_by_their_old_name(tmp_path: Path) -> None:
-    venv = DummyVectorEnv(env_fns(tree=True))
-    envs = GymnasiumVectorEnv(venv, autoreset_mode="same_step", final_info_format="list")
-    with RecordEpisodes(envs, tmp_path) as envs:
-        play(envs, AutoresetMode.SAME_STEP, tree=True)
-    assert len(assert_whole(Dataset(tmp_path))) > 20
-
-
 def test_it_has_the_methods_of_what_it_wraps(tmp_path: Path) -> None:
     with RecordEpisodes(gymnasium.vector.SyncVectorEnv(env_fns()), tmp_path) as envs:
         envs.set_attr("taken", 3)
@@ -137,76 +121,69 @@ def test_an_env_that_fails_loses_its_episode_only(tmp_path: Path) -> None:
     assert numbers[1][:3] == [0, 1, 2]
     assert 3 not in numbers[1]
     assert numbers[0] == list(range(len(numbers[0])))
-    with RecordEpisodes(DummyVectorEnv(fns), tmp_path / "b") as venv:
-        venv.reset()
-        for step in range(STEPS):
-            try:
-                venv.step(actions(step), autoreset=True)
-            except RuntimeError:
-                venv.reset(1)
-    assert_whole(Dataset(tmp_path / "b"))
+    mask = {"options": {"reset_mask": np.array([False, True, False])}}  # others are being reset when it fails
+    for name, kind, steps, again in (("b", DummyVectorEnv, {"autoreset": True}, {"id": 1}), ("c", facade, {}, mask)):
+        with RecordEpisodes(kind(fns), tmp_path / name) as envs:
+            envs.reset()
+            for step in range(STEPS):
+                try:
+                    envs.step(actions(step), **steps)
+                except RuntimeError:
+                    envs.reset(**again)
+        assert len(assert_whole(Dataset(tmp_path / name))) > 20
+
+
+def facade(fns: Any) -> Any:
+    return GymnasiumVectorEnv(DummyVectorEnv(fns))
 
 
 @FULL
-def test_shards_are_committed_by_size_and_by_time_while_the_loop_runs(tmp_path: Path) -> None:
-    for name, options in (("size", {"shard_bytes": 1}), ("time", {"shard_seconds": 0.0})):
-        with RecordEpisodes(SyncVectorEnv(env_fns()), tmp_path / name, **options) as envs:
-            play(envs, AutoresetMode.NEXT_STEP, 2000 if name == "size" else STEPS)
-            assert len(Dataset(tmp_path / name)) > 10
+def test_shards_are_committed_by_size_while_the_loop_runs(tmp_path: Path) -> None:
+    with RecordEpisodes(SyncVectorEnv(env_fns()), tmp_path, shard_bytes=1) as envs:
+        play(envs, AutoresetMode.NEXT_STEP, 3000)
+        assert len(Dataset(tmp_path)) > 10
 
 
-@FULL
-def test_long_episodes_are_kept_until_their_end(tmp_path: Path) -> None:
-    make = partial(gymnasium.make, "Pendulum-v1", max_episode_steps=1500)
-    with RecordEpisodes(SyncVectorEnv([make] * 2), tmp_path) as envs:
-        envs.reset(seed=0)
-        rows = [envs.step(np.full((2, 1), step / 2000, np.float32)) for step in range(1500)]
-    for env, episode in enumerate(Dataset(tmp_path)):
-        np.testing.assert_array_equal(episode.obs[1:], [row[0][env] for row in rows])
-        np.testing.assert_array_equal(episode.reward, [row[1][env] for row in rows])
-        np.testing.assert_array_equal(episode.action[:, 0], np.arange(1500, dtype=np.float32) / 2000)
+def test_an_episode_is_committed_once_it_is_so_old(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = SimpleNamespace(now=1.0, monotonic=lambda: clock.now)
+    monkeypatch.setattr("collector.store.recorder.time", clock)
+    with RecordEpisodes(SyncVectorEnv(env_fns()), tmp_path, shard_seconds=30.0) as envs:
+        play(envs, AutoresetMode.NEXT_STEP)
+        assert len(Dataset(tmp_path)) == 0
+        clock.now = 32.0
+        envs.step(actions(0))
+        assert len(Dataset(tmp_path)) > 10
 
 
-def test_actions_of_dict_spaces_are_stored_by_key(tmp_path: Path) -> None:
+@pytest.mark.parametrize("form", [dict, tuple])
+def test_actions_of_dict_and_tuple_spaces(form: Any, tmp_path: Path) -> None:
+    """Those of a tuple space are batches for a vector env, and rows for an engine."""
+    batches = {"y": np.array([[1, 3], [2, 3]], np.float32), "x": np.array([1, 2])}  # not in the order of the space
+
     class Two(Numbered):
         def __init__(self) -> None:
             super().__init__(0)
-            self.action_space = spaces.Dict({"x": spaces.Discrete(50), "y": spaces.Discrete(50)})
+            parts = {"x": spaces.Discrete(50), "y": spaces.Box(0, 9, (2,))}
+            self.action_space = spaces.Dict(parts) if form is dict else spaces.Tuple(parts.values())
 
         def step(self, action: Any) -> Any:
-            assert (action["x"], action["y"]) == (1, 2)
-            return super().step(action["x"])
+            x, y = (action["x"], action["y"]) if form is dict else action
+            assert y.tolist() == [x, 3]
+            return super().step(x)
 
-    for name, envs in (("a", gymnasium.vector.SyncVectorEnv([Two])), ("b", DummyVectorEnv([Two]))):
-        with RecordEpisodes(envs, tmp_path / name) as recorded:
-            recorded.reset()
-            for _ in range(8):
-                recorded.step({"y": np.array([2]), "x": np.array([1])})  # not in the order of the space
-        for episode in Dataset(tmp_path / name):
-            assert set(episode.action["x"]) == {1}
-            assert set(episode.action["y"]) == {2}
-
-
-def test_actions_of_tuple_spaces_are_batches_for_a_vector_env_and_rows_for_an_engine(tmp_path: Path) -> None:
-    class Two(Numbered):
-        def __init__(self) -> None:
-            super().__init__(0)
-            self.action_space = spaces.Tuple([spaces.Discrete(50), spaces.Box(0, 9, (2,))])
-
-        def step(self, action: Any) -> Any:
-            assert action[1].tolist() == [action[0], 3]
-            return super().step(action[0])
-
-    for name, envs in (("a", gymnasium.vector.SyncVectorEnv([Two] * 2)), ("b", DummyVectorEnv([Two] * 2))):
-        batches = np.array([1, 2]), np.array([[1, 3], [2, 3]], np.float32)
-        with RecordEpisodes(envs, tmp_path / name) as recorded:
+    for kind in (gymnasium.vector.SyncVectorEnv, DummyVectorEnv):
+        given: Any = batches if form is dict else (batches["x"], batches["y"])
+        if form is tuple and kind is DummyVectorEnv:
+            given = list(zip(*given, strict=True))
+        with RecordEpisodes(kind([Two] * 2), tmp_path / kind.__name__) as recorded:
             recorded.reset()
             for _ in range(4):
-                recorded.step(batches if name == "a" else list(zip(*batches, strict=True)))
-        assert {each.env_id for each in Dataset(tmp_path / name)} == {0, 1}
-        for episode in Dataset(tmp_path / name):
-            assert set(episode.action[0]) == {episode.env_id + 1}
-            assert (episode.action[1] == [episode.env_id + 1, 3]).all()
+                recorded.step(given)
+        assert {each.env_id for each in Dataset(tmp_path / kind.__name__)} == {0, 1}
+        for episode in Dataset(tmp_path / kind.__name__):
+            x, y = (episode.action[key] for key in (("x", "y") if form is dict else (0, 1)))
+            assert set(x) == {episode.env_id + 1}
+            assert (y == [episode.env_id + 1, 3]).all()
 
 
 @pytest.mark.parametrize("seed", [1, *(pytest.param(seed, marks=FULL) for seed in (0, 2, 3))])
@@ -223,27 +200,31 @@ def test_any_order_of_rounds_gives_what_a_recorder_row_by_row_gives(seed: int, t
             for env, each in zip(ids.tolist(), seeds, strict=True):
                 playing[env] = [env, each, [latest[env].copy()], []]
 
+        recorder.begin(None, obs, None)
+        begin(np.arange(n), [None] * n)
         for _ in range(1500):
             some = rng.random() < 0.3 * (seed % 2)
             ids = np.sort(rng.choice(n, rng.integers(1, n + 1), False)) if some else np.arange(n)
             kind = rng.choice(["begin", "again", "discard", "cut", "step"], p=[0.05, 0.05, 0.02, 0.01, 0.87])
             if kind in ("begin", "again"):
+                ids = ids[ids < 4]
                 seeds = [int(each) if each % 3 else None for each in rng.integers(0, 99, len(ids))]
                 if kind == "begin":
                     latest[ids] = rng.random((len(ids), 2), np.float32)
                 recorder.begin(ids, latest[ids] if kind == "begin" else None, seeds)
                 begin(ids, seeds)
             elif kind == "discard":
-                recorder.discard(ids)
-                for env in ids.tolist():
-                    playing[env] = None
+                recorder.discard(ids[ids < 4])
+                playing[:4] = [None if env in ids else each for env, each in enumerate(playing[:4])]
             elif kind == "cut":
                 recorder.cut()
             else:
-                over = rng.random(len(ids)) < 0.1 * (ids < 4)  # the last one plays one long episode
+                over = rng.random(len(ids)) < np.where(ids < 4, 0.1, 0.004)  # the last one plays long episodes
                 reward, action = rng.random(len(ids)), rng.integers(0, 9, len(ids))
                 latest[ids] = rng.random((len(ids), 2), np.float32)
-                recorder.step(ids if some else None, action, latest[ids], reward, over, np.zeros(len(ids), np.bool_))
+                never = np.zeros(len(ids), np.bool_)
+                ended = recorder.step(ids if some else None, action, latest[ids], reward, over, never)
+                recorder.end(ids[ended], latest[ids[ended]])
                 for row, env in enumerate(ids.tolist()):
                     if (found := playing[env]) is not None:
                         found[2].append(latest[env].copy())
@@ -251,6 +232,9 @@ def test_any_order_of_rounds_gives_what_a_recorder_row_by_row_gives(seed: int, t
                         if over[row]:
                             expected.append(found)
                             playing[env] = None
+                if playing[4] is None:
+                    recorder.begin(np.array([4]), None)
+                    begin(np.array([4]), [None])
         recorder.cut()
         writer.end()
     for episode, (env, each, rows, steps) in zip(Dataset(tmp_path), expected, strict=True):
@@ -258,6 +242,7 @@ def test_any_order_of_rounds_gives_what_a_recorder_row_by_row_gives(seed: int, t
         np.testing.assert_array_equal(episode.obs, rows)
         np.testing.assert_array_equal(np.stack([episode.action, episode.reward], 1), steps)
     assert len(expected) > 50
+    assert max(len(steps) for *_, steps in expected) > 100
 
 
 def test_what_cannot_be_recorded_is_refused_at_once(tmp_path: Path) -> None:
@@ -266,8 +251,18 @@ def test_what_cannot_be_recorded_is_refused_at_once(tmp_path: Path) -> None:
             super().__init__(0)
             self.observation_space = spaces.Text(5)
 
-    with DummyVectorEnv([Words]) as venv, pytest.raises(DatasetError, match="only arrays of numbers"):
-        RecordEpisodes(venv, tmp_path / "a")
+    class Wider(Numbered):
+        def __init__(self) -> None:
+            super().__init__(0)
+            self.observation_space = spaces.Box(-1, 9, (4,), np.float32)
+
+    for fns, options, kind, message in (
+        ([Words], {}, DatasetError, "only arrays of numbers"),
+        ([Wider, partial(Numbered, 1)], {}, DatasetError, "obs is no array with"),
+        (env_fns(tree=True), {"stack_obs": False}, ValueError, "stack_obs=True"),
+    ):
+        with DummyVectorEnv(fns, **options) as venv, pytest.raises(kind, match=message):
+            RecordEpisodes(venv, tmp_path / "a")
     with pytest.raises(TypeError, match="wraps vector envs"):
         RecordEpisodes(Numbered(0), tmp_path / "a")
     envs = SyncVectorEnv(env_fns())

@@ -48,6 +48,7 @@ QUICK = {
     "another_episode_than_the_manifest_has": "has other episodes",
     "an_array_of_pickles": "obs is object (10,), expected float32 (10, 3)",
     "a_zip_bomb": "more than a file",
+    "a_zip_bomb_within_the_rate_of_deflate": "are the most for a shard that is compressed",
     "a_compressed_array_that_grows": "is larger than its layout says",
     "a_file_with_a_path": "it has the files",
     "a_header_of_2_to_the_62": "expected float32 (10, 3)",

@@ -107,18 +107,83 @@ class Ended(NamedTuple):
     lens: np.ndarray
 
 
-class _Runs(NamedTuple):
-    """The runs of steps of one episode in a batch, by env, then by time: arrays with an entry for each run."""
+class Runs(NamedTuple):
+    """Runs of consecutive steps of one episode each: arrays with an entry for each run."""
 
     env: np.ndarray
     start: np.ndarray
-    stop: np.ndarray
+    """The row of its first step."""
+    steps: np.ndarray
+    """How many it has."""
+    before: np.ndarray
+    """Steps of the episode in earlier runs."""
     ends: np.ndarray
     """Whether its last step ends the episode."""
-    follows: np.ndarray
-    """Whether it goes on with the episode that was in progress in its env."""
-    usable: np.ndarray
-    """Whether the episode is known from its reset on, and does not break off."""
+
+    def take(self, which: np.ndarray) -> Runs:
+        """Some of them."""
+        return Runs(*(column[which] for column in self))
+
+
+class UnfinishedEpisodes:
+    """Joins episodes whose steps come in several runs; keeps the steps of those that are unfinished, one for an env."""
+
+    def __init__(self) -> None:
+        self._parts: dict[int, list[list[np.ndarray]]] = {}
+        """By env: the leaves of the columns of each run."""
+
+    @property
+    def steps(self) -> int:
+        """Steps of the unfinished episodes."""
+        return sum(len(part[-1]) for parts in self._parts.values() for part in parts)
+
+    def join(
+        self,
+        columns: dict[str, Any],
+        runs: Runs,
+        last_obs: Any,
+        playing: np.ndarray,
+        *,
+        episode: np.ndarray,
+        seed: np.ndarray,
+        stride: int = 1,
+    ) -> EpisodeBatch:
+        """The episodes of the runs that end, in their order and in new memory; the other runs are kept.
+
+        `columns`: trees of rows, `obs` among them; the rows of a run are `stride` apart. An entry for each run that
+        ends: `last_obs`, a tree, numbers `episode`, and `seed`. `playing`: for each env, whether what is kept of it is
+        still wanted.
+        """
+        leaves = [(nest.as_array(leaf), name == "obs") for name in columns for leaf in nest.leaves(columns[name])]
+        earlier: dict[int, list[list[np.ndarray]]] = {}
+        for which in np.flatnonzero((runs.before > 0) | ~runs.ends).tolist():
+            env, row, count = int(runs.env[which]), int(runs.start[which]), int(runs.steps[which])
+            parts = self._parts.pop(env, []) if runs.before[which] else []
+            if runs.ends[which]:
+                earlier[which] = parts
+            else:  # as a copy: a view would keep the whole batch
+                run = slice(row, row + count * stride, stride)
+                self._parts[env] = [*parts, [leaf[run].copy() for leaf, _ in leaves]]
+        self._parts = {env: parts for env, parts in self._parts.items() if playing[env]}
+        ended = runs.ends.nonzero()[0]
+        envs, start, steps, before, _ = runs.take(ended)
+        lengths, place = before + steps, np.arange(len(ended))
+        begins = np.cumsum(lengths) - lengths
+        # Rows of earlier runs, and last observations, are written over.
+        first, most = start - before * stride, len(leaves[0][0]) - 1
+        rows = [_ranges(first, lengths + more, stride).clip(0, most) for more in (0, 1)]
+        arrays = [nest.take(leaf, rows[is_obs]) for leaf, is_obs in leaves]
+        for which in np.flatnonzero(before).tolist():
+            row = int(begins[which])
+            for part in earlier[int(ended[which])]:
+                for array, rows_before, (_, is_obs) in zip(arrays, part, leaves, strict=True):
+                    at = row + which * is_obs
+                    array[at : at + len(rows_before)] = rows_before
+                row += len(part[-1])
+        in_order = iter(arrays)
+        whole = {name: nest.map(lambda _: next(in_order), tree) for name, tree in columns.items()}
+        nest.put(whole["obs"], begins + lengths + place, last_obs)
+        return EpisodeBatch(**whole, lengths=lengths, episode=episode, seed=seed, env_id=envs.astype(np.int32))
 
 
 class EpisodeCutter:
@@ -139,62 +204,33 @@ class EpisodeCutter:
     def __init__(self) -> None:
         self._ids = np.zeros(0, np.int64)
         """The episode in progress in each env; -1: none that is known from its reset on."""
-        self._parts: dict[int, list[list[np.ndarray]]] = {}
-        """By env: the leaves of the columns of its steps until now, of each batch."""
+        self._unfinished = UnfinishedEpisodes()
         self._returns: Any = None
         """By env: the sum of its rewards until now."""
 
     @property
     def unfinished_steps(self) -> int:
         """Steps of episodes that have begun and not ended."""
-        return sum(len(part[-1]) for parts in self._parts.values() for part in parts)
+        return self._unfinished.steps
 
     def cut(self, batch: Rollout | FlatRollout) -> EpisodeBatch:
         """The episodes that end in this batch, by the time of their end (of a flat batch: by env), in new memory."""
         flat = batch.flatten()
-        trees = {name: getattr(flat, name) for name in _COLUMNS}
-        columns = [(nest.as_array(leaf), name == "obs") for name in trees for leaf in nest.leaves(trees[name])]
-        runs = self._runs(flat.env_ids, flat.traj_ids, flat.step_count, flat.done, batch.broken_ids)
-        before: dict[int, list[list[np.ndarray]]] = {}
-        for which in np.flatnonzero(runs.usable & (runs.follows | ~runs.ends)).tolist():
-            env, rows = int(runs.env[which]), slice(int(runs.start[which]), int(runs.stop[which]))
-            parts = self._parts.pop(env, []) if runs.follows[which] else []
-            if runs.ends[which]:
-                before[which] = parts
-            else:  # as a copy: a view would keep the whole batch
-                self._parts[env] = [*parts, [column[rows].copy() for column, _ in columns]]
-        self._parts = {env: parts for env, parts in self._parts.items() if self._ids[env] >= 0}
-        ended = (runs.ends & runs.usable).nonzero()[0]
+        runs, usable = self._runs(flat.env_ids, flat.traj_ids, flat.step_count, flat.done, batch.broken_ids)
+        ended = (runs.ends & usable).nonzero()[0]
+        last = (runs.start + runs.steps - 1)[ended]
         if isinstance(batch, Rollout):
-            times = np.nonzero(nest.as_array(batch.mask))[1]
-            ended = ended[np.argsort(times[runs.stop[ended] - 1], kind="stable")]
-        last, many = runs.stop[ended] - 1, np.arange(len(ended))
-        lengths = nest.as_array(flat.step_count)[last] + 1
-        begins, here = np.cumsum(lengths) - lengths, runs.stop[ended] - runs.start[ended]
-        sources, target = _ranges(runs.start[ended], here), _ranges(begins + lengths - here, here)
-        obs_target, arrays = target + np.repeat(many, here), list[np.ndarray]()
-        for column, is_obs in columns:
-            rows_of_all = int(lengths.sum()) + len(ended) * is_obs
-            array = np.empty((rows_of_all, *column.shape[1:]), column.dtype)
-            array[obs_target if is_obs else target] = nest.take(column, sources)
-            arrays.append(array)
-        for place, which in enumerate(ended.tolist()):
-            first = int(begins[place])
-            for part in before.get(which, ()):
-                first += (steps := len(part[-1]))
-                for array, rows_before, (_, is_obs) in zip(arrays, part, columns, strict=True):
-                    array[first - steps + place * is_obs : first + place * is_obs] = rows_before
-        in_order = iter(arrays)
-        whole = nest.map(lambda _: next(in_order), trees)
+            order = np.argsort(np.nonzero(nest.as_array(batch.mask))[1][last], kind="stable")
+            ended, last = ended[order], last[order]
         tails = np.searchsorted(nest.as_array(flat.tail_rows), last)
-        nest.put(whole["obs"], begins + lengths + many, nest.take(nest.map(nest.as_array, flat.tail_obs), tails))
         unknown, seeds = np.full(len(last), -1), flat.extras.get(EPISODE_SEED)
-        return EpisodeBatch(
-            **whole,
-            lengths=lengths,
+        return self._unfinished.join(
+            {name: getattr(flat, name) for name in ("obs", "action", "reward", "terminated", "truncated")},
+            runs.take(np.append(ended, np.flatnonzero(usable & ~runs.ends))),
+            nest.take(nest.map(nest.as_array, flat.tail_obs), tails),
+            self._ids >= 0,
             episode=unknown if seeds is None else nest.as_array(flat.traj_ids)[last],
             seed=unknown if seeds is None else nest.as_array(seeds)[last],
-            env_id=nest.as_array(flat.env_ids)[last].astype(np.int32),
         )
 
     def totals(self, batch: Rollout | FlatRollout) -> Ended:
@@ -203,21 +239,25 @@ class EpisodeCutter:
         env_ids = batch.env_ids if isinstance(batch, FlatRollout) else nest.as_array(batch.env_ids)[np.nonzero(mask)[0]]
         named = batch.traj_ids, batch.step_count, batch.done, batch.reward
         ids, step_count, done, reward = (nest.as_array(column)[mask] for column in named)
-        runs = self._runs(env_ids, ids, step_count, done, batch.broken_ids)
+        runs, usable = self._runs(env_ids, ids, step_count, done, batch.broken_ids)
         if self._returns is None or self._returns.shape != (len(self._ids), *reward.shape[1:]):
             known, self._returns = self._returns, np.zeros((len(self._ids), *reward.shape[1:]))
             if known is not None and known.ndim == reward.ndim:  # else no env had returned a vector until now
                 self._returns[: len(known)] = known
         if not len(ids):
             return Ended(runs.env, np.zeros((0, *reward.shape[1:])), np.zeros(0, np.int64))
-        returns = np.add.reduceat(reward, runs.start)
-        returns[runs.follows] += self._returns[runs.env[runs.follows]]
+        returns, follows = np.add.reduceat(reward, runs.start), usable & (runs.before > 0)
+        returns[follows] += self._returns[runs.env[follows]]
         self._returns[runs.env[~runs.ends]] = returns[~runs.ends]
-        whole = runs.ends & runs.usable
-        return Ended(runs.env[whole], returns[whole], step_count[runs.stop[whole] - 1] + 1)
+        whole = runs.ends & usable
+        return Ended(runs.env[whole], returns[whole], (runs.before + runs.steps)[whole])
 
-    def _runs(self, env_ids: Any, traj_ids: Any, step_count: Any, done: Any, broken_ids: np.ndarray) -> _Runs:
-        """The runs of a flat batch; notes which episodes are in progress after it."""
+    def _runs(
+        self, env_ids: Any, traj_ids: Any, step_count: Any, done: Any, broken_ids: np.ndarray
+    ) -> tuple[Runs, np.ndarray]:
+        """The runs of a flat batch, by env, then by time, and a mask of those whose episodes are known from the reset
+        on and do not break off; notes which episodes are in progress after it.
+        """
         envs, ids, counts, done = map(nest.as_array, (env_ids, traj_ids, step_count, done))
         if len(new := np.arange(len(self._ids), envs.max(initial=-1) + 1)):
             self._ids = np.append(self._ids, np.full(len(new), -1))
@@ -225,21 +265,19 @@ class EpisodeCutter:
             self._ids[np.isin(self._ids, broken_ids)] = -1
         stop = np.flatnonzero(np.diff(ids, append=-1) | np.diff(envs, append=-1)) + 1
         start = np.append(0, stop)[: len(stop)]
-        env, run_ids, ends = envs[start], ids[start], done[stop - 1]
-        follows = (counts[start] > 0) & (self._ids[env] == run_ids)
-        usable = (counts[start] == 0) | follows
+        env, run_ids, before, ends = envs[start], ids[start], counts[start], done[stop - 1]
+        usable = (before == 0) | (self._ids[env] == run_ids)
         if len(broken_ids):
             usable &= ~np.isin(run_ids, broken_ids)
         self._ids[env] = np.where(usable & ~ends, run_ids, -1)  # of an env with several runs the last one counts
-        return _Runs(env, start, stop, ends, follows, usable)
+        return Runs(env, start, stop - start, before, ends), usable
 
 
-def _ranges(starts: np.ndarray, counts: np.ndarray) -> np.ndarray:
-    """The numbers `start, start + 1, ...`, as many as `counts` says, of each start."""
-    return np.repeat(starts - (np.cumsum(counts) - counts), counts) + np.arange(int(counts.sum()))
-
-
-_COLUMNS = ("obs", "action", "reward", "terminated", "truncated")
+def _ranges(starts: np.ndarray, counts: np.ndarray, stride: int) -> np.ndarray:
+    """The numbers `start, start + stride, ...`, as many as `counts` says, of each start."""
+    found = np.repeat(starts - (np.cumsum(counts) - counts) * stride, counts)
+    found += np.arange(0, len(found) * stride, stride)
+    return found
 
 
 @dataclass(frozen=True)

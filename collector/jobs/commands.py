@@ -269,7 +269,7 @@ def export(
         to: the format.
         out: the folder that it becomes [FOLDER-FORMAT]; for Minari also an id by which it finds it: mine/cartpole-v0.
     """
-    from collector.store.export.targets import export as export_dataset
+    from collector.store.export import export as export_dataset
 
     name = folder.resolve().name
     if to == "minari":  # an id is a place below its own folder

@@ -170,7 +170,7 @@ def check_folder(folder: Path, overwrite: bool) -> None:
     try:
         with SafeFolder.make(folder) as opened:
             check_files(opened)
-            FolderLock(opened).release()
+            FolderLock(opened).close()
             held = contents(opened) if opened.kind(HEAD) and not overwrite else ""
     except OSError as error:
         raise DatasetError(f"cannot write to {folder}: {error.strerror or error}; choose another folder") from error

@@ -256,12 +256,12 @@ class _Run:
         index = manifest.index
         try:
             self._skipped_before = skipped_in(manifest.state)
-            self._plan.restore(index.number, index.length, self._skipped_before)
+            self._plan.restore(index["number"], index["length"], self._skipped_before)
         except DatasetError as error:
             raise DatasetError(f"{self._out / MANIFEST}: {error}") from None
         if self._learning and len(index) and manifest.end is None:
             self._statistics = read_statistics(self._out, self._job.num_envs)
-        self.state.steps, self.state.episodes = int(index.length.sum()), len(index)
+        self.state.steps, self.state.episodes = int(index["length"].sum()), len(index)
 
     def _run(self, open_writer: Callable[[dict[str, Any]], StoreWriter]) -> JobState:
         state, plan, self._open_writer = self.state, self._plan, open_writer
@@ -282,7 +282,7 @@ class _Run:
                 raise
             self._commit()
             if plan.is_complete and self._commits is not None:
-                self._commits.writer.end("complete", episodes=plan.end)
+                self._commits.writer.end(episodes=plan.end)
                 self._completed()
             else:
                 state.status, state.signum = "interrupted", stop.signum

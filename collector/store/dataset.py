@@ -13,7 +13,7 @@ import numpy as np
 
 from collector.episodes.episode import Episode, EpisodeBatch
 from collector.store.dataset_head import read_head, space_from_json
-from collector.store.manifest import Index, read_manifest
+from collector.store.manifest import read_manifest
 from collector.store.packed import Layout, pack
 from collector.store.safe_folder import DatasetError
 from collector.store.shard import Shards
@@ -96,12 +96,12 @@ class Dataset:
         self.layout: Layout | None = manifest.layout
         """The arrays of a shard; None where there is none yet."""
         self._shards = Shards(self.folder, manifest.shards, manifest.index, manifest.layout, memory)
-        index = manifest.index.by_number()
-        self._set_index(index if self.end is None else index.take(slice(int(np.searchsorted(index.number, self.end)))))
+        index = manifest.index
+        self._set_index(index if self.end is None else index[index["number"] < self.end])
 
-    def _set_index(self, index: Index) -> None:
-        self._index = index
-        self._starts = np.concatenate([[0], np.cumsum(index.length)]).astype(np.int64)
+    def _set_index(self, index: np.ndarray) -> None:
+        self._index = index if (np.diff(index["number"]) > 0).all() else np.sort(index, order="number")
+        self._starts = np.append(0, np.cumsum(self._index["length"]))
 
     # What is known without opening a shard
 
@@ -125,17 +125,17 @@ class Dataset:
     @property
     def numbers(self) -> np.ndarray:
         """int64 `(episodes,)`: the numbers, which grow."""
-        return self._index.number.copy()
+        return self._index["number"].copy()
 
     @property
     def lengths(self) -> np.ndarray:
         """int64 `(episodes,)`: steps of each."""
-        return self._index.length.copy()
+        return self._index["length"].copy()
 
     @property
     def returns(self) -> np.ndarray:
         """float64 `(episodes,)`: the sum of the rewards of each."""
-        return self._index.returns.copy()
+        return self._index["returns"].copy()
 
     @property
     def observation_space(self) -> Any:
@@ -173,10 +173,11 @@ class Dataset:
         if isinstance(which, slice):
             part = object.__new__(Dataset)
             part.__dict__.update(vars(self))
-            part._set_index(self._index.take(which).by_number())
+            part._set_index(self._index[which])
             return part
         place = range(len(self))[which]
-        view = self._shards[int(self._index.shard[place])][int(self._index.position[place])]
+        entry = self._index[place]
+        view = self._shards[int(entry["shard"])][int(entry["position"])]
         names = ("obs", "action", "reward", "terminated", "truncated")
         return replace(view, **{name: nest.map(np.array, getattr(view, name)) for name in names})
 
@@ -217,17 +218,16 @@ class Dataset:
             raise IndexError("no transitions were asked for")
         if not (steps.min() >= 0 and steps.max() < self.steps):
             raise IndexError(f"the data set has {self.steps:,} transitions, got {steps.min()} to {steps.max()}")
-        index = self._index
         episode = np.searchsorted(self._starts, steps, side="right") - 1
-        step = steps - self._starts[episode]
-        shard, row = index.shard[episode], index.first[episode] + step
+        step, entries = steps - self._starts[episode], self._index[episode]
+        shard, row = entries["shard"], entries["first"] + step
         # By shard, and within it by place: each is opened once, and read in the order of the disk.
         order = np.lexsort((row, shard))
         found: list[np.ndarray] = []
         trees: tuple[Any, ...] = ()
         for into in np.split(order, np.flatnonzero(np.diff(shard[order])) + 1):
             part, rows = self._shards[int(shard[into[0]])], row[into]
-            obs_rows = rows + index.position[episode[into]]
+            obs_rows = rows + entries["position"][into]
             trees = part.obs, part.action, part.reward, part.obs, part.terminated, part.truncated
             places = obs_rows, rows, rows, obs_rows + 1, rows, rows
             leaves = [(leaf, at) for tree, at in zip(trees, places, strict=True) for leaf in nest.leaves(tree)]
@@ -238,7 +238,7 @@ class Dataset:
         obs, action, reward, next_obs, terminated, truncated = (
             nest.map(lambda _: next(arrays), tree) for tree in trees
         )
-        return Transitions(obs, action, reward, next_obs, terminated, truncated, index.number[episode], step)
+        return Transitions(obs, action, reward, next_obs, terminated, truncated, entries["number"].copy(), step)
 
     def batches(self, batch_size: int, seed: int, passes: int | None = None) -> Iterator[Transitions]:
         """Random transitions, `batch_size` at a time: each once a pass, `passes` times (None: without end).
@@ -273,7 +273,7 @@ class Dataset:
 
     def _windows(self, rng: np.random.Generator) -> Iterator[np.ndarray]:
         """Shards in random order, as many at a time as memory holds, and their transitions in random order."""
-        shards, windows, number, size = rng.permutation(np.unique(self._index.shard)), [], 0, 0
+        shards, windows, number, size = rng.permutation(np.unique(self._index["shard"])), [], 0, 0
         for which in shards.tolist():
             nbytes = self._shards.nbytes(which)
             if size and size + nbytes > self._shards.memory:
@@ -281,8 +281,8 @@ class Dataset:
             size += nbytes
             windows.append(number)
         for each in range(number + 1):
-            episodes = np.flatnonzero(np.isin(self._index.shard, shards[np.array(windows) == each]))
-            lengths = self._index.length[episodes]
+            episodes = np.flatnonzero(np.isin(self._index["shard"], shards[np.array(windows) == each]))
+            lengths = self._index["length"][episodes]
             first = self._starts[episodes] - (np.cumsum(lengths) - lengths)
             yield rng.permutation(np.arange(int(lengths.sum())) + np.repeat(first, lengths))
 

@@ -15,6 +15,7 @@ from gymnasium import spaces
 
 from collector.store import schema
 from collector.store.safe_folder import DatasetError, SafeFolder
+from collector.store.schema import SpaceForm
 
 HEAD = "dataset.json"
 FORMAT = {"format": "vecenv dataset", "version": 3}
@@ -101,28 +102,29 @@ def space_to_json(space: Any) -> Any:
     """A space as JSON; one without an array form (Graph, ...) as its text, which has no way back; None as null.
 
     >>> space_to_json(spaces.Discrete(2))
-    {'type': 'Discrete', 'n': 2, 'start': 0, 'dtype': 'int64'}
+    {'type': 'Discrete', 'dtype': 'int64', 'n': 2}
     """
     return None if space is None else schema.as_json(_form(space))
 
 
-def _form(space: Any) -> schema.SpaceForm:
+def _form(space: Any) -> SpaceForm:
     if isinstance(space, spaces.Box):
-        return schema.BoxForm(space.dtype.name, list(space.shape), _bound(space.low), _bound(space.high))
+        return SpaceForm("Box", space.dtype.name, list(space.shape), _bound(space.low), _bound(space.high))
     if isinstance(space, spaces.Discrete):
-        return schema.DiscreteForm(int(space.n), int(space.start), np.dtype(space.dtype).name)
+        return SpaceForm("Discrete", np.dtype(space.dtype).name, n=int(space.n), start=int(space.start))
     if isinstance(space, spaces.MultiDiscrete):
         start = np.zeros_like(space.nvec) if getattr(space, "start", None) is None else space.start
-        return schema.MultiDiscreteForm(np.dtype(space.dtype).name, space.nvec.tolist(), start.tolist())
+        return SpaceForm("MultiDiscrete", np.dtype(space.dtype).name, nvec=space.nvec.tolist(), start=start.tolist())
     if isinstance(space, spaces.MultiBinary):
-        return schema.MultiBinaryForm(space.n if isinstance(space.n, int) else list(space.shape))
+        return SpaceForm("MultiBinary", n=space.n if isinstance(space.n, int) else list(space.shape))
     if isinstance(space, spaces.Dict) and all(isinstance(key, str) for key in space):
-        return schema.DictForm({key: _form(part) for key, part in space.items()})
+        return SpaceForm("Dict", spaces={key: _form(part) for key, part in space.items()})
     if isinstance(space, spaces.Tuple):
-        return schema.TupleForm([_form(part) for part in space])
+        return SpaceForm("Tuple", spaces=[_form(part) for part in space])
     if isinstance(space, spaces.Text):
-        return schema.TextForm(space.min_length, space.max_length, "".join(sorted(space.character_set)))
-    return schema.OtherForm(type(space).__name__, repr(space)[:1000])
+        charset = "".join(sorted(space.character_set))
+        return SpaceForm("Text", min_length=space.min_length, max_length=space.max_length, charset=charset)
+    return SpaceForm("other", name=type(space).__name__, text=repr(space)[:1000])
 
 
 def space_from_json(value: Any) -> spaces.Space[Any] | None:
@@ -134,33 +136,35 @@ def space_from_json(value: Any) -> spaces.Space[Any] | None:
     if value is None:
         return None
     try:
-        return _space(schema.convert(value, schema.SpaceForm))
+        return _space(schema.convert(value, SpaceForm))
     except DatasetError:
         raise
     except Exception as error:  # gymnasium asserts, numpy overflows: the text describes no space
         raise DatasetError(f"a space in it cannot be made: {type(error).__name__}: {error}") from None
 
 
-def _space(form: schema.SpaceForm) -> spaces.Space[Any] | None:
-    if isinstance(form, schema.BoxForm):
+def _space(form: SpaceForm) -> spaces.Space[Any] | None:
+    if form.type == "Box":
         return _box(form, _dtype(form.dtype), _shape(form.shape))
-    if isinstance(form, schema.DiscreteForm):  # gymnasium before 1.2 has int64 only
+    if form.type == "Discrete":  # gymnasium before 1.2 has int64 only
         wide: dict[str, Any] = {} if form.dtype == "int64" else {"dtype": _dtype(form.dtype).type}
-        return spaces.Discrete(form.n, start=form.start, **wide)
-    if isinstance(form, schema.MultiDiscreteForm):
+        return spaces.Discrete(form.n, start=form.start, **wide)  # type: ignore[arg-type]
+    if form.type == "MultiDiscrete":
         dtype = _dtype(form.dtype)
         return spaces.MultiDiscrete(np.array(form.nvec, dtype), dtype=dtype.type, start=np.array(form.start, dtype))
-    if isinstance(form, schema.MultiBinaryForm):
+    if form.type == "MultiBinary":
         return spaces.MultiBinary(_shape([form.n])[0] if isinstance(form.n, int) else _shape(form.n))
-    if isinstance(form, schema.TextForm):
+    if form.type == "Text":
         return spaces.Text(form.max_length, min_length=form.min_length, charset=form.charset)
-    if isinstance(form, schema.OtherForm):
+    if form.type == "other":
         return None
-    if isinstance(form, schema.DictForm):
-        parts = {key: _space(part) for key, part in form.spaces.items()}
-        return None if None in parts.values() else spaces.Dict(parts)  # type: ignore[arg-type]
-    several = [_space(part) for part in form.spaces]
-    return None if None in several else spaces.Tuple(several)  # type: ignore[arg-type]
+    if isinstance(form.spaces, dict) != (form.type == "Dict"):
+        raise DatasetError(f"a {form.type} in it has its spaces in another form")
+    parts: Any = form.spaces if isinstance(form.spaces, dict) else dict(enumerate(form.spaces))
+    parts = {key: _space(part) for key, part in parts.items()}
+    if None in parts.values():
+        return None
+    return spaces.Dict(parts) if form.type == "Dict" else spaces.Tuple(parts.values())
 
 
 def _bound(bound: np.ndarray) -> Any:
@@ -169,7 +173,7 @@ def _bound(bound: np.ndarray) -> Any:
     return flat[0] if flat and flat.count(flat[0]) == len(flat) else flat
 
 
-def _box(form: schema.BoxForm, dtype: np.dtype, shape: tuple[int, ...]) -> spaces.Box:
+def _box(form: SpaceForm, dtype: np.dtype, shape: tuple[int, ...]) -> spaces.Box:
     """A Box whose bounds, where they are one number each, take no memory: a line of JSON may give them any shape."""
     low, high = (_as_bound(value, dtype, shape) for value in (form.low, form.high))
     if low.shape != high.shape:

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import re
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from collector.store import system_calls
 from collector.store.dataset_head import HEAD, changes, read_head
 from collector.store.manifest import MANIFEST, Manifest, read_manifest
 from collector.store.safe_folder import LOCK, PARTIAL, DatasetError, SafeFolder
@@ -52,7 +50,6 @@ def begin(folder: SafeFolder, head: bytes, overwrite: bool) -> None:
         )
     remove_data(folder)
     folder.write(HEAD, head)
-    folder.write(MANIFEST, b"")
 
 
 def resume(
@@ -61,8 +58,8 @@ def resume(
     check: Callable[[Manifest], object] = lambda manifest: None,
     reopen: bool = False,
 ) -> Manifest:
-    """Take up the data set of a folder that is locked: all that was not committed is removed. With `reopen` its end is
-    removed, too.
+    """Take up the data set of a folder that is locked: all that was not committed is removed, and with `reopen` its
+    end; of the manifest by `Manifest.open`.
 
     Raises `DatasetError` where it was begun with another `head`, a shard is missing, or episodes that `reopen` would
     add do not count; raises as `check`, which is called with the manifest. Nothing is changed then.
@@ -84,32 +81,21 @@ def resume(
             raise mismatch(folder.path / shard.shard)
     check(manifest)
     if reopen and manifest.end is not None:
-        if surplus := int((manifest.index.number >= manifest.end).sum()):
+        if surplus := int((manifest.index["number"] >= manifest.end).sum()):
             raise DatasetError(
                 f"{folder.path} is complete with {manifest.end:,} episodes, and holds {surplus:,} more that do not "
                 "count: choose another folder"
             )
         manifest.end, manifest.good_bytes = None, manifest.end_at
-    _cut_off(folder, MANIFEST, manifest.good_bytes)
-    remove_uncommitted(folder, {shard.shard for shard in manifest.shards})
+    committed = {shard.shard for shard in manifest.shards}
+    with suppress(FileNotFoundError), folder.inside(SHARDS) as shards:
+        for name, _ in shards.entries():
+            if (PART.fullmatch(name) or _SHARD.fullmatch(name)) and f"{SHARDS}/{name}" not in committed:
+                shards.remove(name)
     for name in (HEAD, MANIFEST):
         with suppress(FileNotFoundError):
             folder.remove(name + PARTIAL)
     return manifest
-
-
-def _cut_off(folder: SafeFolder, name: str, size: int) -> None:
-    """Make a file as short as `size`; one that does not exist is made, empty."""
-    found = folder.size(name)
-    if found is None:
-        folder.write(name, b"")
-    elif found > size:
-        fd = folder.open(name, os.O_WRONLY)
-        try:
-            system_calls.truncate(fd, size)
-            system_calls.fsync(fd)
-        finally:
-            os.close(fd)
 
 
 def remove_data(folder: SafeFolder) -> None:
@@ -124,24 +110,6 @@ def remove_data(folder: SafeFolder) -> None:
         if name not in heads:
             folder.remove(name)
     folder.sync()
-
-
-def remove_uncommitted(folder: SafeFolder, committed: Collection[str]) -> None:
-    """Remove half-written shards, those that are not among the `committed`, and the parts of other writers."""
-    with suppress(FileNotFoundError), folder.inside(SHARDS) as shards:
-        for name, _ in shards.entries():
-            if (PART.fullmatch(name) or _SHARD.fullmatch(name)) and f"{SHARDS}/{name}" not in committed:
-                shards.remove(name)
-
-
-def first_free_shard(folder: SafeFolder) -> int:
-    """The number after those of the shards, of which there may be none."""
-    try:
-        with folder.inside(SHARDS) as shards:
-            found = [_SHARD.fullmatch(name) for name, _ in shards.entries()]
-    except FileNotFoundError:
-        return 0
-    return 1 + max((int(each[1]) for each in found if each), default=-1)
 
 
 @contextmanager

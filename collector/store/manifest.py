@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from collector.store import schema, system_calls
+from collector.store import safe_folder, schema
 from collector.store.packed import Layout
 from collector.store.safe_folder import DatasetError, SafeFolder
 from collector.store.schema import End, LayoutLine, Line, Note, ShardLine
@@ -24,30 +24,11 @@ BEST_COMPRESSION = 1032
 """Deflate makes nothing smaller than by this factor, so nothing true is declared with more."""
 
 
-@dataclass
-class Index:
-    """Arrays with an entry for each episode, known without opening a shard."""
-
-    number: np.ndarray
-    length: np.ndarray
-    returns: np.ndarray
-    shard: np.ndarray
-    """Index of its shard in the list of shards."""
-    position: np.ndarray
-    """Its place among the episodes of the shard."""
-    first: np.ndarray
-    """The row of its first step in the shard."""
-
-    def __len__(self) -> int:
-        return len(self.number)
-
-    def take(self, which: Any) -> Index:
-        """Some of them."""
-        return Index(*(column[which] for column in vars(self).values()))
-
-    def by_number(self) -> Index:
-        """In the order of their numbers."""
-        return self if (np.diff(self.number) > 0).all() else self.take(np.argsort(self.number, kind="stable"))
+INDEX = np.dtype(
+    [("number", "i8"), ("length", "i8"), ("returns", "f8"), ("shard", "i8"), ("position", "i8"), ("first", "i8")]
+)
+"""An entry of the index, which has one for each episode, known without opening a shard: its number, steps and return,
+the index of its shard in the list of shards, its place among the episodes of it, and the row of its first step."""
 
 
 @dataclass
@@ -68,20 +49,19 @@ class Manifest:
     """The last one that the writer left."""
     good_bytes: int = 0
     """Size of the lines that are whole."""
-    columns: list[tuple[np.ndarray, ...]] = field(default_factory=list)
+    entries: list[np.ndarray] = field(default_factory=list)
+    """Of the index, by shard."""
     fd: int = -1
     """The file, open for appending, or -1."""
     unknown: str = ""
     """Not empty: the error after which it is not known what the file ends with."""
 
     @property
-    def index(self) -> Index:
-        """Its episodes, in the order of the lines."""
-        if len(self.columns) != 1:
-            kinds = (np.int64, np.int64, np.float64, np.int64, np.int64, np.int64)
-            empty = tuple(np.zeros(0, kind) for kind in kinds)
-            self.columns = [tuple(map(np.concatenate, zip(empty, *self.columns, strict=True)))]
-        return Index(*self.columns[0])
+    def index(self) -> np.ndarray:
+        """Its episodes, in the order of the lines: `INDEX` `(episodes,)`."""
+        if len(self.entries) != 1:
+            self.entries = [np.concatenate([np.zeros(0, INDEX), *self.entries])]
+        return self.entries[0]
 
     def take(self, line: Line) -> None:
         """Add one line. Raises `DatasetError`."""
@@ -103,51 +83,59 @@ class Manifest:
     def _take_shard(self, line: ShardLine) -> None:
         if self.layout is None:
             raise DatasetError("it is a shard before the layout")
-        numbers, lengths = np.array(line.episodes, np.int64), np.array(line.lengths, np.int64)
-        returns, steps, episodes = np.array(line.returns, np.float64), line.steps, len(line.episodes)
-        if not episodes == len(lengths) == len(returns):
-            raise DatasetError(f"it has {episodes} episodes, {len(lengths)} lengths and {len(returns)} returns")
-        if lengths.max() > steps or int(lengths.sum()) != steps:
+        steps, episodes = line.steps, len(line.episodes)
+        if not episodes == len(line.lengths) == len(line.returns):
+            raise DatasetError(
+                f"it has {episodes} episodes, {len(line.lengths)} lengths and {len(line.returns)} returns"
+            )
+        if max(line.lengths) > steps or sum(line.lengths) != steps:
             raise DatasetError(f"it has lengths that are not those of {steps} steps")
-        if not np.isfinite(returns).all():
+        entries = np.zeros(episodes, INDEX)
+        entries["number"], entries["length"], entries["returns"] = line.episodes, line.lengths, line.returns
+        entries["shard"], entries["position"] = len(self.shards), np.arange(episodes)
+        entries["first"] = np.cumsum(entries["length"]) - entries["length"]
+        if not np.isfinite(entries["returns"]).all():
             raise DatasetError("it has a return that is not finite")
-        shapes = self.layout.shapes(steps, episodes)
-        if line.files.keys() != {file_name(name, line.compressed) for name in shapes}:
-            raise DatasetError(f"it has the files {str(sorted(line.files))[:200]}, and its layout {sorted(shapes)}")
-        for name, column in shapes.items():
+        arrays = self.layout.arrays(steps, episodes)
+        if line.files.keys() != {file_name(name, line.compressed) for name in arrays}:
+            raise DatasetError(f"it has the files {str(sorted(line.files))[:200]}, and its layout {sorted(arrays)}")
+        for name, (count, row) in arrays.items():
             size, _ = line.files[file_name(name, line.compressed)]
-            if column.nbytes > size * (BEST_COMPRESSION if line.compressed else 1):
+            if count * row.itemsize > size * (BEST_COMPRESSION if line.compressed else 1):
                 raise DatasetError(f"it declares {steps:,} steps, more than a file {name} of {size:,} bytes can hold")
-        shard, many = np.full(episodes, len(self.shards)), np.arange(episodes)
-        self.columns.append((numbers, lengths, returns, shard, many, np.cumsum(lengths) - lengths))
+        self.entries.append(entries)
         self.shards.append(line.without_episodes())
 
     def check(self) -> None:
         """Raise `DatasetError` where a shard or an episode is there twice."""
         if len({line.shard for line in self.shards}) < len(self.shards):
             raise DatasetError("it names a shard twice")
-        numbers = np.sort(self.index.number)
+        numbers = np.sort(self.index["number"])
         if (twice := numbers[1:][numbers[1:] == numbers[:-1]]).size:
             raise DatasetError(f"it has episode {twice[0]} twice")
         if self.layout is None and self.end:
             raise DatasetError(f"it ends with {self.end} episodes, and has none")
 
     def open(self, folder: SafeFolder) -> None:
-        """Open the file of a folder, whose lines have been read, for `append`."""
-        self.fd = folder.open(MANIFEST, os.O_WRONLY | os.O_APPEND)
+        """Open the file of a folder, whose lines have been read, for `append`; what follows these lines is cut off."""
+        self.fd = folder.open(MANIFEST, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+        if os.fstat(self.fd).st_size > self.good_bytes:
+            safe_folder.truncate(self.fd, self.good_bytes)
+        safe_folder.fsync(self.fd)
+        folder.sync()
 
     def append(self, lines: Sequence[Line]) -> None:
         """Add these lines, on the disk, or none of them: after an OSError the file is as it was, or `unknown`."""
         data = b"".join(schema.dump(schema.as_json(line)) + b"\n" for line in lines)
         try:
-            system_calls.write(self.fd, data)
-            system_calls.fsync(self.fd)
+            safe_folder.write(self.fd, data)
+            safe_folder.fsync(self.fd)
         except OSError as error:
             # Whether the lines are on the disk is not known. If they cannot be removed, only one who reads the file
             # again can find out what is there.
             try:
-                system_calls.truncate(self.fd, self.good_bytes)
-                system_calls.fsync(self.fd)
+                safe_folder.truncate(self.fd, self.good_bytes)
+                safe_folder.fsync(self.fd)
             except OSError:
                 self.unknown = str(error)
             raise

@@ -17,7 +17,6 @@ Dict and Tuple observations are `obs.0`, `obs.1`, ... in the order of the tree, 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count, pairwise
@@ -28,25 +27,12 @@ import numpy as np
 from collector.batch.conversions import join
 from collector.episodes.episode import Episode, EpisodeBatch
 from collector.store.safe_folder import DatasetError
-from collector.store.schema import DTYPES, LARGEST_SIZE, LayoutLine
+from collector.store.schema import DTYPES, LayoutLine
 from vecenv import nest
 
 OF_EPISODES = {"episode": "<i8", "seed": "<i8", "env_id": "<i4"}
 FLAGS = ("terminated", "truncated")
 DEEPEST = 32
-
-
-@dataclass(frozen=True)
-class Column:
-    """One array, or one row of it: dtype and shape."""
-
-    dtype: np.dtype
-    shape: tuple[int, ...]
-
-    @property
-    def nbytes(self) -> int:
-        """Size of the array, or of one row where the shape is that of a row."""
-        return self.dtype.itemsize * math.prod(self.shape)
 
 
 @dataclass(frozen=True)
@@ -57,55 +43,55 @@ class Layout:
     """The tree of the observations, with the name of the array at each leaf."""
     action: Any
     """The tree of the actions."""
-    columns: dict[str, Column]
-    """By name."""
+    rows: dict[str, np.dtype]
+    """By name, a row of the array: its dtype and shape, as a dtype with a shape."""
 
     @classmethod
-    def of(cls, obs: Any, action: Any, reward: np.ndarray) -> Layout:
-        """Layout of episodes with such arrays `(rows, ...)`. Raises `DatasetError` where they cannot be stored."""
-        names = _named("obs", obs), _named("action", action)
-        columns = {
-            name: Column(_stored_dtype(name, array), array.shape[1:])
-            for pair in zip(names, (obs, action), strict=True)
-            for name, array in pairs_of(*pair)
-        }
-        columns["reward"] = Column(np.dtype("<f8"), reward.shape[1:])
-        return cls(*names, columns | {flag: Column(np.dtype("|b1"), ()) for flag in FLAGS})
-
-    def is_of_obs(self, name: str) -> bool:
-        """True if an array has one row more for each episode."""
-        return name == "obs" or name.startswith("obs.")
-
-    def shapes(self, steps: int, episodes: int) -> dict[str, Column]:
-        """All arrays of a shard, with their whole shapes."""
-        whole = {
-            name: Column(each.dtype, (steps + episodes * self.is_of_obs(name), *each.shape))
-            for name, each in self.columns.items()
-        }
-        whole["offsets"] = Column(np.dtype("<i8"), (episodes + 1,))
-        return whole | {name: Column(np.dtype(dtype), (episodes,)) for name, dtype in OF_EPISODES.items()}
-
-    def nbytes(self, steps: int, episodes: int) -> int:
-        """Size of the arrays of a shard."""
-        return sum(each.nbytes for each in self.shapes(steps, episodes).values())
-
-    def line(self) -> LayoutLine:
-        """The line of the manifest. Raises `DatasetError` where a key of a Dict is no text."""
-        arrays = {name: (each.dtype.str, list(each.shape)) for name, each in self.columns.items()}
-        return LayoutLine(_as_lists(self.obs), _as_lists(self.action), arrays)
+    def of(cls, episodes: Episode | EpisodeBatch) -> Layout:
+        """Layout of the arrays of episodes. Raises `DatasetError` where they cannot be stored."""
+        names = {key: _named(key, getattr(episodes, key)) for key in ("obs", "action")}
+        pairs = (pair for key, tree in names.items() for pair in pairs_of(tree, getattr(episodes, key)))
+        rows = {name: _row(name, array) for name, array in pairs}
+        rows["reward"] = np.dtype(("<f8", episodes.reward.shape[1:]))
+        return cls(**names, rows=rows | dict.fromkeys(FLAGS, np.dtype("?")))
 
     @classmethod
     def of_line(cls, line: LayoutLine) -> Layout:
         """The layout of a line. Raises `DatasetError` where it is none."""
-        trees = _tree(line.obs, "obs"), _tree(line.action, "action")
-        columns = {name: Column(np.dtype(dtype), tuple(shape)) for name, (dtype, shape) in line.arrays.items()}
-        if columns.keys() != {*nest.leaves(trees[0]), *nest.leaves(trees[1]), "reward", *FLAGS}:
+        trees = {"obs": _tree(line.obs), "action": _tree(line.action)}
+        for key, tree in trees.items():
+            if tree != _named(key, tree):
+                raise DatasetError(f"its layout names the arrays of {key} otherwise than {key}.0, {key}.1, ...")
+        try:
+            rows = {name: np.dtype((dtype, tuple(shape))) for name, (dtype, shape) in line.arrays.items()}
+        except ValueError as error:
+            raise DatasetError(f"its layout has an array that is too large: {error}") from None
+        if rows.keys() != {*nest.leaves(trees["obs"]), *nest.leaves(trees["action"]), "reward", *FLAGS}:
             raise DatasetError("the arrays of its layout are not those that its trees name")
-        if columns["reward"].dtype != np.float64 or any(columns[flag] != Column(np.dtype("?"), ()) for flag in FLAGS):
+        if rows["reward"].base != np.float64 or any(rows[flag] != np.bool_ for flag in FLAGS):
             raise DatasetError("its layout has rewards that are not float64, or flags that are not bool")
-        if large := [name for name, column in columns.items() if column.nbytes > LARGEST_SIZE]:
-            raise DatasetError(f"its layout gives {large[0]} rows of {columns[large[0]].nbytes:,} bytes")
-        return cls(*trees, columns)
+        return cls(**trees, rows=rows)
+
+    def line(self) -> LayoutLine:
+        """The line of the manifest."""
+        return LayoutLine(
+            self.obs, self.action, {name: (row.base.str, list(row.shape)) for name, row in self.rows.items()}
+        )
+
+    def arrays(self, steps: int, episodes: int) -> dict[str, tuple[int, np.dtype]]:
+        """All arrays of a shard by name: how many rows, and a row."""
+        found = {name: (steps + episodes * is_of_obs(name), row) for name, row in self.rows.items()}
+        found["offsets"] = episodes + 1, np.dtype("<i8")
+        return found | {name: (episodes, np.dtype(dtype)) for name, dtype in OF_EPISODES.items()}
+
+    def nbytes(self, steps: int, episodes: int) -> int:
+        """Size of the arrays of a shard."""
+        return sum(count * row.itemsize for count, row in self.arrays(steps, episodes).values())
+
+
+def is_of_obs(name: str) -> bool:
+    """True if an array has one row more for each episode."""
+    return name == "obs" or name.startswith("obs.")
 
 
 def pairs_of(names: Any, tree: Any) -> Iterator[tuple[str, np.ndarray]]:
@@ -113,13 +99,13 @@ def pairs_of(names: Any, tree: Any) -> Iterator[tuple[str, np.ndarray]]:
     return zip(nest.leaves(names), nest.leaves(tree), strict=True)
 
 
-def _stored_dtype(name: str, array: np.ndarray) -> np.dtype:
+def _row(name: str, array: np.ndarray) -> np.dtype:
     if array.dtype.hasobject:
         raise DatasetError(f"{name} holds Python objects; only arrays of numbers can be stored")
     dtype = array.dtype.newbyteorder("<")
     if dtype.str not in DTYPES:
         raise DatasetError(f"{name} is {array.dtype}; arrays of bool, integers and floats up to 64 bits can be stored")
-    return dtype
+    return np.dtype((dtype, array.shape[1:]))
 
 
 def _named(prefix: str, tree: Any) -> Any:
@@ -131,36 +117,18 @@ def _named(prefix: str, tree: Any) -> Any:
     if not isinstance(tree, (dict, tuple)):
         return prefix
     numbers = count()
-    return nest.map(lambda _: f"{prefix}.{next(numbers)}", tree)
+    return _tree(nest.map(lambda _: f"{prefix}.{next(numbers)}", tree))
 
 
-def _as_lists(tree: Any) -> Any:
-    if isinstance(tree, dict):
-        if not all(isinstance(key, str) for key in tree):
-            raise DatasetError(f"the keys of a Dict space are {list(tree)}; only text can be stored")
-        return {key: _as_lists(child) for key, child in tree.items()}
-    return [_as_lists(child) for child in tree] if isinstance(tree, tuple) else tree
-
-
-def _tree(value: Any, prefix: str) -> Any:
-    """The tree of a line, with the names that its leaves must have."""
-    tree = _as_tuples(value, 0)
-    if tree != _named(prefix, tree):
-        raise DatasetError(f"its layout names the arrays of {prefix} otherwise than {prefix}.0, {prefix}.1, ...")
-    return tree
-
-
-def _as_tuples(value: Any, depth: int) -> Any:
-    if depth > DEEPEST or not isinstance(value, (dict, list, str)):
-        raise DatasetError("its layout has a tree that is nested too deeply, or has no names of arrays")
+def _tree(value: Any, depth: int = 0) -> Any:
+    """A tree of names from JSON, where tuples are lists. Raises `DatasetError` for what JSON cannot have."""
+    if depth > DEEPEST:
+        raise DatasetError("its layout has a tree that is nested too deeply")
     if isinstance(value, dict):
-        return {key: _as_tuples(child, depth + 1) for key, child in value.items()}
-    return tuple(_as_tuples(child, depth + 1) for child in value) if isinstance(value, list) else value
-
-
-def layout_of(episodes: EpisodeBatch) -> Layout:
-    """Layout of the arrays of episodes. Raises `DatasetError` where they cannot be stored."""
-    return Layout.of(episodes.obs, episodes.action, episodes.reward)
+        if not all(isinstance(key, str) for key in value):
+            raise DatasetError(f"the keys of a Dict space are {list(value)}; only text can be stored")
+        return {key: _tree(child, depth + 1) for key, child in value.items()}
+    return tuple(_tree(child, depth + 1) for child in value) if isinstance(value, (list, tuple)) else value
 
 
 def offsets_of(episodes: EpisodeBatch) -> np.ndarray:
@@ -168,19 +136,12 @@ def offsets_of(episodes: EpisodeBatch) -> np.ndarray:
     return np.concatenate([[0], np.cumsum(episodes.lengths)]).astype(np.int64)
 
 
-def nbytes_of(episodes: EpisodeBatch) -> int:
-    """Size of the arrays."""
-    return sum(
-        array.nbytes for name in EpisodeBatch.__dataclass_fields__ for array in nest.leaves(getattr(episodes, name))
-    )
-
-
 def arrays_of(episodes: EpisodeBatch) -> dict[str, np.ndarray]:
     """The arrays by name, as a shard has them."""
-    layout = layout_of(episodes)
+    layout = Layout.of(episodes)
     found = {name: getattr(episodes, name) for name in ("reward", *FLAGS)}
     found |= dict([*pairs_of(layout.obs, episodes.obs), *pairs_of(layout.action, episodes.action)])
-    found = {name: np.ascontiguousarray(array, layout.columns[name].dtype) for name, array in found.items()}
+    found = {name: np.ascontiguousarray(array, layout.rows[name].base) for name, array in found.items()}
     found["offsets"] = offsets_of(episodes)
     return found | {name: np.asarray(getattr(episodes, name), dtype) for name, dtype in OF_EPISODES.items()}
 
@@ -204,13 +165,9 @@ def returns_of(episodes: EpisodeBatch) -> np.ndarray:
 def check_whole(episodes: EpisodeBatch) -> None:
     """Raise `DatasetError` where these are no whole episodes, or have rewards that are not finite."""
     steps, count, offsets = len(episodes.reward), len(episodes), offsets_of(episodes)
-    shapes = layout_of(episodes).shapes(steps, count)
-    for name, array in arrays_of(episodes).items():
-        if array.shape != shapes[name].shape:
-            raise DatasetError(
-                f"{name} of {count} episodes with {steps} steps has the shape {array.shape}, expected "
-                f"{shapes[name].shape}"
-            )
+    expected = Layout.of(episodes).arrays(steps, count)
+    if wrong := [name for name, array in arrays_of(episodes).items() if len(array) != expected[name][0]]:
+        raise DatasetError(f"{', '.join(wrong)} of {count} episodes with {steps} steps have another number of rows")
     if offsets[-1] != steps or (episodes.lengths < 1).any():
         raise DatasetError(f"the lengths of {count} episodes are {episodes.lengths[:5]}..., for {steps} steps")
     if not np.array_equal(np.flatnonzero(episodes.terminated | episodes.truncated), offsets[1:] - 1):
@@ -227,45 +184,26 @@ def check_whole(episodes: EpisodeBatch) -> None:
 
 def pack(episodes: Sequence[Episode]) -> EpisodeBatch:
     """Episodes as one batch, in new memory. Raises `DatasetError` where they do not fit together."""
-    first = episodes[0]
+    layout = Layout.of(episodes[0])
     for episode in episodes:
-        _check_form(episode, first)
-    names = ("obs", "action", "reward", *FLAGS)
-    try:
-        columns = {name: join([getattr(episode, name) for episode in episodes]) for name in names}
-    except (ValueError, KeyError, TypeError) as error:
-        raise DatasetError(
-            f"these episodes have arrays of several forms, and cannot be stored as one: {error}"
-        ) from None
+        steps, rows = len(episode), [[*map(len, nest.leaves(tree))] for tree in (episode.obs, episode.action)]
+        if rows != [[steps + 1] * len(rows[0]), [steps] * len(rows[1])]:
+            raise DatasetError(
+                f"an episode of {steps} steps has {rows[0]} observations and {rows[1]} actions; expected T + 1 and T"
+            )
+        if (other := Layout.of(episode)) != layout:
+            raise DatasetError(f"these episodes have arrays of several forms: {other.line()} and {layout.line()}")
     return EpisodeBatch(
-        **columns,
-        lengths=np.array([len(episode) for episode in episodes], np.int64),
-        episode=np.array([episode.number for episode in episodes], np.int64),
-        seed=np.array([-1 if episode.seed is None else episode.seed for episode in episodes], np.int64),
-        env_id=np.array([episode.env_id for episode in episodes], np.int32),
+        **{name: join([getattr(each, name) for each in episodes]) for name in ("obs", "action", "reward", *FLAGS)},
+        lengths=np.array([len(each) for each in episodes], np.int64),
+        episode=np.array([each.number for each in episodes], np.int64),
+        seed=np.array([-1 if each.seed is None else each.seed for each in episodes], np.int64),
+        env_id=np.array([each.env_id for each in episodes], np.int32),
     )
-
-
-def _check_form(episode: Episode, first: Episode) -> None:
-    """Raise `DatasetError` where an episode is not whole, or has other dtypes than the first."""
-    length = len(episode)
-    rows = [len(leaf) for leaf in nest.leaves(episode.obs)], [len(leaf) for leaf in nest.leaves(episode.action)]
-    flags = {len(episode.terminated), len(episode.truncated)}
-    if {*rows[0]} - {length + 1} or {*rows[1]} - {length} or flags != {length}:
-        raise DatasetError(
-            f"an episode of {length} steps has {rows[0]} observations and {rows[1]} actions; expected T + 1 and T"
-        )
-    for name in ("obs", "action"):
-        dtypes, expected = ([leaf.dtype for leaf in nest.leaves(getattr(each, name))] for each in (episode, first))
-        if dtypes != expected:
-            raise DatasetError(f"{name} of an episode is {dtypes}, and {expected} in one before")
 
 
 def concatenate(parts: Sequence[EpisodeBatch]) -> EpisodeBatch:
     """All episodes of several batches, in order."""
-    names = EpisodeBatch.__dataclass_fields__
-    return (
-        parts[0]
-        if len(parts) == 1
-        else EpisodeBatch(**{name: join([getattr(p, name) for p in parts]) for name in names})
-    )
+    if len(parts) == 1:
+        return parts[0]
+    return EpisodeBatch(**{name: join([getattr(p, name) for p in parts]) for name in EpisodeBatch.__dataclass_fields__})

@@ -10,11 +10,11 @@ import stat
 import weakref
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
-from collector.store import system_calls
 from vecenv.portability import path_of_descriptor
 
+T = TypeVar("T")
 FILE, FOLDER = "file", "folder"
 PARTIAL = ".partial"
 """The end of the name of a file that is being written."""
@@ -27,6 +27,19 @@ _OPEN_FOLDER = os.O_RDONLY | os.O_DIRECTORY
 _OPEN_FILE = os.O_NOFOLLOW | os.O_NONBLOCK
 
 
+# The system calls that change a folder of episodes, by names of this module, so that a test can make any of them fail.
+fsync, truncate = os.fsync, os.ftruncate
+unlink, rmdir, mkdir = os.unlink, os.rmdir, os.mkdir
+rename = os.replace
+
+
+def write(fd: int, data: Any) -> None:
+    """Write all of `data`, which is bytes or a buffer."""
+    rest = memoryview(data).cast("B")
+    while len(rest):
+        rest = rest[os.write(fd, rest) :]
+
+
 class DatasetError(RuntimeError):
     """A folder of episodes cannot be used; the message has what is wrong with it and what to do."""
 
@@ -35,8 +48,29 @@ class FolderInUseError(DatasetError):
     """Another process writes to the folder."""
 
 
-class SafeFolder(os.PathLike[str]):
-    """A folder by its descriptor, until `close`, the end of a `with` block, or garbage collection.
+class Descriptor:
+    """Holds a descriptor open until `close`, the end of a `with` block, or garbage collection."""
+
+    _fd = -1
+
+    def close(self) -> None:
+        """Close it; once more does nothing."""
+        fd, self._fd = self._fd, -1
+        if fd >= 0:
+            os.close(fd)
+
+    def __enter__(self: T) -> T:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        self.close()
+
+
+class SafeFolder(Descriptor, os.PathLike[str]):
+    """A folder by its descriptor.
 
     The path that it is made with is the caller's own, and may lead through links. Below it there are files and folders
     only: a link, or anything else, is a `DatasetError` that names it, also where it takes the place of a folder after
@@ -46,12 +80,13 @@ class SafeFolder(os.PathLike[str]):
 
     path: Path
     """For messages, and for what only takes paths."""
-    _fd = -1
 
-    def __init__(self, path: str | os.PathLike[str]) -> None:
+    def __init__(self, path: str | os.PathLike[str], fd: int | None = None) -> None:
         self.path = Path(os.path.abspath(path))
         try:
-            self._fd = os.dup(path._fd) if isinstance(path, SafeFolder) else os.open(self.path, _OPEN_FOLDER)
+            if fd is None:
+                fd = os.dup(path._fd) if isinstance(path, SafeFolder) else os.open(self.path, _OPEN_FOLDER)
+            self._fd = fd
         except FileNotFoundError:
             raise
         except OSError as error:
@@ -65,23 +100,7 @@ class SafeFolder(os.PathLike[str]):
         if not there.is_dir():
             raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(there))
         with cls(there) as parent:
-            below = whole.relative_to(there).as_posix()
-            return parent.inside("" if below == "." else below, make=True)
-
-    def close(self) -> None:
-        """Close it; once more does nothing."""
-        fd, self._fd = self._fd, -1
-        if fd >= 0:
-            os.close(fd)
-
-    def __enter__(self) -> SafeFolder:
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self.close()
-
-    def __del__(self) -> None:
-        self.close()
+            return parent.inside("/".join(whole.relative_to(there).parts), make=True)
 
     def __fspath__(self) -> str:
         return str(self.path)
@@ -128,21 +147,12 @@ class SafeFolder(os.PathLike[str]):
         """A folder below it, which is made if `make` says so; "": this one. Raises as the constructor, and OSError."""
         found = SafeFolder(self)
         for each in name.split("/") if name else ():
-            with found:
-                found = found._enter(each, make)
-        return found
-
-    def _enter(self, name: str, make: bool) -> SafeFolder:
-        try:
-            fd = self._open(name, _OPEN_FOLDER, FOLDER)
-        except FileNotFoundError:
-            if not make:
-                raise
-            with suppress(FileExistsError):
-                system_calls.mkdir(name, self._fd)
-            fd = self._open(name, _OPEN_FOLDER, FOLDER)
-        found = object.__new__(SafeFolder)
-        found.path, found._fd = self.path / name, fd
+            with found as above:
+                if make and above.kind(each) is None:
+                    with suppress(FileExistsError):
+                        mkdir(each, dir_fd=above._fd)
+                    above.sync()
+                found = SafeFolder(above.path / each, above._open(each, _OPEN_FOLDER, FOLDER))
         return found
 
     # Files
@@ -189,16 +199,10 @@ class SafeFolder(os.PathLike[str]):
                 )
             return file.read(size)
 
-    def size(self, name: str) -> int | None:
-        """Size of a file; None: there is none. Raises as `open`."""
-        try:
-            fd = self.open(name)
-        except FileNotFoundError:
-            return None
-        try:
-            return os.fstat(fd).st_size
-        finally:
-            os.close(fd)
+    def size(self, name: str) -> int:
+        """Size of a file. Raises as `open`."""
+        with os.fdopen(self.open(name), "rb") as file:
+            return os.fstat(file.fileno()).st_size
 
     def write(self, name: str, data: Any) -> None:
         """Give a file its content, on the disk, at once or not at all. Raises OSError, and `DatasetError` as `kind`."""
@@ -210,33 +214,33 @@ class SafeFolder(os.PathLike[str]):
         """Write a file, on the disk. Raises as `write`."""
         fd = self.open(name, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
         try:
-            system_calls.write(fd, data)
-            system_calls.fsync(fd)  # without it, a power cut after a rename could leave an empty file of that name
+            write(fd, data)
+            fsync(fd)  # without it, a power cut after a rename could leave an empty file of that name
         finally:
             os.close(fd)
 
     def rename(self, old: str, new: str, to: SafeFolder | None = None) -> None:
         """Give a file or a folder another name, on the disk, here or in the folder `to`. Raises OSError."""
-        system_calls.rename(old, new, self._fd, (to or self)._fd)
+        rename(old, new, src_dir_fd=self._fd, dst_dir_fd=(to or self)._fd)
         (to or self).sync()
 
     def remove(self, name: str) -> None:
         """Remove a file, or a folder with all that is in it. Raises OSError, and `DatasetError` as `kind`."""
         if self.kind(name) != FOLDER:
-            system_calls.unlink(name, self._fd)
+            unlink(name, dir_fd=self._fd)
             return
         with self.inside(name) as below:
             for each, _ in below.entries():
                 below.remove(each)
-        system_calls.rmdir(name, self._fd)
+        rmdir(name, dir_fd=self._fd)
 
     def sync(self) -> None:
         """Return once the names in it are on the disk."""
-        system_calls.fsync(self._fd)
+        fsync(self._fd)
 
 
-class FolderLock:
-    """Holds a folder locked, by a file in it, until `release` or the end of the process, however it ends.
+class FolderLock(Descriptor):
+    """Holds a folder locked, by a file in it, until `close` or the end of the process, however it ends.
 
     Raises `FolderInUseError` at once where another writer has it; the file says which. A child that is forked does not
     keep the lock: a job that is killed leaves its folder free, even while its workers are still ending.
@@ -249,31 +253,20 @@ class FolderLock:
             fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             os.ftruncate(self._fd, 0)
             os.pwrite(self._fd, f"pid {os.getpid()} on {socket.gethostname()}\n".encode(), 0)
-        except BlockingIOError:
+        except BaseException as error:
             holder = os.pread(self._fd, 200, 0).decode(errors="replace").strip() or "another process"
-            self.release()
+            super().close()
+            if not isinstance(error, BlockingIOError):
+                raise
             raise FolderInUseError(
                 f"{folder.path} is being written by {holder}: wait for its end, or choose another folder"
             ) from None
-        except BaseException:
-            self.release()
-            raise
 
-    def release(self) -> None:
+    def close(self) -> None:
         """Let others have it; once more does nothing."""
         if self._fd >= 0:
             fcntl.flock(self._fd, fcntl.LOCK_UN)  # closing is not enough while a child, just forked, has it open too
-            self.close()
-
-    def close(self) -> None:
-        """Close the file; the lock stays while another process has it open."""
-        fd, self._fd = self._fd, -1
-        if fd >= 0:
-            os.close(fd)
-
-    def __del__(self) -> None:
-        if hasattr(self, "_fd"):
-            self.release()
+        super().close()
 
 
 _HELD: weakref.WeakSet[FolderLock] = weakref.WeakSet()
@@ -281,7 +274,7 @@ _HELD: weakref.WeakSet[FolderLock] = weakref.WeakSet()
 
 def _close_all() -> None:
     for lock in list(_HELD):
-        lock.close()
+        Descriptor.close(lock)
 
 
 # The lock belongs to the open file, which a forked child shares: it closes its own descriptors of it.

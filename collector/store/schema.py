@@ -6,7 +6,7 @@
     {"line": "shard", "shard": "shards/000000", "files": {"obs.npy": [23456, "<sha256>"], ...}, "compressed": false,
      "steps": 5000, "episodes": [0, 1, 3, ...], "lengths": [...], "returns": [...], "failed": {"env": 1}}
     {"line": "note", "failed": {"env": 1}, "state": ...}
-    {"line": "end", "status": "complete", "episodes": 400}
+    {"line": "end", "episodes": 400}
 
 The layout comes before the first shard, the end last: of a data set that is complete, the episodes below that number
 count. "failed" and "state" (what the writer wants to find again) are optional.
@@ -82,75 +82,29 @@ class End(Exact, tag="end"):
     """The end of a data set that is complete: numbers below `episodes` count."""
 
     episodes: Count
-    status: Literal["complete"] = "complete"
 
 
 Line = LayoutLine | ShardLine | Note | End
 
 
-class Space(msgspec.Struct, forbid_unknown_fields=True, tag_field="type"):
-    """A space of gymnasium."""
+class SpaceForm(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
+    """A space of gymnasium: its type, and the arguments that make it; of another type its text, without a way back."""
 
-
-class BoxForm(Space, tag="Box"):
-    """Each bound is one number, or a list in C order; infinity is "inf"."""
-
-    dtype: str
-    shape: Shape
-    low: Any
-    high: Any
-
-
-class DiscreteForm(Space, tag="Discrete"):
-    """As gymnasium's Discrete."""
-
-    n: int
-    start: int
-    dtype: str
-
-
-class MultiDiscreteForm(Space, tag="MultiDiscrete"):
-    """As gymnasium's MultiDiscrete."""
-
-    dtype: str
-    nvec: list[Any]
-    start: list[Any]
-
-
-class MultiBinaryForm(Space, tag="MultiBinary"):
-    """As gymnasium's MultiBinary."""
-
-    n: int | Shape
-
-
-class TextForm(Space, tag="Text"):
-    """As gymnasium's Text."""
-
-    min_length: int
-    max_length: int
-    charset: str
-
-
-class OtherForm(Space, tag="other"):
-    """A space without arrays (Graph, ...) as its text, which has no way back."""
-
-    name: str
-    text: str
-
-
-class DictForm(Space, tag="Dict"):
-    """As gymnasium's Dict."""
-
-    spaces: dict[str, SpaceForm]
-
-
-class TupleForm(Space, tag="Tuple"):
-    """As gymnasium's Tuple."""
-
-    spaces: list[SpaceForm]
-
-
-SpaceForm = BoxForm | DiscreteForm | MultiDiscreteForm | MultiBinaryForm | TextForm | OtherForm | DictForm | TupleForm
+    type: Literal["Box", "Discrete", "MultiDiscrete", "MultiBinary", "Text", "Dict", "Tuple", "other"]
+    dtype: str = ""
+    shape: Shape = []
+    low: Any = None
+    """A bound of a Box is one number, or a list in C order; infinity is "inf"."""
+    high: Any = None
+    n: int | Shape = 0
+    nvec: list[Any] = []
+    start: int | list[Any] = 0
+    min_length: int = 0
+    max_length: int = 0
+    charset: str = ""
+    spaces: dict[str, SpaceForm] | list[SpaceForm] = []
+    name: str = ""
+    text: str = ""
 
 
 class Head(msgspec.Struct):

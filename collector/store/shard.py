@@ -18,13 +18,13 @@ from collections import OrderedDict
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from collector.episodes.episode import EpisodeBatch
-from collector.store.manifest import MANIFEST, Index, file_name
-from collector.store.packed import Column, Layout, batch_of, check_whole, returns_of
+from collector.store.manifest import MANIFEST, file_name
+from collector.store.packed import Layout, batch_of, check_whole, returns_of
 from collector.store.safe_folder import PARTIAL, DatasetError, SafeFolder
 from collector.store.schema import ShardLine
 
@@ -62,13 +62,13 @@ def write_shard(
     return files
 
 
-def read_array(folder: SafeFolder, record: ShardLine, name: str, expected: Column, known: bool) -> np.ndarray:
-    """An array of a shard: a view of its file, or of the inflated content. Raises `DatasetError` and FileNotFoundError.
+def read_array(folder: SafeFolder, record: ShardLine, name: str, count: int, row: np.dtype, known: bool) -> np.ndarray:
+    """An array of a shard, with `count` such rows: a view of its file, or of the inflated content.
 
-    The hash is not computed where it is `known`.
+    The hash is not computed where it is `known`. Raises `DatasetError`, and FileNotFoundError for another file.
     """
     size, sha256 = record.files[file_name(name, record.compressed)]
-    fd = folder.open(file_name(name, record.compressed))
+    fd, nbytes = folder.open(file_name(name, record.compressed)), count * row.itemsize
     with os.fdopen(fd, "rb") as file:
         if os.fstat(fd).st_size != size or not size:
             raise FileNotFoundError
@@ -77,29 +77,21 @@ def read_array(folder: SafeFolder, record: ShardLine, name: str, expected: Colum
         raise FileNotFoundError
     if record.compressed:
         stream = zlib.decompressobj(zlib.MAX_WBITS | 16)
-        data = stream.decompress(data, expected.nbytes + LONGEST_HEADER)
+        data = stream.decompress(data, nbytes + LONGEST_HEADER)
         if not stream.eof:
             raise DatasetError(f"{name} is larger than its layout says, or damaged")
     header = io.BytesIO(memoryview(data)[:LONGEST_HEADER])
     if np.lib.format.read_magic(header) != (1, 0):
         raise DatasetError(f"{name} is not in version 1.0 of the format of numpy")
     shape, fortran, dtype = np.lib.format.read_array_header_1_0(header, max_header_size=LONGEST_HEADER)
-    if Column(dtype, shape) != expected or (fortran and len(shape) > 1):
-        raise DatasetError(f"{name} is {dtype} {str(shape)[:80]}, expected {expected.dtype} {expected.shape}")
-    if len(data) != header.tell() + expected.nbytes:
-        raise DatasetError(f"{name} has {len(data):,} bytes, expected {header.tell() + expected.nbytes:,}")
+    if (dtype, shape) != (row.base, (count, *row.shape)) or (fortran and len(shape) > 1):
+        raise DatasetError(f"{name} is {dtype} {str(shape)[:80]}, expected {row.base} {(count, *row.shape)}")
+    if len(data) != header.tell() + nbytes:
+        raise DatasetError(f"{name} has {len(data):,} bytes, expected {header.tell() + nbytes:,}")
     array: np.ndarray = np.ndarray(shape, dtype, data, header.tell())
     if not known and dtype == np.bool_ and (array.view(np.uint8) > 1).any():
         raise DatasetError(f"{name} has bytes that are neither True nor False")
     return array
-
-
-class OpenShard(NamedTuple):
-    """The episodes of a shard, and what they take."""
-
-    episodes: EpisodeBatch
-    nbytes: int
-    descriptors: int
 
 
 class Shards:
@@ -109,93 +101,79 @@ class Shards:
     `memory` bytes, so that memory stays below that and one shard. Pickled, it takes along which have been checked.
     """
 
-    def __init__(self, root: Path, records: list[ShardLine], index: Index, layout: Layout | None, memory: int) -> None:
+    def __init__(
+        self, root: Path, records: list[ShardLine], index: np.ndarray, layout: Layout | None, memory: int
+    ) -> None:
         self.root, self.records, self.layout, self.memory = root, records, layout, memory
         self._index = index
-        self._bounds = np.searchsorted(index.shard, np.arange(len(records) + 1))
+        self._bounds = np.searchsorted(index["shard"], np.arange(len(records) + 1))
         self._checked: set[int] = set()
-        self._open: OrderedDict[int, OpenShard] = OrderedDict()
+        self._open: OrderedDict[int, EpisodeBatch] = OrderedDict()
         soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-        self._most_descriptors = 8192 if soft == resource.RLIM_INFINITY else max(64, min(8192, soft // 2))
+        descriptors = 8192 if soft == resource.RLIM_INFINITY else max(64, min(8192, soft // 2))
+        self._most_open = max(1, descriptors // (1 if layout is None else len(layout.arrays(0, 0))))
 
     def __getstate__(self) -> dict[str, Any]:
         return {**vars(self), "_open": OrderedDict()}
 
     def nbytes(self, which: int) -> int:
         """Size of the arrays of a shard."""
-        record = self.records[which]
-        return 0 if self.layout is None else self.layout.nbytes(record.steps, self._episodes(which))
+        assert self.layout is not None, "shards come after the layout"
+        return self.layout.nbytes(self.records[which].steps, len(self._entries(which)))
 
-    def _episodes(self, which: int) -> int:
-        return int(self._bounds[which + 1] - self._bounds[which])
+    def _entries(self, which: int) -> np.ndarray:
+        return self._index[self._bounds[which] : self._bounds[which + 1]]
 
     def __getitem__(self, which: int) -> EpisodeBatch:
         if which not in self._open:
             found = self._read(which)
-            while self._open and not self._has_room(found):
+            while self._open and not self._has_room(which):
                 self._open.popitem(last=False)
             self._open[which] = found
         self._open.move_to_end(which)
-        return self._open[which].episodes
+        return self._open[which]
 
-    def _has_room(self, fresh: OpenShard) -> bool:
-        nbytes, descriptors = (sum(column) for column in zip(*((e[1], e[2]) for e in self._open.values()), strict=True))
-        return nbytes + fresh.nbytes <= self.memory and descriptors + fresh.descriptors <= self._most_descriptors
+    def _has_room(self, which: int) -> bool:
+        return len(self._open) < self._most_open and sum(map(self.nbytes, [which, *self._open])) <= self.memory
 
     def check(self, which: int) -> None:
         """Read a shard and check all that is known of it, whether it has been checked before or not."""
         self._checked.discard(which)
         self._open.pop(which, None)
-        check_whole(self[which])
-        if not np.allclose(returns_of(self[which]), self._of(which, self._index.returns), rtol=1e-9, atol=1e-9):
+        if not np.allclose(returns_of(self[which]), self._entries(which)["returns"], rtol=1e-9, atol=1e-9):
             raise DatasetError(
                 f"{self.root / self.records[which].shard} has other rewards than the returns in {MANIFEST}"
             )
 
-    def _of(self, which: int, column: np.ndarray) -> np.ndarray:
-        return column[self._bounds[which] : self._bounds[which + 1]]
-
-    def _read(self, which: int) -> OpenShard:
-        record, layout = self.records[which], self.layout
-        path = self.root / record.shard
-        if layout is None:
-            raise DatasetError(f"{self.root} has no shards")
-        expected, nbytes = layout.shapes(record.steps, self._episodes(which)), self.nbytes(which)
-        known = which in self._checked
+    def _read(self, which: int) -> EpisodeBatch:
+        record, nbytes, known = self.records[which], self.nbytes(which), which in self._checked
+        entries = self._entries(which)
+        path, layout = self.root / record.shard, self.layout
         if record.compressed and nbytes > LARGEST_INFLATED:
             raise DatasetError(
                 f"{path} declares {nbytes:,} bytes; {LARGEST_INFLATED:,} are the most for a shard that is compressed"
             )
         try:
+            assert layout is not None
             with SafeFolder(self.root) as root, root.inside(record.shard) as folder:
-                arrays = {name: read_array(folder, record, name, each, known) for name, each in expected.items()}
+                expected = layout.arrays(record.steps, len(entries))
+                arrays = {name: read_array(folder, record, name, *each, known) for name, each in expected.items()}
+            episodes = batch_of(layout, arrays)
+            if not known:
+                if not np.array_equal(arrays["offsets"], np.append(entries["first"], record.steps)):
+                    raise DatasetError(f"it has offsets that are not those of the lengths in {MANIFEST}")
+                if not np.array_equal(episodes.episode, entries["number"]):
+                    raise DatasetError(f"it has other episodes than {MANIFEST} says")
+                if episodes.seed.min() < -1 or episodes.env_id.min() < 0:
+                    raise DatasetError("it has a seed or an env below zero")
+                check_whole(episodes)
         except FileNotFoundError:
             raise mismatch(path) from None
-        except DatasetError as error:
-            raise DatasetError(f"{path} is not a shard of this data set: {error}") from None
-        except Exception as error:  # of numpy and zlib: what is wrong with a file
-            reason = f"{type(error).__name__}: {error}"
+        except Exception as error:  # also of numpy and zlib: what is wrong with a file
+            reason = error if isinstance(error, DatasetError) else f"{type(error).__name__}: {error}"
             raise DatasetError(f"{path} is not a shard of this data set: {reason}") from None
-        episodes = batch_of(layout, arrays)
-        if not known:
-            self._check_meaning(which, arrays["offsets"], episodes)
-            self._checked.add(which)
-        return OpenShard(episodes, nbytes, sum(size > SMALL for size, _ in record.files.values()))
-
-    def _check_meaning(self, which: int, offsets: np.ndarray, episodes: EpisodeBatch) -> None:
-        """Raise `DatasetError` where the arrays are not those of the episodes in the manifest."""
-        path = self.root / self.records[which].shard
-        expected = np.concatenate([[0], np.cumsum(self._of(which, self._index.length))])
-        if not np.array_equal(offsets, expected):
-            raise DatasetError(f"{path} has offsets that are not those of the lengths in {MANIFEST}")
-        if not np.array_equal(episodes.episode, self._of(which, self._index.number)):
-            raise DatasetError(f"{path} has other episodes than {MANIFEST} says")
-        if episodes.seed.min() < -1 or episodes.env_id.min() < 0:
-            raise DatasetError(f"{path} has a seed or an env below zero")
-        if not np.isfinite(episodes.reward).all():
-            raise DatasetError(f"{path} has a reward that is not finite")
-        if not np.array_equal(np.flatnonzero(episodes.terminated | episodes.truncated), expected[1:] - 1):
-            raise DatasetError(f"{path} has episodes that are not over in their last step, or earlier")
+        self._checked.add(which)
+        return episodes
 
 
 def mismatch(path: Path) -> DatasetError:

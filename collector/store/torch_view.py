@@ -18,55 +18,48 @@ except ImportError as error:
     raise ImportError("as_torch needs torch: pip install vecenv[torch]") from error
 
 if TYPE_CHECKING:
+    from collector.episodes.episode import Episode
     from collector.store.dataset import Dataset
 
 
 def torch_view(dataset: Dataset, of: str, *, batch_size: int, seed: int, passes: int | None) -> Any:
     """See `Dataset.as_torch`."""
-    if of == "transitions":
-        return TorchTransitions(dataset)
-    if of == "episodes":
-        return TorchEpisodes(dataset)
+    if of not in ("transitions", "episodes", "batches"):
+        raise ValueError(f"as_torch(of={of!r}): expected 'transitions', 'episodes' or 'batches'")
     if of == "batches":
         return TorchBatches(dataset, batch_size, seed, passes)
-    raise ValueError(f"as_torch(of={of!r}): expected 'transitions', 'episodes' or 'batches'")
+    return TorchRows(dataset, of == "episodes")
 
 
-def _tensors(tree: Any) -> Any:
-    return nest.map(lambda array: torch.from_numpy(np.ascontiguousarray(array)), tree)
+def _tensors(columns: dict[str, Any]) -> dict[str, Any]:
+    return {
+        name: nest.map(lambda array: torch.from_numpy(np.ascontiguousarray(array)), tree)
+        for name, tree in columns.items()
+    }
 
 
-class TorchTransitions(TorchDataset[Any]):
-    """Every transition by its number: a dict of tensors."""
+class TorchRows(TorchDataset[Any]):
+    """Every transition, or episode, by its number: a dict of tensors, of which those of episodes differ in length."""
 
-    def __init__(self, dataset: Dataset) -> None:
-        self._dataset = dataset
+    def __init__(self, dataset: Dataset, of_episodes: bool) -> None:
+        self._dataset, self._of_episodes = dataset, of_episodes
 
     def __len__(self) -> int:
-        return self._dataset.steps
+        return len(self._dataset) if self._of_episodes else self._dataset.steps
 
     def __getitem__(self, number: int) -> dict[str, Any]:
         return self.__getitems__([range(len(self))[number]])[0]
 
     def __getitems__(self, numbers: list[int]) -> list[dict[str, Any]]:
         """Several at once, as the DataLoader asks for them."""
+        if self._of_episodes:
+            return [self._episode(self._dataset[number]) for number in numbers]
         rows = _tensors(self._dataset.take(numbers).as_dict())
         return [nest.take(rows, i) for i in range(len(numbers))]
 
-
-class TorchEpisodes(TorchDataset[Any]):
-    """Every episode by its place: a dict of tensors, whose lengths differ."""
-
-    def __init__(self, dataset: Dataset) -> None:
-        self._dataset = dataset
-
-    def __len__(self) -> int:
-        return len(self._dataset)
-
-    def __getitem__(self, place: int) -> dict[str, Any]:
-        episode = self._dataset[place]
+    def _episode(self, episode: Episode) -> dict[str, Any]:
         names = ("obs", "action", "reward", "terminated", "truncated")
-        return {**{name: _tensors(getattr(episode, name)) for name in names}, "number": episode.number}
+        return {**_tensors({name: getattr(episode, name) for name in names}), "number": episode.number}
 
 
 class TorchBatches(IterableDataset[Any]):

@@ -11,7 +11,6 @@ to the manifest and flushes that. A reader believes the manifest only, so that
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
@@ -22,20 +21,10 @@ import numpy as np
 
 from collector.episodes.episode import Episode, EpisodeBatch
 from collector.store import folder as on_disk
-from collector.store import schema
 from collector.store.dataset_head import HEAD, head_bytes, read_head
 from collector.store.folder import SHARDS
 from collector.store.manifest import Manifest, read_lines
-from collector.store.packed import (
-    Layout,
-    arrays_of,
-    check_whole,
-    concatenate,
-    layout_of,
-    nbytes_of,
-    pack,
-    returns_of,
-)
+from collector.store.packed import Layout, arrays_of, check_whole, concatenate, pack, returns_of
 from collector.store.safe_folder import DatasetError, FolderLock, SafeFolder
 from collector.store.schema import LARGEST, End, LayoutLine, Note, ShardLine
 from collector.store.shard import write_shard
@@ -66,7 +55,7 @@ class StoreWriter:
         with StoreWriter(folder, make_head(space, space)) as writer:
             writer.add(episodes)
             writer.commit()                 # these are now safe
-            writer.end("complete")
+            writer.end()
     """
 
     def __init__(
@@ -87,7 +76,6 @@ class StoreWriter:
         self.waiting_bytes = 0
         """Size of the episodes that are not committed yet."""
         self._waiting: list[EpisodeBatch] = []
-        self._waiting_since: float | None = None
         self._seen: set[int] = set()
         self._next_number = 0
         self._broken = ""
@@ -99,14 +87,16 @@ class StoreWriter:
             """The folder, for what else is written there; it is closed with the writer."""
             on_disk.check_files(self.opened)
             self._lock = FolderLock(self.opened)
-            undo.callback(self._lock.release)
+            undo.callback(self._lock.close)
             if resume and self.opened.kind(HEAD):
                 self.manifest = on_disk.resume(self.opened, head, check, reopen)
             elif content is None:
                 read_head(self.opened)  # which says that there is none
             else:
                 on_disk.begin(self.opened, content, overwrite)
-            self._next_shard = on_disk.first_free_shard(self.opened)
+            self._next_shard = 1 + max(
+                (int(line.shard.rpartition("/")[2]) for line in self.manifest.shards), default=-1
+            )
             self._take_numbers(self.committed)
             self.manifest.open(self.opened)
             undo.pop_all()
@@ -116,17 +106,12 @@ class StoreWriter:
     @property
     def committed(self) -> np.ndarray:
         """int64: the numbers of the episodes that are committed, in the order of their commits."""
-        return self.manifest.index.number
+        return self.manifest.index["number"]
 
     @property
     def closed(self) -> bool:
         """True once `close` was called."""
         return self.manifest.fd < 0
-
-    @property
-    def waiting_seconds(self) -> float:
-        """Seconds since the first of the episodes came that are not committed yet."""
-        return 0.0 if self._waiting_since is None else time.monotonic() - self._waiting_since
 
     def add(self, episodes: Episode | Sequence[Episode] | EpisodeBatch) -> None:
         """Take episodes for the next shard; those without a number get the next free one.
@@ -140,18 +125,15 @@ class StoreWriter:
             return
         batch = self._numbered(several if isinstance(several, EpisodeBatch) else pack(several))
         check_whole(batch)
-        layout = layout_of(batch)
-        expected = self.manifest.layout or (layout_of(self._waiting[0]) if self._waiting else layout)
+        layout = Layout.of(batch)
+        expected = self.manifest.layout or (Layout.of(self._waiting[0]) if self._waiting else layout)
         if layout != expected:
             raise DatasetError(
-                f"these episodes have the arrays {schema.as_json(layout.line())}, and those of {self.folder} have "
-                f"{schema.as_json(expected.line())}"
+                f"these episodes have the arrays {layout.line()}, and those of {self.folder} have {expected.line()}"
             )
         self._take_numbers(batch.episode)
         self._waiting.append(batch)
-        self.waiting_bytes += nbytes_of(batch)
-        if self._waiting_since is None:
-            self._waiting_since = time.monotonic()
+        self.waiting_bytes += layout.nbytes(len(batch.reward), len(batch))
 
     def _take_numbers(self, numbers: np.ndarray) -> None:
         self._seen.update(numbers.tolist())
@@ -206,7 +188,6 @@ class StoreWriter:
     def _commit_shard(self, note: Note) -> None:
         episodes = concatenate(self._waiting)
         self._waiting = [episodes]
-        layout = layout_of(episodes)
         # A number is used once: a line that may be on the disk or not never names a folder that is written again.
         name = f"{self._next_shard:06d}"
         self._next_shard += 1
@@ -223,13 +204,13 @@ class StoreWriter:
                 state=note.state,
             )
             try:
-                self.manifest.append([line] if self.manifest.layout is not None else [layout.line(), line])
+                self.manifest.append([line] if self.manifest.layout is not None else [Layout.of(episodes).line(), line])
             except OSError:
                 if not self.manifest.unknown:  # it is as it was, so the shard is none
                     with suppress(OSError):
                         own.remove(name)
                 raise
-        self._waiting, self.waiting_bytes, self._waiting_since = [], 0, None
+        self._waiting, self.waiting_bytes = [], 0
 
     def adopt(self, folder: str | os.PathLike[str]) -> list[ShardLine]:
         """Move the committed shards of another data set here, and return their lines; it may still be written to.
@@ -246,9 +227,7 @@ class StoreWriter:
                     with self._changing():
                         self.manifest.append([line])
                 elif isinstance(line, LayoutLine) and Layout.of_line(line) != self.manifest.layout:
-                    raise DatasetError(
-                        f"a writer has episodes of another layout than {self.folder}: {schema.as_json(line)}"
-                    )
+                    raise DatasetError(f"a writer has episodes of another layout than {self.folder}: {line}")
                 elif isinstance(line, ShardLine) and other.kind(line.shard):
                     if twice := self._seen.intersection(line.episodes):
                         raise DatasetError(
@@ -267,15 +246,12 @@ class StoreWriter:
 
     # End
 
-    def end(self, status: str = "complete", *, episodes: int | None = None) -> None:
+    def end(self, *, episodes: int | None = None) -> None:
         """Commit what waits, and end the data set: those of its episodes count whose number is below `episodes`.
 
-        `episodes`: None: all. Nothing can be added afterwards.
+        `episodes`: None: all. Nothing can be added afterwards. A data set that is not complete has no end: call `close`
+        alone.
         """
-        if status != "complete":
-            raise ValueError(
-                f"status must be 'complete', got {status!r}; a data set that is not has no end: call close()"
-            )
         self.commit()
         count = self._next_number if episodes is None else episodes
         with self._changing():
@@ -284,7 +260,7 @@ class StoreWriter:
     def close(self) -> None:
         """Give the folder back, without committing; once more does nothing."""
         self.manifest.close()
-        self._lock.release()
+        self._lock.close()
         self.opened.close()
         self._broken = self._broken or "it is closed"
 

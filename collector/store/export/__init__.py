@@ -1,1 +1,69 @@
-"""Data sets in the formats of other tools."""
+"""`export`: a data set in the format of another tool, written completely or not at all."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from collector.store.dataset import Dataset
+from collector.store.safe_folder import DatasetError
+
+TARGETS = {
+    "parquet": "collector.store.export.arrow_parquet",
+    "lerobot": "collector.store.export.arrow_lerobot",
+    "minari": "collector.store.export.minari_datasets",
+}
+"""Modules with a function `write(dataset, path, **options)`."""
+
+
+def export(dataset: Dataset | str | os.PathLike[str], to: str, out: str | os.PathLike[str], **options: Any) -> Path:
+    """Write the episodes of a data set, or of a part of one, in another format; returns `out`.
+
+    `to`, and what `out` becomes (a shard itself is a folder of arrays for numpy):
+
+    - "parquet": a folder with steps.parquet (a row an observation) and episodes.parquet.
+    - "lerobot": a folder in LeRobot's format v3; options `fps` (30), `task` and `robot_type`. Its frames have no last
+      observation, and it has numbers only: what is lost is in docs/guides/datasets.md.
+    - "minari": a folder of a data set of Minari, loaded and compared before it gets its name; options `dataset_id`, and
+      what Minari notes (`description`, `algorithm_name`, ...). Below MINARI_DATASETS_PATH, as namespace/name-v0, it is
+      found by that id.
+
+    Raises ValueError for another `to`, `DatasetError` where `out` exists, the data set has no episodes or no spaces
+    where the format needs them, or the disk is full, ImportError with what to install.
+
+    Example::
+
+        export("data/cartpole", "minari", Path.home() / ".minari/datasets/vecenv/cartpole-v0")
+        minari.load_dataset("vecenv/cartpole-v0")
+    """
+    if to not in TARGETS:
+        raise ValueError(f"to must be one of {', '.join(TARGETS)}, got {to!r}")
+    data = dataset if isinstance(dataset, Dataset) else Dataset(dataset)
+    if not len(data):
+        raise DatasetError(f"{data.folder} has no episodes yet")
+    write = importlib.import_module(TARGETS[to]).write
+    with at_once(Path(out)) as partial:
+        write(data, partial, name=Path(out), **options)
+    return Path(out)
+
+
+@contextmanager
+def at_once(out: Path) -> Iterator[Path]:
+    """A path to write to, which gets the name `out` when the block ends well, and is removed otherwise."""
+    if out.exists():
+        raise DatasetError(f"{out} exists; choose another place, or remove it")
+    partial = out.with_name(f"{out.name}.partial")
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        shutil.rmtree(partial, ignore_errors=True)
+        yield partial
+        os.replace(partial, out)
+    except OSError as error:
+        raise DatasetError(f"cannot write {out}: {error.strerror or error}") from error
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)

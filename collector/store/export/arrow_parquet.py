@@ -12,7 +12,7 @@ import numpy as np
 from collector.episodes.episode import EpisodeBatch
 from collector.store import schema
 from collector.store.dataset import Dataset
-from collector.store.packed import Column, arrays_of, offsets_of
+from collector.store.packed import Layout, arrays_of, is_of_obs, offsets_of
 from collector.store.safe_folder import DatasetError
 
 try:
@@ -20,6 +20,8 @@ try:
     from pyarrow import parquet
 except ImportError as error:
     raise ImportError("the export to Parquet needs pyarrow: pip install vecenv[export]") from error
+
+_PLACE = {"episode": pa.int64(), "step": pa.int64(), "is_first": pa.bool_(), "is_last": pa.bool_()}
 
 
 def write(dataset: Dataset, out: Path, *, name: Path) -> None:
@@ -29,21 +31,18 @@ def write(dataset: Dataset, out: Path, *, name: Path) -> None:
     (`is_last`) the observation alone means something. Vectors are lists of fixed size, pictures binary, others flat
     lists; the metadata of each field have its dtype and shape.
     """
-    if dataset.layout is None:
-        raise DatasetError(f"{dataset.folder} has no episodes yet")
+    layout = dataset.layout
+    assert layout is not None
     out.mkdir(parents=True)
-    columns = pa.schema(
-        [
-            *(pa.field(key, pa.int64()) for key in ("episode", "step")),
-            *(pa.field(key, pa.bool_()) for key in ("is_first", "is_last")),
-            *(field_of(key, column) for key, column in dataset.layout.columns.items()),
-        ],
-        metadata={"head": json.dumps(dataset.head), "layout": json.dumps(schema.as_json(dataset.layout.line()))},
-    )
+    fields = [*(pa.field(*each) for each in _PLACE.items()), *(_field(*each) for each in layout.rows.items())]
+    columns = pa.schema(fields, {"head": json.dumps(dataset.head), "layout": schema.dump(layout.line())})
     seeds, env_ids = [], []
     with parquet.ParquetWriter(out / "steps.parquet", columns, compression="zstd") as writer:
         for block in dataset.blocks():
-            writer.write_table(pa.Table.from_arrays(_rows(block, columns), schema=columns))
+            found = _rows(block, layout)
+            writer.write_table(
+                pa.Table.from_arrays([column_of(found[each.name], each.type) for each in columns], schema=columns)
+            )
             seeds += block.seed.tolist()
             env_ids += block.env_id.tolist()
     numbers = {"episode": dataset.numbers, "length": dataset.lengths, "return": dataset.returns}
@@ -51,16 +50,13 @@ def write(dataset: Dataset, out: Path, *, name: Path) -> None:
     parquet.write_table(pa.table({**numbers, "seed": known, "env_id": env_ids}), out / "episodes.parquet")
 
 
-def field_of(name: str, column: Column) -> Any:
-    """The field of an array."""
-    count, scalar = math.prod(column.shape), pa.from_numpy_dtype(column.dtype)
-    if not count:
-        raise DatasetError(f"{name} has the shape {column.shape}, and Parquet has no column of nothing")
-    kind = scalar
-    if column.shape:
-        picture = column.dtype == np.uint8 and len(column.shape) > 1
-        kind = pa.binary(count) if picture else pa.list_(scalar, count)
-    return pa.field(name, kind, metadata={"dtype": column.dtype.str, "shape": json.dumps(list(column.shape))})
+def _field(name: str, row: np.dtype) -> Any:
+    if not row.itemsize:
+        raise DatasetError(f"{name} has the shape {row.shape}, and Parquet has no column of nothing")
+    count, kind = math.prod(row.shape), pa.from_numpy_dtype(row.base)
+    if row.shape:
+        kind = pa.binary(count) if row.base == np.uint8 and len(row.shape) > 1 else pa.list_(kind, count)
+    return pa.field(name, kind, metadata={"dtype": row.base.str, "shape": json.dumps(list(row.shape))})
 
 
 def column_of(array: np.ndarray, kind: Any) -> Any:
@@ -72,16 +68,15 @@ def column_of(array: np.ndarray, kind: Any) -> Any:
     return pa.FixedSizeListArray.from_arrays(flat, type=kind) if pa.types.is_fixed_size_list(kind) else flat
 
 
-def _rows(block: EpisodeBatch, fields: Any) -> list[Any]:
-    rows = len(block.reward) + len(block)
+def _rows(block: EpisodeBatch, layout: Layout) -> dict[str, np.ndarray]:
     of = np.repeat(np.arange(len(block)), block.lengths + 1)
-    step = np.arange(rows) - (offsets_of(block)[:-1] + np.arange(len(block)))[of]
+    step = np.arange(len(of)) - (offsets_of(block)[:-1] + np.arange(len(block)))[of]
     is_last = step == block.lengths[of]
     found = {"episode": block.episode[of], "step": step, "is_first": step == 0, "is_last": is_last}
-    for key, array in arrays_of(block).items():
-        if len(array) == rows and (key == "obs" or key.startswith("obs.")):
-            found[key] = array
-        elif key in fields.names and key not in found:
-            found[key] = np.zeros((rows, *array.shape[1:]), array.dtype)
-            found[key][~is_last] = array
-    return [column_of(found[field.name], field.type) for field in fields]
+    for name, array in arrays_of(block).items():
+        if name in layout.rows and not is_of_obs(name):
+            found[name] = np.zeros((len(of), *array.shape[1:]), array.dtype)
+            found[name][~is_last] = array
+        elif name in layout.rows:
+            found[name] = array
+    return found

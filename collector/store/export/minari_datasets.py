@@ -26,9 +26,7 @@ try:
 except ImportError as error:
     raise ImportError("Minari is missing: pip install vecenv[export], with Python 3.11 or later") from error
 
-_AT_ONCE = 2**26
 _ID = re.compile(r"[\w-]{2,}/[\w-]+-v\d+", re.ASCII)
-_NAMES = ("reward", "terminated", "truncated")
 
 
 def write(dataset: Dataset, out: Path, *, name: Path, dataset_id: str | None = None, **notes: Any) -> None:
@@ -41,7 +39,7 @@ def write(dataset: Dataset, out: Path, *, name: Path, dataset_id: str | None = N
     version = {"minari_version": minari.__version__, "dataset_id": dataset_id or id_of(name)}
     storage.update_metadata({**version, **notes})
     first = 0
-    for block in dataset.blocks(_AT_ONCE):
+    for block in dataset.blocks():
         storage.update_episodes([_buffer(episode, first + i) for i, episode in enumerate(block)])
         numbers = [{"number": episode.number, "env_id": episode.env_id} for episode in block]
         storage.update_episode_metadata(numbers, range(first, first + len(block)))
@@ -87,28 +85,24 @@ def episodes_of(source: Any) -> Iterator[Episode]:
     """The episodes of a data set of Minari."""
     notes = source.storage.get_episode_metadata(range(source.total_episodes))
     for each, note in zip(source.iterate_episodes(), notes, strict=True):
-        obs, action = nest.map(np.asarray, each.observations), nest.map(np.asarray, each.actions)
-        terminated, truncated = np.asarray(each.terminations, np.bool_), np.asarray(each.truncations, np.bool_)
-        number, seed = int(note.get("number", each.id)), note.get("seed")
-        rewards = np.asarray(each.rewards, np.float64)
+        seed = note.get("seed")
         yield Episode(
-            obs,
-            action,
-            rewards,
-            terminated,
-            truncated,
-            int(note.get("env_id", 0)),
-            number,
-            None if seed is None else int(seed),
+            nest.map(np.asarray, each.observations),
+            nest.map(np.asarray, each.actions),
+            np.asarray(each.rewards, np.float64),
+            np.asarray(each.terminations, np.bool_),
+            np.asarray(each.truncations, np.bool_),
+            env_id=int(note.get("env_id", 0)),
+            number=int(note.get("number", each.id)),
+            seed=None if seed is None else int(seed),
         )
 
 
 def same(ours: Episode, theirs: Episode) -> bool:
     """True if two episodes are equal in every bit."""
     pairs: list[Any] = []
-    for mine, other in ((ours.obs, theirs.obs), (ours.action, theirs.action)):
-        nest.merge(pairs.append, [mine, other])
-    pairs += [(getattr(ours, name), getattr(theirs, name)) for name in _NAMES]
+    for name in ("obs", "action", "reward", "terminated", "truncated"):
+        nest.merge(pairs.append, [getattr(ours, name), getattr(theirs, name)])
     equal = all(a.dtype == b.dtype and np.array_equal(a, b, equal_nan=a.dtype.kind == "f") for a, b in pairs)
     return equal and (ours.number, ours.seed) == (theirs.number, theirs.seed)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import weakref
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -12,14 +13,11 @@ from gymnasium.vector import AutoresetMode, VectorEnv, VectorWrapper
 from gymnasium.vector.utils import iterate
 
 from collector.store.dataset_head import make_head
-from collector.store.record.recorder import EpisodeRecorder, row_layout
+from collector.store.recorder import EpisodeRecorder, row_layout
 from collector.store.writer import StoreWriter
 from vecenv import nest
 from vecenv.extending import as_ids, is_repeated, round_envs, spread_seeds
 from vecenv.wrappers import RowWiseWrapper
-
-SHARD_BYTES = 2**26
-SHARD_SECONDS = 30.0
 
 
 def RecordEpisodes(
@@ -27,8 +25,8 @@ def RecordEpisodes(
     folder: str | os.PathLike[str],
     *,
     autoreset_mode: AutoresetMode | str | None = None,
-    shard_bytes: int = SHARD_BYTES,
-    shard_seconds: float = SHARD_SECONDS,
+    shard_bytes: int = 2**26,
+    shard_seconds: float = 30.0,
     compress: bool = False,
     resume: bool = False,
     overwrite: bool = False,
@@ -69,25 +67,24 @@ def RecordEpisodes(
     >>> Dataset(folder)[0].seed in (0, 1)
     True
     """
-    limits = shard_bytes, shard_seconds
-    options: dict[str, Any] = {"compress": compress, "resume": resume, "overwrite": overwrite, "reopen": resume}
+    wrap: Any = RecordedEngine
     if isinstance(venv, VectorEnv):
         mode = autoreset_mode or venv.metadata.get("autoreset_mode")
         if mode is None:
             raise ValueError(f"the metadata of {venv} have no autoreset_mode: pass autoreset_mode=")
-        mode, spaces = AutoresetMode(mode), (venv.single_observation_space, venv.single_action_space)
-        layout = row_layout([spaces[0]], [spaces[1]])
-        writer = StoreWriter(folder, make_head(*spaces, made_by="RecordEpisodes", **more), **options)
-        return RecordedVectorEnv(venv, EpisodeRecorder(venv.num_envs, writer, layout, *limits), mode)
-    if not hasattr(venv, "observation_space") or not hasattr(venv, "__len__"):
+        wrap, n = partial(RecordedVectorEnv, mode=AutoresetMode(mode)), venv.num_envs
+        spaces = [venv.single_observation_space], [venv.single_action_space]
+    elif not hasattr(venv, "observation_space") or not hasattr(venv, "__len__"):
         raise TypeError(f"RecordEpisodes wraps vector envs of vecenv or gymnasium, got {venv!r}")
-    layout = row_layout(venv.observation_space, venv.action_space)
+    else:
+        n, spaces = len(venv), (venv.observation_space, venv.action_space)
+    layout = row_layout(*spaces)
     engine = getattr(venv, "engine", None)
     if engine is not None and engine.results.splits:
         raise ValueError("RecordEpisodes takes Dict and Tuple observations stacked: make the venv with stack_obs=True")
-    spaces = venv.observation_space[0], venv.action_space[0]
-    writer = StoreWriter(folder, make_head(*spaces, made_by="RecordEpisodes", **more), **options)
-    return RecordedEngine(venv, EpisodeRecorder(len(venv), writer, layout, *limits))
+    head = make_head(spaces[0][0], spaces[1][0], made_by="RecordEpisodes", **more)
+    writer = StoreWriter(folder, head, compress=compress, resume=resume, overwrite=overwrite, reopen=resume)
+    return wrap(venv, EpisodeRecorder(n, writer, layout, shard_bytes, shard_seconds))
 
 
 class RecordedVectorEnv(VectorWrapper):
@@ -202,14 +199,13 @@ class RecordedVectorEnv(VectorWrapper):
         same_step = self._mode is AutoresetMode.SAME_STEP
         if "restarted" in infos or "restarted" in infos.get("final_info", ()):
             recorder.discard(_restarted(infos, self.num_envs))
-        last_obs = (lambda row: _row_of(_final_obs(infos), row)) if same_step else None
-        ended = recorder.step(None, actions, obs, reward, terminated, truncated, last_obs)
-        if same_step:
-            if ended.size:
-                recorder.begin(ended, None)
-        elif self._mode is AutoresetMode.NEXT_STEP:
-            if self._over.size:  # the rows of this step are their resets, and were no steps
-                recorder.begin(self._over, None)
+        ended = recorder.step(None, actions, obs, reward, terminated, truncated)
+        begun = ended if same_step else self._over  # in NEXT_STEP mode their rows are their resets, and were no steps
+        if ended.size:
+            recorder.end(ended, _rows_of(_final_obs(infos) if same_step else obs, ended))
+        if begun.size:
+            recorder.begin(begun, None)
+        if self._mode is AutoresetMode.NEXT_STEP:
             self._over = ended
 
     def close(self, **kwargs: Any) -> None:
@@ -244,11 +240,11 @@ def _final_obs(infos: dict[str, Any]) -> Any:
     return infos["final_obs"] if "final_obs" in infos else infos["final_observation"]
 
 
-def _row_of(final_obs: Any, row: int) -> Any:
-    """The last observation of an env, from an array of objects or the arrays of a batch."""
+def _rows_of(final_obs: Any, rows: np.ndarray) -> Any:
+    """The last observations of envs, from an array of objects or the arrays of a batch."""
     if isinstance(final_obs, np.ndarray) and final_obs.dtype == object:
-        return final_obs[row]
-    return nest.take(final_obs, row)
+        return nest.merge(np.array, final_obs[rows])
+    return nest.take(final_obs, rows)
 
 
 def _restarted(infos: dict[str, Any], n: int) -> np.ndarray:
@@ -258,11 +254,6 @@ def _restarted(infos: dict[str, Any], n: int) -> np.ndarray:
         if "restarted" in each and "error" in each:
             found |= np.array(each["restarted"], np.bool_) & each.get("_restarted", True)
     return np.flatnonzero(found)
-
-
-def _was_reset(info: dict[str, Any]) -> bool:
-    """True if a row is of a step that ended its episode and of the reset after it."""
-    return "final_obs" in info and "final_info" in info
 
 
 class RecordedEngine(RowWiseWrapper):
@@ -346,19 +337,25 @@ class RecordedEngine(RowWiseWrapper):
         recorder, ids = self._recorder, None
         if not self._in_order or len(info) != recorder.n:
             ids = np.array([row["env_id"] for row in info], np.int64)
-        for row in np.asarray(truncated).nonzero()[0].tolist():
-            if is_repeated(info[row]):
-                recorder.discard(info[row]["env_id"])
-
-        def last_obs(row: int) -> Any:
-            return info[row]["final_obs"] if _was_reset(info[row]) else nest.take(obs, row)
-
         actions = recorder.sent if ids is None else nest.take(recorder.sent, ids)
-        ended = recorder.step(ids, actions, obs, reward, terminated, truncated, last_obs)
-        begun = [row for row in ended.tolist() if _was_reset(info[row])]
-        if begun:
-            rows = ended if len(begun) == len(ended) else np.array(begun, np.int64)
-            recorder.begin(rows if ids is None else ids[rows], None)
+        ended = recorder.step(ids, actions, obs, reward, terminated, truncated)
+        if not ended.size:
+            return
+        envs, infos = ended if ids is None else ids[ended], info[ended].tolist()
+        truncations = np.asarray(truncated)[ended].tolist()
+        broken = [env for env, cut, each in zip(envs, truncations, infos, strict=True) if cut and is_repeated(each)]
+        if broken:
+            recorder.discard(broken)
+        begun = ["final_obs" in each and "final_info" in each for each in infos]  # in the same round
+        if all(begun):
+            last = nest.merge(np.array, [each["final_obs"] for each in infos])
+        else:
+            last = nest.take(obs, ended)
+            for row in np.flatnonzero(begun).tolist():
+                nest.put(last, row, infos[row]["final_obs"])
+        recorder.end(envs, last)
+        if any(begun):
+            recorder.begin(envs[begun], None)
 
     def call(self, name: str, /, *args: Any, id: Any = None, **kwargs: Any) -> list[Any]:
         """As `venv.call`; a method that steps or resets envs ends what is recorded of them."""

@@ -1,1 +1,0 @@
-"""Recording the episodes of any loop."""

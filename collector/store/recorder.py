@@ -1,0 +1,205 @@
+"""EpisodeRecorder: takes the rows of rounds as they come, and gives a writer the episodes that have ended."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Any
+
+import numpy as np
+
+from collector.batch.conversions import join
+from collector.batch.rollout_buffer import RolloutBuffer
+from collector.episodes.episode import EpisodeBatch, Runs, UnfinishedEpisodes
+from collector.interruptor import sigint_deferred
+from collector.store.safe_folder import DatasetError
+from collector.store.writer import StoreWriter
+from vecenv import nest
+from vecenv.extending import Layout, ObjectLeaf, add_note, batch_actions, common_layout
+
+_ROUNDS = 1024
+_BYTES = 2**24
+"""The buffer holds so many rounds, or so many bytes of them, whichever is less."""
+_COLUMNS = ("obs", "action", "reward", "terminated", "truncated")
+_NONE = 2**62
+"""The beginning of an episode that is not recorded."""
+
+
+def row_layout(observation_spaces: Sequence[Any], action_spaces: Sequence[Any]) -> Layout:
+    """The arrays of one form that observations and actions are. Raises `DatasetError` where they are none."""
+    layout = common_layout(observation_spaces, action_spaces)
+    objects = [leaf.path for leaf in nest.leaves(layout.obs) if isinstance(leaf, ObjectLeaf)]
+    if objects or layout.action is None:
+        raise DatasetError(
+            f"only arrays of numbers can be stored: {[*objects, 'action'][0]} is no array with the same shape and "
+            "dtype in all envs"
+        )
+    return layout
+
+
+class EpisodeRecorder:
+    """Records the episodes of `n` envs, whose rows have the `layout`, until `finish`.
+
+    The k-th row of an env since the last cut is in round k of a rollout buffer. For each env it is known in which round
+    its episode began, so an episode that ends is a run of rows; `cut` copies these runs to the writer. A shard is
+    committed when its episodes have `shard_bytes`, or when the first of them is `shard_seconds` old.
+    """
+
+    def __init__(self, n: int, writer: StoreWriter, layout: Layout, shard_bytes: int, shard_seconds: float) -> None:
+        self.n, self._writer, self._actions = n, writer, layout.action
+        self._shard_bytes, self._shard_seconds = shard_bytes, shard_seconds
+        self.sent = nest.map(lambda leaf: np.zeros((n, *leaf.shape), leaf.dtype), layout.action)
+        """The latest action of each env."""
+        row = nest.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype).nbytes, (layout.obs, layout.action))
+        self._buffer = RolloutBuffer(n, max(2, min(_ROUNDS, _BYTES // (n * (sum(nest.leaves(row)) + 10)))))
+        self._finished, self._pid = False, os.getpid()
+        self._unfinished = UnfinishedEpisodes()
+        self._state = np.stack([np.arange(n), np.full(n, _NONE), np.zeros(n, np.int64), np.full(n, -1)])
+        """By env: its id, the round in which its episode began (-k: it had k steps before the last cut), its rounds in
+        the buffer, the seed of its episode."""
+        self._all, self._began, self._count, self._seeds = self._state
+        self._together = True
+        """Whether all envs took part in each round."""
+        self._ended: list[tuple[np.ndarray, Any]] = []
+        """The state of envs whose episodes ended, and their last observations."""
+        self._oldest = 0.0
+        """When the first of the episodes ended that are not committed; 0.0: there are none."""
+
+    def actions(self, action: Any, ids: Sequence[int]) -> Any:
+        """The actions of these envs as they are stored: a tree of arrays. Raises as a vector env of vecenv does for
+        them, and `DatasetError` for those that the dtypes of the action space cannot hold.
+        """
+        rows = batch_actions(action, ids, self._actions)
+        if rows.__class__ is list:
+            raise DatasetError(f"these actions are no elements of the action space, and cannot be stored: {action!r}")
+        return rows
+
+    def _check_open(self) -> None:
+        if self._finished:
+            raise DatasetError(
+                f"{self._writer.folder} is not recorded any more, since the vector env was closed: wrap it in "
+                "RecordEpisodes(..., resume=True) to go on"
+            )
+
+    def begin(self, ids: np.ndarray | None, obs: Any, seeds: Sequence[int | None] | None = None) -> None:
+        """Episodes of these envs (None: all) begin with these rows of observations. Those in progress are abandoned.
+
+        `obs`: None where they are the last ones that `step` got.
+        """
+        self._check_open()
+        envs = self._all if ids is None else ids
+        at = self._count[envs]
+        if obs is not None:
+            self._buffer.write("obs", at * self.n + envs, obs)
+        self._seeds[envs] = -1 if seeds is None else [-1 if seed is None else seed for seed in seeds]
+        self._began[envs] = at
+
+    def discard(self, ids: Any = slice(None)) -> None:
+        """The episodes in progress of these envs are not recorded, nor their next steps, until others begin."""
+        self._began[ids] = _NONE
+
+    def step(
+        self, ids: np.ndarray | None, action: Any, obs: Any, reward: Any, terminated: Any, truncated: Any
+    ) -> np.ndarray:
+        """Rows of steps of these envs (None: all), and the observations after them; returns which ended an episode, for
+        `end`.
+        """
+        self._check_open()
+        n, buffer = self.n, self._buffer
+        if self._is_due() or (self._count[0] if self._together else self._count.max()) == buffer.steps:
+            self.cut()
+        self._together &= ids is None
+        envs = self._all if ids is None else ids
+        if self._together:
+            first = int(self._count[0]) * n
+            at: Any = slice(first, first + n)
+            after: Any = slice(first + n, first + 2 * n)
+        else:
+            at = self._count[envs] * n + envs
+            after = at + n
+        flags = np.asarray(terminated, np.bool_), np.asarray(truncated, np.bool_)
+        buffer.write("action", at, action)
+        buffer.write_step(at, np.asarray(nest.as_array(reward), np.float64), *flags)
+        buffer.write("obs", after, obs)
+        if ids is None:
+            self._count += 1
+        else:
+            self._count[ids] += 1
+        ended: np.ndarray = (flags[0] | flags[1]).nonzero()[0]
+        return ended
+
+    def end(self, envs: np.ndarray, last_obs: Any) -> None:
+        """The episodes of these envs ended with their last steps; `last_obs` are rows that nobody writes to."""
+        self._ended.append((self._state[:, envs], last_obs))
+        self._began[envs] = _NONE
+        self._oldest = self._oldest or time.monotonic()
+
+    def _is_due(self) -> bool:
+        return self._oldest > 0 and time.monotonic() - self._oldest > self._shard_seconds
+
+    def cut(self) -> None:
+        """Give the writer the episodes that have ended, and commit them where that is due.
+
+        Raises `DatasetError` for one that it refuses (a reward that is NaN), which is left out, and for a full disk.
+        """
+        with sigint_deferred():  # Ctrl-C would leave rows and counts in different states, and end the writer
+            whole = self._take() if self._count.any() else ()
+            try:
+                if len(whole):
+                    self._writer.add(whole)
+            except DatasetError:
+                for each in whole:
+                    with suppress(DatasetError):
+                        self._writer.add(each)
+                raise
+            finally:
+                if self._writer.waiting_bytes >= self._shard_bytes or self._is_due():
+                    self._oldest = 0.0
+                    self._writer.commit()
+
+    def _take(self) -> EpisodeBatch:
+        """Copy the episodes that have ended out of the buffer, keep those in progress, and empty the buffer."""
+        playing = self._began < _NONE
+        going = self._state[:, playing & (self._began < self._count)]
+        env, began, stop, seed = np.concatenate([*(state for state, _ in self._ended), going], 1)
+        ends, known, first = np.arange(len(env)) < len(env) - going.shape[1], began < _NONE, np.maximum(began, 0)
+        columns = {name: self._buffer.read(name, slice(None)) for name in _COLUMNS}
+        last = join([nest.take(columns["obs"], slice(0, 0)), *(obs for _, obs in self._ended)])
+        whole = self._unfinished.join(
+            columns,
+            Runs(env, first * self.n + env, stop - first, np.maximum(-began, 0), ends).take(known),
+            nest.take(last, known[ends]),
+            playing,
+            episode=np.full(int((known & ends).sum()), -1),
+            seed=seed[known & ends],
+            stride=self.n,
+        )
+        latest = self._buffer.read("obs", self._count * self.n + self._all)
+        self._buffer.rewind()
+        self._buffer.write("obs", slice(0, self.n), latest)
+        self._began[playing] -= self._count[playing]
+        self._count[:], self._together = 0, True
+        self._ended = []
+        return whole
+
+    def finish(self, complete: bool) -> None:
+        """Commit what has ended, and give the folder back; once more, or in a forked process, does nothing."""
+        if self._finished or os.getpid() != self._pid:
+            return
+        self._finished = True
+        with sigint_deferred(), self._writer:  # which is closed, whatever happens
+            try:
+                self.cut()
+            finally:
+                self._writer.commit()
+            if complete:
+                self._writer.end()
+
+    def finish_after(self, error: BaseException) -> None:
+        """`finish` without an end; what cannot be committed then is a note at the exception that ended the loop."""
+        try:
+            self.finish(complete=False)
+        except DatasetError as refused:
+            add_note(error, f"episodes that RecordEpisodes had not committed yet are lost: {refused}")
