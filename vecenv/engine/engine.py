@@ -71,11 +71,9 @@ class Engine:
         self.wait_num = n if wait_num is None else wait_num
         self.timeout = timeout
         self.is_async = self.wait_num != n or timeout is not None
-        self.closed = False
-        self.usable = True
+        self.closed, self.usable = False, True
         """False after `close`, and in a forked copy of the process."""
-        self._name = name
-        self.backend = backend
+        self._name, self.backend = name, backend
         self.recovery = Recovery(backend, on_error, max_restarts)
         self._absorbs = self.recovery.absorbs
         layout = self._open(env_fns, num_workers, check_spaces, warns)
@@ -217,7 +215,7 @@ class Engine:
         ):
             return False
         ops: Any = opcodes.STEP
-        if autoreset.__class__ is np.ndarray or autoreset:
+        if autoreset is not False:
             if not self.autoresets:
                 return False
             ops = opcodes.STEP_RESET
@@ -255,8 +253,7 @@ class Engine:
     ) -> None:
         self.check_open()
         resets = None if reset is None else reset_rows(ids, reset, self.env_num)
-        autoresets = autoreset.__class__ is np.ndarray or bool(autoreset)
-        if autoresets and not self.autoresets:
+        if autoreset is not False and not self.autoresets:
             raise TypeError(
                 f"{self._name} cannot reset an env in the round of its last step (autoreset=True); use reset(id), or "
                 "step(action, reset=terminated | truncated) in the next round"
@@ -269,7 +266,7 @@ class Engine:
         objects = batch.__class__ is list
         ops: Any = opcodes.STEP_OBJECT if objects else opcodes.STEP
         payloads: dict[int, Any] = dict(zip(asked, batch, strict=True)) if objects else {}
-        if autoresets:
+        if autoreset is not False:
             ops |= opcodes.AUTORESET
             self._seed_next(... if ids is None else ids, autoreset)
         chosen = [] if resets is None else resets.nonzero()[0].tolist()
@@ -293,10 +290,8 @@ class Engine:
 
     def _seed_next(self, rows: Any, seeds: Any) -> None:
         """Note the seeds with which these envs are reset in the round of their last step; True: none."""
-        if seeds.__class__ is np.ndarray:
-            self.arena.seed[rows], self._seeded = seeds, True
-        elif self._seeded:
-            self.arena.seed[rows] = -1
+        if (given := seeds.__class__ is np.ndarray) or self._seeded:
+            self.arena.seed[rows], self._seeded = seeds if given else -1, True
 
     def _start_resets(self, ids: np.ndarray | None, kwargs: dict[str, Any]) -> None:
         if self.status.abandoned:
