@@ -293,9 +293,13 @@ class Dataset:
         what `batches(batch_size, seed, passes)` gives, for `DataLoader(view, batch_size=None, num_workers=2)`, whose
         workers share the batches out. Raises ValueError for another name.
         """
-        from collector.store.torch_view import torch_view
+        from collector.store.torch_view import TorchBatches, TorchRows
 
-        return torch_view(self, of, batch_size=batch_size, seed=seed, passes=passes)
+        if of == "batches":
+            return TorchBatches(self, batch_size, seed, passes)
+        if of not in ("transitions", "episodes"):
+            raise ValueError(f"as_torch(of={of!r}): expected 'transitions', 'episodes' or 'batches'")
+        return TorchRows(self, of == "episodes")
 
     # Checks
 

@@ -22,15 +22,6 @@ if TYPE_CHECKING:
     from collector.store.dataset import Dataset
 
 
-def torch_view(dataset: Dataset, of: str, *, batch_size: int, seed: int, passes: int | None) -> Any:
-    """See `Dataset.as_torch`."""
-    if of not in ("transitions", "episodes", "batches"):
-        raise ValueError(f"as_torch(of={of!r}): expected 'transitions', 'episodes' or 'batches'")
-    if of == "batches":
-        return TorchBatches(dataset, batch_size, seed, passes)
-    return TorchRows(dataset, of == "episodes")
-
-
 def _tensors(columns: dict[str, Any]) -> dict[str, Any]:
     return {
         name: nest.map(lambda array: torch.from_numpy(np.ascontiguousarray(array)), tree)
