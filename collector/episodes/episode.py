@@ -13,6 +13,8 @@ from collector.batch.rollout import FlatRollout, Rollout
 from collector.batch.step_extras import EPISODE_SEED
 from vecenv import nest
 
+EPISODE_COLUMNS = ("obs", "action", "reward", "terminated", "truncated")
+
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Episode:
@@ -49,8 +51,11 @@ class Episode:
     @property
     def nbytes(self) -> int:
         """Size of its arrays."""
-        arrays = [*nest.leaves(self.obs), *nest.leaves(self.action), self.reward, self.terminated, self.truncated]
-        return sum(array.nbytes for array in arrays)
+        return sum(array.nbytes for array in nest.leaves(self.columns()))
+
+    def columns(self) -> dict[str, Any]:
+        """The arrays, or trees of arrays, by name."""
+        return {name: getattr(self, name) for name in EPISODE_COLUMNS}
 
 
 @dataclass(frozen=True, eq=False)
@@ -225,7 +230,7 @@ class EpisodeCutter:
         tails = np.searchsorted(nest.as_array(flat.tail_rows), last)
         unknown, seeds = np.full(len(last), -1), flat.extras.get(EPISODE_SEED)
         return self._unfinished.join(
-            {name: getattr(flat, name) for name in ("obs", "action", "reward", "terminated", "truncated")},
+            {name: getattr(flat, name) for name in EPISODE_COLUMNS},
             runs.take(np.append(ended, np.flatnonzero(usable & ~runs.ends))),
             nest.take(nest.map(nest.as_array, flat.tail_obs), tails),
             self._ids >= 0,

@@ -178,8 +178,7 @@ class Dataset:
         place = range(len(self))[which]
         entry = self._index[place]
         view = self._shards[int(entry["shard"])][int(entry["position"])]
-        names = ("obs", "action", "reward", "terminated", "truncated")
-        return replace(view, **{name: nest.map(np.array, getattr(view, name)) for name in names})
+        return replace(view, **nest.map(np.array, view.columns()))
 
     def __iter__(self) -> Iterator[Episode]:
         return (self[place] for place in range(len(self)))

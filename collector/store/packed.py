@@ -194,7 +194,7 @@ def pack(episodes: Sequence[Episode]) -> EpisodeBatch:
         if (other := Layout.of(episode)) != layout:
             raise DatasetError(f"these episodes have arrays of several forms: {other.line()} and {layout.line()}")
     return EpisodeBatch(
-        **{name: join([getattr(each, name) for each in episodes]) for name in ("obs", "action", "reward", *FLAGS)},
+        **join([each.columns() for each in episodes]),
         lengths=np.array([len(each) for each in episodes], np.int64),
         episode=np.array([each.number for each in episodes], np.int64),
         seed=np.array([-1 if each.seed is None else each.seed for each in episodes], np.int64),
