@@ -130,7 +130,7 @@ class EpisodeRecorder:
         return ended
 
     def end(self, envs: np.ndarray, last_obs: Any) -> None:
-        """The episodes of these envs ended with their last steps; `last_obs` are rows that nobody writes to."""
+        """The episodes of these envs ended with their last steps; `last_obs` are rows in memory of their own."""
         self._ended.append((self._state[:, envs], last_obs))
         self._began[envs] = _NONE
         self._oldest = self._oldest or time.monotonic()
