@@ -15,19 +15,8 @@ from vecenv.wrappers import check_send_and_recv
 class SyncDataCollector(SyncLoop, BatchCollector):
     """Collects batches of `frames_per_batch` steps from all envs of a vector env, in step.
 
-    Guarantees:
-
-    1. Only envs whose episode is over are reset, each once, and only if its next step is needed.
-    2. Episodes go on from batch to batch: the same data comes whatever `frames_per_batch` is. The policy is called for
-       all envs in every round, so that is so too where it draws from one random stream. (In `collect(n_episode=...)`
-       those that have their share are not among them.)
-    3. `batch.next.obs` at the end of an episode is its true last observation.
-    4. Batches belong to the caller, unless `return_same_td` is set.
-    5. The weights of the policy change between batches only.
-    6. Where an env fails and the vector env restarts it (`on_error="restart"`), the steps before stay, and only the row
-       of the step that failed has `mask=False`. Batches have as many rows as ever, and `total_frames` counts rows. What
-       differs with `frames_per_batch` is one flag: the last step before the failure is `truncated` only where
-       both are in one batch. An exception loses the batch in progress; the next one begins new episodes.
+    docs/semantics.md ("Batches of a collector") has the guarantees: what goes on from batch to batch, which observation
+    is the last one, to whom batches belong, and what a failure leaves.
 
     Args:
         create_env_fn: a vector env; or a callable that makes one (or a single env); or a list of callables that make an
@@ -75,8 +64,8 @@ class SyncDataCollector(SyncLoop, BatchCollector):
             or "shmem", whichever is faster for these envs. For "auto" one env more is made, in a worker, stepped for a
             moment (at most 1 s) and closed. Batches are the same.
         info_keys: entries of the envs' infos that are stored with each step, as `batch.extras[key]`: integers int64,
-            other numbers float64, flags bool, arrays as they are; zero where an info has no such entry. The first value
-            that does not fit promotes its column from then on.
+            other numbers float64, flags bool, arrays as they are; 0 or False where an info has no such entry. The first
+            value that does not fit promotes its column from then on.
         env_options: for a list of callables: keywords of the vector env that is made of it, such as `num_workers`,
             `step_timeout` and `on_error`. Those that are for processes (`num_workers`, `step_timeout`, `context`, ...)
             make "shmem" the default. `TypeError` for what it has not.

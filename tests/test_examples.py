@@ -174,12 +174,11 @@ def test_notebook(tmp_path):
 
 
 @pytest.mark.slow
-def test_tutorial(tmp_path):
-    output = printed(str(ROOT / "examples/tutorial.py"), "pictures", cwd=tmp_path)
-    titles = re.findall(r"^## (.+)$", (ROOT / "docs/tutorial.md").read_text("utf-8"), re.M)
-    assert output.splitlines() == [*titles, "pictures: frames.png returns.png timeline.png"]
+def test_pictures(tmp_path):
+    """Of the pages: each is drawn again by a block of Python."""
+    assert printed(str(ROOT / "docs/pictures.py"), "pictures", cwd=tmp_path) == ""
     pictures = list((tmp_path / "pictures").iterdir())
-    assert {path.name for path in (ROOT / "docs/images").iterdir()} == {path.name for path in pictures}
+    assert {path.name for path in (ROOT / "docs/images").glob("*.png")} == {path.name for path in pictures}
     for picture in pictures:
         assert picture.read_bytes().startswith(b"\x89PNG")
         assert 1000 < picture.stat().st_size < 40_000
@@ -224,8 +223,8 @@ def test_job(job, tmp_path, request):
 
 @pytest.mark.slow
 def test_the_commands_of_the_page_on_jobs(tmp_path):
-    """All of them but those on a cluster, in their order in docs/jobs.md, with the job file that stands there."""
-    page = (ROOT / "docs/jobs.md").read_text("utf-8")
+    """All of them but those on a cluster, in their order on the page, with the job file that stands there."""
+    page = (ROOT / "docs/tutorials/jobs.md").read_text("utf-8")
     (tmp_path / "cartpole.toml").write_text(re.search(r"^```toml\n(.*?)^```$", page, re.M | re.S).group(1))
     blocks = "".join(re.findall(r"^```sh\n(.*?)^```$", page, re.M | re.S))
     commands = re.findall(r"^(python -m collector .+)$|`(python -m collector .+?)`", page, re.M)

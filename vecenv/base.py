@@ -59,9 +59,7 @@ class BaseVectorEnv(EngineProperties):
             refused, and values outside of the space reach the env as they are.
         lazy: make the envs in the first `start`, `reset` or `seed`, and again after `close`; else NotStartedError.
 
-    Guarantees: a call that is refused leaves every env untouched; returned arrays never change later; the failure of
-    one env loses no result of another (`error.partial`); every wait ends when a worker dies. A call that Ctrl-C
-    interrupts discards its results, and its envs have to be reset.
+    docs/semantics.md has the guarantees: of ids, results, copies, actions, seeds, failures, waiting and closing.
     """
 
     outermost: Any = None
@@ -325,7 +323,7 @@ class BaseVectorEnv(EngineProperties):
         any env is touched.
         """
         self.start()
-        self.engine.readiness.check_idle(None)
+        self.engine.status.check_idle(None)
         seeds = spread_seeds(seed, self.engine.all_ids)
         self._seed(seeds)
         return seeds
@@ -341,7 +339,7 @@ class BaseVectorEnv(EngineProperties):
         `static_seed` gives every env the same seed, and returns it.
         """
         self.start()
-        self.engine.readiness.check_idle(None)
+        self.engine.status.check_idle(None)
         if seed is None:
             return None
         chain = [check_seed(seed)] * (self.env_num + 1) if static_seed else seed_chain(seed, self.env_num)

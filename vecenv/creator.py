@@ -31,14 +31,10 @@ class EnvCreator:
         share_memory: False gives each env a state of its own.
         kwargs: further arguments; those in `create_env_kwargs` come before them.
 
-    Guarantees:
-
-    1. With `share_memory`, all envs of a creator, of its copies and of its variants have one state, in threads and in
-       processes that were started by fork, forkserver or spawn: by a vector env, also when it restarts a worker, or by
-       `multiprocessing.Process(args=...)`. No update is lost, and one whose process is killed is whole or absent.
-    2. `create_env_fn` is called once an env, and with `share_memory` once more in the constructor, to see what state
-       there is; that env is not reset and is closed at once. `meta_data` needs such an env too, where there was none.
-    3. A vector env keeps the arguments that the creator had when it was made, also for envs that it restarts.
+    `create_env_fn` is called once an env, and with `share_memory` once more in the constructor, to see what state there
+    is; that env is not reset and is closed at once. `meta_data` needs such an env too, where there was none. A vector
+    env keeps the arguments that the creator had when it was made, also for envs that it restarts. docs/semantics.md
+    ("Shared state") has the guarantees.
 
     Raises TypeError for what cannot be called, or does not make an env, and what `create_env_fn` raises. To pickle one
     that shares state is a TypeError outside of the start of a process, because memory without a name cannot be found

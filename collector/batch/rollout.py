@@ -180,9 +180,9 @@ class FlatRollout(Steps):
 class Rollout(Steps):
     """Steps of N envs, T each: arrays of shape `(N, T, ...)`; the last of the two dimensions is time.
 
-    Guarantees: the arrays belong to the caller and never change later. `obs[n, t]` is what the policy saw before
-    `action[n, t]`, never the last observation of an episode; that one is in `next.obs[n, t]`, always the true one and
-    never what a reset returned. Observations are stored once, in `all_obs`, and not a second time as next ones.
+    `obs[n, t]` is what the policy saw before `action[n, t]`, `next.obs[n, t]` what came after it; docs/semantics.md
+    ("Batches of a collector") has the guarantees. Observations are stored once, in `all_obs`, and not a second time as
+    next ones.
 
     Arrays are numpy, or torch tensors on `storing_device` when the collector has one. Observations are trees (a dict or
     tuple of arrays) where the space is Dict or Tuple. After `split_trajectories` a row is a trajectory instead of an

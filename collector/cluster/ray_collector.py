@@ -42,16 +42,8 @@ PARTS_OF_STORE = 4
 class RayCollector(BatchIterator):
     """Collects batches of rollouts from `num_actors` Ray actors.
 
-    Guarantees:
-
-    1. With `sync=True` and one seed the batches are the same wherever actors run; for a policy that draws nothing they
-       are those of a `SyncDataCollector` with the envs of all actors.
-    2. `env_ids` and `traj_ids` are those of one vector env with the envs of all actors: actor a has the envs a * N to
-       a * N + N - 1. No id is used twice, by a restarted actor neither.
-    3. `batch.policy_version` is the driver's number of the weights with which a step was taken.
-    4. Every frame that an actor was asked for is delivered once, lost with a killed actor, or discarded by `set_seed`,
-       `reset` and `load_state_dict`; `stats()` counts them.
-    5. Batches belong to the caller: they are writable, and nothing in them stays in Ray's store.
+    docs/semantics.md ("Batches of a collector") has the guarantees: when batches are the same, which ids envs and
+    trajectories have, and what becomes of each frame.
 
     Args:
         make_venv: makes the local vector env of an actor, with any backend; or a list of callables that make an env

@@ -40,9 +40,7 @@ class TorchVectorEnv(VectorEnvWrapper):
     arrays. Actions, ids and masks may be tensors on any device, or what `venv` takes. Everything else (spaces,
     attributes, `seed`, `close`, ...) is that of `venv`.
 
-    Guarantees: what is returned belongs to the caller and never changes later; on the CPU it shares memory with what
-    `venv` returned, so there that holds unless `venv` was made with `copy=False`. On CUDA a step makes one copy a leaf
-    and waits once.
+    docs/semantics.md ("Copies") says to whom tensors belong. On CUDA a step makes one copy a leaf and waits once.
 
     With `transforms` (see `vecenv.transforms`) what is returned is transformed on the device, as by a
     `TransformedVectorEnv`, whose `transform`, `append_transform`, `insert_transform`, `state_dict` and spaces this

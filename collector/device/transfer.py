@@ -22,7 +22,7 @@ from vecenv import nest
 class Transfer:
     """Moves rounds of rows to a device and back; this process waits for the device at most once a round.
 
-    Guarantees: no pinned buffer is written to while a copy may still read it, and nothing synchronises the whole
+    No pinned buffer is written to while a copy may still read it, and nothing synchronises the whole
     device. Dtypes stay as they are (uint8 is transferred as uint8), but bfloat16 comes back as float32.
     Assumes one thread, and that the policy's work is queued on (or joined to) the device's current stream.
 

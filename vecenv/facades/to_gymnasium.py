@@ -25,8 +25,7 @@ from vecenv.facades.batched_spaces import (
     split_actions,
     takes_arrays,
 )
-from vecenv.facades.driver import Driver, EndedStep, int_restorer
-from vecenv.facades.vector_episodes import Episodes
+from vecenv.facades.driver import Driver, EndedStep, Episodes, int_restorer
 from vecenv.facades.vector_infos import batch_infos, ended_infos
 from vecenv.wrappers import check_send_and_recv
 
@@ -77,10 +76,8 @@ class GymnasiumVectorEnv(AsyncCalls):
         random_initial_steps: after a full reset each env makes between 0 and this many random steps, so that their
             episodes do not end together.
 
-    Guarantees: what is refused leaves every env untouched; returned arrays never change later (but see `copy`); no
-    value of an info is cast to a type that cannot hold it; a wait that timed out loses nothing and can be repeated; the
-    caller's `options` are not written to. Exceptions of an env arrive as the engine raises them, with the results of
-    the other envs in `error.partial`, and a reset of that env makes it usable again.
+    docs/semantics.md has the guarantees. No value of an info is cast to a type that cannot hold it, a wait that timed
+    out loses nothing and can be repeated, and the caller's `options` are not written to.
 
     >>> import gymnasium as gym
     >>> from vecenv import DummyVectorEnv
@@ -162,7 +159,7 @@ class GymnasiumVectorEnv(AsyncCalls):
         seeds = as_seeds(seed, self.num_envs)
         mask, others = split_options(options, self.num_envs)
         if self.venv.waiting_id:
-            self.venv.engine.readiness.check_idle(None)
+            self.venv.engine.status.check_idle(None)
         self._resetting = ids = self._ids if mask is None else np.flatnonzero(mask).tolist()
         given = None if seeds is None else [seeds[i] for i in ids]
         self._send(RESET, None, ids, list(ids), given, **({} if others is None else {"options": others}))

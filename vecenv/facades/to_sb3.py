@@ -17,7 +17,7 @@ from vecenv import nest
 from vecenv.base import BaseVectorEnv
 from vecenv.engine.arguments import check_seed
 from vecenv.engine.results import OwnStep
-from vecenv.envs.pools.from_gymnasium import from_gymnasium
+from vecenv.envs.from_gymnasium import from_gymnasium
 from vecenv.errors import EnvContractError
 from vecenv.facades.driver import Driver, EndedStep, int_restorer
 from vecenv.facades.to_gymnasium import GymnasiumVectorEnv
@@ -41,9 +41,8 @@ class SB3VecEnv(VecEnv):
             autoreset mode does not matter; or another gymnasium `VectorEnv`, in the mode SAME_STEP, as `from_gymnasium`
             drives it. It is closed by `close`.
 
-    Guarantees: what is returned never changes later. A call while a step is pending, or with a wrong number of
-    actions, is refused before anything is sent. `reset` drops a pending step. When an env fails, its error is raised
-    (see `BaseVectorEnv`), and `reset` starts new episodes, with a new worker where one is needed.
+    A call while a step is pending is refused; `reset` drops that step. docs/semantics.md has the guarantees, of failed
+    envs too.
 
     Raises TypeError for anything else; ValueError for a vector env with `wait_num` or `timeout` or with envs whose
     spaces differ, and for a VectorEnv in another mode; ImportError without SB3.
