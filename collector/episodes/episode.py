@@ -51,11 +51,7 @@ class Episode:
     @property
     def nbytes(self) -> int:
         """Size of its arrays."""
-        return sum(array.nbytes for array in nest.leaves(self.columns()))
-
-    def columns(self) -> dict[str, Any]:
-        """The arrays, or trees of arrays, by name."""
-        return {name: getattr(self, name) for name in EPISODE_COLUMNS}
+        return sum(array.nbytes for array in nest.leaves(columns_of(self)))
 
 
 @dataclass(frozen=True, eq=False)
@@ -102,6 +98,11 @@ class EpisodeBatch:
             found.append(Episode(nest.take(self.obs, rows), nest.take(self.action, steps), *columns, *names))
             first += length
         return found
+
+
+def columns_of(steps: Episode | EpisodeBatch | FlatRollout) -> dict[str, Any]:
+    """The arrays, or trees of arrays, of steps by name."""
+    return {name: getattr(steps, name) for name in EPISODE_COLUMNS}
 
 
 class Ended(NamedTuple):
@@ -230,7 +231,7 @@ class EpisodeCutter:
         tails = np.searchsorted(nest.as_array(flat.tail_rows), last)
         unknown, seeds = np.full(len(last), -1), flat.extras.get(EPISODE_SEED)
         return self._unfinished.join(
-            {name: getattr(flat, name) for name in EPISODE_COLUMNS},
+            columns_of(flat),
             runs.take(np.append(ended, np.flatnonzero(usable & ~runs.ends))),
             nest.take(nest.map(nest.as_array, flat.tail_obs), tails),
             self._ids >= 0,

@@ -11,7 +11,7 @@ from typing import Any, overload
 
 import numpy as np
 
-from collector.episodes.episode import Episode, EpisodeBatch
+from collector.episodes.episode import Episode, EpisodeBatch, columns_of
 from collector.store.dataset_head import read_head, space_from_json
 from collector.store.manifest import read_manifest
 from collector.store.packed import Layout, pack
@@ -178,7 +178,7 @@ class Dataset:
         place = range(len(self))[which]
         entry = self._index[place]
         view = self._shards[int(entry["shard"])][int(entry["position"])]
-        return replace(view, **nest.map(np.array, view.columns()))
+        return replace(view, **nest.map(np.array, columns_of(view)))
 
     def __iter__(self) -> Iterator[Episode]:
         return (self[place] for place in range(len(self)))

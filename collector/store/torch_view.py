@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from collector.episodes.episode import columns_of
 from vecenv import nest
 
 try:
@@ -42,7 +43,7 @@ class TorchRows(TorchDataset[Any]):
         """Several at once, as the DataLoader asks for them."""
         if self._of_episodes:
             episodes = [self._dataset[number] for number in numbers]
-            return [{**_tensors(episode.columns()), "number": episode.number} for episode in episodes]
+            return [{**_tensors(columns_of(episode)), "number": episode.number} for episode in episodes]
         rows = _tensors(self._dataset.take(numbers).as_dict())
         return [nest.take(rows, i) for i in range(len(numbers))]
 
