@@ -218,15 +218,15 @@ class Dataset:
         if not (steps.min() >= 0 and steps.max() < self.steps):
             raise IndexError(f"the data set has {self.steps:,} transitions, got {steps.min()} to {steps.max()}")
         episode = np.searchsorted(self._starts, steps, side="right") - 1
-        step, entries = steps - self._starts[episode], self._index[episode]
-        shard, row = entries["shard"], entries["first"] + step
+        step, index = steps - self._starts[episode], self._index
+        shard, row = index["shard"][episode], index["first"][episode] + step
         # By shard, and within it by place: each is opened once, and read in the order of the disk.
         order = np.lexsort((row, shard))
         found: list[np.ndarray] = []
         trees: tuple[Any, ...] = ()
         for into in np.split(order, np.flatnonzero(np.diff(shard[order])) + 1):
             part, rows = self._shards[int(shard[into[0]])], row[into]
-            obs_rows = rows + entries["position"][into]
+            obs_rows = rows + index["position"][episode[into]]
             trees = part.obs, part.action, part.reward, part.obs, part.terminated, part.truncated
             places = obs_rows, rows, rows, obs_rows + 1, rows, rows
             leaves = [(leaf, at) for tree, at in zip(trees, places, strict=True) for leaf in nest.leaves(tree)]
@@ -237,7 +237,7 @@ class Dataset:
         obs, action, reward, next_obs, terminated, truncated = (
             nest.map(lambda _: next(arrays), tree) for tree in trees
         )
-        return Transitions(obs, action, reward, next_obs, terminated, truncated, entries["number"].copy(), step)
+        return Transitions(obs, action, reward, next_obs, terminated, truncated, index["number"][episode], step)
 
     def batches(self, batch_size: int, seed: int, passes: int | None = None) -> Iterator[Transitions]:
         """Random transitions, `batch_size` at a time: each once a pass, `passes` times (None: without end).
