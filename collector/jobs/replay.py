@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import gymnasium
 import numpy as np
 
-from collector.episodes.episode import Episode
+from collector.episodes.episode import Episode, columns_of
 from collector.interruptor import Stopping
 from collector.jobs.job import Job, JobError
 from collector.jobs.job_files import job_of
@@ -24,7 +24,6 @@ from collector.store.safe_folder import SafeFolder
 from vecenv import nest
 from vecenv.venvs import ShmemVectorEnv
 
-COLUMNS = ("obs", "action", "reward", "terminated", "truncated")
 VIDEOS = "videos"
 FPS = 30
 HEADLESS = {"SDL_VIDEODRIVER": "dummy", "SDL_AUDIODRIVER": "dummy"}
@@ -80,7 +79,8 @@ def difference(stored: Episode, played: Episode | None) -> str:
     if played is None:
         return "its env failed"
     steps = range(max(len(stored), len(played)) + 1)
-    found = (_differs(stored, step, {name: _row(getattr(played, name), step) for name in COLUMNS}) for step in steps)
+    names = columns_of(stored)
+    found = (_differs(stored, step, {name: _row(getattr(played, name), step) for name in names}) for step in steps)
     return next(filter(None, found), "")
 
 
