@@ -256,17 +256,15 @@ def test_every_example_has_a_test_and_is_short():
         assert [cell for cell in cells if cell["outputs"] or cell["execution_count"] is not None] == []
 
 
-def test_the_programs_to_start_from_are_run_by_tests():
-    """Each link of the README's table is an example, the folder of jobs, or a section, whose blocks are run."""
-    section = re.search(r"^## Programs to start from\n(.*?)^## ", (ROOT / "README.md").read_text("utf-8"), re.M | re.S)
-    rows = [row for row in section.group(1).splitlines() if "](" in row]
-    assert len(rows) == 11
-    for target in re.findall(r"\]\(([^)]+)\)", section.group(1)):
-        name, _, anchor = target.partition("#")
-        assert ROOT / name in [*EXAMPLES, *NOTEBOOKS, ROOT / "examples/jobs"] or anchor, target
-        if anchor:
-            titles = re.findall(r"^#+ (.+)$", (ROOT / name).read_text("utf-8"), re.M)
-            assert anchor in {re.sub(r"[^\w -]", "", title.lower()).replace(" ", "-") for title in titles}, target
+@pytest.mark.slow
+def test_the_recording_of_a_killed_job(tmp_path):
+    """The script that wrote it into Home writes the same, but for what was committed at the kill, and the CPUs."""
+    home, page = (ROOT / "docs/index.md").read_text("utf-8"), tmp_path / "page.md"
+    page.write_text(re.sub(r"(?s)(<!-- killed: begin -->).*(<!-- killed: end -->)", r"\1\2", home), "utf-8")
+    assert printed(str(ROOT / "docs/killed_job.py"), str(page), cwd=tmp_path) == ""
+    text, recorded = (re.sub(r"[\d,]+ of a job|this run .*", "#", each) for each in (page.read_text("utf-8"), home))
+    assert text == recorded
+    assert "\nTrue\n" in text
 
 
 RUN_BLOCKS = """
@@ -289,7 +287,7 @@ def parts_of_pages():
             yield pytest.param(page, cluster, marks=pytest.mark.ray, id=f"{page}, Ray")
 
 
-@pytest.mark.parametrize(("page", "blocks"), parts_of_pages())
+@pytest.mark.parametrize(("page", "blocks"), list(parts_of_pages()))
 def test_blocks(page, blocks, tmp_path):
     """Each in a `__main__` of its own, which has no file and needs no guard."""
     assert printed("-", program=RUN_BLOCKS.format(page=page, blocks=blocks), cwd=tmp_path) == ""

@@ -149,9 +149,10 @@ class RayWorker(WorkerHandle):
         return self._where_it_is() is not None
 
     def _where_it_is(self) -> tuple[int, str] | None:
+        """The actor's process and its node: on this node known from its socket, which may be before Ray tells."""
         place = self._place
         if place is None or not place.done() or place.exception() is not None:
-            return None
+            return (self._peer, self._pool.node) if self._peer else None
         found: tuple[int, str] = place.result()
         return found
 
@@ -232,6 +233,7 @@ class RayPool(WorkerPool):
         self._listener: socket.socket | None = None
         self._token = b""
         self.address: Address
+        self.node: str
 
     def _connect(self) -> None:
         if self._cluster is None:
@@ -253,7 +255,8 @@ class RayPool(WorkerPool):
             self._listener.listen(num_workers)
             self._listener.setblocking(False)
             self.watch(self._listener.fileno(), self._accept)
-        self.address = Address(ray_cluster.own_node()[0], name, self._token)
+        node_id, self.node = ray_cluster.own_node()
+        self.address = Address(node_id, name, self._token)
 
     def handle(self, index: int, ids: range) -> RayWorker:
         return RayWorker(index, ids, self)
