@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from vecenv import EnvPoolVectorEnv
-from vecenv.envs.pools.envpool_env import make_pool
+from vecenv.envs.envpool_env import make_pool
 
 ENVS = 64
 WARM_UP = 50

@@ -39,9 +39,9 @@ from vecenv import (
 from vecenv.tuning import auto_backend
 from vecenv.tuning.auto_backend import (
     EnvCost,
-    arguments_for,
     auto_vector_env,
     choose_backend,
+    make_auto,
     predict,
     slow_steps,
     time_steps,
@@ -114,9 +114,9 @@ class TestTheChoice:
         asking = {"num_workers": 1, "context": "fork", "start_timeout": 30.0, "step_timeout": 30.0, "affinity": True}
         asking |= {"wait_num": 1, "timeout": 0.5, "on_error": "restart"}
         for name, value in asking.items():
-            choice = choose_backend([partial(Logged, tmp_path / "log")] * 2, {name: value})
-            assert choice == ("shmem", None, f"{name}= asks for processes")
-            assert arguments_for(choice, {name: value}) == {name: value}
+            env_fns = [partial(Logged, tmp_path / "log")] * 2
+            assert choose_backend(env_fns, {name: value}) == ("shmem", None, f"{name}= asks for processes")
+            assert make_auto(env_fns, {name: value}, {"shmem": lambda env_fns, **own: own}) == {name: value}
         assert not (tmp_path / "log").exists()
 
     def test_wrong_arguments_are_refused_as_elsewhere(self) -> None:

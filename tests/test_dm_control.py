@@ -14,7 +14,6 @@ from vecenv import DMControlEnv, DummyVectorEnv, ShmemVectorEnv, ThreadVectorEnv
 from vecenv.envs import dm_control_env
 
 ROOT = Path(__file__).resolve().parent.parent
-RENDERS = dm_control_env._egl_works() or dm_control_env._osmesa_works()
 
 
 @pytest.fixture
@@ -24,6 +23,12 @@ def suite():
     from dm_control import suite
 
     return suite
+
+
+def renders():
+    """Whether this machine has an OpenGL."""
+    assert DMControlEnv.available_envs
+    return os.environ.get("MUJOCO_GL") != "disabled"
 
 
 def swingup(**options):
@@ -140,38 +145,34 @@ def test_a_step_outside_of_an_episode_is_refused():
 # What is refused.
 
 
-@FULL
-def test_an_unknown_task_names_those_that_exist():
-    with pytest.raises(RuntimeError, match=r"no task 'fly' in the domain 'cartpole'; it has \['balance'"):
-        DMControlEnv("cartpole", "fly")
-    with pytest.raises(RuntimeError, match=r"no task 'fly' in the domain 'rocket'; the domains are \['acrobot'"):
-        DMControlEnv("rocket", "fly")
-    with pytest.raises(TypeError, match="task"):
-        DMControlEnv("cartpole")
+NO_TASK = "no task 'fly' in the domain"
+NO_CAMERA = r"\(cartpole, swingup\) has no camera .*; it has \['fixed', 'lookatcart'\]"
+MISTAKES = [
+    (RuntimeError, rf"{NO_TASK} 'cartpole'; it has \['balance'", lambda: DMControlEnv("cartpole", "fly")),
+    (RuntimeError, rf"{NO_TASK} 'rocket'; the domains are \['acrobot'", lambda: DMControlEnv("rocket", "fly")),
+    (TypeError, "task", lambda: DMControlEnv("cartpole")),
+    (ValueError, "frame_skip must be an integer of at least 1", lambda: swingup(frame_skip=0)),
+    (ValueError, "render_mode", lambda: swingup(render_mode="human")),
+    *(
+        (ValueError, NO_CAMERA, lambda id=camera_id: swingup(camera_id=id, from_pixels=True))
+        for camera_id in ("zz", None, 2, -2, 0.0, True)
+    ),
+    (RuntimeError, 'render_mode="rgb_array"', lambda: swingup().render()),
+]
 
 
 @FULL
 def test_arguments_that_do_not_exist_are_refused():
+    for error, message, make in MISTAKES:
+        with pytest.raises(error, match=message):
+            make()
     env = swingup(frame_skip=np.int64(2))
     assert (type(env.frame_skip), env.frame_skip) == (int, 2)
-    env.close()
-    with pytest.raises(ValueError, match="frame_skip must be an integer of at least 1"):
-        swingup(frame_skip=0)
     for camera_id in ("lookatcart", 1, np.int64(0), -1):  # cameras have names and numbers
         swingup(camera_id=camera_id).close()
-    for camera_id in ("zz", None, 2, -2, 0.0, True):
-        with pytest.raises(
-            ValueError, match=r"\(cartpole, swingup\) has no camera .*; it has \['fixed', 'lookatcart'\]"
-        ):
-            swingup(camera_id=camera_id, from_pixels=True)
-    with pytest.raises(ValueError, match="render_mode"):
-        swingup(render_mode="human")
-    env = swingup()
     env.reset()
     with pytest.raises(ValueError, match=r"the action has the shape \(2,\), expected \(1,\)"):
         env.step([0.0, 0.0])
-    with pytest.raises(RuntimeError, match='render_mode="rgb_array"'):
-        env.render()
 
 
 # Pixels. Where nothing can render, what must hold is that the error names what to install.
@@ -179,7 +180,7 @@ def test_arguments_that_do_not_exist_are_refused():
 
 def renders_or_says_what_to_install(make):
     """The result of `make`, or None where this machine has no OpenGL and the error said so."""
-    if RENDERS:
+    if renders():
         return make()
     with pytest.raises(RuntimeError, match="apt-get install libegl1"):
         make()
@@ -249,16 +250,22 @@ except RuntimeError as error:
 
 
 def test_the_renderer_is_one_that_the_machine_has_or_the_users_own_choice(monkeypatch):
-    def chosen(**variables):
+    def chosen(works=(), **variables):
+        def load(name):
+            if os.environ["MUJOCO_GL"] not in works:
+                os.environ["PYOPENGL_PLATFORM"] = "egl"  # as dm_control leaves it
+                raise AttributeError("'NoneType' object has no attribute 'eglQueryString'")
+
         monkeypatch.setattr(os, "environ", variables)
-        monkeypatch.delitem(sys.modules, "dm_control", raising=False)
+        monkeypatch.setattr(sys, "modules", {"OpenGL": None})
+        monkeypatch.setattr(dm_control_env.importlib, "import_module", load)
         dm_control_env.choose_gl()
+        monkeypatch.undo()
         return variables
 
-    for egl, osmesa, gl in ((True, True, "egl"), (False, True, "osmesa"), (False, False, "disabled")):
-        monkeypatch.setattr(dm_control_env, "_egl_works", lambda works=egl: works)
-        monkeypatch.setattr(dm_control_env, "_osmesa_works", lambda works=osmesa: works)
-        assert chosen() == {"MUJOCO_GL": gl}
+    for works in (("egl", "osmesa"), ("osmesa", "disabled"), ("disabled",)):
+        assert chosen(works) == {"MUJOCO_GL": works[0]}
+    assert chosen() == {}  # there is no dm_control
     for name, value in (("MUJOCO_GL", "glfw"), ("DISPLAY", ":1"), ("WAYLAND_DISPLAY", "wayland-0")):
         assert chosen(**{name: value}) == {name: value}
 
@@ -274,7 +281,7 @@ from dm_control import _render
 print(os.environ["MUJOCO_GL"] == _render.BACKEND or _render.BACKEND, os.environ["MUJOCO_GL"])
 """
     same, chosen = in_fresh_python(program).split()
-    assert chosen in (("egl", "osmesa") if RENDERS else ("disabled",))
+    assert chosen in (("egl", "osmesa") if renders() else ("disabled",))
     assert same == "True" or chosen == "disabled"
 
 

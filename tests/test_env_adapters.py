@@ -28,20 +28,7 @@ class TestContinuousToDiscrete:
         assert env.action_space == spaces.MultiDiscrete([7])
         assert all(env.env.action_space.contains(env.action(np.array([i]))) for i in range(7))
 
-    def test_what_cannot_be_a_grid_is_refused(self):
-        with pytest.raises(TypeError, match=r"Box action space, got Discrete\(2\)"):
-            ContinuousToDiscrete(gym.make("CartPole-v1"), 2)
-        for space, message in [
-            (spaces.Box(-1, 1, (2, 2)), "one dimension"),
-            (spaces.Box(0, 9, (2,), np.int64), "of floats"),
-            (spaces.Box(-np.inf, np.inf, (2,)), "finite bounds"),
-        ]:
-            with pytest.raises(ValueError, match=message):
-                ContinuousToDiscrete(Records(space), 2)
-
-        for action_per_dim in (0, [2], [2, 2, 2], [2, 0], [2, 1.5], [True, 2]):
-            with pytest.raises(ValueError, match="action_per_dim"):
-                ContinuousToDiscrete(Records(PLANE), action_per_dim)
+    def test_choices_that_do_not_exist_are_refused(self):
         env = ContinuousToDiscrete(Records(PLANE), 2)
         for action in ([0, 2], [-1, 0], [0], [0, 0, 0], [0.0, 1.0], 1):
             with pytest.raises(ValueError, match="action"):
@@ -62,13 +49,7 @@ class TestMultiDiscreteToDiscrete:
         assert equal_bits(env.action(np.int64(4)), np.array([11, 21], np.int32))
         assert all(space.contains(env.action(i)) for i in range(6))
 
-    def test_what_has_no_combinations_is_refused(self):
-        with pytest.raises(TypeError, match="MultiDiscrete action space, got Discrete"):
-            MultiDiscreteToDiscrete(gym.make("CartPole-v1"))
-        with pytest.raises(ValueError, match="one dimension"):
-            MultiDiscreteToDiscrete(Records(spaces.MultiDiscrete(np.full((2, 2), 3))))
-        with pytest.raises(ValueError, match="combinations"):
-            MultiDiscreteToDiscrete(Records(spaces.MultiDiscrete([10] * 19)))
+    def test_combinations_that_do_not_exist_are_refused(self):
         env = MultiDiscreteToDiscrete(Records(spaces.MultiDiscrete([2, 3])))
         for action in (6, -1, 1.0):
             with pytest.raises(ValueError, match=r"integer|out of bounds"):
@@ -85,9 +66,27 @@ class TestTruncatedAsTerminated:
             reported += [env.step(0)[2:4] for _ in range(2)]
         assert reported == [(False, False), (True, False), (False, False), (True, True)]
 
-    def test_what_is_no_gymnasium_env_is_refused(self):
-        with pytest.raises(TypeError, match=r"gymnasium\.Env"):
-            TruncatedAsTerminated(object())
+
+MISTAKES = [
+    (TypeError, r"Box action space, got Discrete\(2\)", lambda: ContinuousToDiscrete(gym.make("CartPole-v1"), 2)),
+    (ValueError, "one dimension", lambda: ContinuousToDiscrete(Records(spaces.Box(-1, 1, (2, 2))), 2)),
+    (ValueError, "of floats", lambda: ContinuousToDiscrete(Records(spaces.Box(0, 9, (2,), np.int64)), 2)),
+    (ValueError, "finite bounds", lambda: ContinuousToDiscrete(Records(spaces.Box(-np.inf, np.inf, (2,))), 2)),
+    *(
+        (ValueError, "action_per_dim", lambda n=n: ContinuousToDiscrete(Records(PLANE), n))
+        for n in (0, [2], [2, 2, 2], [2, 0], [2, 1.5], [True, 2])
+    ),
+    (TypeError, "MultiDiscrete action space, got Discrete", lambda: MultiDiscreteToDiscrete(gym.make("CartPole-v1"))),
+    (ValueError, "one dimension", lambda: MultiDiscreteToDiscrete(Records(spaces.MultiDiscrete([[3, 3], [3, 3]])))),
+    (ValueError, "combinations", lambda: MultiDiscreteToDiscrete(Records(spaces.MultiDiscrete([10] * 19)))),
+    (TypeError, r"gymnasium\.Env", lambda: TruncatedAsTerminated(object())),
+]
+
+
+@pytest.mark.parametrize(("error", "message", "make"), MISTAKES)
+def test_envs_and_arguments_that_do_not_fit_are_refused(error, message, make):
+    with pytest.raises(error, match=message):
+        make()
 
 
 def test_wrapped_envs_step_in_vector_envs_and_their_spec_makes_them_again():

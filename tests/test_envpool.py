@@ -156,34 +156,33 @@ def test_a_step_outside_of_an_episode_is_refused_and_moves_no_env(make):
 
 
 @pytest.mark.parametrize(
-    ("actions", "ids", "error", "message"),
+    ("error", "message", "call"),
     [
-        ([0, 10**6, 0], None, ValueError, r"the action for env 1 is 1000000, which is not in Discrete"),
-        ([0, 0, -1], [2, 0, 1], ValueError, r"the action for env 1 is -1"),
-        ([0.5, 0, 0], None, TypeError, "not whole numbers"),
-        ([0, 0], None, ValueError, "got 2 actions for 3 envs"),
-        ([[0, 1], [0, 1], [0, 1]], [2, 0, 1], ValueError, r"has the shape \(3, 2\), expected \(3,\)"),
-        ([0], [9], IndexError, "9"),
-        ([0, 0], [0, 0], ValueError, "0"),
+        (ValueError, "for env 1 is 1000000, which is not in Discrete", lambda venv: venv.step([0, 10**6, 0])),
+        (ValueError, "the action for env 1 is -1", lambda venv: venv.step([0, 0, -1], [2, 0, 1])),
+        (TypeError, "not whole numbers", lambda venv: venv.step([0.5, 0, 0])),
+        (ValueError, "got 2 actions for 3 envs", lambda venv: venv.step([0, 0])),
+        (ValueError, r"has the shape \(3, 2\), expected \(3,\)", lambda venv: venv.step([[0, 1]] * 3, [2, 0, 1])),
+        (IndexError, "9", lambda venv: venv.step([0], [9])),
+        (IndexError, "9", lambda venv: venv.reset([9])),
+        (ValueError, "0", lambda venv: venv.step([0, 0], [0, 0])),
+        (TypeError, "autoreset=True", lambda venv: venv.step([0, 0, 0], autoreset=True)),
+        (TypeError, "nothing but seed", lambda venv: venv.reset(options={"x": 1})),
+        (TypeError, "nothing but seed", lambda venv: venv.reset(length=3)),
+        (ValueError, "for all its 3 envs at once", lambda venv: venv.reset([0], seed=1)),
+        (ValueError, "for all its 3 envs at once", lambda venv: venv.reset([0, 1], seed=[1, 2])),
+        (ValueError, "for all its 3 envs at once", lambda venv: venv.reset(seed=[1, None, 2])),
+        (ValueError, "those of all its envs", lambda venv: venv.seed([1, None, 2])),
     ],
 )
-def test_bad_actions_and_ids_are_errors_and_move_no_env(make, actions, ids, error, message):
+def test_what_is_refused_moves_no_env(make, error, message, call):
     with EnvPoolVectorEnv(make(3)) as venv:
-        venv.reset()
+        venv.reset(options=None)
+        pool = venv.engine.backend._pool
         with pytest.raises(error, match=message):
-            venv.step(actions, ids)
-        if error is IndexError:
-            with pytest.raises(error):
-                venv.reset(ids)
+            call(venv)
+        assert venv.engine.backend._pool is pool
         assert elapsed(venv.step([0, 0, 0])[4]) == [1, 1, 1]
-
-
-@pytest.mark.parametrize("kwargs", [{"options": {"x": 1}}, {"length": 3}])
-def test_arguments_that_a_pool_would_ignore_are_refused(make, kwargs):
-    with EnvPoolVectorEnv(make(2)) as venv:
-        with pytest.raises(TypeError, match="nothing but seed"):
-            venv.reset(**kwargs)
-        assert elapsed(venv.reset(options=None)[1]) == [0, 0]
 
 
 # Seeds.
@@ -223,20 +222,6 @@ def test_seed_and_set_seed_are_for_the_next_reset(make):
         chained = venv.reset()[0]
         np.testing.assert_array_equal(chained, venv.reset(seed=[10, *seed_chain(10, 3)[1:3]])[0])
         assert venv.seed(None) == [None] * 3
-        assert elapsed(venv.step([0, 0, 0])[4]) == [1, 1, 1]
-
-
-@pytest.mark.parametrize("kwargs", [{"id": [0], "seed": 1}, {"seed": [1, None, 2]}, {"id": [0, 1], "seed": [1, 2]}])
-def test_seeds_for_some_envs_are_refused_and_change_nothing(make, kwargs):
-    with EnvPoolVectorEnv(make(3)) as venv:
-        venv.reset()
-        pool = venv.engine.backend._pool
-        with pytest.raises(ValueError, match="for all its 3 envs at once"):
-            venv.reset(**kwargs)
-        if "id" not in kwargs:
-            with pytest.raises(ValueError, match="those of all its envs"):
-                venv.seed(kwargs["seed"])
-        assert venv.engine.backend._pool is pool
         assert elapsed(venv.step([0, 0, 0])[4]) == [1, 1, 1]
 
 
@@ -294,39 +279,26 @@ def test_an_asynchronous_pool_gives_the_trajectories_of_a_synchronous_one(make):
 
 def test_attributes_frames_and_life(make):
     pool = make(2)
-    pool._render_mode = "rgb_array"
     venv = EnvPoolVectorEnv(pool)
     assert venv.get_env_attr("action_space", 1) == [venv.action_space[1]]
-    for access in (
-        lambda: venv.get_env_attr("gravity"),
-        lambda: venv.set_env_attr("gravity", 1),
-        lambda: venv.call("x"),
-    ):
+    for access in (lambda: venv.get_env_attr("x"), lambda: venv.set_env_attr("x", 1), lambda: venv.call("x")):
         with pytest.raises(AttributeError, match="C\\+\\+"):
             access()
-    with pytest.raises(TypeError):
-        venv.render(width=3)
-    assert venv.alive() == [True, True]
-    assert venv.failed_id == []
-    assert repr(venv).startswith("EnvPoolVectorEnv(2 envs")
-    venv.close()
-    venv.close()
-    with pytest.raises(ClosedError):
-        venv.step([0, 0])
-    with pytest.raises(ClosedError):
-        venv.reset()
-
-
-def test_frames_are_those_of_the_pool_also_of_a_new_one():
-    pool = PoolDouble.make(3)
-    with EnvPoolVectorEnv(pool) as venv:
+    if isinstance(pool, PoolDouble):
         with pytest.raises(RuntimeError, match="render_mode"):
             venv.render()
         pool._render_mode = "rgb_array"
-        venv.reset(seed=3)
-        frames = venv.render()
-        assert [frame.shape for frame in frames] == [(2, 2, 3)] * 3
-        assert [int(frame[0, 0, 0]) for frame in frames] == [0, 1, 2]
+        venv.reset(seed=3)  # a new pool
+        assert [(frame.shape, int(frame[0, 0, 0])) for frame in venv.render()] == [((2, 2, 3), 0), ((2, 2, 3), 1)]
+    with pytest.raises(TypeError):
+        venv.render(width=3)
+    assert (venv.alive(), venv.failed_id) == ([True, True], [])
+    assert repr(venv).startswith("EnvPoolVectorEnv(2 envs")
+    venv.close()
+    venv.close()
+    for use in (lambda: venv.step([0, 0]), venv.reset):
+        with pytest.raises(ClosedError):
+            use()
 
 
 @pytest.mark.parametrize("mode", ["NextStep", "SameStep"])
@@ -344,23 +316,6 @@ def test_gymnasiums_autoreset_around_it_has_no_ghosts_but_its_own(make, mode):
             assert [obs is not None for obs in infos["final_obs"]] == done.tolist()
     assert ends > 3
     envs.close()
-
-
-def test_a_reset_in_the_round_of_the_last_step_is_refused(make):
-    with EnvPoolVectorEnv(make(2)) as venv:
-        venv.reset()
-        with pytest.raises(TypeError, match="autoreset=True"):
-            venv.step([0, 0], autoreset=True)
-        assert elapsed(venv.step([0, 0])[4]) == [1, 1]
-
-
-def test_what_is_no_pool_is_refused():
-    with pytest.raises(TypeError, match="expected a pool"):
-        EnvPoolVectorEnv("CartPole-v1")
-    with pytest.raises(TypeError, match="expected a pool"):
-        EnvPoolVectorEnv(PoolDouble)
-    with pytest.raises(ValueError, match="up to 4 players"):
-        EnvPoolVectorEnv(PoolDouble.make(2, max_num_players=4))
 
 
 def test_without_envpool_the_error_says_what_to_install(monkeypatch):
@@ -382,64 +337,47 @@ def test_the_wrapper_of_torchrl_takes_a_synchronous_pool(make):
         assert env.step([0, 1, 0, 1])[1].shape == (4,)
 
 
-@pytest.mark.parametrize(
-    ("arguments", "instead"),
-    [
-        ({"frame_skip": 4}, "create_env_kwargs"),
-        ({"frame_skip": True}, "create_env_kwargs"),
-        ({"device": "cuda:0"}, "collector"),
-        ({"categorical_action_encoding": False}, "one-hot"),
-        ({"disable_env_checker": False}, "check_vector_env"),
-        ({"allow_done_after_reset": True}, "after a reset"),
-    ],
-)
-def test_an_argument_that_would_be_ignored_is_refused_with_what_to_use_instead(arguments, instead):
-    with pytest.raises(ValueError, match=instead):
-        Wrapper(PoolDouble.make(2), **arguments)
-    with pytest.raises(ValueError, match=instead):
-        MultiThreadedEnv(2, "CartPole-v1", **arguments)
+def pool_of(**config):
+    return lambda **arguments: Wrapper(PoolDouble.make(2, **config), **arguments)
 
 
-def test_the_errors_of_torchrls_wrapper():
-    with pytest.raises(TypeError, match="needs env"):
-        Wrapper()
-    with pytest.raises(TypeError, match="expected a pool"):
-        Wrapper(env=object())
-    with pytest.raises(TypeError, match="unexpected argument 'speed'"):
-        Wrapper(PoolDouble.make(2), speed=3)
-    with pytest.raises(ValueError, match=r"asynchronous, 1 of 2 .*EnvPoolVectorEnv"):
-        Wrapper(PoolDouble.make(2, batch_size=1))
-    with pytest.raises(TypeError, match="env_name"):
-        MultiThreadedEnv(2)
-    with pytest.raises(ValueError, match=r"create_env_kwargs has \['batch_size'\]"):
-        MultiThreadedEnv(2, "CartPole-v1", create_env_kwargs={"batch_size": 1})
+def threaded(**arguments):
+    return MultiThreadedEnv(**{"num_workers": 2, "env_name": "CartPole-v1", **arguments})
 
 
-@pytest.mark.parametrize(
-    ("arguments", "error", "message"),
-    [
-        ({"env_name": None}, TypeError, "env_name must be a str, .* got None"),
-        ({"create_env_kwargs": [("seed", 1)]}, TypeError, "create_env_kwargs must be a dict"),
-        ({"num_workers": 0}, ValueError, "num_workers must be an integer of at least 1, got 0"),
-        ({"num_workers": "2"}, TypeError, "num_workers must be an integer of at least 1, got '2'"),
-    ],
-)
-def test_an_argument_of_another_kind_is_named(arguments, error, message):
+IGNORED = [
+    ({"frame_skip": 4}, "create_env_kwargs"),
+    ({"frame_skip": True}, "create_env_kwargs"),
+    ({"device": "cuda:0"}, "collector"),
+    ({"categorical_action_encoding": False}, "one-hot"),
+    ({"disable_env_checker": False}, "check_vector_env"),
+    ({"allow_done_after_reset": True}, "after a reset"),
+]
+MISTAKES = [
+    *((make, given, ValueError, instead) for given, instead in IGNORED for make in (pool_of(), threaded)),
+    (lambda: EnvPoolVectorEnv("CartPole-v1"), {}, TypeError, "expected a pool"),
+    (lambda: EnvPoolVectorEnv(PoolDouble), {}, TypeError, "expected a pool"),
+    (lambda: EnvPoolVectorEnv(PoolDouble.make(2, max_num_players=4)), {}, ValueError, "up to 4 players"),
+    (lambda: EnvPoolVectorEnv.make("CartPole-v1", 0), {}, ValueError, "num_envs must be .* at least 1, got 0"),
+    (lambda: EnvPoolVectorEnv.make("CartPole-v1", 1.5), {}, TypeError, "num_envs must be .* at least 1, got 1.5"),
+    (lambda: EnvPoolVectorEnv.make(None, 1), {}, TypeError, "the task must be a str"),
+    (Wrapper, {}, TypeError, "needs env"),
+    (Wrapper, {"env": object()}, TypeError, "expected a pool"),
+    (pool_of(), {"speed": 3}, TypeError, "unexpected argument 'speed'"),
+    (pool_of(batch_size=1), {}, ValueError, r"asynchronous, 1 of 2 .*EnvPoolVectorEnv"),
+    (lambda: MultiThreadedEnv(2), {}, TypeError, "env_name"),
+    (threaded, {"env_name": None}, TypeError, "env_name must be a str, .* got None"),
+    (threaded, {"create_env_kwargs": {"batch_size": 1}}, ValueError, r"create_env_kwargs has \['batch_size'\]"),
+    (threaded, {"create_env_kwargs": [("seed", 1)]}, TypeError, "create_env_kwargs must be a dict"),
+    (threaded, {"num_workers": 0}, ValueError, "num_workers must be an integer of at least 1, got 0"),
+    (threaded, {"num_workers": "2"}, TypeError, "num_workers must be an integer of at least 1, got '2'"),
+]
+
+
+@pytest.mark.parametrize(("make", "arguments", "error", "message"), MISTAKES)
+def test_mistakes_are_named_with_what_to_use_instead(make, arguments, error, message):
     with pytest.raises(error, match=message):
-        MultiThreadedEnv(**{"num_workers": 2, "env_name": "CartPole-v1", **arguments})
-
-
-@pytest.mark.parametrize(
-    ("task_id", "num_envs", "error", "message"),
-    [
-        ("CartPole-v1", 0, ValueError, "num_envs must be an integer of at least 1, got 0"),
-        ("CartPole-v1", 1.5, TypeError, "num_envs must be an integer of at least 1, got 1.5"),
-        (None, 1, TypeError, "the task must be a str"),
-    ],
-)
-def test_a_pool_that_cannot_be_made_is_refused(task_id, num_envs, error, message):
-    with pytest.raises(error, match=message):
-        EnvPoolVectorEnv.make(task_id, num_envs)
+        make(**arguments)
 
 
 # EnvPool's own tasks.

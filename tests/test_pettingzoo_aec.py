@@ -1,16 +1,18 @@
-"""AECVectorEnv: batches of turn-based PettingZoo envs, one turn a step."""
+"""Turn-based PettingZoo envs: AECVectorEnv, one turn a step, and PettingZooEnv, in the form of tianshou's."""
 
+import sys
 from functools import partial
 
+import gymnasium
 import numpy as np
 import pettingzoo
 import pytest
-from agent_envs import Herd, RandomPlay, Relay, Talkative, herd_in_turns, play_by_hand
+from agent_envs import Herd, RandomPlay, Relay, Talkative, Zoo, herd_in_turns, play_by_hand
 from gymnasium import spaces
 from pettingzoo.utils import parallel_to_aec
 
 from tests.backends import FULL
-from vecenv import AECVectorEnv, EnvContractError
+from vecenv import AECVectorEnv, DummyVectorEnv, EnvContractError, PettingZooEnv, ShmemVectorEnv
 
 KNIGHTS = "butterfly/knights_archers_zombies-v11"
 GAMES = ["classic/tictactoe-v3", "classic/connect_four-v3", "classic/rps-v2", "herd"]
@@ -124,25 +126,6 @@ def test_same_step_mode_hands_over_the_last_observation_and_whose_it_is():
         assert venv.step([4, 1])[0][0].sum() == 1
 
 
-@pytest.mark.parametrize(
-    ("actions", "error", "message"),
-    [
-        ({"runner_1": [[0, 0]] * 2}, ValueError, "'runner_0', which acts next in env 0"),
-        ({"runner_0": [1, 1], "rabbit": [0, 0]}, ValueError, "'rabbit'"),
-        ({"runner_0": [1]}, ValueError, r"'runner_0'.*envs \[0, 1\]"),
-        ({"runner_0": [[1, 1], [1, 1]]}, ValueError, "'runner_0'.* has the shape"),
-        ([1, 1], TypeError, "dict"),
-    ],
-)
-def test_wrong_actions_are_refused_before_anything_is_sent(actions, error, message):
-    with AECVectorEnv([Relay] * 2, "dummy") as venv:
-        venv.reset(seed=0)
-        with pytest.raises(error, match=message):
-            venv.step(actions)
-        assert venv.get_env_attr("turn") == [0, 0]
-        assert venv.step({"runner_0": [1, 2]})[1][:, 0].tolist() == [1, 2]
-
-
 def test_wrong_batches_of_the_one_action_and_on_request_illegal_ones_are_refused():
     with AECVectorEnv(["classic/tictactoe-v3"] * 2, "dummy", check_legal=True) as venv:
         venv.reset(seed=0)
@@ -156,11 +139,6 @@ def test_wrong_batches_of_the_one_action_and_on_request_illegal_ones_are_refused
             with pytest.raises(error, match=message):
                 venv.step(actions)
         assert not venv.step([0, 1])[4]["done"].any()
-    with AECVectorEnv([Relay], "dummy", check_legal=True) as venv:
-        venv.reset(seed=0)
-        with pytest.raises(ValueError, match="'runner_0' in env 0 is not in its space"):
-            venv.step({"runner_0": [0]})
-        assert venv.step({"runner_0": [3]})[1][0, 0] == 3
 
 
 def test_actions_without_a_fixed_shape_travel_as_objects():
@@ -175,11 +153,6 @@ def test_actions_without_a_fixed_shape_travel_as_objects():
         assert "action_mask" not in infos
 
 
-def test_a_parallel_env_is_refused():
-    with pytest.raises(TypeError, match="use ParallelVectorEnv"):
-        AECVectorEnv([Herd], "dummy")
-
-
 def test_an_env_that_keeps_its_dead_is_an_error_and_no_endless_loop():
     class Haunted(Relay):
         def _was_dead_step(self, action):
@@ -191,3 +164,89 @@ def test_an_env_that_keeps_its_dead_is_an_error_and_no_endless_loop():
             venv.step({agent: [act_of(agent)]})
         with pytest.raises(EnvContractError, match="did not remove the dead agent 'runner_0'"):
             venv.step({"runner_0": [1]})
+
+
+def test_an_id_without_pettingzoo_says_what_to_install(monkeypatch):
+    monkeypatch.setitem(sys.modules, "pettingzoo", None)
+    with pytest.raises(ImportError, match=r"'classic/rps-v2'.*pip install -U 'vecenv\[pettingzoo\]'"):
+        PettingZooEnv("classic/rps-v2")
+
+
+@pytest.mark.filterwarnings("ignore:(Agents have|Observations are) different:UserWarning")
+def test_the_envs_of_these_tests_pass_pettingzoos_api_test():
+    from pettingzoo.test import api_test, parallel_api_test
+
+    for make in (Relay, herd_in_turns):
+        assert api_test(make(), num_cycles=20) is None
+    for make in (Zoo, Herd):
+        assert parallel_api_test(make(), num_cycles=50) is None
+
+
+def test_turns_of_a_pettingzoo_env_are_those_of_pettingzoos_own_loop():
+    """Agents, observations, masks and the sums of the rewards of one episode, for two envs that play alike."""
+    make = partial(pettingzoo.make, "aec", "classic/tictactoe-v3")
+    turns, returns = play_by_hand(make(), 2, RandomPlay(make()))
+    play = RandomPlay(make())
+    with ShmemVectorEnv([lambda: PettingZooEnv(make())] * 2, num_workers=1) as venv:
+        obs, _ = venv.reset(seed=[2, 2])
+        total = 0
+        for t, (agent, seen, info) in enumerate(turns):
+            assert obs["agent_id"].tolist() == [agent, agent]
+            assert np.array_equal(obs["obs"][1], seen["observation"])
+            assert np.array_equal(obs["mask"][1], play.mask(seen, info))
+            obs, rew, terminated, truncated, _ = venv.step([play(agent, seen, info)] * 2)
+            total = total + rew
+            assert (terminated | truncated).tolist() == [t == len(turns) - 1] * 2
+    assert total.tolist() == [list(returns.values())] * 2
+
+
+def test_a_step_after_the_end_is_an_error_that_names_the_env():
+    with DummyVectorEnv([lambda: PettingZooEnv("classic/rps-v2")] * 2) as venv:
+        with pytest.raises(RuntimeError, match=r"reset\(\)") as caught:
+            venv.step([0, 0])
+        assert "env 0" in "".join(caught.value.__notes__)
+
+
+def test_rewards_are_the_callers_to_keep():
+    env = PettingZooEnv(herd_in_turns())
+    env.reset(seed=0)
+    kept = [env.step(1)[1] for _ in range(6)]
+    assert [rewards.tolist() for rewards in kept] == [[0, 0, 0], [0, 0, 0], [2, 2, 2]] * 2
+    assert env.rewards.tolist() == [2, 2, 2]
+
+
+def test_it_is_a_gymnasium_env_whose_observations_are_in_its_space():
+    env = PettingZooEnv("classic/connect_four-v3")
+    assert isinstance(env, gymnasium.Env)
+    assert (env.agents, env.agent_idx) == (["player_0", "player_1"], {"player_0": 0, "player_1": 1})
+    obs, info = env.reset(seed=0)
+    assert obs in env.observation_space
+    assert env.step(3)[0] in env.observation_space
+    assert (obs["mask"].dtype, info) == (np.bool_, {})
+    env.close()
+    space = env.observation_space  # with the names that code for tianshou looks for
+    assert space["observation"] == space["obs"]
+    assert space["observation"].shape == (6, 7, 2)
+    assert space["action_mask"] == space["mask"]
+
+
+def test_without_stacking_every_row_is_the_dict_that_tianshou_has():
+    with DummyVectorEnv([lambda: PettingZooEnv("classic/rps-v2")] * 2, stack_obs=False) as venv:
+        obs, _ = venv.reset(seed=0)
+        assert (obs.shape, obs.dtype) == ((2,), object)
+        assert {key: np.asarray(value).tolist() for key, value in obs[1].items()} == {
+            "agent_id": "player_0",
+            "obs": 3,
+            "mask": [True, True, True],
+        }
+
+
+def test_there_is_no_mask_where_actions_are_not_discrete():
+    class Free(Relay):
+        _obs = dict.fromkeys(Relay.possible_agents, Relay._obs["runner_0"])
+        _act = dict.fromkeys(Relay.possible_agents, Relay._act["runner_1"])
+
+    env = PettingZooEnv(Free())
+    obs, _ = env.reset()
+    assert obs.keys() == {"agent_id", "obs"} == set(env.observation_space)
+    assert env.step(np.ones(2, np.float32))[1].tolist() == [2, 0.25, 0.25]

@@ -8,7 +8,7 @@ from agent_envs import Herd, herd_in_turns
 
 from tests.ctrl_c import interrupt_at_random, interrupted
 from vecenv import AECVectorEnv, ParallelVectorEnv, VectorEnvError
-from vecenv.envs.multi_agent.agent_spaces import AgentActions
+from vecenv.envs.agent_spaces import AgentActions
 
 KINDS = [(ParallelVectorEnv, Herd), (AECVectorEnv, herd_in_turns)]
 

@@ -1,4 +1,4 @@
-"""Transforms: the same rows in a worker and in the parent, whatever the round is, and in the spaces that they name."""
+"""Transforms: chains, those of a single env, mistakes, tensors; test_episode_layers.py plays with each of them."""
 
 import pickle
 from functools import partial
@@ -9,8 +9,7 @@ import pytest
 import torch
 from cases import counting, playing
 from gymnasium import spaces
-from gymnasium_cases import assert_same
-from transform_envs import CASES, ENDING, IMAGE, MIXED, VECTOR, Samples, envs_of, plain
+from transform_envs import CASES, IMAGE, MIXED, VECTOR, Samples, plain
 
 from collector.device.torch_vector_env import TorchVectorEnv
 from tests.backends import FULL
@@ -18,65 +17,10 @@ from vecenv import DummyVectorEnv, ShmemVectorEnv, nest
 from vecenv import transforms as tf
 from vecenv.facades.driver import Driver
 from vecenv.testing import RaisesOnStep
+from vecenv.transforms import Rows, TransformedVectorEnv, VecNorm
 from vecenv.wrappers import resets_in_step
 
-N = 4
 ONES = np.ones((1, 3, 3))
-
-
-def actions_for(venv, rng, k):
-    space = venv.action_space[0]
-    return rng.uniform(space.low, space.high, (k, *space.shape)).astype(space.dtype)
-
-
-def play(venv, autoresets):
-    """Rounds of every kind, from a seed: what they return, one after the other."""
-    rng = np.random.default_rng(0)
-    act = partial(actions_for, venv, rng)
-    yield venv.reset(seed=5)
-    for _ in range(2):
-        yield venv.step(act(N))
-    yield venv.reset([2, 0])
-    yield venv.step(act(2), [3, 1])
-    yield venv.step(act(N), reset=[1])
-    yield venv.step(act(2), [2, 3], reset=np.array([False, False, True, False]))
-    yield venv.reset(seed=[3, 2], env_id=[1, 3])
-    for _ in range(6):
-        if autoresets:
-            yield venv.step(act(N), autoreset=True)
-        else:
-            step = venv.step(act(N))
-            yield step
-            if (done := step[2] | step[3]).any():
-                yield venv.reset(done)
-    venv.send(act(2), [1, 0], reset=[0])
-    venv.send(act(2), [2, 3])
-    yield venv.recv()
-    venv.send(None, reset=[3, 1])
-    yield venv.recv()
-
-
-QUICK = ("atari", "flatten all", "cat some", "frames, constant", "rename", "all together", "time limit")
-
-
-@pytest.mark.parametrize(
-    "case", [each if each in QUICK else pytest.param(each, marks=FULL) for each in [*CASES, *ENDING]]
-)
-def test_a_transform_returns_the_same_in_a_worker_and_in_the_parent(case):
-    fns, transformed_fns = envs_of(case, N)
-    transform = {**CASES, **ENDING}[case][1]
-    with (
-        tf.TransformedVectorEnv(DummyVectorEnv(fns), transform()) as parent,
-        DummyVectorEnv(transformed_fns) as worker,
-    ):
-        assert parent.observation_space == worker.observation_space
-        assert parent.action_space == worker.action_space
-        space = parent.observation_space[0]
-        for left, right in zip(play(parent, case in CASES), play(worker, case in CASES), strict=True):
-            assert_same(left, right)
-            for row in range(len(left[-1])):
-                one = nest.take(left[0], row)
-                assert space.contains(one), (one, space)
 
 
 def test_what_comes_from_views_is_not_written_to():
@@ -332,7 +276,7 @@ def test_an_observation_outside_of_the_space_is_an_error_of_its_env():
     wrong = playing(VECTOR, [np.zeros(5, np.float32), np.zeros(4, np.float32)])[0]
     env = tf.TransformedEnv(wrong(), tf.UnsqueezeTransform(0))
     env.reset()
-    with pytest.raises(RuntimeError, match=r"not of its space: .*shape \(4,\), expected \(5,\)"):
+    with pytest.raises(RuntimeError, match=r"not of its space: obs is float32 \(4,\) .*the space has float32 \(5,\)"):
         env.step(0)
 
 
@@ -369,3 +313,74 @@ def test_the_partial_of_an_error_is_transformed():
         other = venv.to("cpu")
         assert other.transform[0] is not venv.transform[0]
         assert other.reset()[0].shape == (3, 10)
+
+
+N = 4
+ROW_WISE = {**CASES, "vec norm": (VECTOR, lambda: VecNorm()), "vec norm of parts": (MIXED, lambda: VecNorm(["x", "v"]))}
+
+
+QUICK = ("atari", "cat some", "all together", "vec norm")
+
+
+class OnDevice(torch.Tensor):
+    """A tensor that refuses to leave its device."""
+
+    def _refuse(self, *args, **kwargs):
+        raise AssertionError("a tensor was moved to the host")
+
+    __array__ = cpu = item = numpy = tolist = __int__ = __float__ = __bool__ = __index__ = _refuse
+
+
+def to_device(array):
+    return array if array.dtype == object else torch.from_numpy(array.copy()).as_subclass(OnDevice)
+
+
+def from_device(array):
+    assert isinstance(array, torch.Tensor)
+    return array.as_subclass(torch.Tensor).numpy()
+
+
+def rounds(space):
+    """A full reset, a full step, then steps and resets of some: (ids, obs, reward or None)."""
+    space.seed(0)
+    rng = np.random.default_rng(0)
+    for ids, steps in (([0, 1, 2, 3], False), ([0, 1, 2, 3], True), ([2, 0], True), ([1], False), ([3, 1], True)):
+        obs = nest.map(np.copy, nest.stack([space.sample() for _ in ids]))
+        yield np.array(ids), obs, rng.normal(size=len(ids)) if steps else None
+
+
+def run(transform, ids, obs, reward, convert):
+    """One round in a library: (obs, reward, truncated)."""
+    if reward is None:
+        rows = Rows(nest.map(convert, obs), None, ids=ids)
+        transform.reset(rows)
+    else:
+        flags = np.zeros((2, len(ids)), np.bool_)
+        rows = Rows(nest.map(convert, obs), None, *map(convert, (reward, *flags)), ids=ids)
+        transform.step(rows)
+    return rows.obs, rows.reward, rows.truncated
+
+
+@pytest.mark.parametrize("case", [each if each in QUICK else pytest.param(each, marks=FULL) for each in ROW_WISE])
+def test_a_transform_stays_on_the_device_of_the_rows(case):
+    space, make = ROW_WISE[case]
+    with DummyVectorEnv([plain(space, 3)] * N) as venv:
+        reference, other = (TransformedVectorEnv(venv, make()) for _ in range(2))
+        for ids, obs, reward in rounds(space):
+            want = run(reference.transform, ids, obs, reward, np.copy)
+            got = run(other.transform, ids, obs, reward, to_device)
+            for left, right in zip(want, got, strict=True):
+                if left is None:
+                    assert right is None
+                    continue
+                for one, two in zip(nest.leaves(left), nest.leaves(right), strict=True):
+                    two = from_device(two)
+                    assert one.dtype == two.dtype
+                    if one.dtype.kind == "f":
+                        # OpenCV rounds halves of uint8 up, the others to even.
+                        np.testing.assert_allclose(two, one, rtol=2e-6, atol=1.01 / 255 if case == "atari" else 2e-6)
+                    else:
+                        assert np.abs(two.astype(np.int64) - one.astype(np.int64)).max() <= (one.dtype == np.uint8)
+        actions = np.full((N, 2), 0.5, np.float32)
+        want, got = reference.transform.inv(actions), other.transform.inv(to_device(actions))
+        np.testing.assert_allclose(from_device(got), want, rtol=1e-6)

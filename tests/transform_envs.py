@@ -105,20 +105,9 @@ def plain(space, length):
     return lambda: Samples(space, length)
 
 
-def transformed(space, length, transform):
-    """A function that makes the same env with the transform around it."""
-    return lambda: tf.TransformedEnv(Samples(space, length), transform())
-
-
 def normalised(**options):
     """An env with a VecNorm around it."""
     return tf.TransformedEnv(Samples(VECTOR, 5), tf.VecNorm(**options))
-
-
-def envs_of(case, n):
-    """(env_fns without the transform, env_fns with it) of `n` envs whose episodes have different lengths."""
-    space, transform = {**CASES, **ENDING}[case]
-    return [plain(space, 2 + i) for i in range(n)], [transformed(space, 2 + i, transform) for i in range(n)]
 
 
 class Goes(Samples):

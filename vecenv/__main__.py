@@ -11,7 +11,7 @@ import gymnasium
 
 from vecenv.envs.gym_env import find_spec
 from vecenv.errors import VectorEnvError
-from vecenv.tuning.tune import TuneResult, tune
+from vecenv.tuning.tune import tune
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -32,35 +32,24 @@ def main(argv: Sequence[str] | None = None) -> int:
         parser.exit(2, f"{parser.prog}: {error}\n")
     except VectorEnvError as error:
         parser.exit(1, f"{parser.prog}: {error}\n")
-    line = make_vec_line(options.env, result)
+    kwargs = f", venv_kwargs={result.kwargs}" if result.kwargs else ""
+    line = f'vecenv.make_vec("{options.env}", {options.num_envs}, backend="{result.best.backend}"{kwargs})'
     sys.stdout.write(f"{result}\n   or: envs = {line}  # as a gymnasium vector env\n")
     return 0
-
-
-def make_vec_line(env: str, result: TuneResult) -> str:
-    """The line that makes a gymnasium vector env of the best row."""
-    kwargs = f", venv_kwargs={result.kwargs}" if result.kwargs else ""
-    return f'vecenv.make_vec("{env}", {len(result.env_fns)}, backend="{result.best.backend}"{kwargs})'
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m vecenv", description="Tools for vector envs.")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
-    command = commands.add_parser(
-        "tune",
-        help="measure which vector env is the fastest",
-        description="Measure DummyVectorEnv, ShmemVectorEnv and ThreadVectorEnv on an env.",
-    )
+    what = "Measure DummyVectorEnv, ShmemVectorEnv and ThreadVectorEnv on an env."
+    command = commands.add_parser("tune", help="measure which vector env is the fastest", description=what)
     command.add_argument("env", metavar="ENV_ID", help="gymnasium id, such as CartPole-v1 or my_module:MyEnv-v0")
-    command.add_argument("--num-envs", type=int, default=8, metavar="N", help="envs side by side [%(default)s]")
-    command.add_argument(
-        "--policy-ms",
-        type=float,
-        default=0.3,
-        metavar="X",
-        help="milliseconds that the policy computes in each round [%(default)s]",
-    )
-    command.add_argument("--seconds", type=float, default=2.0, metavar="S", help="how long to measure [%(default)s]")
+    for name, kind, default, letter, text in (
+        ("--num-envs", int, 8, "N", "envs side by side"),
+        ("--policy-ms", float, 0.3, "X", "milliseconds that the policy computes in each round"),
+        ("--seconds", float, 2.0, "S", "how long to measure"),
+    ):
+        command.add_argument(name, type=kind, default=default, metavar=letter, help=f"{text} [%(default)s]")
     return parser
 
 

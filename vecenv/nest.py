@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
+from gymnasium import spaces
 
 Tree = Any
 
@@ -86,6 +87,20 @@ def stack(trees: Sequence[Tree]) -> Tree:
     array([1, 2])
     """
     return merge(np.stack, trees)
+
+
+def tree_of(space: Any) -> Any:
+    """The tree of a space: dicts and tuples in place of Dict and Tuple spaces, with other spaces as leaves."""
+    if isinstance(space, spaces.Dict):
+        return {key: tree_of(child) for key, child in space.spaces.items()}
+    return tuple(tree_of(child) for child in space.spaces) if isinstance(space, spaces.Tuple) else space
+
+
+def space_of(tree: Any) -> Any:
+    """The inverse of `tree_of`."""
+    if isinstance(tree, dict):
+        return spaces.Dict({key: space_of(child) for key, child in tree.items()})
+    return spaces.Tuple([space_of(child) for child in tree]) if isinstance(tree, tuple) else tree
 
 
 def object_array(values: Sequence[Any]) -> np.ndarray:

@@ -90,12 +90,12 @@ class RunningMeanStd:
             centred = rows - self.mean
             if _sum_of_squares(centred) < LARGEST**2:  # False for NaN; Welford's update, for a batch
                 total = before + len(rows)
-                shift = np.add.reduce(centred, 0) / total
+                shift = _sum(centred) / total
                 left = centred - shift
                 centred *= left
                 self.mean += shift
                 self.var *= before / total
-                self.var += np.add.reduce(centred, 0) / total
+                self.var += _sum(centred) / total
                 self._count[...] = total
                 return left
         xp = nest.namespace(rows)
@@ -157,6 +157,10 @@ class RunningMeanStd:
             mean, var = (np.asarray(state[name], np.float64) for name in ("mean", "var"))
             together.merge(float(state["count"]), mean, var, skipped=float(state["skipped"]))
         return together.state_dict()
+
+
+def _sum(rows: np.ndarray) -> Any:
+    return rows[0] if len(rows) == 1 else np.add.reduce(rows, 0)
 
 
 def _sum_of_squares(array: np.ndarray) -> Any:
@@ -238,8 +242,8 @@ class VectorEnvNormObs(RowWiseWrapper):
                 "an observation_space, or let them return such arrays"
             )
         if self.update_obs_rms:
-            nest.merge(_update, [self.obs_rms, obs])
-        return nest.merge(_norm, [self.obs_rms, obs])
+            nest.merge(lambda pair: pair[0].update(pair[1]), [self.obs_rms, obs])
+        return nest.merge(lambda pair: pair[0].norm(pair[1]), [self.obs_rms, obs])
 
     def get_obs_rms(self) -> Any:
         """The statistics: a RunningMeanStd, for Dict and Tuple spaces a tree of them."""
@@ -269,13 +273,3 @@ def _new_statistics(venv: Any) -> Any:
             "VectorEnvNormObs takes Dict and Tuple observations stacked: make the venv with stack_obs=True"
         )
     return nest.map(lambda leaf: RunningMeanStd(), tree)
-
-
-def _update(statistics_and_batch: list[Any]) -> None:
-    statistics, batch = statistics_and_batch
-    statistics.update(batch)
-
-
-def _norm(statistics_and_batch: list[Any]) -> Any:
-    statistics, batch = statistics_and_batch
-    return statistics.norm(batch)

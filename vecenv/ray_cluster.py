@@ -8,14 +8,13 @@ steps an env twice.
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import logging
 import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 NICENESS = "RAY_worker_niceness"
@@ -92,26 +91,20 @@ def connect(address: str | None = None) -> RayCluster:
 
 def _init(ray: Any, address: str | None) -> None:
     starts = address == "local"
-    with _full_priority() if starts else contextlib.nullcontext():
+    # A Ray that is started here runs actors at niceness 0, unless the user has set it; Ray's default is 15.
+    sets = starts and NICENESS not in os.environ
+    if sets:
+        os.environ[NICENESS] = "0"
+    try:
         ray.init(
             address=address,
             include_dashboard=False if starts else None,
             log_to_driver=False,
             logging_level=logging.ERROR,
         )
-
-
-@contextlib.contextmanager
-def _full_priority() -> Iterator[None]:
-    """Have a Ray that is started inside run actors at niceness 0, unless the user has set it; Ray's default is 15."""
-    if NICENESS in os.environ:
-        yield
-        return
-    os.environ[NICENESS] = "0"
-    try:
-        yield
     finally:
-        del os.environ[NICENESS]
+        if sets:
+            del os.environ[NICENESS]
 
 
 def import_ray() -> Any:
@@ -142,13 +135,8 @@ def actor_options(
         from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
         scheduling = PlacementGroupSchedulingStrategy(placement_group)
-    options: dict[str, Any] = {
-        "num_cpus": num_cpus,
-        "num_gpus": num_gpus,
-        "max_restarts": 0,
-        "max_task_retries": 0,
-        "scheduling_strategy": scheduling,
-    }
+    options: dict[str, Any] = {"num_cpus": num_cpus, "num_gpus": num_gpus, "scheduling_strategy": scheduling}
+    options |= {"max_restarts": 0, "max_task_retries": 0}
     if resources:
         options["resources"] = dict(resources)
     if runtime_env:
@@ -161,17 +149,9 @@ def is_loss(error: BaseException) -> bool:
     actor's code, and a wait that took too long (`GetTimeoutError`), are no loss.
     """
     exceptions = import_ray().exceptions
-    return isinstance(
-        error,
-        (
-            exceptions.RayActorError,  # died, or is out of reach
-            exceptions.WorkerCrashedError,
-            exceptions.NodeDiedError,
-            exceptions.ObjectLostError,  # its owner died, or it could not be fetched
-            exceptions.OutOfMemoryError,
-            exceptions.OutOfDiskError,
-        ),
-    )
+    # The first: it died, or is out of reach. ObjectLostError: its owner died, or it could not be fetched.
+    lost = exceptions.RayActorError, exceptions.WorkerCrashedError, exceptions.NodeDiedError, exceptions.ObjectLostError
+    return isinstance(error, (*lost, exceptions.OutOfMemoryError, exceptions.OutOfDiskError))
 
 
 def cause_of(error: BaseException) -> BaseException:

@@ -8,6 +8,7 @@ import numpy as np
 from gymnasium import spaces
 
 from vecenv import nest
+from vecenv.nest import tree_of
 
 
 def is_in(space: spaces.Space[Any], value: Any) -> bool:
@@ -45,10 +46,8 @@ def project(space: spaces.Space[Any], value: Any) -> Any:
     >>> project(spaces.Box(-2, 2, (1,)), [3.0]), project(spaces.Discrete(4, start=1), 9)
     (array([2.], dtype=float32), array(4))
     """
-    if isinstance(space, spaces.Dict):
-        return {name: project(part, value[name]) for name, part in space.items()}
-    if isinstance(space, spaces.Tuple):
-        return tuple(project(part, each) for part, each in zip(space, value, strict=True))
+    if isinstance(space, (spaces.Dict, spaces.Tuple)):
+        return nest.merge(lambda pair: project(*pair), [tree_of(space), value])
     low, high = _bounds(space)
     array = nest.as_array(value)
     if array.shape[max(0, array.ndim - low.ndim) :] != low.shape:
@@ -70,10 +69,8 @@ def rand(space: spaces.Space[Any], n: int | None = None) -> Any:
     """
     if n is None:
         return space.sample()
-    if isinstance(space, spaces.Dict):
-        return {name: rand(part, n) for name, part in space.items()}
-    if isinstance(space, spaces.Tuple):
-        return tuple(rand(part, n) for part in space)
+    if isinstance(space, (spaces.Dict, spaces.Tuple)):
+        return nest.map(lambda part: rand(part, n), tree_of(space))
     low, _ = _bounds(space)
     return np.array([space.sample() for _ in range(n)], low.dtype).reshape((n, *low.shape))
 

@@ -18,7 +18,7 @@ from vecenv.nest import tensor_on_host
 
 
 def forwarded(name: str) -> Any:
-    """A property that returns the attribute `name` of `self.venv`, with its docstring in BaseVectorEnv."""
+    """A property that returns the attribute or method `name` of `self.venv`, with its docstring in BaseVectorEnv."""
     return property(attrgetter(f"venv.{name}"), doc=getattr(BaseVectorEnv, name).__doc__)
 
 
@@ -48,32 +48,6 @@ class VectorEnvWrapper(BaseVectorEnv):
             raise AttributeError(f"{type(self).__name__} has no venv yet: call super().__init__(venv) first")
         return getattr(self.venv, name)
 
-    # The names that BaseVectorEnv defines, so that `__getattr__` is not called for them.
-
-    def reset(self, *args: Any, **kwargs: Any) -> Any:
-        return self.venv.reset(*args, **kwargs)
-
-    def step(self, *args: Any, **kwargs: Any) -> Any:
-        return self.venv.step(*args, **kwargs)
-
-    def send(self, *args: Any, **kwargs: Any) -> None:
-        self.venv.send(*args, **kwargs)
-
-    def recv(self) -> Any:
-        return self.venv.recv()
-
-    def get_env_attr(self, *args: Any, **kwargs: Any) -> list[Any]:
-        return self.venv.get_env_attr(*args, **kwargs)
-
-    def set_env_attr(self, *args: Any, **kwargs: Any) -> None:
-        self.venv.set_env_attr(*args, **kwargs)
-
-    def call(self, *args: Any, **kwargs: Any) -> list[Any]:
-        return self.venv.call(*args, **kwargs)
-
-    def render(self, **kwargs: Any) -> list[Any]:
-        return self.venv.render(**kwargs)
-
     def seed(self, *args: Any, **kwargs: Any) -> Any:
         return self.seeded(self.venv.seed, *args, **kwargs)
 
@@ -97,31 +71,17 @@ class VectorEnvWrapper(BaseVectorEnv):
         if (note := getattr(self.venv, "note_exception", None)) is not None:  # else only used like a vector env
             note(error)
 
-    def close(self) -> None:
-        self.venv.close()
-
-    get_state = forwarded("get_state")
-    set_state = forwarded("set_state")
-    start = forwarded("start")
-    alive = forwarded("alive")
-    stats = forwarded("stats")
-    action_space = forwarded("action_space")
-    observation_space = forwarded("observation_space")
-    metadata = forwarded("metadata")
-    spec = forwarded("spec")
-    reward_range = forwarded("reward_range")
-    workers = forwarded("workers")
-    num_envs = forwarded("num_envs")
-    is_closed = forwarded("is_closed")
-    ready_id = forwarded("ready_id")
-    waiting_id = forwarded("waiting_id")
-    failed_id = forwarded("failed_id")
-
     def __len__(self) -> int:
         return len(self.venv)
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.venv!r})"
+
+
+FORWARDED = """reset step send recv get_env_attr set_env_attr call render get_state set_state start close alive stats
+action_space observation_space metadata spec reward_range workers num_envs is_closed ready_id waiting_id failed_id"""
+for _name in FORWARDED.split():  # that BaseVectorEnv defines, so that `__getattr__` is not called for them
+    setattr(VectorEnvWrapper, _name, forwarded(_name))
 
 
 class LayerState:
@@ -239,31 +199,19 @@ class RowWiseWrapper(VectorEnvWrapper):
     def reset(self, id: Any = None, **kwargs: Any) -> tuple[Any, np.ndarray]:
         """As `venv.reset`, with the rows of `map_reset`."""
         self.note_reset(id, kwargs)
-        try:
-            return self.map_reset(*self.venv.reset(id, **kwargs))
-        except INTERRUPTS as error:
-            self._abandon(error, round_envs(len(self), (), id, kwargs)[0])
-            raise
-        except Exception as error:
-            partial = getattr(error, "partial", None)
-            if isinstance(partial, Partial):
-                obs, info = self.map_reset(partial.obs, partial.info)
-                error.partial = partial._replace(obs=obs, info=info)  # type: ignore[attr-defined]
-            raise
+        rows: tuple[Any, np.ndarray] = self._mapped(
+            lambda: self.venv.reset(id, **kwargs), self.map_reset, lambda: round_envs(len(self), (), id, kwargs)[0]
+        )
+        return rows
 
     def step(self, action: Any, id: Any = None, **kwargs: Any) -> Any:
         """As `venv.step`, with the rows of `map_step`."""
         self.note_round(action, id, kwargs)
-        try:
-            try:
-                rows = self.venv.step(action if action is None else self.map_action(action), id, **kwargs)
-            except Exception as error:
-                self._map_partial(error)
-                raise
-            return self.map_round(*rows)
-        except INTERRUPTS as error:
-            self._abandon(error, round_envs(len(self), (), id, kwargs)[0])
-            raise
+        return self._mapped(
+            lambda: self.venv.step(action if action is None else self.map_action(action), id, **kwargs),
+            self.map_round,
+            lambda: round_envs(len(self), (), id, kwargs)[0],
+        )
 
     def send(self, action: Any, id: Any = None, **kwargs: Any) -> None:
         """As `venv.send`."""
@@ -273,21 +221,27 @@ class RowWiseWrapper(VectorEnvWrapper):
     def recv(self) -> Any:
         """As `venv.recv`, with the rows of `map_step`."""
         waiting = self.venv.waiting_id
+        return self._mapped(self.venv.recv, self.map_round, lambda: waiting)
+
+    def _mapped(self, call: Callable[[], Any], mapped: Callable[..., Any], asked: Callable[[], Any]) -> Any:
+        """The rows of a call, or of the `partial` of its error, mapped. After an interrupt the envs that were `asked`
+        need a reset, also where it came when the engine had done its part.
+        """
         try:
             try:
-                rows = self.venv.recv()
+                rows = call()
             except Exception as error:
-                self._map_partial(error)
+                if isinstance(partial := getattr(error, "partial", None), Partial):
+                    names = ("obs", "info") if mapped == self.map_reset else Partial._fields[1:]
+                    columns = mapped(*(getattr(partial, name) for name in names))
+                    error.partial = partial._replace(**dict(zip(names, columns, strict=True)))  # type: ignore[attr-defined]
                 raise
-            return self.map_round(*rows)
+            return mapped(*rows)
         except INTERRUPTS as error:
-            self._abandon(error, waiting)
+            if (engine := getattr(self, "engine", None)) is not None and not engine.closed:
+                ids = asked()
+                engine.abandon(error, engine.all_ids if ids is None else [int(i) for i in ids])
             raise
-
-    def _abandon(self, error: BaseException, ids: Any) -> None:
-        """After an interrupt these envs need a reset, also where it came when the engine had done its part."""
-        if (engine := getattr(self, "engine", None)) is not None and not engine.closed:
-            engine.abandon(error, engine.all_ids if ids is None else [int(i) for i in ids])
 
     def _reset_rows(self, info: np.ndarray) -> np.ndarray | None:
         """A mask of the rows of a round of envs that were reset in it; None for none."""
@@ -295,13 +249,6 @@ class RowWiseWrapper(VectorEnvWrapper):
         rows = np.array([i in self._resets for i in ids], np.bool_)
         self._resets.difference_update(ids)
         return rows if rows.any() else None
-
-    def _map_partial(self, error: Any) -> None:
-        """Map the results of the others in the error of a round of steps."""
-        partial = getattr(error, "partial", None)
-        if isinstance(partial, Partial):
-            ids, obs, rew, terminated, truncated, info = partial
-            error.partial = Partial(ids, *self.map_round(obs, rew, terminated, truncated, info))
 
     def map_round(self, obs: Any, rew: Any, terminated: Any, truncated: Any, info: np.ndarray) -> Any:
         """Map a round of steps, in which envs may have been reset, by `map_step` and `map_reset`."""

@@ -6,7 +6,7 @@ this, on a machine without a display, that renderer picks GLFW and ends the firs
 
 from __future__ import annotations
 
-import ctypes
+import importlib
 import os
 import sys
 from collections.abc import Mapping
@@ -16,14 +16,13 @@ import gymnasium
 import numpy as np
 from gymnasium import spaces
 
-from vecenv.envs.frame_wrappers import check_frame_skip
+from vecenv.envs.gym_env import OfClass, check_frame_skip
 
 ADVICE = (
     'install an OpenGL that needs no display ("apt-get install libegl1" or "apt-get install libosmesa6", then start '
     "the program again), or set MUJOCO_GL to egl, osmesa or glfw before the program starts"
 )
 
-_EGL_PLATFORM_DEVICE = 0x313F
 _rendered = _rendered_before_fork = False
 
 
@@ -51,60 +50,30 @@ def begin_rendering() -> None:
 
 
 def choose_gl() -> None:
-    """Set MUJOCO_GL if it is not set and there is no display: `egl` or `osmesa`, whichever works, else `disabled`.
+    """Set MUJOCO_GL if it is not set and there is no display: to `egl` or `osmesa`, the first with which dm_control's
+    renderer can be imported, else to `disabled`, with which everything but rendering works.
 
-    With `disabled` everything but rendering works. Nothing is changed where there is a display, on other systems than
-    Linux, or once the renderer is imported.
+    Nothing is changed where there is a display, on other systems than Linux, or once dm_control is imported.
     """
     has_display = os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")
     if sys.platform != "linux" or has_display or "MUJOCO_GL" in os.environ or "dm_control" in sys.modules:
         return
-    os.environ["MUJOCO_GL"] = "egl" if _egl_works() else "osmesa" if _osmesa_works() else "disabled"
-
-
-def _osmesa_works() -> bool:
-    # PyOpenGL looks for the unversioned name first, and asks ctypes for the others.
-    from ctypes.util import find_library
-
-    return find_library("OSMesa") is not None
-
-
-def _egl_works() -> bool:
-    """Return whether some device can be initialised: the library alone may be there without a driver."""
-    try:
-        egl = ctypes.CDLL("libEGL.so.1")
-    except OSError:
-        return False
-    pointer = ctypes.c_void_p
-    egl.eglGetProcAddress.restype, egl.eglGetProcAddress.argtypes = pointer, [ctypes.c_char_p]
-    egl.eglInitialize.argtypes, egl.eglTerminate.argtypes = [pointer, pointer, pointer], [pointer]
-    found = [egl.eglGetProcAddress(name) for name in (b"eglQueryDevicesEXT", b"eglGetPlatformDisplayEXT")]
-    if not all(found):
-        return False
-    query = ctypes.CFUNCTYPE(ctypes.c_uint, ctypes.c_int, pointer, pointer)(found[0])
-    display_of = ctypes.CFUNCTYPE(pointer, ctypes.c_uint, pointer, pointer)(found[1])
-    devices, count = (pointer * 16)(), ctypes.c_int()
-    if not query(len(devices), devices, ctypes.byref(count)):
-        return False
-    for device in devices[: count.value]:
-        display = display_of(_EGL_PLATFORM_DEVICE, device, None)
-        if display and egl.eglInitialize(display, None, None):
-            egl.eglTerminate(display)
-            return True
-    return False
+    for gl in ("egl", "osmesa", "disabled"):
+        os.environ["MUJOCO_GL"] = gl
+        try:
+            importlib.import_module("dm_control._render")
+            return
+        except Exception:  # ImportError, or what PyOpenGL raises where a library is missing
+            os.environ.pop("PYOPENGL_PLATFORM", None)
+            for name in [name for name in sys.modules if name.partition(".")[0] in ("dm_control", "OpenGL")]:
+                del sys.modules[name]
+    del os.environ["MUJOCO_GL"]  # there is no dm_control
 
 
 PIXELS = "pixels"
 _CLOSED = "is closed"
 _MAX_SEED = 2**32
 """numpy's RandomState takes seeds below this."""
-
-
-class _AvailableEnvs:
-    """The dict is read from dm_control when it is asked for, on the class or on an env."""
-
-    def __get__(self, env: Any, owner: type) -> dict[str, list[str]]:
-        return {domain: list(tasks) for domain, tasks in _load_suite().TASKS_BY_DOMAIN.items()}
 
 
 class DMControlEnv(gymnasium.Env):
@@ -140,7 +109,7 @@ class DMControlEnv(gymnasium.Env):
     """
 
     metadata: dict[str, Any] = {"render_modes": ["rgb_array"]}
-    available_envs = _AvailableEnvs()
+    available_envs = OfClass(lambda: {domain: [*tasks] for domain, tasks in _load_suite().TASKS_BY_DOMAIN.items()})
 
     def __init__(
         self,

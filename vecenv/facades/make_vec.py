@@ -24,7 +24,7 @@ from vecenv.engine.arguments import check_count, check_env_fns, option_meant
 from vecenv.envs.gym_env import find_spec
 from vecenv.facades.driver import check_facade_options
 from vecenv.facades.to_gymnasium import GymnasiumVectorEnv, check_arguments
-from vecenv.tuning.auto_backend import ONLY_PROCESSES, arguments_for, choose_backend
+from vecenv.tuning.auto_backend import ONLY_PROCESSES, make_auto
 from vecenv.venvs import DummyVectorEnv, RayVectorEnv, ShmemVectorEnv, SubprocVectorEnv, ThreadVectorEnv
 
 EnvFns = Sequence[Callable[[], Any] | str]
@@ -169,8 +169,8 @@ ONLY_ASYNC = {**ONLY_PROCESSES, "shared_memory": True, "daemon": True, "worker":
 
 def auto_vector_env(env_fns: Sequence[Callable[[], Any]], **options: Any) -> GymnasiumVectorEnv:
     """A SyncVectorEnv or an AsyncVectorEnv, as `vecenv.tuning.auto_backend` chooses."""
-    choice = choose_backend(env_fns, options, ONLY_ASYNC)
-    return BACKENDS[choice.backend](env_fns, **arguments_for(choice, options, ONLY_ASYNC))
+    envs: GymnasiumVectorEnv = make_auto(env_fns, options, BACKENDS, ONLY_ASYNC)
+    return envs
 
 
 BACKENDS: dict[str, Callable[..., GymnasiumVectorEnv]] = {

@@ -25,8 +25,7 @@ from vecenv.facades.batched_spaces import (
     split_actions,
     takes_arrays,
 )
-from vecenv.facades.driver import Driver, EndedStep, int_restorer
-from vecenv.facades.vector_episodes import Episodes
+from vecenv.facades.driver import Driver, EndedStep, Episodes, int_restorer
 from vecenv.facades.vector_infos import batch_infos, ended_infos
 from vecenv.wrappers import check_send_and_recv
 

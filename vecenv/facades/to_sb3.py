@@ -17,7 +17,7 @@ from vecenv import nest
 from vecenv.base import BaseVectorEnv
 from vecenv.engine.arguments import check_seed
 from vecenv.engine.results import OwnStep
-from vecenv.envs.pools.from_gymnasium import from_gymnasium
+from vecenv.envs.from_gymnasium import from_gymnasium
 from vecenv.errors import EnvContractError
 from vecenv.facades.driver import Driver, EndedStep, int_restorer
 from vecenv.facades.to_gymnasium import GymnasiumVectorEnv

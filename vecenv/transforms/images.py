@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from vecenv.nest import namespace
-from vecenv.transforms.numpy_or_torch import Array, Constants, cast, dtype_name, is_float, permute
+from vecenv.transforms.arrays import Array, Constants, cast, dtype_name, is_float, permute
 from vecenv.transforms.transform import Keys, Place, Transform
 
 WEIGHTS = {"601": (0.299, 0.587, 0.114), "709": (0.2125, 0.7154, 0.0721)}

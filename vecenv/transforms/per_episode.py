@@ -11,10 +11,9 @@ from gymnasium import spaces
 from vecenv import nest
 from vecenv.backends.host.row_writer import cast_exactly
 from vecenv.engine.arguments import check_count
-from vecenv.nest import as_array, namespace
+from vecenv.nest import as_array, namespace, space_of, tree_of
 from vecenv.norm_obs import RunningMeanStd
-from vecenv.transforms.numpy_or_torch import Array, EnvRows, cast, concat, full
-from vecenv.transforms.parts import bounds_of, box, part, with_part
+from vecenv.transforms.arrays import Array, EnvRows, bounds_of, box, cast, concat, full, part, with_part
 from vecenv.transforms.shapes import axis_of
 from vecenv.transforms.transform import Freezable, Keys, Rows, Transform
 
@@ -70,7 +69,7 @@ class EpisodeSum(PerEpisode):
             raise ValueError(f"{self} adds an entry to the observation, which cannot be a Tuple")
         if isinstance(space, spaces.Dict) and self.key in space.spaces:
             raise ValueError(f"{self} adds {self.key!r}, which the observation has already; give it another key")
-        return with_part(space, (self.key,), self.entry)
+        return space_of(with_part(tree_of(space), (self.key,), self.entry))
 
     def reset(self, rows: Rows) -> None:
         self.rows_of("sums").clear(rows.ids)

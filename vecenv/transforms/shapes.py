@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from math import prod
 from typing import Any
 
@@ -11,9 +11,21 @@ from gymnasium import spaces
 from gymnasium.spaces import utils
 
 from vecenv.backends.memory.arena import space_tree
-from vecenv.nest import leaves
-from vecenv.transforms.numpy_or_torch import Array, cast, concat, like
-from vecenv.transforms.parts import Path, bounds_of, box, part, row_of, with_part, without_part
+from vecenv.nest import leaves, space_of, tree_of
+from vecenv.transforms.arrays import (
+    Array,
+    Path,
+    bounds_of,
+    box,
+    cast,
+    concat,
+    leaves_of,
+    like,
+    part,
+    row_of,
+    with_part,
+    without_part,
+)
 from vecenv.transforms.transform import Keys, Place, Transform
 
 
@@ -93,13 +105,13 @@ class Flatten(Transform):
             return None
         return [
             (path, child if isinstance(child, (spaces.Discrete, spaces.MultiDiscrete)) else (child.shape, child.dtype))
-            for path, child in _parts(space)
+            for path, child in leaves_of(tree_of(space))
         ]
 
     def attach(self, owner: Any, num_envs: int, observation_space: Any, action_space: Any) -> None:
         super().attach(owner, num_envs, observation_space, action_space)
         if self.in_keys is None:
-            self._parts = list(_parts(observation_space))
+            self._parts = list(leaves_of(tree_of(observation_space)))
             self._dtype = np.dtype(utils.flatten_space(observation_space).dtype).name
 
     def observe(self, obs: Any) -> Any:
@@ -122,17 +134,6 @@ class Flatten(Transform):
 
 def _one_hot(numbers: Array, n: int) -> Array:
     return cast(numbers[:, None] == like(np.arange(n), numbers), "int8")
-
-
-def _parts(space: Any, path: Path = ()) -> Iterator[tuple[Path, Any]]:
-    """The parts of a space that have no parts, in its order."""
-    children: dict[Any, Any] = space.spaces if isinstance(space, spaces.Dict) else {}
-    if isinstance(space, spaces.Tuple):
-        children = dict(enumerate(space.spaces))
-    if not children:
-        yield path, space
-    for key, child in children.items():
-        yield from _parts(child, (*path, key))
 
 
 def axis_of(dim: int, ndim: int, transform: Transform) -> int:
@@ -211,9 +212,10 @@ class CatTensors(Transform):
 
     def transform_observation_space(self, space: spaces.Space[Any]) -> spaces.Space[Any]:
         sources = [source for source, _ in self.places(space)]
-        ends = [bounds_of(part(space, source)) for source in sources]
+        tree = tree_of(space)
+        ends = [bounds_of(part(tree, source)) for source in sources]
         low, high = (self._joined([end[side][None] for end in ends])[0] for side in (0, 1))
-        return self._placed(space, sources, box(low, high))
+        return space_of(self._placed(tree, sources, box(low, high)))
 
     def __repr__(self) -> str:
         keys = self.in_keys and [path[0] if len(path) == 1 else path for path in self.in_keys]
@@ -236,7 +238,7 @@ class RenameTransform(Transform):
         super().__init__(in_keys, out_keys)
 
     def transform_observation_space(self, space: spaces.Space[Any]) -> spaces.Space[Any]:
-        return self._renamed(space, self.places(space))
+        return space_of(self._renamed(tree_of(space), self.places(space)))
 
     def observe(self, obs: Any) -> Any:
         return self._renamed(obs, self.found(obs))

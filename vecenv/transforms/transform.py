@@ -20,8 +20,8 @@ from gymnasium import spaces
 
 from vecenv import nest
 from vecenv.backends.memory.arena import space_tree
-from vecenv.transforms.numpy_or_torch import Array
-from vecenv.transforms.parts import WHOLE, Path, bounds_of, box, described, leaves_of, part, row_of, with_part
+from vecenv.nest import space_of, tree_of
+from vecenv.transforms.arrays import WHOLE, Array, Path, bounds_of, box, described, leaves_of, part, row_of, with_part
 
 Self = TypeVar("Self", bound="Transform")
 AnyFreezable = TypeVar("AnyFreezable", bound="Freezable")
@@ -60,12 +60,11 @@ class Rows:
             self._ids = np.fromiter((row["env_id"] for row in self.info), np.int64, len(self.info))
         return self._ids
 
-    def check_reward(self, transform: Transform) -> None:
-        """ValueError where the rewards are vectors."""
+    def check_reward(self, transform: Transform, hint: str = "") -> None:
+        """ValueError, with the hint, where the rewards are vectors."""
         if self.reward.ndim != 1:
-            raise ValueError(
-                f"{transform} needs rewards that are numbers, got the shape {tuple(self.reward.shape[1:])}"
-            )
+            shape = tuple(self.reward.shape[1:])
+            raise ValueError(f"{transform} needs rewards that are numbers, got the shape {shape}{hint}")
 
 
 class Transform:
@@ -163,9 +162,10 @@ class Transform:
 
     def transform_observation_space(self, space: spaces.Space[Any]) -> spaces.Space[Any]:
         """The space of the observations that it returns, given that of those that it gets."""
-        for source, target in self.places(space):
-            space = with_part(space, target, self.transform_space(part(space, source)))
-        return space
+        tree = tree_of(space)
+        for source, target in (places := self.places(space)):
+            tree = with_part(tree, target, self.transform_space(part(tree, source)))
+        return space_of(tree) if places else space
 
     def transform_action_space(self, space: Any) -> Any:
         """The space of the actions that it takes, given that of those that it returns."""

@@ -1,24 +1,33 @@
-"""TransformedEnv: a single env with transforms around it, for env_fns: it works in the worker."""
+"""TransformedEnv: a single env with transforms around it, for env_fns: it works in the worker.
+
+FrameSkip, NoopReset and PixelObservation step or render that env: transforms for it alone.
+"""
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import gymnasium
 import numpy as np
 
 from vecenv import nest
-from vecenv.backends.host.row_writer import cast_exactly
-from vecenv.backends.memory.arena import ObjectLeaf, space_tree
+from vecenv.backends.host.row_writer import fit
+from vecenv.backends.memory.arena import Leaf, space_tree
+from vecenv.engine.arguments import check_count
+from vecenv.envs.gym_env import Pixels, check_frame_skip, skip_frames
 from vecenv.errors import EnvContractError, ObservationError
 from vecenv.transforms.compose import Compose, HasTransforms
 from vecenv.transforms.transform import EnvTransform, Rows, Transform
 
+Env = gymnasium.Env[Any, Any]
+Wrapper = gymnasium.Wrapper[Any, Any, Any, Any]
+MOST_TRIALS = 10
 ONLY_ENV = np.zeros(1, np.int64)
 """The ids of the rows of a single env."""
 
 
-class TransformedEnv(HasTransforms, gymnasium.Wrapper[Any, Any, Any, Any]):
+class TransformedEnv(HasTransforms, Wrapper):
     """A gymnasium env with transforms around it (as torchrl's TransformedEnv, on numpy).
 
         env_fns = [lambda: TransformedEnv(gym.make("ALE/Pong-v5"), Compose(GrayScale(), Resize(84)))] * 8
@@ -37,7 +46,7 @@ class TransformedEnv(HasTransforms, gymnasium.Wrapper[Any, Any, Any, Any]):
     ((1, 4), (1, 4))
     """
 
-    def __init__(self, env: gymnasium.Env[Any, Any], transform: Any = None) -> None:
+    def __init__(self, env: Env, transform: Any = None) -> None:
         if not isinstance(env, gymnasium.Env):
             raise TypeError(
                 f"TransformedEnv wraps a gymnasium env, got {env!r}; for a vector env there is TransformedVectorEnv"
@@ -49,7 +58,7 @@ class TransformedEnv(HasTransforms, gymnasium.Wrapper[Any, Any, Any, Any]):
             self.append_transform(transform)
 
     @property
-    def base_env(self) -> gymnasium.Env[Any, Any]:
+    def base_env(self) -> Env:
         """The env below the transforms."""
         return self.env
 
@@ -89,10 +98,10 @@ class TransformedEnv(HasTransforms, gymnasium.Wrapper[Any, Any, Any, Any]):
         return f"TransformedEnv({self.env}, {self.transform})"
 
 
-class TransformedRows(gymnasium.Wrapper[Any, Any, Any, Any]):
+class TransformedRows(Wrapper):
     """An env with transforms of rows around it, for which it is a batch of one row."""
 
-    def __init__(self, env: gymnasium.Env[Any, Any], transform: Compose) -> None:
+    def __init__(self, env: Env, transform: Compose) -> None:
         super().__init__(env)
         self.transform = transform
         own = getattr(env, "observation_space", None)
@@ -133,22 +142,121 @@ class TransformedRows(gymnasium.Wrapper[Any, Any, Any, Any]):
         """The observation as a batch of one row, in the dtypes of the space."""
         try:
             return nest.merge(_as_row, [self._tree, obs])
-        except (KeyError, ValueError, TypeError) as error:
+        except (KeyError, ValueError, TypeError, ObservationError) as error:
             raise ObservationError(f"{self.env} returned an observation that is not of its space: {error}") from error
 
 
 def _as_row(leaf_and_value: list[Any]) -> np.ndarray:
     leaf, value = leaf_and_value
-    if isinstance(leaf, ObjectLeaf):
-        return nest.object_array([value])
-    array = np.asarray(value)
-    if array.dtype is not leaf.dtype:
-        cast = cast_exactly(array, leaf.dtype)
-        if cast is None:
-            raise ValueError(f"{leaf.path} is {array.dtype}, expected {leaf.dtype}")
-        array = cast
-    if array.shape != leaf.shape:
-        if array.shape + leaf.shape != (1,):  # () and (1,) are interchangeable
-            raise ValueError(f"{leaf.path} has the shape {array.shape}, expected {leaf.shape}")
-        array = array.reshape(leaf.shape)
-    return array[None]
+    return fit(value, leaf)[None] if isinstance(leaf, Leaf) else nest.object_array([value])
+
+
+class FrameSkip(EnvTransform):
+    """Gives each action to the env `frame_skip` times, or until the episode ends, and sums the rewards.
+
+    Transforms before it see every frame, those behind it the last one. An env that skips so many frames by itself
+    (Atari's `frameskip`) skips no second time; ValueError for one that skips another number.
+
+    >>> env = TransformedEnv(gymnasium.make("CartPole-v1"), FrameSkip(4))
+    >>> obs, info = env.reset(seed=0)
+    >>> env.step(0)[1]
+    4.0
+    """
+
+    def __init__(self, frame_skip: int = 1) -> None:
+        super().__init__()
+        self.frame_skip = check_frame_skip(frame_skip)
+
+    def wrap(self, env: Env) -> Env:
+        return env if self.frame_skip == 1 else skip_frames(env, self.frame_skip)
+
+    def __repr__(self) -> str:
+        return f"FrameSkip({self.frame_skip})"
+
+
+class NoopReset(EnvTransform):
+    """Makes steps after each reset, so that episodes begin differently (as torchrl's NoopResetEnv).
+
+    Arguments:
+        noops: how many steps.
+        random: True: between 0 and `noops` of them, each number as likely; False: exactly `noops`.
+        action: "random" for random actions (torchrl), or the action to take: 0 does nothing in Atari (gymnasium, SB3).
+
+    The numbers and actions follow from the seed of `reset`. An episode that ends meanwhile is begun anew, up to 10
+    times; then a RuntimeError. Transforms before it see the steps.
+
+    >>> from vecenv.transforms.per_episode import StepCounter
+    >>> env = TransformedEnv(gymnasium.make("CartPole-v1"), [StepCounter(), NoopReset(5, random=False)])
+    >>> env.reset(seed=0)[0]["step_count"]
+    array([5])
+    """
+
+    def __init__(self, noops: int = 30, random: bool = True, action: Any = "random") -> None:
+        super().__init__()
+        self.noops, self.random, self.action = check_count("noops", noops), bool(random), action
+
+    def wrap(self, env: Env) -> Env:
+        return _NoopReset(env, self)
+
+    def __repr__(self) -> str:
+        return f"NoopReset({self.noops}, random={self.random}, action={self.action!r})"
+
+
+class _NoopReset(Wrapper):
+    def __init__(self, env: Env, transform: NoopReset) -> None:
+        super().__init__(env)
+        self._noops, self._is_random, self._action = transform.noops, transform.random, transform.action
+        # Draws of its own: those of the env and of its action space stay what they are without this transform.
+        self._draws: np.random.Generator | None = None
+        self._actions = copy.deepcopy(env.action_space)
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+        if seed is not None or self._draws is None:
+            own = int(np.random.randint(2**31)) if seed is None else seed
+            self._draws = np.random.default_rng(own)
+            self._actions.seed(int(self._draws.integers(2**31)))
+        for trial in range(MOST_TRIALS):
+            obs, info = self.env.reset(seed=seed if trial == 0 else None, options=options)
+            noops = int(self._draws.integers(self._noops + 1)) if self._is_random else self._noops
+            for _ in range(noops):
+                action = self._actions.sample() if isinstance(self._action, str) else self._action
+                obs, _, terminated, truncated, info = self.env.step(action)
+                if terminated or truncated:
+                    break
+            else:
+                return obs, info
+        raise RuntimeError(
+            f"{MOST_TRIALS} episodes of {self.env} ended within {self._noops} steps after their reset: use "
+            "NoopReset with fewer noops"
+        )
+
+
+class PixelObservation(EnvTransform):
+    """Observes what `render` returns: uint8 (height, width, 3), under a key of a dict (as `GymEnv(from_pixels=True)`).
+
+    Arguments:
+        pixels_only: drop the env's own observation; False keeps it, as "observation" or under the keys of its Dict.
+        key: that of the pixels.
+        render_kwargs: for the env's own `render`.
+
+    The env needs `render_mode="rgb_array"` (ValueError), and is reset once, when the transform is added.
+
+    >>> env = TransformedEnv(gymnasium.make("CartPole-v1", render_mode="rgb_array"), PixelObservation())
+    >>> env.reset(seed=0)[0]["pixels"].shape
+    (400, 600, 3)
+    """
+
+    def __init__(
+        self, pixels_only: bool = True, key: str = "pixels", render_kwargs: dict[str, Any] | None = None
+    ) -> None:
+        super().__init__()
+        self.pixels_only, self.key, self.render_kwargs = pixels_only, key, render_kwargs
+        self._shape: tuple[int, ...] | None = None
+
+    def wrap(self, env: Env) -> Env:
+        wrapped = Pixels(env, self.pixels_only, self.key, self.render_kwargs, self._shape)
+        self._shape = wrapped.shape  # known now: to look again would reset the env
+        return wrapped
+
+    def __repr__(self) -> str:
+        return f"PixelObservation(pixels_only={self.pixels_only}, key={self.key!r})"

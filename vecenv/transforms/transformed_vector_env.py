@@ -11,8 +11,8 @@ from vecenv import nest
 from vecenv.backends.memory.arena import ObjectLeaf, merge_trees, space_tree
 from vecenv.base import BaseVectorEnv
 from vecenv.engine.arguments import seed_chain
+from vecenv.transforms.arrays import part
 from vecenv.transforms.compose import Compose, HasTransforms
-from vecenv.transforms.parts import part
 from vecenv.transforms.transform import EnvTransform, Rows, Transform
 from vecenv.wrappers import RowWiseWrapper
 

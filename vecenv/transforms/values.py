@@ -9,7 +9,8 @@ import numpy as np
 from gymnasium import spaces
 
 from vecenv import nest
-from vecenv.transforms.numpy_or_torch import Array, Constants, cast, dtype_name, is_float
+from vecenv.nest import space_of, tree_of
+from vecenv.transforms.arrays import Array, Constants, cast, dtype_name, is_float
 from vecenv.transforms.transform import Keys, Rows, Transform
 
 
@@ -57,15 +58,15 @@ class DTypeCast(Transform):
 
     def attach(self, owner: Any, num_envs: int, observation_space: Any, action_space: Any) -> None:
         super().attach(owner, num_envs, observation_space, action_space)
-        self._own_dtypes = _dtypes(action_space) if self._casts_actions else None
+        if self._casts_actions:
+            self._own_dtypes = nest.map(
+                lambda space: space.dtype.name if isinstance(space, spaces.Box) else "", tree_of(action_space)
+            )
 
     def transform_action_space(self, space: Any) -> Any:
-        if not self._casts_actions:
-            return space
-        if isinstance(space, spaces.Dict):
-            return spaces.Dict({key: self.transform_action_space(child) for key, child in space.spaces.items()})
-        if isinstance(space, spaces.Tuple):
-            return spaces.Tuple([self.transform_action_space(child) for child in space.spaces])
+        return space_of(nest.map(self._offered, tree_of(space))) if self._casts_actions else space
+
+    def _offered(self, space: Any) -> Any:
         if not isinstance(space, spaces.Box) or space.dtype.name != self.dtype_in:
             return space
         return spaces.Box(space.low.astype(self.dtype_out), space.high.astype(self.dtype_out), dtype=self.dtype_out)
@@ -213,12 +214,3 @@ class ActionScaling(Transform):
 
     def __repr__(self) -> str:
         return f"ActionScaling({self.low}, {self.high})"
-
-
-def _dtypes(space: Any) -> Any:
-    """The names of the dtypes of an action space, as a tree; "" for what is no array."""
-    if isinstance(space, spaces.Dict):
-        return {key: _dtypes(child) for key, child in space.spaces.items()}
-    if isinstance(space, spaces.Tuple):
-        return tuple(_dtypes(child) for child in space.spaces)
-    return space.dtype.name if isinstance(space, spaces.Box) else ""

@@ -9,11 +9,10 @@ from typing import Any
 import numpy as np
 from gymnasium import spaces
 
-from vecenv.nest import as_array
+from vecenv.nest import as_array, tree_of
 from vecenv.norm_obs import PARTS, RunningMeanStd, check_keys
+from vecenv.transforms.arrays import WHOLE, Array, Path, bounds_of, cast, dtype_name, is_float, like, part, with_part
 from vecenv.transforms.compose import Compose
-from vecenv.transforms.numpy_or_torch import Array, cast, dtype_name, is_float, like
-from vecenv.transforms.parts import WHOLE, Path, bounds_of, part, with_part
 from vecenv.transforms.transform import Freezable, Keys, Rows, Transform
 from vecenv.transforms.values import ObservationNorm
 
@@ -65,8 +64,7 @@ class VecNorm(Freezable):
         self.decay, self.eps = float(decay), float(eps)
         self.norms_reward = in_keys is None or REWARD in in_keys
         keys = None if in_keys is None else [key for key in in_keys if key != REWARD]
-        self._arrays: dict[str, Array] = {}
-        """The statistics, where they are its own."""
+        self._keep({})
         self._shared: Any = None
         """The SharedState that has them, where envs share them."""
         self._entries: list[tuple[str, Path, Path]] = []
@@ -88,7 +86,8 @@ class VecNorm(Freezable):
         self._entries = [(_name(source), source, target) for source, target in places]
         new = self._new_state(observation_space)
         if _shapes(self._read()) != _shapes(new):
-            self._arrays, self._shared = new, None
+            self._keep(new)
+            self._shared = None
 
     def transform_observation_space(self, space: spaces.Space[Any]) -> spaces.Space[Any]:
         new, known = self._new_state(space), self._read()
@@ -101,7 +100,8 @@ class VecNorm(Freezable):
 
     def _new_state(self, space: spaces.Space[Any]) -> dict[str, np.ndarray]:
         """The statistics for an env with this space, before the first row."""
-        shapes = {_name(source): bounds_of(part(space, source))[0].shape for source, _ in self.places(space)}
+        tree = tree_of(space)
+        shapes = {_name(source): bounds_of(part(tree, source))[0].shape for source, _ in self.places(space)}
         if self.norms_reward:
             shapes[REWARD] = ()
         first = [
@@ -115,11 +115,7 @@ class VecNorm(Freezable):
     def step(self, rows: Rows) -> None:
         self._norm_rows(rows)
         if self.norms_reward:
-            if rows.reward.ndim != 1:
-                raise ValueError(
-                    f"VecNorm normalises rewards that are numbers, got the shape {tuple(rows.reward.shape[1:])}: pass "
-                    "in_keys without 'reward'"
-                )
+            rows.check_reward(self, ": pass in_keys without 'reward'")
             rows.reward = self._normed(REWARD, rows.reward)
 
     def _norm_rows(self, rows: Rows) -> None:
@@ -136,8 +132,8 @@ class VecNorm(Freezable):
         else:
             if not isinstance(rows, np.ndarray):
                 self._move_to(rows)
-            with nullcontext(self._arrays) if self._shared is None else self._shared.update() as arrays:
-                statistics = RunningMeanStd.of(arrays, name)
+            with nullcontext() if self._shared is None else self._shared.update() as arrays:
+                statistics = self._statistics[name] if arrays is None else RunningMeanStd.of(arrays, name)
                 centred, std = statistics.add(rows, self.decay), self._std(statistics.var)
         centred /= like(std, rows)
         return cast(centred, dtype)
@@ -161,7 +157,12 @@ class VecNorm(Freezable):
         if self._shared is not None:
             raise RuntimeError("VecNorm that processes share works on arrays of numpy")
         if isinstance(next(iter(self._arrays.values())), np.ndarray):
-            self._arrays = {key: like(array.copy(), rows) for key, array in self._arrays.items()}
+            self._keep({key: like(array.copy(), rows) for key, array in self._arrays.items()})
+
+    def _keep(self, arrays: dict[str, Array]) -> None:
+        """Have these arrays as its own statistics from now on."""
+        self._arrays = arrays
+        self._statistics = {name: RunningMeanStd.of(arrays, name) for name in _names(arrays)}
 
     # Statistics.
 
@@ -209,7 +210,7 @@ class VecNorm(Freezable):
         arrays = {key: np.array(state[key], np.float64) for key in state}
         if not self._read():
             self._take_names(arrays)
-            self._arrays = arrays
+            self._keep(arrays)
             return
         with nullcontext(self._arrays) if self._shared is None else self._shared.update() as own:
             if _shapes(own) != _shapes(arrays):
@@ -248,7 +249,11 @@ class VecNorm(Freezable):
         self._shared = state
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**super().__getstate__(), "_arrays": self.state_dict(), "_shared": None}
+        return {**super().__getstate__(), "_arrays": self.state_dict(), "_statistics": None, "_shared": None}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+        self._keep(self._arrays)
 
     def __repr__(self) -> str:
         return f"VecNorm(decay={self.decay}, eps={self.eps}{', frozen' if self.frozen else ''})"

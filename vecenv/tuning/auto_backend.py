@@ -30,8 +30,7 @@ logger = logging.getLogger("vecenv")
 
 SECONDS = 0.15
 MAKE_TIMEOUT, TIMEOUT = 5.0, 1.0
-"""Seconds that it may take to make the env, with all that it imports, and to step and close it; then it is given up.
-A worker may import for seconds what the program has imported already, such as torch, which says nothing of the env."""
+"""Seconds that backend="auto" gives one env to be made, with all that it imports, and to be stepped and closed."""
 DUMMY_ROUND, SHMEM_ROUND = 10e-6, 250e-6
 """Seconds of a round beside the steps. That of workers is for a caller that has computed for 0.3 ms or more between two
 rounds: they have fallen asleep (measured on two CPUs: 80 to 250 us after a sleep, 250 to 450 us after numpy or torch,
@@ -43,16 +42,11 @@ GAIN = 0.9
 MOST_WORKERS = 64
 LEAST_STEPS = 40
 PARTS = 10
-"""Parts of a measurement, of which the median counts."""
+"""Parts of a measurement of one env, of which the median counts."""
 
 ONLY_PROCESSES: Mapping[str, Any] = {
-    "num_workers": None,
-    "context": None,
-    "start_timeout": None,
-    "step_timeout": None,
+    **dict.fromkeys(["num_workers", "context", "start_timeout", "step_timeout", "wait_num", "timeout"]),
     "affinity": False,
-    "wait_num": None,
-    "timeout": None,
     "on_error": "raise",
 }
 """Arguments that ask for worker processes, each with the value that does not. (With `wait_num` and `timeout` envs are
@@ -84,7 +78,8 @@ class EnvCost(NamedTuple):
 
 
 def measure_cost(env_fn: Callable[[], Any], seconds: float, make_timeout: float, timeout: float) -> EnvCost | str:
-    """Make one env in a worker process, step it with random actions for about `seconds`, and close it there.
+    """Make one env in a worker process, where neither a crash nor a hang of it reaches the program, step it with random
+    actions for about `seconds`, and close it there.
 
     Returns the cost, or the reason why the env could be made but not measured. Raises what the constructor raises,
     TypeError for an env_fn that cannot be sent to a worker, WorkerDiedError, and WorkerTimeoutError where it takes
@@ -163,6 +158,20 @@ class Choice(NamedTuple):
     reason: str
 
 
+def make_auto(
+    env_fns: EnvFns,
+    options: Mapping[str, Any],
+    classes: Mapping[str, Callable[..., Any]] = BACKENDS,
+    only_processes: Mapping[str, Any] = ONLY_PROCESSES,
+) -> Any:
+    """The vector env of `choose_backend`; `options` are arguments of either class, those in `only_processes` of the
+    one with workers alone.
+    """
+    backend, num_workers, _ = choose_backend(env_fns, options, only_processes)
+    own = {name: value for name, value in options.items() if backend != "dummy" or name not in only_processes}
+    return classes[backend](env_fns, **own, **({} if num_workers is None else {"num_workers": num_workers}))
+
+
 def auto_vector_env(env_fns: EnvFns, **options: Any) -> BaseVectorEnv:
     """A DummyVectorEnv or a ShmemVectorEnv of these envs, as `choose_backend` says; `options` are arguments of either.
 
@@ -171,8 +180,8 @@ def auto_vector_env(env_fns: EnvFns, **options: Any) -> BaseVectorEnv:
     ...     venv
     DummyVectorEnv(2 envs, 1 workers)
     """
-    choice = choose_backend(env_fns, options)
-    return BACKENDS[choice.backend](env_fns, **arguments_for(choice, options))
+    venv: BaseVectorEnv = make_auto(env_fns, options)
+    return venv
 
 
 VECTOR_ENVS: dict[str, Callable[..., BaseVectorEnv]] = {**BACKENDS, "auto": auto_vector_env}
@@ -196,15 +205,6 @@ def choose_backend(
     choice = Choice("shmem", None, f"{asks[0]}= asks for processes") if asks else _choose(measured_env_fns(fns))
     logger.info("backend='auto' takes %r for %d envs: %s", choice.backend, len(fns), choice.reason)
     return choice
-
-
-def arguments_for(
-    choice: Choice, options: Mapping[str, Any], only_processes: Mapping[str, Any] = ONLY_PROCESSES
-) -> dict[str, Any]:
-    """The arguments for the chosen class: without those that only workers have, or with their number."""
-    if choice.backend == "dummy":
-        return {name: value for name, value in options.items() if name not in only_processes}
-    return dict(options) if choice.num_workers is None else {**options, "num_workers": choice.num_workers}
 
 
 def _choose(env_fns: Sequence[Callable[[], Any]]) -> Choice:

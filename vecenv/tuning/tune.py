@@ -25,12 +25,12 @@ from vecenv.tuning.auto_backend import MOST_WORKERS, EnvCost, measure_cost
 from vecenv.venvs import BACKENDS, START_TIMEOUT, EnvFns
 
 STEP_TIMEOUT = 20.0
-"""Seconds after which a step in a worker or thread counts as hung."""
+"""Seconds after which a step of a candidate of `tune` in a worker or thread counts as hung."""
 PASSES = 8
 ROUNDS_BEFORE = 3
 """Rounds before the first slice, besides those of an env whose first steps are slow."""
 HOPELESS = 4.0
-"""A candidate is not opened if it is predicted to take so many times as long as another: predictions are rough."""
+"""A candidate is not opened if it is predicted to take so many times as long as another."""
 BEHIND = 0.5
 """A candidate is measured no further if its best slice is below this share of the leader's median."""
 TIE, TIE_WITH_THREADS = 0.95, 0.9
@@ -61,17 +61,15 @@ class TuneRow(NamedTuple):
     @property
     def name(self) -> str:
         """The class and its arguments, in words."""
-        kind = BACKENDS[self.backend].__name__
+        kind, k = BACKENDS[self.backend].__name__, self.num_workers
         unit = "thread" if self.backend == "thread" else "worker"
-        workers = "" if self.num_workers is None else f", {self.num_workers} {unit}{'s' * (self.num_workers > 1)}"
-        return kind + workers
+        return kind if k is None else f"{kind}, {k} {unit}{'s' * (k > 1)}"
 
     @property
     def line(self) -> str:
         """The line to write."""
-        kind = BACKENDS[self.backend].__name__
         arguments = ["env_fns", *(f"{name}={value}" for name, value in self.kwargs.items())]
-        return f"vecenv.{kind}({', '.join(arguments)})"
+        return f"vecenv.{BACKENDS[self.backend].__name__}({', '.join(arguments)})"
 
 
 @dataclass(frozen=True)
@@ -104,8 +102,7 @@ class TuneResult:
         most = max(row.steps_per_second or 0.0 for row in self.rows)
         for row in self.rows:
             rate = row.steps_per_second
-            figure = "-" if rate is None else f"{rate:,.0f}"
-            bar = "#" * round(BAR * (rate or 0.0) / most)
+            figure, bar = "-" if rate is None else f"{rate:,.0f}", "#" * round(BAR * (rate or 0.0) / most)
             note = ", ".join(part for part in ("best" if row is self.best else "", row.note) if part)
             lines.append(f"  {row.name:{width}}  {figure:>11}  {bar:{BAR}}  {note}".rstrip())
         lines.append(f"write: venv = {self.best.line}" + (f"  # {self.best.note}" if self.best.note else ""))
@@ -142,15 +139,13 @@ def tune(env_fns: EnvFns, *, pause: float = 0.3e-3, seconds: float = 2.0) -> Tun
     fns = check_env_fns(env_fns)
     if isinstance(pause, bool) or not isinstance(pause, (int, float)) or not 0 <= pause < 60:
         raise ValueError(f"pause must be a number of seconds from 0 to 60, got {pause!r}")
-    duration = check_timeout(seconds, "seconds")
-    if duration is None:
+    if (duration := check_timeout(seconds, "seconds")) is None:
         raise ValueError("seconds must be a positive number of seconds, got None")
     with warnings.catch_warnings(), ExitStack() as opened:
         warnings.filterwarnings("ignore", "a worker spent")  # the advice of envs that wait: it is what is found out
         measured = measured_env_fns(fns)
         cost = _cost(measured[0], duration)
         loops = [_Loop(*candidate, cost, len(fns), pause) for candidate in candidates(cost, len(fns))]
-        _drop_hopeless(loops)
         _open(loops, measured, opened, 3 * duration)
         _measure(loops, duration)
     rows, best = _rank(loops)
@@ -163,10 +158,13 @@ def tune(env_fns: EnvFns, *, pause: float = 0.3e-3, seconds: float = 2.0) -> Tun
 def candidates(cost: EnvCost | None, n: int) -> list[tuple[str, int | None]]:
     """The (backend, num_workers) to measure, the simplest first."""
     cpus = usable_cpus()
-    counts = dict.fromkeys(min(n, k) for k in (cpus, max(1, cpus // 2), 2 * cpus))
-    each = {min(n, MOST_WORKERS): None} if cost is None or cost.waits else {}
-    shmem: list[tuple[str, int | None]] = [("shmem", k) for k in {**counts, **each}]
-    return [("dummy", None), *shmem, *[("thread", k) for k in {min(n, cpus): None, **each}]]
+    each = [min(n, MOST_WORKERS)] if cost is None or cost.waits else []
+    shmem = dict.fromkeys([*(min(n, k) for k in (cpus, max(1, cpus // 2), 2 * cpus)), *each])
+    return [
+        ("dummy", None),
+        *[("shmem", k) for k in shmem],
+        *[("thread", k) for k in dict.fromkeys([min(n, cpus), *each])],
+    ]
 
 
 def _cost(env_fn: Callable[[], Any], seconds: float) -> EnvCost | None:
@@ -195,8 +193,8 @@ class _Loop:
         self.rates: list[float] = []
         """Steps a second in each slice."""
         self.rounds_before = ROUNDS_BEFORE + (cost.slow_steps if cost else 0)
-        self.predicted = cost and n / (cost.round_seconds(n, num_workers, usable_cpus()) + pause)
-        """Steps a second."""
+        self.predicted = n / (cost.round_seconds(n, num_workers, usable_cpus()) + pause) if cost else 0.0
+        """Steps a second; 0 for unknown."""
 
     def open(self, env_fns: Sequence[Callable[[], Any]], opened: ExitStack, seconds: float) -> None:
         """Make the envs and run the first rounds, for so long at most."""
@@ -204,11 +202,10 @@ class _Loop:
         self.venv = opened.enter_context(BACKENDS[self.backend](env_fns, **options))
         self.actions = draw_actions(self.venv.action_space)
         self.venv.reset(seed=0)
-        begin = time.perf_counter()
+        end = time.perf_counter() + seconds
         for i in range(self.rounds_before):
-            self.venv.step(self.actions[i % ACTION_ROWS], autoreset=True)
-            if time.perf_counter() - begin > seconds:
-                break
+            if not i or time.perf_counter() < end:
+                self.venv.step(self.actions[i % ACTION_ROWS], autoreset=True)
 
     def measure(self, seconds: float) -> None:
         """Run rounds for about so long, and note their rate."""
@@ -232,28 +229,23 @@ class _Loop:
         return TuneRow(self.backend, self.num_workers, rate, note)
 
 
-def _drop_hopeless(loops: Sequence[_Loop]) -> None:
-    """Mark the candidates that need not be opened."""
-    for loop in loops:
-        if loop.predicted and HOPELESS * loop.predicted < max(other.predicted or 0.0 for other in loops):
-            loop.failure = f"not measured: about {loop.predicted:,.0f} are to be expected"
-
-
 def _open(loops: Sequence[_Loop], env_fns: Sequence[Callable[[], Any]], opened: ExitStack, seconds: float) -> None:
-    """Open the candidates, those in this process last: not if an env has hung or crashed elsewhere."""
-    harmful = ""
+    """Open the candidates that are not hopeless, those in this process last: not if an env has hung or crashed
+    elsewhere.
+    """
+    harmful, most = "", max(loop.predicted for loop in loops)
     for loop in sorted(loops, key=lambda loop: ["shmem", "thread", "dummy"].index(loop.backend)):
-        if harmful and loop.backend != "shmem":
-            loop.failure = f"not measured: {harmful}"
-        if loop.failure:
-            continue
         try:
-            loop.open(env_fns, opened, seconds)
-        except (WorkerTimeoutError, WorkerDiedError) as error:
-            loop.fail(error)
-            harmful = f"an env failed with {type(error).__name__} in {loop.row().name}"
+            if loop.predicted and HOPELESS * loop.predicted < most:
+                loop.failure = f"not measured: about {loop.predicted:,.0f} are to be expected"
+            elif harmful and loop.backend != "shmem":
+                loop.failure = f"not measured: {harmful}"
+            else:
+                loop.open(env_fns, opened, seconds)
         except Exception as error:
             loop.fail(error)
+            if isinstance(error, (WorkerTimeoutError, WorkerDiedError)):
+                harmful = f"an env failed with {type(error).__name__} in {loop.row().name}"
 
 
 def _measure(loops: Sequence[_Loop], seconds: float) -> None:
@@ -280,16 +272,13 @@ def _rank(loops: Sequence[_Loop]) -> tuple[list[TuneRow], TuneRow | None]:
     if not measured:
         return rows, None
     fastest = max(measured, key=lambda loop: median(loop.rates))
-
     enough = TIE_WITH_THREADS if fastest.backend == "thread" else TIE
 
     def is_tied(loop: _Loop) -> bool:
-        ratios = [a / b for a, b in zip(loop.rates, fastest.rates, strict=False)]
-        as_fast = sum(ratio >= 1 for ratio in ratios)
-        return median(ratios) >= enough or as_fast >= max(2, NOISE * len(ratios))
+        ratios = [own / its for own, its in zip(loop.rates, fastest.rates, strict=False)]
+        return median(ratios) >= enough or sum(ratio >= 1 for ratio in ratios) >= max(2, NOISE * len(ratios))
 
-    simplest = next(loop for loop in measured if loop is fastest or is_tied(loop))
-    return rows, simplest.row()
+    return rows, next(loop.row() for loop in measured if loop is fastest or is_tied(loop))
 
 
 def draw_actions(spaces: Sequence[Any]) -> list[Any]:
@@ -305,7 +294,6 @@ def draw_actions(spaces: Sequence[Any]) -> list[Any]:
 
 def compute(seconds: float) -> None:
     """Use so much CPU time of this thread, as a policy does: a sleep would leave the CPU to the workers."""
-    if seconds:
-        end = time.thread_time() + seconds
-        while time.thread_time() < end:
-            pass
+    end = time.thread_time() + seconds
+    while time.thread_time() < end:
+        pass

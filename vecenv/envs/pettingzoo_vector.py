@@ -15,9 +15,9 @@ from vecenv import nest
 from vecenv.base import BaseVectorEnv
 from vecenv.engine.arguments import as_ids, check_env_fns, check_options, own_env_fns, spread_seeds
 from vecenv.engine.status import INTERRUPTS
+from vecenv.envs.agent_spaces import AgentActions, common_spaces, make_env
 from vecenv.envs.gymnasium_arguments import as_autoreset_mode
-from vecenv.envs.multi_agent.agent_rows import COLUMNS, AECRows, ParallelRows
-from vecenv.envs.multi_agent.agent_spaces import AgentActions, common_spaces, make_env
+from vecenv.envs.pettingzoo_env import COLUMNS, AECRows, ParallelRows
 from vecenv.errors import Partial
 from vecenv.venvs import BACKENDS
 from vecenv.wrappers import forwarded
@@ -196,17 +196,9 @@ class MultiAgentVectorEnv:
                 self.agent_spaces.action[agent].seed(None if seeds[0] is None else seeds[0] + j)
         return seeds
 
-    get_env_attr = forwarded("get_env_attr")
-    set_env_attr = forwarded("set_env_attr")
-    call = forwarded("call")
-    render = forwarded("render")
-    alive = forwarded("alive")
-    stats = forwarded("stats")
-    close = forwarded("close")
-    is_closed = forwarded("is_closed")
-    ready_id = forwarded("ready_id")
-    waiting_id = forwarded("waiting_id")
-    failed_id = forwarded("failed_id")
+    get_env_attr, set_env_attr, call, render = map(forwarded, ("get_env_attr", "set_env_attr", "call", "render"))
+    alive, stats, close, is_closed = map(forwarded, ("alive", "stats", "close", "is_closed"))
+    ready_id, waiting_id, failed_id = map(forwarded, ("ready_id", "waiting_id", "failed_id"))
 
     def __len__(self) -> int:
         return self.num_envs

@@ -7,7 +7,7 @@ from typing import Any
 
 from vecenv.base import BaseVectorEnv
 from vecenv.engine.arguments import check_count
-from vecenv.envs.pools.pool_backend import PoolBackend, quiet_spaces
+from vecenv.envs.pool_backend import PoolBackend, quiet_spaces
 
 _POOL_PARTS = ("config", "observation_space", "action_space", "_state_keys", "_send", "_recv", "_reset")
 

@@ -9,7 +9,7 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 from vecenv import nest
 from vecenv.backends.memory.arena import Leaf, common_layout
 from vecenv.base import BaseVectorEnv
-from vecenv.envs.pools.gymnasium_backend import GymnasiumBackend
+from vecenv.envs.gymnasium_backend import GymnasiumBackend
 
 _ASYNC = "gymnasium.vector.async_vector_env.AsyncVectorEnv"
 _RESET_BY_ID = frozenset(
@@ -17,7 +17,7 @@ _RESET_BY_ID = frozenset(
         _ASYNC,
         "gymnasium.vector.sync_vector_env.SyncVectorEnv",
         "vecenv.facades.to_gymnasium.GymnasiumVectorEnv",
-        "vecenv.envs.multi_agent.flatten_agents.FlattenedAgents",
+        "vecenv.envs.flatten_agents.FlattenedAgents",
         "ale_py.vector_env.AtariVectorEnv",
     }
 )

@@ -31,58 +31,13 @@ from vecenv.backends.ipc import opcodes
 from vecenv.backends.memory.arena import Arena, Layout
 from vecenv.backends.system_limits import usable_cpus
 from vecenv.errors import VectorEnvError
+from vecenv.nest import space_of, tree_of
 
 _MAX_SEED = 2**31
 _NO_INFOS = ("info:env_id", "info:players.env_id")  # there is one player an env
 
 
-class PoolCodec(Codec):
-    """Refuses what would make EnvPool crash, hang or guess."""
-
-    def __init__(self, env_num: int, action_space: Any) -> None:
-        self._env_num, self._space = env_num, action_space
-        self._choices: range | None = None
-        if isinstance(action_space, spaces.Discrete):
-            self._choices = range(int(action_space.start), int(action_space.start + action_space.n))
-
-    def encode(
-        self, ids: Sequence[int], ops: int | np.ndarray, actions: Any, payloads: Mapping[int, Any]
-    ) -> Mapping[int, Any]:
-        if actions is not None:
-            self._check_actions(ids, ops, actions)
-        for i, payload in payloads.items():
-            if not isinstance(payload, Mapping):
-                raise ValueError(
-                    f"the action for env {i} is {payload!r}, expected an array of {self._space.dtype} with the shape "
-                    f"{self._space.shape}"
-                )
-            unknown = sorted(payload.keys() - {"seed", "options"})
-            if unknown or payload.get("options") is not None:
-                raise TypeError(f"the reset of a pool takes nothing but seed, got {unknown or ['options']}")
-        seeds = [payload.get("seed") for payload in payloads.values()]
-        if any(seed is not None for seed in seeds) and (None in seeds or len(seeds) < self._env_num):
-            raise ValueError(
-                f"the seeds of a pool are set for all its {self._env_num} envs at once, got {seeds} for envs "
-                f"{list(payloads)}"
-            )
-        return payloads
-
-    def _check_actions(self, ids: Sequence[int], ops: int | np.ndarray, actions: np.ndarray) -> None:
-        """ValueError for an action outside of a Discrete space, for which EnvPool would read out of bounds."""
-        choices = self._choices
-        if choices is None:
-            return
-        if not isinstance(ops, int):  # of an env that is reset it is ignored
-            stepped = ops == opcodes.STEP
-            ids, actions = np.asarray(ids)[stepped].tolist(), actions[stepped]
-        if not len(actions) or (not choices.start and 0 <= np.bitwise_or.reduce(actions) < choices.stop):
-            return  # the second is half the cost of the bounds, and mostly enough
-        if actions.min() < choices.start or actions.max() >= choices.stop:
-            row = next(row for row, action in enumerate(actions.tolist()) if action not in choices)
-            raise ValueError(f"the action for env {ids[row]} is {actions[row]}, which is not in {self._space}")
-
-
-class PoolBackend(Backend):
+class PoolBackend(Backend, Codec):
     """Drives `pool`, which nothing else may use from now on."""
 
     takes_objects = False
@@ -142,8 +97,47 @@ class PoolBackend(Backend):
         metadata = {key: value for key, value in self._pool.metadata.items() if key != "autoreset_mode"}
         self._report = EnvReport(obs, action, metadata, None, None)
         self._some_action = np.asarray(copy.deepcopy(action).sample())
-        self.codec = PoolCodec(self.env_num, action)
+        self._space, self.codec = action, self
+        is_discrete = isinstance(action, spaces.Discrete)
+        self._choices = range(int(action.start), int(action.start + action.n)) if is_discrete else None
         return [copy.deepcopy(self._report) for _ in env_fns]
+
+    def encode(
+        self, ids: Sequence[int], ops: int | np.ndarray, actions: Any, payloads: Mapping[int, Any]
+    ) -> Mapping[int, Any]:
+        """As the codec: refuse what would make EnvPool crash, hang or guess."""
+        if actions is not None:
+            self._check_actions(ids, ops, actions)
+        for i, payload in payloads.items():
+            if not isinstance(payload, Mapping):
+                raise ValueError(
+                    f"the action for env {i} is {payload!r}, expected an array of {self._space.dtype} with the shape "
+                    f"{self._space.shape}"
+                )
+            unknown = sorted(payload.keys() - {"seed", "options"})
+            if unknown or payload.get("options") is not None:
+                raise TypeError(f"the reset of a pool takes nothing but seed, got {unknown or ['options']}")
+        seeds = [payload.get("seed") for payload in payloads.values()]
+        if any(seed is not None for seed in seeds) and (None in seeds or len(seeds) < self.env_num):
+            raise ValueError(
+                f"the seeds of a pool are set for all its {self.env_num} envs at once, got {seeds} for envs "
+                f"{list(payloads)}"
+            )
+        return payloads
+
+    def _check_actions(self, ids: Sequence[int], ops: int | np.ndarray, actions: np.ndarray) -> None:
+        """ValueError for an action outside of a Discrete space, for which EnvPool would read out of bounds."""
+        choices = self._choices
+        if choices is None:
+            return
+        if not isinstance(ops, int):  # of an env that is reset it is ignored
+            stepped = ops == opcodes.STEP
+            ids, actions = np.asarray(ids)[stepped].tolist(), actions[stepped]
+        if not len(actions) or (not choices.start and 0 <= np.bitwise_or.reduce(actions) < choices.stop):
+            return  # the second is half the cost of the bounds, and mostly enough
+        if actions.min() < choices.start or actions.max() >= choices.stop:
+            row = next(row for row, action in enumerate(actions.tolist()) if action not in choices)
+            raise ValueError(f"the action for env {ids[row]} is {actions[row]}, which is not in {self._space}")
 
     def bind(self, layout: Layout) -> Arena:
         self.arena = Arena.build(layout, self.env_num)
@@ -237,7 +231,10 @@ class PoolBackend(Backend):
         self._add_infos(infos, state)
         done, truncated = state["done"], state["trunc"]
         self._fresh[:] = done
-        obs, reward = _cast(self._obs(state), self.arena.obs), state["reward"].astype(np.float64)
+        obs, reward = (
+            nest.merge(lambda pair: pair[0].astype(pair[1].dtype, copy=False), [self._obs(state), self.arena.obs]),
+            state["reward"].astype(np.float64),
+        )
         self._columns = obs, reward, done > truncated, truncated, infos
         self.arena.status[...] = opcodes.DONE
 
@@ -300,13 +297,6 @@ class PoolBackend(Backend):
         return []
 
 
-def _cast(obs: Any, rows: Any) -> Any:
-    """The observations in the dtype of their space."""
-    if isinstance(rows, dict):
-        return {key: _cast(obs[key], child) for key, child in rows.items()}
-    return obs.astype(rows.dtype, copy=False)
-
-
 def _infos(ids: Sequence[int], elapsed: np.ndarray) -> np.ndarray:
     """The infos of every task, as an object array of dicts."""
     infos = [{"env_id": i, "elapsed_step": step} for i, step in zip(ids, elapsed.tolist(), strict=True)]
@@ -326,7 +316,7 @@ def mended(space: Any) -> Any:
     With those no negative observation is in the space.
     """
     if isinstance(space, spaces.Dict):
-        return spaces.Dict({key: mended(child) for key, child in space.spaces.items()})
+        return space_of(nest.map(mended, tree_of(space)))
     if not isinstance(space, spaces.Box) or space.dtype.kind != "f":
         return space
     limits = np.finfo(space.dtype)

@@ -25,73 +25,16 @@ from vecenv import nest
 from vecenv.backends.backend import Answered, Answers, Backend, Codec, Taken, WorkerInfo
 from vecenv.backends.host.env_host import ATTRIBUTES, EnvReport, own_report
 from vecenv.backends.host.failure import capture
-from vecenv.backends.host.row_writer import Extra, Final, cast_exactly, own_containers
+from vecenv.backends.host.row_writer import Extra, Final, fit, own_containers
 from vecenv.backends.ipc import opcodes
-from vecenv.backends.memory.arena import Arena, Layout
+from vecenv.backends.memory.arena import Arena, Layout, Leaf
 from vecenv.errors import ClosedError, EnvContractError, ObservationError
 
 Infos = list[dict[str, Any]]
 Finals = dict[int, Final]
 
 
-class WholeRounds(Codec):
-    """Refuses the rounds that `backend`, whose VectorEnv has this name, cannot do, before that is called."""
-
-    def __init__(self, backend: GymnasiumBackend, name: str, action_space: Any) -> None:
-        self._backend, self._name, self._action_space = backend, name, action_space
-
-    def encode(
-        self, ids: Sequence[int], ops: int | np.ndarray, actions: Any, payloads: Mapping[int, Any]
-    ) -> Mapping[int, Any]:
-        for i, payload in payloads.items():
-            if not isinstance(payload, Mapping):
-                raise ValueError(f"the action for env {i} is {payload!r}, which does not fit {self._action_space}")
-            if unknown := sorted(payload.keys() - {"seed", "options"}):
-                raise TypeError(f"the reset of {self._name} takes seed and options, got {unknown}")
-        steps, resets = _steps_and_resets(np.asarray(ids), ops)
-        if len(steps):
-            self._check_step(steps, resets)
-        else:
-            self._check_reset(resets, payloads)
-        return payloads
-
-    def _check_step(self, steps: np.ndarray, resets: np.ndarray) -> None:
-        backend, asked = self._backend, resets.tolist()
-        together = f"{self._name} steps its {backend.env_num} envs together"
-        if len(steps) + len(resets) < backend.env_num:
-            raise ValueError(f"{together}: pass an action for each of them, got actions for {steps.tolist()} only")
-        if backend.mode is not AutoresetMode.NEXT_STEP:
-            if asked:
-                raise ValueError(f"{together}, so none can be reset in a step: call reset({asked}), then step")
-        elif asked != (over := np.flatnonzero(backend.over).tolist()):
-            raise ValueError(
-                f"{together}, and a step resets those whose episode ended in the one before, which are {over}; got "
-                f"reset={asked}"
-            )
-
-    def _check_reset(self, ids: np.ndarray, payloads: Mapping[int, Any]) -> None:
-        backend, asked = self._backend, ids.tolist()
-        if len(ids) == backend.env_num or (backend.begun is not None and backend.over[ids].all() and not payloads):
-            return
-        if not backend.resets_by_id:
-            instead = "pass no ids"
-            if backend.mode is AutoresetMode.NEXT_STEP:
-                instead += ", or reset those whose episode is over in the next step: step(action, reset=ids)"
-            raise ValueError(
-                f"{self._name} has no reset of some envs (options['reset_mask']), got reset({asked}): {instead}"
-            )
-        if not backend.was_reset:
-            raise RuntimeError(f"the first reset of {self._name} must be of all envs, got reset({asked})")
-
-
-def _steps_and_resets(asked: np.ndarray, ops: int | np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The envs of a round that step, and those that are reset, each in ascending order."""
-    plain = np.broadcast_to(np.asarray(ops) & opcodes.PLAIN, asked.shape)
-    resets = (plain == opcodes.RESET) | (plain == opcodes.RESET_KWARGS)
-    return np.sort(asked[~resets]), np.sort(asked[resets])
-
-
-class GymnasiumBackend(Backend):
+class GymnasiumBackend(Backend, Codec):
     """Drives `envs`, which nothing else may use from now on.
 
     `resets_by_id`: whether its `reset` takes `options["reset_mask"]`, and a list with one seed an env.
@@ -125,7 +68,7 @@ class GymnasiumBackend(Backend):
         # Its autoreset is not that of the vector env, which has none.
         metadata = {key: value for key, value in envs.metadata.items() if key != "autoreset_mode"}
         parts = envs.single_observation_space, envs.single_action_space, metadata, envs.spec, None
-        self.codec = WholeRounds(self, self._name, envs.single_action_space)
+        self.codec = self
         self._known = dict(zip(ATTRIBUTES, own_report(parts), strict=False))
         self._some_action = copy.deepcopy(envs.single_action_space).sample()
         return [own_report(parts) for _ in env_fns]
@@ -133,10 +76,59 @@ class GymnasiumBackend(Backend):
     def bind(self, layout: Layout) -> Arena:
         self.arena = Arena.build(layout, self.env_num)
         self._answers = Answers(self.arena)
-        self._layout = layout
+        self._row = layout.obs
+        self._batch = nest.map(
+            lambda leaf: Leaf.of(f"a batch of {leaf.path}", (self.env_num, *leaf.shape), leaf.dtype), layout.obs
+        )
         return self.arena
 
     # Rounds.
+
+    def encode(
+        self, ids: Sequence[int], ops: int | np.ndarray, actions: Any, payloads: Mapping[int, Any]
+    ) -> Mapping[int, Any]:
+        """As the codec: refuse the rounds that the VectorEnv cannot do, before it is called."""
+        for i, payload in payloads.items():
+            if not isinstance(payload, Mapping):
+                raise ValueError(
+                    f"the action for env {i} is {payload!r}, which does not fit {self._known['action_space']}"
+                )
+            if unknown := sorted(payload.keys() - {"seed", "options"}):
+                raise TypeError(f"the reset of {self._name} takes seed and options, got {unknown}")
+        steps, resets = _steps_and_resets(np.asarray(ids), ops)
+        if len(steps):
+            self._check_step(steps, resets)
+        else:
+            self._check_reset(resets, payloads)
+        return payloads
+
+    def _check_step(self, steps: np.ndarray, resets: np.ndarray) -> None:
+        asked = resets.tolist()
+        together = f"{self._name} steps its {self.env_num} envs together"
+        if len(steps) + len(resets) < self.env_num:
+            raise ValueError(f"{together}: pass an action for each of them, got actions for {steps.tolist()} only")
+        if self.mode is not AutoresetMode.NEXT_STEP:
+            if asked:
+                raise ValueError(f"{together}, so none can be reset in a step: call reset({asked}), then step")
+        elif asked != (over := np.flatnonzero(self.over).tolist()):
+            raise ValueError(
+                f"{together}, and a step resets those whose episode ended in the one before, which are {over}; got "
+                f"reset={asked}"
+            )
+
+    def _check_reset(self, ids: np.ndarray, payloads: Mapping[int, Any]) -> None:
+        asked = ids.tolist()
+        if len(ids) == self.env_num or (self.begun is not None and self.over[ids].all() and not payloads):
+            return
+        if not self.resets_by_id:
+            instead = "pass no ids"
+            if self.mode is AutoresetMode.NEXT_STEP:
+                instead += ", or reset those whose episode is over in the next step: step(action, reset=ids)"
+            raise ValueError(
+                f"{self._name} has no reset of some envs (options['reset_mask']), got reset({asked}): {instead}"
+            )
+        if not self.was_reset:
+            raise RuntimeError(f"the first reset of {self._name} must be of all envs, got reset({asked})")
 
     def send(self, ids: np.ndarray | None, ops: int | np.ndarray, payloads: Mapping[int, Any]) -> None:
         begin = perf_counter()
@@ -187,7 +179,7 @@ class GymnasiumBackend(Backend):
                 raise EnvContractError(
                     f"env {i}: {self._name} ended an episode in SAME_STEP mode, but its infos have no final_obs"
                 )
-            last = self._fitted(info.pop("final_obs"), self._layout.obs, ())
+            last = self._fitted(info.pop("final_obs"), self._row)
             last_info = info.pop("final_info", None)
             # Some VectorEnvs (Atari's) keep no info of the last step apart.
             final = Final(None, own_containers(info if last_info is None else last_info))
@@ -248,22 +240,16 @@ class GymnasiumBackend(Backend):
 
     def _write_obs(self, obs: Any, rows: Any) -> None:
         """Write these rows of a batch of all envs into the arena."""
-        nest.put(self.arena.obs, rows, nest.take(self._fitted(obs, self._layout.obs, (self.env_num,)), rows))
+        nest.put(self.arena.obs, rows, nest.take(self._fitted(obs, self._batch), rows))
 
-    def _fitted(self, obs: Any, tree: Any, batch: tuple[int, ...]) -> Any:
-        """An observation, or a batch, in the dtypes of its space; ObservationError if a value would change."""
-        if isinstance(tree, dict):
-            return {key: self._fitted(obs[key], child, batch) for key, child in tree.items()}
-        if isinstance(tree, tuple):
-            return tuple(self._fitted(part, child, batch) for part, child in zip(obs, tree, strict=True))
-        array = np.asarray(obs)
-        cast = array if array.dtype == tree.dtype else cast_exactly(array, tree.dtype)
-        if cast is None or cast.shape != (*batch, *tree.shape):
-            raise ObservationError(
-                f"{self._name} returned {tree.path} as {array.dtype.name} {array.shape}, expected {tree.dtype.name} "
-                f"{(*batch, *tree.shape)} as its space says"
-            )
-        return cast
+    def _fitted(self, obs: Any, layout: Any) -> Any:
+        """An observation, or a batch, in the shapes and dtypes of this layout; ObservationError if a value would
+        change.
+        """
+        try:
+            return nest.merge(lambda pair: fit(pair[1], pair[0]), [layout, obs])
+        except ObservationError as error:
+            raise ObservationError(f"{self._name} returned an observation that is not of its space: {error}") from error
 
     def _answer(self, ids: Sequence[int], infos: Infos, rewards: np.ndarray | None, finals: Finals) -> None:
         """Note that these envs have answered."""
@@ -336,6 +322,13 @@ class GymnasiumBackend(Backend):
         if envs is not None:
             envs.close()
         return []
+
+
+def _steps_and_resets(asked: np.ndarray, ops: int | np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The envs of a round that step, and those that are reset, each in ascending order."""
+    plain = np.broadcast_to(np.asarray(ops) & opcodes.PLAIN, asked.shape)
+    resets = (plain == opcodes.RESET) | (plain == opcodes.RESET_KWARGS)
+    return np.sort(asked[~resets]), np.sort(asked[resets])
 
 
 def split_infos(infos: Mapping[str, Any], n: int) -> list[dict[str, Any]]:

@@ -1,17 +1,104 @@
-"""Arrays of numpy and tensors of torch, handled alike: without an import of torch, and without a way over numpy."""
+"""Observations as transforms see them: trees of arrays of numpy or of tensors, parts by their path, bounds of spaces.
+
+Arrays of both kinds are handled alike: without an import of torch, and without a way over numpy.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from typing import Any
 
 import numpy as np
+from gymnasium import spaces
 
+from vecenv import spaces as spaces_of_numbers
+from vecenv.backends.memory.arena import Leaf, ObjectLeaf
 from vecenv.nest import as_array, namespace
 
 Array = Any
 """An array of numpy or a tensor of torch."""
+Path = tuple[Any, ...]
+"""The keys to a part of an observation, () for all of it."""
+
+WHOLE = "observation"
+"""The key of an observation that is no dict, once there are others beside it."""
+
+
+def bounds_of(space: Any) -> tuple[np.ndarray, np.ndarray]:
+    """The lowest and highest values of an array space, in its dtype; ValueError for another space."""
+    if (bounds := spaces_of_numbers.bounds_of(space)) is None:
+        raise ValueError(f"a space of arrays of numbers is needed, got {space}")
+    return bounds
+
+
+def box(low: np.ndarray, high: np.ndarray) -> spaces.Box:
+    """The Box with these bounds, and in their dtype; what is no number (such as inf - inf) is no bound."""
+    if low.dtype.kind == "f":
+        low, high = np.where(np.isnan(low), -np.inf, low), np.where(np.isnan(high), np.inf, high)
+    return spaces.Box(low, high, low.shape, low.dtype.type)
+
+
+def leaves_of(tree: Any, path: Path = ()) -> Iterator[tuple[Path, Any]]:
+    """Each leaf of a tree, with the path to it."""
+    if isinstance(tree, dict):
+        for key, child in tree.items():
+            yield from leaves_of(child, (*path, key))
+    elif isinstance(tree, tuple):
+        for i, child in enumerate(tree):
+            yield from leaves_of(child, (*path, i))
+    else:
+        yield path, tree
+
+
+def row_of(leaf: Any) -> tuple[tuple[int, ...], str] | None:
+    """Shape and dtype of a row of this leaf of a space or of a batch; None if it holds objects."""
+    if isinstance(leaf, Leaf):
+        return leaf.shape, leaf.dtype.name
+    if isinstance(leaf, ObjectLeaf):
+        return None
+    return None if dtype_name(leaf) == "object" else (tuple(leaf.shape[1:]), dtype_name(leaf))
+
+
+def part(tree: Any, path: Path) -> Any:
+    """The part of a tree that is at the path."""
+    for key in path:
+        if key == WHOLE and not isinstance(tree, (dict, tuple)):
+            return tree
+        tree = tree[key]
+    return tree
+
+
+def with_part(tree: Any, path: Path, value: Any) -> Any:
+    """A tree with `value` at the path; what is not changed is shared."""
+    if not path or (path == (WHOLE,) and not isinstance(tree, dict)):
+        return value
+    key, *rest = path
+    if isinstance(tree, tuple):
+        parts = list(tree)
+        parts[key] = with_part(parts[key], tuple(rest), value)
+        return tuple(parts)
+    children = dict(tree if isinstance(tree, dict) else {WHOLE: tree})
+    children[key] = with_part(children.get(key, {}), tuple(rest), value)
+    return children
+
+
+def without_part(tree: Any, path: Path) -> Any:
+    """A tree of dicts without the part at the path; one without parts where that is all of it."""
+    children = dict(tree) if path else {}
+    if len(path) > 1:
+        children[path[0]] = without_part(children[path[0]], path[1:])
+    elif path:
+        del children[path[0]]
+    return children
+
+
+def described(tree: Any) -> str:
+    """The parts of an observation in words, for messages."""
+    if isinstance(tree, (dict, tuple)):
+        return "with the parts " + ", ".join(str(path[0] if len(path) == 1 else path) for path, _ in leaves_of(tree))
+    row = row_of(tree)
+    return "that is no array" if row is None else f"of shape {row[0]} and dtype {row[1]}"
 
 
 def dtype_name(array: Array) -> str:

@@ -11,7 +11,7 @@ from gymnasium.vector.utils import batch_space
 
 from vecenv import nest
 from vecenv.envs.gymnasium_arguments import as_seeds, split_options
-from vecenv.envs.multi_agent.pettingzoo_vector import ParallelVectorEnv
+from vecenv.envs.pettingzoo_vector import ParallelVectorEnv
 
 
 def flatten_agents(env: ParallelVectorEnv, *, own_episodes: bool = False, mask_in_obs: bool = False) -> FlattenedAgents:

@@ -1,1 +1,0 @@
-"""PettingZoo envs, single and in vector envs: import their public names from `vecenv`."""

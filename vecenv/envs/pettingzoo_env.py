@@ -1,0 +1,317 @@
+"""PettingZoo envs as envs of gymnasium's form: PettingZooEnv, and rows with all agents in one Dict observation.
+
+The workers of ParallelVectorEnv and AECVectorEnv host these. A row of the batch is
+
+    obs         ParallelRows: {agent: observation}. AECRows: the observation of the agent to move, or such a dict where
+                the agents' observation spaces differ
+    action_mask the legal actions: {agent: bool (n,)}, or bool (n,) of the agent to move
+    agent       AECRows: the index of the agent to move
+    rewards     float64 (num_agents,), and `terminated`, `truncated`, `active`, `alive`: bool (num_agents,)
+
+so that the arrays of the engine carry everything. The flag `terminated` of the step itself means that no agent is
+alive; the info is {agent: info}, without empty ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from operator import attrgetter
+from typing import Any
+
+import gymnasium
+import numpy as np
+from gymnasium import spaces
+
+from vecenv.backends.memory.arena import space_tree
+from vecenv.envs.agent_spaces import AgentSpaces, make_env, zeros
+from vecenv.errors import EnvContractError
+
+COLUMNS = ("rewards", "terminated", "truncated", "active", "alive")
+"""The parts of a row with one number per agent."""
+
+Row = dict[str, Any]
+
+
+class _Rows:
+    """Base of both classes. `env` is the PettingZoo env; `get_env_attr` finds its attributes through this name."""
+
+    kind: str
+
+    def __init__(self, env_fn: Callable[[], Any], agents: Sequence[Any] | None) -> None:
+        self.env = env_fn()
+        self.agent_spaces = AgentSpaces(self.env, self.kind, agents)
+        self.metadata = dict(getattr(self.env, "metadata", None) or {})
+        self.render_mode = getattr(self.env, "render_mode", None)
+        self._zeros = {agent: zeros(space_tree(space, "obs")) for agent, space in self.agent_spaces.observation.items()}
+
+    def _space(self, **parts: Any) -> spaces.Dict:
+        """The space of a row with these parts, the rewards and the flags."""
+        n = len(self.agent_spaces.agents)
+        columns = {name: _flags(n) for name in COLUMNS} | {"rewards": spaces.Box(-np.inf, np.inf, (n,), np.float64)}
+        return spaces.Dict({**parts, **columns})
+
+    unwrapped = property(attrgetter("env.unwrapped"))
+    """The innermost env, by which backends detect one env object behind two ids."""
+    render = property(attrgetter("env.render"))
+    close = property(attrgetter("env.close"))
+
+
+class ParallelRows(_Rows):
+    """A ParallelEnv: in each step all agents that are alive act."""
+
+    kind = "parallel"
+
+    def __init__(self, env_fn: Callable[[], Any], agents: Sequence[Any] | None) -> None:
+        super().__init__(env_fn, agents)
+        known = self.agent_spaces
+        masks = {agent: _flags(size) for agent, size in known.mask_size.items()}
+        self.action_space = _by_agent(known.action)
+        self.observation_space = self._space(obs=_by_agent(known.observation), action_mask=_by_agent(masks))
+
+    def reset(self, **kwargs: Any) -> tuple[Row, dict[Any, Any]]:
+        """Start an episode: no agent is `active` in its first row."""
+        obs, infos = self.env.reset(**kwargs)
+        return self._row((), obs, {}, {}, {}, infos)
+
+    def step(self, action: Mapping[Any, Any]) -> tuple[Row, float, bool, bool, dict[Any, Any]]:
+        """All agents that are alive act; what `action` has for the others is ignored."""
+        active = list(self.env.agents)
+        row, infos = self._row(active, *self.env.step({agent: action[agent] for agent in active}))
+        return row, 0.0, not row["alive"].any(), False, infos
+
+    def _row(
+        self, active: Any, obs: Any, rewards: Any, terminated: Any, truncated: Any, infos: Any
+    ) -> tuple[Row, dict[Any, Any]]:
+        known, active, alive = self.agent_spaces, set(active), set(self.env.agents)
+        for agent in {*rewards, *terminated, *truncated, *alive} - known.index.keys():
+            known.position(agent)  # raises
+        row: Row = {"obs": {}, "action_mask": {}}
+        events, given = [], {}
+        for agent in known.agents:
+            ended, cut = bool(terminated.get(agent)), bool(truncated.get(agent))
+            acted, lives = agent in active, agent in alive and not (ended or cut)
+            # An agent that was not alive before and is not alive now gets no reward.
+            reward = float(rewards.get(agent, 0.0)) if acted or lives else 0.0
+            events.append((reward, acted and ended, acted and cut, acted, lives))
+            mask = None
+            if agent in obs and (acted or lives):
+                row["obs"][agent], mask, info = known.split(agent, obs[agent], infos.get(agent, {}))
+                if info:
+                    given[agent] = info
+            elif lives:
+                raise EnvContractError(f"agent {agent!r} is alive, but the env returned no observation for it")
+            else:
+                row["obs"][agent] = self._zeros[agent]
+            if (size := known.mask_size.get(agent)) is not None:
+                # Every action of an absent agent is legal: policies need a legal one in each row.
+                row["action_mask"][agent] = np.ones(size, dtype=np.bool_) if mask is None else mask
+        return row | dict(zip(COLUMNS, map(np.array, zip(*events, strict=True)), strict=True)), given
+
+
+class AECRows(_Rows):
+    """An AECEnv: each step is the turn of one agent that is alive. Between the turns dead agents are removed from the
+    env, by steps with the action None.
+
+    After `_begin` and `_turn`:
+        _agent: the one whose turn it is; `_obs`, `_mask` and `_info` are for this agent, `_last_flags` are its
+            terminated and truncated. At the end of the episode it is the env's `agent_selection`, one of the agents
+            that died last.
+        _rewards, _terminated, _truncated: (num_agents,) what happened to each agent since the turn before.
+        _active: the agents that were alive in the turn before, `_alive` those that are alive now.
+        _done: no agent is alive.
+    """
+
+    kind = "aec"
+
+    def __init__(self, env_fn: Callable[[], Any], agents: Sequence[Any] | None) -> None:
+        super().__init__(env_fn, agents)
+        known, first = self.agent_spaces, self.agent_spaces.agents[0]
+        self._agent: Any = None
+        self._obs: Any = None
+        self._mask: np.ndarray | None = None
+        self._info: Any = {}
+        self._last_flags = (False, False)
+        self._done = True
+        self._rewards = np.zeros(len(known.agents))
+        self._alive = np.zeros(len(known.agents), dtype=np.bool_)
+        self._ended: set[Any] = set()
+        """The agents whose end has been reported."""
+        self._single_obs, self._single_action = known.equal("observation"), known.equal("action")
+        parts = {"action_mask": _flags(max(known.mask_size.values()))} if known.mask_size else {}
+        self.action_space = known.action[first] if self._single_action else _by_agent(known.action)
+        self.observation_space = self._space(
+            obs=known.observation[first] if self._single_obs else _by_agent(known.observation),
+            agent=spaces.Discrete(len(known.agents)),
+            **parts,
+        )
+
+    def reset(self, **kwargs: Any) -> tuple[Row, dict[Any, Any]]:
+        """Start an episode."""
+        self._begin(**kwargs)
+        return self._row()
+
+    def step(self, action: Any) -> tuple[Row, float, bool, bool, dict[Any, Any]]:
+        """The agent to move acts; where the agents differ, `action` has an entry for each."""
+        self._turn(action if self._single_action or self._done else action[self._agent])
+        row, info = self._row()
+        return row, 0.0, self._done, False, info
+
+    def _begin(self, **kwargs: Any) -> None:
+        """Start an episode, without a row."""
+        self.env.reset(**kwargs)
+        self._alive = np.zeros_like(self._alive)
+        self._ended.clear()
+        self._go_to_next_turn({})
+
+    def _turn(self, action: Any) -> None:
+        """Step the agent whose turn it is. RuntimeError if the episode is over, or has not begun."""
+        if self._done:
+            raise RuntimeError("no agent is alive to act: the episode is over or was never begun; call reset()")
+        self.env.step(action)
+        self._go_to_next_turn(self.env.rewards)
+
+    def _go_to_next_turn(self, rewards: Mapping[Any, Any]) -> None:
+        env, known, self._active = self.env, self.agent_spaces, self._alive
+        self._rewards = np.zeros(len(self._alive))
+        self._terminated, self._truncated = np.zeros((2, len(self._alive)), dtype=np.bool_)
+        for agent, reward in rewards.items():
+            self._rewards[known.position(agent)] += reward
+        while True:
+            self._note_deaths()
+            self._done = not self._alive.any()
+            agent = env.agent_selection
+            if self._done or not (env.terminations[agent] or env.truncations[agent]):
+                break
+            env.step(None)  # gives no rewards
+            if agent in env.agents:  # this loop would never end
+                raise EnvContractError(f"env.step(None) did not remove the dead agent {agent!r} from env.agents")
+        if agent in env.agents:
+            obs, _, terminated, truncated, info = env.last()
+            self._agent, self._last_flags = agent, (bool(terminated), bool(truncated))
+            self._obs, self._mask, self._info = known.split(agent, obs, info)
+
+    def _note_deaths(self) -> None:
+        env, self._alive = self.env, np.zeros_like(self._alive)
+        terminations, truncations = env.terminations, env.truncations
+        for agent in env.agents:
+            j, terminated, truncated = self.agent_spaces.position(agent), terminations[agent], truncations[agent]
+            if not terminated and not truncated:
+                self._alive[j] = True
+                self._ended.discard(agent)
+            elif agent not in self._ended:
+                self._ended.add(agent)
+                self._terminated[j], self._truncated[j] = terminated, truncated
+
+    def _row(self) -> tuple[Row, dict[Any, Any]]:
+        known = self.agent_spaces
+        row: Row = {name: getattr(self, f"_{name}") for name in COLUMNS}
+        row["obs"] = self._obs if self._single_obs else {**self._zeros, self._agent: self._obs}
+        row["agent"] = known.index[self._agent]
+        if known.mask_size:
+            # One width for all agents: actions beyond an agent's own space are illegal.
+            row["action_mask"] = np.zeros(max(known.mask_size.values()), dtype=np.bool_)
+            if self._mask is not None:  # with no agent alive all are legal: policies need a legal one in each row
+                row["action_mask"][: len(self._mask)] = self._mask | self._done
+        return row, {self._agent: self._info} if self._info else {}
+
+
+def _by_agent(agent_spaces: Mapping[Any, Any]) -> spaces.Dict:
+    """A Dict space in the order of the agents: gymnasium sorts the keys of a dict, but not pairs."""
+    return spaces.Dict(list(agent_spaces.items()))
+
+
+def _flags(n: int) -> spaces.Box:
+    return spaces.Box(0, 1, (n,), np.bool_)  # type: ignore[arg-type]
+
+
+_OTHER_NAMES = {"observation": "obs", "action_mask": "mask"}
+
+
+class TurnSpace(spaces.Dict):
+    """The observation space of PettingZooEnv.
+
+    `space["observation"]` is another name of `space["obs"]`: code that was written for tianshou looks there for what
+    an agent sees.
+    """
+
+    def __getitem__(self, key: str) -> Any:
+        return super().__getitem__(_OTHER_NAMES.get(key, key))
+
+
+class PettingZooEnv(gymnasium.Env):
+    """A PettingZoo AECEnv, one turn a step (form of tianshou's PettingZooEnv), for every vector env.
+
+    The observation is a dict for the agent whose turn it is: `agent_id` (its name), `obs` (what it sees) and, where
+    the agents have Discrete actions, `mask` (bool (n,), the legal ones; all True if the env gives none). `step` takes
+    the action of this agent. The reward is a vector, float64 (num_agents,) in the order of `agents`: what each agent
+    got since the step before.
+
+    Dead agents never have a turn: they are removed from the env between the steps. `terminated` and `truncated` become
+    true only when no agent is alive; the observation, the flags and the info are then those of the env's last
+    `agent_selection`. An illegal move ends the episode if the env has PettingZoo's TerminateIllegalWrapper, as all its
+    classic games have (-1 for the offender); otherwise the env decides, and may raise.
+
+    Arguments:
+        env: an AECEnv, or the id of one in PettingZoo's registry. All its agents need the same spaces: ValueError if
+            they differ, see AECVectorEnv. TypeError for a ParallelEnv.
+        possible_agents: all agents that can appear, for an env without `possible_agents`.
+
+    >>> from vecenv import DummyVectorEnv
+    >>> with DummyVectorEnv([lambda: PettingZooEnv("classic/tictactoe-v3")] * 2) as venv:
+    ...     obs, info = venv.reset(seed=0)
+    ...     obs, rew, terminated, truncated, info = venv.step([4, 0])
+    >>> obs["agent_id"][0], obs["mask"][0], rew.shape
+    ('player_2', array([ True,  True,  True,  True, False,  True,  True,  True,  True]), (2, 2))
+    """
+
+    def __init__(self, env: Any, *, possible_agents: Sequence[str] | None = None) -> None:
+        self.env = env = make_env("aec", env) if isinstance(env, str) else env
+        self._rows = AECRows(lambda: env, possible_agents)
+        known = self._rows.agent_spaces
+        self.agents = known.agents
+        if odd := [agent for agent in self.agents if not isinstance(agent, str) or not agent]:
+            raise TypeError(
+                f"agents must be named by strings to be part of an observation, got {odd}; use AECVectorEnv"
+            )
+        self.agent_idx = dict(known.index)
+        self.metadata, self.render_mode = self._rows.metadata, self._rows.render_mode
+        self.action_space = known.shared("action", "use AECVectorEnv")
+        letters = "".join(sorted({letter for agent in self.agents for letter in agent}))
+        parts = {
+            "agent_id": spaces.Text(max(map(len, self.agents)), charset=letters),
+            "obs": known.shared("observation", "use AECVectorEnv"),
+        }
+        if size := known.mask_size.get(self.agents[0]):
+            parts["mask"] = spaces.Box(0, 1, (size,), np.bool_)
+        self.observation_space = TurnSpace(parts)
+
+    @property
+    def rewards(self) -> np.ndarray:
+        """The reward of each agent in the last step."""
+        return self._rows._rewards
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[dict[str, Any], Any]:
+        """Start an episode: (obs, info) of the agent that moves first."""
+        self._rows._begin(seed=seed, options=options)
+        return self._obs(), self._rows._info
+
+    def step(self, action: Any) -> tuple[dict[str, Any], np.ndarray, bool, bool, Any]:
+        """The agent `agent_id` acts: (obs, rewards, terminated, truncated, info). RuntimeError if none is alive."""
+        turns = self._rows
+        turns._turn(action)
+        terminated, truncated = turns._last_flags if turns._done else (False, False)
+        return self._obs(), turns._rewards, terminated, truncated, turns._info
+
+    def _obs(self) -> dict[str, Any]:
+        obs = {"agent_id": self._rows._agent, "obs": self._rows._obs}
+        if self._rows._mask is not None:
+            obs["mask"] = self._rows._mask
+        return obs
+
+    def render(self) -> Any:
+        """A frame of the env."""
+        return self.env.render()
+
+    def close(self) -> None:
+        """Close the env."""
+        self.env.close()

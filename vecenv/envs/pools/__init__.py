@@ -1,1 +1,0 @@
-"""Vector envs that step all their envs themselves, as any other: import their public names from `vecenv`."""
