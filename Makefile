@@ -16,7 +16,7 @@ QUICK_TESTS := tests/test_layers.py tests/test_import.py tests/test_examples.py
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help demo test test-all test-slow test-ray check format bench docs wheel clean
+.PHONY: help demo test test-all test-slow test-ray check format bench docs check-site wheel clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -56,8 +56,11 @@ bench: $(VENV)/.installed-dev  ## measure the figures of the README, beside the 
 docs: $(VENV)/.installed-docs  ## build the site into build/docs
 	$(BUILD_SITE)
 
-wheel: $(VENV)/.installed-dev  ## build the wheel into dist/
-	$(BIN)/pip wheel --quiet --no-deps --wheel-dir dist .
+check-site:  ## look at the built site in Chromium: widths, links, pictures
+	$(BIN)/python docs/check_site.py
+
+wheel: $(VENV)/.installed-dev  ## build the source distribution and the wheel into dist/
+	$(BIN)/python -m build --outdir dist .
 
 clean:  ## remove what these targets made, except data/
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -64,8 +64,8 @@ class SyncDataCollector(SyncLoop, BatchCollector):
             or "shmem", whichever is faster for these envs. For "auto" one env more is made, in a worker, stepped for a
             moment (at most 1 s) and closed. Batches are the same.
         info_keys: entries of the envs' infos that are stored with each step, as `batch.extras[key]`: integers int64,
-            other numbers float64, flags bool, arrays as they are; zero where an info has no such entry. The first value
-            that does not fit promotes its column from then on.
+            other numbers float64, flags bool, arrays as they are; 0 or False where an info has no such entry. The first
+            value that does not fit promotes its column from then on.
         env_options: for a list of callables: keywords of the vector env that is made of it, such as `num_workers`,
             `step_timeout` and `on_error`. Those that are for processes (`num_workers`, `step_timeout`, `context`, ...)
             make "shmem" the default. `TypeError` for what it has not.

@@ -179,8 +179,8 @@ def sentences_with(docs: list[str], name: str) -> str:
     for doc in docs:
         text = SECTION.sub(lambda match: textwrap.dedent(match[2]), doc + "\n")
         parts = re.split(r"\n\s*\n|\n\s*(?=`?\w+`?: )", text)
-        prose = ". ".join(part for part in parts if not re.match(r"\s+|>>> ", part))
-        every = re.split(r"(?<=[.;])\s+(?=[A-Z`\"])", " ".join(prose.split()))
+        prose = [" ".join(part.split()) for part in parts if not re.match(r"\s+\w+ = |>>> ", part)]
+        every = [each for part in prose for each in re.split(r"(?<=[.;])\s+(?=[A-Z`\"])", part)]
         found = [each for each in every if re.search(rf"`\*{{0,2}}{re.escape(name)}[`=(\[]", each)]
         if found:
             return " ".join(found)

@@ -121,6 +121,7 @@ WORDS: dict[str, str] = {
     "RayCollector.set_seed.seed": "An integer, from which the seeds of all actors follow.",
     "RewardScaling.loc": "Added after the product.",
     "RewardScaling.scale": "What rewards are multiplied by.",
+    "Rows.check_reward.hint": "What to do instead, for the error.",
     "RowWiseWrapper.map_action.action": "The actions of the envs that step, `(k, ...)`.",
     "RowWiseWrapper.note_reset.kwargs": "The keyword arguments of that `reset`.",
     "RowWiseWrapper.note_round.kwargs": "The other keyword arguments of that call.",

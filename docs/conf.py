@@ -14,7 +14,6 @@ version = release = vecenv.__version__
 
 extensions = ["myst_parser", "sphinx_copybutton", "sphinx_design", "api_pages", "command_pages"]
 source_suffix = {".md": "markdown"}
-exclude_patterns = ["benchmarks.md"]
 nitpicky = True
 toc_object_entries_show_parents = "hide"
 python_maximum_signature_line_length = 72
@@ -32,6 +31,7 @@ html_title = f"vecenv {release}"
 html_static_path = ["_static"]
 html_css_files = ["site.css"]
 html_copy_source = False
+html_use_index = False
 html_show_sphinx = False
 html_show_copyright = False
 smartquotes = False

@@ -79,16 +79,25 @@ def boom() -> Exception:
     return ValueError(BOOM)
 
 
-class RaisesOnStep(Counter):
-    """In step `at` of every episode."""
+class Does(Counter):
+    """Calls `what` in step `at` of every episode."""
 
-    def __init__(self, id: int, at: int = 2, error: Callable[[], BaseException] = boom) -> None:
+    def __init__(self, id: int, at: int, what: Callable[[], Any]) -> None:
         super().__init__(id)
-        self.at, self.error = at, error
+        self.at, self.what = at, what
 
     def on_step(self) -> None:
         if self.t == self.at:
-            raise self.error()
+            self.what()
+
+
+class RaisesOnStep(Does):
+    def __init__(self, id: int, at: int = 2, error: Callable[[], BaseException] = boom) -> None:
+        super().__init__(id, at, self.fail)
+        self.error = error
+
+    def fail(self) -> None:
+        raise self.error()
 
 
 class RaisesOnReset(Counter):
@@ -147,16 +156,9 @@ ENDS: dict[str, Callable[[], None]] = {
 }
 
 
-class DiesOnStep(Counter):
+def DiesOnStep(id: int, at: int = 2, end: str = "SIGKILL") -> Does:
     """Its process ends in step `at`, in one of the ways of `ENDS`."""
-
-    def __init__(self, id: int, at: int = 2, end: str = "SIGKILL") -> None:
-        super().__init__(id)
-        self.at, self.end = at, end
-
-    def on_step(self) -> None:
-        if self.t == self.at:
-            ENDS[self.end]()
+    return Does(id, at, ENDS[end])
 
 
 class _BreaksOff:
@@ -231,18 +233,9 @@ def sleep_for_ages() -> None:
     time.sleep(AGES)
 
 
-class HangsOnStep(Counter):
+def HangsOnStep(id: int, at: int = 2, gil: bool = False, seen: str = "") -> Does:
     """In step `at` of every episode; the file `seen` appears first."""
-
-    def __init__(self, id: int, at: int = 2, gil: bool = False, seen: str | None = None) -> None:
-        super().__init__(id)
-        self.at, self.gil, self.seen = at, gil, seen
-
-    def on_step(self) -> None:
-        if self.t == self.at:
-            if self.seen:
-                Path(self.seen).touch()
-            hold_interpreter_lock() if self.gil else sleep_for_ages()
+    return Does(id, at, lambda: (seen and Path(seen).touch(), hold_interpreter_lock() if gil else sleep_for_ages()))
 
 
 class HangsElsewhere(Counter):
@@ -288,16 +281,14 @@ class LargeAction(Counter):
         return super().observe(action if np.ndim(action) == 0 else action[0])
 
 
-class WaitsForFile(Counter):
+def WaitsForFile(id: int, at: int, go: str) -> Does:
     """Step `at` lasts until the file `go` is there: the test decides when it ends."""
 
-    def __init__(self, id: int, at: int, go: str) -> None:
-        super().__init__(id)
-        self.at, self.go = at, go
-
-    def on_step(self) -> None:
-        while self.t == self.at and not os.path.exists(self.go):
+    def wait() -> None:
+        while not os.path.exists(go):
             time.sleep(0.005)
+
+    return Does(id, at, wait)
 
 
 # It starts processes and threads.
@@ -311,10 +302,10 @@ class SpawnsChild(Counter):
         self.child = subprocess.Popen([sys.executable, "-c", f"import time; time.sleep({AGES})"]).pid
 
 
-class SpawnsChildAndHangs(HangsOnStep):
-    def __init__(self, id: int, at: int = 2, gil: bool = False, seen: str | None = None) -> None:
-        super().__init__(id, at, gil, seen)
-        self.child = subprocess.Popen([sys.executable, "-c", f"import time; time.sleep({AGES})"]).pid
+def SpawnsChildAndHangs(id: int, at: int = 2, gil: bool = False, seen: str = "") -> Counter:
+    env: Any = HangsOnStep(id, at, gil, seen)
+    env.child = SpawnsChild(id).child
+    return env
 
 
 def _square(number: int, pipe: Any) -> None:

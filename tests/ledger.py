@@ -346,12 +346,17 @@ def gone(pid: int, within: float = 10.0) -> bool:
     return False
 
 
+def wait_until(condition: Callable[[], Any], within: float = 20.0, text: str = "") -> None:
+    """Waits for what no event announces."""
+    deadline = time.monotonic() + within
+    while not condition():
+        assert time.monotonic() < deadline, text
+        time.sleep(0.002)
+
+
 def appears(path: Any, within: float = 20.0) -> None:
     """Waits until the file is there."""
-    deadline = time.monotonic() + within
-    while not os.path.exists(path):
-        assert time.monotonic() < deadline, f"{path} did not appear"
-        time.sleep(0.002)
+    wait_until(lambda: os.path.exists(path), within, f"{path} did not appear")
 
 
 def reply_begins(venv: Any, i: int, within: float = 20.0) -> None:

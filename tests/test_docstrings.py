@@ -1,6 +1,5 @@
 """The examples in docstrings: each of them runs, and gives what it says."""
 
-import ast
 import doctest
 import importlib
 import re
@@ -9,7 +8,6 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
-DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 MODULES = [
     path.relative_to(ROOT).with_suffix("").as_posix().replace("/", ".")
     for package in ("vecenv", "collector")
@@ -31,9 +29,8 @@ def test_the_examples_in_docstrings_are_true(name):
 
 def test_no_docstring_begins_with_a_question():
     """Its first word is the verb or the thing."""
-    asks = re.compile(r"(What|How|Where|That of|Those|Whether|When|Why)\b")
-    files = [path for name in ("vecenv", "collector") for path in (ROOT / name).rglob("*.py")]
-    nodes = [(path.name, node) for path in files for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))]
-    found = [(name, doc) for name, node in nodes if isinstance(node, DOCUMENTED) and (doc := ast.get_docstring(node))]
-    assert len(found) > 1000
-    assert [(name, doc) for name, doc in found if asks.match(doc)] == []
+    files = [path for package in ("vecenv", "collector") for path in (ROOT / package).rglob("*.py")]
+    docstring = re.compile(r'(?:\A|:\n *)r?"""(\w+ ?\w*)')
+    begins = [(path, begin) for path in files for begin in docstring.findall(path.read_text("utf-8"))]
+    assert len(begins) > 1000
+    assert [one for one in begins if re.match(r"(What|How|Where|That of|Those|Whether|When|Why)\b", one[1])] == []

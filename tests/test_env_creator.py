@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import copy
+import fcntl
 import multiprocessing
 import os
 import pickle
+import signal
 import threading
 from functools import partial
 from multiprocessing import forkserver
@@ -128,6 +130,36 @@ def test_a_state_that_another_process_does_not_release_is_an_error_that_names_it
     monkeypatch.setattr(shared_state, "LOCK_TIMEOUT", 30.0)
     leave.set()
     assert calls_of(creator) == 0
+    holder.join(30)
+    holder.close()
+
+
+@pytest.mark.parametrize("killed", [False, True])
+def test_a_wait_for_a_state_sleeps_until_its_holder_leaves_it_or_is_killed(
+    killed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    creator, mp = EnvCreator(counted), multiprocessing.get_context("fork")
+    entered, leave, sleeps, found = mp.Event(), mp.Event(), threading.Event(), list[int]()
+    holder = mp.Process(target=hold, args=(creator, entered, leave))
+    holder.start()
+    assert entered.wait(30)
+    lockf, tries = fcntl.lockf, list[int]()
+
+    def noted_lockf(fd: int, how: int) -> None:
+        tries.append(how)
+        if how == fcntl.LOCK_EX:
+            sleeps.set()
+        lockf(fd, how)
+
+    monkeypatch.setattr(fcntl, "lockf", noted_lockf)
+    waiter = threading.Thread(target=lambda: found.append(calls_of(creator)))
+    waiter.start()
+    assert sleeps.wait(30)
+    before = len(tries)
+    os.kill(holder.pid, signal.SIGKILL) if killed else leave.set()
+    waiter.join(30)
+    assert found == [0]
+    assert tries[before:] == [fcntl.LOCK_UN]
     holder.join(30)
     holder.close()
 

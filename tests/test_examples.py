@@ -256,19 +256,6 @@ def test_every_example_has_a_test_and_is_short():
         assert [cell for cell in cells if cell["outputs"] or cell["execution_count"] is not None] == []
 
 
-def test_the_programs_to_start_from_are_run_by_tests():
-    """Each link of the README's table is an example, the folder of jobs, or a section, whose blocks are run."""
-    section = re.search(r"^## Programs to start from\n(.*?)^## ", (ROOT / "README.md").read_text("utf-8"), re.M | re.S)
-    rows = [row for row in section.group(1).splitlines() if "](" in row]
-    assert len(rows) == 11
-    for target in re.findall(r"\]\(([^)]+)\)", section.group(1)):
-        name, _, anchor = target.partition("#")
-        assert ROOT / name in [*EXAMPLES, *NOTEBOOKS, ROOT / "examples/jobs"] or anchor, target
-        if anchor:
-            titles = re.findall(r"^#+ (.+)$", (ROOT / name).read_text("utf-8"), re.M)
-            assert anchor in {re.sub(r"[^\w -]", "", title.lower()).replace(" ", "-") for title in titles}, target
-
-
 RUN_BLOCKS = """
 import sys, types
 for number, block in enumerate({blocks!r}):
@@ -289,7 +276,7 @@ def parts_of_pages():
             yield pytest.param(page, cluster, marks=pytest.mark.ray, id=f"{page}, Ray")
 
 
-@pytest.mark.parametrize(("page", "blocks"), parts_of_pages())
+@pytest.mark.parametrize(("page", "blocks"), list(parts_of_pages()))
 def test_blocks(page, blocks, tmp_path):
     """Each in a `__main__` of its own, which has no file and needs no guard."""
     assert printed("-", program=RUN_BLOCKS.format(page=page, blocks=blocks), cwd=tmp_path) == ""

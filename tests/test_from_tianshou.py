@@ -117,6 +117,11 @@ class TestCustomWorkers:
             with BaseVectorEnv([Tuned, Tuned], worker_fn) as venv:
                 assert venv.call("tune", 9) == [9, 9]
                 assert venv.get_env_attr("length") == [9, 9]
+        with BaseVectorEnv([Tuned], BareWorker) as venv:
+            asked = []
+            venv.workers[0].get_env_attr = lambda name: asked.append(name) or getattr(venv.workers[0].env, name)
+            assert [venv.call("tune", length) for length in (3, 4)] == [[3], [4]]
+            assert asked == ["tune"] * 3, "one more at first, to see that it is no method of a copy"
         with BaseVectorEnv([Tuned], ProcessWorker) as venv:
             with pytest.raises(TypeError, match=r"get_env_attr\('tune'\) of ProcessWorker returned a method of a copy"):
                 venv.call("tune", 9)

@@ -18,6 +18,7 @@ from vecenv.backends.host.row_writer import own_containers
 from vecenv.backends.ipc.messages import HEADER, Channel
 from vecenv.backends.memory.arena import Arena, Leaf, ObjectLeaf, arena_bytes, common_layout, space_tree, used_bytes
 from vecenv.backends.memory.shared_memory import PAGE, anonymous_file, reserve
+from vecenv.backends.pool.ray_worker import RayPool
 from vecenv.engine.arguments import as_ids, next_seed, seed_chain, spread_seeds
 from vecenv.portability import PORTABLE
 
@@ -242,3 +243,15 @@ class TestChannel:
         assert [frame.kind for frame in received(ours)] == [5]
         assert received(ours) == []
         assert ours.ended
+
+
+def test_an_actor_on_this_node_has_a_pid_as_soon_as_it_has_connected():
+    """Ray's answer to where it is may come after the first answers of its envs."""
+    pool = RayPool()
+    pool.node = "10.0.0.1"
+    worker = pool.handle(0, range(2))
+    assert (worker.pid, worker.where) == (None, "an actor that has not started")
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        worker.connected(ours, 123)
+        assert (worker.pid, worker.where) == (123, "pid 123 on node 10.0.0.1")

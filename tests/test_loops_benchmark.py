@@ -8,7 +8,7 @@ import pytest
 pytest.importorskip("rich")
 
 from benchmarks.loops import __main__ as loops
-from benchmarks.loops import rows, tables
+from benchmarks.loops import picture, rows, tables
 from benchmarks.measure import Measured
 from benchmarks.sample import Sample
 
@@ -102,8 +102,8 @@ def test_pure_stepping_is_held_against_another_checkout_and_a_variable_that_sets
     assert {(each["ratio"], each["reached"]) for each in found} == {("2.00 (2.00-2.00)", True)}
 
 
-def test_the_table_takes_the_place_between_the_marks_which_the_readme_has(tmp_path):
-    readme, results = tmp_path / "README.md", tmp_path / "loops.json"
+def test_the_table_takes_the_place_between_the_marks_which_the_page_has(tmp_path):
+    page, results = tmp_path / "page.md", tmp_path / "loops.json"
     sample = {"steps": 24_680, "calls": 1, "wall": 2.0, "cpu_main": 0.0, "outside": 1.0, "rate": 12_340.0}
     plain = {**sample, "outside": 0.0}
     samples = {rows.SHMEM: [sample], rows.SYNC: [plain], rows.ONE_THREAD: [plain]}
@@ -115,17 +115,26 @@ def test_the_table_takes_the_place_between_the_marks_which_the_readme_has(tmp_pa
         "experiments": [{"name": "cleanrl-ppo-busy-32", "samples": samples}],
     }
     results.write_text(json.dumps(document))
-    readme.write_text(f"before\n{tables.BEGIN}\nold\n{tables.END}\nafter\n")
+    page.write_text(f"before\n{tables.BEGIN}\nold\n{tables.END}\nafter\n")
     for _ in range(2):  # a second time: it finds its own
-        tables.write_readme(readme, results)
-        text = readme.read_text()
+        tables.write_table(page, results)
+        text = page.read_text()
         assert text.startswith(f"before\n{tables.BEGIN}\n")
         assert text.endswith(f"{tables.END}\nafter\n")
         assert "old" not in text
         assert "medians of 5 interleaved runs, default settings of everything (gymnasium 1.4.0)" in text
         assert "| CleanRL-style PPO, 32 envs of 100 us | - | 24,700 (12,300) | - | gymnasium Sync 12,300 |\n" in text
-    readme.write_text("nothing")
+    page.write_text("nothing")
     with pytest.raises(ValueError, match="has no place for the table"):
-        tables.write_readme(readme, readme)
-    text = (loops.ROOT / "README.md").read_text()
-    assert text.index(tables.BEGIN) < text.index(tables.END) < text.index("bound(2)")
+        tables.write_table(page, page)
+
+
+def test_the_site_has_the_table_and_the_picture_of_the_last_results():
+    """Home and the README show the picture, with its text for those who do not see it."""
+    document = json.loads(sorted((loops.ROOT / "benchmarks/results").glob("*-loops.json"))[-1].read_text())
+    page = loops.PAGE.read_text("utf-8")
+    assert page[page.index(tables.BEGIN) : page.index(tables.END)].strip().endswith(tables.page_table(document))
+    assert loops.PICTURE.read_text("utf-8") == picture.picture(document)
+    shown = f"![{picture.alternative_text(document)}]("
+    assert shown in (loops.ROOT / "docs/index.md").read_text("utf-8")
+    assert shown in (loops.ROOT / "README.md").read_text("utf-8")

@@ -12,7 +12,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -27,7 +26,7 @@ from gymnasium.envs.registration import EnvSpec
 
 from tests.backends import FULL, full
 from tests.faulty import Counter, SpawnsChild, UsesMultiprocessing, counters
-from tests.ledger import SEEN, Column, Ledger, N, block_of, columns, gone, pids
+from tests.ledger import SEEN, Column, Ledger, N, block_of, columns, gone, pids, wait_until
 from tests.oddities import RaisesAtPickle
 from vecenv import ClosedError, ShmemVectorEnv, SubprocVectorEnv
 from vecenv.backends.ipc.serialization import dumps_by_value, loads_by_value
@@ -348,9 +347,7 @@ def dies_and_is_reset(ledger: Ledger, i: int) -> None:
     """The worker of env i is killed while idle, and its envs are made anew."""
     block = block_of(ledger.venv, i)
     os.kill(pids(ledger.venv)[i], signal.SIGKILL)
-    deadline = time.monotonic() + SEEN
-    while ledger.venv.alive()[i]:
-        assert time.monotonic() < deadline
+    wait_until(lambda: not ledger.venv.alive()[i], SEEN)
     ledger.born_again(block)
     ledger.reset(block)
 

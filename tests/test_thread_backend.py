@@ -21,7 +21,7 @@ import vecenv.engine.status
 from tests.backends import FULL
 from tests.ctrl_c import interrupting
 from tests.faulty import Counter, counters
-from tests.ledger import CLOSED
+from tests.ledger import CLOSED, wait_until
 from vecenv import ThreadVectorEnv, VectorEnvError, WorkerTimeoutError
 from vecenv.backends.ipc import opcodes
 
@@ -85,13 +85,6 @@ class BlocksAtGate(Counter):
 
     def close(self) -> None:
         self.gate.notes.append(("closed", self.id, self.first))
-
-
-def wait_until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + TIMEOUT
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.005)
 
 
 # The thread of an env.
@@ -295,7 +288,7 @@ def test_the_envs_of_a_thread_that_ends_unexpectedly_are_lost(monkeypatch: pytes
     with ThreadVectorEnv(counters(2), num_workers=2) as venv:
         venv.reset()
         with monkeypatch.context() as patch:
-            patch.setattr(venv.engine.backend._pool.blocks[1], "_measured", lambda *args: 1 / 0)
+            patch.setattr(venv.engine.backend.blocks[1], "_write", lambda *args: 1 / 0)
             with pytest.raises(VectorEnvError, match="env 1 is lost: its thread vecenv-block-1 has ended") as caught:
                 venv.step([0, 0])
         assert "ZeroDivisionError" in str(caught.value)
@@ -398,6 +391,3 @@ except TimeoutError:
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=30)
     assert (done.returncode, done.stdout, done.stderr) == (0, "timed out\n", "")
-
-
-# Envs that wait.

@@ -15,7 +15,7 @@ import pytest
 
 import vecenv.engine.lifetime
 from tests.backends import PROCESS_BACKENDS, and_ray
-from tests.ledger import CLOSED
+from tests.ledger import CLOSED, wait_until
 from vecenv import ClosedError, ConcurrentCallError, DummyVectorEnv, ThreadVectorEnv
 from vecenv.testing import Gates
 
@@ -44,12 +44,9 @@ def in_a_thread(call: Callable[[], Any]) -> Iterator[list[Any]]:
         assert not thread.is_alive()
 
 
-def sleeps(venv: Any, within: float = 20.0) -> None:
+def sleeps(venv: Any) -> None:
     """Waits until a call sleeps until envs have answered."""
-    deadline = time.monotonic() + within
-    while not venv.engine.backend.sleeps:
-        assert time.monotonic() < deadline, "no call waits"
-        time.sleep(0.002)
+    wait_until(lambda: venv.engine.backend.sleeps, text="no call waits")
 
 
 def test_close_ends_a_wait_of_another_thread(waiting_backend: type) -> None:
@@ -65,38 +62,24 @@ def test_close_ends_a_wait_of_another_thread(waiting_backend: type) -> None:
         assert isinstance(outcome[0], ClosedError) or len(outcome[0]) == 5  # the answers came before the close
 
 
+@pytest.mark.parametrize("by_a_signal", [False, True])
 @pytest.mark.filterwarnings("ignore:the .* of envs:RuntimeWarning")
-def test_close_is_bounded_also_where_another_thread_waits_for_ever(
-    waiting_backend: type, monkeypatch: pytest.MonkeyPatch
+def test_close_is_bounded_also_where_a_call_waits_for_ever(
+    waiting_backend: type, by_a_signal: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(vecenv.engine.lifetime, "CLOSE_TIMEOUT", 0.3)
-    with Gates(2, ops=["step"]) as gates:
-        venv = waiting_backend(gates.env_fns, num_workers=1)
-        venv.reset()
-        with in_a_thread(lambda: venv.step(ACTIONS)) as outcome:
-            sleeps(venv)
-            begin = time.monotonic()
-            venv.close()
-            assert time.monotonic() - begin < CLOSED
-        assert isinstance(outcome[0], ClosedError)
-        assert "closed while this call waited" in str(outcome[0])
-        gates.open(0, 1)  # threads cannot be killed
-
-
-@pytest.mark.filterwarnings("ignore:the .* of envs:RuntimeWarning")
-def test_the_handler_of_a_signal_may_close(waiting_backend: type, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another thread may close, and the handler of a signal."""
     monkeypatch.setattr(vecenv.engine.lifetime, "CLOSE_TIMEOUT", 0.3)
     with Gates(2, ops=["step"]) as gates:
         venv = waiting_backend(gates.env_fns, num_workers=1)
         venv.reset()
         before = signal.signal(signal.SIGTERM, lambda number, frame: venv.close())
-        try:
-            reported = in_a_thread(lambda: (sleeps(venv), os.kill(os.getpid(), signal.SIGTERM)))
-            with reported, pytest.raises(ClosedError):
-                venv.step(ACTIONS)
-            gates.open(0, 1)
-        finally:
-            signal.signal(signal.SIGTERM, before)
+        end = partial(os.kill, os.getpid(), signal.SIGTERM) if by_a_signal else venv.close
+        begin = time.monotonic()
+        with in_a_thread(lambda: (sleeps(venv), end())), pytest.raises(ClosedError, match="while this call waited"):
+            venv.step(ACTIONS)
+        assert time.monotonic() - begin < CLOSED
+        signal.signal(signal.SIGTERM, before)
+        gates.open(0, 1)  # threads cannot be killed
 
 
 def test_another_thread_may_ask_who_is_alive_and_is_reported_to_wait_for_the_rest(waiting_backend: type) -> None:

@@ -1,4 +1,4 @@
-"""The wheel, in an environment with nothing of this project but it, runs the programs of the README."""
+"""The wheel, in an environment with nothing of this project but it, runs the programs of Home and Ten minutes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ import pytest
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(560)]
 ROOT = Path(__file__).resolve().parent.parent
-BLOCKS = re.findall(r"^```python\n(.*?)^```$", (ROOT / "README.md").read_text("utf-8"), re.M | re.S)
+PAGES = "".join((ROOT / "docs" / name).read_text("utf-8") for name in ("index.md", "start/ten-minutes.md"))
+BLOCKS = re.findall(r"^```python\n(.*?)^```$", PAGES, re.M | re.S)
 Python = Callable[..., str]
 
 
@@ -32,14 +33,14 @@ def run(*command: object, cwd: Path, program: str | None = None) -> str:
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Built from a copy, so that nothing is written beside the sources."""
+    """By way of the source distribution, of a copy, so that nothing is written beside the sources."""
     folder = tmp_path_factory.mktemp("wheel")
     for name in ("vecenv", "collector"):
         shutil.copytree(ROOT / name, folder / "source" / name, ignore=shutil.ignore_patterns("__pycache__"))
     for name in ("setup.py", "setup.cfg", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, folder / "source" / name)
-    pip = (sys.executable, "-m", "pip", "--disable-pip-version-check")
-    run(*pip, "wheel", "--quiet", "--no-deps", "--wheel-dir", folder, folder / "source", cwd=folder)
+    run(sys.executable, "-m", "build", "--outdir", folder, folder / "source", cwd=folder)
+    assert len(list(folder.glob("*.tar.gz"))) == 1
     (built,) = folder.glob("*.whl")
     return built
 
@@ -77,7 +78,7 @@ def test_the_environment_has_it_from_the_wheel(python: Python) -> None:
 
 
 @pytest.mark.parametrize("number", range(len(BLOCKS)))
-def test_the_programs_of_the_readme_run(python: Python, number: int) -> None:
+def test_the_programs_of_home_and_ten_minutes_run(python: Python, number: int) -> None:
     assert python("-", program=BLOCKS[number]) == ""
 
 

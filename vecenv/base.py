@@ -323,7 +323,7 @@ class BaseVectorEnv(EngineProperties):
         any env is touched.
         """
         self.start()
-        self.engine.readiness.check_idle(None)
+        self.engine.status.check_idle(None)
         seeds = spread_seeds(seed, self.engine.all_ids)
         self._seed(seeds)
         return seeds
@@ -339,7 +339,7 @@ class BaseVectorEnv(EngineProperties):
         `static_seed` gives every env the same seed, and returns it.
         """
         self.start()
-        self.engine.readiness.check_idle(None)
+        self.engine.status.check_idle(None)
         if seed is None:
             return None
         chain = [check_seed(seed)] * (self.env_num + 1) if static_seed else seed_chain(seed, self.env_num)

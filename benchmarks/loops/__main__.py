@@ -4,7 +4,7 @@
     python -m benchmarks.loops --full                     # every loop in every size: hours
     python -m benchmarks.loops --targets                  # only what has a target; --other CHECKOUT adds pure stepping
     python -m benchmarks.loops --only sb3-ppo-busy-32     # one row; may be given more than once
-    python -m benchmarks.loops --readme FILE              # the README's table from a file of results
+    python -m benchmarks.loops --page FILE                # the table of Figures and the picture of the start page
 
 `benchmarks/README.md` says what the rows mean.
 """
@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import datetime
+import json
 import os
 import sys
 import time
@@ -25,20 +26,23 @@ from rich.console import Console
 
 from benchmarks import paired
 from benchmarks.envs import calibrate
+from benchmarks.loops.picture import picture
 from benchmarks.loops.rows import ALL, DEFAULT, Target, experiment, targets
-from benchmarks.loops.tables import judge, print_loop, with_quartiles, write_readme
+from benchmarks.loops.tables import judge, print_loop, with_quartiles, write_table
 from benchmarks.measure import Effort, Measured, Result, run_experiment
 from benchmarks.report import print_results, write_json
 from benchmarks.rows import Experiment, Settings
 
 ROOT = Path(__file__).resolve().parent.parent.parent
+PAGE, PICTURE = ROOT / "docs/explanation/figures.md", ROOT / "docs/images/loops.svg"
 THREAD_SETTINGS = ("OMP_", "OPENBLAS_", "MKL_", "GOMP_", "KMP_")
 
 
 def main(arguments: list[str] | None = None) -> int:
     options = _parse(arguments)
-    if options.readme:
-        write_readme(ROOT / "README.md", options.readme)
+    if options.page:
+        write_table(PAGE, options.page)
+        PICTURE.write_text(picture(json.loads(options.page.read_text())))
         return 0
     console = Console(width=None if sys.stdout.isatty() else 170)
     for name in sorted(name for name in os.environ if name.startswith(THREAD_SETTINGS)):
@@ -114,7 +118,7 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
         "--other", type=Path, metavar="CHECKOUT", help="the checkout that pure stepping is held against"
     )
     parser.add_argument("--json", type=Path, help="where the raw figures go")
-    parser.add_argument("--readme", type=Path, metavar="FILE", help="write the README's table from these raw figures")
+    parser.add_argument("--page", type=Path, metavar="FILE", help="write the site's table and picture from these")
     options: Any = parser.parse_args(arguments)
     if options.rounds < 1:
         parser.error(f"--rounds must be at least 1, got {options.rounds}")

@@ -1,4 +1,4 @@
-"""What the loops reached: tables for the terminal, and the README's, which is made from a file of results."""
+"""What the loops reached: tables for the terminal, and the one of the page Figures, which a file of results gives."""
 
 from __future__ import annotations
 
@@ -95,23 +95,23 @@ def print_loop(console: Console, one: Measured) -> None:
     console.print(table)
 
 
-# The README.
+# The page.
 
 
-def write_readme(readme: Path, results: Path) -> None:
-    """Replace what is between the two marks in `readme` by the table of a file of results.
+def write_table(page: Path, results: Path) -> None:
+    """Replace what is between the two marks in `page` by the table of a file of results.
 
     ValueError where a mark is missing.
     """
-    text = readme.read_text()
+    text = page.read_text()
     pattern = re.compile(f"{re.escape(BEGIN)}.*?{re.escape(END)}", re.DOTALL)
     if not pattern.search(text):
-        raise ValueError(f"{readme} has no place for the table: write {BEGIN} and {END} where it belongs")
-    table = readme_table(json.loads(results.read_text()))
-    readme.write_text(pattern.sub(lambda _: f"{BEGIN}\n\n{table}\n\n{END}", text))
+        raise ValueError(f"{page} has no place for the table: write {BEGIN} and {END} where it belongs")
+    table = page_table(json.loads(results.read_text()))
+    page.write_text(pattern.sub(lambda _: f"{BEGIN}\n\n{table}\n\n{END}", text))
 
 
-def readme_table(document: dict[str, Any]) -> str:
+def page_table(document: dict[str, Any]) -> str:
     """The table in Markdown, with a line above it that says where, when and how it was measured."""
     machine, versions = document["machine"], document["versions"]
     peers = [name for name in ("gymnasium", "stable-baselines3", "tianshou", "torchrl", "torch") if name in versions]
@@ -124,35 +124,39 @@ def readme_table(document: dict[str, Any]) -> str:
         "| loop | `auto` | Shmem | Dummy | others |",
         "|---|---|---|---|---|",
     ]
-    return "\n".join([*lines, *map(_readme_row, document["experiments"])])
+    return "\n".join([*lines, *map(_page_row, document["experiments"])])
 
 
-def _readme_row(one: dict[str, Any]) -> str:
-    found = {
-        name: [Sample(**{key: value for key, value in sample.items() if key != "rate"}) for sample in samples]
-        for name, samples in one["samples"].items()
-    }
+def _page_row(one: dict[str, Any]) -> str:
     suffix = after("", 1.0)
-    found = {name.removesuffix(suffix): samples for name, samples in found.items()}
+    found = {name.removesuffix(suffix): samples for name, samples in samples_of(one).items()}
     ours = [_cell(found[name]) if name in found else "-" for name in (AUTO, SHMEM, DUMMY)]
     others = [
         f"{name} {_cell(samples)}" for name, samples in found.items() if not name.startswith("vecenv") and name != ALONE
     ]
-    return f"| {_words(one['name'])} | {' | '.join(ours)} | {', '.join(others) or '-'} |"
+    return f"| {words(one['name'])} | {' | '.join(ours)} | {', '.join(others) or '-'} |"
+
+
+def samples_of(one: dict[str, Any]) -> dict[str, list[Sample]]:
+    """The samples of an experiment in a file of results, by lane."""
+    return {
+        name: [Sample(**{key: value for key, value in sample.items() if key != "rate"}) for sample in samples]
+        for name, samples in one["samples"].items()
+    }
 
 
 def _cell(samples: Sequence[Sample]) -> str:
-    collecting, all_of_it = (_rounded(figure(samples, of)) for of in ("rollout_rate", "rate"))
+    collecting, all_of_it = (rounded(figure(samples, of)) for of in ("rollout_rate", "rate"))
     learns = any(sample.outside for sample in samples)
     return f"{collecting} ({all_of_it})" if learns else collecting
 
 
-def _rounded(rate: float) -> str:
+def rounded(rate: float) -> str:
     """Three digits, which is more than such measurements repeat."""
     return f"{float(f'{rate:.3g}'):,.0f}"
 
 
-def _words(row: str) -> str:
+def words(row: str) -> str:
     loop = next(name for name in WORDS if row.startswith(name + "-"))
     *kind, count = row.removeprefix(loop + "-").split("-")
     if loop == "half-cheetah":

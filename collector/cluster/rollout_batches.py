@@ -81,12 +81,15 @@ class RolloutBatches:
         """Ask these actors for as many rollouts as they may have in flight, those with the fewest first."""
         version, weights = self._weights.reference()  # an update may come meanwhile
         most = self._depth if self._rollout_bytes else 1  # until it is known what a rollout takes
+        asked = [actor.rollouts for actor in self._pool.actors]
+        in_flight = sum(asked)
         for depth in range(1, most + 1):
             for actor in actors:
-                in_flight = sum(each.rollouts for each in self._pool.actors)
                 if in_flight and (in_flight + 1) * self._rollout_bytes > self._max_bytes:
                     return
-                if actor.rollouts < depth:
+                if asked[actor.index] < depth:
+                    asked[actor.index] += 1
+                    in_flight += 1
                     new, actor.weights = None if actor.weights is weights else weights, weights
                     is_random = self._pool.frames_in_flight < random_frames
                     self._pool.ask(actor, self._frames, version, new, is_random)

@@ -13,6 +13,8 @@ from collector.batch.rollout import FlatRollout, Rollout
 from collector.batch.step_extras import EPISODE_SEED
 from vecenv import nest
 
+EPISODE_COLUMNS = ("obs", "action", "reward", "terminated", "truncated")
+
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Episode:
@@ -49,8 +51,7 @@ class Episode:
     @property
     def nbytes(self) -> int:
         """Size of its arrays."""
-        arrays = [*nest.leaves(self.obs), *nest.leaves(self.action), self.reward, self.terminated, self.truncated]
-        return sum(array.nbytes for array in arrays)
+        return sum(array.nbytes for array in nest.leaves(columns_of(self)))
 
 
 @dataclass(frozen=True, eq=False)
@@ -97,6 +98,11 @@ class EpisodeBatch:
             found.append(Episode(nest.take(self.obs, rows), nest.take(self.action, steps), *columns, *names))
             first += length
         return found
+
+
+def columns_of(steps: Episode | EpisodeBatch | FlatRollout) -> dict[str, Any]:
+    """The arrays, or trees of arrays, of steps by name."""
+    return {name: getattr(steps, name) for name in EPISODE_COLUMNS}
 
 
 class Ended(NamedTuple):
@@ -225,7 +231,7 @@ class EpisodeCutter:
         tails = np.searchsorted(nest.as_array(flat.tail_rows), last)
         unknown, seeds = np.full(len(last), -1), flat.extras.get(EPISODE_SEED)
         return self._unfinished.join(
-            {name: getattr(flat, name) for name in ("obs", "action", "reward", "terminated", "truncated")},
+            columns_of(flat),
             runs.take(np.append(ended, np.flatnonzero(usable & ~runs.ends))),
             nest.take(nest.map(nest.as_array, flat.tail_obs), tails),
             self._ids >= 0,

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import gymnasium
 import numpy as np
 
-from collector.episodes.episode import Episode
+from collector.episodes.episode import Episode, columns_of
 from collector.interruptor import Stopping
 from collector.jobs.job import Job, JobError
 from collector.jobs.job_files import job_of
@@ -24,7 +24,6 @@ from collector.store.safe_folder import SafeFolder
 from vecenv import nest
 from vecenv.venvs import ShmemVectorEnv
 
-COLUMNS = ("obs", "action", "reward", "terminated", "truncated")
 VIDEOS = "videos"
 FPS = 30
 HEADLESS = {"SDL_VIDEODRIVER": "dummy", "SDL_AUDIODRIVER": "dummy"}
@@ -72,7 +71,7 @@ def difference(stored: Episode, played: Episode | None) -> str:
     if played is None:
         return "its env failed"
     for step in range(max(len(stored), len(played)) + 1):
-        for name in COLUMNS:
+        for name in columns_of(stored):
             rows = [_row(getattr(each, name), step) for each in (stored, played)]
             if not equal_rows(*rows):
                 return f"{name} differs from step {step} on"

@@ -11,7 +11,7 @@ from typing import Any, overload
 
 import numpy as np
 
-from collector.episodes.episode import Episode, EpisodeBatch
+from collector.episodes.episode import Episode, EpisodeBatch, columns_of
 from collector.store.dataset_head import read_head, space_from_json
 from collector.store.manifest import read_manifest
 from collector.store.packed import Layout, pack
@@ -178,8 +178,7 @@ class Dataset:
         place = range(len(self))[which]
         entry = self._index[place]
         view = self._shards[int(entry["shard"])][int(entry["position"])]
-        names = ("obs", "action", "reward", "terminated", "truncated")
-        return replace(view, **{name: nest.map(np.array, getattr(view, name)) for name in names})
+        return replace(view, **nest.map(np.array, columns_of(view)))
 
     def __iter__(self) -> Iterator[Episode]:
         return (self[place] for place in range(len(self)))
@@ -219,15 +218,15 @@ class Dataset:
         if not (steps.min() >= 0 and steps.max() < self.steps):
             raise IndexError(f"the data set has {self.steps:,} transitions, got {steps.min()} to {steps.max()}")
         episode = np.searchsorted(self._starts, steps, side="right") - 1
-        step, entries = steps - self._starts[episode], self._index[episode]
-        shard, row = entries["shard"], entries["first"] + step
+        step, index = steps - self._starts[episode], self._index
+        shard, row = index["shard"][episode], index["first"][episode] + step
         # By shard, and within it by place: each is opened once, and read in the order of the disk.
         order = np.lexsort((row, shard))
         found: list[np.ndarray] = []
         trees: tuple[Any, ...] = ()
         for into in np.split(order, np.flatnonzero(np.diff(shard[order])) + 1):
             part, rows = self._shards[int(shard[into[0]])], row[into]
-            obs_rows = rows + entries["position"][into]
+            obs_rows = rows + index["position"][episode[into]]
             trees = part.obs, part.action, part.reward, part.obs, part.terminated, part.truncated
             places = obs_rows, rows, rows, obs_rows + 1, rows, rows
             leaves = [(leaf, at) for tree, at in zip(trees, places, strict=True) for leaf in nest.leaves(tree)]
@@ -238,7 +237,7 @@ class Dataset:
         obs, action, reward, next_obs, terminated, truncated = (
             nest.map(lambda _: next(arrays), tree) for tree in trees
         )
-        return Transitions(obs, action, reward, next_obs, terminated, truncated, entries["number"].copy(), step)
+        return Transitions(obs, action, reward, next_obs, terminated, truncated, index["number"][episode], step)
 
     def batches(self, batch_size: int, seed: int, passes: int | None = None) -> Iterator[Transitions]:
         """Random transitions, `batch_size` at a time: each once a pass, `passes` times (None: without end).
@@ -293,9 +292,13 @@ class Dataset:
         what `batches(batch_size, seed, passes)` gives, for `DataLoader(view, batch_size=None, num_workers=2)`, whose
         workers share the batches out. Raises ValueError for another name.
         """
-        from collector.store.torch_view import torch_view
+        from collector.store.torch_view import TorchBatches, TorchRows
 
-        return torch_view(self, of, batch_size=batch_size, seed=seed, passes=passes)
+        if of == "batches":
+            return TorchBatches(self, batch_size, seed, passes)
+        if of not in ("transitions", "episodes"):
+            raise ValueError(f"as_torch(of={of!r}): expected 'transitions', 'episodes' or 'batches'")
+        return TorchRows(self, of == "episodes")
 
     # Checks
 

@@ -18,9 +18,8 @@ OURS = re.compile(
 )
 """Names in the folder of a data set; a folder with other names is never written to."""
 SHARDS = "shards"
-PART = re.compile(r"w\d{3,9}", re.ASCII)
-"""Folders among the shards in which other writers begin data sets, whose shards are then adopted."""
-_SHARD = re.compile(r"(\d{6,12})(\.partial)?", re.ASCII)
+_SHARD = re.compile(r"\d{6,12}(\.partial)?|w\d{3,9}", re.ASCII)
+"""A shard, or a folder in which another writer begins a data set, whose shards are then adopted."""
 
 
 def check_files(folder: SafeFolder) -> None:
@@ -90,7 +89,7 @@ def resume(
     committed = {shard.shard for shard in manifest.shards}
     with suppress(FileNotFoundError), folder.inside(SHARDS) as shards:
         for name, _ in shards.entries():
-            if (PART.fullmatch(name) or _SHARD.fullmatch(name)) and f"{SHARDS}/{name}" not in committed:
+            if _SHARD.fullmatch(name) and f"{SHARDS}/{name}" not in committed:
                 shards.remove(name)
     for name in (HEAD, MANIFEST):
         with suppress(FileNotFoundError):

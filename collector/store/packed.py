@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 
 from collector.batch.conversions import join
-from collector.episodes.episode import Episode, EpisodeBatch
+from collector.episodes.episode import EPISODE_COLUMNS, Episode, EpisodeBatch, columns_of
 from collector.store.safe_folder import DatasetError
 from collector.store.schema import DTYPES, LayoutLine
 from vecenv import nest
@@ -39,44 +39,41 @@ DEEPEST = 32
 class Layout:
     """The arrays of steps and observations in every shard of a data set."""
 
-    obs: Any
-    """The tree of the observations, with the name of the array at each leaf."""
-    action: Any
-    """The tree of the actions."""
+    names: dict[str, Any]
+    """Of each column, a tree with the name of the array at each leaf."""
     rows: dict[str, np.dtype]
     """By name, a row of the array: its dtype and shape, as a dtype with a shape."""
 
     @classmethod
     def of(cls, episodes: Episode | EpisodeBatch) -> Layout:
         """Layout of the arrays of episodes. Raises `DatasetError` where they cannot be stored."""
-        names = {key: _named(key, getattr(episodes, key)) for key in ("obs", "action")}
-        pairs = (pair for key, tree in names.items() for pair in pairs_of(tree, getattr(episodes, key)))
-        rows = {name: _row(name, array) for name, array in pairs}
+        columns = columns_of(episodes)
+        names = {key: _named(key, tree) for key, tree in columns.items()}
+        rows = {name: _row(name, array) for name, array in _pairs(names, columns)}
         rows["reward"] = np.dtype(("<f8", episodes.reward.shape[1:]))
-        return cls(**names, rows=rows | dict.fromkeys(FLAGS, np.dtype("?")))
+        return cls(names, rows | dict.fromkeys(FLAGS, np.dtype("?")))
 
     @classmethod
     def of_line(cls, line: LayoutLine) -> Layout:
         """The layout of a line. Raises `DatasetError` where it is none."""
-        trees = {"obs": _tree(line.obs), "action": _tree(line.action)}
-        for key, tree in trees.items():
+        names = {name: name for name in EPISODE_COLUMNS} | {"obs": _tree(line.obs), "action": _tree(line.action)}
+        for key, tree in names.items():
             if tree != _named(key, tree):
                 raise DatasetError(f"its layout names the arrays of {key} otherwise than {key}.0, {key}.1, ...")
         try:
             rows = {name: np.dtype((dtype, tuple(shape))) for name, (dtype, shape) in line.arrays.items()}
         except ValueError as error:
             raise DatasetError(f"its layout has an array that is too large: {error}") from None
-        if rows.keys() != {*nest.leaves(trees["obs"]), *nest.leaves(trees["action"]), "reward", *FLAGS}:
+        if rows.keys() != {*nest.leaves(names)}:
             raise DatasetError("the arrays of its layout are not those that its trees name")
         if rows["reward"].base != np.float64 or any(rows[flag] != np.bool_ for flag in FLAGS):
             raise DatasetError("its layout has rewards that are not float64, or flags that are not bool")
-        return cls(**trees, rows=rows)
+        return cls(names, rows)
 
     def line(self) -> LayoutLine:
         """The line of the manifest."""
-        return LayoutLine(
-            self.obs, self.action, {name: (row.base.str, list(row.shape)) for name, row in self.rows.items()}
-        )
+        rows = {name: (row.base.str, list(row.shape)) for name, row in self.rows.items()}
+        return LayoutLine(self.names["obs"], self.names["action"], rows)
 
     def arrays(self, steps: int, episodes: int) -> dict[str, tuple[int, np.dtype]]:
         """All arrays of a shard by name: how many rows, and a row."""
@@ -94,8 +91,7 @@ def is_of_obs(name: str) -> bool:
     return name == "obs" or name.startswith("obs.")
 
 
-def pairs_of(names: Any, tree: Any) -> Iterator[tuple[str, np.ndarray]]:
-    """Names and arrays of two trees of the same form."""
+def _pairs(names: Any, tree: Any) -> Iterator[tuple[str, np.ndarray]]:
     return zip(nest.leaves(names), nest.leaves(tree), strict=True)
 
 
@@ -139,18 +135,16 @@ def offsets_of(episodes: EpisodeBatch) -> np.ndarray:
 def arrays_of(episodes: EpisodeBatch) -> dict[str, np.ndarray]:
     """The arrays by name, as a shard has them."""
     layout = Layout.of(episodes)
-    found = {name: getattr(episodes, name) for name in ("reward", *FLAGS)}
-    found |= dict([*pairs_of(layout.obs, episodes.obs), *pairs_of(layout.action, episodes.action)])
-    found = {name: np.ascontiguousarray(array, layout.rows[name].base) for name, array in found.items()}
+    pairs = _pairs(layout.names, columns_of(episodes))
+    found = {name: np.ascontiguousarray(array, layout.rows[name].base) for name, array in pairs}
     found["offsets"] = offsets_of(episodes)
     return found | {name: np.asarray(getattr(episodes, name), dtype) for name, dtype in OF_EPISODES.items()}
 
 
 def batch_of(layout: Layout, arrays: Mapping[str, np.ndarray]) -> EpisodeBatch:
     """The episodes of the arrays of a shard."""
-    obs, action = (nest.map(arrays.__getitem__, tree) for tree in (layout.obs, layout.action))
-    named = {name: arrays[name] for name in ("reward", *FLAGS, *OF_EPISODES)}
-    return EpisodeBatch(obs, action, lengths=np.diff(arrays["offsets"]), **named)
+    about = {name: arrays[name] for name in OF_EPISODES}
+    return EpisodeBatch(**nest.map(arrays.__getitem__, layout.names), lengths=np.diff(arrays["offsets"]), **about)
 
 
 def returns_of(episodes: EpisodeBatch) -> np.ndarray:
@@ -194,7 +188,7 @@ def pack(episodes: Sequence[Episode]) -> EpisodeBatch:
         if (other := Layout.of(episode)) != layout:
             raise DatasetError(f"these episodes have arrays of several forms: {other.line()} and {layout.line()}")
     return EpisodeBatch(
-        **{name: join([getattr(each, name) for each in episodes]) for name in ("obs", "action", "reward", *FLAGS)},
+        **join([columns_of(each) for each in episodes]),
         lengths=np.array([len(each) for each in episodes], np.int64),
         episode=np.array([each.number for each in episodes], np.int64),
         seed=np.array([-1 if each.seed is None else each.seed for each in episodes], np.int64),

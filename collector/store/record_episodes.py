@@ -15,7 +15,7 @@ from gymnasium.vector.utils import iterate
 from collector.store.dataset_head import make_head
 from collector.store.recorder import EpisodeRecorder, row_layout
 from collector.store.writer import StoreWriter
-from vecenv import nest
+from vecenv import BaseVectorEnv, nest
 from vecenv.extending import as_ids, is_repeated, round_envs, spread_seeds
 from vecenv.wrappers import RowWiseWrapper
 
@@ -224,15 +224,8 @@ class RecordedVectorEnv(VectorWrapper):
         if (note := getattr(self.env, "note_exception", None)) is not None:
             note(error)
 
-    def __enter__(self) -> RecordedVectorEnv:
-        return self
-
-    def __exit__(self, *exception: Any) -> None:
-        try:
-            if exception and exception[1] is not None:
-                self.note_exception(exception[1])
-        finally:
-            self.close()
+    __enter__: Any = BaseVectorEnv.__enter__
+    __exit__: Any = BaseVectorEnv.__exit__
 
 
 def _final_obs(infos: dict[str, Any]) -> Any:

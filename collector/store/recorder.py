@@ -12,7 +12,7 @@ import numpy as np
 
 from collector.batch.conversions import join
 from collector.batch.rollout_buffer import RolloutBuffer
-from collector.episodes.episode import EpisodeBatch, Runs, UnfinishedEpisodes
+from collector.episodes.episode import EPISODE_COLUMNS, EpisodeBatch, Runs, UnfinishedEpisodes
 from collector.interruptor import sigint_deferred
 from collector.store.safe_folder import DatasetError
 from collector.store.writer import StoreWriter
@@ -22,7 +22,6 @@ from vecenv.extending import Layout, ObjectLeaf, add_note, batch_actions, common
 _ROUNDS = 1024
 _BYTES = 2**24
 """The buffer holds so many rounds, or so many bytes of them, whichever is less."""
-_COLUMNS = ("obs", "action", "reward", "terminated", "truncated")
 _NONE = 2**62
 """The beginning of an episode that is not recorded."""
 
@@ -131,7 +130,7 @@ class EpisodeRecorder:
         return ended
 
     def end(self, envs: np.ndarray, last_obs: Any) -> None:
-        """The episodes of these envs ended with their last steps; `last_obs` are rows that nobody writes to."""
+        """The episodes of these envs ended with their last steps; `last_obs` are rows in memory of their own."""
         self._ended.append((self._state[:, envs], last_obs))
         self._began[envs] = _NONE
         self._oldest = self._oldest or time.monotonic()
@@ -165,7 +164,7 @@ class EpisodeRecorder:
         going = self._state[:, playing & (self._began < self._count)]
         env, began, stop, seed = np.concatenate([*(state for state, _ in self._ended), going], 1)
         ends, known, first = np.arange(len(env)) < len(env) - going.shape[1], began < _NONE, np.maximum(began, 0)
-        columns = {name: self._buffer.read(name, slice(None)) for name in _COLUMNS}
+        columns = {name: self._buffer.read(name, slice(None)) for name in EPISODE_COLUMNS}
         last = join([nest.take(columns["obs"], slice(0, 0)), *(obs for _, obs in self._ended)])
         whole = self._unfinished.join(
             columns,

@@ -48,8 +48,8 @@ class FolderInUseError(DatasetError):
     """Another process writes to the folder."""
 
 
-class Descriptor:
-    """Holds a descriptor open until `close`, the end of a `with` block, or garbage collection."""
+class Closable:
+    """Holds a descriptor, or more, until `close`, the end of a `with` block, or garbage collection."""
 
     _fd = -1
 
@@ -69,7 +69,7 @@ class Descriptor:
         self.close()
 
 
-class SafeFolder(Descriptor, os.PathLike[str]):
+class SafeFolder(Closable, os.PathLike[str]):
     """A folder by its descriptor.
 
     The path that it is made with is the caller's own, and may lead through links. Below it there are files and folders
@@ -239,7 +239,7 @@ class SafeFolder(Descriptor, os.PathLike[str]):
         fsync(self._fd)
 
 
-class FolderLock(Descriptor):
+class FolderLock(Closable):
     """Holds a folder locked, by a file in it, until `close` or the end of the process, however it ends.
 
     Raises `FolderInUseError` at once where another writer has it; the file says which. A child that is forked does not
@@ -274,7 +274,7 @@ _HELD: weakref.WeakSet[FolderLock] = weakref.WeakSet()
 
 def _close_all() -> None:
     for lock in list(_HELD):
-        Descriptor.close(lock)
+        Closable.close(lock)
 
 
 # The lock belongs to the open file, which a forked child shares: it closes its own descriptors of it.

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from collector.episodes.episode import columns_of
 from vecenv import nest
 
 try:
@@ -18,24 +19,12 @@ except ImportError as error:
     raise ImportError("as_torch needs torch: pip install vecenv[torch]") from error
 
 if TYPE_CHECKING:
-    from collector.episodes.episode import Episode
     from collector.store.dataset import Dataset
 
 
-def torch_view(dataset: Dataset, of: str, *, batch_size: int, seed: int, passes: int | None) -> Any:
-    """See `Dataset.as_torch`."""
-    if of not in ("transitions", "episodes", "batches"):
-        raise ValueError(f"as_torch(of={of!r}): expected 'transitions', 'episodes' or 'batches'")
-    if of == "batches":
-        return TorchBatches(dataset, batch_size, seed, passes)
-    return TorchRows(dataset, of == "episodes")
-
-
 def _tensors(columns: dict[str, Any]) -> dict[str, Any]:
-    return {
-        name: nest.map(lambda array: torch.from_numpy(np.ascontiguousarray(array)), tree)
-        for name, tree in columns.items()
-    }
+    tensors: dict[str, Any] = nest.map(lambda array: torch.from_numpy(np.ascontiguousarray(array)), columns)
+    return tensors
 
 
 class TorchRows(TorchDataset[Any]):
@@ -53,13 +42,10 @@ class TorchRows(TorchDataset[Any]):
     def __getitems__(self, numbers: list[int]) -> list[dict[str, Any]]:
         """Several at once, as the DataLoader asks for them."""
         if self._of_episodes:
-            return [self._episode(self._dataset[number]) for number in numbers]
+            episodes = [self._dataset[number] for number in numbers]
+            return [{**_tensors(columns_of(episode)), "number": episode.number} for episode in episodes]
         rows = _tensors(self._dataset.take(numbers).as_dict())
         return [nest.take(rows, i) for i in range(len(numbers))]
-
-    def _episode(self, episode: Episode) -> dict[str, Any]:
-        names = ("obs", "action", "reward", "terminated", "truncated")
-        return {**_tensors({name: getattr(episode, name) for name in names}), "number": episode.number}
 
 
 class TorchBatches(IterableDataset[Any]):

@@ -25,14 +25,14 @@ from collector.store.dataset_head import HEAD, head_bytes, read_head
 from collector.store.folder import SHARDS
 from collector.store.manifest import Manifest, read_lines
 from collector.store.packed import Layout, arrays_of, check_whole, concatenate, pack, returns_of
-from collector.store.safe_folder import DatasetError, FolderLock, SafeFolder
+from collector.store.safe_folder import Closable, DatasetError, FolderLock, SafeFolder
 from collector.store.schema import LARGEST, End, LayoutLine, Note, ShardLine
 from collector.store.shard import write_shard
 
 _INTERRUPTED = "a commit was interrupted"
 
 
-class StoreWriter:
+class StoreWriter(Closable):
     """Writes episodes to a folder, shard by shard.
 
     Args:
@@ -69,6 +69,7 @@ class StoreWriter:
         compress: bool = False,
         check: Callable[[Manifest], object] = lambda manifest: None,
     ) -> None:
+        self._files = ExitStack()
         self.folder = Path(os.path.abspath(folder))
         self.compress = compress
         self.manifest = Manifest()
@@ -86,8 +87,7 @@ class StoreWriter:
             self.opened = undo.enter_context(SafeFolder.make(self.folder))
             """The folder, for what else is written there; it is closed with the writer."""
             on_disk.check_files(self.opened)
-            self._lock = FolderLock(self.opened)
-            undo.callback(self._lock.close)
+            undo.enter_context(FolderLock(self.opened))
             if resume and self.opened.kind(HEAD):
                 self.manifest = on_disk.resume(self.opened, head, check, reopen)
             elif content is None:
@@ -98,8 +98,9 @@ class StoreWriter:
                 (int(line.shard.rpartition("/")[2]) for line in self.manifest.shards), default=-1
             )
             self._take_numbers(self.committed)
+            undo.callback(self.manifest.close)
             self.manifest.open(self.opened)
-            undo.pop_all()
+            self._files = undo.pop_all()
 
     # Episodes
 
@@ -107,11 +108,6 @@ class StoreWriter:
     def committed(self) -> np.ndarray:
         """int64: the numbers of the episodes that are committed, in the order of their commits."""
         return self.manifest.index["number"]
-
-    @property
-    def closed(self) -> bool:
-        """True once `close` was called."""
-        return self.manifest.fd < 0
 
     def add(self, episodes: Episode | Sequence[Episode] | EpisodeBatch) -> None:
         """Take episodes for the next shard; those without a number get the next free one.
@@ -259,20 +255,8 @@ class StoreWriter:
 
     def close(self) -> None:
         """Give the folder back, without committing; once more does nothing."""
-        self.manifest.close()
-        self._lock.close()
-        self.opened.close()
+        self._files.close()
         self._broken = self._broken or "it is closed"
-
-    def __enter__(self) -> StoreWriter:
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self.close()
-
-    def __del__(self) -> None:
-        if hasattr(self, "manifest") and not self.closed:
-            self.close()
 
     def _check_open(self) -> None:
         if self._broken:

@@ -10,6 +10,7 @@ import numpy as np
 
 from vecenv.backends.host.env_access import own_copy
 from vecenv.backends.host.env_host import EnvReport
+from vecenv.backends.host.failure import died_failure
 from vecenv.backends.host.row_writer import Extra
 from vecenv.backends.ipc import opcodes
 from vecenv.backends.memory.arena import Arena, Layout
@@ -54,29 +55,27 @@ class Codec:
         return {i: own_copy(payload) for i, payload in payloads.items()}
 
 
-class Call(ABC):
-    """An operation that was started on several envs."""
+class Call:
+    """An operation that was started on the envs `ids`. `found`: the value of each, or its Failure, once it is there."""
 
-    @abstractmethod
+    def __init__(self, ids: Sequence[int], op: str, found: dict[int, Any] | None = None) -> None:
+        self.ids, self.op = ids, op
+        self.found = {} if found is None else found
+
     def done(self) -> bool:
         """True once all have answered; `Backend.wait` takes it."""
+        return len(self.found) == len(self.ids)
 
-    @abstractmethod
     def values(self) -> list[Any]:
-        """Return the value of each env, or its Failure, in the order of the ids of the call."""
+        """The values, in the order of the ids."""
+        return [self.found[i] for i in self.ids]
 
 
 class Answered(Call):
     """A call of envs that answer at once."""
 
     def __init__(self, values: list[Any]) -> None:
-        self._values = values
-
-    def done(self) -> bool:
-        return True
-
-    def values(self) -> list[Any]:
-        return self._values
+        super().__init__(range(len(values)), "", dict(enumerate(values)))
 
 
 class Backend(ABC):
@@ -195,6 +194,11 @@ class Answers:
         if extra is not None:
             self.extras[env_id] = extra
         self.status[env_id] = opcodes.DONE if extra is None else opcodes.DONE_EXTRA
+
+    def fail(self, i: int, error: BaseException, began: bool = True) -> None:
+        """Answer for an env whose worker has ended, if it runs an operation, which had `began` perhaps."""
+        if self.busy(i):
+            self.put(i, Extra(failure=died_failure(i, "step", error, began)))
 
     def take(self, ids: Sequence[int] | None) -> Taken:
         """The extras of these envs (None for all), which become idle."""

@@ -56,11 +56,12 @@ class DummyBackend(Backend):
         asked[rows] = ops
         status[rows] = ops  # a call from another thread finds that they are stepping
         try:
-            self._host.run(asked.tobytes(), self.arena.action, lambda i, op: payloads[i], self._answers.extras)
+            extras = self._host.run(asked.tobytes(), self.arena.action, lambda i, op: payloads[i])
+            self._answers.extras.update(extras)
+            status[rows] = opcodes.DONE
         except BaseException:  # Ctrl-C, between two envs or in one: the engine abandons the round
             self._answers.take(None if ids is None else ids.tolist())
             raise
-        status[rows] = opcodes.DONE
         self._busy_seconds += perf_counter() - begin
 
     def wait(self, done: Callable[[], bool] | None, deadline: float | None) -> float:

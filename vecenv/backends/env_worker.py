@@ -63,12 +63,16 @@ class EnvWorker(ABC):
         """
         if not callable(value := self.get_env_attr(name)):
             return value
-        if getattr(value, "__self__", None) is not getattr(self.get_env_attr(name), "__self__", None):
+        known = vars(self).setdefault("_methods_of_the_env", set())  # duck-typed workers have no __init__ of ours
+        if name not in known and getattr(value, "__self__", None) is not getattr(
+            self.get_env_attr(name), "__self__", None
+        ):
             raise TypeError(
                 f"get_env_attr({name!r}) of {type(self).__name__} returned a method of a copy of the env, so that a "
                 f"call would not reach the env: define call(name, *args, **kwargs) in {type(self).__name__}, which "
                 "calls it where the env is"
             )
+        known.add(name)
         return value(*args, **kwargs)
 
     @abstractmethod
@@ -141,7 +145,7 @@ class EnvWorkerBackend(Backend):
         kinds = {type(worker) for worker in self.env_workers}
         if len(kinds) > 1:
             raise TypeError(f"worker_fn returned workers of several classes, {sorted(kind.__name__ for kind in kinds)}")
-        reports = [_report(worker) for worker in self.env_workers]
+        reports = [own_report([_attr_or_none(w, name) for name in ATTRIBUTES]) for w in self.env_workers]
         self._spaces = [report.observation_space for report in reports]
         return reports
 
@@ -296,12 +300,6 @@ def _call(worker: Any, op: str, args: tuple[Any, ...]) -> Any:
     return getattr(worker.seed, "__func__", None) is EnvWorker.seed  # which seeds the action space only
 
 
-def _report(worker: Any) -> EnvReport:
-    return own_report([_attr_or_none(worker, name) for name in ATTRIBUTES])
-
-
 def _attr_or_none(worker: Any, name: str) -> Any:
-    try:
+    with contextlib.suppress(AttributeError):
         return worker.get_env_attr(name)
-    except AttributeError:
-        return None

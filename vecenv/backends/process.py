@@ -11,35 +11,103 @@ from __future__ import annotations
 
 import pickle
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from time import perf_counter
 from typing import Any
 
 import numpy as np
 
-from vecenv.backends.backend import NOTHING_BESIDES, Answers, Backend, Taken, WorkerInfo
+from vecenv.backends.backend import NOTHING_BESIDES, Answers, Backend, Call, Codec, Taken, WorkerInfo
 from vecenv.backends.host.env_host import EnvReport
 from vecenv.backends.host.failure import Failure, died_failure, read_value
 from vecenv.backends.host.row_writer import RENEWED, Extra
 from vecenv.backends.ipc import messages, opcodes
 from vecenv.backends.ipc.messages import Frame
+from vecenv.backends.ipc.serialization import dumps, dumps_by_value
 from vecenv.backends.ipc.waiting import fence
 from vecenv.backends.memory.arena import Arena, Layout
 from vecenv.backends.memory.infos import InfoReader
-from vecenv.backends.memory.shared_memory import A_CALL, A_ROUND, BUSY_NS, DOING, ELSEWHERE, PROGRESS, SENDING
+from vecenv.backends.memory.shared_memory import A_ROUND, BUSY_NS, DOING, ELSEWHERE, SENDING
 from vecenv.backends.pool.spinning_threads import SpinningThreads, is_enabled
-from vecenv.backends.pool.watchdog import Watchdog
-from vecenv.backends.pool.worker_handle import Launcher, WorkerHandle
-from vecenv.backends.pool.worker_pool import WorkerPool
-from vecenv.backends.transport import PickleCodec, ProcessCall, Request, Transport
-from vecenv.backends.worker.blocking_envs import advice
+from vecenv.backends.pool.worker_handle import WorkerHandle
+from vecenv.backends.pool.worker_pool import Watchdog, WorkerPool
+from vecenv.backends.worker.round_server import RoundServer, advice
 from vecenv.errors import ClosedError, ConcurrentCallError, WorkerWarnings
 from vecenv.portability import IN_ORDER
 
 REVIEW_WAITS = 8
 """Waits between two reviews."""
-IDLE_TEXTS = {SENDING: "sending what its envs returned", ELSEWHERE: "running its envs"}
-"""Activity of a worker when it ended, where no single env was in use."""
+
+
+class Transport(ABC):
+    """The parent's side of carrying rounds and answers; `server` is the worker's side."""
+
+    server: type[RoundServer]
+
+    def open(self, pool: WorkerPool, n: int) -> None:
+        """Prepare for the workers of `n` envs, which are not started yet."""
+        self._pool = pool
+
+    def worker_args(self, worker: WorkerHandle) -> Any:
+        """The arguments of the server besides `WorkerArgs`."""
+        return None
+
+    @abstractmethod
+    def bind(self, layout: Layout, n: int) -> Arena:
+        """Make the parent's arena for `n` envs."""
+
+    def serves(self, worker: WorkerHandle) -> None:  # noqa: B027
+        """Called when the envs of a worker have been made, at first and after a restart."""
+
+    @abstractmethod
+    def send(self, ids: np.ndarray | None, ops: int | np.ndarray, payloads: Mapping[int, Any]) -> None:
+        """As `Backend.send`."""
+
+    @abstractmethod
+    def spin(self, done: Callable[[], bool], last_wait: float) -> bool:
+        """Look for answers for a moment, without sleeping; returns `done()`. `last_wait`: seconds of the last wait."""
+
+    def sleeping(self, done: Callable[[], bool]) -> Callable[[], bool]:
+        """Called before the parent sleeps until `done()`; returns the test to use while it sleeps."""
+        return done
+
+    def awake(self) -> None:  # noqa: B027  most transports have nothing to do
+        """Called when the parent sleeps no longer."""
+
+    @abstractmethod
+    def take_rows(self, worker: WorkerHandle, payload: bytes) -> bytes | memoryview:
+        """Take the rows of an ANSWERS frame into the arena; returns the pickled extras."""
+
+    def notify(self, worker: WorkerHandle) -> None:  # noqa: B027
+        """Called when a frame was posted to a worker that serves rounds."""
+
+
+class PickleCodec(Codec):
+    """Pickles what does not fit the arena, or raises TypeError. `forked`: workers inherited the script."""
+
+    def __init__(self, forked: bool) -> None:
+        self._forked = forked
+
+    def encode(
+        self, ids: Sequence[int], ops: int | np.ndarray, actions: Any, payloads: Mapping[int, Any]
+    ) -> Mapping[int, Any]:
+        # What is one object for several envs is pickled once, and a worker gets it once: each env unpickles its own.
+        blobs: dict[int, bytes] = {}
+        for i, payload in payloads.items():
+            if id(payload) not in blobs:
+                try:
+                    blobs[id(payload)] = self._pickled(payload)
+                except Exception as error:
+                    text = f"the action or argument for env {i} cannot be sent to its worker: {error}"
+                    raise TypeError(text) from error
+        return {i: blobs[id(payload)] for i, payload in payloads.items()}
+
+    def _pickled(self, payload: Any) -> bytes:
+        blob = dumps(payload)
+        if b"__main__" in blob and not self._forked:
+            return dumps_by_value(payload)  # by value: workers do not run the user's script
+        return blob
 
 
 class ProcessBackend(Backend):
@@ -50,25 +118,26 @@ class ProcessBackend(Backend):
     def __init__(
         self,
         transport: Transport,
-        launcher: Launcher,
+        pool: WorkerPool,
         start_timeout: float,
         step_timeout: float | None = None,
         release_openmp: bool = True,
     ) -> None:
         super().__init__()
-        self.pool = WorkerPool(transport.server, launcher, start_timeout)
-        self.pool.on_frame, self.pool.on_loss, self.pool.notify = self._on_frame, self._on_loss, transport.notify
-        self.codec = PickleCodec(launcher.forked)
-        self._transport = transport
-        self._step_timeout = step_timeout
+        self.pool, self._transport = pool, transport
+        pool.server, pool.start_timeout = transport.server, start_timeout
+        pool.on_frame, pool.on_loss, pool.notify = self._on_frame, self._on_loss, transport.notify
+        self.codec = PickleCodec(pool.forked)
+        self._watchdog = Watchdog(step_timeout, pool.kill)
         self._ends_spinning = release_openmp
         self._spinning: SpinningThreads | None = None
         self._engaged: SpinningThreads | None = None
         """The same while it is engaged."""
-        self._answers: Answers | None = None
-        self._requests: dict[int, Request] = {}
+        self._answers: Answers
+        self._requests: dict[int, tuple[WorkerHandle, Call]] = {}
+        """The calls that workers have not replied to, by the number of the frame."""
         self._number = 0
-        """The number of the last request."""
+        """That of the last one."""
         self._warnings = WorkerWarnings()
         self.sleeps = False
         """True if a call sleeps until envs have answered."""
@@ -84,19 +153,13 @@ class ProcessBackend(Backend):
     def own_stats(self) -> dict[str, Any]:
         return {} if self._spinning is None else self._spinning.stats()
 
-    # Start.
-
     def start(self, env_fns: Sequence[Callable[[], Any]], num_workers: int | None, eager: bool) -> list[EnvReport]:
         n = self._n = len(env_fns)
-        self.num_workers = num_workers = num_workers or self.pool.launcher.default_num_workers(n, eager)
+        self.num_workers = num_workers = num_workers or self.pool.default_num_workers(n, eager)
         self._eager = eager
         if eager:  # answers of other envs end waits before the watchdog looks, so it looks after each
             self._waits = 1
         self.pool.open(num_workers, n, eager)
-        stacks = self.pool.stacks
-        self._watchdog = Watchdog(
-            self.pool.control, lambda worker: worker.stack(stacks), self._step_timeout, self.pool.kill
-        )
         if self._ends_spinning and not eager and is_enabled():
             self._spinning = SpinningThreads(num_workers)
         self._transport.open(self.pool, n)
@@ -131,8 +194,10 @@ class ProcessBackend(Backend):
 
     def wait(self, done: Callable[[], bool] | None, deadline: float | None) -> float:
         begin = perf_counter()
-        if done is None:
-            self._notice()
+        if done is None:  # only what is there already, without waiting
+            if self.pool.torn and not self.sleeps:
+                self.pool.end_torn()
+            self.pool.handle_events(self.pool.events(None))
         elif not self._transport.spin(done, self._last_wait):
             self._sleep(done, deadline)
         waited = self._last_wait = perf_counter() - begin
@@ -140,13 +205,6 @@ class ProcessBackend(Backend):
         if not self._waits:
             self._review()
         return waited
-
-    def _notice(self) -> None:
-        """Handle the events that are there already, without waiting."""
-        if self.pool.torn and not self.sleeps:
-            self.pool.end_torn()
-        if events := self.pool.events(None):
-            self.pool.handle(events)
 
     def _sleep(self, done: Callable[[], bool], deadline: float | None) -> None:
         """Handle events until `done()` or the deadline, and check at intervals for workers that hang."""
@@ -163,7 +221,7 @@ class ProcessBackend(Backend):
                 events = pool.events(check_at if deadline is None else min(check_at, deadline))
                 if pool.closing:  # by another thread or a signal handler
                     raise ClosedError("the vector env was closed while this call waited for its envs")
-                pool.handle(events)
+                pool.handle_events(events)
                 now = time.monotonic()
                 if deadline is not None and now >= deadline:
                     return
@@ -187,7 +245,7 @@ class ProcessBackend(Backend):
 
     def _unanswered(self) -> dict[WorkerHandle, Sequence[int]]:
         """The workers that have not answered in full, with the envs whose answers are missing."""
-        unanswered: dict[WorkerHandle, Sequence[int]] = {r.worker: r.worker.ids for r in self._requests.values()}
+        unanswered: dict[WorkerHandle, Sequence[int]] = {w: w.ids for w, _ in self._requests.values()}
         for worker in self.pool.workers:
             if pending := self._pending(worker):
                 unanswered[worker] = pending
@@ -204,7 +262,6 @@ class ProcessBackend(Backend):
             if status == self._all_infos and (infos := self._infos.read(None)) is not None:
                 self.arena.status[...] = opcodes.IDLE
                 return Taken({}, None, infos)
-        assert self._answers is not None
         if self._warnings:
             self._warnings.show()
         status, extras = self._status.tobytes(), self._answers.extras
@@ -238,71 +295,58 @@ class ProcessBackend(Backend):
 
     def _on_frame(self, worker: WorkerHandle, frame: Frame) -> None:
         if frame.kind == messages.ANSWERS:
-            if extras := self._transport.take_rows(worker, frame.payload):
-                self._load_extras(worker, extras)
+            # An extra that cannot be unpickled is the failure of its env.
+            extras = self._transport.take_rows(worker, frame.payload)
+            for j, blob in pickle.loads(extras) if extras else ():
+                parts = read_value(blob, i := worker.start + j, "step")
+                self._answers.extras[i] = Extra(failure=parts) if isinstance(parts, Failure) else Extra.unpacked(parts)
         elif frame.kind == messages.INFO_FORM:
             self._infos.learn(worker.index, frame.number, *pickle.loads(frame.payload))
         elif frame.kind == messages.REPLY:
-            if (request := self._requests.pop(frame.number, None)) is not None:
-                request.reply = frame.payload
+            if (found := self._requests.pop(frame.number, None)) is not None:
+                for j, blob in pickle.loads(frame.payload).items():
+                    found[1].found[worker.start + j] = read_value(blob, worker.start + j, found[1].op)
         elif frame.kind == messages.WARNING:
             self._warnings.append(pickle.loads(frame.payload) + advice(self._n, self.num_workers * len(worker.ids)))
 
-    def _load_extras(self, worker: WorkerHandle, payload: bytes | memoryview) -> None:
-        """Unpickle the extras of a worker's round. One that cannot be unpickled is the failure of its env."""
-        assert self._answers is not None
-        for j, blob in pickle.loads(payload):
-            i = worker.start + j
-            parts = read_value(blob, i, "step")
-            self._answers.extras[i] = Extra(failure=parts) if isinstance(parts, Failure) else Extra.unpacked(parts)
-
     # Calls.
 
-    def call(self, ids: Sequence[int], op: str, args: Sequence[tuple[Any, ...]]) -> ProcessCall:
-        blobs = self.codec.encode(ids, 0, None, dict(zip(ids, args, strict=True)))
-        workers = [self.pool.workers[w] for w in sorted({int(self.pool.worker_of[i]) for i in ids})]
-        payloads = [pickle.dumps((op, worker.own(blobs))) for worker in workers]
-        return ProcessCall(ids, op, [self._request(w, p) for w, p in zip(workers, payloads, strict=True)])
+    def call(self, ids: Sequence[int], op: str, args: Sequence[tuple[Any, ...]]) -> Call:
+        blobs, call = self.codec.encode(ids, 0, None, dict(zip(ids, args, strict=True))), Call(ids, op)
+        for w in sorted({int(self.pool.worker_of[i]) for i in ids}):
+            worker = self.pool.workers[w]
+            if worker.alive:
+                self._number += 1
+                self._requests[self._number] = worker, call
+                self.pool.request(worker, messages.CALL, self._number, pickle.dumps((op, worker.own(blobs))))
+            else:
+                self._fail(call, worker)
+        return call
 
-    def _request(self, worker: WorkerHandle, payload: bytes) -> Request:
-        """Send a CALL frame; if the worker has ended, the request is lost at once."""
-        request = Request(worker)
-        if worker.alive:
-            self._number += 1
-            self._requests[self._number] = request
-            self.pool.request(worker, messages.CALL, self._number, payload)
-        else:
-            request.lost = self._reasons(worker)
-        return request
+    def _fail(self, call: Call, worker: WorkerHandle) -> None:
+        """The worker has ended instead of replying."""
+        lost = [i for i in call.ids if i in worker.ids and i in self.lost]
+        call.found.update({i: died_failure(i, call.op, self.lost[i]) for i in lost})
 
     # Losses.
 
     def _on_loss(self, worker: WorkerHandle) -> None:
         # The pool itself raises for a worker that dies while its envs are made.
-        if self._answers is not None and isinstance(worker.ready, list) and not self.pool.closing:
-            self._note_loss(worker)
-        for number, request in list(self._requests.items()):
-            if request.worker is worker:
-                request.lost = self._reasons(worker)
+        if hasattr(self, "arena") and isinstance(worker.ready, list) and not self.pool.closing:
+            # Its envs are lost, and their pending operations fail with the error.
+            pending = self._pending(worker)
+            self._keep_infos(worker, pending)
+            began = worker.line[DOING] in (A_ROUND, SENDING, ELSEWHERE)
+            self.lost.update({i: worker.death(i) for i in worker.ids})
+            for i in pending:
+                self._answers.put(i, Extra(failure=died_failure(i, "step", self.lost[i], began)))
+        for number, (asked, call) in list(self._requests.items()):
+            if asked is worker:
+                self._fail(call, worker)
                 del self._requests[number]
-
-    def _note_loss(self, worker: WorkerHandle) -> None:
-        """The envs of a worker are lost, and their pending operations fail with the error."""
-        assert self._answers is not None
-        pending = self._pending(worker)
-        self._keep_infos(worker, pending)
-        line, doing = worker.line, worker.line[DOING]
-        began = doing in (A_ROUND, SENDING, ELSEWHERE)
-        running = worker.start + line[PROGRESS] % len(worker.ids) if doing in (A_ROUND, A_CALL) else None
-        idle = IDLE_TEXTS.get(doing, "idle")
-        for i in worker.ids:
-            self.lost[i] = worker.death(i, running, idle)
-        for i in pending:
-            self._answers.put(i, Extra(failure=died_failure(i, "step", self.lost[i], began)))
 
     def _keep_infos(self, worker: WorkerHandle, pending: Sequence[int]) -> None:
         """Read the infos in the rows of a worker that has ended; the next worker's rows have other forms."""
-        assert self._answers is not None
         in_rows = [i for i in worker.ids if self._status[i] == opcodes.DONE_INFO and i not in pending]
         for infos in self._infos.read(in_rows) or ():
             for i, info in infos.items():
@@ -311,23 +355,15 @@ class ProcessBackend(Backend):
 
     def _answer_lost(self) -> None:
         """Answer for the envs whose worker had ended before the round was sent."""
-        assert self._answers is not None
         for i, error in self.lost.items():
-            if self._answers.busy(i):
-                self._answers.put(i, Extra(failure=died_failure(i, "step", error, began=False)))
-
-    def _reasons(self, worker: WorkerHandle) -> dict[int, BaseException]:
-        """The errors of the envs of a worker that are lost."""
-        return {i: self.lost[i] for i in worker.ids if i in self.lost}
+            self._answers.fail(i, error, began=False)
 
     def _pending(self, worker: WorkerHandle) -> list[int]:
         """The envs of a worker whose operation is not answered in full."""
-        assert self._answers is not None
         return [i for i in worker.ids if self._answers.busy(i) or self._lacks_rest(i)]
 
     def _lacks_rest(self, i: int) -> bool:
         """True if the env has answered, but for an extra, or the form of its info, that is still on its way."""
-        assert self._answers is not None
         if self._status[i] == opcodes.DONE_INFO:
             return self._infos.read([i]) is None
         extra_follows = self._status[i] in (opcodes.DONE_EXTRA, opcodes.DONE_EXTRA_FINAL)

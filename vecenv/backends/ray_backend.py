@@ -12,23 +12,31 @@ from typing import Any
 
 import numpy as np
 
-from vecenv.backends.host.env_host import EnvReport
 from vecenv.backends.memory.arena import Arena, Layout
-from vecenv.backends.pool.ray_worker import RayLauncher
+from vecenv.backends.pool.ray_worker import RayPool
 from vecenv.backends.pool.worker_handle import WorkerHandle
 from vecenv.backends.pool.worker_pool import WorkerPool
 from vecenv.backends.process import ProcessBackend
-from vecenv.backends.shmem import ShmemTransport
-from vecenv.backends.subproc import SubprocTransport
+from vecenv.backends.shmem import ShmemServer, ShmemTransport
+from vecenv.backends.subproc import SubprocServer, SubprocTransport
+
+
+class RayServer(ShmemServer):
+    """Serves rounds on the driver's node; `far` does so elsewhere."""
+
+    far = SubprocServer
 
 
 class RayTransport(ShmemTransport):
     """The transport of Shmem, with that of Subproc for the workers that are not on this node.
 
-    `one_by_one`: calls are for single envs, so that each is announced, and its time is known, when it is done.
+    `limited`: the time of each env has to be known.
     """
 
-    one_by_one = False
+    server = RayServer
+
+    def __init__(self, limited: bool) -> None:
+        self._limited = limited
 
     def open(self, pool: WorkerPool, n: int) -> None:
         super().open(pool, n)
@@ -54,17 +62,15 @@ class RayTransport(ShmemTransport):
         ids = self._all_ids if ids is None else np.asarray(ids)
         all_ops = np.broadcast_to(ops, len(ids))
         far = self._is_far[ids]
-        for part in self._calls_of(ids, np.flatnonzero(far)):
+        places = np.flatnonzero(far)
+        parts = [places] if len(places) else []
+        if self._limited or self._pool.eager:  # one by one, by id: of several unanswered envs the first one is in use
+            parts = list(places[np.argsort(ids[places])].reshape(-1, 1))
+        for part in parts:
             self._frames.send(ids[part], all_ops[part], payloads)
         if not far.all():
             near = {i: payload for i, payload in payloads.items() if not self._is_far[i]}
             super().send(ids[~far], all_ops[~far], near)
-
-    def _calls_of(self, ids: np.ndarray, places: np.ndarray) -> Sequence[np.ndarray]:
-        """Return the rows that are sent at once."""
-        if self.one_by_one:  # by id: of several unanswered envs the first one is in use
-            return list(places[np.argsort(ids[places])].reshape(-1, 1))
-        return [places] if len(places) else []
 
     def notify(self, worker: WorkerHandle) -> None:
         if worker.on_this_node:
@@ -83,18 +89,11 @@ class RayBackend(ProcessBackend):
     def __init__(
         self, start_timeout: float, step_timeout: float | None, release_openmp: bool = True, **options: Any
     ) -> None:
-        self._rounds = RayTransport()
-        super().__init__(
-            self._rounds, RayLauncher(**options), start_timeout, step_timeout, release_openmp=release_openmp
-        )
-
-    def start(self, env_fns: Sequence[Callable[[], Any]], num_workers: int | None, eager: bool) -> list[EnvReport]:
-        self._rounds.one_by_one = eager or self._step_timeout is not None
-        return super().start(env_fns, num_workers, eager)
+        self._is_limited = step_timeout is not None
+        pool = RayPool(**options)
+        super().__init__(RayTransport(self._is_limited), pool, start_timeout, step_timeout, release_openmp)
 
     def _unanswered(self) -> dict[WorkerHandle, Sequence[int]]:
         """Without `step_timeout` the time of each env of a round on another node is not known."""
         unanswered = super()._unanswered()
-        if self._step_timeout is not None:
-            return unanswered
-        return {worker: ids for worker, ids in unanswered.items() if worker.on_this_node}
+        return {worker: ids for worker, ids in unanswered.items() if worker.on_this_node or self._is_limited}

@@ -1,113 +1,306 @@
 """ThreadBackend: blocks of envs in threads of this process, for envs that wait or release the interpreter lock.
 
     engine -- send, call --> work queue of a block --> BlockThread: its EnvHost writes into an arena of its own
-    engine <-- wait, take -- ThreadPool <------------- callbacks, which the caller's thread runs
+    engine <-- wait, take -- the arena of the batch <- copies its rows there, wakes the caller if its wait is over
 
 A thread cannot be killed, so a block that hangs is abandoned with its arena, and nothing it delivers later is used.
 """
 
 from __future__ import annotations
 
+import sys
 import time
+import traceback
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
+from queue import Empty, SimpleQueue
+from threading import RLock, Thread
 from time import perf_counter
 from typing import Any
 
 import numpy as np
 
 from vecenv.backends.backend import Answers, Backend, Call, Taken, WorkerInfo
-from vecenv.backends.host.env_host import EnvReport
-from vecenv.backends.host.failure import died_failure
+from vecenv.backends.host.env_access import plain_copy
+from vecenv.backends.host.env_host import EnvHost, EnvReport, check_distinct
+from vecenv.backends.host.failure import Failure, describe, died_failure
 from vecenv.backends.host.row_writer import Extra
 from vecenv.backends.ipc import opcodes
 from vecenv.backends.memory.arena import Arena, Layout
-from vecenv.backends.memory.shared_memory import BUSY_NS
-from vecenv.backends.pool.thread_pool import BlockThread, ThreadPool, stack_of_thread
-from vecenv.backends.pool.watchdog import Watchdog
-from vecenv.backends.system_limits import default_num_workers
-from vecenv.backends.worker.blocking_envs import advice
-from vecenv.errors import ConcurrentCallError, VectorEnvError, WorkerDiedError, WorkerWarnings
+from vecenv.backends.memory.shared_memory import A_CALL, BUSY_NS, DOING, LINE, NOTHING
+from vecenv.backends.pool.worker_handle import Reason, Watched
+from vecenv.backends.pool.worker_pool import Watchdog
+from vecenv.backends.system_limits import blocks_of, default_num_workers
+from vecenv.backends.worker.round_server import BlockRounds, advice
+from vecenv.errors import ClosedError, ConcurrentCallError, WorkerDiedError, WorkerTimeoutError, WorkerWarnings
+
+LONGEST_SLEEP = 60.0
+"""Seconds, at most, of one wait: the system rejects very long timeouts, so the caller waits again."""
 
 
-class _ThreadCall(Call):
-    """`found` holds the values that have arrived, by env id."""
+class BlockThread(Watched):
+    """Makes, uses and closes its envs in a thread of their own.
 
-    def __init__(self, ids: Sequence[int], op: str) -> None:
-        self.ids, self.op = ids, op
-        self.found: dict[int, Any] = {}
+    The thread calls what is put into `work`, one after the other; None ends it. An abandoned thread uses no further
+    env: when the env that it is using returns, it closes all of them and ends. It calls `wake` after each answer,
+    `warn` with the text of a warning, and `on_end` if it ends by an error of ours.
+    """
 
-    def done(self) -> bool:
-        return len(self.found) == len(self.ids)
+    def __init__(
+        self,
+        index: int,
+        ids: range,
+        env_fns: Sequence[Callable[[], Any]],
+        eager: bool,
+        wake: Callable[[], None],
+        warn: Callable[[str], None],
+        on_end: Callable[[BlockThread, BaseException], None],
+    ) -> None:
+        super().__init__(index, ids)
+        self.alive = True
+        self.reports: list[EnvReport] | Failure | None = None
+        """The reports of the envs or the failure of a constructor; None until they are made."""
+        self.problems: list[str] = []
+        """Problems in closing the envs."""
+        self.line = [NOTHING] * LINE
+        self.work: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
+        self._wake, self._on_end = wake, on_end
+        self._lock = RLock()
+        """Held while an answer is delivered, and while the block is abandoned."""
+        self._host = EnvHost(env_fns[ids.start : ids.stop], ids.start, local=True)
+        self._host.progress = self.line
+        self._rounds = BlockRounds(self._host, len(ids), eager, self.line, partial(self._deliver, warn))
+        self.thread = Thread(target=self._run, name=f"vecenv-block-{index}", daemon=True)
 
-    def values(self) -> list[Any]:
-        return [self.found[i] for i in self.ids]
+    @property
+    def envs(self) -> list[Any]:
+        """The envs themselves."""
+        return self._host.envs
+
+    @property
+    def title(self) -> str:
+        return f"thread {self.thread.name}"
+
+    @property
+    def ending(self) -> str:
+        return (
+            f"threads cannot be killed, so {self.thread.name} (envs {list(self.ids)}) was abandoned and goes on until "
+            "that env returns"
+        )
+
+    def stack(self) -> str:
+        frame = sys._current_frames().get(self.thread.ident or 0)
+        return "(the thread has ended)" if frame is None else "".join(traceback.format_stack(frame))
+
+    def bind(self, layout: Layout, rows: Arena, answers: Answers) -> None:
+        """Deliver into `rows`, the block's part of the caller's arena, which holds its actions too."""
+        own = Arena.build(layout, len(self.ids))
+        self._rows, self._answers = rows, answers
+        self._outputs = list(zip(rows.outputs(), own.outputs(), strict=True))
+        self._finals = list(zip(rows.finals(), own.finals(), strict=True))
+        self.work.put(partial(self._host.bind, layout, own))
+
+    def abandon(self) -> None:
+        """Have the thread end; what it has not delivered is discarded."""
+        with self._lock:
+            self.alive = False
+        self.work.put(None)
+        numbers, self.line = self.line, self.line.copy()
+        numbers.clear()  # the host writes there before it uses an env: an IndexError comes before the next env is used
+
+    def _run(self) -> None:
+        last = None
+        try:
+            self._deliver(setattr, self, "reports", self._host.construct())
+            while (work := self.work.get()) is not None:
+                if work is not last:  # put twice by a `send` that was interrupted
+                    work()
+                    last = work
+        except BaseException as error:  # no error of an env, which would be an answer; expected once abandoned
+            self._on_end(self, error)
+        finally:
+            self.problems = self._host.close()
+
+    def _deliver(self, callback: Callable[..., None], *args: Any) -> None:
+        """Call `callback(*args)`, unless the block is abandoned, and wake the caller if it waits for that."""
+        with self._lock:
+            if self.alive:
+                callback(*args)
+        self._wake()
+
+    def round(self, asked: bytes, payloads: Mapping[int, Any]) -> None:
+        """Run the operations `asked`, an opcode for each env of the block, with payloads by env id."""
+
+        def payload(j: int, op: int) -> Any:
+            return payloads[self.start + j]
+
+        self._rounds.timed(self._rounds.run_block, asked, self._rows.action, payload, self._answer)
+
+    def _answer(self, places: Sequence[int], extras: dict[int, Extra]) -> None:
+        self._deliver(self._write, places, extras)
+
+    def _write(self, places: Sequence[int], extras: dict[int, Extra]) -> None:
+        rows: Any = ... if places is self._rounds.everyone else places
+        for to, own in self._outputs:
+            to[rows] = own[rows]
+        for j, extra in extras.items():
+            self._answers.extras[self.start + j] = extra
+            for to, own in () if extra.final is None else self._finals:
+                to[j] = own[j]
+        self._rows.status[rows] = opcodes.DONE
+
+    def call(self, call: Call, args: Mapping[int, tuple[Any, ...]]) -> None:
+        """Run an operation, with arguments by env id."""
+        self.line[DOING] = A_CALL
+        values = {i: plain_copy(self._host.call(i - self.start, call.op, args[i])) for i in args}
+        self.line[DOING] = NOTHING
+        self._deliver(call.found.update, values)
 
 
 class ThreadBackend(Backend):
-    """Runs rounds in the threads of a pool. The caller's thread alone writes the arena and the status bytes."""
+    """Runs rounds in the threads of blocks."""
 
     autoresets = True
 
     def __init__(self, start_timeout: float, step_timeout: float | None = None) -> None:
         super().__init__()
-        self._pool = ThreadPool(start_timeout)
-        self._pool.on_death = self._on_death
-        self._watchdog = Watchdog(
-            self._pool, stack_of_thread, step_timeout, lambda block, hung: self._lose(block, hung.error)
-        )
-        self._answers: Answers | None = None
-        self._calls: list[_ThreadCall] = []
+        self._start_timeout = start_timeout
+        self.blocks: list[BlockThread] = []
+        self._watchdog = Watchdog(step_timeout, self._lose)
+        self._answers: Answers
+        self._calls: list[Call] = []
         self._warnings = WorkerWarnings()
+        self._unsent: deque[tuple[BlockThread, Callable[[], None]]] = deque()
+        self._wakeups: SimpleQueue[None] = SimpleQueue()
+        self._done: Callable[[], bool] | None = None
+        """The test of the wait in progress."""
+        self._ended: deque[tuple[BlockThread, BaseException]] = deque()
+        """The blocks whose threads have ended by an error."""
+        self._closing = False
         self.sleeps = False
         """True if a call waits for envs."""
 
     @property
     def workers(self) -> list[WorkerInfo]:
-        return [WorkerInfo(block.ids, None, block.line[BUSY_NS] / 1e9) for block in self._pool.blocks]
+        return [WorkerInfo(block.ids, None, block.line[BUSY_NS] / 1e9) for block in self.blocks]
+
+    # Start and end of threads.
 
     def start(self, env_fns: Sequence[Callable[[], Any]], num_workers: int | None, eager: bool) -> list[EnvReport]:
         n = len(env_fns)
-        self._eager = eager
+        self._env_fns, self._eager = env_fns, eager
         self.num_workers = num_workers or default_num_workers(n, eager)
-        return self._pool.start(env_fns, self.num_workers, eager)
+        for k, ids in enumerate(blocks_of(n, self.num_workers)):
+            self.blocks.append(self._block(k, ids))
+            self.blocks[k].thread.start()
+        self._block_of = [block for block in self.blocks for _ in block.ids]
+        reports = self._await_reports(self.blocks)
+        check_distinct([env for block in self.blocks for env in block.envs])
+        return reports
+
+    def _block(self, index: int, ids: range) -> BlockThread:
+        def warn(text: str) -> None:
+            self._warnings.append(text + advice(len(self._env_fns), self.num_workers * len(ids)))
+
+        return BlockThread(index, ids, self._env_fns, self._eager, self._wake, warn, self._on_end)
+
+    def _await_reports(self, blocks: Sequence[BlockThread]) -> list[EnvReport]:
+        """Wait until all have reported; raises for the first constructor that failed or is late."""
+
+        def done() -> bool:
+            reports = [block.reports for block in blocks]
+            return None not in reports or any(isinstance(each, Failure) for each in reports)
+
+        self.wait(done, time.monotonic() + self._start_timeout)
+        for block in blocks:
+            if isinstance(block.reports, Failure):
+                raise block.reports.exception()
+        if late := [block for block in blocks if block.reports is None]:
+            for block in late:
+                block.abandon()
+            ids = [i for block in late for i in block.ids]
+            raise WorkerTimeoutError(
+                f"envs {ids} were not constructed within start_timeout={self._start_timeout} s; pass a larger "
+                f"one if they need it. Threads cannot be killed: {late[0].thread.name} was abandoned and is at\n"
+                + late[0].stack()
+            )
+        return [report for block in blocks for report in block.reports]  # type: ignore[union-attr]
 
     def bind(self, layout: Layout) -> Arena:
-        self._layout, self.arena = layout, Arena.build(layout, len(self._pool.block_of))
+        self._layout, self.arena = layout, Arena.build(layout, len(self._env_fns))
         self._answers = Answers(self.arena)
-        for block in self._pool.blocks:
-            self._bind(block)
+        for block in self.blocks:
+            block.bind(layout, self.arena.block(block.start, block.stop), self._answers)
         return self.arena
 
-    def _bind(self, block: BlockThread) -> None:
-        assert self._answers is not None
-        rows, own = self.arena.block(block.start, block.ids.stop), Arena.build(self._layout, len(block.ids))
-        take_rows = BlockRows(rows, own, block.start, self._answers).take
-        block.bind(self._layout, own, rows.action, take_rows, lambda text: self._on_warning(block, text))
+    def restart(self, env_id: int) -> Sequence[int]:
+        old = self._block_of[env_id]
+        if old.alive:  # it did not return from an interrupted call
+            self._end(old, f"its {old.title} was abandoned because env {env_id} did not return")
+        new = self._block(old.index, old.ids)
+        try:
+            new.thread.start()
+            self._await_reports([new])
+        except BaseException:
+            new.abandon()
+            raise
+        self.blocks[new.index] = new
+        self._block_of[new.start : new.stop] = [new] * len(new.ids)
+        new.bind(self._layout, self.arena.block(new.start, new.stop), self._answers)
+        for i in new.ids:  # answers from before the loss can still be taken
+            self.lost.pop(i, None)
+        return new.ids
 
-    def _on_warning(self, block: BlockThread, text: str) -> None:
-        self._warnings.append(text + advice(len(self._pool.block_of), self.num_workers * len(block.ids)))
+    def close(self, timeout: float) -> list[str]:
+        deadline = time.monotonic() + timeout
+        blocks, self._closing = [block for block in self.blocks if block.alive], True
+        self.blocks, self._block_of = [], []
+        self._wakeups.put(None)
+        for block in blocks:
+            block.abandon()
+        problems = []
+        for block in blocks:
+            if block.thread.ident is not None:  # None if an interrupt came before it was started
+                block.thread.join(max(0.0, deadline - time.monotonic()))
+            if block.thread.is_alive():
+                problems.append(
+                    f"the thread of envs {list(block.ids)} ({block.thread.name}) did not close in time and goes on: "
+                    f"threads cannot be killed. It is at\n{block.stack()}"
+                )
+            problems += block.problems
+        # The memory is freed with the last view of it that the caller holds, not with this object.
+        vars(self).pop("arena", None)
+        vars(self).pop("_answers", None)
+        return problems
 
     # Rounds and calls.
 
     def send(self, ids: np.ndarray | None, ops: int | np.ndarray, payloads: Mapping[int, Any]) -> None:
         rows: Any = ... if ids is None else ids
-        asked = np.zeros(len(self._pool.block_of), dtype=np.uint8)
+        asked = np.zeros(len(self._env_fns), dtype=np.uint8)
         asked[rows] = ops
         raw = asked.tobytes()
-        work = [(b, partial(b.round, raw[b.start : b.ids.stop], payloads)) for b in self._pool.blocks_of(ids)]
+        blocks = self.blocks if ids is None else dict.fromkeys(map(self._block_of.__getitem__, ids.tolist()))
         self.arena.status[rows] = ops
-        self._pool.put(work)
+        self._unsent.extend([(b, partial(b.round, raw[b.start : b.stop], payloads)) for b in blocks])
+        self._put_unsent()
         if self.lost:
             self._answer_lost()
 
+    def _put_unsent(self) -> None:
+        """Queue work for threads. What an interrupt leaves unsent is queued by the next wait."""
+        while self._unsent:
+            block, work = self._unsent[0]
+            block.work.put(work)
+            self._unsent.popleft()
+
     def call(self, ids: Sequence[int], op: str, args: Sequence[tuple[Any, ...]]) -> Call:
-        call = _ThreadCall(ids, op)
-        payloads = self.codec.encode(ids, 0, None, dict(zip(ids, args, strict=True)))
+        payloads, call = self.codec.encode(ids, 0, None, dict(zip(ids, args, strict=True))), Call(ids, op)
         self._calls = [*(other for other in self._calls if not other.done()), call]
-        for block in self._pool.blocks_of(ids):
-            mine = {i: payloads[i] for i in block.ids if i in payloads}
-            block.work.put(partial(block.call, op, mine, call.found.update))
+        for block in dict.fromkeys(map(self._block_of.__getitem__, ids)):
+            block.work.put(partial(block.call, call, {i: payloads[i] for i in block.ids if i in payloads}))
         if self.lost:
             self._answer_lost()
         return call
@@ -116,98 +309,91 @@ class ThreadBackend(Backend):
         begin = perf_counter()
         if self.sleeps:
             if done is None:
-                return 0.0  # the call that waits runs the callbacks
+                return 0.0
             raise ConcurrentCallError("another call waits for this vector env; make the calls one after the other")
         try:
             self.sleeps = True
-            self._pool.run_callbacks()
+            self._put_unsent()
+            self._note_ends()
             if done is not None:
-                self._wait(done, deadline)
+                self._sleep(done, deadline)
         finally:
-            self.sleeps = False
+            self.sleeps, self._done = False, None
         return perf_counter() - begin
 
-    def _wait(self, done: Callable[[], bool], deadline: float | None) -> None:
+    def _wake(self) -> None:
+        """In the thread of a block: wake the caller if its wait is over."""
+        done = self._done
+        if done is not None and done():
+            self._wakeups.put(None)
+
+    def _sleep(self, done: Callable[[], bool], deadline: float | None) -> None:
         check_at = self._watchdog.start()
-        while not done() and (deadline is None or time.monotonic() < deadline):
-            if time.monotonic() >= check_at:
+        while True:
+            self._wakeups, self._done = (
+                SimpleQueue(),
+                done,
+            )  # before the test: what is answered after it wakes this call
+            self._note_ends()
+            if self._closing:  # by another thread or a signal handler
+                raise ClosedError("the vector env was closed while this call waited for its envs")
+            now = time.monotonic()
+            if done() or (deadline is not None and now >= deadline):
+                break
+            if now >= check_at:
                 check_at = self._watchdog.check(self._unanswered())
-            else:
-                self._pool.sleep(check_at if deadline is None else min(check_at, deadline))
+                continue
+            with suppress(Empty):
+                until = check_at if deadline is None else min(check_at, deadline)
+                self._wakeups.get(timeout=min(max(0.0, until - now), LONGEST_SLEEP))
         if self._eager and self._watchdog.is_due():  # answers of other envs end waits before a check
             self._watchdog.check(self._unanswered())
 
     def _unanswered(self) -> dict[BlockThread, Sequence[int]]:
         """The blocks that have not answered in full, with the envs whose answers are missing."""
-        assert self._answers is not None
+        if not hasattr(self, "arena"):
+            return {}
         unanswered: dict[BlockThread, Sequence[int]] = {}
         called = {i for call in self._calls for i in call.ids if i not in call.found}
-        for block in self._pool.blocks:
+        for block in self.blocks:
             if missing := [i for i in block.ids if i in called or self._answers.busy(i)]:
                 unanswered[block] = missing
         return unanswered
 
     def take(self, ids: Sequence[int] | None) -> Taken:
-        assert self._answers is not None
         if self._warnings:
             self._warnings.show()
         return self._answers.take(ids)
 
     # Losses.
 
-    def _lose(self, block: BlockThread, error_of: Callable[[int], VectorEnvError]) -> None:
+    def _lose(self, block: BlockThread, reason: Reason) -> None:
         """Abandon a block: its envs are lost, and their pending operations fail with the error."""
         block.abandon()
         for i in block.ids:
-            error = self.lost[i] = error_of(i)
+            error = self.lost[i] = reason(i)
             error.env_id, error.env_ids = i, tuple(block.ids)
         self._answer_lost()
 
     def _answer_lost(self) -> None:
         for i, error in self.lost.items():
-            if self._answers is not None and self._answers.busy(i):
-                self._answers.put(i, Extra(failure=died_failure(i, "step", error)))
+            if hasattr(self, "arena"):
+                self._answers.fail(i, error)
             for call in self._calls:
                 if i in call.ids:
                     call.found.setdefault(i, died_failure(i, call.op, error))
 
-    def _on_death(self, block: BlockThread, reason: str) -> None:
+    def _end(self, block: BlockThread, reason: str) -> None:
         self._lose(block, lambda i: WorkerDiedError(f"env {i} is lost: {reason}; reset({i}) starts it again."))
 
-    def restart(self, env_id: int) -> Sequence[int]:
-        old = self._pool.block_of[env_id]
-        if old.alive:  # it did not return from an interrupted call
-            self._on_death(old, f"its {old.title} was abandoned because env {env_id} did not return")
-        new = self._pool.restart(old)
-        self._bind(new)
-        self._watchdog.discard(new)
-        for i in new.ids:  # answers from before the loss can still be taken
-            self.lost.pop(i, None)
-        return new.ids
+    def _on_end(self, block: BlockThread, error: BaseException) -> None:
+        """In the thread of a block."""
+        self._ended.append((block, error))
+        self._wakeups.put(None)
 
-    def close(self, timeout: float) -> list[str]:
-        problems = self._pool.close(timeout)
-        # The memory is freed with the last view of it that the caller holds, not with this object.
-        self.__dict__.pop("arena", None)
-        self._answers = None
-        return problems
-
-
-class BlockRows:
-    """Copies results from `own`, the arena of a block, into `rows`, the block's part of the caller's arena."""
-
-    def __init__(self, rows: Arena, own: Arena, start: int, answers: Answers) -> None:
-        self._outputs = list(zip(rows.outputs(), own.outputs(), strict=True))
-        self._finals = list(zip(rows.finals(), own.finals(), strict=True))
-        self._status, self._start, self._answers = rows.status, start, answers
-
-    def take(self, places: list[int] | None, extras: dict[int, Extra]) -> None:
-        """Copy the rows of the envs at these places (None: all). Repeating it, after an interrupt, does no harm."""
-        rows: Any = ... if places is None else places
-        for to, own in self._outputs:
-            to[rows] = own[rows]
-        for j, extra in extras.items():
-            self._answers.extras[self._start + j] = extra
-            for to, own in () if extra.final is None else self._finals:
-                to[j] = own[j]
-        self._status[rows] = opcodes.DONE
+    def _note_ends(self) -> None:
+        while self._ended:
+            block, error = self._ended.popleft()
+            if block.alive:
+                self._end(block, f"its {block.title} has ended with {describe(error)}")
+                block.reports = block.reports or died_failure(block.start, "__init__", self.lost[block.start])

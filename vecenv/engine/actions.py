@@ -60,15 +60,12 @@ def batch_actions(action: Any, ids: Sequence[int], layout: Any) -> Any:
     """
     if layout.__class__ is Leaf:
         return _array(action, ids, layout)
-    if layout is None:
-        return _as_rows(action, ids)
     action = on_host(action)
-    if isinstance(action, Mapping):
-        batch = _batch(action, ids, layout)
-    else:
-        action = _as_rows(action, ids)
-        batch = _columns(action, ids, layout, _array)
-    return _as_rows(action, ids) if batch is None else batch
+    rows = None if isinstance(action, Mapping) else _as_rows(action, ids)
+    batch = None if layout is None else _tree(action if rows is None else rows, ids, layout, _array, rows is not None)
+    if batch is None:
+        return _as_rows(action, ids) if rows is None else rows
+    return batch
 
 
 def given_actions(action: Any, ids: Sequence[int], layout: Any) -> Any:
@@ -81,7 +78,7 @@ def given_actions(action: Any, ids: Sequence[int], layout: Any) -> Any:
     if is_array and action.dtype == layout.dtype and action.shape == (len(ids), *layout.shape):
         return action
     rows = _as_rows(action, ids)
-    batch = None if layout is None else _columns(rows, ids, layout, _same_rows)
+    batch = None if layout is None else _tree(rows, ids, layout, _same_rows, by_env=True)
     return rows if batch is None else batch
 
 
@@ -141,41 +138,23 @@ def _checked_rows(action: Any, ids: Sequence[int], leaf: Leaf) -> list[Any]:
     return rows
 
 
-def _batch(action: Any, ids: Sequence[int], layout: Any) -> Any:
-    """A tree of batches as arrays; None if it does not have the form of the space."""
-    if isinstance(layout, Leaf):
-        _check_count(action, ids)
-        array = _array(action, ids, layout)
-        return array if array.__class__ is np.ndarray else None
-    return _mapped(action, layout, lambda child, part: _batch(child, ids, part))
+def _tree(action: Any, ids: Sequence[int], layout: Any, join: Callable[..., Any], by_env: bool) -> Any:
+    """The tree of the arrays that `join` makes, one for each leaf; None if the form differs, or one is made no array.
 
-
-def _columns(rows: Sequence[Any], ids: Sequence[int], layout: Any, join: Callable[..., Any]) -> Any:
-    """One action an env as a tree of arrays, each what `join` makes of the rows of a leaf; None if one action does not
-    have the form of the space, or a leaf is not made an array.
+    `by_env`: `action` is a list of one dict or tuple an env, else a dict or tuple of batches.
     """
     if isinstance(layout, Leaf):
-        array = join(list(rows), ids, layout)
+        _check_count(action, ids)
+        array = join(action, ids, layout)
         return array if array.__class__ is np.ndarray else None
-    if not all(_has_form(row, layout) for row in rows):
+    if not all(_has_form(each, layout) for each in (action if by_env else [action])):
         return None
-    transposed: Any = (
-        {key: [row[key] for row in rows] for key in layout}
-        if isinstance(layout, dict)
-        else tuple([row[i] for row in rows] for i in range(len(layout)))
-    )
-    return _mapped(transposed, layout, lambda child, part: _columns(child, ids, part, join))
-
-
-def _mapped(action: Any, layout: Any, convert: Any) -> Any:
-    """The children of `action` converted, in the order of `layout`; None if the form differs, or that of a child."""
-    if not _has_form(action, layout):
+    keys = list(layout) if isinstance(layout, dict) else range(len(layout))
+    children = (([row[key] for row in action] if by_env else action[key], layout[key]) for key in keys)
+    parts = [_tree(child, ids, part, join, by_env) for child, part in children]
+    if any(part is None for part in parts):
         return None
-    if isinstance(layout, dict):
-        found: Any = {key: convert(action[key], child) for key, child in layout.items()}
-        return None if any(part is None for part in found.values()) else found
-    found = tuple(convert(part, child) for part, child in zip(action, layout, strict=True))
-    return None if any(part is None for part in found) else found
+    return dict(zip(keys, parts, strict=True)) if isinstance(layout, dict) else tuple(parts)
 
 
 def _has_form(action: Any, layout: Any) -> bool:

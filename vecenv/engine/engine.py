@@ -27,12 +27,12 @@ from vecenv.engine.arguments import BOOL, check_spaces_equal, mixed_ops, reset_a
 from vecenv.engine.env_calls import EnvCalls
 from vecenv.engine.lifetime import Lifetime
 from vecenv.engine.recovery import Recovery
-from vecenv.engine.results import Outcomes, Results, Statistics
-from vecenv.engine.status import INTERRUPTS, EnvStatus, Interrupts, Readiness
+from vecenv.engine.results import Results, Statistics
+from vecenv.engine.status import INTERRUPTS, EnvStatus
 from vecenv.errors import ClosedError, ConcurrentCallError
 
 NO_ARGUMENTS: dict[str, Any] = {}
-HOLD_MEMORY = ["arena", "results", "recovery", "status", "readiness", "calls", "_outcomes", "_interrupts", "backend"]
+HOLD_MEMORY = ["arena", "results", "recovery", "status", "calls", "backend"]
 
 Received = tuple["np.ndarray | None", "list[int]", Taken]
 """(ids or None for all, the ids as a list, the results): the arguments of `Results.rows`."""
@@ -87,13 +87,12 @@ class Engine:
         if isinstance(layout.action, Leaf) and not strict and not check_actions:
             self._plain = (n, *layout.action.shape), layout.action.dtype
         spaced = any(report.observation_space is not None for report in self.reports)
-        self.status = EnvStatus(self.arena.status, self.is_async)
+        self.status = EnvStatus(backend, self.recovery, self.is_async, strict)
         self.all_ids = self.status.all_ids
-        self.results = Results(self.arena, layout, self.all_ids, copy=copy, stack_obs=stack_obs, spaced=spaced)
-        self.readiness = Readiness(self.status, self.recovery, strict)
-        self.calls = EnvCalls(backend, self.recovery, self.reports, self.readiness)
-        self._outcomes = Outcomes(self.arena, self.recovery, self.readiness, self.results)
-        self._interrupts = Interrupts(backend, self.status, self.recovery)
+        self.results = Results(
+            self.arena, layout, self.recovery, self.status, copy=copy, stack_obs=stack_obs, spaced=spaced
+        )
+        self.calls = EnvCalls(backend, self.recovery, self.reports, self.status)
         self.statistics = Statistics()
         self._order: list[np.ndarray | None] = []
         """The ids of each round in flight, as they were asked for (None: all)."""
@@ -132,7 +131,7 @@ class Engine:
                 self.abandon(error, self.all_ids)
                 raise
             if taken is not NOTHING_BESIDES or not plain or self.recovery.resets:
-                taken = self._outcomes.settle(None, self.all_ids, taken)
+                taken = self.results.settle(None, self.all_ids, taken)
         except INTERRUPTS as error:
             self.abandon(error, self.all_ids)
             raise
@@ -262,8 +261,8 @@ class Engine:
         asked = self.all_ids if ids is None else ids.tolist()
         batch = self.actions.batch(action, asked, resets)
         if self.status.abandoned and (self.recovery.absorbs or resets is not None):
-            self._interrupts.drain(ids)
-        self.readiness.check_steps(ids, resets)
+            self.status.drain(ids)
+        self.status.check_steps(ids, resets)
         objects = batch.__class__ is list
         ops: Any = opcodes.STEP_OBJECT if objects else opcodes.STEP
         payloads: dict[int, Any] = dict(zip(asked, batch, strict=True)) if objects else {}
@@ -290,8 +289,8 @@ class Engine:
 
     def _start_resets(self, ids: np.ndarray | None, kwargs: dict[str, Any]) -> None:
         if self.status.abandoned:
-            self._interrupts.drain(ids)
-        self.readiness.check_idle(ids)
+            self.status.drain(ids)
+        self.status.check_idle(ids)
         asked = self.all_ids if ids is None else ids.tolist()
         args = reset_arguments(asked, kwargs)
         op = opcodes.RESET_KWARGS if kwargs else opcodes.RESET
@@ -348,7 +347,7 @@ class Engine:
         except Exception as error:
             self.abandon(error, asked)
             raise
-        return self._outcomes.settle(ids, asked, taken)
+        return self.results.settle(ids, asked, taken)
 
     def abandon(self, error: BaseException, asked: Sequence[int] = ()) -> None:
         """After an exception ended a call: discard what is in flight; its envs, and those `asked`, need a reset."""
@@ -357,7 +356,7 @@ class Engine:
                 self.check_open()  # another thread has closed the engine
         elif not isinstance(error, (ClosedError, ConcurrentCallError, Warning)):
             self._order, self.recovery.resets = [], {}
-            self._interrupts.abandon(error, asked)
+            self.status.abandon(error, asked)
 
     def check_open(self) -> None:
         """ClosedError after `close`, and in a forked copy of the process."""

@@ -12,7 +12,7 @@ from vecenv.backends.backend import Backend, Call
 from vecenv.backends.host.env_host import EnvReport
 from vecenv.backends.host.failure import Failure
 from vecenv.engine.recovery import Recovery
-from vecenv.engine.status import Readiness
+from vecenv.engine.status import EnvStatus
 
 
 class EnvCalls:
@@ -23,16 +23,15 @@ class EnvCalls:
         backend: Backend,
         recovery: Recovery,
         reports: Sequence[EnvReport],
-        readiness: Readiness,
+        status: EnvStatus,
     ) -> None:
         self._backend, self._recovery, self._reports = backend, recovery, reports
-        self._readiness = readiness
-        self._all_ids = list(range(len(reports)))
+        self._status = status
 
     def start(self, ids: np.ndarray | None, op: str, args: Sequence[tuple[Any, ...]]) -> Call:
         """Start an operation with one tuple of arguments an env; returns at once."""
-        self._readiness.check_idle(ids)
-        asked = self._all_ids if ids is None else ids.tolist()
+        self._status.check_idle(ids)
+        asked = self._status.all_ids if ids is None else ids.tolist()
         if self._backend.lost:
             self._recovery.note_lost()
             for i in asked:
@@ -58,17 +57,17 @@ class EnvCalls:
 
     def run(self, ids: np.ndarray | None, op: str, args: tuple[Any, ...]) -> list[Any]:
         """Start an operation with the same arguments for each env, and return what each env returned."""
-        return self.finish(self.start(ids, op, [args] * len(self._all_ids if ids is None else ids)))
+        return self.finish(self.start(ids, op, [args] * len(self._status.all_ids if ids is None else ids)))
 
     def set_states(self, ids: np.ndarray | None, states: Sequence[Any]) -> None:
         """Put each of these envs into its entry of `states`; it needs no reset then, also if it had failed."""
-        asked = self._all_ids if ids is None else ids.tolist()
+        asked = self._status.all_ids if ids is None else ids.tolist()
         if len(states) != len(asked):
             raise ValueError(f"set_state() got {len(states)} states for {len(asked)} envs; pass one for each env")
         self.finish(self.start(ids, "set_state", [(state,) for state in states]))
         self._recovery.discard_errors(asked)
         for i in asked:
-            self._readiness.note_begun(i)
+            self._status.note_begun(i)
 
     def seed(self, seeds: Sequence[int | None]) -> list[int]:
         """Seed each env and its action space with its entry of `seeds`; None leaves them as they are.
@@ -83,7 +82,7 @@ class EnvCalls:
             if (space := self._reports[i].action_space) is not None:
                 space.seed(seeds[i])
             if wants_reset is None:  # seeding made a new env
-                self._readiness.note_begun(i, needs_reset=True)
+                self._status.note_begun(i, needs_reset=True)
         return [i for i, wants_reset in zip(chosen, want_reset, strict=True) if wants_reset]
 
 
@@ -128,6 +127,6 @@ class EngineProperties:
         missing="no env has a reward_range",
     )
 
-    ready_id = env_ids("readiness.ready_ids", "The envs that can be stepped.")
+    ready_id = env_ids("status.ready_ids", "The envs that can be stepped.")
     waiting_id = env_ids("status.waiting_ids", "The envs in flight: started by `send` or an async `step`.")
-    failed_id = env_ids("readiness.failed_ids", "The envs that failed and accept nothing but `reset`.")
+    failed_id = env_ids("status.failed_ids", "The envs that failed and accept nothing but `reset`.")

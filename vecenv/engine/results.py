@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,7 @@ from vecenv.backends.host.failure import capture
 from vecenv.backends.host.row_writer import Extra, wrong_reward_shape
 from vecenv.backends.memory.arena import Arena, Layout, ObjectLeaf
 from vecenv.engine.recovery import Recovery
-from vecenv.engine.status import Readiness
+from vecenv.engine.status import EnvStatus
 from vecenv.errors import Partial
 
 Columns = tuple[Any, np.ndarray, np.ndarray, np.ndarray]
@@ -33,12 +34,20 @@ class Results:
     """
 
     def __init__(
-        self, arena: Arena, layout: Layout, all_ids: list[int], *, copy: bool, stack_obs: bool, spaced: bool
+        self,
+        arena: Arena,
+        layout: Layout,
+        recovery: Recovery,
+        status: EnvStatus,
+        *,
+        copy: bool,
+        stack_obs: bool,
+        spaced: bool,
     ) -> None:
-        self._arena = arena
+        self._arena, self._recovery, self._env_status = arena, recovery, status
         self.copies = copy
         """True if full batches are copies of the arena, not views."""
-        self._all = all_ids
+        self._all = status.all_ids
         self._empty_infos = [{"env_id": i} for i in self._all]
         self._objects = [leaf for leaf in nest.leaves(arena.obs) if leaf.dtype == object]
         self.splits = not stack_obs and isinstance(layout.obs, (dict, tuple))
@@ -84,14 +93,10 @@ class Results:
             return self._rows(self._single, ids)
         if self.splits:
             ids_list = self._all if ids is None else ids.tolist()
-            return nest.object_array([self._raw(i) for i in ids_list])
+            return nest.object_array([nest.map(partial(_row, i=i), self._arena.obs) for i in ids_list])
         if self._unspaced:
             return self._stack_if_even(self._rows(self._arena.obs, ids))
         return nest.map(lambda leaf: self._rows(leaf, ids), self._arena.obs)
-
-    def _raw(self, i: int) -> Any:
-        """The observation of one env, as the env returned it."""
-        return nest.map(lambda leaf: _row(leaf, i), self._arena.obs)
 
     def _rows(self, leaf: np.ndarray, ids: np.ndarray | None) -> np.ndarray:
         if ids is not None:
@@ -119,7 +124,7 @@ class Results:
                 vectors[row] = vector
         return vectors
 
-    def check_rewards(self, asked: Sequence[int], extras: dict[int, Extra]) -> None:
+    def _check_rewards(self, asked: Sequence[int], extras: dict[int, Extra]) -> None:
         """Turn rewards of another shape than those of the other envs into failures of their envs.
 
         Workers check the rows of their own block; this is for envs of different workers. A 0 beside vectors passes,
@@ -190,18 +195,6 @@ class Results:
             info |= {"final_obs": last, "final_info": dict(extra.final.info)}
         return info
 
-
-def _row(leaf: np.ndarray, i: int) -> Any:
-    row = leaf[i]
-    return row.copy() if isinstance(row, np.ndarray) and leaf.dtype != object else row
-
-
-class Outcomes:
-    """Records the results of rounds, and handles failures as `on_error` requires."""
-
-    def __init__(self, arena: Arena, recovery: Recovery, readiness: Readiness, results: Results) -> None:
-        self._arena, self._recovery, self._readiness, self._results = arena, recovery, readiness, results
-
     def settle(self, ids: np.ndarray | None, asked: list[int], taken: Taken) -> Taken:
         """The results to return; raises the first failure, with the results of the other envs in `error.partial`."""
         recovery = self._recovery
@@ -212,11 +205,11 @@ class Outcomes:
         recovery.note_lost()
         failed = []
         if extras:
-            self._results.check_rewards(asked, extras)
+            self._check_rewards(asked, extras)
             if any(extra.failure is not None for extra in extras.values()):
                 failed = recovery.settle(extras)
-        if self._readiness.strict:
-            self._readiness.note_ends(ids, taken, self._arena)
+        if self._env_status.strict:
+            self._env_status.note_ends(ids, taken, self._arena)
         if ids is None:
             recovery.resets = {}
         elif recovery.resets:
@@ -233,11 +226,16 @@ class Outcomes:
         if good := [i for i in asked if i not in lost]:
             infos = [columns.of(good) for columns in taken.infos]
             others = Taken({i: extras[i] for i in good if i in extras}, None, infos)
-            partial = Partial(np.array(good), *self._results.rows(np.array(good), good, others))
+            partial = Partial(np.array(good), *self.rows(np.array(good), good, others))
         errors = self._recovery.errors
         first = min(failed, key=lambda i: (getattr(errors[i], "bystander", False), i))
         errors[first].partial = partial  # type: ignore[attr-defined]
         raise errors[first]
+
+
+def _row(leaf: np.ndarray, i: int) -> Any:
+    row = leaf[i]
+    return row.copy() if isinstance(row, np.ndarray) and leaf.dtype != object else row
 
 
 KEPT_ROUNDS = 1024

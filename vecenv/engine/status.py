@@ -18,17 +18,26 @@ Order = Sequence["np.ndarray | None"]
 """The ids of rounds in flight, as they were asked for (None: all)."""
 
 
+INTERRUPTS = (KeyboardInterrupt, SystemExit)
+"""Exceptions that signal handlers raise in the middle of a call, mainly KeyboardInterrupt on Ctrl-C."""
+DRAIN_TIMEOUT = 5.0
+"""Seconds that a reset waits for the envs of an interrupted call before it starts their workers again."""
+
+
 class EnvStatus:
-    """Reads the status bytes of the envs of an engine; writes only which envs are abandoned.
+    """Reads the status bytes of the envs of an engine; refuses envs that are still stepping, that failed or, with
+    `strict`, that need a reset.
 
     An env is abandoned when a call that waited for it was interrupted: its answer will be discarded.
     """
 
-    def __init__(self, status: np.ndarray, is_async: bool) -> None:
-        self._array = status
-        self.bytes: Any = status.data
-        self.is_async = is_async
-        n = self._n = len(status)
+    def __init__(self, backend: Backend, recovery: Recovery, is_async: bool, strict: bool) -> None:
+        self._backend, self._recovery = backend, recovery
+        self._array = backend.arena.status
+        self.bytes: Any = self._array.data
+        self.is_async, self.strict = is_async, strict
+        n = self._n = len(self._array)
+        self._unreset = np.ones(n, dtype=np.bool_)
         self.all_ids = list(range(n))
         self.all_idle = bytes([opcodes.IDLE]) * n
         self._all_done = bytes([opcodes.DONE]) * n
@@ -46,11 +55,6 @@ class EnvStatus:
         if self.bytes.tobytes() == self.all_idle:
             return []
         return [i for i in self.all_ids if self.bytes[i] != opcodes.IDLE and i not in self.abandoned]
-
-    @property
-    def idle_ids(self) -> list[int]:
-        """The envs with no operation in flight."""
-        return [i for i in self.all_ids if self.bytes[i] == opcodes.IDLE]
 
     def has_answered(self, i: int) -> bool:
         """True if the result of env i can be taken."""
@@ -95,37 +99,28 @@ class EnvStatus:
             return None
         return int(np.flatnonzero(busy)[0] if ids is None else ids[busy][0])
 
-
-class Readiness:
-    """Refuses envs that are still stepping, that failed or, if `strict`, that need a reset."""
-
-    def __init__(self, status: EnvStatus, recovery: Recovery, strict: bool) -> None:
-        self._status, self._recovery = status, recovery
-        self.strict = strict
-        self._unreset = np.ones(len(status.all_ids), dtype=np.bool_)
-
     @property
     def failed_ids(self) -> list[int]:
         """The envs that failed and accept nothing but a reset."""
-        waiting = self._status.waiting_ids
+        waiting = self.waiting_ids
         return [i for i in sorted(self._recovery.errors) if i not in waiting]
 
     @property
     def ready_ids(self) -> list[int]:
         """The envs that can be stepped."""
-        return [i for i in self._status.idle_ids if i not in self._recovery.errors]
+        return [i for i in self.all_ids if self.bytes[i] == opcodes.IDLE and i not in self._recovery.errors]
 
     def check_idle(self, ids: np.ndarray | None) -> None:
         """RuntimeError, with the env named, if one of these envs (None: any) is still stepping."""
-        first = self._status.first_busy(ids)
+        first = self.first_busy(ids)
         if first is None:
             return
-        if first in self._status.abandoned:
+        if first in self.abandoned:
             self._recovery.check(first)
         raise RuntimeError(
             f"Cannot interact with environment {first} which is stepping now: env {first} is still stepping; "
             "wait for it with step(None)"
-            + (", or pass only the ids that were returned: step(action, id)" if self._status.is_async else "")
+            + (", or pass only the ids that were returned: step(action, id)" if self.is_async else "")
         )
 
     def check_steps(self, ids: np.ndarray | None, resets: np.ndarray | None) -> None:
@@ -159,23 +154,10 @@ class Readiness:
         """Note that env i was reset, or put into a state, without a round; or that it needs a reset."""
         self._unreset[i] = needs_reset
 
-
-INTERRUPTS = (KeyboardInterrupt, SystemExit)
-"""Exceptions that signal handlers raise in the middle of a call, mainly KeyboardInterrupt on Ctrl-C."""
-DRAIN_TIMEOUT = 5.0
-"""Seconds that a reset waits for the envs of an interrupted call before it starts their workers again."""
-
-
-class Interrupts:
-    """Abandons the envs of interrupted calls, and makes them usable again."""
-
-    def __init__(self, backend: Backend, status: EnvStatus, recovery: Recovery) -> None:
-        self._backend, self._status, self._recovery = backend, status, recovery
-
     def abandon(self, error: BaseException, asked: Sequence[int]) -> None:
         """Mark what is in flight as discarded; its envs, and those `asked`, need a reset."""
-        in_flight = set(self._status.waiting_ids)
-        self._status.abandoned |= in_flight
+        in_flight = set(self.waiting_ids)
+        self.abandoned |= in_flight
         for i in sorted(in_flight.union(asked)):
             self._recovery.errors[i] = VectorEnvError(
                 f"env {i} was in a call that {type(error).__name__} interrupted, and its result was discarded; "
@@ -185,12 +167,12 @@ class Interrupts:
 
     def drain(self, ids: np.ndarray | None) -> None:
         """Before a reset of these envs (None: all): discard the results of interrupted calls."""
-        status, backend = self._status, self._backend
-        chosen = status.abandoned.intersection(status.all_ids if ids is None else ids.tolist())
-        backend.wait(lambda: all(map(status.has_answered, chosen)), time.monotonic() + DRAIN_TIMEOUT)
+        backend = self._backend
+        chosen = self.abandoned.intersection(self.all_ids if ids is None else ids.tolist())
+        backend.wait(lambda: all(map(self.has_answered, chosen)), time.monotonic() + DRAIN_TIMEOUT)
         for i in sorted(chosen):
-            if not status.has_answered(i):
-                same_worker = set(backend.restart(i)).difference(chosen, status.waiting_ids)
+            if not self.has_answered(i):
+                same_worker = set(backend.restart(i)).difference(chosen, self.waiting_ids)
                 self._recovery.note_replaced(i, same_worker)
         backend.take(sorted(chosen))
-        status.abandoned -= chosen
+        self.abandoned -= chosen

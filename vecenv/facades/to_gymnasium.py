@@ -159,7 +159,7 @@ class GymnasiumVectorEnv(AsyncCalls):
         seeds = as_seeds(seed, self.num_envs)
         mask, others = split_options(options, self.num_envs)
         if self.venv.waiting_id:
-            self.venv.engine.readiness.check_idle(None)
+            self.venv.engine.status.check_idle(None)
         self._resetting = ids = self._ids if mask is None else np.flatnonzero(mask).tolist()
         given = None if seeds is None else [seeds[i] for i in ids]
         self._send(RESET, None, ids, list(ids), given, **({} if others is None else {"options": others}))

@@ -153,16 +153,7 @@ def _stats(parts: list[Any], is_picture: bool) -> dict[str, Any]:
 
 def _tasks(task: str) -> Any:
     """The table of tasks, whose index in pandas is the text of each."""
-
-    def described(name: str | None, field: str | None, kind: str, numpy_type: str) -> dict[str, Any]:
-        return {"name": name, "field_name": field, "pandas_type": kind, "numpy_type": numpy_type, "metadata": None}
-
-    index = "__index_level_0__"
-    columns = [
-        described("task_index", "task_index", "int64", "int64"),
-        described(None, index, "unicode", "object"),
-    ]
-    pandas = {"index_columns": [index], "columns": columns, "pandas_version": "2.0.0"}
-    pandas["column_indexes"] = [described(None, None, "unicode", "object")]
-    table = pa.table({"task_index": pa.array([0], pa.int64()), index: [task]})
-    return table.replace_schema_metadata({"pandas": json.dumps(pandas)})
+    name = "__index_level_0__"
+    index = {"name": None, "field_name": name, "pandas_type": "unicode", "numpy_type": "object", "metadata": None}
+    table = pa.table({"task_index": pa.array([0], pa.int64()), name: [task]})
+    return table.replace_schema_metadata({"pandas": json.dumps({"index_columns": [name], "columns": [index]})})

@@ -12,7 +12,7 @@ from typing import Any
 import gymnasium
 import numpy as np
 
-from collector.episodes.episode import Episode
+from collector.episodes.episode import Episode, columns_of
 from collector.store.dataset import Dataset
 from collector.store.dataset_head import make_head
 from collector.store.safe_folder import DatasetError
@@ -101,8 +101,7 @@ def episodes_of(source: Any) -> Iterator[Episode]:
 def same(ours: Episode, theirs: Episode) -> bool:
     """True if two episodes are equal in every bit."""
     pairs: list[Any] = []
-    for name in ("obs", "action", "reward", "terminated", "truncated"):
-        nest.merge(pairs.append, [getattr(ours, name), getattr(theirs, name)])
+    nest.merge(pairs.append, [columns_of(ours), columns_of(theirs)])
     equal = all(a.dtype == b.dtype and np.array_equal(a, b, equal_nan=a.dtype.kind == "f") for a, b in pairs)
     return equal and (ours.number, ours.seed) == (theirs.number, theirs.seed)
 

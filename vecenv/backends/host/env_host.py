@@ -96,24 +96,19 @@ class EnvHost:
         self._rows = RowWriter(layout, self._spaces, block, keep=keep)
         self._steps = [env.step for env in self.envs]
 
-    def run(
-        self, ops: bytes, action: Any, payload: Payload, extras: dict[int, Extra] | None = None
-    ) -> dict[int, Extra]:
-        """Run a round: one operation for each env (see `opcodes`), with one row of `action` each; fills `extras`.
+    def run(self, ops: bytes, action: Any, payload: Payload) -> dict[int, Extra]:
+        """Run a round: one operation for each env (see `opcodes`), with one row of `action` each.
 
-        This loop decides the speed of a round: what a well-behaved env returns passes one test and is written
-        here. Everything else goes through `write_step`.
+        This loop decides the speed of a round: what a well-behaved env returns is written here, all else elsewhere.
         """
-        extras = {} if extras is None else extras
+        extras: dict[int, Extra] = {}
         progress, rows, ndarray = self.progress, self._rows, np.ndarray
         dtype, shape, rewards = rows.dtype, rows.shape, rows.reward
         terminations, truncations, write_info = rows.terminated, rows.truncated, self._write_info
-        plain = opcodes.STEP
-        quick = plain, opcodes.STEP_RESET
+        plain, quick = opcodes.STEP, (opcodes.STEP, opcodes.STEP_RESET)
         actions = [None] * len(ops) if action is None else own_actions(action, len(ops))
         self._used = mark = self._used + len(ops)
-        everyone = range(len(ops))
-        for j, op, step, own_action, row in zip(everyone, ops, self._steps, actions, rows.obs_rows, strict=True):
+        for j, op, step, own_action, row in zip(range(len(ops)), ops, self._steps, actions, rows.obs_rows, strict=True):
             if op in quick:
                 progress[0] = mark + j
                 try:
@@ -155,10 +150,8 @@ class EnvHost:
                     raise
                 except BaseException as error:
                     extra = self._failed(error, j, "step")
-            elif opcodes.IDLE < op < opcodes.DONE:
-                extra = self.run_one(j, op, action, payload)
             else:
-                continue
+                extra = self.run_one(j, op, action, payload) if opcodes.IDLE < op < opcodes.DONE else None
             if extra is not None:
                 extras[j] = extra
         return extras

@@ -101,13 +101,8 @@ def read_value(blob: bytes, env_id: int, op: str) -> Any:
     except KeyboardInterrupt:
         raise
     except BaseException as error:
-        return unreadable(error, env_id, op)
-
-
-def unreadable(error: BaseException, env_id: int, op: str) -> Failure:
-    """The failure of an env because of the `error` that reading what it returned has raised."""
-    text = f"{op} on env {env_id}: what it returned cannot be read here: {describe(error)}"
-    return Failure(env_id, op, "TypeError", text, "", error=TypeError(text))
+        text = f"{op} on env {env_id}: what it returned cannot be read here: {describe(error)}"
+        return Failure(env_id, op, "TypeError", text, "", error=TypeError(text))
 
 
 def describe(error: BaseException) -> str:

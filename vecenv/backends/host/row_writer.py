@@ -79,7 +79,7 @@ class RowWriter:
     def __init__(self, layout: Layout, spaces: Sequence[Any], block: Arena, keep: Keep | None) -> None:
         arrays = [leaf for leaf in nest.leaves(block.obs) if leaf.dtype != object]
         self._obs_and_final = list(zip(arrays, block.finals(), strict=True))
-        self.own = _as_it_is if keep is None else own_containers
+        self.own: Keep = (lambda value: value) if keep is None else own_containers
         self._has_objects = any(isinstance(leaf, ObjectLeaf) for leaf in nest.leaves(layout.obs))
         self._put = [
             _compile(layout.obs, space_tree(space, "obs"), nest.take(block.obs, slice(j, j + 1)), keep)
@@ -185,27 +185,17 @@ def _compile(tree: Any, own: Any, rows: Any, keep: Keep | None) -> Put:
 
 
 def _array_put(leaf: Leaf, row: np.ndarray) -> Put:
-    if not leaf.shape:
-        return _scalar_put(leaf, row)
     dtype, shape, ndarray = leaf.dtype, leaf.shape, np.ndarray
+    scalars = (
+        set() if shape else {dtype.type} | {k for k, name in ((int, "int64"), (float, "float64")) if dtype == name}
+    )
 
     def put(obs: Any, objects: list[Any] | None) -> None:
         if obs.__class__ is ndarray and obs.dtype is dtype and obs.shape == shape:
             row[...] = obs
-        else:
-            row[...] = fit(obs, leaf)
-
-    return put
-
-
-def _scalar_put(leaf: Leaf, row: np.ndarray) -> Put:
-    fitting = {leaf.dtype.type} | {
-        kind for kind, name in ((int, "int64"), (float, "float64")) if leaf.dtype.name == name
-    }
-
-    def put(obs: Any, objects: list[Any] | None) -> None:
+            return
         try:
-            row[...] = obs if obs.__class__ in fitting else fit(obs, leaf)
+            row[...] = obs if obs.__class__ in scalars else fit(obs, leaf)
         except OverflowError:
             raise ObservationError(f"{leaf.path} is {obs}, {_expected(leaf)}") from None
 
@@ -295,10 +285,6 @@ def _as_floats(array: np.ndarray, dtype: np.dtype) -> np.ndarray | None:
             return array.astype(dtype)
     except FloatingPointError:
         return None
-
-
-def _as_it_is(value: Any) -> Any:
-    return value
 
 
 def own_containers(value: Any) -> Any:

@@ -38,7 +38,8 @@ import threading
 import time
 import weakref
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from queue import Empty, SimpleQueue
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
@@ -48,10 +49,9 @@ from vecenv.backends.memory.shared_memory import anonymous_file, reserve
 
 LOCK_TIMEOUT = 60.0
 """Seconds after which an update gives up because another one, in a process that is stopped or hangs, does not end."""
-TRIES, PAUSE = 50, 1e-4
-"""The tries of a lock that is held with the CPU given away between, and the seconds between later tries."""
-ALIGNMENT = 64
-PID_AT = 8
+TRIES = 50
+"""How often a held lock is tried, with the CPU given away between, before a wait: an update takes microseconds."""
+HEADER, PID_AT = 64, 8
 
 Form = tuple[tuple[str, tuple[int, ...], str], ...]
 """The name, shape and dtype of each array."""
@@ -97,17 +97,42 @@ class ProcessLock:
         deadline = time.monotonic() + timeout
         if not self._threads.acquire(timeout=timeout):
             return False
-        obtained, tries = False, 0
         try:
-            while not (obtained := self.fd is None or _lock_at_once(self.fd)) and time.monotonic() < deadline:
-                tries += 1  # an update takes microseconds, and the system's own wait has no timeout
-                os.sched_yield() if tries < TRIES else time.sleep(PAUSE)
-        finally:
-            if not obtained:  # too late, or an interrupt
+            obtained = self.fd is None or any(_lock_at_once(self.fd) for _ in range(TRIES))
+        except BaseException:  # an interrupt
+            self.release()
+            raise
+        if not obtained and not self._wait(max(0.0, deadline - time.monotonic())):
+            return False
+        self._owner = threading.get_ident()
+        return True
+
+    def _wait(self, timeout: float) -> bool:
+        """Wait in a thread, because the system's own wait has no timeout. One that comes too late gives the lock back,
+        and until then no other thread of this process obtains it.
+        """
+        decided, obtained = threading.Lock(), SimpleQueue[None]()
+
+        def wait() -> None:
+            assert self.fd is not None
+            while not decided.locked():
+                with suppress(OSError):  # EDEADLK: for the kernel the threads of a process hold and wait as one
+                    fcntl.lockf(self.fd, fcntl.LOCK_EX)
+                    break
+            if decided.acquire(blocking=False):
+                obtained.put(None)
+            else:
                 self.release()
-        if obtained:
-            self._owner = threading.get_ident()
-        return obtained
+
+        threading.Thread(target=wait, name="vecenv-lock", daemon=True).start()
+        try:
+            with suppress(Empty):
+                obtained.get(timeout=timeout)
+        except BaseException:  # an interrupt
+            if not decided.acquire(blocking=False):
+                self.release()
+            raise
+        return not decided.acquire(blocking=False)
 
     def release(self) -> None:
         """Give the lock back."""
@@ -121,6 +146,7 @@ def _lock_at_once(fd: int) -> bool:
     try:
         fcntl.lockf(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except (BlockingIOError, PermissionError):  # the two answers that POSIX allows
+        os.sched_yield()
         return False
     return True
 
@@ -157,31 +183,30 @@ class SharedState:
     def __init__(self, arrays: Mapping[str, Any], share: bool = False) -> None:
         values = {name: np.asarray(value) for name, value in arrays.items()}
         form = form_of(values)
-        size = _bytes_of(form)
         if share:
             fd = anonymous_file("vecenv-state")
             try:
-                memory: Any = reserve(fd, ALIGNMENT + 2 * size, "the state that envs share")
+                memory: Any = reserve(fd, _size(form), "the state that envs share")
             except BaseException:
                 os.close(fd)
                 raise
             self._map(form, memory, fd, secrets.token_hex(8))
         else:
-            self._map(form, bytearray(ALIGNMENT + 2 * size), None, "")
+            self._map(form, bytearray(_size(form)), None, "")
         for name, value in values.items():
             self._views[0][name][...] = value
 
     def _map(self, form: Form, memory: Any, fd: int | None, token: str) -> None:
-        size = _bytes_of(form)
         self.form = form
         """The name, shape and dtype of each array."""
         self._token = token
         self._lock = ProcessLock(fd)
         self._current = np.ndarray((1,), np.uint8, memory)
         self._holder = np.ndarray((1,), np.int64, memory, PID_AT)
-        starts = ALIGNMENT, ALIGNMENT + size
-        self._bytes = [np.ndarray((size,), np.uint8, memory, start) for start in starts]
-        self._views = [_views(form, memory, start) for start in starts]
+        layout = _buffer(form)
+        self._bytes = np.ndarray((2, layout.itemsize), np.uint8, memory, HEADER)
+        both = np.ndarray((2,), layout, memory, HEADER)
+        self._views = [{each[0]: both[str(k)][at, ...] for k, each in enumerate(form)} for at in (0, 1)]
         if token:
             _open_states[token] = self
 
@@ -203,7 +228,7 @@ class SharedState:
         try:
             current = self._current[0]
             following = 1 - int(current)
-            self._bytes[following][...] = self._bytes[current]
+            self._bytes[following] = self._bytes[current]
             views = self._views[following]
             arrays = dict(views)
             yield arrays
@@ -304,26 +329,14 @@ def _attach(token: str, form: Form, descriptor: Descriptor | None, arrays: Mappi
         _open_states[token] = alone = SharedState(arrays)
         return alone
     state: SharedState = SharedState.__new__(SharedState)
-    state._map(form, mmap.mmap(descriptor.fd, ALIGNMENT + 2 * _bytes_of(form)), descriptor.fd, token)
+    state._map(form, mmap.mmap(descriptor.fd, _size(form)), descriptor.fd, token)
     return state
 
 
-def _plan(form: Form) -> tuple[list[int], int]:
-    """The offset of each array in a buffer, and the size of the buffer."""
-    offsets, end = [], 0
-    for _, shape, dtype in form:
-        offsets.append(end)
-        end += -(-int(np.prod(shape, dtype=np.int64)) * np.dtype(dtype).itemsize // ALIGNMENT) * ALIGNMENT
-    return offsets, end
+def _buffer(form: Form) -> np.dtype:
+    """The layout of a buffer: a field for each array, by its number."""
+    return np.dtype([(str(k), dtype, shape) for k, (_, shape, dtype) in enumerate(form)], align=True)
 
 
-def _bytes_of(form: Form) -> int:
-    return _plan(form)[1]
-
-
-def _views(form: Form, memory: Any, start: int) -> dict[str, np.ndarray]:
-    offsets, _ = _plan(form)
-    return {
-        name: np.ndarray(shape, dtype, memory, start + offset)
-        for (name, shape, dtype), offset in zip(form, offsets, strict=True)
-    }
+def _size(form: Form) -> int:
+    return HEADER + 2 * _buffer(form).itemsize

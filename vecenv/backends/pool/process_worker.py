@@ -1,4 +1,4 @@
-"""Worker processes on this machine: how a pool launches them, and its handle of one."""
+"""Worker processes on this machine: their pool, and its handle of one."""
 
 from __future__ import annotations
 
@@ -7,13 +7,12 @@ import os
 import signal
 import socket
 import threading
-from collections.abc import Callable
 from typing import Any
 
 from vecenv.backends.ipc.messages import Channel
 from vecenv.backends.pool.start_methods import ONE_THREAD, check_method, parent_fds, start_process
-from vecenv.backends.pool.watchdog import stack_of_process
-from vecenv.backends.pool.worker_handle import Launcher, Watched, WorkerHandle
+from vecenv.backends.pool.worker_handle import WorkerHandle, stack_of_process
+from vecenv.backends.pool.worker_pool import WorkerPool
 from vecenv.backends.system_limits import check_descriptors, default_num_workers
 from vecenv.backends.worker.main import main as worker_main
 from vecenv.backends.worker.worker_setup import WorkerArgs
@@ -60,7 +59,7 @@ class ProcessWorker(WorkerHandle):
     def launch(self, args: WorkerArgs) -> None:
         ours, theirs = socket.socketpair()
         enlarge_buffers(ours, theirs)
-        self.channel, self.ready, self.reason, self.problems = Channel(ours), None, None, None
+        self.channel = Channel(ours)
         _parent_fds.add(ours.fileno())
         args.socket = theirs
         if args.method == "fork":
@@ -114,17 +113,18 @@ class ProcessWorker(WorkerHandle):
         with contextlib.suppress(ValueError):  # killed, but it still exists
             self.process.close()
 
-    def stack(self, stacks: int) -> str:
-        return stack_of_process(stacks, self.pid)
+    def stack(self) -> str:
+        return stack_of_process(self.stacks, self.pid)
 
     def cause(self) -> str:
         return cause_of(self.process.exitcode)
 
 
-class ProcessLauncher(Launcher):
+class ProcessPool(WorkerPool):
     """`context` is the start method, `affinity` whether each worker is bound to one CPU."""
 
-    def __init__(self, context: str | None, affinity: bool = False) -> None:
+    def __init__(self, context: str | None, affinity: bool) -> None:
+        super().__init__()
         self._method = check_method(context)
         self.forked = self._method == "fork"
         self._affinity = affinity
@@ -132,7 +132,7 @@ class ProcessLauncher(Launcher):
     def default_num_workers(self, n: int, eager: bool) -> int:
         return default_num_workers(n, eager)
 
-    def open(self, num_workers: int, watch: Callable[[int, Watched], None]) -> None:
+    def prepare(self, num_workers: int) -> None:
         check_descriptors(FDS_PER_WORKER * num_workers + FDS_BESIDES, f"{num_workers} workers")
         if self._affinity and not binds_to_cpus():
             self._affinity = False

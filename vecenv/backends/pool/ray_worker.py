@@ -1,4 +1,4 @@
-"""Workers that are actors of Ray: how a pool launches them, its handle of one, and frames that travel as calls."""
+"""Workers that are actors of Ray: their pool, its handle of one, and frames that travel as calls."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ from vecenv.backends.ipc.serialization import dumps_apart
 from vecenv.backends.ipc.waiting import wakeup_fds
 from vecenv.backends.memory.shared_memory import BUSY_NS, DOING, ELSEWHERE, NOTHING, PROGRESS
 from vecenv.backends.pool.start_methods import search_path
-from vecenv.backends.pool.watchdog import stack_of_process
-from vecenv.backends.pool.worker_handle import Launcher, Watched, WorkerHandle
+from vecenv.backends.pool.worker_handle import WorkerHandle, stack_of_process
+from vecenv.backends.pool.worker_pool import WorkerPool
 from vecenv.backends.worker.ray_actor import HELLO, Address, EnvActor, peer_of
 from vecenv.backends.worker.worker_setup import WorkerArgs
 
@@ -130,9 +130,9 @@ CAUSE_TIMEOUT = 1.0
 class RayWorker(WorkerHandle):
     """An actor. On this node its channel is a socket; elsewhere, and until it has connected, it consists of calls."""
 
-    def __init__(self, index: int, ids: range, launcher: RayLauncher) -> None:
+    def __init__(self, index: int, ids: range, pool: RayPool) -> None:
         super().__init__(index, ids)
-        self._launcher = launcher
+        self._pool = pool
         self._actor: Any = None
         self._place: Future[Any] | None = None
         self._peer = 0
@@ -149,9 +149,10 @@ class RayWorker(WorkerHandle):
         return self._where_it_is() is not None
 
     def _where_it_is(self) -> tuple[int, str] | None:
+        """The actor's process and its node: on this node known from its socket, which may be before Ray tells."""
         place = self._place
         if place is None or not place.done() or place.exception() is not None:
-            return None
+            return (self._peer, self._pool.node) if self._peer else None
         found: tuple[int, str] = place.result()
         return found
 
@@ -166,9 +167,9 @@ class RayWorker(WorkerHandle):
         return "an actor that has not started" if place is None else f"pid {place[0]} on node {place[1]}"
 
     def launch(self, args: WorkerArgs) -> None:
-        self.ready, self.reason, self.problems, self._peer, self.on_this_node = None, None, None, 0, False
+        self._peer, self.on_this_node = 0, False
         blob, self.fds_to_send = dumps_apart(args)
-        actor = self._actor = self._launcher.new_actor()
+        actor = self._actor = ray_cluster.make_actor(EnvActor, self._pool.options)
 
         def call(method: str, *arguments: Any) -> Future[Any]:
             future: Future[Any] = getattr(actor, method).remote(*arguments).future()
@@ -177,7 +178,7 @@ class RayWorker(WorkerHandle):
         self._place = call("place")
         self.channel = self._calls = CallChannel(call, self.line)
         self.alive = True
-        self._calls.start("start", self.index, blob, self._launcher.address)
+        self._calls.start("start", self.index, blob, self._pool.address)
 
     def connected(self, sock: socket.socket, peer: int) -> None:
         """The actor turns out to be on this node: from now on frames travel through a socket."""
@@ -211,9 +212,9 @@ class RayWorker(WorkerHandle):
         self._calls.close()
         ray_cluster.end_actor(self._actor)
 
-    def stack(self, stacks: int) -> str:
+    def stack(self) -> str:
         if self._peer:
-            return stack_of_process(stacks, self._peer)
+            return stack_of_process(self.stacks, self._peer)
         return f"(not read from another machine or container: `ray stack` on the node of {self.where} prints it)"
 
     def cause(self) -> str:
@@ -221,31 +222,30 @@ class RayWorker(WorkerHandle):
         return "ended" if error is None else f"ended ({ray_cluster.reason_of(error)})"
 
 
-class RayLauncher(Launcher):
+class RayPool(WorkerPool):
     """`options` are those of each actor (`ray_cluster.actor_options`)."""
 
     def __init__(self, **options: Any) -> None:
+        super().__init__()
         self._arguments = options
-        self._options: dict[str, Any] = {}
+        self.options: dict[str, Any] = {}
         self._cluster: ray_cluster.RayCluster | None = None
         self._listener: socket.socket | None = None
-        self._workers: list[RayWorker] = []
         self._token = b""
         self.address: Address
+        self.node: str
 
-    def _connect(self) -> ray_cluster.RayCluster:
+    def _connect(self) -> None:
         if self._cluster is None:
             self._cluster = ray_cluster.connect()
-            self._options = ray_cluster.actor_options(**self._arguments)
-        return self._cluster
+            self.options = ray_cluster.actor_options(**self._arguments)
 
     def default_num_workers(self, n: int, eager: bool) -> int:
         self._connect()
-        return max(1, min(n, ray_cluster.free_places(self._options)))
+        return max(1, min(n, ray_cluster.free_places(self.options)))
 
-    def open(self, num_workers: int, watch: Callable[[int, Watched], None]) -> None:
+    def prepare(self, num_workers: int) -> None:
         self._connect()
-        self._watch = watch
         self._token = secrets.token_bytes(32)
         name = ""
         if sys.platform == "linux":
@@ -254,18 +254,15 @@ class RayLauncher(Launcher):
             self._listener.bind(name)
             self._listener.listen(num_workers)
             self._listener.setblocking(False)
-            watch(self._listener.fileno(), self._accept)
-        self.address = Address(ray_cluster.own_node()[0], name, self._token)
+            self.watch(self._listener.fileno(), self._accept)
+        node_id, self.node = ray_cluster.own_node()
+        self.address = Address(node_id, name, self._token)
 
     def handle(self, index: int, ids: range) -> RayWorker:
-        self._workers.append(RayWorker(index, ids, self))
-        return self._workers[index]
+        return RayWorker(index, ids, self)
 
     def complete(self, args: WorkerArgs) -> None:
         args.setup.paths = search_path()  # as other workers have it, as far as nodes share a file system
-
-    def new_actor(self) -> Any:
-        return ray_cluster.make_actor(EnvActor, self._options)
 
     def _accept(self) -> None:
         assert self._listener is not None
@@ -279,29 +276,34 @@ class RayLauncher(Launcher):
             sock.close()
             return
         worker.connected(sock, pid)
-        self._watch(sock.fileno(), worker)
+        self.watch(sock.fileno(), worker)
 
     def _greeted(self, sock: socket.socket) -> RayWorker | None:
         """The worker that has connected, which gets its descriptors; None for anything else."""
         sock.settimeout(HELLO_TIMEOUT)
         try:
             index, token = HELLO.unpack(sock.recv(HELLO.size, socket.MSG_WAITALL))
-            if not hmac.compare_digest(token, self._token) or not self._workers[index].alive:
+            worker = self.workers[index]
+            assert isinstance(worker, RayWorker)
+            if not hmac.compare_digest(token, self._token) or not worker.alive:
                 return None
-            socket.send_fds(sock, [b"+"], self._workers[index].fds_to_send)
+            socket.send_fds(sock, [b"+"], worker.fds_to_send)
         except (OSError, struct.error, IndexError):  # it went away, or is no worker
             return None
         sock.setblocking(True)
-        return self._workers[index]
+        return worker
 
-    def late_text(self, late: Sequence[WorkerHandle], start_timeout: float) -> str:
+    def late_text(self, late: Sequence[WorkerHandle]) -> str:
         waiting = sum(isinstance(worker, RayWorker) and not worker.placed for worker in late)
         if not waiting:
-            return super().late_text(late, start_timeout)
-        return ray_cluster.unscheduled(waiting, len(self._workers), self._options, start_timeout)
+            return super().late_text(late)
+        return ray_cluster.unscheduled(waiting, len(self.workers), self.options, self.start_timeout)
 
-    def close(self) -> None:
-        if self._listener is not None:
-            self._listener.close()
-        if self._cluster is not None:
-            self._cluster.release()
+    def close(self, timeout: float) -> list[str]:
+        try:
+            return super().close(timeout)
+        finally:
+            if self._listener is not None:
+                self._listener.close()
+            if self._cluster is not None:
+                self._cluster.release()

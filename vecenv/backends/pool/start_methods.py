@@ -18,6 +18,7 @@ from contextlib import AbstractContextManager, contextmanager
 from multiprocessing import (
     context,
     forkserver,
+    popen_fork,
     popen_forkserver,
     popen_spawn_posix,
     process,
@@ -58,14 +59,15 @@ def check_method(method: str | None) -> str:
 
 def start_process(method: str, target: Callable[..., None], args: tuple[Any, ...], name: str) -> process.BaseProcess:
     """Start a process that runs `target(*args)`; returns once it has been created, not once it runs."""
-    kind: Any = {"fork": context.ForkProcess, "forkserver": _ForkServerProcess, "spawn": _SpawnProcess}[method]
-    worker = kind(target=target, args=args, name=name, daemon=False)  # envs may start processes
+    popen: Any = {"fork": popen_fork.Popen, "forkserver": _ForkServerPopen, "spawn": _SpawnPopen}[method]
+    worker: Any = process.BaseProcess(target=target, args=args, name=name, daemon=False)  # envs may start processes
+    worker._start_method = method
     if method != "fork":
         resource_tracker.ensure_running()  # before SIGINT is blocked below: it ends with unblocking SIGINT
     with _start_lock, _one_blas_thread(), _sigint_blocked():
         # Not `start()`, which would enter the process in the list of those that multiprocessing ends or waits for at
         # exit, in forked copies of this process too, and which daemonic processes may not call.
-        worker._popen = worker._Popen(worker)
+        worker._popen = popen(worker)
         worker._sentinel = worker._popen.sentinel
     return worker
 
@@ -172,14 +174,6 @@ class _ForkServerPopen(popen_forkserver.Popen):
         self.pid = forkserver.read_signed(self.sentinel)
 
 
-class _ForkServerProcess(process.BaseProcess):
-    _start_method = "forkserver"
-
-    @staticmethod
-    def _Popen(process_obj: process.BaseProcess) -> Any:
-        return _ForkServerPopen(process_obj)
-
-
 class _SpawnPopen(popen_spawn_posix.Popen):
     _fds: list[int]
 
@@ -198,11 +192,3 @@ class _SpawnPopen(popen_spawn_posix.Popen):
         os.close(child_write)
         with open(write_end, "wb", closefd=False) as stream:
             stream.write(data)
-
-
-class _SpawnProcess(process.BaseProcess):
-    _start_method = "spawn"
-
-    @staticmethod
-    def _Popen(process_obj: process.BaseProcess) -> Any:
-        return _SpawnPopen(process_obj)

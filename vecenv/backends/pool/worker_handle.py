@@ -2,16 +2,54 @@
 
 from __future__ import annotations
 
+import os
 import pickle
+import signal
+import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 from vecenv.backends.host.env_host import EnvReport
 from vecenv.backends.host.failure import Failure
 from vecenv.backends.ipc.messages import Frame
+from vecenv.backends.memory.shared_memory import A_CALL, A_ROUND, DOING, ELSEWHERE, PROGRESS, SENDING
 from vecenv.backends.worker.worker_setup import WorkerArgs
 from vecenv.errors import VectorEnvError, WorkerDiedError, WorkerTimeoutError
+
+STACK_TIMEOUT = 0.3
+"""Seconds to wait for a worker to write its stack."""
+IDLE_TEXTS = {SENDING: "sending what its envs returned", ELSEWHERE: "running its envs"}
+"""Activity of a worker when it ended, where no single env was in use."""
+
+Reason = Callable[[int], VectorEnvError]
+"""Makes the error of an env, by its id, whose worker the parent has ended."""
+
+
+class Watched(ABC):
+    """The host of the envs `ids`, a process, an actor or a thread; `line` has its numbers (see `Control`)."""
+
+    line: Any
+
+    def __init__(self, index: int, ids: range) -> None:
+        self.index, self.ids = index, ids
+        self.start, self.stop = ids.start, ids.stop
+        self.alive = False
+        """True if its answers are used."""
+
+    @property
+    @abstractmethod
+    def title(self) -> str:
+        """Its name in warnings."""
+
+    @property
+    @abstractmethod
+    def ending(self) -> str:
+        """The measure taken because an env hung, as part of an error text."""
+
+    @abstractmethod
+    def stack(self) -> str:
+        """The Python stack that it is at."""
 
 
 class ParentChannel(Protocol):
@@ -32,31 +70,31 @@ class ParentChannel(Protocol):
     def close(self) -> None: ...
 
 
-class WorkerHandle(ABC):
-    """Host of the envs `start` .. `stop - 1`, its channel, and what it has reported.
+class WorkerHandle(Watched):
+    """A process or an actor, its channel, and what it has reported.
 
     When a worker ends, a new one takes its place in the same object. Subclasses know what a worker is: a process, an
     actor.
     """
 
     channel: ParentChannel
-    line: Any
-    """Its line of the control page."""
+    stacks: int
+    """The file to which it may write its stack."""
     on_this_node = True
     """True if it shares memory with this process."""
 
     def __init__(self, index: int, ids: range) -> None:
-        self.index, self.ids = index, ids
-        self.start, self.stop = ids.start, ids.stop
-        self.alive = False
+        super().__init__(index, ids)
         self.ready: list[EnvReport] | Failure | None = None
         """The report of the worker on its envs; None until they are made."""
         self.served = False
         """True if any of the workers was ever ready."""
         self.problems: list[str] | None = None
         """Problems in closing its envs; None until it has closed them."""
-        self.reason: Hung | Torn | None = None
+        self.reason: Reason | None = None
         """Why the parent killed it, if it did."""
+        self.torn = False
+        """True if it was killed because a message was cut off."""
 
     @property
     @abstractmethod
@@ -75,12 +113,10 @@ class WorkerHandle(ABC):
 
     @property
     def title(self) -> str:
-        """The worker's name in warnings."""
         return f"worker {self.where}"
 
     @property
     def ending(self) -> str:
-        """The measure taken because an env hung, as part of an error text."""
         return f"the worker ({self.where}, envs {list(self.ids)}) was killed"
 
     @abstractmethod
@@ -103,12 +139,8 @@ class WorkerHandle(ABC):
     def clean_up(self) -> None:
         """After the end of the worker: close and free what belonged to it. Idempotent."""
 
-    def discard(self) -> None:  # noqa: B027  most have nothing to do
+    def discard(self) -> None:
         """Called last, when the pool is closed."""
-
-    @abstractmethod
-    def stack(self, stacks: int) -> str:
-        """The Python stack of the worker, which may write it to the file `stacks`."""
 
     @abstractmethod
     def cause(self) -> str:
@@ -123,93 +155,63 @@ class WorkerHandle(ABC):
         mine = self.own(by_id)
         return pickle.dumps(mine) if mine else b""
 
-    def death(self, env_id: int, running: int | None, idle: str = "idle") -> VectorEnvError:
-        """The error of an env whose worker has ended while it used env `running`; None: while it was `idle`."""
+    def death(self, env_id: int) -> VectorEnvError:
+        """The error of an env whose worker has ended."""
         if self.reason is not None:
-            error = self.reason.error(env_id)
+            error = self.reason(env_id)
         else:
-            error = WorkerDiedError(self._death_text(env_id, running, idle))
+            doing = self.line[DOING]
+            running = self.start + self.line[PROGRESS] % len(self.ids) if doing in (A_ROUND, A_CALL) else None
+            at = f"while {IDLE_TEXTS.get(doing, 'idle')}" if running is None else f"while running env {running}"
+            if self.ready is None:
+                at = "while constructing its envs"
+            others = f", which also hosted envs {[i for i in self.ids if i != env_id]}" if len(self.ids) > 1 else ""
+            advice = f"; the envs of other workers are intact. reset({env_id}) starts it again." if self.served else ""
+            error = WorkerDiedError(f"the worker of env {env_id} ({self.where}{others}) {self.cause()} {at}{advice}")
             error.bystander = running is not None and running != env_id
         error.env_id, error.env_ids, error.pid = env_id, tuple(self.ids), self.pid
         return error
 
-    def _death_text(self, env_id: int, running: int | None, idle: str) -> str:
-        others = f", which also hosted envs {[i for i in self.ids if i != env_id]}" if len(self.ids) > 1 else ""
-        doing = f"while {idle}" if running is None else f"while running env {running}"
-        if self.ready is None:
-            doing = "while constructing its envs"
-        advice = f"; the envs of other workers are intact. reset({env_id}) starts it again." if self.served else ""
-        return f"the worker of env {env_id} ({self.where}{others}) {self.cause()} {doing}{advice}"
+
+def torn(worker: WorkerHandle) -> Reason:
+    """The reason that a worker was killed: an interrupt (Ctrl-C) fell between two parts of a message to or from it."""
+    where = worker.where
+    return lambda env_id: WorkerDiedError(
+        f"the worker of env {env_id} ({where}) was killed because an interrupt cut off a message to or from it; "
+        f"reset({env_id}) starts it again."
+    )
 
 
-Watched = WorkerHandle | Callable[[], None]
-"""A descriptor that a pool polls belongs to a worker, or to a function to call."""
+def hung(ending: str, hung_id: int, limit: float, stack: str) -> Reason:
+    """The reason that a worker was lost: its env `hung_id` did not return for `limit` seconds."""
 
-
-class Launcher(ABC):
-    """Launches the workers of a pool; each kind of worker has its own."""
-
-    forked = False
-    """True if workers inherit the program's objects, so that env_fns need not be pickled."""
-
-    @abstractmethod
-    def default_num_workers(self, n: int, eager: bool) -> int:
-        """Number of workers of `n` envs if the user asks for no number."""
-
-    @abstractmethod
-    def open(self, num_workers: int, watch: Callable[[int, Watched], None]) -> None:
-        """Called before the first worker is launched. Raises if there cannot be so many.
-
-        `watch` has the pool poll a further descriptor (see `WorkerPool.watch`).
-        """
-
-    @abstractmethod
-    def handle(self, index: int, ids: range) -> WorkerHandle:
-        """A handle for a worker that is yet to be launched."""
-
-    @abstractmethod
-    def complete(self, args: WorkerArgs) -> None:
-        """Fill in what depends on the kind of the workers."""
-
-    def late_text(self, late: Sequence[WorkerHandle], start_timeout: float) -> str:
-        """The error text for workers whose envs were not made in time."""
-        ids = [i for worker in late for i in worker.ids]
-        return (
-            f"envs {ids} were not constructed within start_timeout={start_timeout} s; pass a larger one if they need it"
-        )
-
-    def close(self) -> None:  # noqa: B027  most have nothing to close
-        """Called when all workers have ended."""
-
-
-class Hung:
-    """The reason that a worker was lost: its env `env_id` did not return for `limit` seconds. `ending` is as in
-    `Watched`.
-    """
-
-    def __init__(self, ending: str, env_id: int, limit: float, stack: str) -> None:
-        self._env_id, self._limit, self._stack, self._ending = env_id, limit, stack, ending
-
-    def error(self, env_id: int) -> WorkerTimeoutError:
-        """The error for one of the envs of the worker."""
-        subject = f"env {env_id}" if env_id == self._env_id else f"env {env_id} is lost because env {self._env_id}"
+    def error_of(env_id: int) -> VectorEnvError:
+        subject = f"env {env_id}" if env_id == hung_id else f"env {env_id} is lost because env {hung_id}"
         error = WorkerTimeoutError(
-            f"{subject} has been busy for more than step_timeout={self._limit} s; {self._ending}; "
-            f"reset({env_id}) starts it again. Env {self._env_id} was at\n{self._stack}"
+            f"{subject} has been busy for more than step_timeout={limit} s; {ending}; "
+            f"reset({env_id}) starts it again. Env {hung_id} was at\n{stack}"
         )
-        error.bystander = env_id != self._env_id
+        error.bystander = env_id != hung_id
         return error
 
+    return error_of
 
-class Torn:
-    """The reason that a worker was killed: an interrupt (Ctrl-C) fell between two parts of a message to or from it."""
 
-    def __init__(self, worker: WorkerHandle) -> None:
-        self._where = worker.where
-
-    def error(self, env_id: int) -> WorkerDiedError:
-        """The error for one of the envs of the worker."""
-        return WorkerDiedError(
-            f"the worker of env {env_id} ({self._where}) was killed because an interrupt cut off a message to "
-            f"or from it; reset({env_id}) starts it again."
-        )
+def stack_of_process(stacks: int, pid: int) -> str:
+    """The Python stack of a worker, which it writes to `stacks` by itself even while it is stuck in native code."""
+    before = os.fstat(stacks).st_size
+    try:
+        os.kill(pid, signal.SIGUSR1)
+    except ProcessLookupError:
+        return "(the worker has ended)"
+    deadline = time.monotonic() + STACK_TIMEOUT
+    size = before
+    while time.monotonic() < deadline:
+        # No event reports that a file has grown, so it is polled: briefly, and only once an env hangs.
+        time.sleep(0.01)
+        grown = os.fstat(stacks).st_size
+        if grown == size > before:
+            break
+        size = grown
+    text = os.pread(stacks, size - before, before).decode(errors="replace")
+    return text or "(the worker did not write its stack; is it stopped?)"

@@ -1,4 +1,5 @@
 """WorkerPool: workers from start to close, the frames that they send, and their deaths. Independent of rounds.
+Watchdog: notices an env that does not return, finds its stack, and ends its worker if `step_timeout` is set.
 
     parent                                   worker w (envs start .. stop - 1)
     ------                                   ---------------------------------
@@ -17,7 +18,8 @@ import os
 import pickle
 import select
 import time
-from collections.abc import Callable, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -27,52 +29,77 @@ from vecenv.backends.host.failure import Failure, read_value
 from vecenv.backends.ipc import messages
 from vecenv.backends.ipc.messages import Frame
 from vecenv.backends.ipc.serialization import Descriptor
-from vecenv.backends.memory.shared_memory import DOING, NOTHING, Control, anonymous_file
+from vecenv.backends.memory.shared_memory import DOING, ELSEWHERE, NOTHING, PROGRESS, Control, anonymous_file
 from vecenv.backends.memory.shared_state import pickled_by_name
-from vecenv.backends.pool.worker_handle import Hung, Launcher, Torn, Watched, WorkerHandle
+from vecenv.backends.pool.worker_handle import Reason, Watched, WorkerHandle, hung, torn
 from vecenv.backends.system_limits import blocks_of
 from vecenv.backends.worker.round_server import RoundServer
 from vecenv.backends.worker.worker_setup import WorkerArgs, WorkerSetup, pickle_env_fn, registered_by_user, worker_seeds
-from vecenv.errors import WorkerTimeoutError
+from vecenv.errors import WorkerTimeoutError, warn_caller
 
 LONGEST_POLL = 3600.0
 
 
-class WorkerPool:
-    """The workers of one vector env.
+class WorkerPool(ABC):
+    """The workers of one vector env; each kind of worker has a class of its own.
 
-    `launcher` starts them, `start_timeout` are the seconds that all constructors together may take. `server` is the
-    class that serves rounds in the workers. The owner sets three callbacks: `on_frame` for a frame from a worker,
-    `on_loss` for a worker that has ended, and `notify` for a frame that was posted to a worker that serves rounds.
+    `start_timeout` are the seconds that all constructors together may take, `server` is the class that serves rounds in
+    the workers. The owner sets both, and three callbacks: `on_frame` for a frame from a worker, `on_loss` for a worker
+    that has ended, and `notify` for a frame that was posted to a worker that serves rounds.
     """
 
-    def __init__(self, server: type[RoundServer], launcher: Launcher, start_timeout: float) -> None:
-        self._server = server
-        self.launcher = launcher
-        self._start_timeout = start_timeout
+    server: type[RoundServer]
+    start_timeout: float
+    on_frame: Callable[[WorkerHandle, Frame], None]
+    on_loss: Callable[[WorkerHandle], None]
+    notify: Callable[[WorkerHandle], None]
+    forked = False
+    """True if workers inherit the program's objects, so that env_fns need not be pickled."""
+
+    def __init__(self) -> None:
         self.workers: list[WorkerHandle] = []
-        self._by_fd: dict[int, Watched] = {}
+        self._by_fd: dict[int, WorkerHandle | Callable[[], None]] = {}
         self._poller = select.poll()
         self.closing = False
         self._own_fds: list[int] = []
         self.torn: Sequence[WorkerHandle] = ()
         """The workers with a message that is partly handled. Those that an interrupt leaves here are killed."""
-        self.on_frame: Callable[[WorkerHandle, Frame], None]
-        self.on_loss: Callable[[WorkerHandle], None]
-        self.notify: Callable[[WorkerHandle], None]
+
+    # The kind of the workers.
+
+    @abstractmethod
+    def default_num_workers(self, n: int, eager: bool) -> int:
+        """Number of workers of `n` envs if the user asks for no number."""
+
+    @abstractmethod
+    def prepare(self, num_workers: int) -> None:
+        """Called before the first worker is launched. Raises if there cannot be so many."""
+
+    @abstractmethod
+    def handle(self, index: int, ids: range) -> WorkerHandle:
+        """A handle for a worker that is yet to be launched."""
+
+    @abstractmethod
+    def complete(self, args: WorkerArgs) -> None:
+        """Fill in what depends on the kind of the workers."""
+
+    def late_text(self, late: Sequence[WorkerHandle]) -> str:
+        """The error text for workers whose envs were not made in time."""
+        ids, limit = [i for worker in late for i in worker.ids], self.start_timeout
+        return f"envs {ids} were not constructed within start_timeout={limit} s; pass a larger one if they need it"
 
     # Start.
 
     def open(self, num_workers: int, n: int, eager: bool) -> None:
         """Reserve what the workers of `n` envs share, before any of them is started."""
-        self.launcher.open(num_workers, self.watch)
-        self._eager = eager
+        self.prepare(num_workers)
+        self.eager = eager
         self.control = Control(num_workers)
         self.own_fd(self.control.fd)
-        self.stacks = self.own_fd(anonymous_file("vecenv-stacks"))
-        self.workers = [self.launcher.handle(w, ids) for w, ids in enumerate(blocks_of(n, num_workers))]
+        stacks = self.own_fd(anonymous_file("vecenv-stacks"))
+        self.workers = [self.handle(w, ids) for w, ids in enumerate(blocks_of(n, num_workers))]
         for worker in self.workers:
-            worker.line = self.control.line(worker.index)
+            worker.line, worker.stacks = self.control.line(worker.index), stacks
         self.worker_of = np.repeat(np.arange(num_workers), [len(w.ids) for w in self.workers])
         """The index of the worker of each env."""
 
@@ -80,9 +107,8 @@ class WorkerPool:
         self, env_fns: Sequence[Callable[[], Any]], transport_args: Callable[[WorkerHandle], Any]
     ) -> list[EnvReport]:
         """Start all workers, and return the report of each env."""
-        forked = self.launcher.forked
         with pickled_by_name() as states:
-            self._env_fns = [env_fn if forked else pickle_env_fn(i, env_fn) for i, env_fn in enumerate(env_fns)]
+            self._env_fns = [env_fn if self.forked else pickle_env_fn(i, env_fn) for i, env_fn in enumerate(env_fns)]
         self._states = list(states.values())
         self._transport_args = transport_args
         registered = self._registered()
@@ -107,50 +133,52 @@ class WorkerPool:
         self._own_fds.append(fd)
         return fd
 
-    def watch(self, fd: int, owner: Watched) -> None:
+    def watch(self, fd: int, owner: WorkerHandle | Callable[[], None]) -> None:
         """Poll `fd` in waits: for a worker, what it sends and its end are handled; a function is called."""
         self._by_fd[fd] = owner
         self._poller.register(fd, select.POLLIN)
 
     def _registered(self) -> list[bytes]:
         """The envs that the program has registered with gymnasium by now; forked workers inherit them."""
-        return [] if self.launcher.forked else registered_by_user()
+        return [] if self.forked else registered_by_user()
 
     def _launch(self, worker: WorkerHandle, registered: list[bytes]) -> None:
         worker.line[DOING] = NOTHING
+        worker.ready = worker.reason = worker.problems = None
+        worker.torn = False
         args = WorkerArgs(
             index=worker.index,
             num_workers=len(self.workers),
             first_id=worker.start,
             count=len(worker.ids),
-            eager=self._eager,
+            eager=self.eager,
             control=Descriptor(self.control.fd),
-            stacks=Descriptor(self.stacks),
+            stacks=Descriptor(worker.stacks),
             setup=WorkerSetup(self._env_fns[worker.start : worker.stop], registered, states=self._states),
             seeds=worker_seeds(worker.index),
-            server=self._server,
+            server=self.server,
             transport=self._transport_args(worker),
         )
-        self.launcher.complete(args)
+        self.complete(args)
         worker.launch(args)
         for fd in worker.fds():
             self.watch(fd, worker)
 
     def _await_ready(self, workers: Sequence[WorkerHandle]) -> None:
         """Wait until all have reported; raises for the first constructor that failed or is late."""
-        deadline = time.monotonic() + self._start_timeout
+        deadline = time.monotonic() + self.start_timeout
         while True:
             for worker in workers:
                 if isinstance(worker.ready, Failure):
                     raise worker.ready.exception(worker.pid)
                 if not worker.alive:  # possibly after its report
-                    raise worker.death(worker.start, None)
+                    raise worker.death(worker.start)
             late = [worker for worker in workers if worker.ready is None]
             if not late:
                 return
             if time.monotonic() >= deadline:
-                raise WorkerTimeoutError(self.launcher.late_text(late, self._start_timeout))
-            self.handle(self.events(deadline))
+                raise WorkerTimeoutError(self.late_text(late))
+            self.handle_events(self.events(deadline))
 
     # Messages.
 
@@ -175,7 +203,7 @@ class WorkerPool:
         except RuntimeError:  # another thread is polling, and handles the events
             return ()
 
-    def handle(self, events: Sequence[tuple[int, int]]) -> None:
+    def handle_events(self, events: Sequence[tuple[int, int]]) -> None:
         """Read what workers have sent, and notice those that have ended."""
         # Looked up first: several descriptors may report the end of a worker, and handling it removes all of them.
         for found, fd, event in [(self._by_fd.get(fd), fd, event) for fd, event in events]:
@@ -205,7 +233,9 @@ class WorkerPool:
         worker.channel.receive()
         while (frame := worker.channel.take()) is not None:
             if frame.kind == messages.READY:
-                worker.ready = _read_reports(worker, pickle.loads(frame.payload))
+                blobs = enumerate(pickle.loads(frame.payload), worker.start)
+                reports = [read_value(blob, i, "__init__") for i, blob in blobs]
+                worker.ready = next((report for report in reports if isinstance(report, Failure)), reports)
                 worker.served = worker.served or not isinstance(worker.ready, Failure)
             elif frame.kind == messages.CLOSED:
                 worker.problems = pickle.loads(frame.payload)
@@ -230,7 +260,7 @@ class WorkerPool:
             if self._by_fd.pop(fd, None) is not None:
                 self._poller.unregister(fd)
 
-    def kill(self, worker: WorkerHandle, reason: Hung | Torn | None) -> None:
+    def kill(self, worker: WorkerHandle, reason: Reason | None) -> None:
         """End a worker by force, and handle its end immediately; `reason` is the cause."""
         worker.reason = reason
         outer, self.torn = self.torn, self.torn or (worker,)
@@ -242,8 +272,8 @@ class WorkerPool:
         """Kill the workers with a message that an interrupt cut off: what they send next could be misread."""
         while self.torn:
             worker = self.torn[0]
-            if worker.launched and not isinstance(worker.reason, Torn):
-                worker.reason = Torn(worker) if worker.reason is None else worker.reason
+            if worker.launched and not worker.torn:
+                worker.torn, worker.reason = True, worker.reason or torn(worker)
                 worker.kill()
             if worker.launched:
                 self._note_end(worker)  # without reading what is left in its channel
@@ -266,7 +296,6 @@ class WorkerPool:
                 if worker.alive:
                     self.kill(worker, None)
                 worker.discard()
-            self.launcher.close()
             own_fds, self._own_fds = self._own_fds, []
             for fd in own_fds:
                 os.close(fd)
@@ -282,7 +311,7 @@ class WorkerPool:
                 self.request(worker, messages.CLOSE, 0)
                 asked.append(worker)
         while any(worker.alive for worker in workers) and time.monotonic() < deadline:
-            self.handle(self.events(deadline))
+            self.handle_events(self.events(deadline))
         killed = [worker for worker in workers if worker.alive]
         for worker in killed:
             self.kill(worker, None)
@@ -294,6 +323,64 @@ class WorkerPool:
         ]
 
 
-def _read_reports(worker: WorkerHandle, blobs: Sequence[bytes]) -> list[EnvReport] | Failure:
-    reports = [read_value(blob, worker.start + j, "__init__") for j, blob in enumerate(blobs)]
-    return next((report for report in reports if isinstance(report, Failure)), reports)
+WARN_AFTER = 60.0
+"""Without `step_timeout`: seconds after which a warning shows the stack of an env that hangs."""
+
+
+class Watchdog:
+    """Adds up, for each worker, how long it has made no progress while an answer is missing. `limit`: `step_timeout`.
+
+    The sum goes on from one wait to the next, because waits may be short, and the time between them counts too. It is
+    looked at once in a tenth of the limit, within waits and after each: so a hang is noticed at most two tenths late
+    while the caller waits, else by its next call. Of the time between two looks at most half the limit counts, because
+    this program and its workers may have been stopped meanwhile. `kill(worker, reason)` ends a worker.
+    """
+
+    def __init__(self, limit: float | None, kill: Callable[[Any, Reason], None]) -> None:
+        self._kill = None if limit is None else kill
+        self._limit = WARN_AFTER if limit is None else limit
+        self._interval = self._limit / 10
+        self._next = 0.0
+        self._seen: dict[Watched, tuple[Any, float, float]] = {}
+        """Of each worker at the last check: its numbers, for how long they have been these, and when that was."""
+
+    def is_due(self) -> bool:
+        """True if it is time for the next check."""
+        return time.monotonic() >= self._next
+
+    def discard(self, worker: Watched) -> None:
+        """Discard what was seen of a worker that has been replaced."""
+        self._seen.pop(worker, None)
+
+    def start(self) -> float:
+        """To be called when a wait begins; returns the time of the next check (of time.monotonic)."""
+        return max(self._next, time.monotonic() + self._interval / 2)
+
+    def check(self, unanswered: Mapping[Any, Sequence[int]]) -> float:
+        """Check the workers whose answers are missing, and end those that hang; returns the time of the next check.
+
+        `unanswered` are the workers that have not answered in full, with the envs whose answers are missing.
+        """
+        now = time.monotonic()
+        before, self._seen = self._seen, {}
+        for worker, ids in unanswered.items():
+            numbers = worker.line[PROGRESS], worker.line[DOING]
+            seen, spent, at = before.get(worker, (None, 0.0, 0.0))
+            spent = spent + min(now - at, self._limit / 2) if seen == numbers else 0.0
+            if spent >= self._limit and worker.alive:
+                self._hung(worker, ids, *numbers)
+                spent = 0.0
+            now = time.monotonic()
+            self._seen[worker] = numbers, spent, now
+        self._next = now + self._interval
+        return self._next
+
+    def _hung(self, worker: Watched, ids: Sequence[int], progress: int, doing: int) -> None:
+        env_id = worker.start + progress % len(worker.ids)
+        if doing in (NOTHING, ELSEWHERE):  # the progress number is that of the env that it used last
+            env_id = next(iter(ids), env_id)
+        stack = worker.stack()
+        if self._kill is None:
+            warn_caller(f"env {env_id} ({worker.title}) has been busy for {self._limit:.0f} s; it is at\n{stack}")
+        else:
+            self._kill(worker, hung(worker.ending, env_id, self._limit, stack))

@@ -20,14 +20,13 @@ import socket
 import struct
 import sys
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from vecenv import ray_cluster
 from vecenv.backends.ipc.messages import CLOSED, SETUP, Channel, Frame
 from vecenv.backends.ipc.serialization import loads_apart
 from vecenv.backends.memory.shared_memory import BUSY_NS, LINE, PROGRESS
 from vecenv.backends.worker.main import construct, live
-from vecenv.backends.worker.round_server import SubprocServer
 from vecenv.backends.worker.worker_setup import WorkerArgs, seed_generators
 
 CONNECT_TIMEOUT = 2.0
@@ -85,7 +84,8 @@ class EnvActor:
         seed_generators(args.seeds)
         self._line = memoryview(array.array("q", [0] * LINE))
         self._outbox = Outbox()
-        self._host, self._server = construct(args, SubprocServer, self._outbox, self._line)
+        self._host, server = construct(args, args.server.far, self._outbox, self._line)
+        self._server: Any = server
         return self._bundle()
 
     def frame(self, kind: int, number: int, payload: bytes) -> Bundle:
@@ -93,7 +93,6 @@ class EnvActor:
         if self._server is None:
             self._outbox.write(CLOSED, 0, pickle.dumps(self._host.close()))
             return self._bundle()
-        assert isinstance(self._server, SubprocServer)
         if kind == SETUP:
             self._server.bind(pickle.loads(payload))
         else:

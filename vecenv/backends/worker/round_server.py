@@ -1,15 +1,16 @@
-"""RoundServer: the loop of a worker that serves rounds and calls; SubprocServer: the one whose rounds are messages."""
+"""RoundServer: the worker's side of rounds and calls, whichever way they travel. BlockRounds: its rounds of envs.
+
+BlockingMeter: detects envs that wait more than they compute, which should not share a worker.
+"""
 
 from __future__ import annotations
 
 import pickle
-import struct
+import resource
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Any
-
-import numpy as np
 
 from vecenv.backends.host.env_host import EnvHost, Payload
 from vecenv.backends.host.failure import Failure, capture, describe
@@ -17,39 +18,88 @@ from vecenv.backends.host.row_writer import IN_INFO_ROW, RENEWED, Extra
 from vecenv.backends.ipc import messages, opcodes
 from vecenv.backends.ipc.messages import Channel, Frame, WorkerChannel
 from vecenv.backends.ipc.serialization import dumps, loads_by_value
-from vecenv.backends.ipc.waiting import SpinWait
-from vecenv.backends.memory.arena import Arena, Layout
+from vecenv.backends.memory.arena import Layout
 from vecenv.backends.memory.infos import InfoWriter
 from vecenv.backends.memory.shared_memory import A_CALL, A_ROUND, BUSY_NS, DOING, NOTHING, SENDING
-from vecenv.backends.worker.blocking_envs import BlockingMeter
 from vecenv.backends.worker.worker_setup import WorkerArgs
 
 Answer = Callable[[Sequence[int], dict[int, Extra]], None]
 """Announces that these envs of the block are done, with their extras."""
 
 
-class RoundServer(ABC):
-    """Serves one worker; `line` is its line of the control block."""
+def _waits() -> int:
+    """Number of times that this thread has waited; where the system counts no threads, this process."""
+    return resource.getrusage(getattr(resource, "RUSAGE_THREAD", resource.RUSAGE_SELF)).ru_nvcsw
 
-    infos: InfoWriter
-    """Set by `bind`."""
 
-    def __init__(self, args: WorkerArgs, host: EnvHost, channel: WorkerChannel, line: Any) -> None:
-        self.host = host
-        self.channel = channel
-        self.line = line
-        self.first_id = args.first_id
-        self.count, self.everyone = args.count, range(args.count)
-        self._one_by_one = args.eager and args.count > 1
-        self._blocking = BlockingMeter(args.count)
+def advice(n: int, workers: int) -> str:
+    """The end of the warning of `BlockingMeter`: what to pass for `n` envs where they are to have `workers`."""
+    own = (
+        f". Pass num_workers={min(n, workers)} to the vector env, or to the collector that makes it, to give each its "
+        "own worker"
+    )
+    if n < 3:
+        return f"{own}."
+    return (
+        f"{own}. Where their steps differ in length, wait_num={max(n // 4, 1)} is faster still (it gives each its own "
+        "worker too), in a loop that goes on with those that are ready, as AsyncDataCollector does: "
+        "docs/guides/waiting-envs.md"
+    )
 
-    @abstractmethod
-    def bind(self, layout: Layout) -> None:
-        """Map or make the block's arena."""
 
-    @abstractmethod
-    def serve(self, channel: Channel) -> None:
-        """Serve until a CLOSE frame from `channel` has been handled."""
+class BlockingMeter:
+    """Measures in the first rounds whether envs that share a worker wait (sockets, sleep).
+
+    A thread that waits has voluntary context switches; one that is only preempted has none. CPU time is that of the
+    whole process: envs may compute in further threads, and a thread that waits for the interpreter lock is none that
+    waits for something outside.
+    """
+
+    MIN_WALL = 0.25
+    MIN_ROUNDS = 8  # a single long step proves nothing
+    MAX_SHARE = 0.5
+
+    def __init__(self, envs: int) -> None:
+        self._envs = envs
+        self._wall = self._cpu = 0.0
+        self._rounds = self._waits = 0
+        self.measuring = envs > 1
+
+    def start(self) -> None:
+        """Start to measure a round."""
+        self._begin = time.perf_counter(), resource.getrusage(resource.RUSAGE_SELF), _waits()
+
+    def stop(self) -> str | None:
+        """End the measurement of a round; returns the text of a warning, once, or None."""
+        begin, before, waits = self._begin
+        now = resource.getrusage(resource.RUSAGE_SELF)
+        self._wall += time.perf_counter() - begin
+        self._cpu += now.ru_utime + now.ru_stime - before.ru_utime - before.ru_stime
+        self._waits += _waits() - waits
+        self._rounds += 1
+        if self._wall < self.MIN_WALL or self._rounds < self.MIN_ROUNDS:
+            return None
+        self.measuring = False
+        if self._cpu > self.MAX_SHARE * self._wall or self._waits < self._rounds:
+            return None
+        return (
+            f"a worker spent {self._wall:.2f} s stepping its {self._envs} envs but only {self._cpu:.2f} s of CPU: "
+            "they wait more than they compute, one after the other"
+        )
+
+
+class BlockRounds:
+    """Runs rounds on the `count` envs of `host`, and keeps the worker's `line` of numbers (see `Control`).
+
+    `eager`: each env is announced as soon as it is done, else those of the block together. `warn` takes the text of a
+    warning.
+    """
+
+    def __init__(self, host: EnvHost, count: int, eager: bool, line: Any, warn: Callable[[str], None]) -> None:
+        self.host, self.line, self._warn = host, line, warn
+        self.count, self.everyone = count, range(count)
+        self._one_by_one = eager and count > 1
+        self._meter = BlockingMeter(count)
 
     def timed(self, round: Callable[..., None], *args: Any) -> None:
         """Do a round, and account for the time that it took."""
@@ -61,27 +111,50 @@ class RoundServer(ABC):
     def run_block(self, asked: bytes, action: Any, payload: Payload, answer: Answer) -> None:
         """Run the operations of the status bytes and answer: for all at once, or for each env as soon as it is done."""
         if opcodes.all_busy(asked):
-            ids: Sequence[int] = self.everyone
+            places: Sequence[int] = self.everyone
         else:
-            ids = [j for j, op in enumerate(asked) if opcodes.IDLE < op < opcodes.DONE]
+            places = [j for j, op in enumerate(asked) if opcodes.IDLE < op < opcodes.DONE]
         if not self._one_by_one:
-            if ids:
-                answer(ids, self._measured(self.host.run, asked, action, payload))
+            if places:
+                answer(places, self._measured(self.host.run, asked, action, payload))
             return
-        for j in ids:
+        for j in places:
             extra = self._measured(self.host.run_one, j, asked[j], action, payload)
             answer([j], {} if extra is None else {j: extra})
 
     def _measured(self, run: Callable[..., Any], *args: Any) -> Any:
         """Return the result of `run`; in the first rounds its time in the envs is measured, without that of sending."""
         self.line[DOING] = A_ROUND
-        if not self._blocking.measuring:
+        if not self._meter.measuring:
             return run(*args)
-        self._blocking.start()
+        self._meter.start()
         result = run(*args)
-        if (warning := self._blocking.stop()) is not None:
-            self.channel.write(messages.WARNING, 0, pickle.dumps(warning))
+        if (warning := self._meter.stop()) is not None:
+            self._warn(warning)
         return result
+
+
+class RoundServer(BlockRounds, ABC):
+    """Serves one worker; `line` is its line of the control page."""
+
+    infos: InfoWriter
+    """Set by `bind`."""
+
+    def __init__(self, args: WorkerArgs, host: EnvHost, channel: WorkerChannel, line: Any) -> None:
+        super().__init__(host, args.count, args.eager, line, self._send_warning)
+        self.channel = channel
+        self.first_id = args.first_id
+
+    @abstractmethod
+    def bind(self, layout: Layout) -> None:
+        """Map or make the block's arena."""
+
+    @abstractmethod
+    def serve(self, channel: Channel) -> None:
+        """Serve until a CLOSE frame from `channel` has been handled."""
+
+    def _send_warning(self, text: str) -> None:
+        self.channel.write(messages.WARNING, 0, pickle.dumps(text))
 
     def handle(self, frame: Frame) -> bool:
         """Handle a frame other than a round; returns True if it was CLOSE."""
@@ -160,76 +233,3 @@ def answer_of(extra: Extra | None) -> int:
     if extra is RENEWED:
         return opcodes.DONE_FINAL
     return opcodes.DONE_EXTRA if extra.final is None else opcodes.DONE_EXTRA_FINAL
-
-
-SPINS = 100
-"""How often a worker looks for its next round, giving the CPU away each time, before it sleeps."""
-SIZE = struct.Struct("<H")
-
-
-class SubprocServer(RoundServer):
-    """Serves ROUND frames, the rounds that travel as messages::
-
-        ROUND    opcode of each env of the block, uint8 | action row of each env of the block, array after array |
-                 pickled payloads
-        ANSWERS  status byte of each env of the block, uint8 | row of each env that has answered, array after array |
-                 last observation of each env that was reset with its last step, array after array |
-                 bytes in use of each info row, uint16 | info row of each env that has one | pickled extras
-
-    The rows are raw bytes; only what does not fit a row is pickled. The part of the info rows is left out where there
-    are none. Nothing is shared, so the other end could be another machine.
-    """
-
-    def bind(self, layout: Layout) -> None:
-        self._block = Arena.build(layout, self.count)
-        self._actions = self._block.actions()
-        self._outputs, self._finals = self._block.outputs(), self._block.finals()
-        self._all_done = bytes([opcodes.DONE]) * self.count
-        self.infos = InfoWriter(self._block.info)
-        self.host.bind(layout, self._block, self.infos)
-
-    def serve(self, channel: Channel) -> None:
-        looking = SpinWait(SPINS)
-        while not self.serve_frame(channel.read(looking)):
-            pass
-
-    def serve_frame(self, frame: Frame) -> bool:
-        """Do what a frame asks for; returns True if it was CLOSE."""
-        if frame.kind != messages.ROUND:
-            return self.handle(frame)
-        self.timed(self._round, frame.payload)
-        return False
-
-    def _round(self, payload: bytes) -> None:
-        ops, end = payload[: self.count], self.count
-        for array in self._actions:
-            start, end = end, end + array.nbytes
-            array[...] = as_rows(payload[start:end], array, self.count)
-        payloads = pickle.loads(payload[end:]) if len(payload) > end else {}
-
-        def load(j: int, op: int) -> Any:
-            return self.load_payload(j, op, payloads[j])
-
-        self.run_block(ops, self._block.action, load, self._answer)
-
-    def _answer(self, ids: Any, extras: dict[int, Extra]) -> None:
-        self.line[DOING] = SENDING
-        if ids is self.everyone and not extras:
-            self.channel.write(messages.ANSWERS, 0, self._all_done, *[array.tobytes() for array in self._outputs])
-            return
-        payload = self.pickled_extras(extras)
-        status = bytearray(self.count)
-        for j in ids:
-            status[j] = answer_of(extras.get(j))
-        rows = slice(None) if ids is self.everyone else list(ids)
-        parts = [array[rows].tobytes() for array in self._outputs]
-        if final := [j for j in ids if status[j] & opcodes.FINAL]:
-            parts += [array[final].tobytes() for array in self._finals]
-        if in_rows := [j for j in ids if status[j] & opcodes.INFO]:
-            parts += [SIZE.pack(size := self.infos.size), self._block.info[in_rows, :size].tobytes()]
-        self.channel.write(messages.ANSWERS, 0, bytes(status), *parts, payload)
-
-
-def as_rows(data: Any, like: np.ndarray, count: int) -> np.ndarray:
-    """Raw bytes as `count` rows of the shape and dtype of those of `like`."""
-    return np.ndarray((count, *like.shape[1:]), like.dtype, data)

@@ -1,0 +1,144 @@
+"""`python -m benchmarks.scale`: what rounds and rollouts cost the one process that all workers or actors report to.
+
+    python -m benchmarks.scale                    # both parts: some minutes, a local Ray is started
+    python -m benchmarks.scale --actors 200       # the last row with so many actors; each takes 100 MB of memory
+
+Workers: CPU time of the caller in a round of `step`, with envs that sleep 5 ms and a worker for each of them.
+Actors: CPU time of a `RayCollector`'s process for each rollout. The actors hold no envs: each repeats its first
+rollout, so that the driver is all that a row measures. From the rows a least-squares fit says what a rollout, a
+megabyte and an actor in the list of those waited for cost, and so how many rollouts fill one driver.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+
+import vecenv
+from collector import ActorConfig, RayCollector
+from collector.cluster import actor_pool
+from collector.cluster.rollout_actor import Columns, Report, RolloutActor
+
+WORKERS = (16, 64, 128)
+BACKENDS = {"Shmem": vecenv.ShmemVectorEnv, "Subproc": vecenv.SubprocVectorEnv, "Thread": vecenv.ThreadVectorEnv}
+ROWS = ((2, 4, 64), (2, 4, 16384), (2, 4, 131072), (16, 4, 64), (16, 4, 16384), (64, 4, 64))
+"""Actors, envs of each, floats of an observation."""
+STEPS = 32
+"""Of each env in a rollout."""
+
+
+class Waits(gym.Env[np.ndarray, np.int64]):
+    """Sleeps 5 ms a step, as a simulator that computes elsewhere."""
+
+    action_space: Any = gym.spaces.Discrete(2)
+
+    def __init__(self, size: int = 4, seconds: float = 5e-3) -> None:
+        self.observation_space = gym.spaces.Box(-1, 1, (size,), np.float32)
+        self._seconds = seconds
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[np.ndarray, dict[str, Any]]:
+        super().reset(seed=seed)
+        return np.zeros(self.observation_space.shape or (), np.float32), {}
+
+    def step(self, action: np.int64) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
+        time.sleep(self._seconds)
+        return np.zeros(self.observation_space.shape or (), np.float32), 0.0, False, False, {}
+
+
+class Repeats(RolloutActor):
+    """Collects one rollout, and returns it again and again."""
+
+    _columns: Columns | None = None
+
+    def collect(self, version: int, weights: Any, random_actions: bool) -> tuple[Report, Columns]:
+        if self._columns is None:
+            _, columns = super().collect(version, weights, random_actions)
+            self._columns = {name: _own(value) for name, value in columns.items()}
+        return Report(0.0, 0.0), self._columns
+
+
+def _own(value: Any) -> Any:
+    return value.copy() if isinstance(value, np.ndarray) else value
+
+
+def rounds(backend: str, workers: int, count: int) -> float:
+    """Milliseconds of CPU of this process in a round."""
+    with BACKENDS[backend]([Waits] * workers, num_workers=workers) as venv:
+        venv.reset()
+        actions = np.zeros(workers, np.int64)
+        for _ in range(5):
+            venv.step(actions)
+        begun = time.process_time()
+        for _ in range(count):
+            venv.step(actions)
+        return 1e3 * (time.process_time() - begun) / count
+
+
+def rollouts(actors: int, envs: int, size: int, seconds: float) -> tuple[float, float, float]:
+    """Milliseconds of CPU of this process for each rollout, its megabytes, and rollouts a second."""
+    make = [partial(Waits, size, 0.0)] * envs
+    config = ActorConfig(num_cpus=0, start_timeout=600)
+    with RayCollector(make, num_actors=actors, frames_per_batch=STEPS * envs, sync=False, actors=config) as collector:
+        for _ in range(2 * actors):
+            batch = collector.rollout()
+        megabytes = sum(rows.nbytes for rows in vars(replace(batch)).values() if isinstance(rows, np.ndarray)) / 1e6
+        done, cpu, begun = 0, time.process_time(), time.perf_counter()
+        while time.perf_counter() < begun + seconds:
+            collector.rollout()
+            done += 1
+        wall, cpu = time.perf_counter() - begun, time.process_time() - cpu
+        return 1e3 * cpu / done, megabytes, done / wall
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.scale", description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--part", choices=("workers", "actors"), help="one of the two")
+    parser.add_argument(
+        "--actors", type=int, help="of one more row, with rollouts of 4 envs x 32 steps x 16,384 floats"
+    )
+    parser.add_argument("--seconds", type=float, default=5.0, help="of each row")
+    options = parser.parse_args(arguments)
+    console = Console()
+    if options.part != "actors":
+        table = Table("workers", *BACKENDS, title="the caller's CPU a round, ms: envs that sleep 5 ms")
+        for workers in WORKERS:
+            table.add_row(str(workers), *(f"{rounds(name, workers, 100):.2f}" for name in BACKENDS))
+        console.print(table)
+    if options.part != "workers":
+        measure_actors(console, options.actors, options.seconds)
+    return 0
+
+
+def measure_actors(console: Console, actors: int | None, seconds: float) -> None:
+    """Print the rows of RayCollector, and the fit over them."""
+    import ray
+
+    ray.init(num_cpus=4, include_dashboard=False, log_to_driver=False, object_store_memory=4_000_000_000)
+    actor_pool.RolloutActor = Repeats  # type: ignore[attr-defined]
+    table = Table(
+        "actors", "MB a rollout", "rollouts/s", "driver's CPU, ms a rollout", title="RayCollector, sync=False"
+    )
+    rows, found = [], []
+    for count, envs, size in (*ROWS, *([(actors, 4, 16384)] if actors else [])):
+        cpu, megabytes, rate = rollouts(count, envs, size, seconds)
+        table.add_row(str(count), f"{megabytes:.2f}", f"{rate:.0f}", f"{cpu:.2f}")
+        rows.append((1.0, megabytes, count))
+        found.append(cpu)
+    console.print(table)
+    one, each_mb, each_actor = np.linalg.lstsq(np.array(rows), np.array(found), rcond=None)[0]
+    console.print(f"fit: {one:.2f} ms a rollout, {each_mb:.3f} ms a MB, {1e3 * each_actor:.1f} us an actor waited for")
+    ray.shutdown()
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
