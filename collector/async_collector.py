@@ -18,7 +18,6 @@ from typing import Any
 
 import numpy as np
 
-from collector.base_collector import BatchCollector
 from collector.batch.conversions import join
 from collector.batch.rollout import FlatRollout, by_env, without_failures
 from collector.batch.step_extras import CheckedHook, StepBatch, StepHook, check_policy_names
@@ -28,6 +27,7 @@ from collector.loops.collection_loop import BatchRequest
 from collector.policy.action_trees import as_vector_envs_take_it
 from collector.policy.policy_call import Policy
 from collector.policy.runner import Outputs
+from collector.sync_collector import BatchCollector
 from vecenv import nest
 from vecenv.errors import warn_caller
 from vecenv.wrappers import check_send_and_recv
@@ -39,26 +39,17 @@ HANG_SECONDS = 10.0
 class AsyncDataCollector(BatchCollector):
     """Collects flat batches of exactly `frames_per_batch` steps, while envs step as the policy runs.
 
-    A batch is a `FlatRollout`: ordered by env, then by time. Steps belong to a batch in the order in which
-    they came; those in flight when it is complete go on, and belong to the next one. Nothing is lost or repeated. They
-    may have been chosen by the weights of the batch before: `policy_version` shows it.
+    A batch is a `FlatRollout`: ordered by env, then by time. Steps belong to a batch in the order in which they came;
+    those in flight when it is complete go on, and belong to the next one. Nothing is lost or repeated; `policy_version`
+    shows by which weights a step was chosen. With groups that take turns batches are the same in each run; with
+    `wait_num` or `timeout` they depend on how fast envs are. More in docs/guides/collecting.md and docs/semantics.md.
 
     Arguments and methods are those of `SyncDataCollector`, and:
 
     Args:
-        create_env_fn, backend: as there; a list of callables is put into a `ShmemVectorEnv` by default.
-        groups: how many groups take turns, where the vector env has neither `wait_num` nor `timeout`. The
-            envs of each worker are spread over the groups. One that steps its envs together (`from_gymnasium`)
-            has one group.
-        env_options: `wait_num` and `timeout` too: the policy is called as soon as so many envs are ready, or after so
-            long. None: groups that take turns.
-
-    With groups that take turns, batches are the same in each run. With `wait_num` or `timeout` how many steps of an env
-    are in a batch depends on how fast it is, and so does what it does where the policy draws from one random stream.
-    All that are ready get their actions together, so none that is ready waits for another. But where cheap envs have
-    more workers than there are CPUs, the system may not schedule one worker for many rounds (of 4 CartPole envs with
-    `wait_num=1` on 2 CPUs, one had 22 of 400 steps). As many workers as CPUs (`num_workers`) or a larger `wait_num`
-    even that out.
+        create_env_fn, backend: as there; a list is put into a `ShmemVectorEnv` by default.
+        groups: how many groups of envs take turns, where the vector env has neither `wait_num` nor `timeout`.
+        env_options: `wait_num` and `timeout` too: call the policy as soon as so many envs are ready, or after so long.
 
     With `return_same_td` every batch is the same object, but in new memory each time.
 

@@ -13,7 +13,6 @@
 from __future__ import annotations
 
 import time
-import warnings
 from abc import abstractmethod
 from collections.abc import Callable
 from dataclasses import replace
@@ -22,22 +21,21 @@ from typing import Any
 
 import numpy as np
 
-from collector.batch.rewards import RewardShape
 from collector.batch.rollout import FlatRollout, Rollout, concatenate, truncate_last
 from collector.batch.step_extras import CheckedHook, InfoColumns, RowLayout, StepBatch, StepHook
 from collector.collector_arguments import at_least_one
 from collector.env_source import check_synchronous, make_vector_env
-from collector.episodes.episode import CollectStats, Ended, Episode, EpisodeCutter
-from collector.evaluation import Evaluation
+from collector.episodes.episode import CollectStats, Ended, EpisodeCutter
 from collector.interruptor import Interruptor
 from collector.loops.batch_iterator import BatchIterator
 from collector.loops.collection_loop import BatchRequest, CollectionLoop
 from collector.loops.sync_loop import SyncLoop
 from collector.policy.action_trees import common_layout
-from collector.policy.exploration import ExplorationType, as_exploration_type
+from collector.policy.exploration import ExplorationType
 from collector.policy.policy_call import Policy
 from collector.policy.random_policy import draw, masks_of
 from vecenv import nest
+from vecenv.errors import warn_caller
 from vecenv.venvs import DummyVectorEnv
 
 CHUNK = 64
@@ -45,12 +43,11 @@ CHUNK = 64
 
 
 class Collecting(CollectionLoop, BatchIterator):
-    """`collect` and `evaluate` of a collector, which sets the attributes from its arguments."""
+    """`collect` of a local collector, which sets the attributes from its arguments."""
 
     storing_device: Any
     _info_keys: tuple[str, ...]
     _info_layout: dict[str, RowLayout]
-    _evaluation: Evaluation | None
 
     @abstractmethod
     def _like_this(self, env: Any, policy: Any, **options: Any) -> Collecting:
@@ -70,98 +67,84 @@ class Collecting(CollectionLoop, BatchIterator):
         keep: bool = True,
     ) -> CollectStats:
         """Collect `n_step` steps or `n_episode` whole episodes (as tianshou's collector); exactly one of them. Nothing
-        is counted in `frames`.
+        is counted in `frames`. See docs/guides/collecting.md.
 
-        n_step: all envs together, rounded up to a multiple of them with a warning. Episodes go on from call to call,
-        and count in the one in which they end.
-        n_episode: exactly that many, each from its reset. The share of each env is set before the first step
-        (`n_episode` divided among them, the first ones one more): taking the episodes that end first would prefer short
-        ones. Episodes in progress are abandoned. An env that has its share is neither stepped nor reset. An interruptor
-        that is stopped ends the call with the episodes that have ended so far.
+        n_step: steps of all envs together, rounded up to a multiple of them with a warning.
+        n_episode: exactly that many whole episodes, a fixed share of each env. Episodes in progress are abandoned.
+        random: random actions in place of the policy's.
+        render: call `render` of the envs after each round, and wait so many seconds (synchronous collectors only).
+        reset_before_collect: abandon the episodes in progress; `gym_reset_kwargs` are for that reset.
+        on_step: called after each round with a `StepBatch`; its dict of `(k, ...)` arrays, or None, goes into `extras`.
+        on_episode: with `n_episode`, called with each `Episode` soon after it has ended.
+        keep: False returns no batch.
 
-        random: random actions in place of the policy's. render: call `render` of the envs after each round, and wait so
-        many seconds (synchronous collectors only; what `render` returns is discarded). reset_before_collect: abandon
-        the episodes in progress; `gym_reset_kwargs` are for that reset. on_step: called after each round with a
-        `StepBatch`; what it returns (a dict of `(k, ...)` arrays, or None) is stored in the batch's `extras`, which are
-        zero where a round returned nothing (tianshou pads so, too). A name that the batch or the policy uses is a
-        `ValueError`. on_episode: with `n_episode`, called with each `Episode` soon after it has ended, by the time of
-        their ends (asynchronous collectors: those of some rounds by env). keep: False returns no batch.
+        Raises `ValueError` for arguments that exclude each other, and for names that the batch has.
         """
         if render is not None:
             on_step = self._rendering(render, on_step)
         if n_episode is not None:
             self._refuse_with_seeds("collect(n_episode=)")
-        n_step, n_episode = check_arguments(n_step, n_episode, on_episode, reset_before_collect, gym_reset_kwargs)
+        if (n_step is None) == (n_episode is None):
+            raise ValueError(f"pass exactly one of n_step and n_episode; got n_step={n_step}, n_episode={n_episode}")
+        if on_episode is not None and n_episode is None:
+            raise ValueError("on_episode needs n_episode: with n_step, episodes may have begun before")
+        if gym_reset_kwargs and not reset_before_collect:
+            raise ValueError("gym_reset_kwargs are for the reset of reset_before_collect=True")
+        name, wanted = ("n_step", n_step) if n_episode is None else ("n_episode", n_episode)
+        count, hook = at_least_one(name, wanted), self._hook(on_step)
         if n_episode is not None and getattr(self.env, "steps_together", False):
             raise ValueError(
                 f"n_episode leaves out envs that have their share, but {self.env!r} steps its envs together: pass "
                 "n_step"
             )
-        hook = self._hook(on_step)
         begin = time.perf_counter()
         if reset_before_collect:
             self.reset(**(gym_reset_kwargs or {}))
-        if n_step is not None:
-            frames = self._round_up(n_step)
-            if frames != n_step:
-                message = f"n_step={n_step} is not a multiple of the {self._env_num} envs: collecting {frames}"
-                warnings.warn(message, stacklevel=2)
-            batch, ended = self._gather_checked(BatchRequest(frames, random, on_step=hook))
-            if self._info_keys and hook is not None:
-                hook.fill(batch.extras, batch.shape)
-            steps = batch.frames
+        if n_episode is None:
+            batch, ended = self._collect_steps(count, random, hook)
         else:
-            assert n_episode is not None
-            batch, ended = self._collect_episodes(n_episode, random, hook, on_episode, keep)
-            steps = int(ended.lens.sum())
-        if keep and self.storing_device is not None:
+            batch, ended = self._collect_episodes(count, random, hook, on_episode, keep)
+        steps = batch.frames if n_episode is None else int(ended.lens.sum())
+        batch = batch if keep else None
+        if batch is not None and self.storing_device is not None:
             batch = batch.to(self.storing_device)
-        seconds = time.perf_counter() - begin
-        return CollectStats(len(ended.lens), steps, seconds, ended.returns, ended.lens, batch if keep else None)
+        return CollectStats(len(ended.lens), steps, time.perf_counter() - begin, ended.returns, ended.lens, batch)
+
+    def _collect_steps(self, n_step: int, random: bool, hook: CheckedHook | None) -> tuple[Any, Ended]:
+        frames = self._round_up(n_step)
+        if frames != n_step:
+            warn_caller(f"n_step={n_step} is not a multiple of the {self._env_num} envs: collecting {frames}")
+        batch, ended = self._gather_checked(BatchRequest(frames, random, on_step=hook))
+        if self._info_keys and hook is not None:
+            hook.fill(batch.extras, batch.shape)
+        return batch, ended
 
     def _collect_episodes(
         self, n_episode: int, random: bool, hook: CheckedHook | None, on_episode: Callable[..., Any] | None, keep: bool
     ) -> tuple[Any, Ended]:
         """One batch of whole episodes, if it is kept, and the episodes."""
+        # It is set before the first step: no env gets more episodes by ending them early.
         quota = n_episode // self._env_num + (self._all_ids < n_episode % self._env_num)
         request = BatchRequest(CHUNK * self._env_num, random, quota, hook)
+        cutter, batches, ends = EpisodeCutter(), list[FlatRollout](), list[Ended]()
         with self._weights.kept():  # it is one batch, though it is collected in pieces
             self._abandon_started()
-            batches, ended = collect_episodes(
-                self._gather_checked, request, self._interruptor, self._reward_shape, on_episode, keep
-            )
+            while quota.any() and not (ends and self._interruptor.collection_stopped()):
+                batch, ended = self._gather_checked(request)
+                ends.append(ended)
+                if keep:
+                    batches.append(batch.flatten())
+                for episode in () if on_episode is None else cutter.cut(batch):
+                    on_episode(episode)  # type: ignore[misc]
+        for each in batches if hook is not None else ():
+            hook.fill(each.extras, each.shape)  # type: ignore[union-attr]
+        # The first rewards have another shape where no env had returned a vector yet.
+        batches = [replace(each, reward=self._reward_shape.fit(each.reward)) for each in batches]
+        ends = [each._replace(returns=self._reward_shape.fit(each.returns)) for each in ends]
+        all_ends = Ended(*(np.concatenate(column) for column in zip(*ends, strict=True)))
+        order = np.argsort(all_ends.env_ids, kind="stable")
         unfinished = self._abandon_started()  # there are some where the interruptor was stopped
-        return concatenate(batches, [unfinished]) if keep else None, ended
-
-    def evaluate(
-        self,
-        n_episode: float,
-        exploration_type: ExplorationType = ExplorationType.MODE,
-        *,
-        seed: int | None = None,
-        eval_env: Any = None,
-        keep: bool = False,
-    ) -> CollectStats:
-        """Collect `n_episode` whole episodes beside the training, with the policy as it is: the episodes in progress go
-        on afterwards, and nothing is counted in `frames`. It may be called after the last batch, too.
-
-        They are played in a vector env that is made as the collector's own, the first time, and kept until `shutdown`.
-        Transforms, `VectorEnvNormObs` and `VecNorm` in envs of `EnvCreator` have the statistics that those of the
-        training have at the time, frozen. Where none can be made, `ValueError`: the collector was made with a vector
-        env that is ready, with a wrapper of your own around it, or with envs that have learned something each for
-        itself (`VecNorm` in `TransformedEnv`, gymnasium's `NormalizeObservation`). Pass `eval_env` then, a vector env.
-        It stays open.
-
-        exploration_type: what is taken from the policy's distributions. A policy that draws from torch's random stream
-        advances that of the training. seed: seeds the envs first, so that the same episodes begin each time.
-        `max_frames_per_traj` holds here too; `compile_policy` and `cudagraph_policy` do not. keep: as for `collect`.
-        """
-        assert self._evaluation is not None
-        wanted = as_exploration_type(exploration_type, None)
-        count = at_least_one("n_episode", n_episode)
-        return self._evaluation.run(
-            self._make_evaluator, count, wanted, seed=seed, eval_env=eval_env, keep=keep, stay_open=not self._closed
-        )
+        return concatenate(batches, [unfinished]) if keep else None, Ended(*(column[order] for column in all_ends))
 
     def _make_evaluator(self, env: Any) -> Collecting:
         """A collector with the same policy on another vector env."""
@@ -176,8 +159,17 @@ class Collecting(CollectionLoop, BatchIterator):
         )
 
     def _rendering(self, pause: float, on_step: StepHook | None) -> StepHook:
-        """The hook, with every round rendered after it."""
-        return rendering(self.env, pause, on_step)
+        """A hook that calls `on_step`, renders all envs and waits `pause` seconds."""
+        if isinstance(pause, bool) or not isinstance(pause, (int, float)) or not 0 <= pause < float("inf"):
+            raise ValueError(f"render is the pause after each frame in seconds, 0 or more; got {pause!r}")
+
+        def render(step: StepBatch) -> dict[str, Any] | None:
+            extras = None if on_step is None else on_step(step)
+            self.env.render()
+            time.sleep(pause)
+            return extras
+
+        return render
 
     def _hook(self, on_step: StepHook | None) -> CheckedHook | None:
         """The function that the loop calls after each round: the hook, and what stores entries of the infos."""
@@ -185,70 +177,6 @@ class Collecting(CollectionLoop, BatchIterator):
         if not self._info_keys:
             return checked
         return InfoColumns(self._info_keys, self._info_layout, lambda: self._runner.layout, checked)
-
-
-def check_arguments(
-    n_step: Any, n_episode: Any, on_episode: Any, reset_before_collect: bool, reset_kwargs: Any
-) -> tuple[int | None, int | None]:
-    """`n_step` and `n_episode` as whole numbers, one of them None. Raises `ValueError` or `TypeError` otherwise."""
-    if (n_step is None) == (n_episode is None):
-        raise ValueError(f"pass exactly one of n_step and n_episode; got n_step={n_step}, n_episode={n_episode}")
-    if on_episode is not None and n_episode is None:
-        raise ValueError("on_episode needs n_episode: with n_step, episodes may have begun before")
-    if reset_kwargs and not reset_before_collect:
-        raise ValueError("gym_reset_kwargs are for the reset of reset_before_collect=True")
-    if n_episode is None:
-        return at_least_one("n_step", n_step), None
-    return None, at_least_one("n_episode", n_episode)
-
-
-def rendering(env: Any, pause: float, on_step: StepHook | None) -> StepHook:
-    """A hook that calls `on_step`, renders all envs and waits `pause` seconds."""
-    if isinstance(pause, bool) or not isinstance(pause, (int, float)) or not 0 <= pause < float("inf"):
-        raise ValueError(f"render is the pause after each frame in seconds, 0 or more; got {pause!r}")
-
-    def render(step: StepBatch) -> dict[str, Any] | None:
-        extras = None if on_step is None else on_step(step)
-        env.render()
-        time.sleep(pause)
-        return extras
-
-    return render
-
-
-def collect_episodes(
-    gather: Callable[[BatchRequest], tuple[Any, Ended]],
-    request: BatchRequest,
-    interruptor: Interruptor,
-    reward_shape: RewardShape,
-    on_episode: Callable[[Episode], Any] | None,
-    keep: bool,
-) -> tuple[list[FlatRollout], Ended]:
-    """Call `gather` until every env has its quota of episodes; returns the batches, if they are kept, and the episodes.
-
-    The quota is set before: no env gets more episodes by ending them early.
-    """
-    assert request.quota is not None
-    cutter = EpisodeCutter()
-    batches: list[FlatRollout] = []
-    ends: list[Ended] = []
-    while request.quota.any() and not (ends and interruptor.collection_stopped()):
-        batch, ended = gather(request)
-        ends.append(ended)
-        if keep:
-            batches.append(batch.flatten())
-        if on_episode is not None:
-            for episode in cutter.cut(batch):
-                on_episode(episode)
-    if request.on_step is not None:
-        for batch in batches:
-            request.on_step.fill(batch.extras, batch.shape)
-    # The first rewards have another shape where no env had returned a vector yet.
-    batches = [replace(batch, reward=reward_shape.fit(batch.reward)) for batch in batches]
-    ends = [each._replace(returns=reward_shape.fit(each.returns)) for each in ends]
-    all_ends = Ended(*(np.concatenate(column) for column in zip(*ends, strict=True)))
-    order = np.argsort(all_ends.env_ids, kind="stable")
-    return batches, Ended(*(column[order] for column in all_ends))
 
 
 def rollout(

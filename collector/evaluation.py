@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
-from collector.episodes.episode import CollectStats
-from collector.policy.exploration import ExplorationType, set_exploration_type
 from vecenv.creator import EnvCreator
 from vecenv.extending import Freezable, HasTransforms
 from vecenv.norm_obs import VectorEnvNormObs
@@ -75,29 +74,18 @@ class Evaluation:
         """The creators of the training envs, and those of the same envs with frozen copies of what they share."""
         self._own: Any = None
 
-    def run(
-        self,
-        make_collector: Callable[[Any], Any],
-        n_episode: int,
-        wanted: ExplorationType,
-        *,
-        seed: int | None,
-        eval_env: Any,
-        keep: bool,
-        stay_open: bool,
-    ) -> CollectStats:
-        """Collect; `stay_open` keeps the envs for the next time. Raises `ValueError` where there are none."""
+    @contextmanager
+    def collector(self, make_collector: Callable[[Any], Any], eval_env: Any, stay_open: bool) -> Iterator[Any]:
+        """The collector that `make_collector` makes of `eval_env`, or of envs that are made here, and kept for the next
+        time with `stay_open`. Raises `ValueError` where there are none.
+        """
         if eval_env is None and self._own is None:
             self._own = self._make(make_collector)
         if eval_env is None:
             self._carry(self._own.env)
         collector = self._own if eval_env is None else make_collector(eval_env)
         try:
-            if seed is not None:
-                collector.set_seed(seed)
-            with set_exploration_type(wanted):
-                stats: CollectStats = collector.collect(n_episode=n_episode, keep=keep)
-            return stats
+            yield collector
         finally:
             if eval_env is not None:
                 collector.shutdown(close_env=False)

@@ -14,8 +14,6 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Any, TypeVar
 
-Stop = TypeVar("Stop", bound="StopSignals")
-
 
 class Interruptor:
     """Ends the batch being collected after its current round, from a signal handler or another thread.
@@ -68,41 +66,8 @@ def sigint_deferred() -> Iterator[None]:
             before(signal.SIGINT, pending[0])
 
 
-class StopSignals(Interruptor):
-    """While entered, SIGINT and SIGTERM end a collection after its current round instead of killing the process.
-
-    The second one does what it did before: Ctrl-C raises KeyboardInterrupt, SIGTERM kills. A signal that was ignored
-    before (as SIGINT is in a shell's background jobs) stays ignored. Outside the main thread, where Python allows no
-    handlers, nothing is changed.
-    """
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.signum = 0
-        self._previous: dict[int, Any] = {}
-
-    def __enter__(self: Stop) -> Stop:
-        if threading.current_thread() is threading.main_thread():
-            for signum in (signal.SIGINT, signal.SIGTERM):
-                if signal.getsignal(signum) != signal.SIG_IGN:
-                    self._previous[signum] = signal.signal(signum, self._handle)
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self._restore()
-
-    def _handle(self, signum: int, frame: FrameType | None) -> None:
-        self.signum = signum
-        self.stop_collection()
-        self._restore()
-        # Not by print: a handler may run in the middle of one.
-        os.write(2, b"\nEnding after this round, and keeping what is whole; once more ends it at once.\n")
-
-    def _restore(self) -> None:
-        while self._previous:
-            signal.signal(*self._previous.popitem())
-
-
+SLICE = 1.0
+"""Seconds after which a batch of a job ends."""
 GRACE = 5.0
 """Seconds that the round in progress may take after the first signal."""
 LAST_RESORT = 20.0
@@ -131,18 +96,25 @@ class OutOfTime(KeyboardInterrupt):
     """
 
 
-class Stopping(StopSignals):
-    """The interruptor of a job: ends batches after `slice_seconds`, and everything after a signal.
+class Stopping(Interruptor):
+    """The interruptor of a job: ends batches after a second, and while entered everything after SIGINT or
+    SIGTERM, which do not kill the process then.
 
-    A batch that lasts no longer than that, and one round more, lets the job commit and report while envs are slow.
-    After the first signal the round in progress has `grace` seconds; then `OutOfTime` is raised in it. An env that
+    The second signal does what it did before: Ctrl-C raises KeyboardInterrupt, SIGTERM kills. One that was ignored
+    before (as SIGINT is in a shell's background jobs) stays ignored. Outside the main thread, where Python allows no
+    handlers, nothing is changed.
+
+    Batches end so soon because the job commits and reports between them, also while envs are slow.
+    After the first signal the round in progress has a few seconds; then `OutOfTime` is raised in it. An env that
     holds the interpreter lock in this process (`backend="dummy"`) cannot be left so: no handler runs any more. Another
     process ends this one then, which the number of a signal reaches through a pipe, from C.
     """
 
-    def __init__(self, slice_seconds: float = 1.0, grace: float = GRACE) -> None:
+    def __init__(self) -> None:
         super().__init__()
-        self._slice_seconds, self._grace = slice_seconds, grace
+        self.signum = 0
+        """The first signal; 0: none came."""
+        self._previous: dict[int, Any] = {}
         self._slice_ends = 0.0
         self._may_raise = False
         self._alarm_before: Any = None
@@ -150,9 +122,12 @@ class Stopping(StopSignals):
         self._wakeup_before = -1
 
     def __enter__(self: Self) -> Self:
-        super().__enter__()
-        if self._previous:  # signals are handled here
-            arguments = [sys.executable, "-I", "-S", "-c", _WATCHDOG, str(os.getpid()), str(self._grace + LAST_RESORT)]
+        if threading.current_thread() is threading.main_thread():
+            for signum in (signal.SIGINT, signal.SIGTERM):
+                if signal.getsignal(signum) != signal.SIG_IGN:
+                    self._previous[signum] = signal.signal(signum, self._handle)
+        if self._previous:
+            arguments = [sys.executable, "-I", "-S", "-c", _WATCHDOG, str(os.getpid()), str(GRACE + LAST_RESORT)]
             with contextlib.suppress(OSError):
                 self._watchdog = subprocess.Popen(arguments, bufsize=0, stdin=subprocess.PIPE, start_new_session=True)
                 assert self._watchdog.stdin is not None
@@ -167,7 +142,7 @@ class Stopping(StopSignals):
 
     def begin_slice(self) -> None:
         """Begin a batch."""
-        self._slice_ends = time.monotonic() + self._slice_seconds
+        self._slice_ends = time.monotonic() + SLICE
 
     def collection_stopped(self) -> bool:
         """Return whether the batch is to end after this round."""
@@ -208,15 +183,23 @@ class Stopping(StopSignals):
             self._alarm_before = None
         if signal.getsignal(signal.SIGINT) == self._at_once:
             signal.signal(signal.SIGINT, signal.default_int_handler)
-        super().__exit__(*exception)
+        self._restore()
+
+    def _restore(self) -> None:
+        while self._previous:
+            signal.signal(*self._previous.popitem())
 
     def _handle(self, signum: int, frame: FrameType | None) -> None:
-        super()._handle(signum, frame)
+        self.signum = signum
+        self.stop_collection()
+        self._restore()
+        # Not by print: a handler may run in the middle of one.
+        os.write(2, b"\nEnding after this round, and keeping what is whole; once more ends it at once.\n")
         if signal.getsignal(signal.SIGINT) == signal.default_int_handler:
             signal.signal(signal.SIGINT, self._at_once)
         self._alarm_before = signal.signal(signal.SIGALRM, self._out_of_time)
         # It repeats, because one that comes while something is closed or committed is passed over.
-        signal.setitimer(signal.ITIMER_REAL, self._grace, 1.0)
+        signal.setitimer(signal.ITIMER_REAL, GRACE, 1.0)
 
     def _at_once(self, signum: int, frame: FrameType | None) -> None:
         """The second Ctrl-C. What is being closed because of it is not interrupted once more."""

@@ -1,15 +1,172 @@
-"""`SyncDataCollector`: batches of steps of all envs, which step together."""
+"""The arguments, batches and state of local collectors, and `SyncDataCollector`, whose envs step together."""
 
 from __future__ import annotations
 
-import warnings
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import Any
 
-from collector.base_collector import BatchCollector
-from collector.env_source import check_synchronous
+from gymnasium.vector import VectorEnv
+
+from collector.batch.rollout import truncate_last
+from collector.batch.step_extras import RowLayout, check_info_keys
+from collector.collect import Collecting
+from collector.collector_arguments import check_step_count, limit, threads
+from collector.env_source import VectorEnvMaker, check_synchronous, make_vector_env, with_transforms
+from collector.evaluation import Evaluation
+from collector.interruptor import Interruptor
+from collector.loops.collection_loop import BatchRequest
 from collector.loops.sync_loop import SyncLoop
+from collector.policy.exploration import ExplorationType, as_exploration_type
 from collector.policy.policy_call import Policy
+from vecenv.extending import flat
 from vecenv.wrappers import check_send_and_recv
+
+
+class BatchCollector(Collecting):
+    """A collector without its loop; arguments and methods are documented in `SyncDataCollector`."""
+
+    _default_backend = "dummy"
+
+    def __init__(
+        self,
+        create_env_fn: Any,
+        policy: Policy | None = None,
+        *,
+        frames_per_batch: float | None = None,
+        total_frames: float | None = -1,
+        device: Any = None,
+        storing_device: Any = None,
+        policy_device: Any = None,
+        env_device: Any = None,
+        create_env_kwargs: dict[str, Any] | None = None,
+        max_frames_per_traj: float | None = None,
+        init_random_frames: float | None = None,
+        reset_at_each_iter: bool = False,
+        postproc: Callable[[Any], Any] | None = None,
+        split_trajs: bool | None = None,
+        exploration_type: ExplorationType = ExplorationType.RANDOM,
+        exploration_mode: str | None = None,
+        return_same_td: bool = False,
+        reset_when_done: bool = True,
+        interruptor: Interruptor | None = None,
+        set_truncated: bool = False,
+        compile_policy: bool | dict[str, Any] = False,
+        cudagraph_policy: bool | dict[str, Any] = False,
+        policy_threads: int | None = 1,
+        backend: str | None = None,
+        episode_seeds: Iterable[tuple[int, int]] | None = None,
+        transforms: Any = None,
+        info_keys: Sequence[str] | None = None,
+        **env_options: Any,
+    ) -> None:
+        make = VectorEnvMaker(type(self), backend, self._default_backend, env_options)
+        devices = device, storing_device, policy_device, env_device
+        finishing = postproc, split_trajs, return_same_td
+        super().__init__(policy, frames_per_batch, total_frames, init_random_frames, devices, *finishing)
+        if not reset_when_done:
+            raise ValueError("reset_when_done is deprecated.")
+        self._exploration_type = as_exploration_type(exploration_type, exploration_mode)
+        self._seeds = episode_seeds
+        self._info_keys = check_info_keys(info_keys)
+        self._info_layout: dict[str, RowLayout] = {}
+        if reset_at_each_iter:
+            self._refuse_with_seeds("reset_at_each_iter")
+        self.reset_at_each_iter, self.set_truncated = reset_at_each_iter, set_truncated
+        self._limit = limit("max_frames_per_traj", max_frames_per_traj)
+        self._interruptor = Interruptor() if interruptor is None else interruptor
+        count = threads("policy_threads", policy_threads)
+        self._options = {"cudagraph": cudagraph_policy, "compile": compile_policy, "threads": count}
+        self._make_env(create_env_fn, create_env_kwargs, make, transforms, policy)
+
+    def _make_env(
+        self, source: Any, kwargs: dict[str, Any] | None, make: VectorEnvMaker, transforms: Any, policy: Any
+    ) -> None:
+        """Make the vector env, with the transforms around it, and prepare for the first batch."""
+        self.env = make_vector_env(source, kwargs, make)
+        is_own = self.env is not source and not isinstance(source, VectorEnv)
+        try:
+            make.check_used()
+            if transforms is not None:
+                self.env = with_transforms(self.env, transforms, policy, self.policy_device)
+            if self._limit:
+                check_step_count(self.env.observation_space)
+            self._prepare(policy)
+            again = partial(_make_again, kwargs, make, transforms, policy, self.policy_device)
+            self._evaluation = Evaluation(source, again, self.env)
+        except BaseException as error:
+            # A vector env that was passed is the caller's until there is a collector.
+            if is_own:
+                self._note_exception(error)
+            self._close(env_too=is_own)
+            if isinstance(source, VectorEnv) and hasattr(self.env, "release"):
+                self.env.release()
+            raise
+
+    # Batches.
+
+    @property
+    def frames_per_batch(self) -> int:
+        """Steps in a full batch."""
+        return self._round_up(self.requested_frames_per_batch)
+
+    @property
+    def exploration_type(self) -> ExplorationType:
+        """The value taken from a distribution that the policy returns, where no `set_exploration_type` is around a call
+        of the collector.
+        """
+        return self._exploration_type
+
+    def __repr__(self) -> str:
+        so_far = f"{self.frames} frames so far{', shut down' if self._closed else ''}"
+        return f"{type(self).__name__}({self.env!r}, {self.frames_per_batch} frames a batch, {so_far})"
+
+    def _is_complete(self) -> bool:
+        """Return whether all of `total_frames`, or all of `episode_seeds`, are collected."""
+        return super()._is_complete() or (self._seeds is not None and self.all_played)
+
+    def _collect_batch(self) -> Any:
+        if self.reset_at_each_iter:
+            self.reset()
+        random, hook = self.frames < self.init_random_frames, self._hook(None)
+        batch, _ = self._gather_checked(BatchRequest(self.frames_per_batch, random, on_step=hook, reuse=self._reuse))
+        if hook is not None:
+            hook.fill(batch.extras, batch.shape)
+        if self.set_truncated:
+            truncate_last(batch)
+        return batch
+
+    # State.
+
+    def state_dict(self) -> dict[str, Any]:
+        """Weights of the policy and progress of the collector. The states of the envs are not in it."""
+        return {
+            "env_state_dict": self.env.state_dict() if hasattr(self.env, "state_dict") else {},
+            "frames": self.frames,
+            "iter": self._batches,
+            "traj_pool": self._episodes.next_id,
+            **self._weights.state_dict(),
+        }
+
+    def load_state_dict(self, state_dict: dict[str, Any], strict: bool = True) -> None:
+        """Go on from a `state_dict`: its weights, its count of frames, and ids of episodes that it has not used.
+
+        The envs begin new episodes. `strict` is for the policy's `load_state_dict`.
+        """
+        self._take_progress(state_dict, strict, "env_state_dict", "frames", "iter")
+        if state_dict["env_state_dict"] and hasattr(self.env, "load_state_dict"):
+            self.env.load_state_dict(state_dict["env_state_dict"])
+        if not self._closed:
+            self._recover()
+            self._finish_steps(discard=True)
+        self._episodes.skip_to(state_dict.get("traj_pool", 0))
+
+    def _close(self, env_too: bool) -> None:
+        try:
+            if self._evaluation is not None:
+                self._evaluation.close()
+        finally:
+            super()._close(env_too)
 
 
 class SyncDataCollector(SyncLoop, BatchCollector):
@@ -19,69 +176,36 @@ class SyncDataCollector(SyncLoop, BatchCollector):
     is the last one, to whom batches belong, and what a failure leaves.
 
     Args:
-        create_env_fn: a vector env; or a callable that makes one (or a single env); or a list of callables that make an
-            env each, or of ids for `gymnasium.make`, as in `["CartPole-v1"] * 8`. The collector closes it in
-            `shutdown`; one that was passed stays open where the arguments are refused. One made with `copy=False`
-            spares large observations a copy; batches are the same, but a policy may not keep the array it is given.
-        policy: see `collector.policy`; None takes random actions.
-        frames_per_batch: steps in a batch, all envs together. Where the number of envs does not divide it, it is
-            rounded up to the next number that they do, with a warning.
-        total_frames: stop after that many steps; None or below zero: never. `ValueError` where `frames_per_batch` does
-            not divide it. Numbers of steps may be floats that are whole, as 1e6.
-        device: what `policy_device` and `storing_device` are where they are not given.
-        storing_device: batches hold tensors on this device. None: numpy arrays.
-        policy_device: the policy gets tensors on this device, and is copied there if it is a module that lives
-            elsewhere. None: modules get tensors where their parameters are, other policies numpy arrays. Random
-            actions are drawn on the CPU.
+        create_env_fn: a vector env, a callable that makes one (or an env), or a list of ids or of callables.
+        policy: a callable, see `collector.policy`; None takes random actions.
+        frames_per_batch: steps in a batch, all envs together, rounded up to a multiple of them with a warning.
+        total_frames: stop after that many steps, a multiple of `frames_per_batch`; None or below zero: never.
+        device: the `policy_device` and `storing_device` where they are not given.
+        storing_device: batches hold tensors on this device; None: numpy arrays.
+        policy_device: the policy gets tensors on this device; None: modules where their parameters are, others arrays.
         env_device: None or "cpu", where envs are.
         create_env_kwargs: keyword arguments for `create_env_fn`.
-        max_frames_per_traj: truncate episodes at that many steps, in each env, across batches. None, or a number below
-            one: do not. `ValueError` where observations have an entry `step_count`.
-        init_random_frames: take random actions until so many steps are collected, rounded up to whole batches. The
-            policy's extras are zero there (it is called once to learn their shapes), and `batch.random` is True.
+        max_frames_per_traj: truncate episodes at that many steps; None or below one: do not.
+        init_random_frames: take random actions until so many steps are collected, rounded up to whole batches.
         reset_at_each_iter: reset all envs before each batch.
-        postproc: called with each batch of the iterator, after `split_trajs`; what it returns is the batch. Moved to
-            the storing device first, where it has `to`. Afterwards extras whose names begin with "_" are removed. It
-            gets the `Rollout` (`collector.MultiStep(n, gamma)` is one); torchrl's own take a TensorDict:
-            `lambda batch: postproc(batch.to_tensordict())`.
+        postproc: called with each batch of the iterator, after `split_trajs`; its result is the batch.
         split_trajs: the iterator returns `batch.split_trajectories()`.
-        exploration_type: what is taken from a distribution that the policy returns; `exploration_mode` is its old name.
-        return_same_td: return the same object with every batch, recorded in the same memory: what was in it is
-            overwritten. Batches of `collect` still belong to the caller.
+        exploration_type: what is taken from a distribution that the policy returns.
+        exploration_mode: the old name of `exploration_type`.
+        return_same_td: return the same object with every batch, in the same memory.
         reset_when_done: only True.
         interruptor: checked after every round; a batch that it ends has the steps collected so far.
-        set_truncated: mark the last step of each env in a batch as truncated. Its episode goes on in the next batch.
+        set_truncated: mark the last step of each env in a batch as truncated; its episode goes on.
         compile_policy: run a policy on tensors through `torch.compile`; True, or a dict of its keyword arguments.
-        cudagraph_policy: replay a policy on CUDA as a graph in rounds of all envs, by tensordict's `CudaGraphModule`;
-            True, or a dict of its keyword arguments. Weights that are replaced in place still take effect.
-        policy_threads: threads of torch for a policy on the CPU while a batch is collected, the same on every machine:
-            another number may change the last bits of what it computes, because long sums are added up in another
-            order. The caller's `torch.set_num_threads` counts between batches, in `postproc` and `on_episode`, and at
-            all times in other threads. What else runs in the collecting thread during a batch (`on_step`, envs of a
-            `DummyVectorEnv`) has the policy's number. None: the caller's number for the policy too. `TypeError` or
-            `ValueError` where it is no integer of at least 1.
-        backend: for a list of callables: "dummy" (None means it here), "thread", "subproc", "shmem", or "auto": "dummy"
-            or "shmem", whichever is faster for these envs. For "auto" one env more is made, in a worker, stepped for a
-            moment (at most 1 s) and closed. Batches are the same.
-        info_keys: entries of the envs' infos that are stored with each step, as `batch.extras[key]`: integers int64,
-            other numbers float64, flags bool, arrays as they are; 0 or False where an info has no such entry. The first
-            value that does not fit promotes its column from then on.
-        env_options: for a list of callables: keywords of the vector env that is made of it, such as `num_workers`,
-            `step_timeout` and `on_error`. Those that are for processes (`num_workers`, `step_timeout`, `context`, ...)
-            make "shmem" the default. `TypeError` for what it has not.
-        episode_seeds: `(number, seed)` of the episodes to be played, in the order in which they begin: an iterable, or
-            `EpisodeSeeds(job_seed)`. An env that is free takes the next one and is reset with its seed, in the round in
-            which the others step. When there are no more, envs are left out, and the iterator ends with the last
-            episode. `traj_ids` are the numbers, `extras["episode_seed"]` the seeds. All noise is keyed: random actions
-            (None as the policy, `init_random_frames`) and samples of the `Categorical`, `Bernoulli` and `Normal`
-            distributions that a policy returns, also of `Independent` and transformed ones, depend on the job seed (0
-            for an iterable without one), the episode's number and the step alone. The policy is called with a row for
-            every env in each round. So an episode is the same in any env, on any backend, and after a restart; with
-            random actions for any number of envs too. `everything_keyed` says whether that held. Every episode is
-            played to its end: `reset`, `set_seed`, `reset_at_each_iter` and `collect(n_episode=)` raise `ValueError`.
-        transforms: of observations, rewards and actions (`vecenv.transforms`): one, or a list of several. They work
-            where the policy does: on tensors if that is a CUDA device, to which frames then go as uint8. Batches hold
-            what they make of the rows. `env_state_dict` in the state of the collector is what they have learnt.
+        cudagraph_policy: replay a policy on CUDA as a graph by tensordict's `CudaGraphModule`; True, or a dict.
+        policy_threads: threads of torch for a policy on the CPU while a batch is collected; None: the caller's number.
+        backend: for a list: "dummy" (None means it here), "thread", "subproc", "shmem", or "auto", the faster one.
+        episode_seeds: `(number, seed)` of the episodes to be played, each to its end: an iterable, or `EpisodeSeeds`.
+        transforms: a transform of `vecenv.transforms`, or a list of several; they work where the policy does.
+        info_keys: entries of the envs' infos that are stored with each step, as `batch.extras[key]`.
+        env_options: for a list: keywords of the vector env, such as `num_workers`, `step_timeout` and `on_error`.
+
+    Raises `TypeError` and `ValueError` for arguments that it does not take; a vector env that was passed stays open.
 
     Example::
 
@@ -101,13 +225,16 @@ class SyncDataCollector(SyncLoop, BatchCollector):
         if self._seeds is not None:
             check_send_and_recv(self.env, "a collector with episode_seeds")
         super()._prepare(policy)
-        frames = self.frames_per_batch
-        if frames != self.requested_frames_per_batch:
-            warnings.warn(
-                f"frames_per_batch={self.requested_frames_per_batch} is not a multiple of the {self._env_num} "
-                f"envs: batches have {frames // self._env_num} steps of each, {frames} frames",
-                stacklevel=3,
-            )
+        self._warn_of_rounding(f"the {self._env_num} envs", f"{self.frames_per_batch // self._env_num} steps of each, ")
 
     def _like_this(self, env: Any, policy: Any, **options: Any) -> SyncDataCollector:
         return SyncDataCollector(env, policy, **options)
+
+
+def _make_again(
+    kwargs: dict[str, Any] | None, make: VectorEnvMaker, transforms: Any, policy: Any, device: Any, source: Any
+) -> Any:
+    """A vector env as the collector's own, with clones of its transforms around it."""
+    clones = None if transforms is None else [each.clone() for each in flat(transforms)]
+    env = make_vector_env(source, kwargs, make)
+    return env if clones is None else with_transforms(env, clones, policy, device)

@@ -12,7 +12,7 @@ import msgspec
 from api_pages import arguments_table, linked, own_doc, plain, sections
 from sphinx.application import Sphinx
 
-from collector.jobs.commands import COMMANDS, DEFAULTS, Positional
+from collector.jobs.commands import COMMANDS, DEFAULTS, Positional, Running
 from collector.jobs.job import Job
 from vecenv.__main__ import _parser
 
@@ -41,7 +41,11 @@ def command(name: str, function: Callable[..., int]) -> Iterator[str]:
     yield from (f"### {name}", "", linked(prose.strip(), name), "")
     rows = []
     for key, parameter in signature.parameters.items():
-        if key != "flags":
+        if key == "running":
+            parameters, more = inspect.signature(Running).parameters, get_type_hints(Running, include_extras=True)
+            _, own, _ = sections(own_doc(Running), tuple(parameters))
+            rows += [option_row(each, parameters[each], more[each], own[each]) for each in parameters]
+        elif key != "flags":
             rows.append(option_row(key, parameter, hints[key], texts[key]))
     if "flags" in signature.parameters:
         rows.append(("--KEY VALUE", "", "Any [key of a job](#keys-of-a-job), as in `--num-envs 16`."))

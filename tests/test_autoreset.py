@@ -12,7 +12,15 @@ from cases import LocalWorker, Plays, counting
 from gymnasium import spaces
 
 from tests.backends import and_ray
-from vecenv import BaseVectorEnv, DummyVectorEnv, ObservationError, ShmemVectorEnv, VectorEnvNormObs
+from vecenv import (
+    BaseVectorEnv,
+    DummyVectorEnv,
+    ObservationError,
+    ShmemVectorEnv,
+    SubprocVectorEnv,
+    ThreadVectorEnv,
+    VectorEnvNormObs,
+)
 from vecenv.testing import CountingEnv
 
 remote_backend = and_ray([ShmemVectorEnv])
@@ -72,6 +80,26 @@ def test_ends_of_episodes_without_infos_pickle_nothing(monkeypatch):
             ends += sum("final_obs" in info for info in venv.step([1, 1, 1], autoreset=True)[4])
         assert ends > 3
         assert loaded == []
+
+
+@pytest.mark.parametrize("backend", [DummyVectorEnv, ThreadVectorEnv, SubprocVectorEnv, ShmemVectorEnv])
+def test_an_env_is_reset_with_its_seed_in_the_round_of_its_last_step(backend):
+    seeds, ended = np.array([7, 8, -1]), set()
+    with backend([lambda: gymnasium.make("CartPole-v1")] * 3) as venv, gymnasium.make("CartPole-v1") as env:
+        first = [env.reset(seed=seed)[0].tolist() for seed in (7, 8)]
+        venv.reset(seed=0)
+        for _ in range(30):
+            obs, _, _, _, info = venv.step(np.ones(3, np.int64), autoreset=seeds)
+            for i in [i for i, each in enumerate(info) if "final_obs" in each]:
+                ended.add(i)
+                assert (obs[i].tolist() in first) == (i < 2)
+                assert i == 2 or obs[i].tolist() == first[i]
+        venv.step(np.ones(1, np.int64), [1], autoreset=seeds[1:2])
+        info = []
+        while not any("final_obs" in each for each in info):  # without seeds they go on from their own generators
+            obs, _, _, _, info = venv.step(np.ones(3, np.int64), autoreset=True)
+            assert all(obs[i].tolist() not in first for i, each in enumerate(info) if "final_obs" in each)
+    assert ended == {0, 1, 2}
 
 
 class ShowsMuch(gymnasium.Env):

@@ -387,7 +387,7 @@ class TestFrames:
         assert batches[0].step_count[0].tolist() == [0, 1, 2, 3, 0]
 
     def test_frames_per_batch_is_rounded_up_to_the_envs_with_a_warning(self) -> None:
-        with pytest.warns(UserWarning, match="frames_per_batch=10 .* 3 envs: .* 4 steps of each, 12 frames"):
+        with pytest.warns(RuntimeWarning, match="frames_per_batch=10 .* 3 envs: .* 4 steps of each, 12 frames"):
             collector = SyncDataCollector(DummyVectorEnv(countdowns(3, 3, 3)), zeros, frames_per_batch=10)
         with collector:
             assert collector.rollout().frames == 12

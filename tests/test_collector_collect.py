@@ -58,7 +58,7 @@ class TestSteps:
 
 def test_steps_are_rounded_up_to_whole_rounds_with_a_warning() -> None:
     message = "n_step=10 is not a multiple of the 3 envs: collecting 12"
-    with make(SyncDataCollector, 3, 4, 5) as collector, pytest.warns(UserWarning, match=message):
+    with make(SyncDataCollector, 3, 4, 5) as collector, pytest.warns(RuntimeWarning, match=message):
         assert collector.collect(n_step=10).n_collected_steps == 12
     with make(AsyncDataCollector, 3, 4, 5) as collector:
         assert collector.collect(n_step=10).n_collected_steps == 10

@@ -223,19 +223,25 @@ def test_a_program_gets_rows_that_do_not_depend_on_where_they_stand_or_is_not_pr
 # Rounds.
 
 
-def test_a_reset_travels_with_the_next_round():
+def test_a_reset_travels_with_the_last_step():
     venv = DummyVectorEnv(countdowns(3, 4))
     seeds = EpisodeSeeds(0, numbers=range(100))
     with SyncDataCollector(venv, frames_per_batch=24, episode_seeds=seeds) as collector:
         batch = collector.rollout()
-        # Twelve steps each: four episodes of 3 with three resets in between, and three of 4 with two.
-        assert venv.stats()["rounds"] == 1 + 12 + 3
+        assert venv.stats()["rounds"] == 1 + 12
         assert batch.shape == (2, 12)
         assert batch.mask.all()
         assert batch.traj_ids.tolist() == [[0] * 3 + [2] * 3 + [4] * 3 + [6] * 3, [1] * 4 + [3] * 4 + [5] * 4]
         assert batch.step_count.tolist() == [[0, 1, 2] * 4, [0, 1, 2, 3] * 3]
         np.testing.assert_array_equal(batch.obs[..., 1], batch.step_count)
         np.testing.assert_array_equal(batch.extras["episode_seed"][0, ::3], [episode_seed(0, n) for n in (0, 2, 4, 6)])
+
+
+def test_an_env_that_is_idle_takes_over_the_episode_that_another_holds():
+    with SyncDataCollector(countdowns(9, 2), frames_per_batch=18, episode_seeds=EpisodeSeeds(0, range(4))) as collector:
+        batch = collector.next()
+    assert batch.traj_ids.tolist() == [[0] * 9, [1, 1, 3, 3, 2, 2] + [-1] * 3]
+    assert [int(seed) for seed in batch.extras["episode_seed"][1, :6:2]] == [episode_seed(0, n) for n in (1, 3, 2)]
 
 
 def test_envs_without_an_episode_are_left_out_and_the_iterator_ends():

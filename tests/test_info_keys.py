@@ -7,14 +7,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from collector_envs import zeros
+from collector_envs import kinds, zeros
 from countdown import Countdown, Tells
 
-from collector import AsyncDataCollector, SyncDataCollector
+from collector import SyncDataCollector
 from vecenv import DummyVectorEnv, ShmemVectorEnv
-
-kinds = pytest.mark.parametrize("kind", [SyncDataCollector, AsyncDataCollector])
-
 
 KEYS = ("taken", "vector", "success")
 

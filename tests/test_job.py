@@ -16,7 +16,7 @@ import psutil
 import pytest
 
 from collector import Dataset, DatasetError, episode_seed
-from collector.interruptor import StopSignals
+from collector.interruptor import Stopping
 from collector.jobs.job import JobError
 from collector.jobs.look import Metrics
 from collector.jobs.playing import JobFailedError
@@ -291,10 +291,6 @@ class TestGoingOn:
         with pytest.raises(JobError, match="NormalizeObservation had statistics of the episodes before"):
             resume_job(tmp_path / "a")
 
-    def test_a_stored_job_imports_nothing_unasked(self, uninterrupted: Path) -> None:
-        with pytest.raises(JobError, match=f"names '{HERE}:Counting', which is code: .* --allow-import {HERE}"):
-            resume_job(uninterrupted)
-
 
 class TestFolders:
     def test_a_folder_in_use_is_refused_and_replaced_on_demand(self, tmp_path: Path) -> None:
@@ -322,8 +318,8 @@ class TestFolders:
 class TestSignals:
     def test_the_second_signal_does_what_it_always_did(self) -> None:
         before = signal.getsignal(signal.SIGTERM)
-        with StopSignals() as stop:
-            assert not stop.collection_stopped()
+        with Stopping() as stop:
+            assert not stop.is_stopped
             signal.raise_signal(signal.SIGINT)
             assert stop.collection_stopped()
             assert stop.signum == signal.SIGINT
@@ -334,9 +330,9 @@ class TestSignals:
     def test_a_signal_that_was_ignored_stays_ignored(self) -> None:
         previous = signal.signal(signal.SIGINT, signal.SIG_IGN)
         try:
-            with StopSignals() as stop:
+            with Stopping() as stop:
                 signal.raise_signal(signal.SIGINT)
-                assert not stop.collection_stopped()
+                assert not stop.is_stopped
         finally:
             signal.signal(signal.SIGINT, previous)
 
@@ -354,8 +350,7 @@ class TestSignals:
             assert running.stdout is not None
             assert running.stdout.readline().startswith("Job: {")
             assert running.stdout.readline().startswith("Collecting 100,000,000 steps")
-            while "steps/s" not in (line := running.stdout.readline()):
-                assert line.startswith("note: about 3.3 GiB for 100,000,000 steps")
+            assert "steps/s" in running.stdout.readline()
             workers = psutil.Process(running.pid).children(recursive=True)
             os.kill(running.pid, signum)
             out, error = running.communicate(timeout=30)

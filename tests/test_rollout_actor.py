@@ -190,7 +190,9 @@ class TestBatches:
 
     def test_frames_are_rounded_up_and_end_the_iterator_and_the_actors(self, ray: LocalRay) -> None:
         options = {"frames_per_batch": 7, "total_frames": 21, "storing_device": "cpu", "progress": True}
-        with pytest.warns(UserWarning, match="not a multiple of the envs of 2 actors, 3 each: batches have 12 frames"):
+        with pytest.warns(
+            RuntimeWarning, match="not a multiple of the envs of 2 actors, 3 each: batches have 12 frames"
+        ):
             collector = RayCollector(cartpoles(3), lean, num_actors=2, **options)
         no_effect = pytest.raises(ValueError, match="has no effect on the policies of a RayCollector")
         with set_exploration_type(ExplorationType.MODE), no_effect:

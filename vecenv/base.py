@@ -127,7 +127,7 @@ class BaseVectorEnv(EngineProperties):
         return self.engine.reset(self._as_ids(id, env_id), kwargs)
 
     def step(
-        self, action: Any, id: Any = None, *, env_id: Any = None, reset: Any = None, autoreset: bool = False
+        self, action: Any, id: Any = None, *, env_id: Any = None, reset: Any = None, autoreset: Any = False
     ) -> Step:
         """Step the envs `id` (default all) and return (obs, rew, terminated, truncated, info).
 
@@ -138,7 +138,8 @@ class BaseVectorEnv(EngineProperties):
         (ids or a mask, among `id`) are reset instead of stepped, in the same round; their action is ignored. With
         `autoreset` an env whose episode this step ends is reset in the same round too: its row has the first
         observation of the next episode and the reward and flags of the last step, and its info is that of the reset,
-        with `final_obs` and `final_info` of the step (as SAME_STEP mode of gymnasium's vector envs).
+        with `final_obs` and `final_info` of the step (as SAME_STEP mode of gymnasium's vector envs). Instead of True
+        it takes the seeds of these resets: an int64 array with one for each env that steps (-1: none).
 
         obs: stacked (k, ...), a dict or tuple of such, or an object array for what cannot be stacked; rew: float64
         (k,) or (k, m); terminated, truncated: bool (k,); info: object array of dicts.
@@ -174,7 +175,7 @@ class BaseVectorEnv(EngineProperties):
         *,
         env_id: Any = None,
         reset: Any = None,
-        autoreset: bool = False,
+        autoreset: Any = False,
         **kwargs: Any,
     ) -> None:
         """The first half of `step`: check everything, start the envs, return at once.

@@ -148,7 +148,7 @@ class RowWiseWrapper(VectorEnvWrapper):
         """
         if not self._resets and "reset" not in kwargs and "autoreset" not in kwargs:
             return
-        if kwargs.get("autoreset") and not self.keeps_autoreset:
+        if not self.keeps_autoreset and kwargs.get("autoreset", False) is not False:
             raise TypeError(
                 f"{type(self).__name__} ends episodes by itself, so no env can be reset in the round of its last step "
                 "(autoreset=True): use step(action, reset=terminated | truncated) in the next round"

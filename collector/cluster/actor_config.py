@@ -64,7 +64,6 @@ class ActorConfig:
 
 def check_arguments(
     make_venv: Any,
-    policy: Any,
     num_actors: int,
     sync: bool,
     max_in_flight: int | None,
@@ -76,8 +75,6 @@ def check_arguments(
     options: Mapping[str, Any],
 ) -> None:
     """Raise `TypeError` or `ValueError` for what a `RayCollector` does not take."""
-    if hasattr(policy, "env_num"):
-        raise TypeError(f"{policy!r} is passed as the policy: make_venv comes first, then the policy")
     many = isinstance(make_venv, Sequence) and not isinstance(make_venv, str)
     if (not callable(make_venv) and not many) or (hasattr(make_venv, "step") and not isinstance(make_venv, type)):
         raise TypeError(

@@ -7,7 +7,6 @@ RayCollector    batch <--one copy-- object store <--whole rollouts-- actors
 from __future__ import annotations
 
 import sys
-import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
@@ -20,15 +19,13 @@ from collector.batch.rollout import Rollout
 from collector.cluster.actor_config import ActorConfig, check_arguments
 from collector.cluster.actor_pool import Actor, ActorPool
 from collector.cluster.cluster_stats import ClusterStats, ProgressBar
-from collector.cluster.published_weights import PublishedWeights
 from collector.cluster.rollout_batches import RolloutBatches
-from collector.collector_arguments import all_frames, at_least_one, limit, resolve_devices
 from collector.env_source import VectorEnvMaker, make_vector_env
-from collector.episodes.episode import CollectStats
 from collector.evaluation import Evaluation
-from collector.loops.batch_iterator import BatchIterator, Finishing
-from collector.policy.exploration import ExplorationType, as_exploration_type, requested_exploration_type
+from collector.loops.batch_iterator import BatchIterator
+from collector.policy.exploration import requested_exploration_type
 from collector.policy.policy_call import Policy
+from collector.policy.weights import PublishedWeights
 from collector.sync_collector import SyncDataCollector
 from vecenv.extending import check_seed, seed_chain, worker_seeds
 from vecenv.ray_cluster import connect
@@ -46,32 +43,23 @@ class RayCollector(BatchIterator):
     trajectories have, and what becomes of each frame.
 
     Args:
-        make_venv: makes the local vector env of an actor, with any backend; or a list of callables that make an env
-            each. Called in each actor; all must be alike. Both this and the policy travel by cloudpickle.
-        policy: as for `SyncDataCollector`. The driver's module is never changed; actors get the weights that it has
-            now, and later those of `update_policy_weights_`.
+        make_venv: makes the local vector env of an actor, in the actor; or a list of callables that make an env each.
+        policy: as for `SyncDataCollector`; the driver's module is never changed.
         num_actors: how many actors.
-        frames_per_batch: steps in a batch. `sync=True`: of all actors together, as many of each; else of one actor.
-            Rounded up to the next number that the envs divide, with a warning.
-        sync: True: a batch has a rollout of each actor, made with the newest weights; actors wait while the driver
-            learns. False: a batch is the rollout that was finished first, and actors go on with the weights that they
-            have.
-        actors: where actors run, how long they may take, and what follows a failure, see `ActorConfig`. Episodes that
-            break off with an actor are in `batch.broken_ids` of the next batch.
-        max_in_flight: rollouts that an actor may be asked for before the driver takes the first. 1 with `sync`, 2
-            without: the second is collected while the first waits.
-        max_bytes_in_flight: bytes of rollouts in flight, all actors together; None: a quarter of the object store. One
-            at a time is always asked for.
-        straggler_timeout: with `sync`, seconds that a batch waits for the other actors once the first rollout has come.
-            A batch may then lack envs (see `batch.env_ids`); what came too late is in the next one.
+        frames_per_batch: steps in a batch: of all actors together with `sync`, else of one actor.
+        total_frames: as for `SyncDataCollector`, of all actors together.
+        sync: True: a batch has a rollout of each actor, with the newest weights; False: the first that was finished.
+        actors: where actors run, how long they may take, and what follows a failure, see `ActorConfig`.
+        max_in_flight: rollouts that an actor may be asked for before the driver takes the first; 1 with `sync`, else 2.
+        max_bytes_in_flight: bytes of rollouts in flight, all actors together; None: a quarter of the object store.
+        straggler_timeout: with `sync`, seconds that a batch waits for the others once the first rollout has come.
         progress: show a progress bar; needs `vecenv[job]`.
+        device, storing_device: as for `SyncDataCollector`, on the driver.
+        policy_device: as for `SyncDataCollector`, on the actors.
         create_env_kwargs: keyword arguments for `make_venv`; a list has those of each actor.
-        total_frames, device, storing_device, policy_device, init_random_frames, postproc, split_trajs: as for
-            `SyncDataCollector`, `total_frames` and `init_random_frames` of all actors together. `storing_device` is
-            one of the driver, `policy_device` one of the actors.
-        options: other arguments of `SyncDataCollector`, for the actors: `max_frames_per_traj`, `reset_at_each_iter`,
-            `exploration_type`, `set_truncated`, `compile_policy`, `cudagraph_policy`, `policy_threads`, `info_keys`,
-            `backend`. There is no `interruptor` and no `return_same_td`.
+        init_random_frames: as for `SyncDataCollector`, of all actors together.
+        postproc, split_trajs: as for `SyncDataCollector`.
+        options: other arguments of `SyncDataCollector`, for the actors, but `interruptor` and `return_same_td`.
 
     Raises `ImportError` where ray is not installed, `WorkerTimeoutError` where actors cannot be scheduled, and what
     `make_venv` raises.
@@ -112,22 +100,15 @@ class RayCollector(BatchIterator):
         actors = actors or ActorConfig()
         policy_device = device if policy_device is None else policy_device
         count, kwargs, flow = num_actors, create_env_kwargs, (max_in_flight, max_bytes_in_flight, straggler_timeout)
-        check_arguments(make_venv, policy, count, sync, *flow, actors, kwargs, policy_device, options)
+        check_arguments(make_venv, count, sync, *flow, actors, kwargs, policy_device, options)
+        devices = device, storing_device, None, None  # that of the policy is one of the actors
+        super().__init__(policy, frames_per_batch, total_frames, init_random_frames, devices, postproc, split_trajs)
         self._count, self._sync = count, sync
         self._env_kwargs = [*kwargs] if isinstance(kwargs, Sequence) else [kwargs or {}] * count
-        self.requested_frames_per_batch = at_least_one("frames_per_batch", frames_per_batch)
-        self.total_frames = all_frames(total_frames, self.requested_frames_per_batch)
-        self.storing_device, _, _ = resolve_devices(device, storing_device, None, None)
-        self.init_random_frames = limit("init_random_frames", init_random_frames)
-        self.frames = 0
-        """Steps in the batches so far."""
-        self.policy: Any = policy
-        self._finishing = Finishing(self.storing_device, bool(split_trajs), postproc, reuse=False)
-        self._batches = self._env_num = self._frames = 0
+        self._env_num = self._frames = 0
         self._first_id = 0
         """Below it are the ids of a state that was loaded."""
         self._seed: tuple[int, bool] | None = None
-        self._closed = False
         make_env = VectorEnvMaker(SyncDataCollector, options.get("backend"), "dummy", {})
         self._evaluation = Evaluation(make_venv, partial(make_vector_env, kwargs=self._env_kwargs[0], make=make_env))
         self._of_evaluation = {name: options[name] for name in OF_EVALUATION if name in options}
@@ -136,18 +117,31 @@ class RayCollector(BatchIterator):
             "policy_device": policy_device,
             "init_random_frames": self.init_random_frames,
         }
+        self._start(make_venv, options, actors, max_in_flight, max_bytes_in_flight, straggler_timeout, progress)
+
+    def _start(
+        self,
+        make_venv: Any,
+        options: dict[str, Any],
+        config: ActorConfig,
+        max_in_flight: int | None,
+        max_bytes_in_flight: float | None,
+        straggler_timeout: float | None,
+        progress: bool,
+    ) -> None:
+        """Connect to the cluster, and start the actors with the arguments of their collectors."""
         with ExitStack() as opened:
             cluster = opened.enter_context(connect())
             ray = cluster.ray
-            self._weights = PublishedWeights(policy, ray.put)
+            self._weights = PublishedWeights(self.policy, ray.put)
             self._pickled = ray.put(cloudpickle.dumps((make_venv, self._weights.policy, options)))
             share = ray.cluster_resources().get("object_store_memory", 0) // PARTS_OF_STORE
             max_bytes = share if max_bytes_in_flight is None else max_bytes_in_flight
-            self._pool = ActorPool(cluster, count, actors, self._start_arguments)
+            self._pool = ActorPool(cluster, self._count, config, self._start_arguments)
             opened.callback(self._pool.close)
             self._pool.start()
             self._check_alike()
-            depth = max_in_flight or (1 if sync else 2)
+            depth = max_in_flight or (1 if self._sync else 2)
             self._rollouts = RolloutBatches(
                 self._pool, self._weights, self._frames, depth, max_bytes, straggler_timeout
             )
@@ -194,13 +188,8 @@ class RayCollector(BatchIterator):
                 "the same number in each"
             )
         self._env_num, self._frames = started[0]
-        if self.frames_per_batch != self.requested_frames_per_batch:
-            warnings.warn(
-                f"frames_per_batch={self.requested_frames_per_batch} is not a multiple of the envs of "
-                f"{f'{self._count} actors' if self._sync else 'an actor'}, {self._env_num} each: batches have "
-                f"{self.frames_per_batch} frames",
-                stacklevel=3,
-            )
+        users = f"{self._count} actors" if self._sync else "an actor"
+        self._warn_of_rounding(f"the envs of {users}, {self._env_num} each")
 
     # Batches.
 
@@ -209,32 +198,7 @@ class RayCollector(BatchIterator):
         """Steps in a full batch."""
         return self._frames * (self._count if self._sync else 1)
 
-    @property
-    def policy_version(self) -> int:
-        """Number of times that the policy's weights have been updated by `update_policy_weights_`."""
-        return self._weights.version
-
-    def evaluate(
-        self,
-        n_episode: float,
-        exploration_type: ExplorationType = ExplorationType.MODE,
-        *,
-        seed: int | None = None,
-        eval_env: Any = None,
-        keep: bool = False,
-    ) -> CollectStats:
-        """Collect `n_episode` whole episodes beside the training, with the weights of the last update; nothing is
-        counted in `frames`. It may be called after the last batch, too.
-
-        They are played in this process, on its CPU, in a vector env that `make_venv` makes the first time, with the
-        `create_env_kwargs` of actor 0. Arguments and errors are those of `SyncDataCollector.evaluate`.
-        """
-        count, wanted = at_least_one("n_episode", n_episode), as_exploration_type(exploration_type, None)
-        options: dict[str, Any] = {"seed": seed, "eval_env": eval_env, "keep": keep, "stay_open": not self._closed}
-        with self._weights.kept():
-            return self._evaluation.run(self._make_local, count, wanted, **options)
-
-    def _make_local(self, env: Any) -> SyncDataCollector:
+    def _make_evaluator(self, env: Any) -> SyncDataCollector:
         options = {"frames_per_batch": env.env_num, "storing_device": self.storing_device, **self._of_evaluation}
         return SyncDataCollector(env, self._weights.policy, **options)
 
@@ -307,25 +271,11 @@ class RayCollector(BatchIterator):
 
         The envs begin new episodes; what is in flight is discarded.
         """
-        if missing := [name for name in ("frames", "iter") if name not in state_dict]:
-            raise ValueError(f"the state lacks {missing}; pass what `state_dict()` of a collector returned")
         self._check_open()
-        if "policy_state_dict" in state_dict:
-            self._weights.load(state_dict["policy_state_dict"], strict)
-        self._weights.version = state_dict.get("policy_version", 0)
-        self.frames, self._batches = state_dict["frames"], state_dict["iter"]
+        self._take_progress(state_dict, strict, "frames", "iter")
         self._first_id = next_id = max(self._next_id, state_dict.get("traj_pool", 0))
         with self._in_use():
             self._pool.run("skip_to", lambda actor: (next_id,))
-
-    def update_policy_weights_(self, policy_weights: Any = None) -> None:
-        """Collect with these weights from the next rollout on that is asked for: those of a module, a state dict or a
-        `TensorDict`; None: those that the policy of the constructor has now.
-
-        They are put into the object store once, when the next rollout is asked for. Raises `RuntimeError` where the
-        policy has no weights, `ValueError` where names or shapes do not fit.
-        """
-        self._weights.update(policy_weights)
 
     def stats(self) -> ClusterStats:
         """Return the figures of each actor, and the last failures; `print(collector.stats())` is a table."""

@@ -20,8 +20,8 @@ import numpy as np
 
 from collector.batch.rollout import Rollout
 from collector.cluster.actor_pool import Actor, ActorPool, Arrived
-from collector.cluster.published_weights import PublishedWeights
 from collector.cluster.rollout_actor import STEPS, Columns
+from collector.policy.weights import PublishedWeights
 from vecenv import nest
 
 

@@ -9,6 +9,7 @@ from gymnasium import spaces
 
 from collector.device.tensors import resolve_device, torch
 from collector.device.torch_vector_env import TorchVectorEnv
+from vecenv import nest
 
 try:
     from torchrl.data import Binary, Bounded, Categorical, Composite, MultiCategorical, Unbounded
@@ -88,7 +89,8 @@ class TorchRLVectorEnv(EnvBase):
             self._latest, _ = self.venv.reset()
         else:
             first, _ = self.venv.reset(mask)
-            self._latest = _with_rows(self._latest, mask, first)
+            self._latest = nest.map(torch.clone, self._latest)
+            nest.put(self._latest, mask, first)
         return self._as_tensordict(self._latest)
 
     def _step(self, tensordict: Any) -> Any:
@@ -157,12 +159,3 @@ def _spec(space: Any, n: int, device: Any, path: str) -> Any:
 
 def _dtype(space: Any) -> torch.dtype:
     return torch.from_numpy(np.empty(0, space.dtype)).dtype
-
-
-def _with_rows(obs: Any, mask: torch.Tensor, first: Any) -> Any:
-    """A copy of the observations with those of the envs in the mask replaced."""
-    if isinstance(obs, dict):
-        return {key: _with_rows(part, mask, first[key]) for key, part in obs.items()}
-    rows = obs.clone()
-    rows[mask] = first
-    return rows

@@ -17,8 +17,6 @@ from vecenv.nest import tensor_on_host
 from vecenv.transforms import TransformedVectorEnv
 from vecenv.wrappers import VectorEnvWrapper
 
-_OF_TRANSFORMS = ("transform", "append_transform", "insert_transform", "state_dict", "load_state_dict")
-
 TensorStep = tuple[Any, torch.Tensor, torch.Tensor, torch.Tensor, Any]
 """(obs, rew, terminated, truncated, info)"""
 
@@ -64,89 +62,61 @@ class TorchVectorEnv(VectorEnvWrapper):
         self, venv: Any, device: Any, *, reward_dtype: torch.dtype = torch.float32, transforms: Any = None
     ) -> None:
         check_can_be_tensors(venv, type(self).__name__)
-        super().__init__(venv)
         self.device = resolve_device(device)
         self.reward_dtype = reward_dtype
         self._reward_dtype = _numpy_dtype(reward_dtype)
-        self._transformed: TransformedVectorEnv | None = None
-        """What does the work where there are transforms."""
+        self._inner, self._has_transforms = venv, transforms is not None
         self._all_tensors = False
         """Whether `final_obs` in infos and the `partial` of an error become tensors."""
         self._transfer = Transfer(self.device, venv.env_num if hasattr(venv, "env_num") else venv.num_envs)
         if transforms is not None:
             plain = TorchVectorEnv(venv, self.device, reward_dtype=reward_dtype)
             plain._all_tensors = True
-            self._transformed = TransformedVectorEnv(plain, transforms)
+            venv = TransformedVectorEnv(plain, transforms)
+        super().__init__(venv)
 
     def to(self, device: Any) -> TorchVectorEnv:
-        """Another TorchVectorEnv around the same `venv`, with tensors on `device` and clones of the transforms; this
-        one stays usable.
+        """Another TorchVectorEnv around the same vector env, with tensors on `device` and clones of the transforms;
+        this one stays usable.
         """
-        transforms = None if self._transformed is None else self._transformed.transform.clone()
-        return type(self)(self.venv, device, reward_dtype=self.reward_dtype, transforms=transforms)
-
-    def __getattr__(self, name: str) -> Any:
-        if name in _OF_TRANSFORMS and self._transformed is not None:
-            return getattr(self._transformed, name)
-        return super().__getattr__(name)
-
-    @property
-    def _outermost(self) -> Any:
-        """The object that has the spaces that the caller sees, and seeds them."""
-        return self.venv if self._transformed is None else self._transformed
-
-    @property
-    def observation_space(self) -> Any:
-        """The space of each env's observations."""
-        return self._outermost.observation_space
-
-    @property
-    def action_space(self) -> Any:
-        """The space of each env's actions."""
-        return self._outermost.action_space
-
-    def seed(self, seed: Any = None) -> Any:
-        """As `venv.seed`."""
-        return self.seeded(self._outermost.seed, seed)
-
-    def set_seed(self, seed: Any, static_seed: bool = False) -> Any:
-        """As `venv.set_seed`."""
-        return self.seeded(self._outermost.set_seed, seed, static_seed)
+        transforms = self.venv.transform.clone() if self._has_transforms else None
+        return type(self)(self._inner, device, reward_dtype=self.reward_dtype, transforms=transforms)
 
     def get_state(self, id: Any = None) -> list[Any]:
         """As `venv.get_state`, with what transforms keep along the episodes, in arrays."""
-        states: list[Any] = self._outermost.get_state(*_positional(id))
+        states: list[Any] = self.venv.get_state(*_positional(id))
         return states
 
     def set_state(self, states: Sequence[Any], id: Any = None) -> None:
         """As `venv.set_state`."""
-        self._outermost.set_state(states, *_positional(id))
+        self.venv.set_state(states, *_positional(id))
 
     def reset(self, id: Any = None, **kwargs: Any) -> tuple[Any, Any]:
         """As `venv.reset`; returns (obs, info) with tensors."""
-        if self._transformed is not None:
-            return self._transformed.reset(id, **kwargs)
+        if self._has_transforms:
+            rows: tuple[Any, Any] = self.venv.reset(id, **kwargs)
+            return rows
         obs, info = self._checked(self.venv.reset, *_positional(id), **_on_host(kwargs))
         return self._tensors(obs), info
 
     def step(self, action: Any, id: Any = None, **kwargs: Any) -> TensorStep:  # type: ignore[override]
         """As `venv.step`; returns (obs, rew, terminated, truncated, info) with tensors, but for infos."""
-        if self._transformed is not None:
-            step: TensorStep = self._transformed.step(_stacked(action), id, **kwargs)
+        if self._has_transforms:
+            step: TensorStep = self.venv.step(_stacked(action), id, **kwargs)
             return step
         return self._result(self._checked(self.venv.step, self._actions(action), *_positional(id), **_on_host(kwargs)))
 
     def send(self, action: Any, id: Any = None, **kwargs: Any) -> None:
         """As `venv.send`."""
-        if self._transformed is not None:
-            self._transformed.send(_stacked(action), id, **kwargs)
+        if self._has_transforms:
+            self.venv.send(_stacked(action), id, **kwargs)
         else:
             self.venv.send(self._actions(action), *_positional(id), **_on_host(kwargs))
 
     def recv(self) -> TensorStep:  # type: ignore[override]
         """As `venv.recv`; returns what `step` does."""
-        if self._transformed is not None:
-            step: TensorStep = self._transformed.recv()
+        if self._has_transforms:
+            step: TensorStep = self.venv.recv()
             return step
         return self._result(self._checked(self.venv.recv))
 

@@ -16,11 +16,14 @@ class EnvEpisodes:
 
     The k-th episode of env n has the id `k * N + n`: unique within a collector, growing with time in each env, and the
     same whatever the batches are. With `seeds`, pairs `(number, seed)`, an env takes the next pair whenever it has
-    none, and the id of an episode is its number; an env for which there is no further pair is idle.
+    none, and the id of an episode is its number; an env for which there is no further pair is idle. With `ahead` each
+    env in an episode holds a second pair, for the next one; one that is idle takes over that of another env.
     """
 
-    def __init__(self, env_num: int, seeds: Iterable[tuple[int, int]] | None = None) -> None:
-        self._envs = np.arange(env_num)
+    def __init__(self, env_num: int, seeds: Iterable[tuple[int, int]] | None = None, ahead: bool = False) -> None:
+        self._envs, self._is_ahead = np.arange(env_num), ahead
+        self._held: dict[int, tuple[int, int]] = {}
+        """The next episode of each env that holds one."""
         self._source: Iterator[tuple[int, int]] | None = None if seeds is None else iter(seeds)
         self._playing: set[int] = set()
         self.over = np.ones(env_num, np.bool_)
@@ -29,6 +32,8 @@ class EnvEpisodes:
         """int64 `(N,)`: the episode that each env is in, or will begin; -1: none."""
         self.seeds = np.full(env_num, -1)
         """int64 `(N,)`: the seed of that episode."""
+        self.next_seeds = np.full(env_num, -1)
+        """int64 `(N,)`: that of the episode which each env holds; -1: none."""
         self.taken = np.zeros(env_num, np.int64)
         """int64 `(N,)`: steps taken in that episode."""
         self.broken = 0
@@ -69,15 +74,25 @@ class EnvEpisodes:
 
     def _take(self, env_ids: np.ndarray) -> None:
         """Give each of these envs the next episode, as long as there are some."""
-        assert self._source is not None
         for env_id in env_ids.tolist():
-            pair = next(self._source, None)
-            number, seed = (-1, -1) if pair is None else read_pair(pair)
+            pair = self._held.pop(env_id, None) or self._read()
+            if pair is None and self._held:
+                pair = self._held.pop(other := next(iter(self._held)))
+                self.next_seeds[other] = -1
+            number, seed = (-1, -1) if pair is None else pair
             if number in self._playing:
                 raise ValueError(f"episode_seeds gave episode {number} to env {env_id} while another env is in it")
             if number >= 0:
                 self._playing.add(number)
-            self.ids[env_id], self.seeds[env_id] = number, seed
+            self.ids[env_id], self.seeds[env_id], self.next_seeds[env_id] = number, seed, -1
+        for env_id in env_ids.tolist() if self._is_ahead else ():
+            if self.ids[env_id] >= 0 and (pair := self._read()) is not None:
+                self._held[env_id], self.next_seeds[env_id] = pair, pair[1]
+
+    def _read(self) -> tuple[int, int] | None:
+        assert self._source is not None
+        pair = next(self._source, None)
+        return None if pair is None else read_pair(pair)
 
     @property
     def all_played(self) -> bool:

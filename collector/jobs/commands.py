@@ -14,6 +14,7 @@ import os
 import re
 import sys
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypedDict, get_args
 
@@ -59,6 +60,34 @@ Flags.__doc__ = Job.__doc__
 JobFlags = Annotated[Flags, arg(name="")]
 
 
+@dataclass
+class Running:
+    """Options of the commands that run a job.
+
+    Args:
+        cluster: play on a Ray cluster, whose tasks each have the envs of the job: its address, or "auto": the one that
+            runs here, else one that is started. The folder must be on a file system that all nodes share.
+        cluster_actors: how many tasks play at once [one for each free CPU].
+        no_plot: do not draw the returns when the job ends.
+        tensorboard: write metrics for TensorBoard too.
+        json: print the result as one object of JSON; progress goes to standard error.
+    """
+
+    cluster: Address = None
+    cluster_actors: Count = None
+    no_plot: bool = False
+    tensorboard: bool = False
+    json: bool = False
+
+    def options(self, on_progress: Progress) -> dict[str, Any]:
+        """The arguments of `run_job` and `resume_job`."""
+        own = {name: getattr(self, name) for name in ("cluster", "cluster_actors", "tensorboard")}
+        return {**own, "on_progress": on_progress}
+
+
+RunningFlags = Annotated[Running, arg(name="")]
+
+
 def _job_of(file: Path | None, settings: list[str], flags: Flags) -> Job:
     settings = [*settings, *(f"{name}={text}" for name, text in flags.items())]
     if file is not None and ":" in file.name and not file.exists():
@@ -73,12 +102,8 @@ def run(
     set: Settings = [],  # noqa: B006
     resume: bool = False,
     overwrite: bool = False,
-    cluster: Address = None,
-    cluster_actors: Count = None,
-    no_plot: bool = False,
-    tensorboard: bool = False,
     dry_run: bool = False,
-    json: bool = False,
+    running: RunningFlags = Running(),  # noqa: B008
     flags: JobFlags = {},  # noqa: B006
 ) -> int:
     """Collect the episodes of a job into a folder.
@@ -89,13 +114,8 @@ def run(
         set: NAME=VALUE or NAME.KEY=VALUE, in the place of what the file has.
         resume: go on where an earlier run of the same job in this folder has ended, if there was one.
         overwrite: replace what an earlier job wrote there.
-        cluster: play on a Ray cluster, whose tasks each have the envs of the job: its address, or "auto": the one that
-            runs here, else one that is started. The folder must be on a file system that all nodes share.
-        cluster_actors: how many tasks play at once [one for each free CPU].
-        no_plot: do not draw the returns when the job ends.
-        tensorboard: write metrics for TensorBoard too.
         dry_run: print the job as it would run; write nothing.
-        json: print the result as one object of JSON; progress goes to standard error.
+        running: how it runs.
         flags: settings of the job.
     """
     wanted = _job_of(job, set, flags)
@@ -103,17 +123,15 @@ def run(
     if resume and overwrite:
         raise JobError("--resume goes on with what --overwrite would replace: pass one of them")
     if dry_run:
-        return _print_plan(wanted, folder, cluster, cluster_actors)
+        return _print_plan(wanted, folder, running.cluster, running.cluster_actors)
     from collector.jobs.run import resume_job, run_job  # here, so that --help is answered without it
 
-    def collect(report: Progress) -> JobState:
-        options: dict[str, Any] = {"cluster": cluster, "cluster_actors": cluster_actors}
-        options |= {"tensorboard": tensorboard, "on_progress": report}
+    def collect(options: dict[str, Any]) -> JobState:
         if resume and (folder / HEAD).exists():
             return resume_job(folder, wanted, **options)
         return run_job(wanted, folder, overwrite=overwrite, **options)
 
-    return _collect(wanted, folder, cluster, json, no_plot, collect)
+    return _collect(wanted, folder, running, collect)
 
 
 def _print_plan(job: Job, folder: Path, cluster: str | None, actors: int | None) -> int:
@@ -135,11 +153,7 @@ def resume(
     *,
     set: Settings = [],  # noqa: B006
     allow_import: Modules = [],  # noqa: B006
-    cluster: Address = None,
-    cluster_actors: Count = None,
-    no_plot: bool = False,
-    tensorboard: bool = False,
-    json: bool = False,
+    running: RunningFlags = Running(),  # noqa: B008
 ) -> int:
     """Go on with the job of a folder where it was.
 
@@ -147,19 +161,13 @@ def resume(
         folder: what `run` wrote.
         set: NAME=VALUE, for settings that only say where episodes are played: backend, num_workers, step_timeout, ...
         allow_import: a module whose classes and functions the stored job may name; it is imported.
-        cluster: play on a Ray cluster, wherever the job ran before; see `run`.
-        cluster_actors: how many tasks play at once [one for each free CPU].
-        no_plot: do not draw the returns when the job ends.
-        tensorboard: write metrics for TensorBoard too.
-        json: print the result as one object of JSON; progress goes to standard error.
+        running: how it runs, wherever it ran before.
     """
     from collector.jobs.job_files import job_of
     from collector.jobs.run import resume_job
 
     job = with_settings(job_of(folder, allow_import), set)
-    options: dict[str, Any] = {"settings": set, "allow_import": allow_import, "tensorboard": tensorboard}
-    options |= {"cluster": cluster, "cluster_actors": cluster_actors}
-    return _collect(job, folder, cluster, json, no_plot, lambda each: resume_job(folder, on_progress=each, **options))
+    return _collect(job, folder, running, lambda more: resume_job(folder, None, set, allow_import=allow_import, **more))
 
 
 def info(folder: Folder, *, json: bool = False) -> int:
@@ -316,39 +324,32 @@ COMMANDS: dict[str, Callable[..., int]] = {
 }
 
 
-def _collect(
-    job: Job,
-    folder: Path,
-    cluster: str | None,
-    as_json: bool,
-    no_plot: bool,
-    collect: Callable[[Progress], JobState],
-) -> int:
+def _collect(job: Job, folder: Path, running: Running, collect: Callable[[dict[str, Any]], JobState]) -> int:
     """Run a job, show how it goes and what came of it, and return the exit code."""
     from collector.jobs.look import dataset_info, import_figure, plot_dataset
     from collector.jobs.report import Report, make_console, summary, wanted
 
-    if not no_plot:
+    if not running.no_plot:
         import_figure()  # before an hour of collection
-    console = make_console(stderr=as_json)
-    if not as_json:
+    console = make_console(stderr=running.json)
+    if not running.json:
         line = f"Job: {json.dumps(changed(job))}"
         console.print(line, highlight=False, soft_wrap=True, markup=False)
-    where = "" if cluster is None else " in each task"
+    where = "" if running.cluster is None else " in each task"
     heading = f"Collecting {wanted(job)} of {job.env} from {job.num_envs} envs{where} into {folder}"
     try:
         with Report(console, job, heading) as report:
-            state = collect(report)
+            state = collect(running.options(report))
     except (JobError, DatasetError, KeyboardInterrupt):
         raise
     except Exception:
         sys.stderr.write(f"the job failed; whole episodes until then are kept in {folder}\n")
         raise
-    if not no_plot and state.episodes:
+    if not running.no_plot and state.episodes:
         plot_dataset(folder)
     info = dataset_info(folder) if state.episodes else None  # otherwise the folder may not have been begun
     console.print(summary(state, info), soft_wrap=True)
-    if as_json:
+    if running.json:
         found = {"signal": state.signum, "skipped": state.skipped, "retried": state.retried, **(info or {})}
         _print_json({"interrupted": state.status == "interrupted", **found})
     return 128 + state.signum if state.signum else 0

@@ -16,7 +16,7 @@ import numpy as np
 
 import vecenv
 from collector.jobs.job import ANYWHERE, Job, JobError, as_record, as_shown
-from collector.jobs.making import declares_repeatable, hash_of, with_statistics
+from collector.jobs.making import hash_of, with_statistics
 from collector.jobs.names import check_names
 from collector.jobs.transform_statistics import with_frozen
 from collector.store.dataset_head import HEAD, make_head, read_head
@@ -227,13 +227,14 @@ def job_of(folder: Path, allow_import: Iterable[str] = ()) -> Job:
     return job
 
 
-def job_head(job: Job, batches: Any, policy: Any, device: str) -> dict[str, Any]:
+def job_head(job: Job, batches: Any, device: str) -> dict[str, Any]:
     """The head of the folder of a job: what another run would need to give the same episodes.
 
-    batches: the collector, which has collected a first batch with `policy`.
+    batches: the collector, which has collected a first batch.
     """
-    venv = batches.env
-    keyed = declares_repeatable(policy) or batches.everything_keyed
+    venv, policy = batches.env, batches.policy
+    # A policy says by `repeatable = True` that its actions follow from what it gets alone.
+    keyed = getattr(policy, "repeatable", False) is True or batches.everything_keyed
     more: dict[str, Any] = {
         "ran_on": {"vector_env": type(venv).__name__, "num_workers": venv.num_workers},
         "cpu": cpu_capability(),

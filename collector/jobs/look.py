@@ -22,6 +22,7 @@ from vecenv.extending import Freezable
 
 METRICS = "metrics.jsonl"
 PICTURE = "returns.png"
+METRICS_SECONDS = 1.0
 LARGEST_LINE = 4096
 SHOWN = ("time", "seconds", "steps_per_second")
 """What is drawn, and printed."""
@@ -32,14 +33,14 @@ LARGEST_NUMBER = 2.0**53
 
 
 class Metrics:
-    """Appends lines to `metrics.jsonl` of a folder, at most one a `seconds`, and one at the end.
+    """Appends lines to `metrics.jsonl` of a folder, at most one a second, and one at the end.
 
     The numbers of a line: `time` (Unix seconds), `seconds` (of this run), `steps`, `episodes`, `steps_per_second`,
     `mean_return`, `mean_length` (of the last 100 episodes), `skipped`, and `bottleneck`, a text. `tensorboard`: also
     write the numbers as events into the folder `tensorboard` in it. Raises `ImportError` where that is not installed.
     """
 
-    def __init__(self, folder: str | os.PathLike[str], tensorboard: bool = False, seconds: float = 1.0) -> None:
+    def __init__(self, folder: str | os.PathLike[str], tensorboard: bool = False) -> None:
         self._path = Path(folder) / METRICS
         self._events = self._writer = None
         with SafeFolder(folder) as opened:
@@ -48,7 +49,7 @@ class Metrics:
                 self._writer = import_tensorboard()(self._events.fd_path)
             # Not synchronised with the disk: it can be done without.
             self._fd = opened.open(METRICS, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
-        self._seconds, self._next = seconds, 0.0
+        self._next = 0.0
 
     def write(self, read: Callable[[], dict[str, Any]], now: bool = False) -> None:
         """Write a line of what `read` returns if it is time for one, or `now`.
@@ -57,7 +58,7 @@ class Metrics:
         """
         if not now and time.monotonic() < self._next:
             return
-        self._next = time.monotonic() + self._seconds
+        self._next = time.monotonic() + METRICS_SECONDS
         numbers = read()
         line = json.dumps({"time": round(time.time(), 3), **numbers}) + "\n"
         try:

@@ -21,6 +21,7 @@ from vecenv.extending import VECTOR_ENVS, find_spec, flat
 
 WITH_STATISTICS = ("NormalizeObservation", "NormalizeReward")
 """Wrappers of gymnasium that carry numbers from one episode to the next."""
+MLP = "collector.policy.mlp:MLPPolicy"
 MAX_RESTARTS = 10
 """Failures of an env that the vector env absorbs in a minute; then the job makes all envs anew."""
 
@@ -201,7 +202,7 @@ def make_policy(job: Job, venv: Any, device: str) -> Any:
     if job.policy == "random":
         return None
     policy, kwargs = job.policy, job.policy_kwargs
-    made: Any = _mlp() if policy == "mlp" else load_attr(policy)
+    made: Any = load_attr(MLP if policy == "mlp" else policy)
     if policy == "mlp":  # the collector draws from a distribution by the key of the episode and the step
         kwargs = {"as_distribution": True, **kwargs}
     if isinstance(made, type):
@@ -215,14 +216,6 @@ def make_policy(job: Job, venv: Any, device: str) -> Any:
     if hasattr(made, "parameters") and hasattr(made, "to"):
         made = made.to(device)
     return made
-
-
-def _mlp() -> type:
-    try:
-        from collector.policy.mlp import MLPPolicy
-    except ImportError as error:
-        raise JobError(str(error)) from None
-    return MLPPolicy
 
 
 def _make_seeded(job: Job, kind: type, *arguments: Any) -> Any:
@@ -280,10 +273,3 @@ def hash_of(policy: Any) -> str | None:
     except (OSError, TypeError):
         return None
     return digest.hexdigest()
-
-
-def declares_repeatable(policy: Any) -> bool:
-    """Return whether a policy says of itself, by `repeatable = True`, that its actions follow from what it gets
-    alone.
-    """
-    return getattr(policy, "repeatable", False) is True

@@ -20,21 +20,20 @@ import time
 import traceback
 from collections import Counter
 from collections.abc import Callable, Sequence
-from contextlib import suppress
-from dataclasses import dataclass, field
+from contextlib import ExitStack, nullcontext, suppress
+from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import msgspec
 
-from collector.episodes.episode import Episode
 from collector.interruptor import Stopping
 from collector.jobs.job import Job, JobError, as_record
-from collector.jobs.job_files import SAME, check_unchanged, job_head, notes_on
+from collector.jobs.job_files import SAME, check_unchanged, notes_on
 from collector.jobs.making import with_statistics
 from collector.jobs.plan import Plan
-from collector.jobs.playing import Commits, JobFailedError, Player, check_budget
+from collector.jobs.playing import Commits, JobFailedError, OnPlayed, Player, Tally, give_up
 from collector.store.folder import SHARDS
 from collector.store.safe_folder import DatasetError
 from collector.store.schema import ShardLine
@@ -117,15 +116,15 @@ class Range:
     """Of the data set; None: it is not known yet, and the task only finds it out."""
     device: str
     numbers: Sequence[int]
-    skipped_before: int = 0
-    """Episodes that the job has given up so far."""
+    skipped: Sequence[int] = ()
+    """The episodes that the job has given up so far."""
     here: str = "."
     import_path: Sequence[str] = ()
     """The current folder and `sys.path` of the driver."""
 
 
-@dataclass
-class Played:
+@dataclass(kw_only=True)
+class Played(Tally):
     """The result of a task."""
 
     episodes: int = 0
@@ -133,12 +132,7 @@ class Played:
     head: dict[str, Any] | None = None
     """The head of the data set as this task would write it."""
     node: str = ""
-    frames: int = 0
     seconds: float = 0.0
-    retried: int = 0
-    skipped: dict[int, str] = field(default_factory=dict)
-    """Numbers of the episodes that were given up, with the last error of each."""
-    bottleneck: str = ""
     error: Exception | None = None
     """What ended it early,"""
     trace: str = ""
@@ -148,42 +142,27 @@ class Played:
 def play_range(task: Range) -> Played:
     """Play these episodes, and commit them to a data set of this task. SIGINT ends it after the round in progress.
 
-    Raises `DatasetError` where the folder is not seen here, or cannot be written to.
+    Raises `DatasetError` where the folder is not seen here.
     """
     sys.path += [path for path in task.import_path if path not in sys.path]
     with suppress(OSError):
         os.chdir(task.here)  # names of files in a job are seen from there
     played, began, stop = Played(node=socket.gethostname()), time.monotonic(), Stopping()
-    commits: Commits | None = None
 
-    def take(batches: Any, episodes: list[Episode]) -> None:
-        if played.head is None:
-            played.head = job_head(task.job, batches, player.policy, task.device)
-        if commits is None:
-            stop.stop_collection()
-            return
-        played.bottleneck = batches.stats().bottleneck_share
-        commits.add(episodes)
+    def open_folder(head: dict[str, Any]) -> Commits | None:
+        played.head = head
+        return None if writer is None else Commits(writer, task.job)
 
-    player = Player(task.job, Plan(task.job.seed, numbers=task.numbers), stop, task.device, take)
-    player.skipped_before = task.skipped_before
     previous = signal.signal(signal.SIGINT, lambda *_: stop.stop_collection())
-    writer = None if task.head is None else _open_writer(task, played.node)
-    try:
-        if writer is not None:
-            commits = Commits(writer, task.job)
+    with ExitStack() as opened:
+        opened.callback(signal.signal, signal.SIGINT, previous)
+        writer = None if task.head is None else opened.enter_context(_open_writer(task, played.node))
+        plan = Plan(task.job.seed, numbers=task.numbers, skipped=task.skipped)
         try:
-            player.play()
+            Player(task.job, plan, stop, played, open_folder, device=task.device).play()
         except Exception as error:
             played.error, played.trace = _portable(error), traceback.format_exc()
-        if commits is not None and not commits.is_broken:
-            commits.commit()
-    finally:
-        if writer is not None:
-            played.episodes = len(writer.committed)
-            writer.close()
-        signal.signal(signal.SIGINT, previous)
-    played.frames, played.retried, played.skipped = player.frames, player.retried, player.skipped
+        played.episodes = 0 if writer is None else len(writer.committed)
     played.seconds = time.monotonic() - began
     return played
 
@@ -221,8 +200,8 @@ class _Task(NamedTuple):
 class RayPlayer:
     """Plays what is left of a plan, as `Player` does, by tasks on a cluster.
 
-    `open_folder(head)` is called with the head that the first task finds out, and returns the writer of the folder;
-    `on_played(lengths, returns, bottleneck)` after each range, with the episodes of it that are committed.
+    `open_folder` is called with the head that the first task finds out, and `on_played` after each range, with the
+    episodes of it that are committed. `count`: how many tasks play at once; None: as many as find a place.
     """
 
     def __init__(
@@ -230,14 +209,16 @@ class RayPlayer:
         job: Job,
         plan: Plan,
         stop: Stopping,
+        tally: Tally,
+        open_folder: Callable[[dict[str, Any]], Commits],
+        on_played: OnPlayed,
         cluster: RayCluster,
         count: int | None,
         folder: Path,
-        open_folder: Callable[[dict[str, Any]], StoreWriter],
-        on_played: Callable[[list[int], list[float], str], None],
     ) -> None:
-        self._job, self._plan, self._stop, self._folder = job, plan, stop, os.path.abspath(folder)
-        self._ray, self._open_folder, self._on_played = cluster.ray, open_folder, on_played
+        self._job, self._plan, self._stop, self._tally = job, plan, stop, tally
+        self._open_folder, self._on_played = open_folder, on_played
+        self._ray, self._folder = cluster.ray, os.path.abspath(folder)
         self._device = device_of_tasks(job)
         self._options = {"num_cpus": job.num_workers or 1, "num_gpus": 1 if self._device == "cuda" else 0}
         places = max(1, free_places(self._options)) if count is None else count
@@ -249,23 +230,9 @@ class RayPlayer:
         self._losses = 0
         self._pace = 0.0
         """Episodes that a task plays in a second."""
-        self._writer: StoreWriter | None = None
+        self._commits: Commits | None = None
         self._head: dict[str, Any] | None = None
         self._parts = 0
-        self._notes: dict[str, None] = {}
-        self.frames = 0
-        """Steps taken, those of episodes that are not whole too."""
-        self.retried = 0
-        """How often an episode was played again alone."""
-        self.skipped_before = 0
-        """Episodes that earlier runs of the job have given up."""
-        self.skipped: dict[int, str] = {}
-        """Episodes that were given up, with the last error of each."""
-
-    @property
-    def notes(self) -> list[str]:
-        """Facts about the tasks."""
-        return [*self._notes]
 
     def play(self) -> None:
         """Play until the plan is complete and its episodes are in the manifest, or a signal came.
@@ -297,7 +264,10 @@ class RayPlayer:
                 with suppress(DatasetError):
                     self._adopt(task, Played())
         if self._losses:
-            self._notes[f"{self._losses} tasks failed, and what they had was played again"] = None
+            self._tally.notes.append(f"{self._losses} tasks failed, and what they had was played again")
+        if self._commits is not None:  # what has failed
+            with suppress(DatasetError) if first is not None else nullcontext():
+                self._commits.commit()
         if first is not None:
             raise first
 
@@ -316,10 +286,9 @@ class RayPlayer:
                 return
             self._parts += 1
             part = f"{SHARDS}/w{self._parts:03d}"
-            if self._writer is not None:
-                self._writer.opened.inside(part, make=True).close()
-            skipped = self.skipped_before + len(self.skipped)
-            where = os.path.join(self._folder, part)
+            if self._commits is not None:
+                self._commits.writer.opened.inside(part, make=True).close()
+            where, skipped = os.path.join(self._folder, part), sorted(self._plan.skipped)
             task = Range(job, where, self._head, self._device, numbers, skipped, os.getcwd(), sys.path)
             self._tasks[start_task(play_range, self._options, task)] = _Task(part, numbers)
 
@@ -340,28 +309,30 @@ class RayPlayer:
                 self._take(task, played)
 
     def _take(self, task: _Task, played: Played) -> None:
-        for number, reason in played.skipped.items():
-            self.skipped[number] = reason
-            self._plan.finished(number, 0)
-        self.frames += played.frames
-        self.retried += played.retried
+        self._tally.frames += played.frames
+        self._tally.retried += played.retried
+        self._tally.bottleneck = played.bottleneck or self._tally.bottleneck
         if played.episodes:
             self._pace = played.episodes / played.seconds
-        self._adopt(task, played)
+        try:
+            give_up(self._job, self._plan, self._tally, played.skipped)
+        finally:
+            self._adopt(task, played)
         if played.head is not None:
             self._take_head(played.node, played.head)
         if played.error is not None:
             raise played.error from RemoteTraceback(played.trace)
-        for number, reason in played.skipped.items():
-            check_budget(self._job, self.skipped_before + len(self.skipped), number, reason)
+        if self._commits is not None:  # what has failed
+            self._commits.commit()
 
     def _adopt(self, task: _Task, played: Played) -> None:
         """Take what a task has committed into the folder, and hand out the rest again."""
         found: list[ShardLine] = []
-        if self._writer is not None:
-            part, until = os.path.join(self._folder, task.part), time.monotonic() + SEES_WITHIN
+        if self._commits is not None:
+            writer, until = self._commits.writer, time.monotonic() + SEES_WITHIN
+            part = os.path.join(self._folder, task.part)
             while True:
-                found += self._writer.adopt(part)
+                found += writer.adopt(part)
                 seen = sum(len(line.episodes) for line in found)
                 if seen >= played.episodes:
                     break
@@ -370,22 +341,22 @@ class RayPlayer:
                     raise DatasetError(f"{where}, and here {seen} are seen: {SHARED}")
                 time.sleep(0.1)
             with suppress(OSError):  # a task that is killed may still be writing
-                self._writer.opened.remove(task.part)
+                writer.opened.remove(task.part)
         for line in found:
             for number, length in zip(line.episodes, line.lengths, strict=True):
                 self._plan.finished(number, length)
-            self._on_played(line.lengths, line.returns, played.bottleneck)
+            self._on_played(line.lengths, line.returns)
         self._plan.again(self._plan.playing.intersection(task.numbers))
 
     def _take_head(self, node: str, head: dict[str, Any]) -> None:
         """Open the folder with the first head; the others are to be the same."""
         head = {**head, "job": as_record(self._job), "ran_on": {**head["ran_on"], "actors": self.count}}
         if self._head is None:
-            self._writer, self._head = self._open_folder(head), head
+            self._commits, self._head = self._open_folder(head), head
             return
         check_unchanged(Path(self._folder), *({name: each[name] for name in SAME} for each in (self._head, head)))
-        for note in notes_on(self._head, head):
-            self._notes[f"on the node {node} {note}"] = None
+        found = [f"on the node {node} {note}" for note in notes_on(self._head, head)]
+        self._tally.notes += [note for note in found if note not in self._tally.notes]
 
     def _lose(self, numbers: list[int], error: Exception) -> None:
         """Note that a task has died with these numbers."""

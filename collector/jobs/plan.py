@@ -40,6 +40,7 @@ class Plan:
         episodes: int | None = None,
         steps: int | None = None,
         numbers: Iterable[int] | None = None,
+        skipped: Iterable[int] = (),
     ) -> None:
         self.job_seed = seed
         """What the seeds of the episodes follow from."""
@@ -52,6 +53,8 @@ class Plan:
         """The length of each episode that is known, and whose number is not below `end`."""
         self.playing: set[int] = set()
         """Numbers that are handed out and have not come back."""
+        self.skipped = {*skipped}
+        """Numbers of the episodes that were given up, in earlier runs too."""
         self.steps = 0
         """Steps of all finished episodes."""
         self.end, self.end_steps, self.end_episodes = 0, 0, 0
@@ -78,11 +81,14 @@ class Plan:
         self._chosen.discard(number)
         self._beyond[number] = length
         self.steps += length
+        if not length:
+            self.skipped.add(number)
         self._advance()
 
     def restore(self, numbers: np.ndarray, lengths: np.ndarray, skipped: Iterable[int] = ()) -> None:
         """Note the episodes of an earlier run. Raises `DatasetError` where it cannot have had such numbers."""
-        left_out = dict.fromkeys(skipped, 0)
+        self.skipped |= {*skipped}
+        left_out = dict.fromkeys(self.skipped, 0)
         known = dict(zip(numbers.tolist(), lengths.tolist(), strict=True))
         most = self._episodes or 0 if self._wanted is None else self._wanted + len(left_out) + MOST_AT_ONCE
         for number in (*known, *left_out):

@@ -16,26 +16,35 @@ import re
 import time
 import warnings
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
 from typing import Any
 
-import gymnasium
 import msgspec
 import numpy as np
 
-from collector.batch.rewards import RewardError
-from collector.episodes.episode import Episode, EpisodeCutter
+from collector.batch.rollout import RewardError
+from collector.episodes.episode import Episode, EpisodeBatch, EpisodeCutter
 from collector.interruptor import OutOfTime, Stopping
 from collector.jobs.job import Job, JobError
-from collector.jobs.making import make_policy, make_venv
+from collector.jobs.job_files import job_head
+from collector.jobs.making import make_policy, make_venv, transforms_with_statistics
 from collector.jobs.plan import Plan
 from collector.jobs.transform_statistics import States, statistics_of, write_statistics
 from collector.store.safe_folder import DatasetError
 from collector.store.writer import StoreWriter
 from collector.sync_collector import SyncDataCollector
+from vecenv import nest
 from vecenv.errors import VectorEnvError
+from vecenv.extending import Leaf, common_layout
 
 BATCH_BYTES = 64 * 2**20
 BATCH_STEPS = 64
+Episodes = Sequence[Episode] | EpisodeBatch
+OpenFolder = Callable[[dict[str, Any]], "Commits | None"]
+"""Opens the folder for the data set that a head describes; None: only the head was wanted."""
+OnPlayed = Callable[[list[int], list[float]], object]
+"""Takes the lengths and returns of episodes that have ended."""
 
 
 class JobFailedError(JobError):
@@ -63,57 +72,66 @@ def skipped_in(state: Any) -> set[int]:
         raise DatasetError(f"its state is no state of a job: {error}") from None
 
 
+@dataclass(kw_only=True)
+class Tally:
+    """The figures of a run, which its player keeps."""
+
+    frames: int = 0
+    """Steps that were taken in this run, those of episodes that are not whole too."""
+    retried: int = 0
+    """How often an episode whose env had failed was played again in this run."""
+    skipped: dict[int, str] = field(default_factory=dict)
+    """Numbers of the episodes that were given up in this run, with the last error of each."""
+    notes: list[str] = field(default_factory=list)
+    """What there is to know about a run that was resumed, its envs, and the tasks on a cluster."""
+    bottleneck: str = ""
+    """What most of the time goes to, and its share: "envs 80 %"; "idle" is what the job does with the episodes."""
+
+
 class Commits:
-    """Gives whole episodes to a writer, and commits them, between slices of play, when they are large or old enough."""
+    """Gives whole episodes to a writer, and commits them, between slices of play, when they are large or old enough.
 
-    def __init__(self, writer: StoreWriter, job: Job) -> None:
-        self.writer, self._job = writer, job
-        self._episodes: list[Episode] = []
-        self._bytes = 0.0
-        self._due = float("inf")
-        self._failed: dict[str, int] = {}
-        self._state: Any = None
+    With the `tally` and the `plan` of a job, commits count its failures, and name for the next run what is skipped.
+    """
+
+    def __init__(self, writer: StoreWriter, job: Job, tally: Tally | None = None, plan: Plan | None = None) -> None:
+        self.writer, self._job, self._tally, self._plan = writer, job, tally, plan
+        self._noted = {"retried": 0, "skipped": 0}
         self._statistics: States | None = None
-        self.is_broken = False
-        """Whether a commit has failed: there can be no other."""
+        self._due = float("inf")
 
-    def note(self, failed: dict[str, int], state: Any) -> None:
-        """Store these counts of failures, and a state that the next run is to find, with the next commit."""
-        for name, count in failed.items():
-            self._failed[name] = self._failed.get(name, 0) + count
-        self._state = state
-
-    def add(self, episodes: Sequence[Episode], statistics: States | None = None) -> None:
+    def add(self, episodes: Episodes, statistics: States | None) -> None:
         """Take episodes, and what the transforms have learnt by then, which is stored with them; commit what is due.
 
         Raises `DatasetError` where the disk refuses a commit.
         """
-        if episodes:
-            if not self._episodes:
-                self._due = time.monotonic() + self._job.shard_seconds
-            self._episodes += episodes
+        self.writer.add(episodes)
+        if len(episodes):
+            self._due = min(self._due, time.monotonic() + self._job.shard_seconds)
             self._statistics = statistics
-            # About: a multiplication in the place of a sum over all arrays.
-            self._bytes += episodes[0].nbytes / len(episodes[0]) * sum(map(len, episodes))
-        if self._bytes >= self._job.shard_bytes or time.monotonic() >= self._due:
+        if self.writer.waiting_bytes >= self._job.shard_bytes or time.monotonic() >= self._due:
             self.commit()
 
     def commit(self) -> None:
         """Commit all that is there."""
-        self.is_broken = True
-        if self._episodes:
-            self.writer.add(self._episodes)
-            self._episodes, self._bytes, self._due = [], 0.0, float("inf")
+        self._due = float("inf")
         if self._statistics is not None:
             write_statistics(self.writer.opened, self._statistics)
-        self.writer.commit(failed=self._failed, state=self._state)
-        self._failed, self._state, self._statistics, self.is_broken = {}, None, None, False
+        if self._tally is None or self._plan is None:
+            self.writer.commit()
+        else:
+            now = {"retried": self._tally.retried, "skipped": len(self._tally.skipped)}
+            failed = {name: count - self._noted[name] for name, count in now.items() if count > self._noted[name]}
+            self.writer.commit(failed=failed, state={"skipped": sorted(self._plan.skipped)} if failed else None)
+            self._noted = now
+        self._statistics = None
 
 
 class Player:
-    """Plays what is left of a plan, in this process and its workers.
+    """Plays what is left of a plan in this process and its workers, and commits it: a whole job, or a range of it.
 
-    `on_batch(batches, episodes)` is called after each batch, with the collector and the whole episodes that have ended.
+    `open_folder` is called after the first batch, which shows what the folder will hold; `on_played` after each batch,
+    with the lengths and returns of the episodes that have ended.
     """
 
     def __init__(
@@ -121,49 +139,44 @@ class Player:
         job: Job,
         plan: Plan,
         stop: Stopping,
+        tally: Tally,
+        open_folder: OpenFolder = lambda head: None,
+        on_played: OnPlayed = lambda lengths, returns: None,
+        *,
         device: str,
-        on_batch: Callable[[SyncDataCollector, list[Episode]], None],
     ) -> None:
-        self._job, self._plan, self._stop, self._device, self._on_batch = job, plan, stop, device, on_batch
+        self._job, self._plan, self._stop, self._device, self._tally = job, plan, stop, device, tally
+        self._open_folder, self._on_played = open_folder, on_played
+        self._commits: Commits | None = None
         self._suspects: set[int] = set()
         self._warned: set[str] = set()
-        self.policy: Any = None
-        self.notes: list[str] = []
-        """What there is to know about the envs."""
-        self.frames = 0
-        """Steps taken, those of episodes that are not whole too."""
-        self.retried = 0
-        """How often an episode was played again alone."""
-        self.skipped_before = 0
-        """Episodes that earlier runs of the job have given up."""
-        self.skipped: dict[int, str] = {}
-        """Episodes that were given up, with the last error of each."""
+        self._learning = bool(transforms_with_statistics(job))
         self.statistics: States | None = None
         """What the transforms of each env had learnt when it was last asked: envs that are made anew begin with it."""
 
     def play(self) -> None:
-        """Play until the plan is complete or a signal came.
+        """Play until the plan is complete or a signal came; what is whole is committed then, and after an error too.
 
         Raises `JobFailedError` where more episodes fail than the job allows, with `on_error="raise"` what the env
-        raises, and always what the policy raises.
+        raises, always what the policy raises, and `DatasetError` where the disk refuses a commit.
         """
-        while not self._is_over():
-            try:
-                with self._stop.leaving_in_time():
+        try:
+            while not self._is_over():
+                with suppress(OutOfTime), self._stop.leaving_in_time():
                     self._play_together()
                     for number in sorted(self._suspects):
                         if self._is_over():
                             break
                         self._play_alone(number)
-            except OutOfTime:
-                break
+        except BaseException:
+            with suppress(DatasetError):  # the first error is raised
+                self._commit()
+            raise
+        self._commit()
 
-    def ask_statistics(self, venv: Any) -> States | None:
-        """Return what the transforms of all envs have learnt, where `venv` has some or all of these."""
-        found = statistics_of(venv)
-        if found is not None:
-            self.statistics = [*found, *(self.statistics or [])[len(found) :]]
-        return self.statistics
+    def _commit(self) -> None:
+        if self._commits is not None:
+            self._commits.commit()
 
     def _is_over(self) -> bool:
         return self._plan.is_complete or self._stop.is_stopped
@@ -180,10 +193,10 @@ class Player:
                 while not (self._is_over() or plan.is_exhausted or len(self._suspects) > most):
                     batch = self._next_batch(batches)
                     self._suspect(batch.broken_ids.tolist())
-                    whole = list(cutter.cut(batch))
-                    finite = [episode for episode in whole if np.isfinite(episode.reward).all()]
-                    self._suspect([episode.number for episode in whole if episode not in finite])
-                    self._keep(batches, finite)
+                    whole = cutter.cut(batch)
+                    infinite = [each.number for each in whole if not np.isfinite(each.reward).all()]
+                    self._suspect(infinite)
+                    self._keep(batches, [each for each in whole if each.number not in infinite] if infinite else whole)
         except Exception as error:
             if self._job.on_error == "raise" or not plan.playing or not is_of_env(error):
                 raise
@@ -195,7 +208,7 @@ class Player:
         """Play one episode again until it ends well, or give it up."""
         job, reason = _alone(self._job), "its env failed"
         for _ in range(self._job.retries):
-            self.retried += 1
+            self._tally.retried += 1
             try:
                 seeds = Plan(self._plan.job_seed, numbers=[number])
                 with make_venv(job, self.statistics) as env, self._collector(env, seeds) as batches:
@@ -214,15 +227,12 @@ class Player:
                     raise
                 reason = f"{type(error).__name__}: {error}"
         self._suspects.discard(number)
-        self.skipped[number] = reason
-        check_budget(self._job, self.skipped_before + len(self.skipped), number, reason)
-        self._plan.finished(number, 0)
+        give_up(self._job, self._plan, self._tally, {number: reason})
 
     def _collector(self, env: Any, seeds: Iterable[tuple[int, int]]) -> SyncDataCollector:
-        self.policy = make_policy(self._job, env, self._device)
         return SyncDataCollector(
             env,
-            self.policy,
+            make_policy(self._job, env, self._device),
             frames_per_batch=env.env_num * steps_per_batch(self._job, env),
             interruptor=self._stop,
             policy_threads=self._job.policy_threads,
@@ -239,30 +249,49 @@ class Player:
         for each in caught:
             text = str(each.message)
             if waits := re.match("(.*they wait more than they compute).* num_workers=([0-9]+)", text):
-                self.notes.append(f"{waits[1]}; num_workers = {waits[2]} gives each its own worker")
+                note = f"{waits[1]}; num_workers = {waits[2]} gives each its own worker"
+                self._tally.notes += [note] if note not in self._tally.notes else []
             elif text not in self._warned:
                 self._warned.add(text)
                 warnings.warn_explicit(each.message, each.category, each.filename, each.lineno)
-        self.frames += batch.frames
+        self._tally.frames += batch.frames
         return batch
 
-    def _keep(self, batches: SyncDataCollector, episodes: list[Episode]) -> None:
+    def _keep(self, batches: SyncDataCollector, episodes: Episodes) -> None:
         with self._stop.finishing():
-            self._on_batch(batches, episodes)
+            self.take(batches, episodes)
         for episode in episodes:
             self._plan.finished(episode.number, len(episode))
+
+    def take(self, batches: SyncDataCollector, episodes: Episodes) -> None:
+        """Commit the episodes that have ended in a batch, when that is due."""
+        if self._commits is None:
+            self._commits = self._open_folder(job_head(self._job, batches, self._device))
+            if self._commits is None:
+                self._stop.stop_collection()
+                return
+        if self._learning and len(episodes) and (found := statistics_of(batches.env)) is not None:
+            # There may be fewer envs than statistics: an episode is played alone.
+            self.statistics = [*found, *(self.statistics or [])[len(found) :]]
+        self._tally.bottleneck = batches.stats().bottleneck_share
+        self._commits.add(episodes, self.statistics if self._learning else None)
+        self._on_played([len(each) for each in episodes], [each.total_reward for each in episodes])
 
     def _suspect(self, numbers: list[int]) -> None:
         self._suspects.update(numbers)
         self._plan.set_aside(numbers)
 
 
-def check_budget(job: Job, count: int, number: int, reason: str) -> None:
-    """Raise `JobFailedError` where `count` skipped episodes, of which this is the last, are too many."""
-    if count > job.max_failed:
+def give_up(job: Job, plan: Plan, tally: Tally, failed: dict[int, str]) -> None:
+    """Skip these episodes, with the last error of each. Raises `JobFailedError` where there are too many."""
+    tally.skipped.update(failed)
+    for number in failed:
+        plan.finished(number, 0)
+    if failed and len(plan.skipped) > job.max_failed:
+        number = max(failed)
         raise JobFailedError(
-            f"{count} episodes failed, and max_failed is {job.max_failed}; episode {number}, "
-            f"played {job.retries + 1} times, failed with {reason}"
+            f"{len(plan.skipped)} episodes failed, and max_failed is {job.max_failed}; episode {number}, "
+            f"played {job.retries + 1} times, failed with {failed[number]}"
         )
 
 
@@ -284,15 +313,7 @@ def _alone(job: Job) -> Job:
 
 def steps_per_batch(job: Job, env: Any) -> int:
     """64, or fewer where a batch would be large for the memory or the job."""
-    rows = job.num_envs * max(1, _bytes_of(env.observation_space[0]))
+    leaves = nest.leaves(common_layout(env.observation_space, env.action_space).obs)
+    row = sum(int(np.prod(leaf.shape)) * leaf.dtype.itemsize for leaf in leaves if isinstance(leaf, Leaf))
     wanted = BATCH_STEPS if job.steps is None else -(-job.steps // job.num_envs)
-    return max(1, min(BATCH_STEPS, BATCH_BYTES // rows, wanted))
-
-
-def _bytes_of(space: gymnasium.Space[Any]) -> int:
-    """Size of one observation, roughly where the space has no fixed one."""
-    if isinstance(space, gymnasium.spaces.Dict):
-        return sum(_bytes_of(part) for part in space.values())
-    if isinstance(space, gymnasium.spaces.Tuple):
-        return sum(_bytes_of(part) for part in space.spaces)
-    return int(np.prod(space.shape)) * np.dtype(space.dtype).itemsize if space.shape is not None else 8
+    return max(1, min(BATCH_STEPS, BATCH_BYTES // (job.num_envs * max(1, row)), wanted))

@@ -18,7 +18,7 @@ from collector.jobs.job import Job, JobError
 from collector.jobs.job_files import job_of
 from collector.jobs.making import make_env, resolve_device, with_statistics
 from collector.jobs.plan import Plan
-from collector.jobs.playing import Player
+from collector.jobs.playing import Player, Tally
 from collector.store.dataset import Dataset
 from collector.store.safe_folder import SafeFolder
 from vecenv import nest
@@ -54,28 +54,34 @@ def replay_episodes(folder: str | os.PathLike[str], count: int, allow_import: It
     stored = {episode.number: episode for episode in (data[i] for i in sorted(chosen))}
     if not data.head.get("repeatable"):
         return {number: repeat_actions(job, episode) for number, episode in stored.items()}
-    played: dict[int, Episode] = {}
     with Stopping() as stop:
-
-        def keep(batches: Any, episodes: list[Episode]) -> None:
-            played.update({episode.number: episode for episode in episodes})
-
-        Player(job, Plan(job.seed, numbers=stored), stop, resolve_device(job), keep).play()
+        player = _Replayer(job, Plan(job.seed, numbers=stored), stop, Tally(), device=resolve_device(job))
+        player.play()
         if stop.is_stopped:
             raise KeyboardInterrupt
-    return {number: difference(stored[number], played.get(number)) for number in stored}
+    return {number: difference(stored[number], player.played.get(number)) for number in stored}
+
+
+class _Replayer(Player):
+    """Plays episodes again, and keeps them in memory."""
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self.played: dict[int, Episode] = {}
+
+    def take(self, batches: Any, episodes: Iterable[Episode]) -> None:
+        """Keep what has ended in a batch."""
+        self.played.update({episode.number: episode for episode in episodes})
 
 
 def difference(stored: Episode, played: Episode | None) -> str:
     """Name what differs between two episodes: "" where nothing does."""
     if played is None:
         return "its env failed"
-    for step in range(max(len(stored), len(played)) + 1):
-        for name in columns_of(stored):
-            rows = [_row(getattr(each, name), step) for each in (stored, played)]
-            if not equal_rows(*rows):
-                return f"{name} differs from step {step} on"
-    return ""
+    steps = range(max(len(stored), len(played)) + 1)
+    names = columns_of(stored)
+    found = (_differs(stored, step, {name: _row(getattr(played, name), step) for name in names}) for step in steps)
+    return next(filter(None, found), "")
 
 
 def repeat_actions(job: Job, episode: Episode, env: Any = None, on_frame: Any = lambda env: None) -> str:
@@ -89,7 +95,7 @@ def repeat_actions(job: Job, episode: Episode, env: Any = None, on_frame: Any = 
     own = make_env(job) if env is None else env
     try:
         obs, _ = own.reset(seed=episode.seed)
-        found = "" if equal_rows(_row(episode.obs, 0), obs) else "obs differs from step 0 on"
+        found = _differs(episode, 0, {"obs": obs})
         on_frame(own)
         for step in range(len(episode)):
             row = nest.take(episode.action, step)
@@ -97,18 +103,20 @@ def repeat_actions(job: Job, episode: Episode, env: Any = None, on_frame: Any = 
             action = row if isinstance(row, (dict, tuple)) or np.ndim(row) else row[()]
             obs, reward, terminated, truncated, _ = own.step(action)
             on_frame(own)
-            now = {"obs": obs, "reward": reward, "terminated": terminated, "truncated": truncated}
-            for name, value in now.items():
-                # One more observation than steps: that after the step.
-                row = _row(getattr(episode, name), step + (name == "obs"))
-                if not found and not equal_rows(row, value):
-                    found = f"{name} differs from step {step} on"
+            ends = {"reward": reward, "terminated": terminated, "truncated": truncated}
+            found = found or _differs(episode, step + 1, {"obs": obs}) or _differs(episode, step, ends)
             if terminated or truncated:
                 break
         return found
     finally:
         if env is None:
             own.close()
+
+
+def _differs(stored: Episode, step: int, rows: dict[str, Any]) -> str:
+    """Name the first of these rows that is not the stored one of this step; "" for none."""
+    names = [name for name, row in rows.items() if not equal_rows(_row(getattr(stored, name), step), row)]
+    return f"{names[0]} differs from step {step} on" if names else ""
 
 
 def equal_rows(stored: Any, other: Any) -> bool:

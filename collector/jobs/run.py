@@ -13,7 +13,6 @@ from typing import Any
 
 import numpy as np
 
-from collector.episodes.episode import Episode
 from collector.interruptor import Stopping
 from collector.jobs.job import Job, JobError
 from collector.jobs.job_files import (
@@ -21,7 +20,6 @@ from collector.jobs.job_files import (
     check_folder,
     check_same_job,
     check_unchanged,
-    job_head,
     job_of,
     notes_on,
     read_job_head,
@@ -32,22 +30,19 @@ from collector.jobs.look import Metrics, import_tensorboard, spread
 from collector.jobs.making import check_env, resolve_device, transforms_with_statistics, wrappers_with_statistics
 from collector.jobs.on_ray import RayPlayer, check_cluster, connect_to, device_of_tasks
 from collector.jobs.plan import Plan
-from collector.jobs.playing import Commits, Player, skipped_in
+from collector.jobs.playing import Commits, Player, Tally, skipped_in
 from collector.jobs.transform_statistics import States, read_statistics, with_frozen
 from collector.store.manifest import MANIFEST, Manifest, read_manifest
 from collector.store.safe_folder import LOCK, DatasetError
 from collector.store.writer import StoreWriter
-from collector.sync_collector import SyncDataCollector
 from vecenv.venvs import DummyVectorEnv
 
 RECENT = 100
 """Episodes in a mean that is shown while a job runs."""
-STATS_SECONDS = 0.2
-"""How often it is asked where the time goes."""
 
 
-@dataclass(repr=False)
-class JobState:
+@dataclass(repr=False, kw_only=True)
+class JobState(Tally):
     """The progress of a job, passed to `on_progress` and returned at its end."""
 
     job: Job
@@ -61,10 +56,6 @@ class JobState:
     lengths: list[int] = field(default_factory=list)
     seconds: float = 0.0
     """Since the first step of this run."""
-    frames: int = 0
-    """Steps that were taken in this run, those of episodes that are not whole too."""
-    bottleneck: str = ""
-    """What most of the time goes to, and its share: "envs 80 %"; "idle" is what the job does with the episodes."""
     workers: int = 1
     actors: int = 0
     """How many tasks play at once on a Ray cluster, each with the envs and workers of the job; 0: the job runs in this
@@ -74,14 +65,8 @@ class JobState:
     """"complete" or "interrupted" once the job has ended so; "failed" before."""
     signum: int = 0
     """The signal that ended the job; 0: none did."""
-    retried: int = 0
-    """How often an episode whose env had failed was played again in this run."""
-    skipped: dict[int, str] = field(default_factory=dict)
-    """Numbers of the episodes that were given up in this run, with the last error of each."""
     repeatable: bool = False
     """Whether another run of the job gives the same bits."""
-    notes: list[str] = field(default_factory=list)
-    """What there is to know about a run that was resumed, and about the tasks on a cluster."""
 
     @property
     def steps_per_second(self) -> float:
@@ -204,18 +189,13 @@ class _Run:
             import_tensorboard()  # rather now than after the first batch
         self._job, self._out, self._tensorboard, self._on_progress = job, out, tensorboard, on_progress
         self._cluster, self._cluster_actors = cluster, cluster_actors
-        self.state = JobState(job, out, device=resolve_device(job) if cluster is None else device_of_tasks(job))
+        self.state = JobState(job=job, out=out, device=resolve_device(job) if cluster is None else device_of_tasks(job))
         self._plan = Plan(job.seed, job.episodes, job.steps)
-        self._learning = transforms_with_statistics(job)
-        """The transforms whose statistics are stored with the episodes,"""
         self._statistics: States | None = None
-        """and those of an earlier run."""
-        self._skipped_before: set[int] = set()
-        """Numbers of the episodes that were given up in earlier runs."""
-        # These from the first batch on.
-        self._commits: Commits | None = None
-        self._metrics: Metrics | None = None
-        self._began = self._next_stats = 0.0
+        """Those of an earlier run."""
+        self._commits: Commits | None = None  # until it is known what the folder will hold
+        self._metrics: Metrics
+        self._began = 0.0
 
     def start(self, overwrite: bool) -> JobState:
         """Run it in a folder that is new, or whose content is replaced once the job has seen its first batch."""
@@ -255,116 +235,64 @@ class _Run:
         """Take up where the job was. Raises `DatasetError`."""
         index = manifest.index
         try:
-            self._skipped_before = skipped_in(manifest.state)
-            self._plan.restore(index["number"], index["length"], self._skipped_before)
+            self._plan.restore(index["number"], index["length"], skipped_in(manifest.state))
         except DatasetError as error:
             raise DatasetError(f"{self._out / MANIFEST}: {error}") from None
-        if self._learning and len(index) and manifest.end is None:
+        if transforms_with_statistics(self._job) and len(index) and manifest.end is None:
             self._statistics = read_statistics(self._out, self._job.num_envs)
         self.state.steps, self.state.episodes = int(index["length"].sum()), len(index)
 
     def _run(self, open_writer: Callable[[dict[str, Any]], StoreWriter]) -> JobState:
-        state, plan, self._open_writer = self.state, self._plan, open_writer
+        state, plan = self.state, self._plan
         with ExitStack() as context:
             cluster = None
             if self._cluster is not None:  # first, because Ray sets a handler of SIGTERM of its own
                 cluster = context.enter_context(connect_to(self._cluster))
-            self._files = context.enter_context(ExitStack())
+            files = context.enter_context(ExitStack())
             stop = context.enter_context(Stopping())
-            self._player = self._make_player(stop, cluster)
-            self._player.skipped_before = len(self._skipped_before)
+
+            def open_folder(head: dict[str, Any]) -> Commits:
+                state.repeatable, ran_on = head["repeatable"], head["ran_on"]
+                state.workers = 0 if ran_on["vector_env"] == DummyVectorEnv.__name__ else ran_on["num_workers"]
+                writer = files.enter_context(closing(open_writer(head)))
+                self._metrics = files.enter_context(closing(Metrics(writer.opened, self._tensorboard)))
+                self._commits = Commits(writer, self._job, state, plan)
+                return self._commits
+
+            player: Player | RayPlayer
+            shared = self._job, plan, stop, state, open_folder, self._played
+            if cluster is None:
+                player = Player(*shared, device=state.device)
+                player.statistics = self._statistics
+            else:
+                player = RayPlayer(*shared, cluster, self._cluster_actors, self._out)
+                state.actors = player.count
             self._began = time.monotonic()
-            try:
-                self._player.play()
-            except BaseException:
-                with suppress(DatasetError):  # the first error is raised
-                    self._commit()
-                raise
-            self._commit()
+            player.play()
             if plan.is_complete and self._commits is not None:
                 self._commits.writer.end(episodes=plan.end)
                 self._completed()
             else:
                 state.status, state.signum = "interrupted", stop.signum
-            if self._metrics is not None:
+            if self._commits is not None:
                 self._metrics.write(self._numbers, now=True)
         return state
-
-    def _make_player(self, stop: Stopping, cluster: Any) -> Any:
-        if cluster is None:
-            player = Player(self._job, self._plan, stop, self.state.device, self._take)
-            player.statistics = self._statistics
-            return player
-        on_ray = RayPlayer(
-            self._job, self._plan, stop, cluster, self._cluster_actors, self._out, self._open, self._take_range
-        )
-        self.state.actors = on_ray.count
-        return on_ray
 
     def _completed(self) -> JobState:
         plan, state = self._plan, self.state
         state.status, state.steps, state.episodes = "complete", plan.end_steps, plan.end_episodes
         return state
 
-    def _take(self, batches: SyncDataCollector, episodes: list[Episode]) -> None:
-        """Take what has ended in a batch."""
-        state, player = self.state, self._player
-        if self._commits is None:  # now it is known what the folder will hold
-            state.workers = 0 if isinstance(batches.env, DummyVectorEnv) else batches.env.num_workers
-            self._open(job_head(self._job, batches, player.policy, state.device))
-        assert self._commits is not None
-        self._count([len(each) for each in episodes], [each.total_reward for each in episodes])
-        if state.seconds >= self._next_stats:
-            self._next_stats = state.seconds + STATS_SECONDS
-            state.bottleneck = batches.stats().bottleneck_share
-        learnt = player.ask_statistics(batches.env) if self._learning and episodes else None
-        self._commits.add(episodes, learnt)
-        self._show()
-
-    def _take_range(self, lengths: list[int], returns: list[float], bottleneck: str) -> None:
-        """Take what a task on a cluster has played, and is committed."""
-        self._count(lengths, returns)
-        self.state.bottleneck = bottleneck or self.state.bottleneck
-        self._show()
-        self._commit()  # what has failed
-
-    def _count(self, lengths: list[int], returns: list[float]) -> None:
+    def _played(self, lengths: list[int], returns: list[float]) -> None:
+        """Count episodes that have been played, and report the progress."""
         state = self.state
         state.returns += returns
         state.lengths += lengths
         state.episodes += len(lengths)
         state.steps += sum(lengths)
-        state.frames, state.seconds = self._player.frames, time.monotonic() - self._began
-
-    def _show(self) -> None:
-        """Note failures, and report the progress."""
-        assert self._metrics is not None
-        self._note_failures()
+        state.seconds = time.monotonic() - self._began
         self._metrics.write(self._numbers)
-        self._on_progress(self.state)
-
-    def _note_failures(self) -> None:
-        state, player = self.state, self._player
-        state.notes += [note for note in player.notes if note not in state.notes]
-        found = {"retried": player.retried - state.retried, "skipped": len(player.skipped) - len(state.skipped)}
-        if any(found.values()):
-            state.retried, state.skipped = player.retried, dict(player.skipped)
-            if self._commits is not None:
-                self._commits.note(found, {"skipped": sorted({*self._skipped_before, *player.skipped})})
-
-    def _commit(self) -> None:
-        """Commit what is whole, unless a commit has failed before."""
-        self._note_failures()
-        if self._commits is not None and not self._commits.is_broken:
-            self._commits.commit()
-
-    def _open(self, head: dict[str, Any]) -> StoreWriter:
-        """Open the folder for what this head describes."""
-        self.state.repeatable = head["repeatable"]
-        writer = self._files.enter_context(closing(self._open_writer(head)))
-        self._metrics = self._files.enter_context(closing(Metrics(writer.opened, self._tensorboard)))
-        self._commits = Commits(writer, self._job)
-        return writer
+        self._on_progress(state)
 
     def _numbers(self) -> dict[str, Any]:
         """The figures for `metrics.jsonl`."""

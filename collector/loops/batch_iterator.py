@@ -3,55 +3,53 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any, TypeVar
+
+from collector.collector_arguments import all_frames, at_least_one, limit, resolve_devices
+from collector.episodes.episode import CollectStats
+from collector.policy.exploration import ExplorationType, as_exploration_type, set_exploration_type
+from vecenv.errors import warn_caller
 
 Self = TypeVar("Self", bound="BatchIterator")
 
 
-class Finishing:
-    """Makes what the iterator returns of a batch: splits it, moves it to the storing device, post-processes it.
-
-    With `reuse` it returns the same object each time, one for each class of batches.
-    """
-
-    def __init__(self, device: Any, split: bool, postproc: Callable[[Any], Any] | None, reuse: bool) -> None:
-        self._device = device
-        self._split = split
-        self.postproc: Any = postproc
-        if postproc is not None and hasattr(postproc, "to") and device is not None:
-            self.postproc = postproc.to(device)
-        self._reuse = reuse
-        self._kept: dict[type, Any] = {}
-
-    def store(self, batch: Any) -> Any:
-        """The batch on the storing device."""
-        if self._device is not None:
-            batch = batch.to(self._device)
-        if not self._reuse:
-            return batch
-        kept = self._kept.setdefault(type(batch), batch)
-        kept.__dict__.update(batch.__dict__)
-        return kept
-
-    def finish(self, batch: Any) -> Any:
-        """Convert it to what the iterator returns."""
-        batch = self.store(batch.split_trajectories() if self._split else batch)
-        if self.postproc is not None:
-            batch = self.postproc(batch)
-        extras = batch if hasattr(batch, "keys") else getattr(batch, "extras", {})
-        for name in [name for name in extras.keys() if isinstance(name, str) and name.startswith("_")]:  # noqa: SIM118
-            del extras[name]
-        return batch
-
-
 class BatchIterator(ABC):
-    """Counts, finishes and ends what `_collect_batch` collects. A collector sets the attributes from its arguments."""
+    """Counts, finishes and ends what `_collect_batch` collects, and checks the arguments that all collectors have."""
 
-    total_frames: int
-    frames: int
-    _batches: int
-    _finishing: Finishing
+    _closed = False
+    _weights: Any
+    """The `PolicyWeights` of the collector."""
+    _evaluation: Any = None
+    """Its `Evaluation`."""
+
+    def __init__(
+        self,
+        policy: Any,
+        frames_per_batch: float | None,
+        total_frames: float | None,
+        init_random_frames: float | None,
+        devices: tuple[Any, Any, Any, Any],
+        postproc: Any,
+        split_trajs: bool | None,
+        return_same_td: bool = False,
+    ) -> None:
+        if hasattr(policy, "env_num"):
+            raise TypeError(f"{policy!r} is passed as the policy: the vector env comes first, then the policy")
+        if frames_per_batch is None:
+            raise TypeError(f"{type(self).__name__} needs frames_per_batch=, the steps in a batch of all envs together")
+        self.requested_frames_per_batch = at_least_one("frames_per_batch", frames_per_batch)
+        self.total_frames = all_frames(total_frames, self.requested_frames_per_batch)
+        self.storing_device, self.policy_device, self.env_device = resolve_devices(*devices)
+        self.init_random_frames = limit("init_random_frames", init_random_frames)
+        self.frames = 0
+        """Steps in the batches of this collector's iterator, with the rows of those in which an env failed."""
+        self.policy: Any = policy
+        self._batches = 0
+        self._split, self._reuse, self._postproc = bool(split_trajs), return_same_td, postproc
+        if hasattr(postproc, "to") and self.storing_device is not None:
+            self._postproc = postproc.to(self.storing_device)
+        self._kept: dict[type, Any] = {}
 
     @property
     @abstractmethod
@@ -63,8 +61,72 @@ class BatchIterator(ABC):
         """One batch of numpy arrays."""
 
     @abstractmethod
+    def _make_evaluator(self, env: Any) -> Any:
+        """A local collector with the same policy on another vector env."""
+
+    @abstractmethod
     def shutdown(self) -> None:
         """End the collector."""
+
+    @property
+    def policy_version(self) -> int:
+        """Number of updates of the policy's weights when the last batch began: by `update_policy_weights_`, or in
+        place by a learner that shares them with a local collector.
+        """
+        version: int = self._weights.version
+        return version
+
+    def update_policy_weights_(self, policy_weights: Any = None) -> None:
+        """Copy weights into the policy that collects: those of a module, a state dict or a `TensorDict`.
+
+        None copies those of the policy that the collector was made with. Comes into effect with the next batch, or the
+        next rollout that an actor is asked for. Raises `RuntimeError` where the policy has no weights, `ValueError`
+        where names or shapes do not fit.
+        """
+        self._weights.update(policy_weights)
+
+    def evaluate(
+        self,
+        n_episode: float,
+        exploration_type: ExplorationType = ExplorationType.MODE,
+        *,
+        seed: int | None = None,
+        eval_env: Any = None,
+        keep: bool = False,
+    ) -> CollectStats:
+        """Collect `n_episode` whole episodes beside the training, in this process, in envs of their own, with the
+        policy as it is. The episodes in progress go on, and nothing is counted in `frames`. See
+        docs/guides/collecting.md.
+
+        exploration_type: what is taken from the policy's distributions.
+        seed: seeds the envs first, so that the same episodes begin each time.
+        eval_env: the vector env that is used, and stays open; None: one that is made as the collector's own, and kept.
+        keep: as for `collect`.
+
+        Raises `ValueError` where no envs can be made as the collector's own: pass `eval_env` then.
+        """
+        count, wanted = at_least_one("n_episode", n_episode), as_exploration_type(exploration_type, None)
+        own = self._evaluation.collector(self._make_evaluator, eval_env, stay_open=not self._closed)
+        with self._weights.kept(), own as collector, set_exploration_type(wanted):
+            if seed is not None:
+                collector.set_seed(seed)
+            stats: CollectStats = collector.collect(n_episode=count, keep=keep)
+        return stats
+
+    def _take_progress(self, state: dict[str, Any], strict: bool, *needed: str) -> None:
+        """Take over weights and counts of a `state_dict`. Raises `ValueError` where it lacks something."""
+        if missing := [name for name in needed if name not in state]:
+            raise ValueError(f"the state lacks {missing}; pass what `state_dict()` of a collector returned")
+        if "policy_state_dict" in state:
+            self._weights.load(state["policy_state_dict"], strict)
+        self._weights.version = state.get("policy_version", 0)
+        self.frames, self._batches = state["frames"], state["iter"]
+
+    def _warn_of_rounding(self, envs: str, each: str = "") -> None:
+        """Give a warning where batches have more steps than were asked for, because these envs divide them."""
+        asked, frames = self.requested_frames_per_batch, self.frames_per_batch
+        if frames != asked:
+            warn_caller(f"frames_per_batch={asked} is not a multiple of {envs}: batches have {each}{frames} frames")
 
     def _is_complete(self) -> bool:
         """Return whether there are no more batches."""
@@ -86,7 +148,7 @@ class BatchIterator(ABC):
             self._show_progress()
             if self._is_complete():
                 self.shutdown()
-            return self._finishing.finish(batch)
+            return self._finished(batch)
         except StopIteration as error:  # passed on, it would end the iterator as if all frames had been collected
             notes = "; ".join(getattr(error, "__notes__", ()))
             said = "an env, the policy or postproc raised StopIteration"
@@ -117,7 +179,27 @@ class BatchIterator(ABC):
         `episode_seeds`, or its envs are those of Ray actors), it is shut down; a note at the error of a local one says
         so.
         """
-        return self._finishing.store(self._collect_batch())
+        return self._stored(self._collect_batch())
+
+    def _stored(self, batch: Any) -> Any:
+        """The batch on the storing device; with `return_same_td` the same object each time, one a class of batches."""
+        if self.storing_device is not None:
+            batch = batch.to(self.storing_device)
+        if not self._reuse:
+            return batch
+        kept = self._kept.setdefault(type(batch), batch)
+        kept.__dict__.update(batch.__dict__)
+        return kept
+
+    def _finished(self, batch: Any) -> Any:
+        """What the iterator returns of a batch: split, on the storing device, and post-processed."""
+        batch = self._stored(batch.split_trajectories() if self._split else batch)
+        if self._postproc is not None:
+            batch = self._postproc(batch)
+        extras = batch if hasattr(batch, "keys") else getattr(batch, "extras", {})
+        for name in [name for name in extras.keys() if isinstance(name, str) and name.startswith("_")]:  # noqa: SIM118
+            del extras[name]
+        return batch
 
     def __enter__(self: Self) -> Self:
         return self

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from collector.batch.rewards import RewardShape, check_rewards
+from collector.batch.rollout import RewardShape, check_rewards
 from collector.batch.step_extras import CheckedHook
 from collector.episodes.env_episodes import EnvEpisodes
 from collector.episodes.episode import Ended, EpisodeCutter
@@ -22,6 +22,7 @@ from collector.timing import Clock, CollectorStats
 from vecenv import nest
 from vecenv.errors import warn_caller
 from vecenv.extending import add_note, as_ids
+from vecenv.wrappers import resets_in_step
 
 
 class BatchRequest(NamedTuple):
@@ -70,7 +71,8 @@ class CollectionLoop(ABC):
         self._env_num: int = self.env.env_num
         self._all_ids = np.arange(self._env_num)
         self._cutter = EpisodeCutter()
-        self._episodes = EnvEpisodes(self._env_num, self._seeds)
+        self._autoreset = resets_in_step(self.env)
+        self._episodes = EnvEpisodes(self._env_num, self._seeds, ahead=self._autoreset)
         self._noise: KeyedNoise | None = None
         if self._seeds is not None:
             self._noise = KeyedNoise(getattr(self._seeds, "job_seed", 0), self._env_num)

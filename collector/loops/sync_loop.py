@@ -7,18 +7,20 @@ ways, of which each round uses the first that it can::
     in the same round    env 0    s0   s1#  s2   s3   s4   s5    s = step, with the row it is recorded in
                          env 1    s0   s1   s2   s3#  s4   s5    # = the episode ends
 
-    with its seed,       env 0    s0   s1#  R    s2   s3   s4    R = reset, where episodes have seeds of their own:
-    in the next round    env 1    s0   s1   s2   s3#  R    s4#   the next one is known when the episode is over
+    in the round         env 0    s0   s1#  R    s2   s3   s4    R = reset, where episodes have seeds of their own, and
+    after it             env 1    s0   s1   s2   s3#  R    s4#   the first way is not open
 
-    in a round of        env 0    s0   s1        s2   s3   s4#   for backends that cannot reset by themselves, and
-    its own              env 1    s0   s1#  R    s2   s3   s4    episodes that a limit or a failure ended
+    in a round of        env 0    s0   s1        s2   s3   s4#   before the first round of a batch, and without seeds
+    its own              env 1    s0   s1#  R    s2   s3   s4    also where the first way is not open
 
-The last round of a batch resets nothing: whether an env steps again is not known yet. Without seeds, envs are always at
-the same row, and what the policy gets does not depend on where batches end; only those that have all their episodes
-(`collect(n_episode=...)`) stay behind. With seeds, an env that has all its rows waits for the others, one for which
-there is no further episode is left out, and the policy is called with a row for each env in every round (one that gets
-tensors: filled up to a multiple of four), so that what it computes for one does not depend on which others step. Rows
-of envs that do not step hold their last observation, and their actions are discarded.
+The first way is not open for backends that cannot reset by themselves, for episodes that a limit or a failure ended, in
+the last round of a batch, because it is not known yet whether an env steps again, and where no further episode is known
+for each env. Without seeds, envs are always at the same row, and what the policy gets does not depend on where batches
+end; only those that have all their episodes (`collect(n_episode=...)`) stay behind. With seeds, an env that has all its
+rows waits for the others, one for which there is no further episode is left out, and the policy is called with a row
+for each env in every round (one that gets tensors: filled up to a multiple of four), so that what it computes for one
+does not depend on which others step. Rows of envs that do not step hold their last observation, and their actions are
+discarded.
 """
 
 from __future__ import annotations
@@ -36,7 +38,6 @@ from collector.policy.action_trees import as_vector_envs_take_it
 from collector.policy.policy_call import Policy
 from collector.policy.runner import Outputs
 from vecenv import nest
-from vecenv.wrappers import resets_in_step
 
 
 class SyncLoop(CollectionLoop):
@@ -44,7 +45,6 @@ class SyncLoop(CollectionLoop):
 
     def _prepare(self, policy: Policy | None) -> None:
         super()._prepare(policy)
-        self._autoreset = self._noise is None and resets_in_step(self.env)
         self._row_ids = np.arange(self._runner.rows)
         """The ids of the rows with which the policy is called where there are seeds: first the envs."""
         self._kept_buffer: RolloutBuffer | None = None
@@ -79,11 +79,12 @@ class SyncLoop(CollectionLoop):
             buffer.write("obs", slice(0, n), self._obs)
         ids, time, is_even, stopped = self._unfinished(), 0, True, False
         obs: Any = None  # what the policy gets, where the last round returned it
+        some_ended = True
         while len(ids) and not stopped:
-            resets = episodes.over.copy() if len(ids) == n else episodes.over[ids]
-            count = np.count_nonzero(resets)
+            resets = episodes.over[ids] if some_ended else None
+            count = 0 if resets is None else np.count_nonzero(resets)
             mixed = bool(count)
-            if count and (count == len(ids) or not seeded):
+            if resets is not None and count and (count == len(ids) or not seeded or (self._autoreset and not time)):
                 obs = self._reset(ids, resets, obs)
                 mixed = False
             if obs is None:
@@ -153,9 +154,14 @@ class SyncLoop(CollectionLoop):
         return nest.take(obs, np.minimum(self._row_ids, self._env_num - 1))
 
     def _may_autoreset(self, ids: np.ndarray, following: int) -> bool:
-        """Return whether all that may end in a round is to go on, so that it is reset in it."""
-        quota = self._request.quota
-        return self._autoreset and following < self._buffer.steps and (quota is None or bool(quota[ids].min() > 1))
+        """Return whether all that may end in a round is to go on, so that it is reset in it: with the seed of its next
+        episode, where episodes have seeds.
+        """
+        if not self._autoreset or following >= self._buffer.steps:
+            return False
+        if self._noise is not None:
+            return bool(self._episodes.next_seeds[ids].min() >= 0)
+        return self._request.quota is None or bool(self._request.quota[ids].min() > 1)
 
     def _exchange(self, ids: np.ndarray, action: Any, resets: np.ndarray | None, autoreset: bool) -> tuple[Any, ...]:
         """Send a round and take its results; envs in the mask `resets` are reset instead."""
@@ -165,7 +171,8 @@ class SyncLoop(CollectionLoop):
             self.env.send(action, asked, reset=mask, **self._seeds_of(ids[resets]))
             step: tuple[Any, ...] = self.env.recv()
         elif autoreset:
-            step = self.env.step(action, asked, autoreset=True)
+            seeds = True if self._noise is None else self._episodes.next_seeds[ids]
+            step = self.env.step(action, asked, autoreset=seeds)
         else:
             step = self.env.step(action, asked)
         self._clock.lap("env")
@@ -187,7 +194,7 @@ class SyncLoop(CollectionLoop):
                 shown = shown._replace(next_obs=_with_rows(obs, ended, last_obs))
             self._show(self._request.on_step, where, shown, resets)
         if isinstance(where, slice):
-            self._rows += 1
+            self._rows.fill(where.stop // n)
             buffer.write("obs", slice(where.start + n, where.stop + n), obs)
         else:
             self._rows[ids] += 1 if resets is None else ~resets
@@ -207,6 +214,8 @@ class SyncLoop(CollectionLoop):
             buffer.end_episodes(at, last_obs)
         if begun:
             self._begin(ids[begun])
+            if self._noise is not None:
+                self._noise.begin(ids[begun], info[begun])
         return len(ended) > 0
 
     def _show(self, hook: Any, where: Where, shown: StepBatch, resets: np.ndarray | None) -> None:

@@ -1,4 +1,4 @@
-"""Policies: what one may be, the random one, and exploration types.
+"""Import the names in `__all__` from here, and the files only inside `collector`: policies, and what one may be.
 
 A policy is any callable that takes a batch of observations `(k, ...)`, one row for each env that is about to step, and
 returns one of

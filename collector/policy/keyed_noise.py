@@ -95,7 +95,9 @@ class KeyedNoise:
             self._actions = self._policy(shown, fresh, masks)
         elif len(fresh):
             nest.put(self._actions, fresh, self._policy(shown, fresh, masks))
-        self._drawn_at[fresh] = steps[fresh]
+        self._drawn_at[:] = steps
+        if len(env_ids) == self._env_num:
+            return self._actions
         return nest.take(self._actions, np.minimum(env_ids, self._env_num - 1))
 
     # What a policy draws.

@@ -1,1 +1,1 @@
-"""Data sets on disk: whole episodes in shards, written so that nothing committed is lost, and read with suspicion."""
+"""Import public names from `collector`, and the files here only inside it: data sets on disk, never trusted."""

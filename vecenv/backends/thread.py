@@ -95,8 +95,9 @@ class BlockThread(Watched):
         return "(the thread has ended)" if frame is None else "".join(traceback.format_stack(frame))
 
     def bind(self, layout: Layout, rows: Arena, answers: Answers) -> None:
-        """Deliver into `rows`, the block's part of the caller's arena, which holds its actions too."""
+        """Deliver into `rows`, the block's part of the caller's arena, which holds its actions and seeds too."""
         own = Arena.build(layout, len(self.ids))
+        own.seed = rows.seed
         self._rows, self._answers = rows, answers
         self._outputs = list(zip(rows.outputs(), own.outputs(), strict=True))
         self._finals = list(zip(rows.finals(), own.finals(), strict=True))

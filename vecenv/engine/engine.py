@@ -71,11 +71,9 @@ class Engine:
         self.wait_num = n if wait_num is None else wait_num
         self.timeout = timeout
         self.is_async = self.wait_num != n or timeout is not None
-        self.closed = False
-        self.usable = True
+        self.closed, self.usable = False, True
         """False after `close`, and in a forked copy of the process."""
-        self._name = name
-        self.backend = backend
+        self._name, self.backend = name, backend
         self.recovery = Recovery(backend, on_error, max_restarts)
         self._absorbs = self.recovery.absorbs
         layout = self._open(env_fns, num_workers, check_spaces, warns)
@@ -107,6 +105,7 @@ class Engine:
                 check_spaces_equal(self.reports)
             layout = common_layout([r.observation_space for r in self.reports], [r.action_space for r in self.reports])
             self.arena = self.backend.bind(layout)
+            self.arena.seed[...], self._seeded = -1, False
         except BaseException:
             self.closed, self.usable = True, False
             self._lifetime.discard()
@@ -114,7 +113,7 @@ class Engine:
             raise
         return layout
 
-    def exchange(self, action: Any, reset: Any = None, autoreset: bool = False) -> Taken:
+    def exchange(self, action: Any, reset: Any = None, autoreset: Any = False) -> Taken:
         """Run a round of all envs; its results are the rows of the arena and the `Taken` that is returned.
 
         `action` has one row an env; envs in `reset` (ids, or a mask) are reset instead.
@@ -141,7 +140,7 @@ class Engine:
         statistics.round_seconds.append(seconds)
         return taken
 
-    def send(self, action: Any, ids: np.ndarray | None, reset: Any, autoreset: bool, kwargs: dict[str, Any]) -> None:
+    def send(self, action: Any, ids: np.ndarray | None, reset: Any, autoreset: Any, kwargs: dict[str, Any]) -> None:
         """Check a round of the envs `ids` (None: all) and start it; `kwargs` go to the envs in `reset`."""
         begin = perf_counter()
         try:
@@ -198,7 +197,7 @@ class Engine:
             self.abandon(error, asked)
             raise
 
-    def _start_plain(self, action: Any, reset: Any, autoreset: bool, kwargs: dict[str, Any]) -> bool:
+    def _start_plain(self, action: Any, reset: Any, autoreset: Any, kwargs: dict[str, Any]) -> bool:
         """Start a round of the usual kind: all envs, actions in the arena's shape and dtype, `reset` None or a mask.
 
         Returns False, having done nothing, for another kind or if an env is not ready: then `_start_steps` starts it.
@@ -216,10 +215,11 @@ class Engine:
         ):
             return False
         ops: Any = opcodes.STEP
-        if autoreset:
+        if autoreset is not False:
             if not self.autoresets:
                 return False
             ops = opcodes.STEP_RESET
+            self._seed_next(..., autoreset)
         chosen: list[int] = []
         if reset is not None:
             if reset.__class__ is not np.ndarray or reset.dtype is not BOOL or reset.shape != self.arena.status.shape:
@@ -249,11 +249,11 @@ class Engine:
         return True
 
     def _start_steps(
-        self, ids: np.ndarray | None, action: Any, reset: Any, autoreset: bool, kwargs: dict[str, Any]
+        self, ids: np.ndarray | None, action: Any, reset: Any, autoreset: Any, kwargs: dict[str, Any]
     ) -> None:
         self.check_open()
         resets = None if reset is None else reset_rows(ids, reset, self.env_num)
-        if autoreset and not self.autoresets:
+        if autoreset is not False and not self.autoresets:
             raise TypeError(
                 f"{self._name} cannot reset an env in the round of its last step (autoreset=True); use reset(id), or "
                 "step(action, reset=terminated | truncated) in the next round"
@@ -266,8 +266,9 @@ class Engine:
         objects = batch.__class__ is list
         ops: Any = opcodes.STEP_OBJECT if objects else opcodes.STEP
         payloads: dict[int, Any] = dict(zip(asked, batch, strict=True)) if objects else {}
-        if autoreset:
+        if autoreset is not False:
             ops |= opcodes.AUTORESET
+            self._seed_next(... if ids is None else ids, autoreset)
         chosen = [] if resets is None else resets.nonzero()[0].tolist()
         args: dict[int, dict[str, Any]] = {}
         if chosen:
@@ -286,6 +287,11 @@ class Engine:
         if chosen:
             self._begin_resets(args)
         self._start(ids, ops, encoded)
+
+    def _seed_next(self, rows: Any, seeds: Any) -> None:
+        """Note the seeds with which these envs are reset in the round of their last step; True: none."""
+        if (given := seeds.__class__ is np.ndarray) or self._seeded:
+            self.arena.seed[rows], self._seeded = seeds if given else -1, True
 
     def _start_resets(self, ids: np.ndarray | None, kwargs: dict[str, Any]) -> None:
         if self.status.abandoned:

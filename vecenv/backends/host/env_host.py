@@ -94,6 +94,7 @@ class EnvHost:
         self._write_info = None if infos is None else infos.write
         keep = copy.deepcopy if self._local else own_containers if len(self._env_fns) > 1 else None
         self._rows = RowWriter(layout, self._spaces, block, keep=keep)
+        self._seeds = block.seed
         self._steps = [env.step for env in self.envs]
 
     def run(self, ops: bytes, action: Any, payload: Payload) -> dict[int, Extra]:
@@ -186,7 +187,8 @@ class EnvHost:
         outcome = rows.reward[j], rows.terminated[j], rows.truncated[j]
         self._mark(j)
         try:
-            first = rows.write_reset(j, self.envs[j].reset()) or NOTHING
+            seed = int(self._seeds[j])
+            first = rows.write_reset(j, self.envs[j].reset(**({} if seed < 0 else {"seed": seed}))) or NOTHING
             if first is NOTHING and last is NOTHING:
                 first = RENEWED
             else:

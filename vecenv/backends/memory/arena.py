@@ -107,6 +107,8 @@ class Arena:
     reward: np.ndarray
     terminated: np.ndarray
     truncated: np.ndarray
+    seed: np.ndarray
+    """With which an env is reset in the round of its last step; -1: with none."""
     action: Any
     """Tree of arrays (n, *shape), None where actions travel as objects."""
     obs: Any
@@ -127,23 +129,23 @@ class Arena:
                 return np.empty(n, dtype=object)
             return np.ndarray((n, *leaf.shape), leaf.dtype, buffer, next(offsets))
 
-        status, reward, terminated, truncated = (array(leaf) for leaf in _SMALL)
+        status, reward, terminated, truncated, seed = map(array, _SMALL)
         action = None if layout.action is None else nest.map(array, layout.action)
         obs, final = nest.map(array, layout.obs), nest.map(array, layout.obs)
-        return cls(status, reward, terminated, truncated, action, obs, final, array(_INFO))
+        return cls(status, reward, terminated, truncated, seed, action, obs, final, array(_INFO))
 
     def block(self, start: int, stop: int) -> Arena:
         """The rows of envs `start` .. `stop - 1`, as views."""
         rows = slice(start, stop)
         action = None if self.action is None else nest.take(self.action, rows)
         obs = nest.take(self.obs, rows)
-        flags = self.terminated[rows], self.truncated[rows]
+        small = self.status[rows], self.reward[rows], self.terminated[rows], self.truncated[rows], self.seed[rows]
         final = nest.take(self.final, rows)
-        return Arena(self.status[rows], self.reward[rows], *flags, action, obs, final, self.info[rows])
+        return Arena(*small, action, obs, final, self.info[rows])
 
     def actions(self) -> list[np.ndarray]:
-        """The arrays of the action; none where actions travel as objects."""
-        return [] if self.action is None else list(nest.leaves(self.action))
+        """The arrays that hosts read: the seeds, and those of the action, unless actions travel as objects."""
+        return [self.seed, *([] if self.action is None else nest.leaves(self.action))]
 
     def outputs(self) -> list[np.ndarray]:
         """The arrays that hosts write, other than `status` and object leaves."""
@@ -163,6 +165,7 @@ _SMALL = (
     Leaf("reward", (), np.dtype(np.float64)),
     Leaf("terminated", (), np.dtype(np.bool_)),
     Leaf("truncated", (), np.dtype(np.bool_)),
+    Leaf("seed", (), np.dtype(np.int64)),
 )
 _INFO = Leaf("info", (INFO_BYTES,), np.dtype(np.uint8))
 
