@@ -256,6 +256,17 @@ def test_every_example_has_a_test_and_is_short():
         assert [cell for cell in cells if cell["outputs"] or cell["execution_count"] is not None] == []
 
 
+@pytest.mark.slow
+def test_the_recording_of_a_killed_job(tmp_path):
+    """The script that wrote it into Home writes the same, but for what was committed at the kill, and the CPUs."""
+    home, page = (ROOT / "docs/index.md").read_text("utf-8"), tmp_path / "page.md"
+    page.write_text(re.sub(r"(?s)(<!-- killed: begin -->).*(<!-- killed: end -->)", r"\1\2", home), "utf-8")
+    assert printed(str(ROOT / "docs/killed_job.py"), str(page), cwd=tmp_path) == ""
+    text, recorded = (re.sub(r"[\d,]+ of a job|this run .*", "#", each) for each in (page.read_text("utf-8"), home))
+    assert text == recorded
+    assert "\nTrue\n" in text
+
+
 RUN_BLOCKS = """
 import sys, types
 for number, block in enumerate({blocks!r}):
