@@ -78,6 +78,22 @@ def users() -> dict[str, list[tuple[str, str]]]:
     return found
 
 
+@cache
+def producers() -> dict[str, list[str]]:
+    """Links to the functions and methods that are annotated to return a public class, by its name."""
+    found: dict[str, list[str]] = {}
+    for name, (_, module) in blocks().items():
+        obj = named(module, name)
+        own = {name: obj} if inspect.isfunction(obj) else {}
+        if inspect.isclass(obj) and obj.__name__ == name:
+            own = {f"{name}.{key}": each for _, key, each in members(obj)}
+        for key, each in own.items():
+            words = set(re.findall(r"\w+", str(inspect.signature(each).return_annotation)))
+            for result in words & blocks().keys() - {name}:
+                found.setdefault(result, []).append(f"{{py:obj}}`{key} <{module}.{key}>`")
+    return found
+
+
 def target(name: str, text: str = "") -> str:
     """A link to the entry of a public name."""
     return f"{{py:obj}}`{text or name} <{blocks()[name][1]}.{name}>`"
@@ -92,7 +108,7 @@ def linked(text: str, own: str) -> str:
         return target(first) if first in blocks() and first != own and first[0].isupper() else match[0]
 
     text = re.sub(r"(?<![\w`}])`(\w+)`(?!`)", name, text)
-    return re.sub(r"`?\bdocs/([\w/-]+\.md)`?", r"[\1](/\1)", text)
+    return re.sub(r"`?\bdocs/([\w/-]+\.md)`?", r"[](/\1)", text)
 
 
 def as_markdown(doc: str, own: str) -> str:
@@ -183,7 +199,7 @@ def sentences_with(docs: list[str], name: str) -> str:
         every = [each for part in prose for each in re.split(r"(?<=[.;])\s+(?=[A-Z`\"])", part)]
         found = [each for each in every if re.search(rf"`\*{{0,2}}{re.escape(name)}[`=(\[]", each)]
         if found:
-            return " ".join(found)
+            return re.sub(r"^\w+: ", "", " ".join(found))
     return ""
 
 
@@ -245,8 +261,8 @@ def table(shown: str, obj: Any, owner: type | None, signature: inspect.Signature
         known |= sections(each, tuple(row.name for row in rows))[1]
     described = []
     for row in rows:
-        meaning = known.get(row.name) or sentences_with(docs, row.name)
-        meaning = meaning or WORDS.get(f"{shown}.{row.name}") or WORDS.get(row.name, "")
+        meaning = known.get(row.name) or WORDS.get(f"{shown}.{row.name}") or sentences_with(docs, row.name)
+        meaning = meaning or WORDS.get(row.name, "")
         bases = [base.__name__ for base in getattr(obj, "__mro__", ())[1:] if base.__name__ in blocks()]
         if row.kind is row.VAR_KEYWORD and bases and not known.get(row.name):
             meaning = f"Keyword arguments of `{bases[0]}`."
@@ -302,6 +318,8 @@ def entry(name: str, obj: Any, owner: type | None = None, shown: str = "") -> It
         errors = [target(each) if each in blocks() else f"`{each}`" for each in raised(obj, doc)]
         if errors:
             yield from (f"**Raises:** {', '.join(errors)}", "")
+    if inspect.isclass(obj) and producers().get(name):
+        yield from (f"**Returned by:** {', '.join(producers()[name][:6])}", "")
     if owner is None and ">>> " not in doc and "Example" not in others and users().get(name):
         pages = ", ".join(f"[{title}](/{page})" for page, title in users()[name][:3])
         yield from (f"**Example:** {pages}", "")

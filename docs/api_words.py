@@ -83,6 +83,7 @@ WORDS: dict[str, str] = {
     "Backend.wait.deadline": "A time of `time.monotonic`; None: none.",
     "BaseVectorEnv.call.args": "Arguments of the method.",
     "BaseVectorEnv.call.kwargs": "Keyword arguments of the method.",
+    "BaseVectorEnv.max_restarts": 'How often a minute `on_error="restart"` restarts an env before it raises.',
     "BaseVectorEnv.set_state.states": "One state for each env, as `get_state` returned them.",
     "CollectStats.n_collected_steps": "Steps of those episodes.",
     "CountingEnv.env_id": "The number that the env shows in its observations.",

@@ -256,6 +256,17 @@ def test_every_example_has_a_test_and_is_short():
         assert [cell for cell in cells if cell["outputs"] or cell["execution_count"] is not None] == []
 
 
+@pytest.mark.slow
+def test_the_recording_of_a_killed_job(tmp_path):
+    """The script that wrote it into Home writes the same, but for what was committed at the kill, and the CPUs."""
+    home, page = (ROOT / "docs/index.md").read_text("utf-8"), tmp_path / "page.md"
+    page.write_text(re.sub(r"(?s)(<!-- killed: begin -->).*(<!-- killed: end -->)", r"\1\2", home), "utf-8")
+    assert printed(str(ROOT / "docs/killed_job.py"), str(page), cwd=tmp_path) == ""
+    text, recorded = (re.sub(r"[\d,]+ of a job|this run .*", "#", each) for each in (page.read_text("utf-8"), home))
+    assert text == recorded
+    assert "\nTrue\n" in text
+
+
 RUN_BLOCKS = """
 import sys, types
 for number, block in enumerate({blocks!r}):
@@ -280,6 +291,14 @@ def parts_of_pages():
 def test_blocks(page, blocks, tmp_path):
     """Each in a `__main__` of its own, which has no file and needs no guard."""
     assert printed("-", program=RUN_BLOCKS.format(page=page, blocks=blocks), cwd=tmp_path) == ""
+
+
+def test_the_pages_stay_as_short_as_their_readers_are_patient():
+    """Nothing is released, so the changelog has one entry, read in a minute."""
+    words = {page: len((ROOT / page).read_text("utf-8").split()) for page in PAGES}
+    assert words["CHANGELOG.md"] < 400
+    assert words["README.md"] < 800
+    assert sum(words[page] for page in DOCS if not page.startswith("docs/reference/")) < 18_000
 
 
 def test_links_between_pages_lead_somewhere():

@@ -17,9 +17,14 @@ from vecenv.errors import Partial
 from vecenv.nest import tensor_on_host
 
 
-def forwarded(name: str) -> Any:
-    """A property that returns the attribute or method `name` of `self.venv`, with its docstring in BaseVectorEnv."""
-    return property(attrgetter(f"venv.{name}"), doc=getattr(BaseVectorEnv, name).__doc__)
+class Forwarded:
+    """The attribute or method `name` of `self.venv`, with its docstring in BaseVectorEnv; an object may set its own."""
+
+    def __init__(self, name: str) -> None:
+        self._of, self.__doc__ = attrgetter(f"venv.{name}"), getattr(BaseVectorEnv, name).__doc__
+
+    def __get__(self, wrapper: Any, owner: type) -> Any:
+        return self if wrapper is None else self._of(wrapper)
 
 
 class VectorEnvWrapper(BaseVectorEnv):
@@ -81,7 +86,7 @@ class VectorEnvWrapper(BaseVectorEnv):
 FORWARDED = """reset step send recv get_env_attr set_env_attr call render get_state set_state start close alive stats
 action_space observation_space metadata spec reward_range workers num_envs is_closed ready_id waiting_id failed_id"""
 for _name in FORWARDED.split():  # that BaseVectorEnv defines, so that `__getattr__` is not called for them
-    setattr(VectorEnvWrapper, _name, forwarded(_name))
+    setattr(VectorEnvWrapper, _name, Forwarded(_name))
 
 
 class LayerState:

@@ -125,6 +125,9 @@ class Runs(NamedTuple):
     """Steps of the episode in earlier runs."""
     ends: np.ndarray
     """Whether its last step ends the episode."""
+    number: np.ndarray
+    """The number of the episode, and its seed; -1: it has none."""
+    seed: np.ndarray
 
     def take(self, which: np.ndarray) -> Runs:
         """Some of them."""
@@ -144,21 +147,12 @@ class UnfinishedEpisodes:
         return sum(len(part[-1]) for parts in self._parts.values() for part in parts)
 
     def join(
-        self,
-        columns: dict[str, Any],
-        runs: Runs,
-        last_obs: Any,
-        playing: np.ndarray,
-        *,
-        episode: np.ndarray,
-        seed: np.ndarray,
-        stride: int = 1,
+        self, columns: dict[str, Any], runs: Runs, last_obs: Any, playing: np.ndarray, stride: int = 1
     ) -> EpisodeBatch:
         """The episodes of the runs that end, in their order and in new memory; the other runs are kept.
 
-        `columns`: trees of rows, `obs` among them; the rows of a run are `stride` apart. An entry for each run that
-        ends: `last_obs`, a tree, numbers `episode`, and `seed`. `playing`: for each env, whether what is kept of it is
-        still wanted.
+        `columns`: trees of rows, `obs` among them; the rows of a run are `stride` apart. `last_obs`: a tree with a row
+        for each run that ends. `playing`: for each env, whether what is kept of it is still wanted.
         """
         leaves = [(nest.as_array(leaf), name == "obs") for name in columns for leaf in nest.leaves(columns[name])]
         earlier: dict[int, list[list[np.ndarray]]] = {}
@@ -172,7 +166,7 @@ class UnfinishedEpisodes:
                 self._parts[env] = [*parts, [leaf[run].copy() for leaf, _ in leaves]]
         self._parts = {env: parts for env, parts in self._parts.items() if playing[env]}
         ended = runs.ends.nonzero()[0]
-        envs, start, steps, before, _ = runs.take(ended)
+        envs, start, steps, before, _, number, seed = runs.take(ended)
         lengths, place = before + steps, np.arange(len(ended))
         begins = np.cumsum(lengths) - lengths
         # Rows of earlier runs, and last observations, are written over.
@@ -189,7 +183,7 @@ class UnfinishedEpisodes:
         in_order = iter(arrays)
         whole = {name: nest.map(lambda _: next(in_order), tree) for name, tree in columns.items()}
         nest.put(whole["obs"], begins + lengths + place, last_obs)
-        return EpisodeBatch(**whole, lengths=lengths, episode=episode, seed=seed, env_id=envs.astype(np.int32))
+        return EpisodeBatch(**whole, lengths=lengths, episode=number, seed=seed, env_id=envs.astype(np.int32))
 
 
 class EpisodeCutter:
@@ -229,14 +223,14 @@ class EpisodeCutter:
             order = np.argsort(np.nonzero(nest.as_array(batch.mask))[1][last], kind="stable")
             ended, last = ended[order], last[order]
         tails = np.searchsorted(nest.as_array(flat.tail_rows), last)
-        unknown, seeds = np.full(len(last), -1), flat.extras.get(EPISODE_SEED)
+        if (seeds := flat.extras.get(EPISODE_SEED)) is not None:
+            number, seed = (nest.as_array(column)[runs.start] for column in (flat.traj_ids, seeds))
+            runs = runs._replace(number=number, seed=seed)
         return self._unfinished.join(
             columns_of(flat),
             runs.take(np.append(ended, np.flatnonzero(usable & ~runs.ends))),
             nest.take(nest.map(nest.as_array, flat.tail_obs), tails),
             self._ids >= 0,
-            episode=unknown if seeds is None else nest.as_array(flat.traj_ids)[last],
-            seed=unknown if seeds is None else nest.as_array(seeds)[last],
         )
 
     def totals(self, batch: Rollout | FlatRollout) -> Ended:
@@ -276,7 +270,8 @@ class EpisodeCutter:
         if len(broken_ids):
             usable &= ~np.isin(run_ids, broken_ids)
         self._ids[env] = np.where(usable & ~ends, run_ids, -1)  # of an env with several runs the last one counts
-        return Runs(env, start, stop - start, before, ends), usable
+        unknown = np.full(len(env), -1)
+        return Runs(env, start, stop - start, before, ends, unknown, unknown), usable
 
 
 def _ranges(starts: np.ndarray, counts: np.ndarray, stride: int) -> np.ndarray:

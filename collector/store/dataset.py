@@ -100,7 +100,7 @@ class Dataset:
         self._set_index(index if self.end is None else index[index["number"] < self.end])
 
     def _set_index(self, index: np.ndarray) -> None:
-        self._index = index if (np.diff(index["number"]) > 0).all() else np.sort(index, order="number")
+        self._index = index if (np.diff(index["number"]) > 0).all() else index.take(np.argsort(index["number"]))
         self._starts = np.append(0, np.cumsum(self._index["length"]))
 
     # What is known without opening a shard

@@ -166,15 +166,9 @@ class EpisodeRecorder:
         ends, known, first = np.arange(len(env)) < len(env) - going.shape[1], began < _NONE, np.maximum(began, 0)
         columns = {name: self._buffer.read(name, slice(None)) for name in EPISODE_COLUMNS}
         last = join([nest.take(columns["obs"], slice(0, 0)), *(obs for _, obs in self._ended)])
-        whole = self._unfinished.join(
-            columns,
-            Runs(env, first * self.n + env, stop - first, np.maximum(-began, 0), ends).take(known),
-            nest.take(last, known[ends]),
-            playing,
-            episode=np.full(int((known & ends).sum()), -1),
-            seed=seed[known & ends],
-            stride=self.n,
-        )
+        rows, steps, before = first * self.n + env, stop - first, np.maximum(-began, 0)
+        runs = Runs(env, rows, steps, before, ends, np.full(len(env), -1), seed).take(known)
+        whole = self._unfinished.join(columns, runs, nest.take(last, known[ends]), playing, self.n)
         latest = self._buffer.read("obs", self._count * self.n + self._all)
         self._buffer.rewind()
         self._buffer.write("obs", slice(0, self.n), latest)

@@ -20,7 +20,7 @@ from vecenv.envs.gymnasium_arguments import as_autoreset_mode
 from vecenv.envs.pettingzoo_env import COLUMNS, AECRows, ParallelRows
 from vecenv.errors import Partial
 from vecenv.venvs import BACKENDS
-from vecenv.wrappers import forwarded
+from vecenv.wrappers import Forwarded
 
 NOT_OFFERED = frozenset({"copy", "stack_obs", "check_actions", "check_spaces", "worker_fn", "strict"})
 
@@ -196,9 +196,9 @@ class MultiAgentVectorEnv:
                 self.agent_spaces.action[agent].seed(None if seeds[0] is None else seeds[0] + j)
         return seeds
 
-    get_env_attr, set_env_attr, call, render = map(forwarded, ("get_env_attr", "set_env_attr", "call", "render"))
-    alive, stats, close, is_closed = map(forwarded, ("alive", "stats", "close", "is_closed"))
-    ready_id, waiting_id, failed_id = map(forwarded, ("ready_id", "waiting_id", "failed_id"))
+    get_env_attr, set_env_attr, call, render = map(Forwarded, ("get_env_attr", "set_env_attr", "call", "render"))
+    alive, stats, close, is_closed = map(Forwarded, ("alive", "stats", "close", "is_closed"))
+    ready_id, waiting_id, failed_id = map(Forwarded, ("ready_id", "waiting_id", "failed_id"))
 
     def __len__(self) -> int:
         return self.num_envs
