@@ -1,7 +1,7 @@
 """`python -m benchmarks.scale`: what rounds and rollouts cost the one process that all workers or actors report to.
 
     python -m benchmarks.scale                    # both parts: some minutes, a local Ray is started
-    python -m benchmarks.scale --actors 200       # the last row with so many actors; each takes 100 MB of memory
+    python -m benchmarks.scale --actors 200       # one row with so many actors; each takes 60 MB of memory
 
 Workers: CPU time of the caller in a round of `step`, with envs that sleep 5 ms and a worker for each of them.
 Actors: CPU time of a `RayCollector`'s process for each rollout. The actors hold no envs: each repeats its first
@@ -103,13 +103,11 @@ def rollouts(actors: int, envs: int, size: int, seconds: float) -> tuple[float, 
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.scale", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--part", choices=("workers", "actors"), help="one of the two")
-    parser.add_argument(
-        "--actors", type=int, help="of one more row, with rollouts of 4 envs x 32 steps x 16,384 floats"
-    )
+    parser.add_argument("--actors", type=int, help="only this row, with rollouts of 4 envs x 32 steps x 16,384 floats")
     parser.add_argument("--seconds", type=float, default=5.0, help="of each row")
     options = parser.parse_args(arguments)
     console = Console()
-    if options.part != "actors":
+    if options.part != "actors" and not options.actors:
         table = Table("workers", *BACKENDS, title="the caller's CPU a round, ms: envs that sleep 5 ms")
         for workers in WORKERS:
             table.add_row(str(workers), *(f"{rounds(name, workers, 100):.2f}" for name in BACKENDS))
@@ -129,15 +127,17 @@ def measure_actors(console: Console, actors: int | None, seconds: float) -> None
         "actors", "MB a rollout", "rollouts/s", "driver's CPU, ms a rollout", title="RayCollector, sync=False"
     )
     rows, found = [], []
-    for count, envs, size in (*ROWS, *([(actors, 4, 16384)] if actors else [])):
+    for count, envs, size in [(actors, 4, 16384)] if actors else ROWS:
         cpu, megabytes, rate = rollouts(count, envs, size, seconds)
         table.add_row(str(count), f"{megabytes:.2f}", f"{rate:.0f}", f"{cpu:.2f}")
         rows.append((1.0, megabytes, count))
         found.append(cpu)
     console.print(table)
-    one, each_mb, each_actor = np.linalg.lstsq(np.array(rows), np.array(found), rcond=None)[0]
-    console.print(f"fit: {one:.2f} ms a rollout, {each_mb:.3f} ms a MB, {1e3 * each_actor:.1f} us an actor waited for")
     ray.shutdown()
+    if len(rows) > 1:
+        one, each_mb, each_actor = np.linalg.lstsq(np.array(rows), np.array(found), rcond=None)[0]
+        actor = f"{1e3 * each_actor:.1f} us an actor waited for"
+        console.print(f"fit: {one:.2f} ms a rollout, {each_mb:.3f} ms a MB, {actor}")
 
 
 if __name__ == "__main__":
