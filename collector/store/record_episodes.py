@@ -191,7 +191,7 @@ class RecordedVectorEnv(VectorWrapper):
         ids, seeds = asked
         rows = obs if ids is None else nest.take(obs, ids)
         self._recorder.begin(ids, rows, seeds)
-        self._over = np.setdiff1d(self._over, np.array(self._ids) if ids is None else ids)
+        self._over = self._over[:0] if ids is None else np.setdiff1d(self._over, ids)
 
     def _record(self, actions: Any, obs: Any, reward: Any, terminated: Any, truncated: Any, infos: Any) -> None:
         """Record a step."""
@@ -202,7 +202,7 @@ class RecordedVectorEnv(VectorWrapper):
         ended = recorder.step(None, actions, obs, reward, terminated, truncated)
         begun = ended if same_step else self._over  # in NEXT_STEP mode their rows are their resets, and were no steps
         if ended.size:
-            recorder.end(ended, _rows_of(_final_obs(infos) if same_step else obs, ended))
+            recorder.end(ended, _final_obs(infos, ended) if same_step else nest.take(obs, ended))
         if begun.size:
             recorder.begin(begun, None)
         if self._mode is AutoresetMode.NEXT_STEP:
@@ -228,16 +228,15 @@ class RecordedVectorEnv(VectorWrapper):
     __exit__: Any = BaseVectorEnv.__exit__
 
 
-def _final_obs(infos: dict[str, Any]) -> Any:
-    """The last observations of a step in SAME_STEP mode; `final_observation` is their name in gymnasium 0.29."""
-    return infos["final_obs"] if "final_obs" in infos else infos["final_observation"]
+def _final_obs(infos: dict[str, Any], rows: np.ndarray) -> Any:
+    """The last observations of envs in SAME_STEP mode, from an array of objects or the arrays of a batch.
 
-
-def _rows_of(final_obs: Any, rows: np.ndarray) -> Any:
-    """The last observations of envs, from an array of objects or the arrays of a batch."""
-    if isinstance(final_obs, np.ndarray) and final_obs.dtype == object:
-        return nest.merge(np.array, final_obs[rows])
-    return nest.take(final_obs, rows)
+    `final_observation` is their name in gymnasium 0.29.
+    """
+    found = infos["final_obs"] if "final_obs" in infos else infos["final_observation"]
+    if isinstance(found, np.ndarray) and found.dtype == object:
+        return nest.merge(np.array, found[rows])
+    return nest.take(found, rows)
 
 
 def _restarted(infos: dict[str, Any], n: int) -> np.ndarray:
