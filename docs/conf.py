@@ -14,7 +14,6 @@ version = release = vecenv.__version__
 
 extensions = ["myst_parser", "sphinx_copybutton", "sphinx_design", "api_pages", "command_pages"]
 source_suffix = {".md": "markdown"}
-exclude_patterns = ["design.md"]
 nitpicky = True
 toc_object_entries_show_parents = "hide"
 python_maximum_signature_line_length = 72

@@ -293,6 +293,14 @@ def test_blocks(page, blocks, tmp_path):
     assert printed("-", program=RUN_BLOCKS.format(page=page, blocks=blocks), cwd=tmp_path) == ""
 
 
+def test_the_pages_stay_as_short_as_their_readers_are_patient():
+    """Nothing is released, so the changelog has one entry, read in a minute."""
+    words = {page: len((ROOT / page).read_text("utf-8").split()) for page in PAGES}
+    assert words["CHANGELOG.md"] < 400
+    assert words["README.md"] < 800
+    assert sum(words[page] for page in DOCS if not page.startswith("docs/reference/")) < 18_000
+
+
 def test_links_between_pages_lead_somewhere():
     assert len(BLOCKS["README.md"]) >= 1
     for page in PAGES:

@@ -1,4 +1,4 @@
-"""The layers and the layout of docs/design.md, held against the text of the code: no library need be installed.
+"""The layers and the layout of docs/explanation/design.md, held against the code: no library need be installed.
 
 Each rule is itself tested, on a small project that breaks it.
 """
@@ -221,7 +221,8 @@ def test_each_breach_is_noticed(message, path, lines):
 
 
 def test_design_md_names_every_folder_and_module_of_the_packages():
-    tree = (ROOT / "docs" / "design.md").read_text().partition("## Layout and layers")[2].partition("## Engine")[0]
+    page = (ROOT / "docs/explanation/design.md").read_text()
+    tree = page.partition("## Layout and layers")[2].partition("## Two walks")[0]
     folders = {path.parent.name for package in MOST_FILES for path in (ROOT / package).rglob("__init__.py")}
     modules = {path.stem for package in MOST_FILES for path in (ROOT / package).glob("*.py")} - {"__init__", "__main__"}
     assert (modules | folders) - set(re.findall(r"\w+", tree)) == set()

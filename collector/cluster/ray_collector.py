@@ -74,6 +74,8 @@ class RayCollector(BatchIterator):
             print(collector.stats())
     """
 
+    _first = "make_venv"
+
     def __init__(
         self,
         make_venv: Any,

@@ -18,6 +18,8 @@ class BatchIterator(ABC):
     """Counts, finishes and ends what `_collect_batch` collects, and checks the arguments that all collectors have."""
 
     _closed = False
+    _first = "the vector env"
+    """The first argument, for errors."""
     _weights: Any
     """The `PolicyWeights` of the collector."""
     _evaluation: Any = None
@@ -35,7 +37,7 @@ class BatchIterator(ABC):
         return_same_td: bool = False,
     ) -> None:
         if hasattr(policy, "env_num"):
-            raise TypeError(f"{policy!r} is passed as the policy: the vector env comes first, then the policy")
+            raise TypeError(f"{policy!r} is passed as the policy: {self._first} comes first, then the policy")
         if frames_per_batch is None:
             raise TypeError(f"{type(self).__name__} needs frames_per_batch=, the steps in a batch of all envs together")
         self.requested_frames_per_batch = at_least_one("frames_per_batch", frames_per_batch)
@@ -192,7 +194,7 @@ class BatchIterator(ABC):
         return kept
 
     def _finished(self, batch: Any) -> Any:
-        """What the iterator returns of a batch: split, on the storing device, and post-processed."""
+        """Split a batch, store it and post-process it: the result is that of the iterator."""
         batch = self._stored(batch.split_trajectories() if self._split else batch)
         if self._postproc is not None:
             batch = self._postproc(batch)

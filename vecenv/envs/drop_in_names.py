@@ -152,7 +152,13 @@ class _MadeByCreators(BaseVectorEnv):
         lazy: bool = True,
         **options: Any,
     ) -> None:
-        self._creators = _creators(num_workers, create_env_fn, create_env_kwargs)
+        n, kwargs = check_count("num_workers", num_workers), {} if create_env_kwargs is None else create_env_kwargs
+        fns = [create_env_fn] * n if callable(create_env_fn) else list(create_env_fn)
+        if len(fns) != n:
+            raise ValueError(f"create_env_fn has {len(fns)} entries, expected one for each of {n} envs")
+        # Those of an `EnvCreator` share its state, others share nothing.
+        creators = [EnvCreator(fn, kwargs, share_memory=isinstance(fn, EnvCreator)) for fn in fns]
+        self._creators = [creator.for_env(i, n) for i, creator in enumerate(creators)]
         super().__init__(self._creators, lazy=lazy, **options)
 
     def update_kwargs(self, kwargs: Kwargs | Sequence[Kwargs]) -> None:
@@ -160,7 +166,11 @@ class _MadeByCreators(BaseVectorEnv):
 
         Raises ValueError for a list that has not one entry for each env.
         """
-        for creator, own in zip(self._creators, _one_each(kwargs, len(self._creators)), strict=True):
+        n = len(self._creators)
+        each = [kwargs] * n if isinstance(kwargs, dict) else list(kwargs)
+        if len(each) != n:
+            raise ValueError(f"create_env_kwargs has {len(each)} entries, expected one for each of {n} envs")
+        for creator, own in zip(self._creators, each, strict=True):
             creator.update_kwargs(own)
 
 
@@ -199,29 +209,6 @@ class SerialEnv(_MadeByCreators, DummyVectorEnv):
     >>> obs.shape
     (3, 4)
     """
-
-
-def _creators(
-    num_workers: int, create_env_fn: CreateEnvFn, create_env_kwargs: Kwargs | Sequence[Kwargs] | None
-) -> list[EnvCreator]:
-    """The creator of each env. Those of an `EnvCreator` share its state, others share nothing."""
-    n = check_count("num_workers", num_workers)
-    fns = [create_env_fn] * n if callable(create_env_fn) else list(create_env_fn)
-    every_kwargs = _one_each({} if create_env_kwargs is None else create_env_kwargs, n)
-    if len(fns) != n:
-        raise ValueError(f"create_env_fn has {len(fns)} entries, expected one for each of {n} envs")
-    owned = [fn.for_env(i, n) if isinstance(fn, EnvCreator) else fn for i, fn in enumerate(fns)]
-    return [
-        EnvCreator(fn, kwargs, share_memory=isinstance(fn, EnvCreator))
-        for fn, kwargs in zip(owned, every_kwargs, strict=True)
-    ]
-
-
-def _one_each(kwargs: Kwargs | Sequence[Kwargs], n: int) -> list[Kwargs]:
-    each = [kwargs] * n if isinstance(kwargs, dict) else list(kwargs)
-    if len(each) != n:
-        raise ValueError(f"create_env_kwargs has {len(each)} entries, expected one for each of {n} envs")
-    return each
 
 
 def step_mdp(
