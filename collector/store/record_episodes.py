@@ -254,8 +254,9 @@ class RecordedEngine(RowWiseWrapper):
     def __init__(self, venv: Any, recorder: EpisodeRecorder) -> None:
         super().__init__(venv)
         self._recorder = recorder
-        self._seeds = np.full(recorder.n, -1)
-        """Those that the envs were sent, until their resets have come back; -1: none."""
+        self._seeds, self._next_seeds = np.full((2, recorder.n), -1)
+        """Those that the envs were sent, until their resets have come back, and those of resets in the round of a last
+        step; -1: none."""
         self._in_order = False
         """Whether the last round is a step of all envs, whose rows come in their order."""
         self._stored: Any = None
@@ -290,7 +291,9 @@ class RecordedEngine(RowWiseWrapper):
             self._in_order = False
         if action is not None:
             rows = recorder.actions(action, range(recorder.n) if ids is None else ids.tolist())
-            nest.put(recorder.sent, ... if ids is None else ids, rows)
+            stepped, next_seeds = ... if ids is None else ids, kwargs.get("autoreset")
+            nest.put(recorder.sent, stepped, rows)
+            self._next_seeds[stepped] = next_seeds if next_seeds.__class__ is np.ndarray else -1
             self._in_order = ids is None
             is_tuple = isinstance(rows, tuple)  # for the vector env a tuple is one action an env
             self._stored = [nest.take(rows, row) for row in range(len(next(nest.leaves(rows))))] if is_tuple else rows
@@ -347,7 +350,7 @@ class RecordedEngine(RowWiseWrapper):
                 nest.put(last, row, infos[row]["final_obs"])
         recorder.end(envs, last)
         if any(begun):
-            recorder.begin(envs[begun], None)
+            recorder.begin(envs[begun], None, self._next_seeds[envs[begun]].tolist())
 
     def call(self, name: str, /, *args: Any, id: Any = None, **kwargs: Any) -> list[Any]:
         """As `venv.call`; a method that steps or resets envs ends what is recorded of them."""
