@@ -156,9 +156,12 @@ ENDS: dict[str, Callable[[], None]] = {
 }
 
 
-def DiesOnStep(id: int, at: int = 2, end: str = "SIGKILL") -> Does:
+class DiesOnStep(Does):
     """Its process ends in step `at`, in one of the ways of `ENDS`."""
-    return Does(id, at, ENDS[end])
+
+    def __init__(self, id: int, at: int = 2, end: str = "SIGKILL") -> None:
+        super().__init__(id, at, lambda: ENDS[self.end]())
+        self.end = end
 
 
 class _BreaksOff:

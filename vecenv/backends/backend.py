@@ -41,20 +41,6 @@ class WorkerInfo(NamedTuple):
     busy_seconds: float
 
 
-class Codec:
-    """Prepares what does not fit the arena. This one is for envs in this process: it copies, and rejects nothing."""
-
-    def encode(
-        self, ids: Sequence[int], ops: int | np.ndarray, actions: Any, payloads: Mapping[int, Any]
-    ) -> Mapping[int, Any]:
-        """The payloads of a round or call as they travel, before anything has a side effect.
-
-        `actions` are the rows (k, ...) that the arena is about to take, or None. Raises TypeError or ValueError, with
-        the env named, for what cannot travel.
-        """
-        return {i: own_copy(payload) for i, payload in payloads.items()}
-
-
 class Call:
     """An operation that was started on the envs `ids`. `found`: the value of each, or its Failure, once it is there."""
 
@@ -85,7 +71,7 @@ class Backend(ABC):
 
         reports = backend.start(env_fns, num_workers, eager)
         arena = backend.bind(common_layout(...))
-        payloads = backend.codec.encode(ids, ops, actions, payloads)  # may refuse: nothing was done yet
+        payloads = backend.encode(ids, ops, actions, payloads)  # may refuse: nothing was done yet
         arena.action[ids] = actions
         backend.send(ids, ops, payloads)                              # one operation an env; does not wait for envs
         backend.wait(lambda: all_done(arena.status), deadline)
@@ -118,12 +104,10 @@ class Backend(ABC):
     """True if an action may be any object; else it is an array of its space's dtype."""
     arena: Arena
     """The arena that `bind` returned."""
-    codec: Codec
 
     def __init__(self) -> None:
         self.lost: dict[int, BaseException] = {}
         """Envs that do not exist any more, with the reason; `restart` brings them back."""
-        self.codec = Codec()
 
     @property
     def workers(self) -> list[WorkerInfo]:
@@ -146,6 +130,16 @@ class Backend(ABC):
     @abstractmethod
     def bind(self, layout: Layout) -> Arena:
         """Reserve the memory for the batch, once, after `start`; returns the parent's view of it."""
+
+    def encode(
+        self, ids: Sequence[int], ops: int | np.ndarray, actions: Any, payloads: Mapping[int, Any]
+    ) -> Mapping[int, Any]:
+        """Prepare for travel what does not fit the arena in a round or call, before anything has a side effect.
+
+        `actions` are the rows (k, ...) that the arena is about to take, or None. Raises TypeError or ValueError, with
+        the env named, for what cannot travel. This one is for envs in this process: it copies, and rejects nothing.
+        """
+        return {i: own_copy(payload) for i, payload in payloads.items()}
 
     @abstractmethod
     def send(self, ids: np.ndarray | None, ops: int | np.ndarray, payloads: Mapping[int, Any]) -> None:

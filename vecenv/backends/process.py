@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from vecenv.backends.backend import NOTHING_BESIDES, Answers, Backend, Call, Codec, Taken, WorkerInfo
+from vecenv.backends.backend import NOTHING_BESIDES, Answers, Backend, Call, Taken, WorkerInfo
 from vecenv.backends.host.env_host import EnvReport
 from vecenv.backends.host.failure import Failure, died_failure, read_value
 from vecenv.backends.host.row_writer import RENEWED, Extra
@@ -83,33 +83,6 @@ class Transport(ABC):
         """Called when a frame was posted to a worker that serves rounds."""
 
 
-class PickleCodec(Codec):
-    """Pickles what does not fit the arena, or raises TypeError. `forked`: workers inherited the script."""
-
-    def __init__(self, forked: bool) -> None:
-        self._forked = forked
-
-    def encode(
-        self, ids: Sequence[int], ops: int | np.ndarray, actions: Any, payloads: Mapping[int, Any]
-    ) -> Mapping[int, Any]:
-        # What is one object for several envs is pickled once, and a worker gets it once: each env unpickles its own.
-        blobs: dict[int, bytes] = {}
-        for i, payload in payloads.items():
-            if id(payload) not in blobs:
-                try:
-                    blobs[id(payload)] = self._pickled(payload)
-                except Exception as error:
-                    text = f"the action or argument for env {i} cannot be sent to its worker: {error}"
-                    raise TypeError(text) from error
-        return {i: blobs[id(payload)] for i, payload in payloads.items()}
-
-    def _pickled(self, payload: Any) -> bytes:
-        blob = dumps(payload)
-        if b"__main__" in blob and not self._forked:
-            return dumps_by_value(payload)  # by value: workers do not run the user's script
-        return blob
-
-
 class ProcessBackend(Backend):
     """Runs rounds over `transport` on the workers of a pool."""
 
@@ -127,7 +100,6 @@ class ProcessBackend(Backend):
         self.pool, self._transport = pool, transport
         pool.server, pool.start_timeout = transport.server, start_timeout
         pool.on_frame, pool.on_loss, pool.notify = self._on_frame, self._on_loss, transport.notify
-        self.codec = PickleCodec(pool.forked)
         self._watchdog = Watchdog(step_timeout, pool.kill)
         self._ends_spinning = release_openmp
         self._spinning: SpinningThreads | None = None
@@ -179,6 +151,22 @@ class ProcessBackend(Backend):
         return arena
 
     # Rounds.
+
+    def encode(
+        self, ids: Sequence[int], ops: int | np.ndarray, actions: Any, payloads: Mapping[int, Any]
+    ) -> Mapping[int, Any]:
+        # What is one object for several envs is pickled once, and a worker gets it once: each env unpickles its own.
+        blobs: dict[int, bytes] = {}
+        for i, payload in payloads.items():
+            if id(payload) not in blobs:
+                try:
+                    blob = dumps(payload)
+                    is_ours = b"__main__" in blob and not self.pool.forked  # workers do not run the user's script
+                    blobs[id(payload)] = dumps_by_value(payload) if is_ours else blob
+                except Exception as error:
+                    text = f"the action or argument for env {i} cannot be sent to its worker: {error}"
+                    raise TypeError(text) from error
+        return {i: blobs[id(payload)] for i, payload in payloads.items()}
 
     def send(self, ids: np.ndarray | None, ops: int | np.ndarray, payloads: Mapping[int, Any]) -> None:
         pool = self.pool
@@ -312,7 +300,7 @@ class ProcessBackend(Backend):
     # Calls.
 
     def call(self, ids: Sequence[int], op: str, args: Sequence[tuple[Any, ...]]) -> Call:
-        blobs, call = self.codec.encode(ids, 0, None, dict(zip(ids, args, strict=True))), Call(ids, op)
+        blobs, call = self.encode(ids, 0, None, dict(zip(ids, args, strict=True))), Call(ids, op)
         for w in sorted({int(self.pool.worker_of[i]) for i in ids}):
             worker = self.pool.workers[w]
             if worker.alive:

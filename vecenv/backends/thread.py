@@ -298,7 +298,7 @@ class ThreadBackend(Backend):
             self._unsent.popleft()
 
     def call(self, ids: Sequence[int], op: str, args: Sequence[tuple[Any, ...]]) -> Call:
-        payloads, call = self.codec.encode(ids, 0, None, dict(zip(ids, args, strict=True))), Call(ids, op)
+        payloads, call = self.encode(ids, 0, None, dict(zip(ids, args, strict=True))), Call(ids, op)
         self._calls = [*(other for other in self._calls if not other.done()), call]
         for block in dict.fromkeys(map(self._block_of.__getitem__, ids)):
             block.work.put(partial(block.call, call, {i: payloads[i] for i in block.ids if i in payloads}))

@@ -232,7 +232,7 @@ class Engine:
             ops = mixed_ops(ops, reset, opcodes.RESET_KWARGS if kwargs else opcodes.RESET)
             args = reset_arguments(chosen, kwargs)
             if kwargs:
-                encoded = self.backend.codec.encode(self.all_ids, ops, action, args)
+                encoded = self.backend.encode(self.all_ids, ops, action, args)
             self.recovery.resets = args  # all envs are idle: no other resets
             self.statistics.resets += len(chosen)
         self.arena.action[...] = action
@@ -281,7 +281,7 @@ class Engine:
             ops = mixed_ops(ops, resets, opcodes.RESET_KWARGS if kwargs else opcodes.RESET)  # type: ignore[arg-type]
         elif kwargs:
             raise TypeError(f"send() got {sorted(kwargs)}, which are for resets, but no ids to reset")
-        encoded = self.backend.codec.encode(asked, ops, None if objects else batch, payloads)
+        encoded = self.backend.encode(asked, ops, None if objects else batch, payloads)
         if not objects:
             nest.put(self.arena.action, ... if ids is None else ids, batch)
         if chosen:
@@ -300,7 +300,7 @@ class Engine:
         asked = self.all_ids if ids is None else ids.tolist()
         args = reset_arguments(asked, kwargs)
         op = opcodes.RESET_KWARGS if kwargs else opcodes.RESET
-        encoded = self.backend.codec.encode(asked, op, None, args if kwargs else NO_ARGUMENTS)  # type: ignore[arg-type]
+        encoded = self.backend.encode(asked, op, None, args if kwargs else NO_ARGUMENTS)  # type: ignore[arg-type]
         self.backend.wait(None, None)  # notices workers that died idle, to restart them now
         self._begin_resets(args)
         self._start(ids, op, encoded)

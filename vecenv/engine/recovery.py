@@ -178,7 +178,7 @@ class Recovery:
             return Extra(failure=died_failure(i, "reset", error))
         self.discard_errors([i])
         op, backend = opcodes.RESET_KWARGS if args else opcodes.RESET, self._backend
-        backend.send(np.array([i]), op, backend.codec.encode([i], op, None, args))
+        backend.send(np.array([i]), op, backend.encode([i], op, None, args))
         backend.wait(lambda: backend.arena.status[i] >= opcodes.DONE, None)
         taken = backend.take([i])
         return taken.extras.get(i) or Extra(next((infos[i] for infos in taken.infos), None))

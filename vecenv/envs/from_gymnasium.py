@@ -68,6 +68,21 @@ def from_gymnasium(
             f"from_gymnasium takes a gymnasium.vector.VectorEnv, got {envs!r}; of single envs make a "
             "ShmemVectorEnv([lambda: gym.make(...)] * n)"
         )
+    mode = _checked_mode(envs, autoreset_mode)
+    inner: Any = envs.unwrapped
+    classes = {f"{each.__module__}.{each.__qualname__}" for each in type(inner).__mro__}
+    if _ASYNC in classes and not inner.shared_memory and mode is AutoresetMode.NEXT_STEP:
+        raise ValueError(
+            "an AsyncVectorEnv of gymnasium with shared_memory=False and autoreset_mode NEXT_STEP resets an env again "
+            "in the step after its reset: make it with shared_memory=True or another mode"
+        )
+    if resets_by_id is None:
+        resets_by_id = not classes.isdisjoint(_RESET_BY_ID)
+    return NativeVectorEnv(envs, mode, resets_by_id)
+
+
+def _checked_mode(envs: Any, autoreset_mode: AutoresetMode | str | None) -> AutoresetMode:
+    """The mode that was asked for, or that of the metadata, of a VectorEnv whose batches are arrays."""
     mode = envs.metadata.get("autoreset_mode") if autoreset_mode is None else autoreset_mode
     if mode is None:
         raise ValueError(
@@ -81,17 +96,7 @@ def from_gymnasium(
             f"{envs.single_observation_space} and {envs.single_action_space}; pass functions that make one env each to "
             "ShmemVectorEnv, which takes others too"
         )
-    mode = AutoresetMode(mode)
-    inner: Any = envs.unwrapped
-    classes = {f"{each.__module__}.{each.__qualname__}" for each in type(inner).__mro__}
-    if _ASYNC in classes and not inner.shared_memory and mode is AutoresetMode.NEXT_STEP:
-        raise ValueError(
-            "an AsyncVectorEnv of gymnasium with shared_memory=False and autoreset_mode NEXT_STEP resets an env again "
-            "in the step after its reset: make it with shared_memory=True or another mode"
-        )
-    if resets_by_id is None:
-        resets_by_id = not classes.isdisjoint(_RESET_BY_ID)
-    return NativeVectorEnv(envs, mode, resets_by_id)
+    return AutoresetMode(mode)
 
 
 class NativeVectorEnv(BaseVectorEnv):

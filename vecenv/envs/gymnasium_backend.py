@@ -22,7 +22,7 @@ import numpy as np
 from gymnasium.vector import AutoresetMode
 
 from vecenv import nest
-from vecenv.backends.backend import Answered, Answers, Backend, Codec, Taken, WorkerInfo
+from vecenv.backends.backend import Answered, Answers, Backend, Taken, WorkerInfo
 from vecenv.backends.host.env_host import ATTRIBUTES, EnvReport, own_report
 from vecenv.backends.host.failure import capture
 from vecenv.backends.host.row_writer import Extra, Final, fit, own_containers
@@ -34,7 +34,7 @@ Infos = list[dict[str, Any]]
 Finals = dict[int, Final]
 
 
-class GymnasiumBackend(Backend, Codec):
+class GymnasiumBackend(Backend):
     """Drives `envs`, which nothing else may use from now on.
 
     `resets_by_id`: whether its `reset` takes `options["reset_mask"]`, and a list with one seed an env.
@@ -68,7 +68,6 @@ class GymnasiumBackend(Backend, Codec):
         # Its autoreset is not that of the vector env, which has none.
         metadata = {key: value for key, value in envs.metadata.items() if key != "autoreset_mode"}
         parts = envs.single_observation_space, envs.single_action_space, metadata, envs.spec, None
-        self.codec = self
         self._known = dict(zip(ATTRIBUTES, own_report(parts), strict=False))
         self._some_action = copy.deepcopy(envs.single_action_space).sample()
         return [own_report(parts) for _ in env_fns]
@@ -87,7 +86,7 @@ class GymnasiumBackend(Backend, Codec):
     def encode(
         self, ids: Sequence[int], ops: int | np.ndarray, actions: Any, payloads: Mapping[int, Any]
     ) -> Mapping[int, Any]:
-        """As the codec: refuse the rounds that the VectorEnv cannot do, before it is called."""
+        """Refuse the rounds that the VectorEnv cannot do, before it is called."""
         for i, payload in payloads.items():
             if not isinstance(payload, Mapping):
                 raise ValueError(

@@ -23,7 +23,7 @@ import numpy as np
 from gymnasium import spaces
 
 from vecenv import nest
-from vecenv.backends.backend import Answered, Answers, Backend, Codec, Taken, WorkerInfo
+from vecenv.backends.backend import Answered, Answers, Backend, Taken, WorkerInfo
 from vecenv.backends.host.env_host import ATTRIBUTES, EnvReport
 from vecenv.backends.host.failure import capture, died_failure
 from vecenv.backends.host.row_writer import Extra
@@ -37,7 +37,7 @@ _MAX_SEED = 2**31
 _NO_INFOS = ("info:env_id", "info:players.env_id")  # there is one player an env
 
 
-class PoolBackend(Backend, Codec):
+class PoolBackend(Backend):
     """Drives `pool`, which nothing else may use from now on."""
 
     takes_objects = False
@@ -97,7 +97,7 @@ class PoolBackend(Backend, Codec):
         metadata = {key: value for key, value in self._pool.metadata.items() if key != "autoreset_mode"}
         self._report = EnvReport(obs, action, metadata, None, None)
         self._some_action = np.asarray(copy.deepcopy(action).sample())
-        self._space, self.codec = action, self
+        self._space = action
         is_discrete = isinstance(action, spaces.Discrete)
         self._choices = range(int(action.start), int(action.start + action.n)) if is_discrete else None
         return [copy.deepcopy(self._report) for _ in env_fns]
@@ -105,7 +105,7 @@ class PoolBackend(Backend, Codec):
     def encode(
         self, ids: Sequence[int], ops: int | np.ndarray, actions: Any, payloads: Mapping[int, Any]
     ) -> Mapping[int, Any]:
-        """As the codec: refuse what would make EnvPool crash, hang or guess."""
+        """Refuse what would make EnvPool crash, hang or guess."""
         if actions is not None:
             self._check_actions(ids, ops, actions)
         for i, payload in payloads.items():
