@@ -420,7 +420,11 @@ def fill(app: Sphinx, docname: str, source: list[str]) -> None:
 
     source[0] = BLOCK.sub(written, source[0])
     source[0] = INDEX.sub(lambda match: index(match[1]) + "\n", source[0])
-    app.env.note_dependency(__file__)
+    for package in OWN:
+        for path in sorted((DOCS.parent / package).rglob("*.py")):
+            app.env.note_dependency(path)
+    for name in ("api_pages.py", "api_words.py", "command_pages.py"):
+        app.env.note_dependency(DOCS / name)
 
 
 def check(app: Sphinx) -> None:

@@ -119,14 +119,6 @@ class TestTheChoice:
             assert make_auto(env_fns, {name: value}, {"shmem": lambda env_fns, **own: own}) == {name: value}
         assert not (tmp_path / "log").exists()
 
-    def test_wrong_arguments_are_refused_as_elsewhere(self) -> None:
-        with pytest.raises(ValueError, match="env_fns is empty"):
-            auto_vector_env([])
-        with pytest.raises(TypeError, match="env_fns must be a sequence of callables"):
-            auto_vector_env(CHEAP)
-        with pytest.raises(TypeError, match="nonsense"):
-            auto_vector_env([CHEAP], nonsense=1)
-
 
 @FULL
 class TestTheMeasurement:

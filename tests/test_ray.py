@@ -201,7 +201,7 @@ def test_the_cluster_file_of_the_page_is_one_for_ray_up() -> None:
     import yaml
     from ray.autoscaler._private.util import prepare_config, validate_config
 
-    page = (Path(__file__).parent.parent / "docs" / "ray.md").read_text()
+    page = (Path(__file__).parent.parent / "docs" / "guides" / "collecting.md").read_text()
     (block,) = re.findall(r"```yaml\n(.*?)```", page, re.S)
     config = prepare_config(yaml.safe_load(textwrap.dedent(block)))
     validate_config(config)

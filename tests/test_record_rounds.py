@@ -89,9 +89,10 @@ def test_any_rounds_store_what_the_envs_got(kind: Any, options: Any, seed: int, 
                     order = [i for i in ids if i in resets]
                     venv.send(rng.integers(0, 50, len(ids)), ids, reset=resets, seed=rng.integers(0, 99, len(order)))
                 elif what == "step":
-                    venv.step(rng.integers(0, 50, n), autoreset=True)
+                    venv.step(rng.integers(0, 50, n), autoreset=True if rng.random() < 0.5 else rng.integers(0, 99, n))
                 else:
-                    venv.send(rng.integers(0, 50, len(ids)), ids, autoreset=bool(rng.integers(2)))
+                    autoreset = [False, True, rng.integers(0, 99, len(ids))][rng.integers(3)]
+                    venv.send(rng.integers(0, 50, len(ids)), ids, autoreset=autoreset)
         while venv.waiting_id:
             venv.recv()
         logs = venv.get_env_attr("log")

@@ -316,12 +316,13 @@ class RayPlayer:
             self._pace = played.episodes / played.seconds
         try:
             give_up(self._job, self._plan, self._tally, played.skipped)
-        finally:
-            self._adopt(task, played)
+        except JobFailedError as error:
+            played.error = played.error or error
+        self._adopt(task, played)
         if played.head is not None:
             self._take_head(played.node, played.head)
         if played.error is not None:
-            raise played.error from RemoteTraceback(played.trace)
+            raise played.error from (RemoteTraceback(played.trace) if played.trace else None)
         if self._commits is not None:  # what has failed
             self._commits.commit()
 

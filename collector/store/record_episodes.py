@@ -191,7 +191,7 @@ class RecordedVectorEnv(VectorWrapper):
         ids, seeds = asked
         rows = obs if ids is None else nest.take(obs, ids)
         self._recorder.begin(ids, rows, seeds)
-        self._over = np.setdiff1d(self._over, np.array(self._ids) if ids is None else ids)
+        self._over = self._over[:0] if ids is None else np.setdiff1d(self._over, ids)
 
     def _record(self, actions: Any, obs: Any, reward: Any, terminated: Any, truncated: Any, infos: Any) -> None:
         """Record a step."""
@@ -202,7 +202,7 @@ class RecordedVectorEnv(VectorWrapper):
         ended = recorder.step(None, actions, obs, reward, terminated, truncated)
         begun = ended if same_step else self._over  # in NEXT_STEP mode their rows are their resets, and were no steps
         if ended.size:
-            recorder.end(ended, _rows_of(_final_obs(infos) if same_step else obs, ended))
+            recorder.end(ended, _final_obs(infos, ended) if same_step else nest.take(obs, ended))
         if begun.size:
             recorder.begin(begun, None)
         if self._mode is AutoresetMode.NEXT_STEP:
@@ -228,16 +228,15 @@ class RecordedVectorEnv(VectorWrapper):
     __exit__: Any = BaseVectorEnv.__exit__
 
 
-def _final_obs(infos: dict[str, Any]) -> Any:
-    """The last observations of a step in SAME_STEP mode; `final_observation` is their name in gymnasium 0.29."""
-    return infos["final_obs"] if "final_obs" in infos else infos["final_observation"]
+def _final_obs(infos: dict[str, Any], rows: np.ndarray) -> Any:
+    """The last observations of envs in SAME_STEP mode, from an array of objects or the arrays of a batch.
 
-
-def _rows_of(final_obs: Any, rows: np.ndarray) -> Any:
-    """The last observations of envs, from an array of objects or the arrays of a batch."""
-    if isinstance(final_obs, np.ndarray) and final_obs.dtype == object:
-        return nest.merge(np.array, final_obs[rows])
-    return nest.take(final_obs, rows)
+    `final_observation` is their name in gymnasium 0.29.
+    """
+    found = infos["final_obs"] if "final_obs" in infos else infos["final_observation"]
+    if isinstance(found, np.ndarray) and found.dtype == object:
+        return nest.merge(np.array, found[rows])
+    return nest.take(found, rows)
 
 
 def _restarted(infos: dict[str, Any], n: int) -> np.ndarray:
@@ -255,8 +254,9 @@ class RecordedEngine(RowWiseWrapper):
     def __init__(self, venv: Any, recorder: EpisodeRecorder) -> None:
         super().__init__(venv)
         self._recorder = recorder
-        self._seeds = np.full(recorder.n, -1)
-        """Those that the envs were sent, until their resets have come back; -1: none."""
+        self._seeds, self._next_seeds = np.full((2, recorder.n), -1)
+        """Those that the envs were sent, until their resets have come back, and those of resets in the round of a last
+        step; -1: none."""
         self._in_order = False
         """Whether the last round is a step of all envs, whose rows come in their order."""
         self._stored: Any = None
@@ -291,7 +291,9 @@ class RecordedEngine(RowWiseWrapper):
             self._in_order = False
         if action is not None:
             rows = recorder.actions(action, range(recorder.n) if ids is None else ids.tolist())
-            nest.put(recorder.sent, ... if ids is None else ids, rows)
+            stepped, next_seeds = ... if ids is None else ids, kwargs.get("autoreset")
+            nest.put(recorder.sent, stepped, rows)
+            self._next_seeds[stepped] = next_seeds if next_seeds.__class__ is np.ndarray else -1
             self._in_order = ids is None
             is_tuple = isinstance(rows, tuple)  # for the vector env a tuple is one action an env
             self._stored = [nest.take(rows, row) for row in range(len(next(nest.leaves(rows))))] if is_tuple else rows
@@ -348,7 +350,7 @@ class RecordedEngine(RowWiseWrapper):
                 nest.put(last, row, infos[row]["final_obs"])
         recorder.end(envs, last)
         if any(begun):
-            recorder.begin(envs[begun], None)
+            recorder.begin(envs[begun], None, self._next_seeds[envs[begun]].tolist())
 
     def call(self, name: str, /, *args: Any, id: Any = None, **kwargs: Any) -> list[Any]:
         """As `venv.call`; a method that steps or resets envs ends what is recorded of them."""
