@@ -121,7 +121,6 @@ def test_a_worker_that_died_before_or_in_a_call_is_reported_and_the_envs_of_the_
         ledger.begin()
         block = block_of(venv, 1)
         others = [i for i in range(N) if i not in block]
-        near = next(worker.on_this_node for worker in venv.engine.backend.pool.workers if 1 in worker.ids)
         uses: list[Callable[[], Any]] = [
             lambda: venv.call("method", id=[1]),
             lambda: venv.get_env_attr("prop", [1]),
@@ -129,6 +128,7 @@ def test_a_worker_that_died_before_or_in_a_call_is_reported_and_the_envs_of_the_
             lambda: venv.seed(3),
         ]
         for use in uses:
+            near = next(worker.on_this_node for worker in venv.engine.backend.pool.workers if 1 in worker.ids)
             pid = pids(venv)[1]
             if idle:
                 kill(pid)
