@@ -204,19 +204,14 @@ class RowWiseWrapper(VectorEnvWrapper):
     def reset(self, id: Any = None, **kwargs: Any) -> tuple[Any, np.ndarray]:
         """As `venv.reset`, with the rows of `map_reset`."""
         self.note_reset(id, kwargs)
-        rows: tuple[Any, np.ndarray] = self._mapped(
-            lambda: self.venv.reset(id, **kwargs), self.map_reset, lambda: round_envs(len(self), (), id, kwargs)[0]
-        )
+        rows: tuple[Any, np.ndarray] = self._mapped(self.map_reset, None, self.venv.reset, id, **kwargs)
         return rows
 
     def step(self, action: Any, id: Any = None, **kwargs: Any) -> Any:
         """As `venv.step`, with the rows of `map_step`."""
         self.note_round(action, id, kwargs)
-        return self._mapped(
-            lambda: self.venv.step(action if action is None else self.map_action(action), id, **kwargs),
-            self.map_round,
-            lambda: round_envs(len(self), (), id, kwargs)[0],
-        )
+        action = action if action is None else self.map_action(action)
+        return self._mapped(self.map_round, None, self.venv.step, action, id, **kwargs)
 
     def send(self, action: Any, id: Any = None, **kwargs: Any) -> None:
         """As `venv.send`."""
@@ -225,16 +220,17 @@ class RowWiseWrapper(VectorEnvWrapper):
 
     def recv(self) -> Any:
         """As `venv.recv`, with the rows of `map_step`."""
-        waiting = self.venv.waiting_id
-        return self._mapped(self.venv.recv, self.map_round, lambda: waiting)
+        return self._mapped(self.map_round, self.venv.waiting_id, self.venv.recv)
 
-    def _mapped(self, call: Callable[[], Any], mapped: Callable[..., Any], asked: Callable[[], Any]) -> Any:
-        """The rows of a call, or of the `partial` of its error, mapped. After an interrupt the envs that were `asked`
-        need a reset, also where it came when the engine had done its part.
+    def _mapped(
+        self, mapped: Callable[..., Any], waiting: Any, call: Callable[..., Any], *args: Any, **kwargs: Any
+    ) -> Any:
+        """The rows of a call, or of the `partial` of its error, mapped. After an interrupt the `waiting` envs,
+        or (None) those that the arguments ask for, need a reset, also where it came when the engine had done its part.
         """
         try:
             try:
-                rows = call()
+                rows = call(*args, **kwargs)
             except Exception as error:
                 if isinstance(partial := getattr(error, "partial", None), Partial):
                     names = ("obs", "info") if mapped == self.map_reset else Partial._fields[1:]
@@ -244,7 +240,7 @@ class RowWiseWrapper(VectorEnvWrapper):
             return mapped(*rows)
         except INTERRUPTS as error:
             if (engine := getattr(self, "engine", None)) is not None and not engine.closed:
-                ids = asked()
+                ids = round_envs(len(self), (), args[-1], kwargs)[0] if waiting is None else waiting
                 engine.abandon(error, engine.all_ids if ids is None else [int(i) for i in ids])
             raise
 
@@ -258,11 +254,10 @@ class RowWiseWrapper(VectorEnvWrapper):
     def map_round(self, obs: Any, rew: Any, terminated: Any, truncated: Any, info: np.ndarray) -> Any:
         """Map a round of steps, in which envs may have been reset, by `map_step` and `map_reset`."""
         resets = self._reset_rows(info) if self._resets else None
-        ended: list[int] = []
-        repeated: list[int] = []
-        if not isinstance(terminated, np.ndarray) or (terminated | truncated).any():  # else no episode can have ended
-            ended = [row for row, each in enumerate(info) if "final_obs" in each and "final_info" in each]
-            repeated = [row for row, each in enumerate(info) if is_repeated(each) and truncated[row]]
+        if resets is None and isinstance(terminated, np.ndarray) and not len((terminated | truncated).nonzero()[0]):
+            return self.map_step(obs, rew, terminated, truncated, info)  # no episode ended
+        ended = [row for row, each in enumerate(info) if "final_obs" in each and "final_info" in each]
+        repeated = [row for row, each in enumerate(info) if is_repeated(each) and truncated[row]]
         if resets is None and not ended and not repeated:
             return self.map_step(obs, rew, terminated, truncated, info)
         resets = np.zeros(len(info), np.bool_) if resets is None else resets
