@@ -40,9 +40,11 @@ def test_restart_turns_failures_into_truncated_rows_until_the_env_is_reset(colum
         for fault, error in faults.items() if column.remote else [*faults.items()][:1]:
             lost, pid = [1] if fault == "raise in step" else block_of(ledger.venv, 1), pids(ledger.venv)[1]
             ledger.venv.set_env_attr("fault", fault, [1])
-            for _ in range(3):  # a failed env that is stepped without a reset says so again
+            for again in range(3):  # a failed env that is stepped without a reset says so again
                 assert ledger.round() == []
-                assert [i for i in range(N) if ledger.rows[i].get("restarted")] == lost
+                restarted = [i for i in range(N) if ledger.rows[i].get("restarted")]
+                # With step_timeout an actor on another node gets its envs one by one: env 0 may have answered before.
+                assert restarted == lost or (restarted == [1] and not again and column.backend is RayVectorEnv)
                 assert error in ledger.rows[1]["error"]
             if fault != "raise in step":
                 ledger.born_again(lost)
