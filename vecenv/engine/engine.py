@@ -317,12 +317,12 @@ class Engine:
         asked = np.arange(self.env_num) if ids is None else ids
         self.statistics.rounds += 1
         self.statistics.operations += len(asked)
+        if self._absorbs:
+            self.recovery.keep_rows(ids)
         if self.recovery.errors:
             ids, ops = self.recovery.answer_failed(asked, ops)
             encoded = {i: encoded[i] for i in ids.tolist() if i in encoded}
         if ids is None or len(ids):
-            if self._absorbs:
-                self.recovery.keep_rows(ids)
             try:
                 self.backend.send(ids, ops, encoded)
             except Exception as error:

@@ -158,7 +158,9 @@ class EnvStatus:
         """Mark what is in flight as discarded; its envs, and those `asked`, need a reset."""
         in_flight = set(self.waiting_ids)
         self.abandoned |= in_flight
-        for i in sorted(in_flight.union(asked)):
+        needing = sorted(in_flight.union(asked))
+        self._recovery.restore_rows(needing)
+        for i in needing:
             self._recovery.errors[i] = VectorEnvError(
                 f"env {i} was in a call that {type(error).__name__} interrupted, and its result was discarded; "
                 f"reset({i}) makes it usable again"
@@ -175,4 +177,5 @@ class EnvStatus:
                 same_worker = set(backend.restart(i)).difference(chosen, self.waiting_ids)
                 self._recovery.note_replaced(i, same_worker)
         backend.take(sorted(chosen))
+        self._recovery.restore_rows(sorted(chosen))
         self.abandoned -= chosen
