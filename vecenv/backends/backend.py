@@ -16,8 +16,8 @@ from vecenv.backends.ipc import opcodes
 from vecenv.backends.memory.arena import Arena, Layout
 from vecenv.backends.memory.infos import InfoColumns
 
-Columns = tuple[Any, np.ndarray, np.ndarray, np.ndarray, Any]
-"""(obs, reward, terminated, truncated, infos or None): what a backend returns instead of rows of the arena."""
+Columns = tuple[Any, np.ndarray, np.ndarray, np.ndarray, np.ndarray]
+"""(obs, reward, terminated, truncated, infos): results in full, instead of rows of the arena."""
 
 
 class Taken(NamedTuple):

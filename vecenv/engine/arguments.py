@@ -132,17 +132,6 @@ def _are_integers(array: np.ndarray, id: Any) -> bool:
     return array.dtype.kind in "iu"
 
 
-BOOL = np.dtype(np.bool_)
-
-
-def mixed_ops(op: int, resets: np.ndarray, reset: int) -> np.ndarray:
-    """The opcode of each row: `reset` for those in the mask `resets`, `op` for the others."""
-    ops = np.empty(len(resets), dtype=np.uint8)
-    ops.fill(op)
-    ops[resets] = reset
-    return ops
-
-
 def reset_arguments(asked: Sequence[int], kwargs: dict[str, Any]) -> dict[int, dict[str, Any]]:
     """The arguments of the reset of each env: `seed` is spread over the ids, the others go to each."""
     if "seed" not in kwargs:
@@ -154,7 +143,7 @@ def reset_arguments(asked: Sequence[int], kwargs: dict[str, Any]) -> dict[int, d
 def reset_rows(ids: np.ndarray | None, reset: Any, n: int) -> np.ndarray:
     """Mask of the rows that are resets in a round of the envs `ids`; `reset` holds ids or is a mask of all envs."""
     mask = np.asarray(reset)
-    if mask.dtype is BOOL and mask.shape == (n,):
+    if mask.dtype == np.bool_ and mask.shape == (n,):
         if ids is None:
             return mask
         mask = np.flatnonzero(mask)

@@ -57,8 +57,8 @@ class Recovery:
         self.resets: dict[int, dict[str, Any]] = {}
         """The envs that are being reset, with their arguments."""
         self._last: list[tuple[np.ndarray, np.ndarray]] = []
-        """on_error="restart": arrays of observations in the arena, whose rows are the latest whole ones of idle envs, and
-        their rows before the operation in flight.
+        """on_error="restart": the observations in the arena, where those of idle envs are whole, and a copy from before
+        the operation in flight.
         """
 
     def note_lost(self) -> None:
