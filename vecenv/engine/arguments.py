@@ -85,12 +85,10 @@ def check_spaces_equal(reports: Sequence[EnvReport]) -> None:
         found: list[tuple[Any, list[int]]] = []
         for i, report in enumerate(reports):
             space = getattr(report, name)
-            for other, ids in found:
-                if space == other:
-                    ids.append(i)
-                    break
-            else:
-                found.append((space, [i]))
+            ids = next((ids for other, ids in found if space == other), None)
+            if ids is None:
+                found.append((space, ids := []))
+            ids.append(i)
         if len(found) > 1:
             listed = "; ".join(f"envs {ids}: {space}" for space, ids in found)
             raise ValueError(f"the envs differ in their {name}: {listed}")

@@ -159,28 +159,24 @@ class Engine:
         whole = len(self._order) == 1 and self._order[0] is None and not self.is_async
         before = self.all_ids if whole else self.status.waiting_ids
         try:
-            return self._receive(whole)
+            if whole:
+                self._wait(self.status.all_answered, None)
+                self._order = []
+                return None, self.all_ids, self._take(None, self.all_ids)
+            in_flight = self.status.in_flight
+            if in_flight == 0:
+                raise RuntimeError("step(None): no step is in flight; call step(action) or send(action) first")
+            need = min(self.wait_num, in_flight) if self.is_async else in_flight
+            self._wait(self.status.enough(need), None if self.timeout is None else time.monotonic() + self.timeout)
+            if self.is_async and not (one := self.status.enough(1))():
+                self._wait(one, None)
+            order, self._order = self._order, []
+            ids = self.status.finished_ids(order)
+            asked = ids.tolist()
+            return ids, asked, self._take(ids, asked)
         except INTERRUPTS as error:
             self.abandon(error, before)
             raise
-
-    def _receive(self, whole: bool) -> Received:
-        """`whole`: exactly one round of all envs is in flight, and the call waits for all of it."""
-        if whole:
-            self._wait(self.status.all_answered, None)
-            self._order = []
-            return None, self.all_ids, self._take(None, self.all_ids)
-        in_flight = self.status.in_flight
-        if in_flight == 0:
-            raise RuntimeError("step(None): no step is in flight; call step(action) or send(action) first")
-        need = min(self.wait_num, in_flight) if self.is_async else in_flight
-        self._wait(self.status.enough(need), None if self.timeout is None else time.monotonic() + self.timeout)
-        if self.is_async and not (one := self.status.enough(1))():
-            self._wait(one, None)
-        order, self._order = self._order, []
-        ids = self.status.finished_ids(order)
-        asked = ids.tolist()
-        return ids, asked, self._take(ids, asked)
 
     def reset(self, ids: np.ndarray | None, kwargs: dict[str, Any]) -> tuple[Any, np.ndarray]:
         """Reset these envs (None: all) and wait for them, also in async mode: (obs, info)."""

@@ -39,7 +39,7 @@ import time
 import weakref
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
-from itertools import count
+from queue import Empty, SimpleQueue
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
@@ -50,9 +50,7 @@ from vecenv.backends.memory.shared_memory import anonymous_file, reserve
 LOCK_TIMEOUT = 60.0
 """Seconds after which an update gives up because another one, in a process that is stopped or hangs, does not end."""
 TRIES = 50
-"""How often a held lock is tried with the CPU given away between: an update takes microseconds."""
-PAUSE = 5e-4
-"""Seconds between later tries: the system's own wait has no timeout."""
+"""How often a held lock is tried, with the CPU given away between, before a wait: an update takes microseconds."""
 HEADER, PID_AT = 64, 8
 
 Form = tuple[tuple[str, tuple[int, ...], str], ...]
@@ -100,23 +98,41 @@ class ProcessLock:
         if not self._threads.acquire(timeout=timeout):
             return False
         try:
-            for tries in count():
-                with suppress(BlockingIOError, PermissionError):  # the two answers that POSIX allows
-                    if self.fd is not None:
-                        fcntl.lockf(self.fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                    self._owner = threading.get_ident()
-                    return True
-                if tries < TRIES:
-                    os.sched_yield()
-                elif time.monotonic() < deadline:
-                    time.sleep(PAUSE)
-                else:
-                    break
+            obtained = self.fd is None or any(_lock_at_once(self.fd) for _ in range(TRIES))
         except BaseException:  # an interrupt
             self.release()
             raise
-        self._threads.release()
-        return False
+        if not obtained and not self._wait(max(0.0, deadline - time.monotonic())):
+            return False
+        self._owner = threading.get_ident()
+        return True
+
+    def _wait(self, timeout: float) -> bool:
+        """Wait in a thread, because the system's own wait has no timeout. One that comes too late gives the lock back,
+        and until then no other thread of this process obtains it.
+        """
+        decided, obtained = threading.Lock(), SimpleQueue[None]()
+
+        def wait() -> None:
+            assert self.fd is not None
+            while not decided.locked():
+                with suppress(OSError):  # EDEADLK: for the kernel the threads of a process hold and wait as one
+                    fcntl.lockf(self.fd, fcntl.LOCK_EX)
+                    break
+            if decided.acquire(blocking=False):
+                obtained.put(None)
+            else:
+                self.release()
+
+        threading.Thread(target=wait, name="vecenv-lock", daemon=True).start()
+        try:
+            with suppress(Empty):
+                obtained.get(timeout=timeout)
+        except BaseException:  # an interrupt
+            if not decided.acquire(blocking=False):
+                self.release()
+            raise
+        return not decided.acquire(blocking=False)
 
     def release(self) -> None:
         """Give the lock back."""
@@ -124,6 +140,15 @@ class ProcessLock:
         if self.fd is not None:
             fcntl.lockf(self.fd, fcntl.LOCK_UN)
         self._threads.release()
+
+
+def _lock_at_once(fd: int) -> bool:
+    try:
+        fcntl.lockf(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except (BlockingIOError, PermissionError):  # the two answers that POSIX allows
+        os.sched_yield()
+        return False
+    return True
 
 
 _locks: weakref.WeakSet[ProcessLock] = weakref.WeakSet()
