@@ -109,7 +109,7 @@ class ProcessBackend(Backend):
         self._requests: dict[int, tuple[WorkerHandle, Call]] = {}
         """The calls that workers have not replied to, by the number of the frame."""
         self._number = 0
-        """That of the last one."""
+        """The number of the last frame of a call."""
         self._warnings = WorkerWarnings()
         self.sleeps = False
         """True if a call sleeps until envs have answered."""

@@ -23,7 +23,7 @@ from vecenv.backends.process import ProcessBackend, Transport
 from vecenv.backends.worker.round_server import RoundServer, answer_of
 
 SPINS, WORKER_SPINS = 50, 100
-"""How often the parent looks for answers, and a worker for its next round, with a sched_yield in between, before they
+"""Looks of the parent for answers, and of a worker for its next round, with a sched_yield in between, before they
 sleep."""
 SIZE = struct.Struct("<H")
 

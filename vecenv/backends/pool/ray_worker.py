@@ -47,7 +47,7 @@ class CallChannel:
         self.ended = False
         """The actor is gone, or has closed its envs."""
         self.error: BaseException | None = None
-        """What Ray reported about its end."""
+        """The exception by which Ray reported its end."""
 
     def fileno(self) -> int:
         return self._read
