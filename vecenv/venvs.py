@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from types import SimpleNamespace
+from typing import Any
 
 from vecenv.backends.backend import Backend
 from vecenv.backends.dummy import DummyBackend
@@ -19,12 +20,6 @@ EnvFns = Sequence[Callable[[], Any] | str]
 START_TIMEOUT = 120.0
 DECIDED = ("backend", "worker_fn")
 """Arguments of BaseVectorEnv that its ready-made subclasses decide."""
-
-
-class LocalEnv(NamedTuple):
-    """A worker in this process: code written for tianshou finds the env as `venv.workers[i].env`."""
-
-    env: Any
 
 
 class DummyVectorEnv(BaseVectorEnv):
@@ -57,7 +52,7 @@ class DummyVectorEnv(BaseVectorEnv):
     @property
     def workers(self) -> list[Any]:
         """One object an env, with the env as its `env` (as tianshou's workers)."""
-        return [LocalEnv(env) for env in self.envs]
+        return [SimpleNamespace(env=env) for env in self.envs]
 
 
 class WorkersVectorEnv(BaseVectorEnv):
