@@ -14,8 +14,7 @@ from countdown import Countdown, DictObs
 from gymnasium import spaces
 
 from collector import ExplorationType, RandomPolicy, Rollout, SyncDataCollector
-from collector.policy.exploration import choose
-from collector.policy.policy_call import PolicyCall, signature_of
+from collector.policy.policy_call import PolicyCall, choose, signature_of
 from collector.policy.random_policy import draw_many
 from vecenv import DummyVectorEnv
 

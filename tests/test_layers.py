@@ -40,9 +40,11 @@ LAYERS = """
     collector.collector_arguments collector.batch collector.episodes collector.device
     collector.store
     collector.policy
-    collector.loops
-    collector.env_source collector.collect collector.evaluation
+    collector.batch_iterator collector.env_source collector.evaluation
+    collector.base_collector
+    collector.collect
     collector.sync_collector collector.async_collector
+    collector.rollouts
     collector.jobs collector.cluster
     collector collector.__main__
 """

@@ -16,15 +16,14 @@ import cloudpickle
 import numpy as np
 
 from collector.batch.rollout import Rollout
+from collector.batch_iterator import BatchIterator
 from collector.cluster.actor_config import ActorConfig, check_arguments
 from collector.cluster.actor_pool import Actor, ActorPool
 from collector.cluster.cluster_stats import ClusterStats, ProgressBar
 from collector.cluster.rollout_batches import RolloutBatches
 from collector.env_source import VectorEnvMaker, make_vector_env
 from collector.evaluation import Evaluation
-from collector.loops.batch_iterator import BatchIterator
-from collector.policy.exploration import requested_exploration_type
-from collector.policy.policy_call import Policy
+from collector.policy.policy_call import Policy, requested_exploration_type
 from collector.policy.weights import PublishedWeights
 from collector.sync_collector import SyncDataCollector
 from vecenv.extending import check_seed, seed_chain, worker_seeds
