@@ -158,7 +158,7 @@ class RayCollector(BatchIterator):
         seed = None
         if self._seed is not None:
             first, static_seed = self._first_seed(actor.index), self._seed[1]
-            if actor.stats.restarts and not static_seed:
+            if actor.restarts_since_seed and not static_seed:
                 first = int(np.random.SeedSequence([*entropy, first]).generate_state(1)[0])
             seed = first, static_seed
         return self._pickled, self._env_kwargs[actor.index], entropy, seed, self._next_id, sys.path
@@ -172,7 +172,7 @@ class RayCollector(BatchIterator):
     def _entropy(self, actor: Actor) -> list[int]:
         """Return the entropy of the generators in the actor's process; without a seed it follows from the driver's."""
         if self._seed is not None:
-            return [self._seed[0], actor.stats.restarts]
+            return [self._seed[0], actor.restarts_since_seed]
         return [int.from_bytes(worker_seeds(actor.index)[0], "little")]
 
     def _first_seed(self, index: int) -> int:
@@ -252,6 +252,8 @@ class RayCollector(BatchIterator):
         checked = check_seed(seed), static_seed
         with self._in_use():
             self._seed = checked
+            for actor in self._pool.actors:
+                actor.restarts_since_seed = 0
             self._pool.run("set_seed", lambda actor: (self._entropy(actor), self._first_seed(actor.index), static_seed))
         return seed if static_seed else seed_chain(seed, self._count * self._env_num)[-1]
 

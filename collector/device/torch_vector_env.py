@@ -8,8 +8,7 @@ from typing import Any
 import numpy as np
 from gymnasium import spaces
 
-from collector.device.tensors import as_tensor, resolve_device, to_device, torch
-from collector.device.transfer import Transfer
+from collector.device.tensors import Transfer, as_tensor, resolve_device, to_device, torch
 from vecenv import nest
 from vecenv.errors import Partial
 from vecenv.extending import Leaf, common_layout

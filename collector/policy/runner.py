@@ -117,8 +117,7 @@ class PolicyRunner:
     def _on_tensors(self, policy: Policy, device: Any, keeps_rows: bool) -> Policy:
         """The policy on its device, and the transfer to it."""
         from collector.device.math_libraries import full_rows, rows_are_exact
-        from collector.device.tensors import is_lazy, moved, resolve_device, tensors_of, torch
-        from collector.device.transfer import Transfer
+        from collector.device.tensors import Transfer, is_lazy, moved, resolve_device, tensors_of, torch
 
         home = next((tensor.device for tensor in tensors_of(policy)), torch.device("cpu"))
         target = home if device is None else resolve_device(device)
