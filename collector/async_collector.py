@@ -12,7 +12,6 @@ not depend on how long anything takes. With them a group is all envs that are re
 
 from __future__ import annotations
 
-import time
 from collections import deque
 from typing import Any
 
@@ -29,11 +28,7 @@ from collector.policy.action_trees import as_vector_envs_take_it
 from collector.policy.policy_call import Policy
 from collector.policy.runner import Outputs
 from vecenv import nest
-from vecenv.errors import warn_caller
 from vecenv.wrappers import check_send_and_recv
-
-HANG_SECONDS = 10.0
-"""After so long, at least, a warning names an env that does not return."""
 
 
 class AsyncDataCollector(Collecting):
@@ -95,11 +90,6 @@ class AsyncDataCollector(Collecting):
         """Steps that belong to no batch yet, in the order in which they came."""
         self._logged = 0
         """The number of steps in the log, without those in which an env failed."""
-        self._sent_at = np.zeros(self._env_num)
-        """When each env was sent what it is doing: seconds of `time.monotonic`."""
-        self._longest = 0.0
-        """Seconds that the longest step or reset took."""
-        self._hung: set[int] = set()
 
     def _like_this(self, env: Any, policy: Any, **options: Any) -> AsyncDataCollector:
         return AsyncDataCollector(env, policy, **options)
@@ -129,7 +119,6 @@ class AsyncDataCollector(Collecting):
             else:
                 break  # every env has ended its share of episodes
             stopped = self._interruptor.collection_stopped()
-        self._warn_of_hangs()
         return self._take(frames if quota is None else self._logged)
 
     def _queue_idle(self) -> None:
@@ -169,7 +158,7 @@ class AsyncDataCollector(Collecting):
         else:
             action = as_vector_envs_take_it(nest.take(self._acted["action"], ids))
             self.env.send(action, ids, reset=ids[reset] if reset.any() else None)
-        self._flying[ids], self._resetting[ids], self._sent_at[ids] = True, reset, time.monotonic()
+        self._flying[ids], self._resetting[ids] = True, reset
         self._clock.lap("env")
 
     def _receive(self) -> None:
@@ -183,23 +172,8 @@ class AsyncDataCollector(Collecting):
         self._put_obs(ids, obs)
         self._begin(ids[~stepped])
         self._flying[ids] = False
-        self._longest = max(self._longest, time.monotonic() - float(self._sent_at[ids].min()))
         self._queue.append(ids)
         self._clock.lap("storage")
-
-    def _warn_of_hangs(self) -> None:
-        """Give a warning, once an env, where one has not returned for far longer than others took: with `wait_num` or
-        `timeout` batches come without it.
-        """
-        seconds = np.where(self._flying, time.monotonic() - self._sent_at, 0.0)
-        hung = np.flatnonzero(seconds > max(HANG_SECONDS, 10 * self._longest))
-        if new := set(hung.tolist()) - self._hung:
-            self._hung |= new
-            which = f"env {min(new)} has" if len(new) == 1 else f"envs {sorted(new)} have"
-            warn_caller(
-                f"{which} not returned from a step or reset for {seconds[hung].max():.1f} s, and batches come without: "
-                "step_timeout= of the vector env ends such waits, with an error or on_error='restart'"
-            )
 
     def _log_steps(self, ids: np.ndarray, step: list[Any]) -> None:
         next_obs, reward, terminated, truncated, info = step

@@ -91,7 +91,7 @@ class _Rounds(SyncDataCollector):
             self._episodes.over[:] = False
         try:
             request = BatchRequest(self.frames_per_batch, False, quota, self._extras(hook))
-            return self._gather_checked(request)[0]  # type: ignore[no-any-return]
+            return self._gather_checked(request)[0]
         finally:
             self.shutdown()
 

@@ -207,9 +207,9 @@ class SyncDataCollector(Collecting):
         if resets is not None:
             mask = resets if asked is None else ids[resets]
             self.env.send(action, asked, reset=mask, **self._seeds_of(ids[resets]))
-            return self.env.recv()  # type: ignore[no-any-return]
+            return self.env.recv()
         options = {"autoreset": self._episodes.next_seeds[ids] if self._seeded else True} if autoreset else {}
-        return self.env.step(action, asked, **options)  # type: ignore[no-any-return]
+        return self.env.step(action, asked, **options)
 
     def _note_round(self, ids: np.ndarray, where: Where, step: Any, resets: np.ndarray | None, autoreset: bool) -> bool:
         """Record a round in the rows `where`; returns whether an episode ended in it."""
