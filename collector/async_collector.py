@@ -223,7 +223,7 @@ class AsyncDataCollector(Collecting):
 
     def _finish_steps(self, discard: bool) -> None:
         self._check_open()
-        self._request = BatchRequest(0, False)  # what comes now is shown to no hook
+        self._request = BatchRequest(0, False, on_step=self._extras(None))  # what comes now is shown to no hook
         try:
             while self._flying.any():
                 self._receive()

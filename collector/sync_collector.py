@@ -114,12 +114,12 @@ class SyncDataCollector(Collecting):
         if self.all_played:
             raise RuntimeError("all of episode_seeds have been played: make a new collector for others")
         n = self._env_num
-        if request.reuse and self._kept_buffer is not None:
-            buffer = self._kept_buffer
-            buffer.rewind()
-        else:
+        buffer = self._kept_buffer if request.reuse else None
+        if buffer is None:
             buffer = RolloutBuffer(n, request.frames // n)
-            self._kept_buffer = buffer if request.reuse else None
+        if request.reuse:
+            self._kept_buffer = buffer
+            buffer.rewind()
         self._episodes.begin_batch()
         self._buffer, self._request, self._rows = buffer, request, np.zeros(n, np.int64)
         self._record()
