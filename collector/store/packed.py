@@ -112,7 +112,7 @@ def _rows(name: str, tree: Any, depth: int = 0) -> Any:
         dtype, shape = tree.dtype.newbyteorder("<").str, tree.shape[1:]
     if dtype not in DTYPES:
         raise DatasetError(
-            f"{name} is {getattr(tree, 'dtype', dtype)}; arrays of bool, integers and floats of up to 8 bytes are stored"
+            f"{name} is {getattr(tree, 'dtype', dtype)}; arrays of bool, integers and floats to 64 bits can be stored"
         )
     try:
         return np.dtype((dtype, shape))
