@@ -40,7 +40,7 @@ def write(dataset: Dataset, out: Path, *, name: Path, dataset_id: str | None = N
         storage.update_episode_metadata(numbers, range(first, first + len(block)))
         first += len(block)
     written = minari.MinariDataset(out / "data")
-    notes = written.storage.get_episode_metadata(range(first))
+    notes: Any = written.storage.get_episode_metadata(range(first))
     if len(dataset) != written.total_episodes or not all(map(_same, dataset, written.iterate_episodes(), notes)):
         raise DatasetError(f"Minari reads other episodes from {out} than {dataset.folder} has")
 
