@@ -183,6 +183,9 @@ def test_an_episode_that_is_over_is_not_stepped() -> None:
             venv.reset()
             for _ in range(3):
                 venv.step([0] * N)
+            if mode == "NextStep":
+                with pytest.raises(ValueError, match=r"resets without seed and options: got them for envs \[0\]"):
+                    venv.send([0] * N, reset=[0], seed=7)
             with pytest.raises(RuntimeError, match="env 0 has not been reset, or its episode is over"):
                 venv.step([0] * N)
             venv.reset([0])

@@ -134,12 +134,12 @@ class GymnasiumBackend(NativeBackend):
         super().encode(ids, ops, actions, payloads)
         steps, resets = _steps_and_resets(np.asarray(ids), ops)
         if len(steps):
-            self._check_step(steps, resets)
+            self._check_step(steps, resets, payloads)
         else:
             self._check_reset(resets, payloads)
         return payloads
 
-    def _check_step(self, steps: np.ndarray, resets: np.ndarray) -> None:
+    def _check_step(self, steps: np.ndarray, resets: np.ndarray, payloads: Mapping[int, Any]) -> None:
         asked = resets.tolist()
         together = f"{self.name} steps its {self.env_num} envs together"
         if len(steps) + len(resets) < self.env_num:
@@ -152,6 +152,8 @@ class GymnasiumBackend(NativeBackend):
                 f"{together}, and a step resets those whose episode ended in the one before, which are {over}; got "
                 f"reset={asked}"
             )
+        elif payloads:
+            raise ValueError(f"{together}, and a step resets without seed and options: got them for envs {asked}")
 
     def _check_reset(self, ids: np.ndarray, payloads: Mapping[int, Any]) -> None:
         asked = ids.tolist()
