@@ -232,17 +232,18 @@ class AgentActions:
 
 def _fitting(batch: Any, asked: list[int], layout: Any, path: str) -> Any:
     """The actions of one agent in the envs `asked`: a tree of arrays, or a list for what has no fixed shape."""
-    is_arrays = _is_arrays(layout)
     try:
-        fitting = batch_actions(batch, asked, layout if is_arrays else None)
+        if not _is_arrays(layout):
+            return batch_actions(batch, asked, None)
+        fitting = batch_actions({path: batch}, asked, {path: layout})  # a tuple alone would be one action an env
     except (ValueError, TypeError) as error:
         raise type(error)(f"{path}: {error}") from None
-    if is_arrays and isinstance(fitting, list):
-        if isinstance(layout, Leaf):
-            raise TypeError(f"{path} for envs {asked} cannot be cast to {layout.dtype.name}: {batch!r}")
-        keys = list(layout) if isinstance(layout, dict) else list(range(len(layout)))
-        raise ValueError(f"{path} for envs {asked} must be a {type(layout).__name__} of batches {keys}, got {batch!r}")
-    return fitting
+    if isinstance(fitting, dict):
+        return fitting[path]
+    if isinstance(layout, Leaf):
+        raise TypeError(f"{path} for envs {asked} cannot be cast to {layout.dtype.name}: {batch!r}")
+    keys = list(layout) if isinstance(layout, dict) else list(range(len(layout)))
+    raise ValueError(f"{path} for envs {asked} must be a {type(layout).__name__} of batches {keys}, got {batch!r}")
 
 
 def _is_arrays(layout: Any) -> bool:
