@@ -40,8 +40,8 @@ def write(dataset: Dataset, out: Path, *, name: Path, dataset_id: str | None = N
         storage.update_episode_metadata(numbers, range(first, first + len(block)))
         first += len(block)
     written = minari.MinariDataset(out / "data")
-    notes: Any = written.storage.get_episode_metadata(range(first))
-    if len(dataset) != written.total_episodes or not all(map(_same, dataset, written.iterate_episodes(), notes)):
+    about: Any = written.storage.get_episode_metadata(range(first))
+    if len(dataset) != written.total_episodes or not all(map(_same, dataset, written.iterate_episodes(), about)):
         raise DatasetError(f"Minari reads other episodes from {out} than {dataset.folder} has")
 
 
