@@ -75,7 +75,7 @@ ALLOWED = {
 # Private names of libraries, where there is no public way to the same thing; each use has its reason beside it.
 PRIVATE = {"_clear", "_exit", "_current_frames", "_getframe"}  # of atexit, os, sys
 PRIVATE |= {"_args", "_default_context", "_forkserver", "_forkserver_alive_fd"}  # of multiprocessing
-PRIVATE |= {"_C", "_is_profiler_enabled", "_version", "_reset", "_state_keys"}  # of torch and envpool
+PRIVATE |= {"_C", "_is_profiler_enabled", "_version", "_recv", "_reset", "_state_keys"}  # of torch and envpool
 PRIVATE |= {"_asdict", "_fields", "_make", "_replace"}  # of named tuples, where they are public
 DYNAMIC = re.compile(r"(?:import_module\(|__import__\(|sys\.modules(?:\.get\(|\[))[\"']([\w.]+)")
 Sources = dict[str, str]  # path below the project's root -> source text
