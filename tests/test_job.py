@@ -191,7 +191,7 @@ class TestFailures:
 
     def test_a_job_whose_episodes_all_fail_is_no_success(self, tmp_path: Path) -> None:
         with pytest.raises(
-            JobFailedError, match="each of its episodes failed; episode 2, as the last one, with .*Over"
+            JobFailedError, match=r"each of its episodes failed; episode 2, as the last one, with .*Over"
         ):
             run_job(job(**counting(every=1, at="reset"), episodes=3), tmp_path / "a")
         assert not (tmp_path / "a").exists()
