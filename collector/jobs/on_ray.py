@@ -33,10 +33,9 @@ from collector.jobs.making import with_statistics
 from collector.jobs.plan import Plan
 from collector.jobs.playing import Commits, Episodes, JobFailedError, Player, Tally, give_up
 from collector.jobs.transform_statistics import States
-from collector.store.folder import SHARDS
 from collector.store.safe_folder import DatasetError
 from collector.store.schema import ShardLine
-from collector.store.writer import StoreWriter
+from collector.store.writer import SHARDS, StoreWriter
 from collector.sync_collector import SyncDataCollector
 from vecenv.errors import WorkerTimeoutError
 from vecenv.ray_cluster import RayCluster, cause_of, connect, free_places, is_loss, reason_of, start_task, unscheduled
@@ -318,10 +317,10 @@ class RayPlayer:
     def _adopt(self, task: _Task, played: Played) -> None:
         """Take what a task has committed into the folder, and hand out the rest again."""
         if (writer := self._commits.writer) is not None:
-            part, lines = os.path.join(self._folder, task.part), list[ShardLine]()
+            lines = list[ShardLine]()
 
             def sees_all() -> bool:
-                lines.extend(writer.adopt(part))
+                lines.extend(writer.adopt(task.part))
                 return sum(len(line.episodes) for line in lines) >= played.episodes
 
             is_whole = _becomes_true(sees_all)
@@ -330,8 +329,10 @@ class RayPlayer:
                     self._plan.finished(number, length)
                 self._on_played(line.lengths, line.returns)
             if not is_whole:
-                where = f"a task on the node {played.node} has committed {played.episodes} episodes to {part}"
-                raise DatasetError(f"{where}, and not all of them are seen here: {SHARED}")
+                raise DatasetError(
+                    f"a task on the node {played.node} has committed {played.episodes} episodes to "
+                    f"{os.path.join(self._folder, task.part)}, and not all of them are seen here: {SHARED}"
+                )
             with suppress(OSError):  # a task that is killed may still be writing
                 writer.opened.remove(task.part)
         self._plan.again(self._plan.playing.intersection(task.numbers))
