@@ -114,9 +114,6 @@ class FunctionTransform(Transform):
     def observe(self, obs: Any) -> Any:
         return self.function(obs)
 
-    def __repr__(self) -> str:
-        return f"FunctionTransform({self.function!r})"
-
 
 class HasTransforms:
     """The transforms of an env or of a vector env: `transform` is a Compose of them, in the order of observations."""

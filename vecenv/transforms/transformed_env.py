@@ -170,9 +170,6 @@ class FrameSkip(EnvTransform):
     def wrap(self, env: Env) -> Env:
         return env if self.frame_skip == 1 else skip_frames(env, self.frame_skip)
 
-    def __repr__(self) -> str:
-        return f"FrameSkip({self.frame_skip})"
-
 
 class NoopReset(EnvTransform):
     """Makes steps after each reset, so that episodes begin differently (as torchrl's NoopResetEnv).
@@ -197,9 +194,6 @@ class NoopReset(EnvTransform):
 
     def wrap(self, env: Env) -> Env:
         return _NoopReset(env, self)
-
-    def __repr__(self) -> str:
-        return f"NoopReset({self.noops}, random={self.random}, action={self.action!r})"
 
 
 class _NoopReset(Wrapper):
@@ -257,6 +251,3 @@ class PixelObservation(EnvTransform):
         wrapped = Pixels(env, self.pixels_only, self.key, self.render_kwargs, self._shape)
         self._shape = wrapped.shape  # known now: to look again would reset the env
         return wrapped
-
-    def __repr__(self) -> str:
-        return f"PixelObservation(pixels_only={self.pixels_only}, key={self.key!r})"
