@@ -62,8 +62,8 @@ class TransformedEnv(HasTransforms, Wrapper):
         """The env below the transforms."""
         return self.env
 
-    def rebuild(self, transforms: list[Transform], start: int) -> None:
-        """Take these transforms, of which those before `start` are in place."""
+    def rebuild(self, transforms: list[Transform]) -> list[tuple[Any, Any]]:
+        """Have the spaces of these transforms; return those below each of them."""
         chain, below = self.env, list[tuple[Any, Any]]()
         for each in transforms:
             below.append((chain.observation_space, chain.action_space))
@@ -73,10 +73,9 @@ class TransformedEnv(HasTransforms, Wrapper):
                 chain = TransformedRows(chain.env, Compose(chain.transform, each))
             else:
                 chain = TransformedRows(chain, Compose(each))
-        self._chain, self.transform = chain, Compose(*transforms)
+        self._chain = chain
         self.observation_space, self.action_space = chain.observation_space, chain.action_space
-        for each, spaces in list(zip(transforms, below, strict=True))[start:]:
-            each.attach(self, 1, *spaces)
+        return below
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         """Start an episode: (obs, info)."""
