@@ -161,7 +161,7 @@ class SpinningThreads:
         self.engaged = False
         self.rounds = 0
         """Before how many the pool was released."""
-        self._others = 0.0
+        self._others = time.process_time() - time.thread_time()
         self._pause = self._helpless = 0
         self._sample()
 
