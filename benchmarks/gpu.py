@@ -37,8 +37,7 @@ from torch.profiler import ProfilerActivity, profile
 from benchmarks.envs import EnvSpec, calibrate
 from benchmarks.report import git_revision, machine, versions
 from collector import ExplorationType, SyncDataCollector
-from collector.device.tensors import resolve_device
-from collector.device.transfer import Transfer
+from collector.device.tensors import Transfer, resolve_device
 from collector.policy.runner import PolicyRunner
 from vecenv import ShmemVectorEnv
 

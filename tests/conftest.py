@@ -88,8 +88,14 @@ waiting_backend = vector_env_classes(one_of(BACKENDS[1:]))
 def no_fsync() -> Iterator[None]:
     """Files go to the disk when the system likes: no test can cut the power."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(os, "fsync", lambda fd: None)
+        patch.setattr("collector.store.safe_folder.fsync", lambda fd: None)
         yield
+
+
+@pytest.fixture
+def few_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A recorder cuts the episodes out of its rounds after every seventh, so that most come in several parts."""
+    monkeypatch.setattr("collector.store.recorder.ROUNDS", 7)
 
 
 @pytest.fixture

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from collector.device.transfer import Transfer
+from collector.device.tensors import Transfer
 
 
 class LateTransfer(Transfer):

@@ -366,7 +366,7 @@ MISTAKES = [
     (pool_of(), {"speed": 3}, TypeError, "unexpected argument 'speed'"),
     (pool_of(batch_size=1), {}, ValueError, r"asynchronous, 1 of 2 .*EnvPoolVectorEnv"),
     (lambda: MultiThreadedEnv(2), {}, TypeError, "env_name"),
-    (threaded, {"env_name": None}, TypeError, "env_name must be a str, .* got None"),
+    (threaded, {"env_name": None}, TypeError, "the task must be a str, .* got None"),
     (threaded, {"create_env_kwargs": {"batch_size": 1}}, ValueError, r"create_env_kwargs has \['batch_size'\]"),
     (threaded, {"create_env_kwargs": [("seed", 1)]}, TypeError, "create_env_kwargs must be a dict"),
     (threaded, {"num_workers": 0}, ValueError, "num_workers must be an integer of at least 1, got 0"),

@@ -160,7 +160,7 @@ def test_what_envs_that_step_together_cannot_do_is_an_error_that_says_what_to_do
             venv.step([0, 1, 0], autoreset=True)
         with pytest.raises(ValueError, match=r"the action for env 0 is 'left', which does not fit Discrete\(2\)"):
             venv.step(["left", 1, 0])
-        with pytest.raises(TypeError, match=r"takes seed and options, got \['speed'\]"):
+        with pytest.raises(TypeError, match=r"takes nothing but seed and options, got \['speed'\]"):
             venv.reset(speed=1)
         np.testing.assert_array_equal(venv.get_env_attr("state", 0)[0], before)
         assert venv.failed_id == []
@@ -183,6 +183,9 @@ def test_an_episode_that_is_over_is_not_stepped() -> None:
             venv.reset()
             for _ in range(3):
                 venv.step([0] * N)
+            if mode == "NextStep":
+                with pytest.raises(ValueError, match=r"resets without seed and options: got them for envs \[0\]"):
+                    venv.send([0] * N, reset=[0], seed=7)
             with pytest.raises(RuntimeError, match="env 0 has not been reset, or its episode is over"):
                 venv.step([0] * N)
             venv.reset([0])
@@ -286,7 +289,7 @@ def test_odd_vector_envs() -> None:
     with pytest.raises(ValueError, match="have no autoreset_mode: pass autoreset_mode="):
         from_gymnasium(Odd(None, {}, mode=None))
     odd = Odd(np.ones((2, 2)), {}, mode=None)
-    with from_gymnasium(odd, autoreset_mode="NextStep") as venv:
+    with from_gymnasium(odd, autoreset_mode="next_step") as venv:
         venv.reset()
         obs, rew, *_ = venv.step([0, 1])
         assert (obs.dtype, rew.shape) == (np.float32, (2, 3))

@@ -140,6 +140,7 @@ def test_whenever_tasks_die_each_episode_is_there_once(
     lost = [note.split(" ", 1)[1] for note in state.notes]
     assert lost == ["tasks failed, and what they had was played again"] * (seed > 0)
     assert data.verify() == []
+    assert not [*(tmp_path / "a/shards").glob("w*")], "also of tasks that were not needed any more"
     assert_same(tmp_path / "a", tmp_path / "whole")
 
 

@@ -40,14 +40,16 @@ LAYERS = """
     collector.collector_arguments collector.batch collector.episodes collector.device
     collector.store
     collector.policy
-    collector.loops
-    collector.env_source collector.collect collector.evaluation
+    collector.batch_iterator collector.env_source collector.evaluation
+    collector.base_collector
+    collector.collect
     collector.sync_collector collector.async_collector
+    collector.rollouts
     collector.jobs collector.cluster
     collector collector.__main__
 """
 ROWS = {entry: row for row, entries in enumerate(LAYERS.strip().splitlines()) for entry in entries.split()}
-MOST_FILES = {"vecenv": 105, "collector": 79}
+MOST_FILES = {"vecenv": 105, "collector": 76}
 MOST_IN_A_FOLDER, LINES = 15, range(40, 401)  # a file with several importers may have fewer lines
 CORE_LIBRARIES = {"numpy", "gymnasium", "cloudpickle", *sys.stdlib_module_names, *MOST_FILES}
 # Optional libraries, and the files that may import them: one for each pattern, any number where it ends in `**`.
@@ -75,7 +77,7 @@ ALLOWED = {
 # Private names of libraries, where there is no public way to the same thing; each use has its reason beside it.
 PRIVATE = {"_clear", "_exit", "_current_frames", "_getframe"}  # of atexit, os, sys
 PRIVATE |= {"_args", "_default_context", "_forkserver", "_forkserver_alive_fd"}  # of multiprocessing
-PRIVATE |= {"_C", "_is_profiler_enabled", "_version", "_reset", "_state_keys"}  # of torch and envpool
+PRIVATE |= {"_C", "_is_profiler_enabled", "_version", "_recv", "_reset", "_state_keys"}  # of torch and envpool
 PRIVATE |= {"_asdict", "_fields", "_make", "_replace"}  # of named tuples, where they are public
 DYNAMIC = re.compile(r"(?:import_module\(|__import__\(|sys\.modules(?:\.get\(|\[))[\"']([\w.]+)")
 Sources = dict[str, str]  # path below the project's root -> source text

@@ -5,7 +5,7 @@ import contextlib
 import gymnasium
 import numpy as np
 import pytest
-from agent_envs import Herd, Zoo
+from agent_envs import Herd, Masked, Zoo
 from gymnasium import spaces
 from gymnasium.vector import AutoresetMode
 from stable_baselines3 import PPO
@@ -106,6 +106,19 @@ def test_the_last_observation_of_an_agent_that_ends_early_is_in_final_obs(herds)
     assert obs.tolist() == [[2, 0]] * 3 + [[22, 0]] * 3
     assert [row.tolist() for row in infos["final_obs"]][:3] == [[0, 0], [0, 0], [1, 4]]
     assert infos["final_info"]["active"].tolist() == [False, False, True] * 2
+
+
+@pytest.mark.parametrize("mode", ["next_step", "same_step"])
+def test_each_row_has_a_legal_action_and_those_of_dead_agents_have_all(mode):
+    """Also the row in which the zeros begin: a softmax over the legal actions would be NaN there."""
+    with ParallelVectorEnv([Masked], "dummy", autoreset_mode=mode) as venv:
+        envs = flatten_agents(venv, own_episodes=True, mask_in_obs=True)
+        envs.reset(seed=0)
+        for _ in range(6):
+            obs, *_, infos = envs.step(np.zeros(3, int))
+            assert obs["action_mask"].tolist() == infos["action_mask"].tolist()
+            assert obs["action_mask"].any(1).all()
+            assert obs["action_mask"][~infos["active"] & ~infos["alive"]].all()
 
 
 @FULL

@@ -322,7 +322,7 @@ def test_tuples_of_batches_are_the_actions_of_a_tuple_space():
         venv.reset(seed=0)
         rewards = venv.step({"cow_0": [0, 0], "cow_1": ([0, 2], [[0, 1], [1, 1]]), "cow_2": [0, 0]})[1]
         assert rewards["cow_1"].tolist() == [2, 5]
-        with pytest.raises(ValueError, match=r"'cow_1'.*envs \[0, 1\] must be a tuple"):
+        with pytest.raises(ValueError, match=r"'cow_1'.*single action 0 for envs \[0, 1\]"):
             venv.step({"cow_0": [0, 0], "cow_1": [0, 2], "cow_2": [0, 0]})
 
 

@@ -16,15 +16,14 @@ import cloudpickle
 import numpy as np
 
 from collector.batch.rollout import Rollout
+from collector.batch_iterator import BatchIterator
 from collector.cluster.actor_config import ActorConfig, check_arguments
 from collector.cluster.actor_pool import Actor, ActorPool
 from collector.cluster.cluster_stats import ClusterStats, ProgressBar
 from collector.cluster.rollout_batches import RolloutBatches
 from collector.env_source import VectorEnvMaker, make_vector_env
 from collector.evaluation import Evaluation
-from collector.loops.batch_iterator import BatchIterator
-from collector.policy.exploration import requested_exploration_type
-from collector.policy.policy_call import Policy
+from collector.policy.policy_call import Policy, requested_exploration_type
 from collector.policy.weights import PublishedWeights
 from collector.sync_collector import SyncDataCollector
 from vecenv.extending import check_seed, seed_chain, worker_seeds
@@ -159,7 +158,7 @@ class RayCollector(BatchIterator):
         seed = None
         if self._seed is not None:
             first, static_seed = self._first_seed(actor.index), self._seed[1]
-            if actor.stats.restarts and not static_seed:
+            if actor.restarts_since_seed and not static_seed:
                 first = int(np.random.SeedSequence([*entropy, first]).generate_state(1)[0])
             seed = first, static_seed
         return self._pickled, self._env_kwargs[actor.index], entropy, seed, self._next_id, sys.path
@@ -173,7 +172,7 @@ class RayCollector(BatchIterator):
     def _entropy(self, actor: Actor) -> list[int]:
         """Return the entropy of the generators in the actor's process; without a seed it follows from the driver's."""
         if self._seed is not None:
-            return [self._seed[0], actor.stats.restarts]
+            return [self._seed[0], actor.restarts_since_seed]
         return [int.from_bytes(worker_seeds(actor.index)[0], "little")]
 
     def _first_seed(self, index: int) -> int:
@@ -253,6 +252,8 @@ class RayCollector(BatchIterator):
         checked = check_seed(seed), static_seed
         with self._in_use():
             self._seed = checked
+            for actor in self._pool.actors:
+                actor.restarts_since_seed = 0
             self._pool.run("set_seed", lambda actor: (self._entropy(actor), self._first_seed(actor.index), static_seed))
         return seed if static_seed else seed_chain(seed, self._count * self._env_num)[-1]
 

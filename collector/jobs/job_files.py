@@ -20,8 +20,8 @@ from collector.jobs.making import hash_of, with_statistics
 from collector.jobs.names import check_names
 from collector.jobs.transform_statistics import with_frozen
 from collector.store.dataset_head import HEAD, make_head, read_head
-from collector.store.folder import check_files, contents
 from collector.store.safe_folder import DatasetError, FolderLock, SafeFolder
+from collector.store.writer import check_files, contents
 
 LARGEST_FILE = 2**20
 

@@ -203,8 +203,6 @@ def make_policy(job: Job, venv: Any, device: str) -> Any:
         return None
     policy, kwargs = job.policy, job.policy_kwargs
     made: Any = load_attr(MLP if policy == "mlp" else policy)
-    if policy == "mlp":  # the collector draws from a distribution by the key of the episode and the step
-        kwargs = {"as_distribution": True, **kwargs}
     if isinstance(made, type):
         made = _make_seeded(job, made, venv.observation_space[0], venv.action_space[0], kwargs)
     elif kwargs:

@@ -34,10 +34,9 @@ from collector.jobs.job_files import SAME, check_unchanged, notes_on
 from collector.jobs.making import with_statistics
 from collector.jobs.plan import Plan
 from collector.jobs.playing import Commits, JobFailedError, OnPlayed, Player, Tally, give_up
-from collector.store.folder import SHARDS
 from collector.store.safe_folder import DatasetError
 from collector.store.schema import ShardLine
-from collector.store.writer import StoreWriter
+from collector.store.writer import SHARDS, StoreWriter
 from vecenv.errors import RemoteTraceback, WorkerTimeoutError
 from vecenv.ray_cluster import RayCluster, cause_of, connect, free_places, is_loss, reason_of, start_task, unscheduled
 
@@ -54,6 +53,8 @@ NOTICE_WITHIN = 0.5
 """Seconds in which a signal is noticed while no task ends."""
 LAST_COMMITS = 12.0
 """Seconds that tasks have, after a signal or an error, for the round in progress and the commit of what is whole."""
+ENDED_WITHIN = 5.0
+"""Seconds in which tasks that are killed have ended."""
 
 
 # The job and the cluster.
@@ -258,11 +259,13 @@ class RayPlayer:
                 self._take_answer(rest)
             except Exception as error:
                 first = first or error
-        for reference, task in self._tasks.items():
+        for reference in self._tasks:
             self._ray.cancel(reference, force=True)
-            if not self._plan.is_complete:
-                with suppress(DatasetError):
-                    self._adopt(task, Played())
+        if self._tasks:  # once they have ended, nothing is written to what is removed
+            self._ray.wait(list(self._tasks), num_returns=len(self._tasks), timeout=ENDED_WITHIN)
+        for task in self._tasks.values():
+            with suppress(DatasetError):
+                self._remove(task) if self._plan.is_complete else self._adopt(task, Played())
         if self._losses:
             self._tally.notes.append(f"{self._losses} tasks failed, and what they had was played again")
         if self._commits is not None:  # what has failed
@@ -330,24 +333,28 @@ class RayPlayer:
         """Take what a task has committed into the folder, and hand out the rest again."""
         found: list[ShardLine] = []
         if self._commits is not None:
-            writer, until = self._commits.writer, time.monotonic() + SEES_WITHIN
-            part = os.path.join(self._folder, task.part)
+            until = time.monotonic() + SEES_WITHIN
             while True:
-                found += writer.adopt(part)
+                found += self._commits.writer.adopt(task.part)
                 seen = sum(len(line.episodes) for line in found)
                 if seen >= played.episodes:
                     break
                 if time.monotonic() >= until:
+                    part = os.path.join(self._folder, task.part)
                     where = f"a task on the node {played.node} has committed {played.episodes} episodes to {part}"
                     raise DatasetError(f"{where}, and here {seen} are seen: {SHARED}")
                 time.sleep(0.1)
-            with suppress(OSError):  # a task that is killed may still be writing
-                writer.opened.remove(task.part)
+            self._remove(task)
         for line in found:
             for number, length in zip(line.episodes, line.lengths, strict=True):
                 self._plan.finished(number, length)
             self._on_played(line.lengths, line.returns)
         self._plan.again(self._plan.playing.intersection(task.numbers))
+
+    def _remove(self, task: _Task) -> None:
+        if self._commits is not None:
+            with suppress(OSError):  # a task that is killed may still be writing
+                self._commits.writer.opened.remove(task.part)
 
     def _take_head(self, node: str, head: dict[str, Any]) -> None:
         """Open the folder with the first head; the others are to be the same."""

@@ -16,15 +16,11 @@ from vecenv.backends.ipc import opcodes
 from vecenv.backends.memory.arena import Arena, Layout
 from vecenv.backends.memory.infos import InfoColumns
 
-Columns = tuple[Any, np.ndarray, np.ndarray, np.ndarray, Any]
-"""(obs, reward, terminated, truncated, infos or None): what a backend returns instead of rows of the arena."""
-
 
 class Taken(NamedTuple):
     """The results of a round that are not in the rows of the arena."""
 
     extras: dict[int, Extra]
-    columns: Columns | None = None
     infos: Sequence[InfoColumns] = ()
     """Infos that came in info rows; the extra of an env, if it has one, comes before them."""
 

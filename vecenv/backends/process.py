@@ -249,7 +249,7 @@ class ProcessBackend(Backend):
                 return NOTHING_BESIDES
             if status == self._all_infos and (infos := self._infos.read(None)) is not None:
                 self.arena.status[...] = opcodes.IDLE
-                return Taken({}, None, infos)
+                return Taken({}, infos)
         if self._warnings:
             self._warnings.show()
         status, extras = self._status.tobytes(), self._answers.extras
@@ -264,7 +264,7 @@ class ProcessBackend(Backend):
         # Looked at again after each wait: the rows of a worker that ends meanwhile become extras.
         while (infos := self._infos.read(self._in_rows(ids))) is None:
             self._await_rest(ids)
-        return Taken(self._answers.take(ids).extras, None, infos)
+        return Taken(self._answers.take(ids).extras, infos)
 
     def _await_rest(self, ids: Sequence[int] | None) -> None:
         """Wait for the extras and forms of these answers that are still on their way."""

@@ -67,14 +67,10 @@ class Results:
 
     def rows(self, ids: np.ndarray | None, asked: Sequence[int], taken: Taken) -> Step:
         """Return the result of `step` for the envs `ids` (None for all), which are those in `asked`."""
-        if taken.columns is not None and taken.columns[4] is not None:
-            return taken.columns
         return *self.columns(ids, taken), self.info(asked, taken)
 
     def columns(self, ids: np.ndarray | None, taken: Taken) -> Columns:
         """As `rows`, without the infos."""
-        if taken.columns is not None:
-            return taken.columns[:4]
         extras = taken.extras
         if ids is None and self._whole is not None:
             obs, rew, terminated, truncated = self._whole
@@ -146,9 +142,6 @@ class Results:
 
     def own_rows(self, ids: np.ndarray | None, taken: Taken) -> OwnStep:
         """As `rows`, with infos as the envs returned them, by env id; empty infos are left out."""
-        if taken.columns is not None and taken.columns[4] is not None:
-            *columns, infos = taken.columns
-            return *columns, {info.pop("env_id"): info for info in infos}
         return *self.columns(ids, taken), {} if taken is NOTHING_BESIDES else self.own_infos(taken)
 
     def info(self, asked: Sequence[int], taken: Taken) -> np.ndarray:
@@ -225,7 +218,7 @@ class Results:
         lost = {i for i in failed if not extras[i].failure.stepped}  # type: ignore[union-attr]
         if good := [i for i in asked if i not in lost]:
             infos = [columns.of(good) for columns in taken.infos]
-            others = Taken({i: extras[i] for i in good if i in extras}, None, infos)
+            others = Taken({i: extras[i] for i in good if i in extras}, infos)
             partial = Partial(np.array(good), *self.rows(np.array(good), good, others))
         errors = self._recovery.errors
         first = min(failed, key=lambda i: (getattr(errors[i], "bystander", False), i))

@@ -144,10 +144,7 @@ class EnvStatus:
     def note_ends(self, ids: np.ndarray | None, taken: Taken, arena: Arena) -> None:
         """`strict`: note which envs need a reset, as their episode ended and the same round has not reset them."""
         rows: Any = ... if ids is None else ids
-        if taken.columns is not None:
-            self._unreset[rows] = taken.columns[2] | taken.columns[3]
-        else:
-            self._unreset[rows] = arena.terminated[rows] | arena.truncated[rows]
+        self._unreset[rows] = arena.terminated[rows] | arena.truncated[rows]
         self._unreset[[i for i, extra in taken.extras.items() if extra.final is not None]] = False
 
     def note_begun(self, i: int, needs_reset: bool = False) -> None:

@@ -159,7 +159,7 @@ class AgentActions:
         self._single = single
         self._check_legal = check_legal
         self._layouts = {agent: space_tree(space, "action") for agent, space in known.action.items()}
-        self._all_arrays = all(isinstance(leaf, Leaf) for leaf in nest.leaves(self._layouts))
+        self._all_arrays = _is_arrays(self._layouts)
         self._acts = np.zeros((num_envs, len(known.agents)), dtype=np.bool_)
         """The agents that act in the next step of each env; none in an env that has to be reset."""
         self._masks: Any = None
@@ -231,26 +231,20 @@ class AgentActions:
 
 
 def _fitting(batch: Any, asked: list[int], layout: Any, path: str) -> Any:
-    """The actions of one agent in the envs `asked`: a tree of arrays, with lists for what has no fixed shape."""
-    if isinstance(layout, (dict, tuple)):
-        if isinstance(layout, dict):
-            keys, fits = list(layout), isinstance(batch, Mapping) and batch.keys() == layout.keys()
-        else:
-            keys, fits = list(range(len(layout))), isinstance(batch, tuple) and len(batch) == len(layout)
-        if not fits:
-            form = f"a {type(layout).__name__} with the batches {keys}"
-            raise ValueError(f"{path} for envs {asked} must be {form}, got {batch!r}")
-        parts = {key: _fitting(batch[key], asked, layout[key], f"{path}[{key!r}]") for key in keys}
-        return parts if isinstance(layout, dict) else tuple(parts.values())
-    is_array = isinstance(layout, Leaf)
+    """The actions of one agent in the envs `asked`: a tree of arrays, or a list for what has no fixed shape."""
     try:
-        fitting = batch_actions(batch, asked, layout if is_array else None)
+        if not _is_arrays(layout):
+            return batch_actions(batch, asked, None)
+        fitting = batch_actions({path: batch}, asked, {path: layout})  # a tuple alone would be one action an env
     except (ValueError, TypeError) as error:
         raise type(error)(f"{path}: {error}") from None
-    if not is_array or isinstance(fitting, np.ndarray):
-        return fitting
-    for i, action in zip(asked, fitting, strict=True):
-        shape = np.array(action, dtype=object).shape
-        if shape != layout.shape:
-            raise ValueError(f"{path} for env {i} has the shape {shape}, expected {layout.shape}: {action!r}")
-    raise TypeError(f"{path} for envs {asked} cannot be cast to {layout.dtype.name}: {batch!r}")
+    if isinstance(fitting, dict):
+        return fitting[path]
+    if isinstance(layout, Leaf):
+        raise TypeError(f"{path} for envs {asked} cannot be cast to {layout.dtype.name}: {batch!r}")
+    keys = list(layout) if isinstance(layout, dict) else list(range(len(layout)))
+    raise ValueError(f"{path} for envs {asked} must be a {type(layout).__name__} of batches {keys}, got {batch!r}")
+
+
+def _is_arrays(layout: Any) -> bool:
+    return all(isinstance(leaf, Leaf) for leaf in nest.leaves(layout))

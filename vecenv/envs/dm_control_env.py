@@ -245,12 +245,7 @@ def _load(domain: str, task: str, task_kwargs: Mapping[str, Any], environment_kw
         raise RuntimeError(f"dm_control has no task {task!r} in the domain {domain!r}; {there}")
     # The models of some tasks (lqr) are drawn from it: the same in every worker. Episodes differ until they are seeded.
     random = {} if "random" in task_kwargs else {"random": 0}
-    try:
-        env = suite.load(domain, task, {**task_kwargs, **random}, environment_kwargs)
-    except AttributeError as error:
-        if "MjModel" in str(error):
-            raise ImportError(f"this dm_control cannot use this mujoco ({error}): pip install 'mujoco<4'") from error
-        raise
+    env = suite.load(domain, task, {**task_kwargs, **random}, environment_kwargs)
     if random:
         env.task._random = np.random.RandomState()
     return env

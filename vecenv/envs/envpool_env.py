@@ -7,6 +7,7 @@ from typing import Any
 
 from vecenv.base import BaseVectorEnv
 from vecenv.engine.arguments import check_count
+from vecenv.envs.gymnasium_backend import in_the_library
 from vecenv.envs.pool_backend import PoolBackend, quiet_spaces
 
 _POOL_PARTS = ("config", "observation_space", "action_space", "_state_keys", "_send", "_recv", "_reset")
@@ -66,7 +67,7 @@ class EnvPoolVectorEnv(BaseVectorEnv):
         check_pool(pool)
         backend = PoolBackend(pool)
         wait_num = None if backend.is_sync else backend.batch_size
-        super().__init__([_in_the_pool] * backend.env_num, wait_num=wait_num, backend=backend, strict=True)
+        super().__init__([in_the_library] * backend.env_num, wait_num=wait_num, backend=backend, strict=True)
 
     @classmethod
     def make(cls, task_id: str, num_envs: int, **kwargs: Any) -> Any:
@@ -96,13 +97,9 @@ def make_pool(task_id: str, num_envs: int, **kwargs: Any) -> Any:
         raise ImportError(
             f"this needs EnvPool, which cannot be imported ({error}): pip install 'vecenv[envpool]'"
         ) from error
-    pool = envpool.make(task_id, env_type="gymnasium", num_envs=num_envs, **kwargs)
+    pool = envpool.make(task_id.removeprefix("ALE/"), env_type="gymnasium", num_envs=num_envs, **kwargs)
     quiet_spaces(pool)
     return pool
-
-
-def _in_the_pool() -> None:
-    """In the place of the env_fns, which a pool does not have."""
 
 
 class MultiThreadedEnvWrapper(EnvPoolVectorEnv):
@@ -162,8 +159,6 @@ class MultiThreadedEnv(MultiThreadedEnvWrapper):
     ) -> None:
         _refuse_without_effect(type(self).__name__, kwargs)
         num_workers = check_count("num_workers", num_workers)
-        if not isinstance(env_name, str):
-            raise TypeError(f"env_name must be a str, the id of a task of EnvPool, got {env_name!r}")
         if create_env_kwargs is not None and not isinstance(create_env_kwargs, Mapping):
             raise TypeError(
                 f"create_env_kwargs must be a dict of arguments for envpool.make, got {create_env_kwargs!r}"
@@ -171,8 +166,8 @@ class MultiThreadedEnv(MultiThreadedEnvWrapper):
         options = dict(create_env_kwargs or {})
         if decided := sorted(options.keys() & {"task_id", "env_type", "num_envs", "batch_size", "max_num_players"}):
             raise ValueError(f"create_env_kwargs has {decided}, which num_workers and env_name decide")
-        self.env_name = env_name.replace("ALE/", "")
-        super().__init__(make_pool(self.env_name, num_workers, **options))
+        super().__init__(make_pool(env_name, num_workers, **options))
+        self.env_name = env_name.removeprefix("ALE/")
 
     def __repr__(self) -> str:
         return f"MultiThreadedEnv(env={self.env_name}, num_workers={self.env_num}, device=cpu)"

@@ -121,8 +121,12 @@ class FlattenedAgents(VectorEnv):
             i, j = divmod(row, self._shape[1])
             info = {**self._info_of(infos["info"][i], j), "active": bool(rows["active"][row])}
             self._add_info(rows, {"final_obs": nest.map(np.copy, nest.take(obs, row)), "final_info": info}, row)
-        for leaf in (*nest.leaves(obs), *nest.leaves(self._last["obs"])):
-            leaf[early] = None if leaf.dtype == object else 0
+        for batch in ({**rows, "obs": obs}, self._last):
+            for leaf in nest.leaves(batch["obs"]):
+                leaf[early] = None if leaf.dtype == object else 0
+            for masked in (batch, batch["obs"]) if self._mask_in_obs else (batch,):
+                if "action_mask" in masked:  # policies need a legal action in each row
+                    masked["action_mask"][early] = 1
 
     def __repr__(self) -> str:
         return f"flatten_agents({self.env!r})"

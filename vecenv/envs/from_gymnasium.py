@@ -9,7 +9,8 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 from vecenv import nest
 from vecenv.backends.memory.arena import Leaf, common_layout
 from vecenv.base import BaseVectorEnv
-from vecenv.envs.gymnasium_backend import GymnasiumBackend
+from vecenv.envs.gymnasium_arguments import as_autoreset_mode
+from vecenv.envs.gymnasium_backend import GymnasiumBackend, in_the_library
 
 _ASYNC = "gymnasium.vector.async_vector_env.AsyncVectorEnv"
 _RESET_BY_ID = frozenset(
@@ -96,7 +97,7 @@ def _checked_mode(envs: Any, autoreset_mode: AutoresetMode | str | None) -> Auto
             f"{envs.single_observation_space} and {envs.single_action_space}; pass functions that make one env each to "
             "ShmemVectorEnv, which takes others too"
         )
-    return AutoresetMode(mode)
+    return as_autoreset_mode(mode)
 
 
 class NativeVectorEnv(BaseVectorEnv):
@@ -116,7 +117,7 @@ class NativeVectorEnv(BaseVectorEnv):
         self.resets_in_next_step = mode is AutoresetMode.NEXT_STEP
         """True if they can be reset in the next step of the others."""
         self._backend = backend = GymnasiumBackend(envs, mode, resets_by_id)
-        super().__init__([_in_the_vector_env] * backend.env_num, backend=backend, strict=True)
+        super().__init__([in_the_library] * backend.env_num, backend=backend, strict=True)
 
     @property
     def envs(self) -> Any:
@@ -139,7 +140,3 @@ class NativeVectorEnv(BaseVectorEnv):
 
     def __repr__(self) -> str:
         return f"NativeVectorEnv({self._name}, {self.env_num} envs{', closed' if self.is_closed else ''})"
-
-
-def _in_the_vector_env() -> None:
-    """Stands for the env_fns, which a VectorEnv does not need."""

@@ -12,7 +12,7 @@ from typing import Any
 
 import gymnasium
 import numpy as np
-from gymnasium import spaces, wrappers
+from gymnasium import spaces
 from gymnasium.envs.registration import EnvSpec, find_highest_version, get_env_id, load_env_creator, parse_env_id
 from gymnasium.utils import RecordConstructorArgs
 
@@ -147,25 +147,15 @@ def _make(name: str, frame_skip: int | None, kwargs: dict[str, Any]) -> Env:
     return gymnasium.make(env_id, **kwargs)
 
 
-def _import_module(module: str, name: str) -> None:
-    """Import what registers the env `name`."""
-    try:
-        importlib.import_module(module)
-    except ModuleNotFoundError as error:
-        if error.name != "ale_py":
-            raise
-        raise ImportError(f"{name} needs ale-py: pip install 'vecenv[atari]'") from error
-
-
 def find_spec(env_id: str) -> EnvSpec:
     """Find the spec of a registered env; of the latest version, as in `gymnasium.make`, where the id names none.
 
     "module:id" imports the module that registers it. Raises gymnasium's errors for an unknown id.
     """
     module, _, own_id = env_id.rpartition(":")
-    if module:
-        _import_module(module, own_id)
     try:
+        if module:
+            importlib.import_module(module)
         namespace, name, version = parse_env_id(own_id)
         if version is None:
             version = find_highest_version(namespace, name)
@@ -174,6 +164,10 @@ def find_spec(env_id: str) -> EnvSpec:
         if module:
             error.args = (f"{error} The module {module!r} was imported, and registers no env {own_id!r}.",)
         raise
+    except ModuleNotFoundError as error:
+        if error.name != "ale_py":
+            raise
+        raise ImportError(f"{own_id} needs ale-py: pip install 'vecenv[atari]'") from error
 
 
 def _takes_frameskip(env_id: str) -> bool:
@@ -247,23 +241,20 @@ def _own_skips(env: Env) -> list[Any]:
     """The factors of the frames of a step: the env's own frameskip, and those of the wrappers that are known."""
     skips: list[Any] = []
     while isinstance(env, gymnasium.Wrapper):
-        skips += [getattr(env, attribute) for wrapper, attribute in _SKIPPING.items() if isinstance(env, wrapper)]
+        skips += [getattr(env, _SKIPPING[cls.__name__], None) for cls in type(env).__mro__ if cls.__name__ in _SKIPPING]
         env = env.env
     spec_kwargs = {} if env.spec is None else env.spec.kwargs
     skips.append(getattr(env, "_frameskip", getattr(env, "frameskip", spec_kwargs.get("frameskip", 1))))
     return [skip for skip in skips if skip not in (None, 1)]
 
 
-_SKIPPING_WRAPPERS = {
+_SKIPPING = {
+    "SkipFrames": "repeats",
     "MaxAndSkipObservation": "_skip",
     "RepeatAction": "num_repeats",
     "AtariPreprocessing": "frame_skip",
 }
-_SKIPPING: dict[type, str] = {
-    SkipFrames: "repeats",
-    **{getattr(wrappers, name): number for name, number in _SKIPPING_WRAPPERS.items() if hasattr(wrappers, name)},
-}
-"""The wrappers that repeat actions, and where each has its number; not every version of gymnasium has all of its."""
+"""The wrappers that repeat actions, ours and gymnasium's, and where each has its number."""
 
 
 class Pixels(gymnasium.ObservationWrapper):

@@ -31,21 +31,78 @@ from vecenv.backends.memory.arena import Arena, Layout, Leaf
 from vecenv.errors import ClosedError, EnvContractError, ObservationError
 
 Infos = list[dict[str, Any]]
-Finals = dict[int, Final]
 
 
-class GymnasiumBackend(Backend):
+class NativeBackend(Backend):
+    """Base of the backends of envs that a library steps together, in this process: `name` names it in errors."""
+
+    takes_objects = False
+    resets_with: tuple[str, ...] = ("seed", "options")
+    """The arguments of a reset."""
+
+    def __init__(self, env_num: int, name: str, num_workers: int = 1) -> None:
+        super().__init__()
+        self.env_num, self.name, self.num_workers = env_num, name, num_workers
+        self.busy_seconds = 0.0
+
+    @property
+    def workers(self) -> list[WorkerInfo]:
+        return [WorkerInfo(range(self.env_num), None, self.busy_seconds)]
+
+    def reports(self, obs: Any, action: Any, metadata: Mapping[str, Any], spec: Any) -> list[EnvReport]:
+        """The report of each env with these spaces."""
+        # The autoreset of the library is not that of the vector env, which has none.
+        metadata = {key: value for key, value in metadata.items() if key != "autoreset_mode"}
+        parts = obs, action, metadata, spec, None
+        self.known = dict(zip(ATTRIBUTES, own_report(parts), strict=False))
+        self.some_action = copy.deepcopy(action).sample()
+        return [own_report(parts) for _ in range(self.env_num)]
+
+    def bind(self, layout: Layout) -> Arena:
+        self.arena = Arena.build(layout, self.env_num)
+        self.answers = Answers(self.arena)
+        return self.arena
+
+    def encode(
+        self, ids: Sequence[int], ops: int | np.ndarray, actions: Any, payloads: Mapping[int, Any]
+    ) -> Mapping[int, Any]:
+        """Refuse actions that do not fit the space, and other arguments of a reset than `resets_with`."""
+        for i, payload in payloads.items():
+            if not isinstance(payload, Mapping):
+                raise ValueError(
+                    f"the action for env {i} is {payload!r}, which does not fit {self.known['action_space']}"
+                )
+            given = {name for name, value in payload.items() if name != "options" or value is not None}
+            if unknown := sorted(given.difference(self.resets_with)):
+                raise TypeError(
+                    f"the reset of {self.name} takes nothing but {' and '.join(self.resets_with)}, got {unknown}"
+                )
+        return payloads
+
+    def take(self, ids: Sequence[int] | None) -> Taken:
+        return self.answers.take(ids)
+
+    def call(self, ids: Sequence[int], op: str, args: Sequence[tuple[Any, ...]]) -> Answered:
+        try:
+            if op == "get_env_attr" and args[0][0] in self.known:
+                return Answered([self.known[args[0][0]]] * len(ids))
+            return Answered(self.called(ids, op, args))
+        except Exception as error:
+            return Answered([capture(error, i, op, local=True) for i in ids])
+
+    def called(self, ids: Sequence[int], op: str, args: Sequence[tuple[Any, ...]]) -> list[Any]:
+        """The results of one of ENV_CALLS for the envs `ids`, each with its arguments."""
+        raise NotImplementedError(f"{self.name} has no {op} of single envs")
+
+
+class GymnasiumBackend(NativeBackend):
     """Drives `envs`, which nothing else may use from now on.
 
     `resets_by_id`: whether its `reset` takes `options["reset_mask"]`, and a list with one seed an env.
     """
 
-    takes_objects = False
-
     def __init__(self, envs: Any, mode: AutoresetMode, resets_by_id: bool) -> None:
-        super().__init__()
-        self.env_num: int = envs.num_envs
-        self.num_workers = 1
+        super().__init__(envs.num_envs, type(envs).__name__)
         self.mode, self.resets_by_id = mode, resets_by_id
         self.autoresets = resets_by_id or mode is AutoresetMode.SAME_STEP
         self.was_reset = False
@@ -56,30 +113,17 @@ class GymnasiumBackend(Backend):
         self.envs: Any = envs
         self.closed_by_caller = False
         """True once `close` of the vector env was called; else it was dropped, or the program ends."""
-        self._name = type(envs).__name__
-        self._busy_seconds = 0.0
-
-    @property
-    def workers(self) -> list[WorkerInfo]:
-        return [WorkerInfo(range(self.env_num), None, self._busy_seconds)]
 
     def start(self, env_fns: Sequence[Callable[[], Any]], num_workers: int | None, eager: bool) -> list[EnvReport]:
         envs = self.envs
-        # Its autoreset is not that of the vector env, which has none.
-        metadata = {key: value for key, value in envs.metadata.items() if key != "autoreset_mode"}
-        parts = envs.single_observation_space, envs.single_action_space, metadata, envs.spec, None
-        self._known = dict(zip(ATTRIBUTES, own_report(parts), strict=False))
-        self._some_action = copy.deepcopy(envs.single_action_space).sample()
-        return [own_report(parts) for _ in env_fns]
+        return self.reports(envs.single_observation_space, envs.single_action_space, envs.metadata, envs.spec)
 
     def bind(self, layout: Layout) -> Arena:
-        self.arena = Arena.build(layout, self.env_num)
-        self._answers = Answers(self.arena)
         self._row = layout.obs
         self._batch = nest.map(
             lambda leaf: Leaf.of(f"a batch of {leaf.path}", (self.env_num, *leaf.shape), leaf.dtype), layout.obs
         )
-        return self.arena
+        return super().bind(layout)
 
     # Rounds.
 
@@ -87,23 +131,17 @@ class GymnasiumBackend(Backend):
         self, ids: Sequence[int], ops: int | np.ndarray, actions: Any, payloads: Mapping[int, Any]
     ) -> Mapping[int, Any]:
         """Refuse the rounds that the VectorEnv cannot do, before it is called."""
-        for i, payload in payloads.items():
-            if not isinstance(payload, Mapping):
-                raise ValueError(
-                    f"the action for env {i} is {payload!r}, which does not fit {self._known['action_space']}"
-                )
-            if unknown := sorted(payload.keys() - {"seed", "options"}):
-                raise TypeError(f"the reset of {self._name} takes seed and options, got {unknown}")
+        super().encode(ids, ops, actions, payloads)
         steps, resets = _steps_and_resets(np.asarray(ids), ops)
         if len(steps):
-            self._check_step(steps, resets)
+            self._check_step(steps, resets, payloads)
         else:
             self._check_reset(resets, payloads)
         return payloads
 
-    def _check_step(self, steps: np.ndarray, resets: np.ndarray) -> None:
+    def _check_step(self, steps: np.ndarray, resets: np.ndarray, payloads: Mapping[int, Any]) -> None:
         asked = resets.tolist()
-        together = f"{self._name} steps its {self.env_num} envs together"
+        together = f"{self.name} steps its {self.env_num} envs together"
         if len(steps) + len(resets) < self.env_num:
             raise ValueError(f"{together}: pass an action for each of them, got actions for {steps.tolist()} only")
         if self.mode is not AutoresetMode.NEXT_STEP:
@@ -114,20 +152,22 @@ class GymnasiumBackend(Backend):
                 f"{together}, and a step resets those whose episode ended in the one before, which are {over}; got "
                 f"reset={asked}"
             )
+        elif payloads:
+            raise ValueError(f"{together}, and a step resets without seed and options: got them for envs {asked}")
 
     def _check_reset(self, ids: np.ndarray, payloads: Mapping[int, Any]) -> None:
         asked = ids.tolist()
-        if len(ids) == self.env_num or (self.begun is not None and self.over[ids].all() and not payloads):
+        if len(ids) == self.env_num or self._has_begun(ids, payloads):
             return
         if not self.resets_by_id:
             instead = "pass no ids"
             if self.mode is AutoresetMode.NEXT_STEP:
                 instead += ", or reset those whose episode is over in the next step: step(action, reset=ids)"
             raise ValueError(
-                f"{self._name} has no reset of some envs (options['reset_mask']), got reset({asked}): {instead}"
+                f"{self.name} has no reset of some envs (options['reset_mask']), got reset({asked}): {instead}"
             )
         if not self.was_reset:
-            raise RuntimeError(f"the first reset of {self._name} must be of all envs, got reset({asked})")
+            raise RuntimeError(f"the first reset of {self.name} must be of all envs, got reset({asked})")
 
     def send(self, ids: np.ndarray | None, ops: int | np.ndarray, payloads: Mapping[int, Any]) -> None:
         begin = perf_counter()
@@ -138,89 +178,69 @@ class GymnasiumBackend(Backend):
             if len(steps):
                 self._step(resets, autoreset=bool(np.any(np.asarray(ops) & opcodes.AUTORESET)))
             else:
-                self._reset(resets, payloads)
+                infos = self._begin(resets, payloads)
+                self.arena.reward[resets] = 0.0
+                self.arena.terminated[resets] = self.arena.truncated[resets] = False
+                self._answer(resets.tolist(), infos, None, {})
         except BaseException:  # the engine abandons the round, and all its envs have to be reset
-            self._answers.take(asked.tolist())
+            self.answers.take(asked.tolist())
             raise
-        self._busy_seconds += perf_counter() - begin
+        self.busy_seconds += perf_counter() - begin
 
     def _step(self, resets: np.ndarray, autoreset: bool) -> None:
         """A step of all envs, which resets `resets`: their episodes ended in the step before."""
         arena = self.arena
         actions = nest.map(np.copy, arena.action)  # an env may keep its action
         for i in resets.tolist():
-            nest.put(actions, i, self._some_action)
+            nest.put(actions, i, self.some_action)
         obs, reward, terminated, truncated, found = self.envs.step(actions)
-        self._write_obs(obs, slice(None))
+        nest.put(arena.obs, ..., self._fitted(obs, self._batch))
         infos, rewards = split_infos(found, self.env_num), np.array(reward, np.float64)
         rewards[resets] = 0.0
         arena.reward[...] = rewards if rewards.ndim == 1 else 0.0
         arena.terminated[...], arena.truncated[...] = terminated, truncated
         arena.terminated[resets] = arena.truncated[resets] = False
         self.over, self.begun = arena.terminated | arena.truncated, None
-        finals: Finals = {}
-        if self.over.any():
-            if self.mode is AutoresetMode.SAME_STEP:
-                finals = self._begin_episodes(infos, autoreset)
-            elif autoreset:
-                finals = self._reset_ended(infos)
+        ended, finals = np.flatnonzero(self.over), dict[int, Final]()
+        if len(ended) and self.mode is AutoresetMode.SAME_STEP:
+            self.begun = self._split_ends(ended, infos)
+        if len(ended) and autoreset:
+            nest.put(arena.final, ended, nest.take(arena.obs, ended))
+            first_infos = self._begin(ended, {})
+            for i in ended.tolist():
+                infos[i], finals[i] = first_infos[i], Final(None, own_containers(infos[i]))
         self._answer(range(self.env_num), infos, rewards if rewards.ndim > 1 else None, finals)
 
-    def _begin_episodes(self, infos: Infos, autoreset: bool) -> Finals:
-        """SAME_STEP: take the last observations out of the infos. Without `autoreset` they become the rows, and the
-        first ones of the next episodes are kept for the resets.
+    def _split_ends(self, ended: np.ndarray, infos: Infos) -> tuple[Any, Infos]:
+        """SAME_STEP: write the last observations, from the infos, into the rows of the envs `ended`, and their last
+        infos into `infos`; returns the batch and the infos in which their next episodes begin.
         """
-        obs, ends, finals = self.arena.obs, np.flatnonzero(self.over).tolist(), Finals()
-        first, first_infos = nest.map(np.copy, obs), list(infos)
-        for i in ends:
-            info = dict(infos[i])
+        obs, first_infos = nest.map(np.copy, self.arena.obs), list(infos)
+        for i in ended.tolist():
+            info = first_infos[i] = dict(infos[i])
             if "final_obs" not in info:
                 raise EnvContractError(
-                    f"env {i}: {self._name} ended an episode in SAME_STEP mode, but its infos have no final_obs"
+                    f"env {i}: {self.name} ended an episode in SAME_STEP mode, but its infos have no final_obs"
                 )
-            last = self._fitted(info.pop("final_obs"), self._row)
+            nest.put(self.arena.obs, i, self._fitted(info.pop("final_obs"), self._row))
             last_info = info.pop("final_info", None)
-            # Some VectorEnvs (Atari's) keep no info of the last step apart.
-            final = Final(None, own_containers(info if last_info is None else last_info))
-            first_infos[i] = info
-            if autoreset:
-                nest.put(self.arena.final, i, last)
-                infos[i], finals[i] = info, final
-            else:
-                nest.put(obs, i, last)
-                infos[i] = dict(final.info)
-        if autoreset:
-            self.over[:] = False
-        else:
-            self.begun = first, first_infos
-        return finals
+            infos[i] = info if last_info is None else last_info  # some (Atari's) keep no info of the last step apart
+        return obs, first_infos
 
-    def _reset_ended(self, infos: Infos) -> Finals:
-        """Reset the envs whose episodes ended, by their mask, and nothing else."""
-        over = self.over.copy()
-        nest.put(self.arena.final, over, nest.take(self.arena.obs, over))
-        obs, found = self.envs.reset(options={"reset_mask": over.copy()})
-        self._write_obs(obs, over)
-        first_infos, finals = split_infos(found, self.env_num), Finals()
-        for i in np.flatnonzero(over).tolist():
-            infos[i], finals[i] = first_infos[i], Final(None, own_containers(infos[i]))
-        self.over[:] = False
-        return finals
+    def _has_begun(self, ids: np.ndarray, payloads: Mapping[int, Any]) -> bool:
+        """Return whether these envs are reset already, as far as a reset with these arguments goes."""
+        return self.begun is not None and not payloads and bool(self.over[ids].all())
 
-    def _reset(self, ids: np.ndarray, payloads: Mapping[int, Any]) -> None:
-        """A round of resets alone."""
-        arena = self.arena
-        if self.begun is not None and not payloads and self.over[ids].all():
+    def _begin(self, ids: np.ndarray, payloads: Mapping[int, Any]) -> Infos:
+        """Begin the next episodes of the envs `ids`, and write their first observations; returns the infos of all."""
+        if self.begun is not None and self._has_begun(ids, payloads):
             obs, infos = self.begun
-            nest.put(arena.obs, ids, nest.take(obs, ids))
         else:
             obs, found = self.envs.reset(**self._reset_arguments(ids, payloads))
-            infos = split_infos(found, self.env_num)
-            self._write_obs(obs, ids)
-            self.was_reset = True
-        arena.reward[ids] = 0.0
-        arena.terminated[ids] = arena.truncated[ids] = self.over[ids] = False
-        self._answer(ids.tolist(), infos, None, {})
+            obs, infos, self.was_reset = self._fitted(obs, self._batch), split_infos(found, self.env_num), True
+        nest.put(self.arena.obs, ids, nest.take(obs, ids))
+        self.over[ids] = False
+        return infos
 
     def _reset_arguments(self, ids: np.ndarray, payloads: Mapping[int, Any]) -> dict[str, Any]:
         """The arguments of `envs.reset`: the mask, the options, which are the same for all, and the seeds."""
@@ -237,10 +257,6 @@ class GymnasiumBackend(Backend):
             arguments["seed"] = known[0] if is_one else seeds
         return arguments | ({"options": options} if options else {})
 
-    def _write_obs(self, obs: Any, rows: Any) -> None:
-        """Write these rows of a batch of all envs into the arena."""
-        nest.put(self.arena.obs, rows, nest.take(self._fitted(obs, self._batch), rows))
-
     def _fitted(self, obs: Any, layout: Any) -> Any:
         """An observation, or a batch, in the shapes and dtypes of this layout; ObservationError if a value would
         change.
@@ -248,59 +264,43 @@ class GymnasiumBackend(Backend):
         try:
             return nest.merge(lambda pair: fit(pair[1], pair[0]), [layout, obs])
         except ObservationError as error:
-            raise ObservationError(f"{self._name} returned an observation that is not of its space: {error}") from error
+            raise ObservationError(f"{self.name} returned an observation that is not of its space: {error}") from error
 
-    def _answer(self, ids: Sequence[int], infos: Infos, rewards: np.ndarray | None, finals: Finals) -> None:
+    def _answer(self, ids: Sequence[int], infos: Infos, rewards: np.ndarray | None, finals: dict[int, Final]) -> None:
         """Note that these envs have answered."""
         self.arena.status[ids] = opcodes.DONE
         for i in ids:
             if infos[i] or rewards is not None or i in finals:
                 vector = None if rewards is None else rewards[i]
-                self._answers.put(i, Extra(own_containers(infos[i]), None, vector, None, finals.get(i)))
+                self.answers.put(i, Extra(own_containers(infos[i]), None, vector, None, finals.get(i)))
 
     def wait(self, done: Callable[[], bool] | None, deadline: float | None) -> float:
         return 0.0
 
-    def take(self, ids: Sequence[int] | None) -> Taken:
-        return self._answers.take(ids)
-
     # Calls, life.
 
-    def call(self, ids: Sequence[int], op: str, args: Sequence[tuple[Any, ...]]) -> Answered:
-        try:
-            if op == "seed":  # a reset seeds the envs
-                return Answered([True] * len(ids))
-            if op not in ("get_env_attr", "set_env_attr", "call", "render"):
-                raise NotImplementedError(f"{self._name} has no {op} of single envs")
-            values = self._values(ids, op, *args[0])
-            return Answered([values[i] for i in ids])
-        except Exception as error:
-            return Answered([capture(error, i, op, local=True) for i in ids])
-
-    def _values(self, ids: Sequence[int], op: str, name: Any, *args: Any) -> Sequence[Any]:
-        """The results of one of ENV_CALLS for all envs, of which those of `ids` are asked for.
-
-        AttributeError for what the VectorEnv has no way to, ValueError where it has one for all its envs only.
-        """
-        envs, n = self.envs, self.env_num
+    def called(self, ids: Sequence[int], op: str, args: Sequence[tuple[Any, ...]]) -> list[Any]:
+        """AttributeError for what the VectorEnv has no way to, ValueError where it has one for all its envs only."""
+        envs, n, (name, *given) = self.envs, self.env_num, args[0] or (None,)
+        if op == "seed":  # a reset seeds the envs
+            return [True] * len(ids)
         if op == "get_env_attr":
-            if name not in self._known and hasattr(envs, "get_attr"):
-                return list(envs.get_attr(name))
-            return [self._known[name] if name in self._known else getattr(envs, name)] * n
-        if op == "render":
+            values = envs.get_attr(name) if hasattr(envs, "get_attr") else [getattr(envs, name)] * n
+        elif op == "render":
             frames = envs.render(**name)
             if frames is None or not len(frames):
-                raise ValueError(f"{self._name} renders no frames: make it with render_mode='rgb_array'")
-            return [copy.copy(frames[i * len(frames) // n]) for i in range(n)]  # agents of one game share a frame
-        method = "call" if op == "call" else "set_attr"
-        if not hasattr(envs, method):
-            raise AttributeError(f"the envs of {self._name} cannot be reached: it has no {method}")
-        if len(ids) < n:
-            raise ValueError(f"{self._name}.{method} is for all its {n} envs, got {list(ids)}")
-        if op == "call":
-            return list(envs.call(name, *args[0], **args[1]))
-        envs.set_attr(name, [*args] * n)
-        return [None] * n
+                raise ValueError(f"{self.name} renders no frames: make it with render_mode='rgb_array'")
+            values = [copy.copy(frames[i * len(frames) // n]) for i in range(n)]  # agents of one game share a frame
+        elif op in ("call", "set_env_attr"):
+            method = "call" if op == "call" else "set_attr"
+            if not hasattr(envs, method):
+                raise AttributeError(f"the envs of {self.name} cannot be reached: it has no {method}")
+            if len(ids) < n:
+                raise ValueError(f"{self.name}.{method} is for all its {n} envs, got {list(ids)}")
+            values = envs.call(name, *given[0], **given[1]) if op == "call" else envs.set_attr(name, given * n)
+        else:
+            return super().called(ids, op, args)
+        return [None if values is None else values[i] for i in ids]
 
     def note_exception(self, error: BaseException) -> None:
         """Pass it on to the outermost wrapper of the VectorEnv that keeps data, if there is one."""
@@ -321,6 +321,10 @@ class GymnasiumBackend(Backend):
         if envs is not None:
             envs.close()
         return []
+
+
+def in_the_library() -> None:
+    """Stands for the env_fns of a NativeBackend, which makes no envs."""
 
 
 def _steps_and_resets(asked: np.ndarray, ops: int | np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -40,8 +40,7 @@ class _Rows:
     def __init__(self, env_fn: Callable[[], Any], agents: Sequence[Any] | None) -> None:
         self.env = env_fn()
         self.agent_spaces = AgentSpaces(self.env, self.kind, agents)
-        self.metadata = dict(getattr(self.env, "metadata", None) or {})
-        self.render_mode = getattr(self.env, "render_mode", None)
+        self.metadata, self.render_mode = _rendering(self.env)
         self._zeros = {agent: zeros(space_tree(space, "obs")) for agent, space in self.agent_spaces.observation.items()}
 
     def _space(self, **parts: Any) -> spaces.Dict:
@@ -108,34 +107,86 @@ class ParallelRows(_Rows):
         return row | dict(zip(COLUMNS, map(np.array, zip(*events, strict=True)), strict=True)), given
 
 
-class AECRows(_Rows):
-    """An AECEnv: each step is the turn of one agent that is alive. Between the turns dead agents are removed from the
-    env, by steps with the action None.
-
-    After `_begin` and `_turn`:
-        _agent: the one whose turn it is; `_obs`, `_mask` and `_info` are for this agent, `_last_flags` are its
-            terminated and truncated. At the end of the episode it is the env's `agent_selection`, one of the agents
-            that died last.
-        _rewards, _terminated, _truncated: (num_agents,) what happened to each agent since the turn before.
-        _active: the agents that were alive in the turn before, `_alive` those that are alive now.
-        _done: no agent is alive.
+class Turns:
+    """The turns of the agents of an AECEnv that are alive: between them dead agents are removed from the env, by steps
+    with the action None.
     """
+
+    def __init__(self, env: Any, known: AgentSpaces) -> None:
+        self._env, self._known = env, known
+        self._ended: set[Any] = set()
+        """The agents whose end has been reported."""
+        self.agent: Any = None
+        """The one whose turn it is; at the end of an episode the env's `agent_selection`, one of those that died last.
+        """
+        self.obs: Any = None
+        """The observation of `agent`; `mask` and `info` are its mask and info, `flags` its terminated and truncated."""
+        self.mask: np.ndarray | None = None
+        self.info: Any = {}
+        self.flags = (False, False)
+        self.rewards = np.zeros(len(known.agents))
+        """(num_agents,), as `terminated` and `truncated`: of each agent since the turn before."""
+        self.alive = np.zeros(len(known.agents), dtype=np.bool_)
+        """The agents that are alive now; `active` are those that were alive in the turn before."""
+        self.done = True
+        """True if no agent is alive."""
+
+    def begin(self, **kwargs: Any) -> None:
+        """Start an episode."""
+        self._env.reset(**kwargs)
+        self.alive = np.zeros_like(self.alive)
+        self._ended.clear()
+        self._go_to_next({})
+
+    def take(self, action: Any) -> None:
+        """Step the agent whose turn it is. RuntimeError if the episode is over, or has not begun."""
+        if self.done:
+            raise RuntimeError("no agent is alive to act: the episode is over or was never begun; call reset()")
+        self._env.step(action)
+        self._go_to_next(self._env.rewards)
+
+    def _go_to_next(self, rewards: Mapping[Any, Any]) -> None:
+        env, known, self.active = self._env, self._known, self.alive
+        self.rewards = np.zeros(len(known.agents))
+        self.terminated, self.truncated = np.zeros((2, len(known.agents)), dtype=np.bool_)
+        for agent, reward in rewards.items():
+            self.rewards[known.position(agent)] += reward
+        while True:
+            self._note_deaths()
+            self.done = not self.alive.any()
+            agent = env.agent_selection
+            if self.done or not (env.terminations[agent] or env.truncations[agent]):
+                break
+            env.step(None)  # gives no rewards
+            if agent in env.agents:  # this loop would never end
+                raise EnvContractError(f"env.step(None) did not remove the dead agent {agent!r} from env.agents")
+        if agent in env.agents:
+            obs, _, terminated, truncated, info = env.last()
+            self.agent, self.flags = agent, (bool(terminated), bool(truncated))
+            self.obs, self.mask, self.info = known.split(agent, obs, info)
+
+    def _note_deaths(self) -> None:
+        env, self.alive = self._env, np.zeros_like(self.alive)
+        terminations, truncations = env.terminations, env.truncations
+        for agent in env.agents:
+            j, terminated, truncated = self._known.position(agent), terminations[agent], truncations[agent]
+            if not terminated and not truncated:
+                self.alive[j] = True
+                self._ended.discard(agent)
+            elif agent not in self._ended:
+                self._ended.add(agent)
+                self.terminated[j], self.truncated[j] = terminated, truncated
+
+
+class AECRows(_Rows):
+    """An AECEnv: each step is the turn of one agent that is alive (see `Turns`)."""
 
     kind = "aec"
 
     def __init__(self, env_fn: Callable[[], Any], agents: Sequence[Any] | None) -> None:
         super().__init__(env_fn, agents)
         known, first = self.agent_spaces, self.agent_spaces.agents[0]
-        self._agent: Any = None
-        self._obs: Any = None
-        self._mask: np.ndarray | None = None
-        self._info: Any = {}
-        self._last_flags = (False, False)
-        self._done = True
-        self._rewards = np.zeros(len(known.agents))
-        self._alive = np.zeros(len(known.agents), dtype=np.bool_)
-        self._ended: set[Any] = set()
-        """The agents whose end has been reported."""
+        self._turns = Turns(self.env, known)
         self._single_obs, self._single_action = known.equal("observation"), known.equal("action")
         parts = {"action_mask": _flags(max(known.mask_size.values()))} if known.mask_size else {}
         self.action_space = known.action[first] if self._single_action else _by_agent(known.action)
@@ -147,72 +198,32 @@ class AECRows(_Rows):
 
     def reset(self, **kwargs: Any) -> tuple[Row, dict[Any, Any]]:
         """Start an episode."""
-        self._begin(**kwargs)
+        self._turns.begin(**kwargs)
         return self._row()
 
     def step(self, action: Any) -> tuple[Row, float, bool, bool, dict[Any, Any]]:
         """The agent to move acts; where the agents differ, `action` has an entry for each."""
-        self._turn(action if self._single_action or self._done else action[self._agent])
+        turns = self._turns
+        turns.take(action if self._single_action or turns.done else action[turns.agent])
         row, info = self._row()
-        return row, 0.0, self._done, False, info
-
-    def _begin(self, **kwargs: Any) -> None:
-        """Start an episode, without a row."""
-        self.env.reset(**kwargs)
-        self._alive = np.zeros_like(self._alive)
-        self._ended.clear()
-        self._go_to_next_turn({})
-
-    def _turn(self, action: Any) -> None:
-        """Step the agent whose turn it is. RuntimeError if the episode is over, or has not begun."""
-        if self._done:
-            raise RuntimeError("no agent is alive to act: the episode is over or was never begun; call reset()")
-        self.env.step(action)
-        self._go_to_next_turn(self.env.rewards)
-
-    def _go_to_next_turn(self, rewards: Mapping[Any, Any]) -> None:
-        env, known, self._active = self.env, self.agent_spaces, self._alive
-        self._rewards = np.zeros(len(self._alive))
-        self._terminated, self._truncated = np.zeros((2, len(self._alive)), dtype=np.bool_)
-        for agent, reward in rewards.items():
-            self._rewards[known.position(agent)] += reward
-        while True:
-            self._note_deaths()
-            self._done = not self._alive.any()
-            agent = env.agent_selection
-            if self._done or not (env.terminations[agent] or env.truncations[agent]):
-                break
-            env.step(None)  # gives no rewards
-            if agent in env.agents:  # this loop would never end
-                raise EnvContractError(f"env.step(None) did not remove the dead agent {agent!r} from env.agents")
-        if agent in env.agents:
-            obs, _, terminated, truncated, info = env.last()
-            self._agent, self._last_flags = agent, (bool(terminated), bool(truncated))
-            self._obs, self._mask, self._info = known.split(agent, obs, info)
-
-    def _note_deaths(self) -> None:
-        env, self._alive = self.env, np.zeros_like(self._alive)
-        terminations, truncations = env.terminations, env.truncations
-        for agent in env.agents:
-            j, terminated, truncated = self.agent_spaces.position(agent), terminations[agent], truncations[agent]
-            if not terminated and not truncated:
-                self._alive[j] = True
-                self._ended.discard(agent)
-            elif agent not in self._ended:
-                self._ended.add(agent)
-                self._terminated[j], self._truncated[j] = terminated, truncated
+        return row, 0.0, turns.done, False, info
 
     def _row(self) -> tuple[Row, dict[Any, Any]]:
-        known = self.agent_spaces
-        row: Row = {name: getattr(self, f"_{name}") for name in COLUMNS}
-        row["obs"] = self._obs if self._single_obs else {**self._zeros, self._agent: self._obs}
-        row["agent"] = known.index[self._agent]
+        known, turns = self.agent_spaces, self._turns
+        row: Row = {name: getattr(turns, name) for name in COLUMNS}
+        row["obs"] = turns.obs if self._single_obs else {**self._zeros, turns.agent: turns.obs}
+        row["agent"] = known.index[turns.agent]
         if known.mask_size:
             # One width for all agents: actions beyond an agent's own space are illegal.
             row["action_mask"] = np.zeros(max(known.mask_size.values()), dtype=np.bool_)
-            if self._mask is not None:  # with no agent alive all are legal: policies need a legal one in each row
-                row["action_mask"][: len(self._mask)] = self._mask | self._done
-        return row, {self._agent: self._info} if self._info else {}
+            if turns.mask is not None:  # with no agent alive all are legal: policies need a legal one in each row
+                row["action_mask"][: len(turns.mask)] = turns.mask | turns.done
+        return row, {turns.agent: turns.info} if turns.info else {}
+
+
+def _rendering(env: Any) -> tuple[dict[str, Any], str | None]:
+    """The metadata and the render mode, of an env that may lack them."""
+    return dict(getattr(env, "metadata", None) or {}), getattr(env, "render_mode", None)
 
 
 def _by_agent(agent_spaces: Mapping[Any, Any]) -> spaces.Dict:
@@ -266,15 +277,15 @@ class PettingZooEnv(gymnasium.Env):
 
     def __init__(self, env: Any, *, possible_agents: Sequence[str] | None = None) -> None:
         self.env = env = make_env("aec", env) if isinstance(env, str) else env
-        self._rows = AECRows(lambda: env, possible_agents)
-        known = self._rows.agent_spaces
+        known = AgentSpaces(env, "aec", possible_agents)
+        self._turns = Turns(env, known)
         self.agents = known.agents
         if odd := [agent for agent in self.agents if not isinstance(agent, str) or not agent]:
             raise TypeError(
                 f"agents must be named by strings to be part of an observation, got {odd}; use AECVectorEnv"
             )
         self.agent_idx = dict(known.index)
-        self.metadata, self.render_mode = self._rows.metadata, self._rows.render_mode
+        self.metadata, self.render_mode = _rendering(env)
         self.action_space = known.shared("action", "use AECVectorEnv")
         letters = "".join(sorted({letter for agent in self.agents for letter in agent}))
         parts = {
@@ -288,25 +299,24 @@ class PettingZooEnv(gymnasium.Env):
     @property
     def rewards(self) -> np.ndarray:
         """The reward of each agent in the last step."""
-        return self._rows._rewards
+        return self._turns.rewards
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[dict[str, Any], Any]:
         """Start an episode: (obs, info) of the agent that moves first."""
-        self._rows._begin(seed=seed, options=options)
-        return self._obs(), self._rows._info
+        self._turns.begin(seed=seed, options=options)
+        return self._obs(), self._turns.info
 
     def step(self, action: Any) -> tuple[dict[str, Any], np.ndarray, bool, bool, Any]:
         """The agent `agent_id` acts: (obs, rewards, terminated, truncated, info). RuntimeError if none is alive."""
-        turns = self._rows
-        turns._turn(action)
-        terminated, truncated = turns._last_flags if turns._done else (False, False)
-        return self._obs(), turns._rewards, terminated, truncated, turns._info
+        turns = self._turns
+        turns.take(action)
+        terminated, truncated = turns.flags if turns.done else (False, False)
+        return self._obs(), turns.rewards, terminated, truncated, turns.info
 
     def _obs(self) -> dict[str, Any]:
-        obs = {"agent_id": self._rows._agent, "obs": self._rows._obs}
-        if self._rows._mask is not None:
-            obs["mask"] = self._rows._mask
-        return obs
+        turns = self._turns
+        mask = {} if turns.mask is None else {"mask": turns.mask}
+        return {"agent_id": turns.agent, "obs": turns.obs, **mask}
 
     def render(self) -> Any:
         """A frame of the env."""

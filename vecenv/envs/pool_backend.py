@@ -13,9 +13,8 @@ The methods with an underscore are those of the C++ class, which take and return
 
 from __future__ import annotations
 
-import copy
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from time import perf_counter
 from typing import Any
 
@@ -23,13 +22,12 @@ import numpy as np
 from gymnasium import spaces
 
 from vecenv import nest
-from vecenv.backends.backend import Answered, Answers, Backend, Taken, WorkerInfo
-from vecenv.backends.host.env_host import ATTRIBUTES, EnvReport
-from vecenv.backends.host.failure import capture, died_failure
-from vecenv.backends.host.row_writer import Extra
+from vecenv.backends.backend import Taken
+from vecenv.backends.host.env_host import EnvReport
 from vecenv.backends.ipc import opcodes
-from vecenv.backends.memory.arena import Arena, Layout
+from vecenv.backends.memory.infos import PYTHON, InfoColumns, InfoForm
 from vecenv.backends.system_limits import usable_cpus
+from vecenv.envs.gymnasium_backend import NativeBackend
 from vecenv.errors import VectorEnvError
 from vecenv.nest import space_of, tree_of
 
@@ -37,41 +35,33 @@ _MAX_SEED = 2**31
 _NO_INFOS = ("info:env_id", "info:players.env_id")  # there is one player an env
 
 
-class PoolBackend(Backend):
+class PoolBackend(NativeBackend):
     """Drives `pool`, which nothing else may use from now on."""
 
-    takes_objects = False
+    resets_with = ("seed",)
 
     def __init__(self, pool: Any) -> None:
-        super().__init__()
         config = pool.config
-        self.env_num: int = config["num_envs"]
-        self.batch_size: int = config["batch_size"] or self.env_num
-        self.is_sync = self.batch_size == self.env_num
-        self.num_workers = config["num_threads"] or min(self.batch_size, usable_cpus())
+        n, batch_size, num_threads = config["num_envs"], config["batch_size"], config["num_threads"]
+        self.batch_size: int = batch_size or n
+        self.is_sync = self.batch_size == n
+        super().__init__(n, "a pool", num_threads or min(self.batch_size, usable_cpus()))
         self._pool: Any = pool
         self._in_flight = 0
         self._torn = False
         """True after an interrupt fell into an exchange with the pool: then its results are not known any more."""
-        self._columns: Any = None
-        self._expected: np.ndarray | None = None
-        """Of a round past the arena that is in flight: the steps that each episode will have."""
-        self._all = np.arange(self.env_num, dtype=np.int32)
-        self._fresh = np.ones(self.env_num, dtype=np.bool_)
+        self._all = list(range(n))
+        self._fresh = np.ones(n, dtype=np.bool_)
         """The envs that a step would reset."""
-        self._elapsed = np.zeros(self.env_num, dtype=np.int32)
-        """Steps that each episode had after the last round of all envs."""
         self._action_dtype = list(pool.spec.action_array_spec.values())[-1].dtype
         self._keys = list(pool._state_keys)
         self._obs_keys = _obs_tree([key for key in self._keys if key.startswith("obs")])
-        infos = [key for key in self._keys if key.startswith("info:")]
-        self._info_keys = {key.removeprefix("info:"): key for key in infos if key not in _NO_INFOS}
-        if self.batch_size not in (1, self.env_num):
+        infos = [key for key in self._keys if key.startswith("info:") and key not in _NO_INFOS]
+        self._info_keys = {"elapsed_step": "elapsed_step", **{key.removeprefix("info:"): key for key in infos}}
+        self._infos: dict[str, np.ndarray] = {}
+        """The latest infos of each env, by name."""
+        if self.batch_size not in (1, n):
             self._rebuild(None)
-
-    @property
-    def workers(self) -> list[WorkerInfo]:
-        return [WorkerInfo(self._all.tolist(), None, 0.0)]
 
     def _rebuild(self, seeds: Sequence[int] | None) -> None:
         """Put a new pool in the place of the old one: with these seeds, and with spare envs if it is asynchronous."""
@@ -92,31 +82,16 @@ class PoolBackend(Backend):
         old.close()
 
     def start(self, env_fns: Sequence[Callable[[], Any]], num_workers: int | None, eager: bool) -> list[EnvReport]:
-        obs, action = map(mended, quiet_spaces(self._pool))
-        # The pool's autoreset is not that of the vector env, which has none.
-        metadata = {key: value for key, value in self._pool.metadata.items() if key != "autoreset_mode"}
-        self._report = EnvReport(obs, action, metadata, None, None)
-        self._some_action = np.asarray(copy.deepcopy(action).sample())
-        self._space = action
-        is_discrete = isinstance(action, spaces.Discrete)
-        self._choices = range(int(action.start), int(action.start + action.n)) if is_discrete else None
-        return [copy.deepcopy(self._report) for _ in env_fns]
+        obs, self._space = map(mended, quiet_spaces(self._pool))
+        return self.reports(obs, self._space, self._pool.metadata, None)
 
     def encode(
         self, ids: Sequence[int], ops: int | np.ndarray, actions: Any, payloads: Mapping[int, Any]
     ) -> Mapping[int, Any]:
         """Refuse what would make EnvPool crash, hang or guess."""
-        if actions is not None:
+        if actions is not None and isinstance(self._space, spaces.Discrete):
             self._check_actions(ids, ops, actions)
-        for i, payload in payloads.items():
-            if not isinstance(payload, Mapping):
-                raise ValueError(
-                    f"the action for env {i} is {payload!r}, expected an array of {self._space.dtype} with the shape "
-                    f"{self._space.shape}"
-                )
-            unknown = sorted(payload.keys() - {"seed", "options"})
-            if unknown or payload.get("options") is not None:
-                raise TypeError(f"the reset of a pool takes nothing but seed, got {unknown or ['options']}")
+        super().encode(ids, ops, actions, payloads)
         seeds = [payload.get("seed") for payload in payloads.values()]
         if any(seed is not None for seed in seeds) and (None in seeds or len(seeds) < self.env_num):
             raise ValueError(
@@ -127,23 +102,10 @@ class PoolBackend(Backend):
 
     def _check_actions(self, ids: Sequence[int], ops: int | np.ndarray, actions: np.ndarray) -> None:
         """ValueError for an action outside of a Discrete space, for which EnvPool would read out of bounds."""
-        choices = self._choices
-        if choices is None:
-            return
-        if not isinstance(ops, int):  # of an env that is reset it is ignored
-            stepped = ops == opcodes.STEP
-            ids, actions = np.asarray(ids)[stepped].tolist(), actions[stepped]
-        if not len(actions) or (not choices.start and 0 <= np.bitwise_or.reduce(actions) < choices.stop):
-            return  # the second is half the cost of the bounds, and mostly enough
-        if actions.min() < choices.start or actions.max() >= choices.stop:
-            row = next(row for row, action in enumerate(actions.tolist()) if action not in choices)
+        low, high = int(self._space.start), int(self._space.start + self._space.n)
+        wrong = ((actions < low) | (actions >= high)) & np.equal(ops, opcodes.STEP)  # that of a reset is ignored
+        for row in wrong.nonzero()[0].tolist():
             raise ValueError(f"the action for env {ids[row]} is {actions[row]}, which is not in {self._space}")
-
-    def bind(self, layout: Layout) -> Arena:
-        self.arena = Arena.build(layout, self.env_num)
-        self._answers = Answers(self.arena)
-        self._action = layout.action
-        return self.arena
 
     def send(self, ids: np.ndarray | None, ops: int | np.ndarray, payloads: Mapping[int, Any]) -> None:
         asked = np.arange(self.env_num) if ids is None else ids
@@ -152,17 +114,12 @@ class PoolBackend(Backend):
         if any(args.get("seed") is not None for args in payloads.values()):
             self._rebuild([args["seed"] for _, args in sorted(payloads.items())])  # of all envs, as was checked
         self._torn = True
-        if ids is None and self.is_sync and not resets.all() and (resets == self._fresh).all():
-            # The pool resets the envs whose episode is over, and only those: a round as it has them, past the arena.
-            self._expected = np.where(self._fresh, 0, self._elapsed + 1)
-            self._send(self.arena.action, self._all)
-            self.arena.status[...] = ops
-        else:
-            forced = resets if resets.all() else resets & ~self._fresh[asked]
-            if forced.any():
-                self._start(asked[forced], opcodes.RESET)
-            if not forced.all():
-                self._start(asked[~forced], opcodes.STEP)
+        # The pool itself resets the envs whose episode is over, in the round of steps.
+        forced = resets if resets.all() else resets & ~self._fresh[asked]
+        if forced.any():
+            self._start(asked[forced], opcodes.RESET)
+        if not forced.all():
+            self._start(asked[~forced], opcodes.STEP)
         self._torn = False
 
     def _start(self, ids: np.ndarray, op: int) -> None:
@@ -171,7 +128,7 @@ class PoolBackend(Backend):
         if op == opcodes.RESET:
             self._pool._reset(ids.astype(np.int32))
         else:
-            self._send(self.arena.action[ids].astype(self._action.dtype), ids)
+            self._send(self.arena.action[ids], ids)
         self.arena.status[ids] = op
         self._in_flight += len(ids)
 
@@ -180,115 +137,77 @@ class PoolBackend(Backend):
         if self._torn:
             self._lose_all()
         if done is not None:
-            while not done() and (self._in_flight or self._expected is not None):
+            while not done() and self._in_flight:
                 self._torn = True
-                if self._expected is None:
-                    self._receive()
-                else:
-                    self._receive_columns()
+                self._receive()
                 self._torn = False
         return perf_counter() - begin
 
     def _lose_all(self) -> None:
         """An interrupt fell into an exchange with the pool: a new one has to take its place."""
-        self._torn, self._expected, self._columns = False, None, None
+        self._torn = False
         for i in range(self.env_num):
             text = "an interrupt fell into an exchange with the pool, whose results are lost"
             self.lost[i] = VectorEnvError(f"env {i}: {text}; reset() makes a new pool")
-            if self._answers.busy(i):
-                self._answers.put(i, Extra(failure=died_failure(i, "step", self.lost[i])))
+            self.answers.fail(i, self.lost[i])
 
     def restart(self, env_id: int) -> Sequence[int]:
         self._rebuild(None)
         self.lost.clear()
-        return self._all.tolist()
+        return self._all
 
     def _receive(self) -> None:
         """Take the next batch out of the pool; its envs have answered."""
         self._fill_up()
-        state = self._recv()
+        state = dict(zip(self._keys, self._pool._recv(), strict=True))
         self._in_flight -= len(state["info:env_id"])
         if not self.is_sync:
             state = nest.take(state, state["info:env_id"] < self.env_num)  # without the spare ones
-        ids = state["info:env_id"]
-        nest.put(self.arena.obs, ids, self._obs(state))
-        self.arena.reward[ids] = state["reward"]
-        self.arena.terminated[ids], self.arena.truncated[ids] = state["done"] > state["trunc"], state["trunc"]
-        self._fresh[ids] = state["done"]
-        infos = _infos(ids.tolist(), state["elapsed_step"])
-        self._add_infos(infos, state)
-        for info in infos:
-            self._answers.put(info.pop("env_id"), Extra(info))
-
-    def _receive_columns(self) -> None:
-        """Take a round of all envs out of a synchronous pool, past the arena."""
-        ids, expected = self._all.tolist(), np.asarray(self._expected)
-        infos = _infos(ids, expected)  # while the threads of the pool work: nearly always known before
-        state = self._recv()
-        self._elapsed, self._expected = state["elapsed_step"], None
-        if (self._elapsed != expected).any():
-            infos = _infos(ids, self._elapsed)
-        self._add_infos(infos, state)
-        done, truncated = state["done"], state["trunc"]
-        self._fresh[:] = done
-        obs, reward = (
-            nest.merge(lambda pair: pair[0].astype(pair[1].dtype, copy=False), [self._obs(state), self.arena.obs]),
-            state["reward"].astype(np.float64),
-        )
-        self._columns = obs, reward, done > truncated, truncated, infos
-        self.arena.status[...] = opcodes.DONE
+        ids, arena, done, truncated = state["info:env_id"], self.arena, state["done"], state["trunc"]
+        nest.put(arena.obs, ids, nest.map(state.__getitem__, self._obs_keys))
+        arena.reward[ids] = state["reward"]
+        arena.terminated[ids], arena.truncated[ids] = done > truncated, truncated  # `done` is either kind of end
+        infos = {name: state[key] for name, key in self._info_keys.items()}
+        if not self._infos:
+            self._form = InfoForm(tuple(infos), tuple(map(_kind, infos.values())))
+            parts = zip(infos, self._form.parts, strict=True)
+            self._infos = {name: np.zeros((self.env_num, *shape), dtype) for name, (dtype, shape) in parts}
+        nest.put(self._infos, ids, infos)
+        self._fresh[ids] = done
+        arena.status[ids] = opcodes.DONE
 
     def take(self, ids: Sequence[int] | None) -> Taken:
-        columns, self._columns = self._columns, None
-        return self._answers.take(ids)._replace(columns=columns) if columns is not None else self._answers.take(ids)
+        taken, rows = super().take(ids), self._all if ids is None else ids
+        if not self._infos:  # an interrupt fell into the first round
+            return taken
+        return Taken(taken.extras, [InfoColumns(self._form, rows, [*nest.take(self._infos, rows).values()])])
 
     def _send(self, action: np.ndarray, ids: np.ndarray) -> None:
         ids = ids.astype(np.int32, copy=False)
         self._pool._send([ids, ids, action.astype(self._action_dtype, order="C")])  # env_id, players.env_id, action
 
-    def _recv(self) -> dict[str, np.ndarray]:
-        """Wait for the next results; `done` is either kind of end."""
-        return dict(zip(self._keys, self._pool._recv(), strict=True))
-
-    def _obs(self, state: Mapping[str, np.ndarray]) -> Any:
-        return nest.map(state.__getitem__, self._obs_keys)
-
-    def _add_infos(self, infos: Iterable[dict[str, Any]], state: Mapping[str, np.ndarray]) -> None:
-        """Add what the task reports of each env."""
-        for name, key in self._info_keys.items():
-            column = state[key]
-            values = column.tolist() if column.ndim == 1 else column
-            for info, value in zip(infos, values, strict=True):
-                info[name] = value
-
     def _fill_up(self) -> None:
         """Step spare envs if fewer than a batch are on their way."""
         short = 0 if self.is_sync else self.batch_size - self._in_flight
         if short > 0:
-            self._send(np.stack([self._some_action] * short), np.arange(self.env_num, self.env_num + short))
+            self._send(np.stack([self.some_action] * short), np.arange(self.env_num, self.env_num + short))
             self._in_flight += short
 
-    def call(self, ids: Sequence[int], op: str, args: Sequence[tuple[Any, ...]]) -> Answered:
-        try:
-            if op == "seed":
-                if len(ids) < self.env_num:
-                    raise ValueError(f"the seeds of a pool are those of all its envs, got them for {list(ids)} only")
-                self._rebuild([seed for (seed,) in args])
-                return Answered([None] * len(ids))
-            if op == "render":
-                return Answered(list(np.array(self._pool.render(np.asarray(ids), **args[0][0]))))
-            if op in ("get_state", "set_state"):
-                raise NotImplementedError("the envs of a pool are C++, and have no state that can be taken and set")
-            return Answered([self._attribute(op, args[0][0])] * len(ids))
-        except Exception as error:
-            return Answered([capture(error, i, op, local=True) for i in ids])
-
-    def _attribute(self, op: str, name: str) -> Any:
-        if op == "get_env_attr" and name in ATTRIBUTES:
-            return getattr(self._report, name)
-        if op == "get_env_attr" and name == "render_mode":
-            return self._pool.render_mode
-        raise AttributeError(f"the envs of a pool are C++, and have no attribute {name!r} that Python can reach")
+    def called(self, ids: Sequence[int], op: str, args: Sequence[tuple[Any, ...]]) -> list[Any]:
+        if op == "seed":
+            if len(ids) < self.env_num:
+                raise ValueError(f"the seeds of a pool are those of all its envs, got them for {list(ids)} only")
+            self._rebuild([seed for (seed,) in args])
+            return [None] * len(ids)
+        if op == "render":
+            return list(np.array(self._pool.render(np.asarray(ids), **args[0][0])))
+        if op in ("get_env_attr", "set_env_attr", "call"):
+            if args[0][0] == "render_mode":
+                return [self._pool.render_mode] * len(ids)
+            raise AttributeError(
+                f"the envs of a pool are C++, and have no attribute {args[0][0]!r} that Python can reach"
+            )
+        return super().called(ids, op, args)
 
     def close(self, timeout: float) -> list[str]:
         if self._pool is not None:
@@ -297,10 +216,11 @@ class PoolBackend(Backend):
         return []
 
 
-def _infos(ids: Sequence[int], elapsed: np.ndarray) -> np.ndarray:
-    """The infos of every task, as an object array of dicts."""
-    infos = [{"env_id": i, "elapsed_step": step} for i, step in zip(ids, elapsed.tolist(), strict=True)]
-    return np.fromiter(infos, object, len(infos))
+def _kind(column: np.ndarray) -> Any:
+    """The kind of a value of this column in an `InfoForm`: a number of Python's, or an array."""
+    if column.ndim > 1:
+        return column.dtype.str, column.shape[1:]
+    return next(kind for kind, dtype in PYTHON.items() if dtype.kind == column.dtype.kind.replace("u", "i"))
 
 
 def quiet_spaces(pool: Any) -> tuple[Any, Any]:

@@ -47,8 +47,7 @@ class AsyncCalls(VectorEnv[Any, Any, np.ndarray]):
 
     def _begin(self, name: str) -> None:
         """Raise unless the call `name` is possible now."""
-        if self.closed:
-            raise self._closed_error()
+        self._check_open()
         if self._pending is not None:
             raise AlreadyPendingCallError(
                 f"Calling `{name}` while waiting for a pending call to `{self._pending}` to complete.", self._pending
@@ -56,8 +55,7 @@ class AsyncCalls(VectorEnv[Any, Any, np.ndarray]):
 
     def _expect(self, call: str) -> None:
         """Raise unless `{call}_async` was called before."""
-        if self.closed:
-            raise self._closed_error()
+        self._check_open()
         if self._pending != call:
             raise NoAsyncCallError(f"Calling `{call}_wait` without any prior call to `{call}_async`.", call)
 
@@ -76,8 +74,9 @@ class AsyncCalls(VectorEnv[Any, Any, np.ndarray]):
         waited: bool = self.venv.engine.wait_for_all(max(deadline, time.monotonic()))
         return waited
 
-    def _closed_error(self) -> ClosedEnvironmentError:
-        return ClosedEnvironmentError(f"Trying to operate on `{type(self).__name__}`, after a call to `close()`.")
+    def _check_open(self) -> None:
+        if self.closed:
+            raise ClosedEnvironmentError(f"Trying to operate on `{type(self).__name__}`, after a call to `close()`.")
 
     # Attributes and methods of the envs.
 

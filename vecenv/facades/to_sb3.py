@@ -136,7 +136,7 @@ class SB3VecEnv(VecEnv):
         """A step of the engine as SB3 has it; envs whose episodes ended are reset, if the step has not done it."""
         obs, rewards, terminated, truncated, env_infos = results
         if rewards.ndim != 1:
-            raise _vector_error(rewards)
+            raise EnvContractError(f"the envs return rewards of shape {rewards.shape[1:]}, SB3 needs one number an env")
         dones = terminated | truncated
         infos = list(map(dict.copy, self._plain_infos))  # without a Python loop over envs
         for i, info in env_infos.items():
@@ -299,17 +299,8 @@ def _checked(venv: Any) -> BaseVectorEnv:
 
 def _arguments(seeds: Sequence[int | None], options: dict[str, Any]) -> dict[str, Any]:
     """The arguments of a reset, less those that are not given."""
-    arguments: dict[str, Any] = {}
-    if any(seed is not None for seed in seeds):
-        arguments["seed"] = seeds
-    if options:
-        arguments["options"] = options
-    return arguments
-
-
-def _vector_error(rewards: np.ndarray) -> EnvContractError:
-    """The error for envs whose rewards are vectors."""
-    return EnvContractError(f"the envs return rewards of shape {rewards.shape[1:]}, SB3 needs one number an env")
+    given = {} if all(seed is None for seed in seeds) else {"seed": seeds}
+    return {**given, **({"options": options} if options else {})}
 
 
 def _own(leaf: np.ndarray) -> np.ndarray:
