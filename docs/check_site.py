@@ -96,7 +96,7 @@ class Handler(http.server.SimpleHTTPRequestHandler):
 
 
 def browse(server: http.server.ThreadingHTTPServer, *arguments: str) -> str:
-    """What Chromium prints about the harness."""
+    """The lines that Chromium prints about the harness."""
     browser = shutil.which("chromium") or shutil.which("google-chrome")
     if browser is None:
         sys.exit("no Chromium: apt-get install chromium")

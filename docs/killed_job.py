@@ -59,7 +59,7 @@ def shown(output: str) -> list[str]:
 
 
 def episodes_in(folder: Path) -> int:
-    """How many episodes are committed."""
+    """The number of episodes that are committed."""
     command = [sys.executable, "-m", "collector", "info", str(folder), "--json"]
     done = subprocess.run(command, capture_output=True, text=True)
     return int(json.loads(done.stdout)["episodes"]) if done.returncode == 0 else 0
