@@ -136,7 +136,7 @@ def test_dict_text_spaces(tmp_path):
 
 @FULL
 def test_dm_control_pixels(tmp_path):
-    """Where the machine has no OpenGL it ends with what to install."""
+    """Without OpenGL it ends with what to install."""
     done = run(str(ROOT / "examples/dm_control_pixels.py"), "--fast", cwd=tmp_path)
     if done.returncode:
         assert re.fullmatch(r"no pixels: .*apt-get install libegl1.*\n", done.stderr)
