@@ -299,7 +299,7 @@ def test_the_pages_stay_as_short_as_their_readers_are_patient():
     assert words["CHANGELOG.md"] < 320
     assert words["README.md"] < 700
     assert len(DOCS) <= 20
-    assert sum(words[page] for page in DOCS) < 16_000
+    assert sum(words[page] for page in DOCS) < 16_200
 
 
 def test_links_between_pages_lead_somewhere():
