@@ -7,12 +7,12 @@ from collector.async_collector import AsyncDataCollector
 from collector.batch.multi_step import MultiStep
 from collector.batch.rollout import FlatRollout, Rollout
 from collector.batch.step_extras import StepBatch
-from collector.collect import rollout
 from collector.episodes.episode import CollectStats, Episode, EpisodeBatch, EpisodeCutter, SequenceSummaryStats
 from collector.episodes.seeds import EpisodeSeeds, action_seed, episode_seed
 from collector.interruptor import Interruptor
-from collector.policy.exploration import ExplorationType, exploration_type, set_exploration_type
+from collector.policy.policy_call import ExplorationType, exploration_type, set_exploration_type
 from collector.policy.random_policy import RandomPolicy
+from collector.rollouts import rollout
 from collector.store.safe_folder import DatasetError
 from collector.sync_collector import SyncDataCollector
 from collector.timing import CollectorStats
@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     from collector.store.dataset import Dataset, Transitions, load_episodes
     from collector.store.dataset_head import make_head
     from collector.store.export import export
-    from collector.store.export.minari_datasets import import_minari
     from collector.store.record_episodes import RecordEpisodes
     from collector.store.writer import StoreWriter
 
@@ -72,7 +71,6 @@ __all__ = [
     "episode_seed",
     "exploration_type",
     "export",
-    "import_minari",
     "load_episodes",
     "load_job",
     "make_head",
@@ -98,7 +96,6 @@ _LOADED_WHEN_USED = {
     "load_episodes": "collector.store.dataset",
     "make_head": "collector.store.dataset_head",
     "export": "collector.store.export",
-    "import_minari": "collector.store.export.minari_datasets",
     "RayCollector": "collector.cluster.ray_collector",
     "load_job": "collector.jobs.job_files",
     "resume_job": "collector.jobs.run",

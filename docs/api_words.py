@@ -170,8 +170,6 @@ WORDS: dict[str, str] = {
     "RaisesOnReset.env_id": "The number that the env shows in its observations.",
     "RaisesOnStep.env_id": "The number that the env shows in its observations.",
     "flatten_agents.own_episodes": "True: rows end where agents end. False: with the episode of the env.",
-    "import_minari.shard_bytes": "A shard is written when its episodes are this large.",
-    "import_minari.source": "A `MinariDataset`, an id of one on this machine, or its `data` folder.",
     "make_head.more": "Further entries.",
     "resume_job.tensorboard": "Write metrics for TensorBoard too.",
     "run_job.tensorboard": "Write metrics for TensorBoard too.",

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import io
 import json
-import os
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -20,7 +18,7 @@ from collector import Dataset, DatasetError, StoreWriter, export, make_head
 from collector.jobs.cli import main
 from collector.store.packed import arrays_of, is_of_obs
 from tests.backends import FULL
-from tests.stored import OBS, assert_same, episode, tree_episode, write
+from tests.stored import OBS, episode, tree_episode, write
 from vecenv import nest
 
 pytestmark = pytest.mark.usefixtures("no_fsync")
@@ -71,8 +69,6 @@ def test_parquet(make: Any, tmp_path: Path) -> None:
 @FULL
 @made
 def test_minari(make: Any, minari: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from collector import import_minari
-
     data = Dataset(write(tmp_path / "a", make=make))
     monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path / "minari"))
     export(data, "minari", tmp_path / "minari/vecenv/numbers-v0", description="numbers")
@@ -86,11 +82,6 @@ def test_minari(make: Any, minari: Any, tmp_path: Path, monkeypatch: pytest.Monk
         nest.merge(lambda pair: np.testing.assert_array_equal(*pair), [ours.action, theirs.actions])
         np.testing.assert_array_equal(ours.reward, theirs.rewards)
         np.testing.assert_array_equal(ours.terminated, theirs.terminations)
-    back = import_minari("vecenv/numbers-v0", tmp_path / "back")
-    assert back.complete
-    assert back.observation_space == data.observation_space
-    for ours, theirs in zip(back, data, strict=True):
-        assert_same(ours, theirs)
 
 
 @FULL
@@ -160,46 +151,6 @@ def test_lerobot(make: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     stats = json.loads((out / "meta/stats.json").read_text())
     np.testing.assert_allclose(stats["next.reward"]["mean"], [every.reward.mean()])
     np.testing.assert_allclose(stats["next.reward"]["std"], [every.reward.std()])
-
-
-READ_BY_LEROBOT = """
-import sys, numpy as np
-from lerobot.datasets.lerobot_dataset import LeRobotDataset
-data = LeRobotDataset("vecenv/numbers", root=sys.argv[1])
-rows = [data[i] for i in range(len(data))]
-found = {key: np.asarray([row[key].numpy() for row in rows]) for key in sys.argv[3:]}
-np.savez(sys.argv[2], episodes=data.meta.total_episodes, task=rows[0]["task"], fps=data.fps, **found)
-"""
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(1200)
-@made
-def test_lerobot_reads_it_in_a_venv_of_its_own(make: Any, tmp_path: Path) -> None:
-    """LEROBOT_PYTHON: a Python that has it; its hundred packages are no dependency of the tests."""
-    python = os.environ.get("LEROBOT_PYTHON")
-    if python is None:
-        pytest.skip("set LEROBOT_PYTHON to the python of a venv with lerobot")
-    data = Dataset(write(tmp_path / "a", make=make))
-    out = export(data, "lerobot", tmp_path / "out")
-    every = data.transitions()
-    expected = {"next.reward": every.reward, "episode_index": every.episode, "frame_index": every.step}
-    expected |= {"next.done": every.terminated | every.truncated, "timestamp": every.step / 30}
-    if make is episode:
-        expected |= {"observation.state": every.obs, "action": every.action}
-    else:
-        pixels = np.moveaxis(every.obs["pixels"], -1, 1) / 255  # as lerobot has pictures
-        expected |= {"observation.pixels": pixels, "observation.pose.0": every.obs["pose"][0]}
-        expected |= {"action.move": every.action["move"], "action.press": every.action["press"]}
-    env = {**os.environ, "HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path / "hf")}
-    env.pop("PYTHONPATH", None)
-    command = [python, "-c", READ_BY_LEROBOT, str(out), str(tmp_path / "read.npz"), *expected]
-    done = subprocess.run(command, capture_output=True, text=True, env=env, check=False)
-    assert done.returncode == 0, done.stderr
-    with np.load(tmp_path / "read.npz") as found:
-        assert (int(found["episodes"]), int(found["fps"]), str(found["task"])) == (6, 30, "Numbers-v0")
-        for key, column in expected.items():
-            np.testing.assert_allclose(found[key], column, rtol=1e-6, atol=1e-6)
 
 
 @each

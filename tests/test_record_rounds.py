@@ -19,14 +19,15 @@ from vecenv import DummyVectorEnv, ShmemVectorEnv, TransformedVectorEnv
 from vecenv.testing import CountingEnv, Gates
 from vecenv.transforms import RewardSum, TimeLimit
 
-pytestmark = pytest.mark.usefixtures("no_fsync")
+pytestmark = pytest.mark.usefixtures("no_fsync", "few_rounds")
+LENGTHS = (1, 2, 3, 9)
 
 
 class Logged(CountingEnv):
     """Keeps the seed of each reset and the actions after it."""
 
     def __init__(self, env_id: int) -> None:
-        super().__init__(env_id, length=1 + env_id)
+        super().__init__(env_id, length=LENGTHS[env_id])
         self.log: list[tuple[int | None, list[int]]] = []
 
     def reset(self, **kwargs: Any) -> Any:
@@ -50,7 +51,7 @@ def assert_logged(data: Dataset, logs: list[Any]) -> int:
         assert env == episode.env_id
         seed, taken = logs[env][number]
         assert (episode.seed, episode.action.tolist()) == (seed, taken[: len(episode)])  # it may go on after its end
-        assert episode.obs[:, 1:3].tolist() == [[number, t] for t in range(env + 2)]
+        assert episode.obs[:, 1:3].tolist() == [[number, t] for t in range(LENGTHS[int(env)] + 1)]
     return len(data)
 
 

@@ -26,14 +26,23 @@ pytestmark = pytest.mark.usefixtures("no_fsync")
 slow = pytest.mark.slow
 
 
-def collect(folder: Path, committed: Callable[[list[int]], object], attempts: int = 1, **options: Any) -> None:
-    """A small job: shard after shard of what is not there yet."""
+def collect(
+    folder: Path, committed: Callable[[list[int]], object], attempts: int = 1, part: str = "", **options: Any
+) -> None:
+    """A small job: shard after shard of what is not there yet; with `part` another writer fills them there."""
     with StoreWriter(folder, head(), resume=True, **options) as writer:
         if writer.manifest.end is not None:
             return
         for numbers in SHARDS:
             missing = [number for number in numbers if number not in writer.committed]
-            writer.add([episode(number) for number in missing])
+            if part and missing:
+                with StoreWriter(folder / part, head()) as other:
+                    other.add([episode(number) for number in missing])
+                    other.commit()
+                    writer.adopt(part)
+                writer.opened.remove(part)
+            else:
+                writer.add([episode(number) for number in missing])
             for attempt in range(attempts):
                 try:
                     writer.commit(state=list(numbers))
@@ -184,7 +193,7 @@ def test_ctrl_c_between_the_disk_and_the_writer_commits_nothing_twice(tmp_path: 
             assert_finished(folder)
 
 
-def run_and_kill(folder: Path, at: int, after: bool) -> list[int]:
+def run_and_kill(folder: Path, at: int, after: bool, part: str = "") -> list[int]:
     """Run the job in a child that is killed at a system call; the episodes whose commit it reported."""
     read, write = os.pipe()
     child = os.fork()
@@ -203,7 +212,7 @@ def run_and_kill(folder: Path, at: int, after: bool) -> list[int]:
                 os.kill(os.getpid(), signal.SIGKILL)
 
             with every_call(act):
-                collect(folder, lambda numbers: os.write(write, bytes(numbers)))
+                collect(folder, lambda numbers: os.write(write, bytes(numbers)), part=part)
         finally:
             os._exit(3)
     os.close(write)
@@ -214,13 +223,16 @@ def run_and_kill(folder: Path, at: int, after: bool) -> list[int]:
     return committed
 
 
-@pytest.mark.parametrize("after", [pytest.param(False, marks=slow), pytest.param(True, marks=FULL)])
-def test_the_process_is_killed_at_each_system_call(after: bool, tmp_path: Path) -> None:
-    calls = calls_of_a_job(tmp_path / "whole")
+@pytest.mark.parametrize(
+    ("after", "part"),
+    [pytest.param(False, "", marks=slow), *(pytest.param(True, part, marks=FULL) for part in ("", "shards/w001"))],
+)
+def test_the_process_is_killed_at_each_system_call(after: bool, part: str, tmp_path: Path) -> None:
+    calls = calls_of_a_job(tmp_path / "whole", part=part)
     lost = []
     for at in range(len(calls)):
         folder = tmp_path / str(at)
-        committed = run_and_kill(folder, at, after)
+        committed = run_and_kill(folder, at, after, part)
         assert_readable(folder, committed)
         lost.append(len(committed))
         assert_finished(folder)

@@ -53,7 +53,7 @@ def folder(stopped: Path, tmp_path: Path) -> Path:
 @pytest.fixture
 def unplayed(monkeypatch: pytest.MonkeyPatch) -> None:
     """A job that is resumed opens its folder, and plays nothing."""
-    monkeypatch.setattr("collector.jobs.run._Run._run", lambda run, open_writer: run.state)
+    monkeypatch.setattr("collector.jobs.run._Run.play", lambda run, open_writer: run.state)
 
 
 def contents(folder: Path) -> dict[str, Any]:
@@ -282,14 +282,14 @@ class TestChecks:
 
 
 def torn(folder: Path) -> None:
-    """What a job that is resumed removes."""
+    """The files that a job removes when it is resumed."""
     (folder / "shards/000099").write_bytes(b"not in the manifest")
     with open(folder / "manifest.jsonl", "a") as file:
         file.write('{"line": "sha')
 
 
 def is_refused(folder: Path, *what: Any) -> bool:
-    """Whether a job is not resumed: then its folder is as it was, else a valid value took the place of another."""
+    """Return whether a job is refused: then its folder is as it was, else a valid value took the place of another."""
     before = contents(folder)
     try:
         resume_job(folder)

@@ -11,7 +11,7 @@ from typing import Any, overload
 
 import numpy as np
 
-from collector.episodes.episode import Episode, EpisodeBatch, columns_of
+from collector.episodes.episode import EPISODE_COLUMNS, Episode, EpisodeBatch, columns_of
 from collector.store.dataset_head import read_head, space_from_json
 from collector.store.manifest import read_manifest
 from collector.store.packed import Layout, pack
@@ -62,7 +62,7 @@ class Dataset:
     unpickled, and no more is allocated than the files can hold; what does not fit together raises `DatasetError`.
 
     Args:
-        folder: what a job, `StoreWriter`, `RecordEpisodes` or `import_minari` wrote.
+        folder: what a job, `StoreWriter` or `RecordEpisodes` wrote.
         memory: bytes of shards to keep mapped or inflated, besides one shard; what is returned is not counted.
 
     Raises `DatasetError` where the folder holds no data set, or one that is damaged.
@@ -222,22 +222,17 @@ class Dataset:
         shard, row = index["shard"][episode], index["first"][episode] + step
         # By shard, and within it by place: each is opened once, and read in the order of the disk.
         order = np.lexsort((row, shard))
-        found: list[np.ndarray] = []
-        trees: tuple[Any, ...] = ()
+        found: dict[str, Any] = {}
         for into in np.split(order, np.flatnonzero(np.diff(shard[order])) + 1):
             part, rows = self._shards[int(shard[into[0]])], row[into]
             obs_rows = rows + index["position"][episode[into]]
-            trees = part.obs, part.action, part.reward, part.obs, part.terminated, part.truncated
-            places = obs_rows, rows, rows, obs_rows + 1, rows, rows
-            leaves = [(leaf, at) for tree, at in zip(trees, places, strict=True) for leaf in nest.leaves(tree)]
-            found = found or [np.empty((len(steps), *leaf.shape[1:]), leaf.dtype) for leaf, _ in leaves]
-            for array, (leaf, at) in zip(found, leaves, strict=True):
-                array[into] = leaf[at]
-        arrays = iter(found)
-        obs, action, reward, next_obs, terminated, truncated = (
-            nest.map(lambda _: next(arrays), tree) for tree in trees
-        )
-        return Transitions(obs, action, reward, next_obs, terminated, truncated, index["number"][episode], step)
+            columns = {name: (getattr(part, name), rows) for name in EPISODE_COLUMNS}
+            columns |= {"obs": (part.obs, obs_rows), "next_obs": (part.obs, obs_rows + 1)}
+            for name, (tree, at) in columns.items():
+                if name not in found:
+                    found[name] = nest.map(lambda leaf: np.empty((len(steps), *leaf.shape[1:]), leaf.dtype), tree)
+                nest.put(found[name], into, nest.take(tree, at))
+        return Transitions(**found, episode=index["number"][episode], step=step)
 
     def batches(self, batch_size: int, seed: int, passes: int | None = None) -> Iterator[Transitions]:
         """Random transitions, `batch_size` at a time: each once a pass, `passes` times (None: without end).

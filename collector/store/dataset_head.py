@@ -20,8 +20,8 @@ from collector.store.schema import SpaceForm
 HEAD = "dataset.json"
 FORMAT = {"format": "vecenv dataset", "version": 3}
 LARGEST_HEAD = 2**24
-COMPARED = ("observation_space", "action_space", "job")
-"""Entries that must be the same for a writer to go on with a data set."""
+COMPARED = ("observation_space", "action_space")
+"""Entries that must be the same for a writer to go on with a data set, besides the job."""
 MOST_ELEMENTS = 2**24
 """The most that an array of one element of a space may hold: 64 MB of float32."""
 
@@ -41,7 +41,7 @@ def head_bytes(head: dict[str, Any]) -> bytes:
     """The content of the file. Raises `DatasetError` where it is no head, or has what JSON has not."""
     try:
         data = json.dumps(head, indent=2, allow_nan=False).encode() + b"\n"
-        _check(schema.parse(data))
+        _checked(data)
     except (TypeError, ValueError, DatasetError) as error:
         raise DatasetError(f"the head of a data set cannot be written: {error}; see make_head") from None
     return data
@@ -52,26 +52,25 @@ def read_head(folder: str | os.PathLike[str]) -> dict[str, Any]:
     root = Path(folder)
     try:
         with SafeFolder(folder) as opened:
-            head = schema.parse(opened.read(HEAD, LARGEST_HEAD))
-        _check(head)
+            return _checked(opened.read(HEAD, LARGEST_HEAD))
     except FileNotFoundError:
         raise DatasetError(f"{root} holds no collected episodes: there is no {HEAD}") from None
     except (DatasetError, ValueError) as error:
         raise DatasetError(f"{root / HEAD} cannot be read: {error}") from None
-    found: dict[str, Any] = head
-    return found
 
 
-def _check(head: Any) -> None:
-    """Raise `DatasetError` or ValueError where a value is no head of a data set that this version reads."""
+def _checked(data: bytes) -> dict[str, Any]:
+    """The head. Raises `DatasetError` or ValueError where it is none of a data set that this version reads."""
+    head: dict[str, Any] = schema.parse(data)
     if type(head) is dict and head.get("format") == FORMAT["format"] and head.get("version") != FORMAT["version"]:
         raise DatasetError(
             f"it is of version {str(head.get('version'))[:40]}, and this vecenv reads {FORMAT['version']}: "
             "install the one that wrote it"
         )
-    schema.convert(head, schema.Head)
-    for key in COMPARED[:2]:
+    schema.parse(data, schema.Head)
+    for key in COMPARED:
         space_from_json(head.get(key))
+    return head
 
 
 def changes(head: dict[str, Any], before: dict[str, Any]) -> list[str]:
@@ -80,17 +79,15 @@ def changes(head: dict[str, Any], before: dict[str, Any]) -> list[str]:
     >>> changes({"job": {"seed": 1, "env": "a"}}, {"job": {"seed": 0, "env": "a"}})
     ['job.seed: 0 -> 1']
     """
-    # As JSON has it: tuples are lists there.
-    ours, theirs = (json.loads(json.dumps({key: each.get(key) for key in COMPARED})) for each in (head, before))
-    found: list[str] = []
-    for key in COMPARED:
-        now, then = ours[key], theirs[key]
-        if key == "job" and isinstance(now, dict) and isinstance(then, dict):
-            names = [name for name in {**then, **now} if then.get(name) != now.get(name)]
-            found += [f"job.{name}: {_short(then.get(name))} -> {_short(now.get(name))}" for name in names]
-        elif now != then:
-            found.append(f"{key}: {_short(then)} -> {_short(now)}")
-    return found
+    now, then = (_compared(json.loads(json.dumps(each))) for each in (head, before))  # where tuples are lists
+    names = [name for name in {**then, **now} if then.get(name) != now.get(name)]
+    return [f"{name}: {_short(then.get(name))} -> {_short(now.get(name))}" for name in names]
+
+
+def _compared(head: dict[str, Any]) -> dict[str, Any]:
+    job = head.get("job")
+    settings = {f"job.{name}": value for name, value in job.items()} if job else {"job": job}
+    return {key: head.get(key) for key in COMPARED} | settings
 
 
 def _short(value: Any) -> str:
@@ -121,9 +118,6 @@ def _form(space: Any) -> SpaceForm:
         return SpaceForm("Dict", spaces={key: _form(part) for key, part in space.items()})
     if isinstance(space, spaces.Tuple):
         return SpaceForm("Tuple", spaces=[_form(part) for part in space])
-    if isinstance(space, spaces.Text):
-        charset = "".join(sorted(space.character_set))
-        return SpaceForm("Text", min_length=space.min_length, max_length=space.max_length, charset=charset)
     return SpaceForm("other", name=type(space).__name__, text=repr(space)[:1000])
 
 
@@ -154,8 +148,6 @@ def _space(form: SpaceForm) -> spaces.Space[Any] | None:
         return spaces.MultiDiscrete(np.array(form.nvec, dtype), dtype=dtype.type, start=np.array(form.start, dtype))
     if form.type == "MultiBinary":
         return spaces.MultiBinary(_shape([form.n])[0] if isinstance(form.n, int) else _shape(form.n))
-    if form.type == "Text":
-        return spaces.Text(form.max_length, min_length=form.min_length, charset=form.charset)
     if form.type == "other":
         return None
     if isinstance(form.spaces, dict) != (form.type == "Dict"):

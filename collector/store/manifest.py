@@ -70,7 +70,7 @@ class Manifest:
         if isinstance(line, LayoutLine):
             if self.layout is not None:
                 raise DatasetError("it is a second layout")
-            self.layout = Layout.of_line(line)
+            self.layout = Layout.of(line)
         elif isinstance(line, End):
             self.end, self.end_at = line.episodes, self.good_bytes
         elif isinstance(line, Note):
@@ -106,15 +106,14 @@ class Manifest:
         self.entries.append(entries)
         self.shards.append(line.without_episodes())
 
-    def check(self) -> None:
-        """Raise `DatasetError` where a shard or an episode is there twice."""
+    def problem(self) -> str:
+        """A shard or an episode that is there twice, or ""."""
         if len({line.shard for line in self.shards}) < len(self.shards):
-            raise DatasetError("it names a shard twice")
+            return "it names a shard twice"
         numbers = np.sort(self.index["number"])
         if (twice := numbers[1:][numbers[1:] == numbers[:-1]]).size:
-            raise DatasetError(f"it has episode {twice[0]} twice")
-        if self.layout is None and self.end:
-            raise DatasetError(f"it ends with {self.end} episodes, and has none")
+            return f"it has episode {twice[0]} twice"
+        return f"it ends with {self.end} episodes, and has none" if self.layout is None and self.end else ""
 
     def open(self, folder: SafeFolder) -> None:
         """Open the file of a folder, whose lines have been read, for `append`; what follows these lines is cut off."""
@@ -126,7 +125,7 @@ class Manifest:
 
     def append(self, lines: Sequence[Line]) -> None:
         """Add these lines, on the disk, or none of them: after an OSError the file is as it was, or `unknown`."""
-        data = b"".join(schema.dump(schema.as_json(line)) + b"\n" for line in lines)
+        data = b"".join(schema.dump(line) + b"\n" for line in lines)
         try:
             safe_folder.write(self.fd, data)
             safe_folder.fsync(self.fd)
@@ -157,18 +156,16 @@ def file_name(array: str, compressed: bool) -> str:
 
 def read_manifest(folder: str | os.PathLike[str]) -> Manifest:
     """Read and check the manifest of a folder. Raises `DatasetError`."""
-    found, path, number = Manifest(), Path(folder) / MANIFEST, 1
+    found, where, number = Manifest(), str(Path(folder) / MANIFEST), 1
     try:
         for line, size in read_lines(folder):
             found.take(line)
             found.good_bytes += size
             number += 1
     except DatasetError as error:
-        raise DatasetError(f"{path}, line {number}, cannot be read: {error}") from None
-    try:
-        found.check()
-    except DatasetError as error:
-        raise DatasetError(f"{path}: {error}") from None
+        raise DatasetError(f"{where}, line {number}, cannot be read: {error}") from None
+    if problem := found.problem():
+        raise DatasetError(f"{where}: {problem}")
     return found
 
 
@@ -186,7 +183,7 @@ def read_lines(folder: str | os.PathLike[str]) -> Iterator[tuple[Line, int]]:
             if not line.endswith(b"\n"):
                 return
             try:
-                found = schema.convert(schema.parse(line), Line)
+                found = schema.parse(line, Line)
             except ValueError as error:
                 raise DatasetError(str(error)) from None
             yield found, len(line)

@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 
 from collector.batch.conversions import join
-from collector.episodes.episode import EPISODE_COLUMNS, Episode, EpisodeBatch, columns_of
+from collector.episodes.episode import Episode, EpisodeBatch, columns_of
 from collector.store.safe_folder import DatasetError
 from collector.store.schema import DTYPES, LayoutLine
 from vecenv import nest
@@ -45,35 +45,20 @@ class Layout:
     """By name, a row of the array: its dtype and shape, as a dtype with a shape."""
 
     @classmethod
-    def of(cls, episodes: Episode | EpisodeBatch) -> Layout:
-        """Layout of the arrays of episodes. Raises `DatasetError` where they cannot be stored."""
-        columns = columns_of(episodes)
-        names = {key: _named(key, tree) for key, tree in columns.items()}
-        rows = {name: _row(name, array) for name, array in _pairs(names, columns)}
-        rows["reward"] = np.dtype(("<f8", episodes.reward.shape[1:]))
-        return cls(names, rows | dict.fromkeys(FLAGS, np.dtype("?")))
+    def of(cls, episodes: Episode | EpisodeBatch | LayoutLine) -> Layout:
+        """Layout of the arrays of episodes, or of a line of the manifest.
 
-    @classmethod
-    def of_line(cls, line: LayoutLine) -> Layout:
-        """The layout of a line. Raises `DatasetError` where it is none."""
-        names = {name: name for name in EPISODE_COLUMNS} | {"obs": _tree(line.obs), "action": _tree(line.action)}
-        for key, tree in names.items():
-            if tree != _named(key, tree):
-                raise DatasetError(f"its layout names the arrays of {key} otherwise than {key}.0, {key}.1, ...")
-        try:
-            rows = {name: np.dtype((dtype, tuple(shape))) for name, (dtype, shape) in line.arrays.items()}
-        except ValueError as error:
-            raise DatasetError(f"its layout has an array that is too large: {error}") from None
-        if rows.keys() != {*nest.leaves(names)}:
-            raise DatasetError("the arrays of its layout are not those that its trees name")
-        if rows["reward"].base != np.float64 or any(rows[flag] != np.bool_ for flag in FLAGS):
-            raise DatasetError("its layout has rewards that are not float64, or flags that are not bool")
-        return cls(names, rows)
+        Raises `DatasetError` where they cannot be stored.
+        """
+        trees = {key: _rows(key, getattr(episodes, key)) for key in ("obs", "action", "reward")}
+        trees |= {"reward": np.dtype(("<f8", trees["reward"].shape)), **dict.fromkeys(FLAGS, np.dtype("?"))}
+        names = {key: _named(key, tree) for key, tree in trees.items()}
+        return cls(names, dict(_pairs(names, trees)))
 
     def line(self) -> LayoutLine:
         """The line of the manifest."""
-        rows = {name: (row.base.str, list(row.shape)) for name, row in self.rows.items()}
-        return LayoutLine(self.names["obs"], self.names["action"], rows)
+        texts = {name: " ".join(map(str, (row.base.str, *row.shape))) for name, row in self.rows.items()}
+        return LayoutLine(*(nest.map(texts.__getitem__, self.names[key]) for key in ("obs", "action", "reward")))
 
     def arrays(self, steps: int, episodes: int) -> dict[str, tuple[int, np.dtype]]:
         """All arrays of a shard by name: how many rows, and a row."""
@@ -91,17 +76,8 @@ def is_of_obs(name: str) -> bool:
     return name == "obs" or name.startswith("obs.")
 
 
-def _pairs(names: Any, tree: Any) -> Iterator[tuple[str, np.ndarray]]:
+def _pairs(names: Any, tree: Any) -> Iterator[tuple[str, Any]]:
     return zip(nest.leaves(names), nest.leaves(tree), strict=True)
-
-
-def _row(name: str, array: np.ndarray) -> np.dtype:
-    if array.dtype.hasobject:
-        raise DatasetError(f"{name} holds Python objects; only arrays of numbers can be stored")
-    dtype = array.dtype.newbyteorder("<")
-    if dtype.str not in DTYPES:
-        raise DatasetError(f"{name} is {array.dtype}; arrays of bool, integers and floats up to 64 bits can be stored")
-    return np.dtype((dtype, array.shape[1:]))
 
 
 def _named(prefix: str, tree: Any) -> Any:
@@ -110,21 +86,38 @@ def _named(prefix: str, tree: Any) -> Any:
     >>> _named("obs", {"a": np.zeros(1), "b": (np.zeros(1),)})
     {'a': 'obs.0', 'b': ('obs.1',)}
     """
-    if not isinstance(tree, (dict, tuple)):
-        return prefix
     numbers = count()
-    return _tree(nest.map(lambda _: f"{prefix}.{next(numbers)}", tree))
+    return nest.map(lambda _: f"{prefix}.{next(numbers)}", tree) if isinstance(tree, (dict, tuple)) else prefix
 
 
-def _tree(value: Any, depth: int = 0) -> Any:
-    """A tree of names from JSON, where tuples are lists. Raises `DatasetError` for what JSON cannot have."""
-    if depth > DEEPEST:
-        raise DatasetError("its layout has a tree that is nested too deeply")
-    if isinstance(value, dict):
-        if not all(isinstance(key, str) for key in value):
-            raise DatasetError(f"the keys of a Dict space are {list(value)}; only text can be stored")
-        return {key: _tree(child, depth + 1) for key, child in value.items()}
-    return tuple(_tree(child, depth + 1) for child in value) if isinstance(value, (list, tuple)) else value
+def _rows(name: str, tree: Any, depth: int = 0) -> Any:
+    """A tree with a row of each array; of arrays, or of JSON, where tuples are lists and rows text: "<f4 84 84".
+
+    Raises `DatasetError` for what cannot be stored.
+    """
+    if isinstance(tree, (dict, list, tuple)):
+        if depth == DEEPEST:
+            raise DatasetError(f"{name} is nested too deeply")
+        if not isinstance(tree, dict):
+            return tuple(_rows(name, child, depth + 1) for child in tree)
+        if not all(isinstance(key, str) for key in tree):
+            raise DatasetError(f"the keys of a Dict space are {list(tree)}; only text can be stored")
+        return {key: _rows(name, child, depth + 1) for key, child in tree.items()}
+    if not isinstance(tree, np.ndarray):
+        dtype, *sizes = str(tree)[:500].split(" ")
+        shape = tuple(int(size) if size.isdecimal() else -1 for size in sizes)
+    elif tree.dtype.hasobject:
+        raise DatasetError(f"{name} holds Python objects; only arrays of numbers can be stored")
+    else:
+        dtype, shape = tree.dtype.newbyteorder("<").str, tree.shape[1:]
+    if dtype not in DTYPES:
+        raise DatasetError(
+            f"{name} is {getattr(tree, 'dtype', dtype)}; arrays of bool, integers and floats to 64 bits can be stored"
+        )
+    try:
+        return np.dtype((dtype, shape))
+    except ValueError as error:
+        raise DatasetError(f"{name} cannot have the shape {shape}: {error}") from None
 
 
 def offsets_of(episodes: EpisodeBatch) -> np.ndarray:

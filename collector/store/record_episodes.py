@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import weakref
 from functools import partial
@@ -18,6 +17,9 @@ from collector.store.writer import StoreWriter
 from vecenv import BaseVectorEnv, nest
 from vecenv.extending import as_ids, is_repeated, round_envs, spread_seeds
 from vecenv.wrappers import RowWiseWrapper
+
+HALVES = ("reset_async", "reset_wait", "step_async", "step_wait")
+"""Methods of a gymnasium VectorEnv that would bypass `reset` and `step`."""
 
 
 def RecordEpisodes(
@@ -95,118 +97,62 @@ class RecordedVectorEnv(VectorWrapper):
         self._recorder, self._mode, self._ids = recorder, mode, range(recorder.n)
         self._over = np.zeros(0, np.int64)
         """The envs that the next step resets (NEXT_STEP)."""
-        self._pending: Any = None
-        """What `step_async` or `reset_async` sent, until its results are there."""
         weakref.finalize(self, recorder.finish, complete=False)  # where it is dropped without `close`
 
     def __getattr__(self, name: str) -> Any:
         """Forward what only the wrapped object has."""
+        if name in HALVES:
+            raise AttributeError(f"RecordEpisodes has no {name}: it records `reset` and `step`")
         if name.startswith("_") or name == "env":
             raise AttributeError(f"{type(self).__name__} has no attribute {name!r}")
         return getattr(self.env, name)
 
     def reset(self, *, seed: Any = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         """As that of the VectorEnv."""
-        self._send(self._asked(seed, options))
-        return self._receive(self._begin, self.env.reset, seed=seed, options=options)
-
-    def reset_async(self, seed: Any = None, options: dict[str, Any] | None = None) -> None:
-        """As that of the VectorEnv, where it has one."""
-        asked = self._asked(seed, options)
-        self.env.reset_async(seed, options)  # type: ignore[attr-defined]
-        self._send(asked)
-
-    def reset_wait(self, *args: Any, **kwargs: Any) -> Any:
-        """As that of the VectorEnv, where it has one."""
-        return self._receive(self._begin, self.env.reset_wait, *args, **kwargs)  # type: ignore[attr-defined]
+        mask, seeds = None if options is None else options.get("reset_mask"), spread_seeds(seed, self._ids)
+        ids = np.flatnonzero(np.ones(self.num_envs) if mask is None else mask)
+        try:
+            obs, infos = self.env.reset(seed=seed, options=options)
+            self._recorder.begin(ids, nest.take(obs, ids), [seeds[i] for i in ids.tolist()])
+            self._over = np.setdiff1d(self._over, ids)
+        except BaseException:
+            self._abandon()
+            raise
+        return obs, infos
 
     def step(self, actions: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
         """As that of the VectorEnv, with the actions as they are stored."""
-        rows = self._stored(actions)
-        self._send(rows)
-        result: tuple[Any, Any, Any, Any, dict[str, Any]] = self._receive(self._record, self.env.step, rows)
+        recorder, same_step = self._recorder, self._mode is AutoresetMode.SAME_STEP
+        if isinstance(actions, tuple) and isinstance(recorder.sent, tuple):  # batches of a Tuple space
+            actions = list(iterate(self.env.action_space, actions))
+        actions = recorder.actions(actions, self._ids)
+        try:
+            result = obs, reward, terminated, truncated, infos = self.env.step(actions)
+            if "restarted" in infos or "restarted" in infos.get("final_info", ()):
+                recorder.discard(_restarted(infos, self.num_envs))
+            ended = recorder.step(None, actions, obs, reward, terminated, truncated)
+            begun = ended if same_step else self._over  # in NEXT_STEP mode their rows are their resets, and no steps
+            if ended.size:
+                recorder.end(ended, _final_obs(infos, ended) if same_step else nest.take(obs, ended))
+            if begun.size:
+                recorder.begin(begun, None)
+            if self._mode is AutoresetMode.NEXT_STEP:
+                self._over = ended
+        except BaseException:
+            self._abandon()
+            raise
         return result
 
-    def step_async(self, actions: Any) -> None:
-        """As that of the VectorEnv, where it has one."""
-        rows = nest.map(np.copy, self._stored(actions))
-        self.env.step_async(rows)  # type: ignore[attr-defined]
-        self._send(rows)
-
-    def step_wait(self, *args: Any, **kwargs: Any) -> Any:
-        """As that of the VectorEnv, where it has one."""
-        return self._receive(self._record, self.env.step_wait, *args, **kwargs)  # type: ignore[attr-defined]
+    def _abandon(self) -> None:
+        """Abandon all episodes in progress: it is not known which envs have stepped."""
+        self._over = np.zeros(0, np.int64)
+        self._recorder.discard()
 
     def call(self, name: str, *args: Any, **kwargs: Any) -> Any:
         """As that of the VectorEnv, where it has one; a method that steps or resets ends what is recorded."""
         if name in ("reset", "step"):
-            self._give_up()
+            self._abandon()
         return self.env.call(name, *args, **kwargs)  # type: ignore[attr-defined]
-
-    def _stored(self, actions: Any) -> Any:
-        """The actions as they are stored. Those of a Tuple space come as a tuple of batches."""
-        if isinstance(actions, tuple) and isinstance(self._recorder.sent, tuple):
-            actions = list(iterate(self.env.action_space, actions))
-        return self._recorder.actions(actions, self._ids)
-
-    def _asked(self, seed: Any, options: dict[str, Any] | None) -> tuple[np.ndarray | None, list[int | None]]:
-        """The envs that a reset is of (None: all), and their seeds."""
-        mask, seeds = None if options is None else options.get("reset_mask"), spread_seeds(seed, self._ids)
-        if mask is None:
-            return None, seeds
-        ids = np.flatnonzero(mask)
-        return ids, [seeds[i] for i in ids.tolist()]
-
-    def _send(self, what: Any) -> None:
-        """Note what is sent; where results of what was sent before never came, its envs are in unknown states."""
-        if self._pending is not None:
-            self._give_up()
-        self._pending = what
-
-    def _receive(self, note: Any, call: Any, *args: Any, **kwargs: Any) -> Any:
-        """Return what `call` returns, once `note` has recorded it.
-
-        After an exception it is not known which envs have stepped; only a call that has timed out may be repeated.
-        """
-        try:
-            result = call(*args, **kwargs)
-            pending, self._pending = self._pending, None
-            if pending is None:
-                self._give_up()
-            else:
-                note(pending, *result)
-        except multiprocessing.TimeoutError:
-            raise
-        except BaseException:
-            self._give_up()
-            raise
-        return result
-
-    def _give_up(self) -> None:
-        self._pending, self._over = None, np.zeros(0, np.int64)
-        self._recorder.discard()
-
-    def _begin(self, asked: Any, obs: Any, _: dict[str, Any]) -> None:
-        """Begin the episodes of a reset."""
-        ids, seeds = asked
-        rows = obs if ids is None else nest.take(obs, ids)
-        self._recorder.begin(ids, rows, seeds)
-        self._over = self._over[:0] if ids is None else np.setdiff1d(self._over, ids)
-
-    def _record(self, actions: Any, obs: Any, reward: Any, terminated: Any, truncated: Any, infos: Any) -> None:
-        """Record a step."""
-        recorder = self._recorder
-        same_step = self._mode is AutoresetMode.SAME_STEP
-        if "restarted" in infos or "restarted" in infos.get("final_info", ()):
-            recorder.discard(_restarted(infos, self.num_envs))
-        ended = recorder.step(None, actions, obs, reward, terminated, truncated)
-        begun = ended if same_step else self._over  # in NEXT_STEP mode their rows are their resets, and were no steps
-        if ended.size:
-            recorder.end(ended, _final_obs(infos, ended) if same_step else nest.take(obs, ended))
-        if begun.size:
-            recorder.begin(begun, None)
-        if self._mode is AutoresetMode.NEXT_STEP:
-            self._over = ended
 
     def close(self, **kwargs: Any) -> None:
         """Close the envs, and end the data set."""
@@ -253,10 +199,8 @@ class RecordedEngine(RowWiseWrapper):
 
     def __init__(self, venv: Any, recorder: EpisodeRecorder) -> None:
         super().__init__(venv)
-        self._recorder = recorder
-        self._seeds, self._next_seeds = np.full((2, recorder.n), -1)
-        """Those that the envs were sent, until their resets have come back, and those of resets in the round of a last
-        step; -1: none."""
+        self._recorder, self._seeds = recorder, np.full(recorder.n, -1)
+        """The seeds of the latest resets that envs were sent, alone or after a last step; -1: none."""
         self._in_order = False
         """Whether the last round is a step of all envs, whose rows come in their order."""
         self._stored: Any = None
@@ -286,23 +230,21 @@ class RecordedEngine(RowWiseWrapper):
         waiting = () if self.venv.is_closed else self.venv.waiting_id
         if waiting and (ids is None or not set(waiting).isdisjoint(ids.tolist())):
             return
-        if resets:
-            self._seeds[resets] = [-1 if seed is None else seed for seed in spread_seeds(kwargs.get("seed"), resets)]
-            self._in_order = False
+        self._in_order = ids is None and not resets
         if action is not None:
             rows = recorder.actions(action, range(recorder.n) if ids is None else ids.tolist())
-            stepped, next_seeds = ... if ids is None else ids, kwargs.get("autoreset")
+            stepped, seeds = ... if ids is None else ids, kwargs.get("autoreset")
             nest.put(recorder.sent, stepped, rows)
-            self._next_seeds[stepped] = next_seeds if next_seeds.__class__ is np.ndarray else -1
-            self._in_order = ids is None
+            self._seeds[stepped] = seeds if seeds.__class__ is np.ndarray else -1
             is_tuple = isinstance(rows, tuple)  # for the vector env a tuple is one action an env
             self._stored = [nest.take(rows, row) for row in range(len(next(nest.leaves(rows))))] if is_tuple else rows
+        if resets:
+            self._seeds[resets] = [-1 if seed is None else seed for seed in spread_seeds(kwargs.get("seed"), resets)]
 
     def map_reset(self, obs: Any, info: np.ndarray) -> Any:
         """Begin the episodes of these rows."""
         ids = np.array([row["env_id"] for row in info], np.int64)
-        self._recorder.begin(ids, obs, self._seeds[ids].tolist())
-        self._seeds[ids] = -1
+        self._recorder.begin(ids, obs, self._seeds[ids])
         return obs, info
 
     def set_episode_state(self, ids: np.ndarray, state: dict[Any, Any]) -> None:
@@ -350,7 +292,7 @@ class RecordedEngine(RowWiseWrapper):
                 nest.put(last, row, infos[row]["final_obs"])
         recorder.end(envs, last)
         if any(begun):
-            recorder.begin(envs[begun], None, self._next_seeds[envs[begun]].tolist())
+            recorder.begin(envs[begun], None, self._seeds[envs[begun]])
 
     def call(self, name: str, /, *args: Any, id: Any = None, **kwargs: Any) -> list[Any]:
         """As `venv.call`; a method that steps or resets envs ends what is recorded of them."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -19,7 +19,7 @@ from collector.store.writer import StoreWriter
 from vecenv import nest
 from vecenv.extending import Layout, ObjectLeaf, add_note, batch_actions, common_layout
 
-_ROUNDS = 1024
+ROUNDS = 1024
 _BYTES = 2**24
 """The buffer holds so many rounds, or so many bytes of them, whichever is less."""
 _NONE = 2**62
@@ -52,7 +52,7 @@ class EpisodeRecorder:
         self.sent = nest.map(lambda leaf: np.zeros((n, *leaf.shape), leaf.dtype), layout.action)
         """The latest action of each env."""
         row = nest.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype).nbytes, (layout.obs, layout.action))
-        self._buffer = RolloutBuffer(n, max(2, min(_ROUNDS, _BYTES // (n * (sum(nest.leaves(row)) + 10)))))
+        self._buffer = RolloutBuffer(n, max(2, min(ROUNDS, _BYTES // (n * (sum(nest.leaves(row)) + 10)))))
         self._finished, self._pid = False, os.getpid()
         self._unfinished = UnfinishedEpisodes()
         self._state = np.stack([np.arange(n), np.full(n, _NONE), np.zeros(n, np.int64), np.full(n, -1)])
@@ -82,7 +82,7 @@ class EpisodeRecorder:
                 "RecordEpisodes(..., resume=True) to go on"
             )
 
-    def begin(self, ids: np.ndarray | None, obs: Any, seeds: Sequence[int | None] | None = None) -> None:
+    def begin(self, ids: np.ndarray | None, obs: Any, seeds: Iterable[int | None] | None = None) -> None:
         """Episodes of these envs (None: all) begin with these rows of observations. Those in progress are abandoned.
 
         `obs`: None where they are the last ones that `step` got.
@@ -120,8 +120,7 @@ class EpisodeRecorder:
             after = at + n
         flags = np.asarray(terminated, np.bool_), np.asarray(truncated, np.bool_)
         buffer.write("action", at, action)
-        buffer.write_step(at, np.asarray(nest.as_array(reward), np.float64), *flags)
-        buffer.write("obs", after, obs)
+        buffer.write_step(at, after, obs, np.asarray(nest.as_array(reward), np.float64), *flags)
         if ids is None:
             self._count += 1
         else:

@@ -2,7 +2,7 @@
 
 `line` is the kind of a line of manifest.jsonl::
 
-    {"line": "layout", "obs": "obs", "action": "action", "arrays": {"obs": ["<f4", [4]], ...}}
+    {"line": "layout", "obs": {"image": "|u1 84 84", "speed": "<f4"}, "action": "<i8", "reward": "<f8"}
     {"line": "shard", "shard": "shards/000000", "files": {"obs.npy": [23456, "<sha256>"], ...}, "compressed": false,
      "steps": 5000, "episodes": [0, 1, 3, ...], "lengths": [...], "returns": [...], "failed": {"env": 1}}
     {"line": "note", "failed": {"env": 1}, "state": ...}
@@ -15,7 +15,7 @@ count. "failed" and "state" (what the writer wants to find again) are optional.
 from __future__ import annotations
 
 import json
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal
 
 try:
     import msgspec
@@ -23,7 +23,6 @@ try:
 except ImportError as error:
     raise ImportError("data sets need msgspec: pip install vecenv[data]", name="msgspec") from error
 
-T = TypeVar("T")
 LARGEST = 2**53
 """Numbers of episodes and counts are below it: what reads JSON with floats gets them exactly."""
 LARGEST_SIZE = 2**48
@@ -33,7 +32,6 @@ Count = Annotated[int, Meta(ge=0, lt=LARGEST)]
 Size = Annotated[int, Meta(ge=0, lt=LARGEST_SIZE)]
 Shape = Annotated[list[Size], Meta(max_length=32)]
 Sha256 = Annotated[str, Meta(pattern=r"^[0-9a-f]{64}\Z")]
-DType = Literal[DTYPES]  # type: ignore[valid-type]
 
 
 class Exact(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True, tag_field="line"):
@@ -41,11 +39,11 @@ class Exact(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True, tag_
 
 
 class LayoutLine(Exact, tag="layout"):
-    """Trees of names, and the dtype and the shape of a row of each array."""
+    """The dtype and the shape of a row of observations, actions and rewards; trees of such (tuples are lists)."""
 
     obs: Any
     action: Any
-    arrays: dict[str, tuple[DType, Shape]]
+    reward: Annotated[str, Meta(pattern=r"^<f8( [0-9]{1,9})*\Z")]
 
 
 class Note(Exact, tag="note"):
@@ -58,7 +56,7 @@ class Note(Exact, tag="note"):
 class ShardLine(Note, tag="shard", kw_only=True):
     """One committed shard."""
 
-    shard: Annotated[str, Meta(pattern=r"^shards/(w[0-9]{3,9}/)?[0-9]{6,12}\Z")]
+    shard: Annotated[str, Meta(pattern=r"^shards/[0-9]{6,12}\Z")]
     """Its folder."""
     files: dict[str, tuple[Count, Sha256]]
     """Size and hash of each file in it."""
@@ -90,7 +88,7 @@ Line = LayoutLine | ShardLine | Note | End
 class SpaceForm(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
     """A space of gymnasium: its type, and the arguments that make it; of another type its text, without a way back."""
 
-    type: Literal["Box", "Discrete", "MultiDiscrete", "MultiBinary", "Text", "Dict", "Tuple", "other"]
+    type: Literal["Box", "Discrete", "MultiDiscrete", "MultiBinary", "Dict", "Tuple", "other"]
     dtype: str = ""
     shape: Shape = []
     low: Any = None
@@ -99,9 +97,6 @@ class SpaceForm(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
     n: int | Shape = 0
     nvec: list[Any] = []
     start: int | list[Any] = 0
-    min_length: int = 0
-    max_length: int = 0
-    charset: str = ""
     spaces: dict[str, SpaceForm] | list[SpaceForm] = []
     name: str = ""
     text: str = ""
@@ -118,29 +113,20 @@ class Head(msgspec.Struct):
     action_space: SpaceForm | None = None
 
 
-def convert(value: Any, kind: Any) -> Any:
-    """A value of JSON as `kind`, checked. Raises ValueError."""
-    try:
-        return msgspec.convert(value, kind)
-    except msgspec.ValidationError as error:
-        raise ValueError(str(error)) from None
-    except RecursionError:
-        raise ValueError("it is nested too deeply") from None
+as_json = msgspec.to_builtins
+"""A struct as values of JSON."""
+convert = msgspec.convert
+"""The inverse, for a value and a struct. Raises ValueError, and RecursionError where it is nested too deeply."""
 
 
-def as_json(form: Any) -> Any:
-    """A struct as values of JSON."""
-    return msgspec.to_builtins(form)
-
-
-def parse(data: bytes) -> Any:
-    """The value of a JSON text in UTF-8: no key twice, no NaN. Raises ValueError.
+def parse(data: bytes, kind: Any = Any) -> Any:
+    """The value of a JSON text in UTF-8, which must be of that kind. Raises ValueError.
 
     >>> parse(b'{"a": [1, 2.5]}')
     {'a': [1, 2.5]}
     """
     try:
-        return json.loads(data.decode("utf-8"), object_pairs_hook=_object, parse_constant=_constant)
+        return msgspec.json.decode(data, type=kind)
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
 
@@ -151,15 +137,4 @@ def dump(value: Any) -> bytes:
     >>> dump({"a": (1, 2.5)})
     b'{"a": [1, 2.5]}'
     """
-    return json.dumps(value, allow_nan=False, ensure_ascii=True, default=msgspec.to_builtins).encode("ascii")
-
-
-def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
-        raise ValueError("an object has a key twice")
-    return found
-
-
-def _constant(name: str) -> Any:
-    raise ValueError(f"{name} is no number of JSON")
+    return json.dumps(as_json(value), allow_nan=False).encode("ascii")

@@ -16,7 +16,6 @@ import sys
 import zlib
 from collections import OrderedDict
 from collections.abc import Mapping
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -39,26 +38,20 @@ _UNTRACKED: dict[str, Any] = {"trackfd": False} if sys.version_info >= (3, 13) e
 def write_shard(
     folder: SafeFolder, name: str, arrays: Mapping[str, np.ndarray], compress: bool
 ) -> dict[str, tuple[int, str]]:
-    """Write a shard of this name into a folder, on the disk, at once or not at all; size and hash of each file.
+    """Write a shard of this name into a folder, on the disk; size and hash of each file. Its last act is the rename.
 
     The same arrays give the same bytes. Raises OSError.
     """
     files = {}
-    try:
-        with folder.inside(name + PARTIAL, make=True) as shard:
-            for array_name, array in arrays.items():
-                file = io.BytesIO()
-                np.save(file, array, allow_pickle=False)
-                data = gzip.compress(file.getbuffer(), 6, mtime=0) if compress else file.getbuffer()
-                shard.create(file_name(array_name, compress), data)
-                files[file_name(array_name, compress)] = len(data), hashlib.sha256(data).hexdigest()
-            shard.sync()
-        folder.rename(name + PARTIAL, name)
-    except OSError:
-        for each in (name + PARTIAL, name):
-            with suppress(OSError):
-                folder.remove(each)
-        raise
+    with folder.inside(name + PARTIAL, make=True) as shard:
+        for array_name, array in arrays.items():
+            file = io.BytesIO()
+            np.save(file, array, allow_pickle=False)
+            data = gzip.compress(file.getbuffer(), 6, mtime=0) if compress else file.getbuffer()
+            shard.create(file_name(array_name, compress), data)
+            files[file_name(array_name, compress)] = len(data), hashlib.sha256(data).hexdigest()
+        shard.sync()
+    folder.rename(name + PARTIAL, name)
     return files
 
 

@@ -11,6 +11,8 @@ to the manifest and flushes that. A reader believes the manifest only, so that
 from __future__ import annotations
 
 import os
+import re
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
@@ -20,16 +22,21 @@ from typing import Any
 import numpy as np
 
 from collector.episodes.episode import Episode, EpisodeBatch
-from collector.store import folder as on_disk
-from collector.store.dataset_head import HEAD, head_bytes, read_head
-from collector.store.folder import SHARDS
-from collector.store.manifest import Manifest, read_lines
+from collector.store.dataset_head import HEAD, changes, head_bytes, read_head
+from collector.store.manifest import MANIFEST, Manifest, read_lines, read_manifest
 from collector.store.packed import Layout, arrays_of, check_whole, concatenate, pack, returns_of
-from collector.store.safe_folder import Closable, DatasetError, FolderLock, SafeFolder
+from collector.store.safe_folder import LOCK, PARTIAL, Closable, DatasetError, FolderLock, SafeFolder
 from collector.store.schema import LARGEST, End, LayoutLine, Note, ShardLine
-from collector.store.shard import write_shard
+from collector.store.shard import mismatch, write_shard
 
 _INTERRUPTED = "a commit was interrupted"
+OURS = re.compile(
+    r"(dataset\.json|manifest\.jsonl|metrics\.jsonl|statistics\.json|[\w-]+\.png)(\.partial|\.tmp)?|writer\.lock|shards|videos|tensorboard|job\.(json|toml|yaml)"
+)
+"""Names in the folder of a data set; a folder with other names is never written to."""
+SHARDS = "shards"
+_SHARD = re.compile(r"\d{6,12}(\.partial)?|w\d{3,9}", re.ASCII)
+"""A shard, or a folder for a part of the data set, whose shards are then adopted."""
 
 
 class StoreWriter(Closable):
@@ -83,17 +90,17 @@ class StoreWriter(Closable):
         if head is None and not resume:
             raise DatasetError(f"a new data set in {self.folder} needs a head: pass make_head(...)")
         content = None if head is None else head_bytes(head)
-        with on_disk.writing(self.folder, "choose another folder"), ExitStack() as undo:
+        with writing(self.folder, "choose another folder"), ExitStack() as undo:
             self.opened = undo.enter_context(SafeFolder.make(self.folder))
             """The folder, for what else is written there; it is closed with the writer."""
-            on_disk.check_files(self.opened)
+            check_files(self.opened)
             undo.enter_context(FolderLock(self.opened))
             if resume and self.opened.kind(HEAD):
-                self.manifest = on_disk.resume(self.opened, head, check, reopen)
+                self.manifest = _resume(self.opened, head, check, reopen)
             elif content is None:
                 read_head(self.opened)  # which says that there is none
             else:
-                on_disk.begin(self.opened, content, overwrite)
+                _begin(self.opened, content, overwrite)
             self._next_shard = 1 + max(
                 (int(line.shard.rpartition("/")[2]) for line in self.manifest.shards), default=-1
             )
@@ -143,10 +150,9 @@ class StoreWriter(Closable):
             episodes = replace(episodes, episode=numbers)
         if numbers.max() >= LARGEST:
             raise DatasetError(f"episode {numbers.max()} cannot be stored: numbers are below {LARGEST}")
-        fresh = set(numbers.tolist())
-        if len(fresh) < len(numbers) or not fresh.isdisjoint(self._seen):
-            twice = sorted(fresh & self._seen)[:5] or numbers[:5].tolist()
-            raise DatasetError(f"episodes {twice} are in {self.folder} already; each number is stored once")
+        fresh = numbers.tolist()
+        if twice := self._seen.intersection(fresh) or [each for each, count in Counter(fresh).items() if count > 1]:
+            raise DatasetError(f"episodes {sorted(twice)[:5]} are in {self.folder} already; each number is stored once")
         return episodes
 
     def commit(self, *, failed: dict[str, int] | None = None, state: Any = None) -> None:
@@ -158,13 +164,38 @@ class StoreWriter(Closable):
         """
         self._check_open()
         note = Note(failed or {}, state)
-        if not self._waiting and note == Note():
+        if not self._waiting:
+            if note != Note():
+                with self._changing():
+                    self.manifest.append([note])
             return
-        with self._changing():
-            if self._waiting:
-                self._commit_shard(note)
-            else:
-                self.manifest.append([note])
+        with self._changing(), self.opened.inside(SHARDS, make=True) as shards:
+            name, episodes = self._new_name(), concatenate(self._waiting)
+            self._waiting = [episodes]
+            try:
+                line = ShardLine(
+                    shard=f"{SHARDS}/{name}",
+                    files=write_shard(shards, name, arrays_of(episodes), self.compress),
+                    compressed=self.compress,
+                    steps=len(episodes.reward),
+                    episodes=episodes.episode.tolist(),
+                    lengths=episodes.lengths.tolist(),
+                    returns=returns_of(episodes).tolist(),
+                    failed=note.failed,
+                    state=note.state,
+                )
+                self.manifest.append([line] if self.manifest.layout is not None else [Layout.of(episodes).line(), line])
+            except OSError:
+                for each in () if self.manifest.unknown else (name + PARTIAL, name):  # it has no line
+                    with suppress(OSError):
+                        shards.remove(each)
+                raise
+            self._waiting, self.waiting_bytes = [], 0
+
+    def _new_name(self) -> str:
+        """A name that no shard has had: a line that may be on the disk or not never names one that is written again."""
+        self._next_shard += 1
+        return f"{self._next_shard - 1:06d}"
 
     @contextmanager
     def _changing(self) -> Iterator[None]:
@@ -174,68 +205,36 @@ class StoreWriter(Closable):
         """
         self._broken = _INTERRUPTED
         try:
-            with on_disk.writing(self.folder, f"the {len(self.committed):,} episodes committed before are kept"):
+            with writing(self.folder, f"the {len(self.committed):,} episodes committed before are kept"):
                 yield
         except DatasetError:
             self._broken = self.manifest.unknown
             raise
         self._broken = ""
 
-    def _commit_shard(self, note: Note) -> None:
-        episodes = concatenate(self._waiting)
-        self._waiting = [episodes]
-        # A number is used once: a line that may be on the disk or not never names a folder that is written again.
-        name = f"{self._next_shard:06d}"
-        self._next_shard += 1
-        with self.opened.inside(SHARDS, make=True) as own:
-            line = ShardLine(
-                shard=f"{SHARDS}/{name}",
-                files=write_shard(own, name, arrays_of(episodes), self.compress),
-                compressed=self.compress,
-                steps=len(episodes.reward),
-                episodes=episodes.episode.tolist(),
-                lengths=episodes.lengths.tolist(),
-                returns=returns_of(episodes).tolist(),
-                failed=note.failed,
-                state=note.state,
-            )
-            try:
-                self.manifest.append([line] if self.manifest.layout is not None else [Layout.of(episodes).line(), line])
-            except OSError:
-                if not self.manifest.unknown:  # it is as it was, so the shard is none
-                    with suppress(OSError):
-                        own.remove(name)
-                raise
-        self._waiting, self.waiting_bytes = [], 0
+    def adopt(self, part: str) -> list[ShardLine]:
+        """Move the committed shards of `part`, a data set in a folder inside this one, here, and return their lines.
 
-    def adopt(self, folder: str | os.PathLike[str]) -> list[ShardLine]:
-        """Move the committed shards of another data set here, and return their lines; it may still be written to.
-
-        Each shard gets a new name, and then a line; one that was moved before is left out, so this may be called again.
-        The other folder is on the same disk. Raises `DatasetError` where its episodes have another layout or numbers
-        that are here already, and where the disk refuses. A shard that is moved and has no line is not committed.
+        It may still be written to, and this be called again: what was moved before is left out. Raises `DatasetError`
+        where its episodes have another layout or numbers that are here already, and where the disk refuses. A shard
+        that is moved and has no line is not committed: the next writer removes it, as all that is left of a part.
         """
         self._check_open()
         adopted = []
-        with SafeFolder(folder) as other, on_disk.writing(self.folder, "nothing that was committed is lost"):
+        with self._changing(), self.opened.inside(part) as other, self.opened.inside(SHARDS, make=True) as ours:
             for line, _ in read_lines(other):
                 if isinstance(line, LayoutLine) and self.manifest.layout is None:
-                    with self._changing():
-                        self.manifest.append([line])
-                elif isinstance(line, LayoutLine) and Layout.of_line(line) != self.manifest.layout:
-                    raise DatasetError(f"a writer has episodes of another layout than {self.folder}: {line}")
+                    self.manifest.append([line])
+                elif isinstance(line, LayoutLine) and Layout.of(line) != self.manifest.layout:
+                    raise DatasetError(f"{other.path} has episodes of another layout than {self.folder}: {line}")
                 elif isinstance(line, ShardLine) and other.kind(line.shard):
                     if twice := self._seen.intersection(line.episodes):
-                        raise DatasetError(
-                            f"a writer has episodes that are in {self.folder} already: {sorted(twice)[:5]}"
-                        )
-                    own, _, name = line.shard.rpartition("/")
-                    with other.inside(own) as theirs, self.opened.inside(SHARDS, make=True) as ours:
-                        line.shard = f"{SHARDS}/{self._next_shard:06d}"
-                        self._next_shard += 1
-                        theirs.rename(name, line.shard.rpartition("/")[2], ours)
-                    with self._changing():
-                        self.manifest.append([line])
+                        raise DatasetError(f"{other.path} has episodes {sorted(twice)[:5]}, which are here already")
+                    name = self._new_name()
+                    with other.inside(SHARDS) as theirs:
+                        theirs.rename(line.shard.removeprefix(f"{SHARDS}/"), name, ours)
+                    line.shard = f"{SHARDS}/{name}"
+                    self.manifest.append([line])
                     self._take_numbers(np.array(line.episodes))
                     adopted.append(line)
         return adopted
@@ -263,3 +262,101 @@ class StoreWriter(Closable):
             raise DatasetError(f"the writer of {self.folder} cannot go on: {self._broken}; resume with another one")
         if self.manifest.end is not None:
             raise DatasetError(f"{self.folder} is complete, with {self.manifest.end:,} episodes; choose another folder")
+
+
+def check_files(folder: SafeFolder) -> None:
+    """Raise `DatasetError` where a folder holds a file that no writer puts there, or at any depth a link."""
+    foreign = [name for name, _ in folder.entries() if not OURS.fullmatch(name)]
+    if foreign:
+        raise DatasetError(f"{folder.path} is not empty: no job wrote {foreign[0]} there; choose another folder")
+    folder.check()
+
+
+def contents(folder: SafeFolder) -> str:
+    """Describe the data set of a folder, for a message."""
+    try:
+        head, count = read_head(folder), len(read_manifest(folder).index)
+    except DatasetError:
+        return "files of an earlier job"
+    job = head.get("job")
+    return f"{count:,} episodes of {job.get('env', 'an earlier job') if job else 'an earlier program'}"
+
+
+def _begin(folder: SafeFolder, head: bytes, overwrite: bool) -> None:
+    """Begin a data set in a folder that is locked. Raises `DatasetError` where it holds one that is to stay."""
+    present = [name for name, _ in folder.entries() if name != LOCK and not name.endswith(PARTIAL)]
+    if present and not overwrite:
+        raise DatasetError(
+            f"{folder.path} already holds {contents(folder)}; resume it, choose another folder, or overwrite it"
+        )
+    _remove_data(folder)
+    folder.write(HEAD, head)
+
+
+def _resume(
+    folder: SafeFolder,
+    head: dict[str, Any] | None,
+    check: Callable[[Manifest], object] = lambda manifest: None,
+    reopen: bool = False,
+) -> Manifest:
+    """Take up the data set of a folder that is locked: all that was not committed is removed, and with `reopen` its
+    end; of the manifest by `Manifest.open`.
+
+    Raises `DatasetError` where it was begun with another `head`, a shard is missing, or episodes that `reopen` would
+    add do not count; raises as `check`, which is called with the manifest. Nothing is changed then.
+    """
+    before = read_head(folder)
+    if head is not None and (found := changes(head, before)):
+        raise DatasetError(
+            f"{folder.path} was begun with other settings ({'; '.join(found)}); resume it with those, or choose "
+            "another folder"
+        )
+    manifest = read_manifest(folder)
+    for shard in manifest.shards:
+        try:
+            with folder.inside(shard.shard) as opened:
+                sizes = {name: opened.size(name) for name in shard.files}
+        except FileNotFoundError:
+            sizes = {}
+        if sizes != {name: size for name, (size, _) in shard.files.items()}:
+            raise mismatch(folder.path / shard.shard)
+    check(manifest)
+    if reopen and manifest.end is not None:
+        if surplus := int((manifest.index["number"] >= manifest.end).sum()):
+            raise DatasetError(
+                f"{folder.path} is complete with {manifest.end:,} episodes, and holds {surplus:,} more that do not "
+                "count: choose another folder"
+            )
+        manifest.end, manifest.good_bytes = None, manifest.end_at
+    committed = {shard.shard for shard in manifest.shards}
+    with suppress(FileNotFoundError), folder.inside(SHARDS) as shards:
+        for name, _ in shards.entries():
+            if _SHARD.fullmatch(name) and f"{SHARDS}/{name}" not in committed:
+                shards.remove(name)
+    for name in (HEAD, MANIFEST):
+        with suppress(FileNotFoundError):
+            folder.remove(name + PARTIAL)
+    return manifest
+
+
+def _remove_data(folder: SafeFolder) -> None:
+    """Remove a data set; the manifest goes first, on the disk too, so that none is found whose shards are missing."""
+    present = [name for name, _ in folder.entries() if name != LOCK]
+    heads = [name for name in (MANIFEST, HEAD) if name in present]
+    for name in heads:
+        folder.remove(name)
+    if heads:
+        folder.sync()
+    for name in present:
+        if name not in heads:
+            folder.remove(name)
+    folder.sync()
+
+
+@contextmanager
+def writing(folder: Path, advice: str) -> Iterator[None]:
+    """Raise an OSError inside the `with` block as a `DatasetError`."""
+    try:
+        yield
+    except OSError as error:
+        raise DatasetError(f"cannot write to {folder}: {error.strerror or error}; {advice}") from error

@@ -1,11 +1,8 @@
-"""Data sets of Minari: written and read back, and imported."""
+"""Data sets of Minari: written, and read back."""
 
 from __future__ import annotations
 
-import os
 import re
-from collections.abc import Iterator
-from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +11,7 @@ import numpy as np
 
 from collector.episodes.episode import Episode, columns_of
 from collector.store.dataset import Dataset
-from collector.store.dataset_head import make_head
 from collector.store.safe_folder import DatasetError
-from collector.store.writer import StoreWriter
 from vecenv import nest
 
 try:
@@ -44,11 +39,10 @@ def write(dataset: Dataset, out: Path, *, name: Path, dataset_id: str | None = N
         numbers = [{"number": episode.number, "env_id": episode.env_id} for episode in block]
         storage.update_episode_metadata(numbers, range(first, first + len(block)))
         first += len(block)
-    for ours, theirs in zip_longest(dataset, episodes_of(minari.MinariDataset(out / "data"))):
-        if ours is None or theirs is None or not same(ours, theirs):
-            raise DatasetError(
-                f"Minari reads other episodes from {out} than {dataset.folder} has: {theirs}, expected {ours}"
-            )
+    written = minari.MinariDataset(out / "data")
+    about: Any = written.storage.get_episode_metadata(range(first))
+    if len(dataset) != written.total_episodes or not all(map(_same, dataset, written.iterate_episodes(), about)):
+        raise DatasetError(f"Minari reads other episodes from {out} than {dataset.folder} has")
 
 
 def id_of(out: Path) -> str:
@@ -57,53 +51,13 @@ def id_of(out: Path) -> str:
     return ending if _ID.fullmatch(ending) else f"vecenv/{re.sub(r'[^A-Za-z0-9_-]', '-', out.name)}-v0"
 
 
-def import_minari(source: Any, folder: str | os.PathLike[str], *, shard_bytes: int = 2**26, **options: Any) -> Dataset:
-    """Make a data set of one of Minari: a `MinariDataset`, an id (of one on this machine), or its `data` folder.
-
-    The numbers are those of `export` where it comes from there, else Minari's. `options` are those of `StoreWriter`.
-    Raises `DatasetError` where the folder cannot be used, or the episodes are no arrays or not whole: Minari keeps
-    those that were broken off too.
-
-    Example::
-
-        data = import_minari("D4RL/door/expert-v2", "data/door")
-    """
-    if not isinstance(source, minari.MinariDataset):
-        here = Path(source)
-        source = minari.MinariDataset(here) if here.is_dir() else minari.load_dataset(str(source))
-    head = make_head(source.observation_space, source.action_space, made_by=f"import of {source.id} from Minari")
-    with StoreWriter(folder, head, **options) as writer:
-        for episode in episodes_of(source):
-            writer.add(episode)
-            if writer.waiting_bytes >= shard_bytes:
-                writer.commit()
-        writer.end()
-    return Dataset(folder)
-
-
-def episodes_of(source: Any) -> Iterator[Episode]:
-    """The episodes of a data set of Minari."""
-    notes = source.storage.get_episode_metadata(range(source.total_episodes))
-    for each, note in zip(source.iterate_episodes(), notes, strict=True):
-        seed = note.get("seed")
-        yield Episode(
-            nest.map(np.asarray, each.observations),
-            nest.map(np.asarray, each.actions),
-            np.asarray(each.rewards, np.float64),
-            np.asarray(each.terminations, np.bool_),
-            np.asarray(each.truncations, np.bool_),
-            env_id=int(note.get("env_id", 0)),
-            number=int(note.get("number", each.id)),
-            seed=None if seed is None else int(seed),
-        )
-
-
-def same(ours: Episode, theirs: Episode) -> bool:
+def _same(ours: Episode, theirs: Any, notes: dict[str, Any]) -> bool:
     """True if two episodes are equal in every bit."""
+    named = theirs.observations, theirs.actions, theirs.rewards, theirs.terminations, theirs.truncations
     pairs: list[Any] = []
-    nest.merge(pairs.append, [columns_of(ours), columns_of(theirs)])
+    nest.merge(lambda pair: pairs.append([*map(np.asarray, pair)]), [tuple(columns_of(ours).values()), named])
     equal = all(a.dtype == b.dtype and np.array_equal(a, b, equal_nan=a.dtype.kind == "f") for a, b in pairs)
-    return equal and (ours.number, ours.seed) == (theirs.number, theirs.seed)
+    return equal and (ours.number, ours.seed) == (notes["number"], notes.get("seed"))
 
 
 def _buffer(episode: Episode, place: int) -> Any:
