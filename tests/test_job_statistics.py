@@ -40,7 +40,7 @@ def learning(**changes: Any) -> Job:
 
 
 def seen(folder: Path, key: str = "reward_count", place: str = "0.VecNorm", num_envs: int = 4) -> float:
-    """How many rows the statistics have seen that the folder holds, those of all envs together."""
+    """The number of rows that the statistics in the folder have seen, those of all envs together."""
     return sum(state[place][key] for state in read_statistics(folder, num_envs))
 
 
