@@ -282,14 +282,14 @@ class TestChecks:
 
 
 def torn(folder: Path) -> None:
-    """What a job that is resumed removes."""
+    """Add files that a job that is resumed removes."""
     (folder / "shards/000099").write_bytes(b"not in the manifest")
     with open(folder / "manifest.jsonl", "a") as file:
         file.write('{"line": "sha')
 
 
 def is_refused(folder: Path, *what: Any) -> bool:
-    """Whether a job is not resumed: then its folder is as it was, else a valid value took the place of another."""
+    """Return True if a job is not resumed, and its folder is as it was; else one valid value replaced another."""
     before = contents(folder)
     try:
         resume_job(folder)

@@ -139,12 +139,12 @@ def space_from_json(value: Any) -> spaces.Space[Any] | None:
 
 def _space(form: SpaceForm) -> spaces.Space[Any] | None:
     if form.type == "Box":
-        return _box(form, _dtype(form.dtype), _shape(form.shape))
+        return _box(form, np.dtype(form.dtype), _shape(form.shape))
     if form.type == "Discrete":  # gymnasium before 1.2 has int64 only
-        wide: dict[str, Any] = {} if form.dtype == "int64" else {"dtype": _dtype(form.dtype).type}
+        wide: dict[str, Any] = {} if form.dtype == "int64" else {"dtype": np.dtype(form.dtype).type}
         return spaces.Discrete(form.n, start=form.start, **wide)  # type: ignore[arg-type]
     if form.type == "MultiDiscrete":
-        dtype = _dtype(form.dtype)
+        dtype = np.dtype(form.dtype)
         return spaces.MultiDiscrete(np.array(form.nvec, dtype), dtype=dtype.type, start=np.array(form.start, dtype))
     if form.type == "MultiBinary":
         return spaces.MultiBinary(_shape([form.n])[0] if isinstance(form.n, int) else _shape(form.n))
@@ -184,13 +184,6 @@ def _as_bound(value: Any, dtype: np.dtype, shape: tuple[int, ...]) -> np.ndarray
     if not all(type(each) in (int, float, bool) for each in numbers):
         raise DatasetError("a bound of a Box in it is no number")
     return np.array(numbers, dtype).reshape(shape if type(value) is list else (1,) * len(shape))
-
-
-def _dtype(name: str) -> np.dtype:
-    dtype = np.dtype(name)
-    if dtype.kind not in "biuf" or dtype.name != name:
-        raise DatasetError(f"a space in it has the dtype {name[:80]!r}, and only numbers can be stored")
-    return dtype
 
 
 def _shape(sizes: list[int]) -> tuple[int, ...]:
