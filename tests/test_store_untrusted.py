@@ -188,7 +188,7 @@ class TestMemory:
 
     @pytest.mark.usefixtures("_little")
     def test_a_line_that_names_large_spaces_takes_none(self, tmp_path: Path) -> None:
-        box = {"type": "Box", "dtype": "float32", "shape": [2**24], "low": 0, "high": 1}
+        box = {"type": "Box", "dtype": "<f4", "shape": [2**24], "low": 0, "high": 1}
         head = {"format": "vecenv dataset", "version": 3, "job": None, "versions": {}}
         head["observation_space"] = {"type": "Dict", "spaces": dict.fromkeys("abcd", box)}
         (tmp_path / "dataset.json").write_text(json.dumps(head))

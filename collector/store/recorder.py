@@ -63,8 +63,8 @@ class EpisodeRecorder:
         """True if all envs took part in each round."""
         self._ended: list[tuple[np.ndarray, Any]] = []
         """The state of envs whose episodes ended, and their last observations."""
-        self._oldest = 0.0
-        """When the first of the episodes ended that are not committed; 0.0: there are none."""
+        self._due = float("inf")
+        """The time at which the episodes that have ended are committed; infinite: there are none."""
 
     def actions(self, action: Any, ids: Sequence[int]) -> Any:
         """The actions of these envs as they are stored: a tree of arrays. Raises as a vector env of vecenv does for
@@ -107,7 +107,7 @@ class EpisodeRecorder:
         """
         self._check_open()
         n, buffer = self.n, self._buffer
-        if self._is_due() or (self._count[0] if self._together else self._count.max()) == buffer.steps:
+        if time.monotonic() >= self._due or (self._count[0] if self._together else self._count.max()) == buffer.steps:
             self.cut()
         self._together &= ids is None
         envs = self._all if ids is None else ids
@@ -133,10 +133,7 @@ class EpisodeRecorder:
         """End the episodes of these envs with their last steps; `last_obs` are rows in memory of their own."""
         self._ended.append((self._state[:, envs], last_obs))
         self._began[envs] = _NONE
-        self._oldest = self._oldest or time.monotonic()
-
-    def _is_due(self) -> bool:
-        return self._oldest > 0 and time.monotonic() - self._oldest > self._shard_seconds
+        self._due = min(self._due, time.monotonic() + self._shard_seconds)
 
     def cut(self) -> None:
         """Give the writer the episodes that have ended, and commit them where that is due.
@@ -154,8 +151,8 @@ class EpisodeRecorder:
                         self._writer.add(each)
                 raise
             finally:
-                if self._writer.waiting_bytes >= self._shard_bytes or self._is_due():
-                    self._oldest = 0.0
+                if self._writer.waiting_bytes >= self._shard_bytes or time.monotonic() >= self._due:
+                    self._due = float("inf")
                     self._writer.commit()
 
     def _take(self) -> EpisodeBatch:

@@ -28,8 +28,6 @@ LARGEST = 2**53
 LARGEST_SIZE = 2**48
 """No array is declared larger; products of numbers below stay far from the limits of int64."""
 DTYPES = ("|b1", "|i1", "|u1", "<i2", "<u2", "<i4", "<u4", "<i8", "<u8", "<f2", "<f4", "<f8")
-NAMES = tuple("bool int8 uint8 int16 uint16 int32 uint32 int64 uint64 float16 float32 float64".split())
-"""The names of these dtypes, in the same order."""
 Count = Annotated[int, Meta(ge=0, lt=LARGEST)]
 Size = Annotated[int, Meta(ge=0, lt=LARGEST_SIZE)]
 Shape = Annotated[list[Size], Meta(max_length=32)]
@@ -91,7 +89,7 @@ class SpaceForm(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
     """A space of gymnasium: its type, and the arguments that make it; of another type its text, without a way back."""
 
     type: Literal["Box", "Discrete", "MultiDiscrete", "MultiBinary", "Dict", "Tuple", "other"]
-    dtype: Literal[("", *NAMES)] = ""  # type: ignore[valid-type]
+    dtype: Literal[("", *DTYPES)] = ""  # type: ignore[valid-type]
     shape: Shape = []
     low: Any = None
     """A bound of a Box is one number, or a list in C order; infinity is "inf"."""
@@ -100,7 +98,6 @@ class SpaceForm(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
     nvec: list[Any] = []
     start: int | list[Any] = 0
     spaces: dict[str, SpaceForm] | list[SpaceForm] = []
-    name: str = ""
     text: str = ""
 
 
