@@ -37,8 +37,7 @@ from torch.profiler import ProfilerActivity, profile
 from benchmarks.envs import EnvSpec, calibrate
 from benchmarks.report import git_revision, machine, versions
 from collector import ExplorationType, SyncDataCollector
-from collector.device.tensors import resolve_device
-from collector.device.transfer import Transfer
+from collector.device.tensors import Transfer, resolve_device
 from collector.policy.runner import PolicyRunner
 from vecenv import ShmemVectorEnv
 
@@ -78,7 +77,7 @@ class Cnn(nn.Module):
 
 
 class Bench:
-    """What all parts share."""
+    """Shared by all parts."""
 
     def __init__(self, device: torch.device, seconds: float, rounds: int, steps: int, iterations: int) -> None:
         self.device, self.seconds, self.rounds = device, seconds, rounds

@@ -15,7 +15,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from collector import Job, run_job
 from collector.interruptor import Stopping
@@ -55,18 +55,11 @@ def with_store(job: Job) -> int:
         return run_job(job, Path(folder) / "data").steps
 
 
-class Dropping(Player):
-    """Plays episodes, and keeps none."""
-
-    def take(self, batches: Any, episodes: Any) -> None:
-        pass
-
-
 def without_store(job: Job) -> int:
     """The same episodes, played and dropped; returns their steps."""
     plan = Plan(job.seed, job.episodes, job.steps)
     with Stopping() as stop:
-        Dropping(job, plan, stop, Tally(), device="cpu").play()
+        Player(job, plan, stop, Tally(), lambda *taken: None, "cpu").play()
     return plan.end_steps
 
 

@@ -7,12 +7,12 @@ from collector.async_collector import AsyncDataCollector
 from collector.batch.multi_step import MultiStep
 from collector.batch.rollout import FlatRollout, Rollout
 from collector.batch.step_extras import StepBatch
-from collector.collect import rollout
 from collector.episodes.episode import CollectStats, Episode, EpisodeBatch, EpisodeCutter, SequenceSummaryStats
 from collector.episodes.seeds import EpisodeSeeds, action_seed, episode_seed
 from collector.interruptor import Interruptor
-from collector.policy.exploration import ExplorationType, exploration_type, set_exploration_type
+from collector.policy.policy_call import ExplorationType, exploration_type, set_exploration_type
 from collector.policy.random_policy import RandomPolicy
+from collector.rollouts import rollout
 from collector.store.safe_folder import DatasetError
 from collector.sync_collector import SyncDataCollector
 from collector.timing import CollectorStats

@@ -12,31 +12,26 @@ not depend on how long anything takes. With them a group is all envs that are re
 
 from __future__ import annotations
 
-import time
 from collections import deque
 from typing import Any
 
 import numpy as np
 
+from collector.base_collector import BatchRequest
 from collector.batch.conversions import join
 from collector.batch.rollout import FlatRollout, by_env, without_failures
-from collector.batch.step_extras import CheckedHook, StepBatch, StepHook, check_policy_names
+from collector.batch.step_extras import StepBatch, StepHook, check_policy_names
+from collector.collect import Collecting
 from collector.collector_arguments import at_least_one
 from collector.env_source import check_rounds
-from collector.loops.collection_loop import BatchRequest
 from collector.policy.action_trees import as_vector_envs_take_it
 from collector.policy.policy_call import Policy
 from collector.policy.runner import Outputs
-from collector.sync_collector import BatchCollector
 from vecenv import nest
-from vecenv.errors import warn_caller
 from vecenv.wrappers import check_send_and_recv
 
-HANG_SECONDS = 10.0
-"""After so long, at least, a warning names an env that does not return."""
 
-
-class AsyncDataCollector(BatchCollector):
+class AsyncDataCollector(Collecting):
     """Collects flat batches of exactly `frames_per_batch` steps, while envs step as the policy runs.
 
     A batch is a `FlatRollout`: ordered by env, then by time. Steps belong to a batch in the order in which they came;
@@ -76,14 +71,14 @@ class AsyncDataCollector(BatchCollector):
     def _rendering(self, pause: float, on_step: StepHook | None) -> StepHook:
         raise ValueError("render needs a synchronous collector: here envs are stepping at all times")
 
-    def _prepare(self, policy: Policy | None) -> None:
-        if self._seeds is not None:
+    def _prepare(self, faster: dict[str, Any]) -> None:
+        if self._seeded:
             raise ValueError("episode_seeds need a synchronous collector: use SyncDataCollector")
         check_send_and_recv(self.env, "AsyncDataCollector")
         check_rounds(self.env, mixed=True, cuts=self._limit > 0)
         if getattr(self.env, "steps_together", False):
             self._group_count = 1
-        super()._prepare(policy)
+        super()._prepare(faster)
         self._queue: deque[np.ndarray] = deque()
         """Groups that are ready for actions."""
         self._flying = np.zeros(self._env_num, np.bool_)
@@ -95,11 +90,6 @@ class AsyncDataCollector(BatchCollector):
         """Steps that belong to no batch yet, in the order in which they came."""
         self._logged = 0
         """The number of steps in the log, without those in which an env failed."""
-        self._sent_at = np.zeros(self._env_num)
-        """When each env was sent what it is doing: seconds of `time.monotonic`."""
-        self._longest = 0.0
-        """Seconds that the longest step or reset took."""
-        self._hung: set[int] = set()
 
     def _like_this(self, env: Any, policy: Any, **options: Any) -> AsyncDataCollector:
         return AsyncDataCollector(env, policy, **options)
@@ -110,7 +100,8 @@ class AsyncDataCollector(BatchCollector):
     # The loop.
 
     def _gather(self, request: BatchRequest) -> FlatRollout:
-        frames, quota, on_step = request.frames, request.quota, request.on_step
+        frames, quota = request.frames, request.quota
+        self._request = request
         self._episodes.begin_batch()
         self._queue_idle()
         stopped = False
@@ -121,15 +112,14 @@ class AsyncDataCollector(BatchCollector):
                 if len(ids):
                     self._act(ids, request.random)
                     if not self.env.is_async and self._flying.any():
-                        self._receive(quota, on_step)
+                        self._receive()
                     self._send(ids)
             elif self._flying.any():
-                self._receive(quota, on_step)
+                self._receive()
             else:
                 break  # every env has ended its share of episodes
             stopped = self._interruptor.collection_stopped()
-        self._warn_of_hangs()
-        return self._take(frames if quota is None else self._logged, on_step)
+        return self._take(frames if quota is None else self._logged)
 
     def _queue_idle(self) -> None:
         """Queue the envs that neither step nor are queued."""
@@ -150,22 +140,16 @@ class AsyncDataCollector(BatchCollector):
             self._runner.learn_layout(obs, ids)
         self._note_outputs(self._runner(obs, ids, random), ids)
         self._acted_version[ids] = -1 if random else self._weights.version
-        self._clock.lap("act")
+        self._clock.lap("storage")
 
     def _note_outputs(self, outputs: Outputs, ids: np.ndarray) -> None:
-        for name, rows in outputs.items():
+        layout = self._runner.layout.items()  # of what the policy returns, also where this is a random action
+        more = {name: np.zeros((len(ids), *shape), dtype) for name, (shape, dtype) in layout if name not in outputs}
+        for name, rows in {**outputs, **more}.items():
             if name not in self._acted:
                 check_policy_names(outputs)
                 self._acted[name] = nest.map(self._zeros_like, rows)
             nest.put(self._acted[name], ids, rows)
-        for name, (shape, dtype) in self._runner.layout.items():
-            if name not in outputs:  # what the policy returns where this is a random action
-                if name not in self._acted:
-                    self._acted[name] = np.zeros((self._env_num, *shape), dtype)
-                self._acted[name][ids] = 0
-
-    def _zeros_like(self, rows: np.ndarray) -> np.ndarray:
-        return np.zeros((self._env_num, *rows.shape[1:]), rows.dtype)
 
     def _send(self, ids: np.ndarray) -> None:
         reset = self._episodes.over[ids]
@@ -174,42 +158,24 @@ class AsyncDataCollector(BatchCollector):
         else:
             action = as_vector_envs_take_it(nest.take(self._acted["action"], ids))
             self.env.send(action, ids, reset=ids[reset] if reset.any() else None)
-        self._flying[ids], self._resetting[ids], self._sent_at[ids] = True, reset, time.monotonic()
+        self._flying[ids], self._resetting[ids] = True, reset
         self._clock.lap("env")
 
-    def _receive(self, quota: np.ndarray | None = None, on_step: CheckedHook | None = None) -> None:
+    def _receive(self) -> None:
         """Take what is ready: log the steps, and queue the envs."""
         results = obs, *_, info = self.env.recv()
         self._clock.lap("env")
         ids = np.array([each["env_id"] for each in info])
         stepped = ~self._resetting[ids]
         if stepped.any():
-            rows = ids[stepped]
-            self._log_steps(rows, [nest.take(column, stepped) for column in results], quota, on_step)
+            self._log_steps(ids[stepped], [nest.take(column, stepped) for column in results])
         self._put_obs(ids, obs)
         self._begin(ids[~stepped])
         self._flying[ids] = False
-        self._longest = max(self._longest, time.monotonic() - float(self._sent_at[ids].min()))
         self._queue.append(ids)
         self._clock.lap("storage")
 
-    def _warn_of_hangs(self) -> None:
-        """Give a warning, once an env, where one has not returned for far longer than others took: with `wait_num` or
-        `timeout` batches come without it.
-        """
-        seconds = np.where(self._flying, time.monotonic() - self._sent_at, 0.0)
-        hung = np.flatnonzero(seconds > max(HANG_SECONDS, 10 * self._longest))
-        if new := set(hung.tolist()) - self._hung:
-            self._hung |= new
-            which = f"env {min(new)} has" if len(new) == 1 else f"envs {sorted(new)} have"
-            warn_caller(
-                f"{which} not returned from a step or reset for {seconds[hung].max():.1f} s, and batches come without: "
-                "step_timeout= of the vector env ends such waits, with an error or on_error='restart'"
-            )
-
-    def _log_steps(
-        self, ids: np.ndarray, step: list[Any], quota: np.ndarray | None, on_step: CheckedHook | None
-    ) -> None:
+    def _log_steps(self, ids: np.ndarray, step: list[Any]) -> None:
         next_obs, reward, terminated, truncated, info = step
         step_count = self._episodes.taken[ids]
         reward, terminated, truncated, _ = self._count_steps(ids, reward, terminated, truncated)
@@ -227,21 +193,22 @@ class AsyncDataCollector(BatchCollector):
             "next_obs": next_obs,
             "failed": np.zeros(len(ids), np.bool_),
         }
-        if on_step is not None:
+        if (on_step := self._request.on_step) is not None:
             round_ = StepBatch(ids, chunk["obs"], chunk["action"], reward, terminated, truncated, next_obs, info)
-            chunk["extras"].update(on_step.timed(round_, self._clock.lap))
+            chunk["extras"].update(on_step(round_, self._clock))
         if len(ended := (terminated | truncated).nonzero()[0]):
-            chunk["failed"][ended] = self._end_episodes(ids, ended, info, quota)
+            failed = self._end_episodes(ids, ended, info, self._request.quota)
+            chunk["failed"][ended] = False if failed is None else failed
         self._log.append(chunk)
         self._logged += int((~chunk["failed"]).sum())
 
     # Batches.
 
-    def _take(self, frames: int, on_step: CheckedHook | None) -> FlatRollout:
+    def _take(self, frames: int) -> FlatRollout:
         """The first steps of the log as a batch; the others stay in the log."""
         names = [name for name in self._acted if name != "action"]
-        if on_step is not None:
-            names += on_step.names
+        if (on_step := self._request.on_step) is not None:
+            names += on_step.layout
             for chunk in self._log:
                 on_step.fill(chunk["extras"], chunk["reward"].shape[:1])
         for chunk in self._log:  # a step from before this call may have extras of another hook
@@ -256,6 +223,7 @@ class AsyncDataCollector(BatchCollector):
 
     def _finish_steps(self, discard: bool) -> None:
         self._check_open()
+        self._request = BatchRequest(0, False, on_step=self._extras(None))  # what comes now is shown to no hook
         try:
             while self._flying.any():
                 self._receive()

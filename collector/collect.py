@@ -16,38 +16,25 @@ import time
 from abc import abstractmethod
 from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import numpy as np
 
-from collector.batch.rollout import FlatRollout, Rollout, concatenate, truncate_last
-from collector.batch.step_extras import CheckedHook, InfoColumns, RowLayout, StepBatch, StepHook
+from collector.base_collector import BatchCollector, BatchRequest
+from collector.batch.rollout import FlatRollout, concatenate
+from collector.batch.step_extras import StepBatch, StepExtras, StepHook
 from collector.collector_arguments import at_least_one
-from collector.env_source import check_synchronous, make_vector_env
 from collector.episodes.episode import CollectStats, Ended, EpisodeCutter
-from collector.interruptor import Interruptor
-from collector.loops.batch_iterator import BatchIterator
-from collector.loops.collection_loop import BatchRequest, CollectionLoop
-from collector.loops.sync_loop import SyncLoop
-from collector.policy.action_trees import common_layout
-from collector.policy.exploration import ExplorationType
-from collector.policy.policy_call import Policy
-from collector.policy.random_policy import draw, masks_of
-from vecenv import nest
+from collector.policy.policy_call import ExplorationType
+from collector.timing import CollectorStats
 from vecenv.errors import warn_caller
-from vecenv.venvs import DummyVectorEnv
 
 CHUNK = 64
 """Steps of each env between two checks which episodes have ended."""
 
 
-class Collecting(CollectionLoop, BatchIterator):
-    """`collect` of a local collector, which sets the attributes from its arguments."""
-
-    storing_device: Any
-    _info_keys: tuple[str, ...]
-    _info_layout: dict[str, RowLayout]
+class Collecting(BatchCollector):
+    """`collect`, `evaluate` and the state of a local collector."""
 
     @abstractmethod
     def _like_this(self, env: Any, policy: Any, **options: Any) -> Collecting:
@@ -91,7 +78,7 @@ class Collecting(CollectionLoop, BatchIterator):
         if gym_reset_kwargs and not reset_before_collect:
             raise ValueError("gym_reset_kwargs are for the reset of reset_before_collect=True")
         name, wanted = ("n_step", n_step) if n_episode is None else ("n_episode", n_episode)
-        count, hook = at_least_one(name, wanted), self._hook(on_step)
+        count, hook = at_least_one(name, wanted), self._extras(on_step)
         if n_episode is not None and getattr(self.env, "steps_together", False):
             raise ValueError(
                 f"n_episode leaves out envs that have their share, but {self.env!r} steps its envs together: pass "
@@ -110,17 +97,14 @@ class Collecting(CollectionLoop, BatchIterator):
             batch = batch.to(self.storing_device)
         return CollectStats(len(ended.lens), steps, time.perf_counter() - begin, ended.returns, ended.lens, batch)
 
-    def _collect_steps(self, n_step: int, random: bool, hook: CheckedHook | None) -> tuple[Any, Ended]:
+    def _collect_steps(self, n_step: int, random: bool, hook: StepExtras | None) -> tuple[Any, Ended]:
         frames = self._round_up(n_step)
         if frames != n_step:
             warn_caller(f"n_step={n_step} is not a multiple of the {self._env_num} envs: collecting {frames}")
-        batch, ended = self._gather_checked(BatchRequest(frames, random, on_step=hook))
-        if self._info_keys and hook is not None:
-            hook.fill(batch.extras, batch.shape)
-        return batch, ended
+        return self._gather_checked(BatchRequest(frames, random, on_step=hook))
 
     def _collect_episodes(
-        self, n_episode: int, random: bool, hook: CheckedHook | None, on_episode: Callable[..., Any] | None, keep: bool
+        self, n_episode: int, random: bool, hook: StepExtras | None, on_episode: Callable[..., Any] | None, keep: bool
     ) -> tuple[Any, Ended]:
         """One batch of whole episodes, if it is kept, and the episodes."""
         # It is set before the first step: no env gets more episodes by ending them early.
@@ -146,6 +130,14 @@ class Collecting(CollectionLoop, BatchIterator):
         unfinished = self._abandon_started()  # there are some where the interruptor was stopped
         return concatenate(batches, [unfinished]) if keep else None, Ended(*(column[order] for column in all_ends))
 
+    def _abandon_started(self) -> np.ndarray:
+        """Abandon the episodes of which a step has been taken; returns their ids."""
+        self._recover()
+        abandoned = self._episodes.ids[self._episodes.taken > 0]  # before steps in flight end some of them
+        self._finish_steps(discard=True)
+        self._episodes.abandon(np.flatnonzero(self._episodes.taken))
+        return abandoned
+
     def _make_evaluator(self, env: Any) -> Collecting:
         """A collector with the same policy on another vector env."""
         return self._like_this(
@@ -155,7 +147,7 @@ class Collecting(CollectionLoop, BatchIterator):
             policy_device=self.policy_device,
             storing_device=self.storing_device,
             max_frames_per_traj=self._limit,
-            policy_threads=self._options["threads"],
+            policy_threads=self._threads,
         )
 
     def _rendering(self, pause: float, on_step: StepHook | None) -> StepHook:
@@ -171,136 +163,44 @@ class Collecting(CollectionLoop, BatchIterator):
 
         return render
 
-    def _hook(self, on_step: StepHook | None) -> CheckedHook | None:
-        """The function that the loop calls after each round: the hook, and what stores entries of the infos."""
-        checked = None if on_step is None else CheckedHook(on_step, lambda: self._runner.layout)
-        if not self._info_keys:
-            return checked
-        return InfoColumns(self._info_keys, self._info_layout, lambda: self._runner.layout, checked)
+    # State.
 
+    def state_dict(self) -> dict[str, Any]:
+        """Weights of the policy and progress of the collector. The states of the envs are not in it."""
+        return {
+            "env_state_dict": self.env.state_dict() if hasattr(self.env, "state_dict") else {},
+            "frames": self.frames,
+            "iter": self._batches,
+            "traj_pool": self._episodes.next_id,
+            **self._weights.state_dict(),
+        }
 
-def rollout(
-    venv_or_env: Any,
-    max_steps: int,
-    policy: Policy | None = None,
-    break_when_any_done: bool = True,
-    break_when_all_done: bool = False,
-    auto_reset: bool = True,
-    set_truncated: bool = False,
-    callback: Callable[[Any, StepBatch], Any] | None = None,
-    *,
-    obs: Any = None,
-) -> Rollout:
-    """At most `max_steps` steps of each env, as a `Rollout` `(N, T)` (as torchrl's `env.rollout`). Nothing is closed.
+    def load_state_dict(self, state_dict: dict[str, Any], strict: bool = True) -> None:
+        """Go on from a `state_dict`: its weights, its count of frames, and ids of episodes that it has not used.
 
-    venv_or_env: a vector env, or one env (N = 1). One with `lazy=True` is started.
-    policy: as those of the collectors; None draws from the envs' action spaces, which `venv.seed` seeds: legal actions,
-        where observations have an `action_mask`.
-    break_when_any_done: stop as soon as an episode ends. False: reset its env, and go on for `max_steps` steps.
-    break_when_all_done: stop once each env has ended an episode; those that have are not stepped any more, and
-        `mask` is False for them. Takes the place of `break_when_any_done`.
-    auto_reset: reset all envs first. False goes on from the observations `obs`, of all N envs: what the last `reset` or
-        `step` returned, or `batch.next.obs[:, -1]` of the last rollout (envs whose episode is over are to be reset).
-    set_truncated: mark the last step of each env as truncated.
-    callback: called after each round with `venv_or_env` and a `StepBatch`; what it returns is ignored.
+        The envs begin new episodes. `strict` is for the policy's `load_state_dict`.
+        """
+        self._take_progress(state_dict, strict, "env_state_dict", "frames", "iter")
+        if state_dict["env_state_dict"] and hasattr(self.env, "load_state_dict"):
+            self.env.load_state_dict(state_dict["env_state_dict"])
+        if not self._closed:
+            self._recover()
+            self._finish_steps(discard=True)
+        self._episodes.skip_to(state_dict.get("traj_pool", 0))
 
-    Raises RuntimeError for `auto_reset=False` without `obs`, ValueError for `obs` of another number of envs, TypeError
-    for what cannot be stepped, and what the envs and the policy raise.
+    @property
+    def exploration_type(self) -> ExplorationType:
+        """The value taken from a distribution that the policy returns, where no `set_exploration_type` is around a call
+        of the collector.
+        """
+        return self._exploration_type
 
-    >>> import gymnasium as gym
-    >>> from vecenv import DummyVectorEnv
-    >>> with DummyVectorEnv([lambda: gym.make("Pendulum-v1")] * 3) as venv:
-    ...     rollout(venv, 7)
-    Rollout(3 envs, 7 steps, 21 frames, 0 episode ends)
-    """
-    max_steps = at_least_one("max_steps", max_steps)
-    if isinstance(venv_or_env, type) or not callable(getattr(venv_or_env, "step", None)):
-        raise TypeError(f"rollout() takes a vector env or an env that is already made, got {venv_or_env!r}")
-    if not auto_reset and obs is None:
-        raise RuntimeError(
-            "rollout(auto_reset=False) needs the observations from which it is to go on: "
-            "obs=venv.reset()[0], or obs=batch.next.obs[:, -1] of the last rollout"
-        )
-    if auto_reset and obs is not None:
-        raise ValueError("rollout() got obs, which only auto_reset=False goes on from")
-    venv = venv_or_env if hasattr(venv_or_env, "env_num") else DummyVectorEnv([lambda: _Borrowed(venv_or_env)])
-    quota = np.ones(venv.env_num, np.int64) if break_when_any_done or break_when_all_done else None
-    stop = Interruptor() if quota is None or break_when_all_done else _FirstEnd(quota)
-    steps = _Steps(venv, _draws(venv) if policy is None else policy, stop)
-    batch = steps.take(max_steps, quota, None if callback is None else partial(callback, venv_or_env), obs)
-    if set_truncated:
-        truncate_last(batch)
-    return batch
+    def __repr__(self) -> str:
+        so_far = f"{self.frames} frames so far{', shut down' if self._closed else ''}"
+        return f"{type(self).__name__}({self.env!r}, {self.frames_per_batch} frames a batch, {so_far})"
 
-
-class _Steps(SyncLoop):
-    """Takes one batch, and leaves the envs open, also after an error."""
-
-    def __init__(self, venv: Any, policy: Policy, interruptor: Interruptor) -> None:
-        self.env = make_vector_env(venv, None, DummyVectorEnv)
-        check_synchronous(self.env, "rollout()", cuts=False)
-        self.policy_device, self.init_random_frames, self._limit, self._seeds = None, 0, 0, None
-        self._exploration_type, self._interruptor = ExplorationType.RANDOM, interruptor
-        self._options = {"threads": 1}
-        self._prepare(policy)
-
-    def take(self, steps: int, quota: np.ndarray | None, hook: Callable[[StepBatch], Any] | None, obs: Any) -> Rollout:
-        """A batch in which at most `quota` episodes of each env end; it begins with a reset, or goes on from `obs`."""
-        if obs is not None:
-            counts = {len(rows) for rows in nest.leaves(obs)}
-            if counts != {self._env_num}:
-                raise ValueError(f"obs has {sorted(counts)} rows, expected one for each of {self._env_num} envs")
-            self._put_obs(self._all_ids, obs)
-            self._episodes.over[:] = False
-        checked = None if hook is None else CheckedHook(partial(_ignore_result, hook), lambda: self._runner.layout)
-        batch: Rollout
-        try:
-            batch, _ = self._gather_checked(BatchRequest(steps * self._env_num, False, quota, checked))
-        finally:
-            self.shutdown()
-        return batch
-
-    def shutdown(self, close_env: bool = False) -> None:
-        super().shutdown(close_env=False)
-
-
-def _ignore_result(hook: Callable[[StepBatch], Any], step: StepBatch) -> None:
-    hook(step)
-
-
-class _FirstEnd(Interruptor):
-    """Ends a collection with the first episode that ends: the loop counts down what is left of `quota`."""
-
-    def __init__(self, quota: np.ndarray) -> None:
-        super().__init__()
-        self._quota = quota
-
-    def collection_stopped(self) -> bool:
-        return not self._quota.all()
-
-
-class _Borrowed:
-    """An env that its vector env does not close."""
-
-    def __init__(self, env: Any) -> None:
-        self.env = env
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.env, name)
-
-    def close(self) -> None:
-        """It belongs to the caller."""
-
-
-def _draws(venv: Any) -> Policy:
-    """A policy that draws from the envs' own action spaces, so that the next rollout goes on where this one ended."""
-
-    def act(obs: Any, env_id: Any = None) -> Any:
-        ids = range(venv.env_num) if env_id is None else env_id
-        every = venv.action_space
-        spaces = [every[i] for i in ids]
-        masks = masks_of(obs, spaces[0], len(spaces)) or [None] * len(spaces)
-        rows = [draw(space, mask) for space, mask in zip(spaces, masks, strict=True)]
-        return {"action": nest.stack(rows)} if common_layout(spaces) else rows
-
-    return act
+    def stats(self) -> CollectorStats:
+        """Seconds since the first batch by what took them; `print(collector.stats())` names the bottleneck in one
+        line.
+        """
+        return CollectorStats(frames=self._steps, broken_episodes=self._episodes.broken, **self._clock.seconds)

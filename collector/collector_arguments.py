@@ -8,8 +8,6 @@ from typing import Any
 
 from gymnasium import spaces
 
-from vecenv.extending import check_count
-
 
 def resolve_devices(device: Any, storing: Any, policy: Any, env: Any) -> tuple[Any, Any, Any]:
     """The devices of batches, policy and envs; None where none was given.
@@ -45,11 +43,6 @@ def at_least_one(name: str, number: Any) -> int:
     if count < 1:
         raise ValueError(f"{name} must be at least 1, got {count}")
     return count
-
-
-def threads(name: str, number: Any) -> int | None:
-    """A number of threads, or None. Raises `TypeError` and `ValueError` for all others."""
-    return None if number is None else check_count(name, number)
 
 
 def limit(name: str, number: Any) -> int:

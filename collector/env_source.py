@@ -108,8 +108,10 @@ def make_vector_env(source: Any, kwargs: dict[str, Any] | None, make: Callable[[
 
 def with_transforms(env: Any, transforms: Any, policy: Any, device: Any) -> Any:
     """The vector env with transforms around it, which work where the policy does: on its `device`, if one is given, or
-    where its parameters are; on arrays in this process where that is the CPU.
+    where its parameters are; on arrays in this process where that is the CPU. None: the vector env as it is.
     """
+    if transforms is None:
+        return env
     if device is not None or sys.modules.get("torch") is not None:
         from collector.device.tensors import resolve_device, tensors_of, torch
 

@@ -1,175 +1,46 @@
-"""The arguments, batches and state of local collectors, and `SyncDataCollector`, whose envs step together."""
+"""`SyncDataCollector`: the loop in which all envs step together.
+
+A round calls the policy for the actions of the envs, and sends them. An env whose episode ends is reset in one of three
+ways, of which each round uses the first that it can::
+
+    by its worker,       round    1    2    3    4    5    6
+    in the same round    env 0    s0   s1#  s2   s3   s4   s5    s = step, with the row it is recorded in
+                         env 1    s0   s1   s2   s3#  s4   s5    # = the episode ends
+
+    in the round         env 0    s0   s1#  R    s2   s3   s4    R = reset, where episodes have seeds of their own, and
+    after it             env 1    s0   s1   s2   s3#  R    s4#   the first way is not open
+
+    in a round of        env 0    s0   s1        s2   s3   s4#   before the first round of a batch, and without seeds
+    its own              env 1    s0   s1#  R    s2   s3   s4    also where the first way is not open
+
+The first way is not open for backends that cannot reset by themselves, for episodes that a limit or a failure ended, in
+the last round of a batch, because it is not known yet whether an env steps again, and where no further episode is known
+for each env. Without seeds, envs are always at the same row, and what the policy gets does not depend on where batches
+end; only those that have all their episodes (`collect(n_episode=...)`) stay behind. With seeds, an env that has all its
+rows waits for the others, one for which there is no further episode is left out, and the policy is called with a row
+for each env in every round (one that gets tensors: filled up to a multiple of four), so that what it computes for one
+does not depend on which others step. Rows of envs that do not step hold their last observation, and their actions are
+discarded.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from functools import partial
 from typing import Any
 
-from gymnasium.vector import VectorEnv
+import numpy as np
 
-from collector.batch.rollout import truncate_last
-from collector.batch.step_extras import RowLayout, check_info_keys
+from collector.base_collector import BatchRequest
+from collector.batch.rollout import Rollout
+from collector.batch.rollout_buffer import RolloutBuffer, Where
+from collector.batch.step_extras import StepBatch
 from collector.collect import Collecting
-from collector.collector_arguments import check_step_count, limit, threads
-from collector.env_source import VectorEnvMaker, check_synchronous, make_vector_env, with_transforms
-from collector.evaluation import Evaluation
-from collector.interruptor import Interruptor
-from collector.loops.collection_loop import BatchRequest
-from collector.loops.sync_loop import SyncLoop
-from collector.policy.exploration import ExplorationType, as_exploration_type
-from collector.policy.policy_call import Policy
-from vecenv.extending import flat
+from collector.env_source import check_synchronous
+from collector.policy.action_trees import as_vector_envs_take_it
+from vecenv import nest
 from vecenv.wrappers import check_send_and_recv
 
 
-class BatchCollector(Collecting):
-    """A collector without its loop; arguments and methods are documented in `SyncDataCollector`."""
-
-    _default_backend = "dummy"
-
-    def __init__(
-        self,
-        create_env_fn: Any,
-        policy: Policy | None = None,
-        *,
-        frames_per_batch: float | None = None,
-        total_frames: float | None = -1,
-        device: Any = None,
-        storing_device: Any = None,
-        policy_device: Any = None,
-        env_device: Any = None,
-        create_env_kwargs: dict[str, Any] | None = None,
-        max_frames_per_traj: float | None = None,
-        init_random_frames: float | None = None,
-        reset_at_each_iter: bool = False,
-        postproc: Callable[[Any], Any] | None = None,
-        split_trajs: bool | None = None,
-        exploration_type: ExplorationType = ExplorationType.RANDOM,
-        exploration_mode: str | None = None,
-        return_same_td: bool = False,
-        reset_when_done: bool = True,
-        interruptor: Interruptor | None = None,
-        set_truncated: bool = False,
-        compile_policy: bool | dict[str, Any] = False,
-        cudagraph_policy: bool | dict[str, Any] = False,
-        policy_threads: int | None = 1,
-        backend: str | None = None,
-        episode_seeds: Iterable[tuple[int, int]] | None = None,
-        transforms: Any = None,
-        info_keys: Sequence[str] | None = None,
-        **env_options: Any,
-    ) -> None:
-        make = VectorEnvMaker(type(self), backend, self._default_backend, env_options)
-        devices = device, storing_device, policy_device, env_device
-        finishing = postproc, split_trajs, return_same_td
-        super().__init__(policy, frames_per_batch, total_frames, init_random_frames, devices, *finishing)
-        if not reset_when_done:
-            raise ValueError("reset_when_done is deprecated.")
-        self._exploration_type = as_exploration_type(exploration_type, exploration_mode)
-        self._seeds = episode_seeds
-        self._info_keys = check_info_keys(info_keys)
-        self._info_layout: dict[str, RowLayout] = {}
-        if reset_at_each_iter:
-            self._refuse_with_seeds("reset_at_each_iter")
-        self.reset_at_each_iter, self.set_truncated = reset_at_each_iter, set_truncated
-        self._limit = limit("max_frames_per_traj", max_frames_per_traj)
-        self._interruptor = Interruptor() if interruptor is None else interruptor
-        count = threads("policy_threads", policy_threads)
-        self._options = {"cudagraph": cudagraph_policy, "compile": compile_policy, "threads": count}
-        self._make_env(create_env_fn, create_env_kwargs, make, transforms, policy)
-
-    def _make_env(
-        self, source: Any, kwargs: dict[str, Any] | None, make: VectorEnvMaker, transforms: Any, policy: Any
-    ) -> None:
-        """Make the vector env, with the transforms around it, and prepare for the first batch."""
-        self.env = make_vector_env(source, kwargs, make)
-        is_own = self.env is not source and not isinstance(source, VectorEnv)
-        try:
-            make.check_used()
-            if transforms is not None:
-                self.env = with_transforms(self.env, transforms, policy, self.policy_device)
-            if self._limit:
-                check_step_count(self.env.observation_space)
-            self._prepare(policy)
-            again = partial(_make_again, kwargs, make, transforms, policy, self.policy_device)
-            self._evaluation = Evaluation(source, again, self.env)
-        except BaseException as error:
-            # A vector env that was passed is the caller's until there is a collector.
-            if is_own:
-                self._note_exception(error)
-            self._close(env_too=is_own)
-            if isinstance(source, VectorEnv) and hasattr(self.env, "release"):
-                self.env.release()
-            raise
-
-    # Batches.
-
-    @property
-    def frames_per_batch(self) -> int:
-        """Steps in a full batch."""
-        return self._round_up(self.requested_frames_per_batch)
-
-    @property
-    def exploration_type(self) -> ExplorationType:
-        """The value taken from a distribution that the policy returns, where no `set_exploration_type` is around a call
-        of the collector.
-        """
-        return self._exploration_type
-
-    def __repr__(self) -> str:
-        so_far = f"{self.frames} frames so far{', shut down' if self._closed else ''}"
-        return f"{type(self).__name__}({self.env!r}, {self.frames_per_batch} frames a batch, {so_far})"
-
-    def _is_complete(self) -> bool:
-        """Return whether all of `total_frames`, or all of `episode_seeds`, are collected."""
-        return super()._is_complete() or (self._seeds is not None and self.all_played)
-
-    def _collect_batch(self) -> Any:
-        if self.reset_at_each_iter:
-            self.reset()
-        random, hook = self.frames < self.init_random_frames, self._hook(None)
-        batch, _ = self._gather_checked(BatchRequest(self.frames_per_batch, random, on_step=hook, reuse=self._reuse))
-        if hook is not None:
-            hook.fill(batch.extras, batch.shape)
-        if self.set_truncated:
-            truncate_last(batch)
-        return batch
-
-    # State.
-
-    def state_dict(self) -> dict[str, Any]:
-        """Weights of the policy and progress of the collector. The states of the envs are not in it."""
-        return {
-            "env_state_dict": self.env.state_dict() if hasattr(self.env, "state_dict") else {},
-            "frames": self.frames,
-            "iter": self._batches,
-            "traj_pool": self._episodes.next_id,
-            **self._weights.state_dict(),
-        }
-
-    def load_state_dict(self, state_dict: dict[str, Any], strict: bool = True) -> None:
-        """Go on from a `state_dict`: its weights, its count of frames, and ids of episodes that it has not used.
-
-        The envs begin new episodes. `strict` is for the policy's `load_state_dict`.
-        """
-        self._take_progress(state_dict, strict, "env_state_dict", "frames", "iter")
-        if state_dict["env_state_dict"] and hasattr(self.env, "load_state_dict"):
-            self.env.load_state_dict(state_dict["env_state_dict"])
-        if not self._closed:
-            self._recover()
-            self._finish_steps(discard=True)
-        self._episodes.skip_to(state_dict.get("traj_pool", 0))
-
-    def _close(self, env_too: bool) -> None:
-        try:
-            if self._evaluation is not None:
-                self._evaluation.close()
-        finally:
-            super()._close(env_too)
-
-
-class SyncDataCollector(SyncLoop, BatchCollector):
+class SyncDataCollector(Collecting):
     """Collects batches of `frames_per_batch` steps from all envs of a vector env, in step.
 
     docs/semantics.md ("Batches of a collector") has the guarantees: what goes on from batch to batch, which observation
@@ -220,21 +91,171 @@ class SyncDataCollector(SyncLoop, BatchCollector):
     Rollout(2 envs, 5 steps, 10 frames, 0 episode ends)
     """
 
-    def _prepare(self, policy: Policy | None) -> None:
-        check_synchronous(self.env, "SyncDataCollector", cuts=self._limit > 0)
-        if self._seeds is not None:
+    _user = "SyncDataCollector"
+    """The name in errors."""
+
+    def _prepare(self, faster: dict[str, Any]) -> None:
+        check_synchronous(self.env, self._user, cuts=self._limit > 0)
+        if self._seeded:
             check_send_and_recv(self.env, "a collector with episode_seeds")
-        super()._prepare(policy)
+        super()._prepare(faster)
+        self._kept_buffer: RolloutBuffer | None = None
         self._warn_of_rounding(f"the {self._env_num} envs", f"{self.frames_per_batch // self._env_num} steps of each, ")
 
     def _like_this(self, env: Any, policy: Any, **options: Any) -> SyncDataCollector:
         return SyncDataCollector(env, policy, **options)
 
+    def _round_up(self, frames: int) -> int:
+        return -(-frames // self._env_num) * self._env_num
 
-def _make_again(
-    kwargs: dict[str, Any] | None, make: VectorEnvMaker, transforms: Any, policy: Any, device: Any, source: Any
-) -> Any:
-    """A vector env as the collector's own, with clones of its transforms around it."""
-    clones = None if transforms is None else [each.clone() for each in flat(transforms)]
-    env = make_vector_env(source, kwargs, make)
-    return env if clones is None else with_transforms(env, clones, policy, device)
+    # The loop.
+
+    def _gather(self, request: BatchRequest) -> Rollout:
+        if self.all_played:
+            raise RuntimeError("all of episode_seeds have been played: make a new collector for others")
+        n = self._env_num
+        buffer = self._kept_buffer if request.reuse else None
+        if buffer is None:
+            buffer = RolloutBuffer(n, request.frames // n)
+        if request.reuse:
+            self._kept_buffer = buffer
+            buffer.rewind()
+        self._episodes.begin_batch()
+        self._buffer, self._request, self._rows = buffer, request, np.zeros(n, np.int64)
+        self._record()
+        self._obs = buffer.read("obs", self._rows * n + self._all_ids)
+        batch = buffer.finish(self._rows, self._episodes.columns, -1 if request.random else self._weights.version)
+        if request.random:  # what the policy would have returned with the action is zero
+            for name, (shape, dtype) in self._runner.learn_layout(self._obs, self._all_ids).items():
+                if name != "action":
+                    batch.extras[name] = np.zeros((*batch.shape, *shape), dtype)
+        return batch
+
+    def _record(self) -> None:
+        """Record rounds until all envs have their rows, or their episodes, or the collection is interrupted."""
+        n, seeded, episodes, buffer, rows = self._env_num, self._seeded, self._episodes, self._buffer, self._rows
+        runner, random, quota = self._runner, self._request.random, self._request.quota
+        if self._obs is not None:
+            buffer.write("obs", slice(0, n), self._obs)
+        ids, time, is_even, some_ended, stopped = self._unfinished(), 0, True, True, False
+        obs: Any = None  # what the policy gets, where the last round returned it
+        while len(ids) and not stopped:
+            resets = None
+            if some_ended and np.count_nonzero(over := episodes.over[ids]):
+                if seeded and not over.all() and (time or not self._autoreset):
+                    resets, is_even = over, False
+                else:
+                    obs = self._reset(ids, over, obs)
+            if obs is None:
+                shown = self._all_ids if seeded else ids
+                obs = buffer.read("obs", rows[shown] * n + shown)
+            outputs = runner(obs, ids, random)
+            where = slice(time * n, time * n + n) if is_even and len(ids) == n else rows[ids] * n + ids
+            buffer.write_outputs(where, outputs)  # those of envs that are reset are written over
+            time += 1
+            autoreset = self._autoreset and time < buffer.steps and self._go_on(ids)
+            step = self._exchange(ids, outputs["action"], resets, autoreset)
+            self._clock.lap("env")
+            some_ended = self._note_round(ids, where, step, resets, autoreset)
+            obs = None if seeded and len(ids) < n else step[0]
+            if time >= buffer.steps or (some_ended and (seeded or quota is not None)):
+                before, ids = len(ids), self._unfinished()
+                obs = obs if seeded or len(ids) == before else None
+            self._clock.lap("storage")
+            stopped = self._interruptor.collection_stopped()
+
+    def _unfinished(self) -> np.ndarray:
+        """The envs that go on: they lack rows, have an episode, and may end one more."""
+        going = (self._rows < self._buffer.steps) & (self._episodes.ids >= 0)
+        if self._request.quota is not None:
+            going &= self._request.quota > 0
+        return going.nonzero()[0]
+
+    def _go_on(self, ids: np.ndarray) -> bool:
+        """Return whether each of these envs begins another episode, whichever end in a round: with seeds, that of its
+        next episode is known.
+        """
+        if self._seeded:
+            return bool(self._episodes.next_seeds[ids].min() >= 0)
+        return self._request.quota is None or bool(self._request.quota[ids].min() > 1)
+
+    def _reset(self, ids: np.ndarray, resets: np.ndarray, obs: Any) -> Any:
+        """Run a round of resets; returns the observations that the policy gets, where they are known."""
+        n, buffer, begun = self._env_num, self._buffer, ids[resets]
+        first, info = self.env.reset(None if len(begun) == n else begun, **self._seeds_of(begun))
+        self._clock.lap("env")
+        if not buffer.has("obs"):  # the policy may be shown rows of envs that have no episode
+            buffer.write("obs", slice(0, n), nest.take(first, np.zeros(n, np.int64)))
+        buffer.write("obs", self._rows[begun] * n + begun, first)
+        self._begin(begun, info)
+        if len(begun) == (n if self._seeded else len(ids)):
+            return first
+        if self._seeded or obs is None:
+            return None
+        nest.put(obs, resets, first)
+        return obs
+
+    def _seeds_of(self, env_ids: np.ndarray) -> dict[str, Any]:
+        """The arguments with which these envs are reset."""
+        return {"seed": self._episodes.seeds[env_ids].tolist()} if self._seeded else {}
+
+    def _exchange(self, ids: np.ndarray, action: Any, resets: np.ndarray | None, autoreset: bool) -> tuple[Any, ...]:
+        """Send a round and take its results; envs in the mask `resets` are reset instead."""
+        asked = None if len(ids) == self._env_num else ids
+        if isinstance(action, tuple):
+            action = as_vector_envs_take_it(action)
+        if resets is not None:
+            mask = resets if asked is None else ids[resets]
+            self.env.send(action, asked, reset=mask, **self._seeds_of(ids[resets]))
+            return self.env.recv()
+        if autoreset:
+            return self.env.step(action, asked, autoreset=self._episodes.next_seeds[ids] if self._seeded else True)
+        return self.env.step(action, asked)
+
+    def _note_round(self, ids: np.ndarray, where: Where, step: Any, resets: np.ndarray | None, autoreset: bool) -> bool:
+        """Record a round in the rows `where`; returns whether an episode ended in it."""
+        n, buffer, (obs, reward, terminated, truncated, info) = self._env_num, self._buffer, step
+        reward, terminated, truncated, by_env = self._count_steps(ids, reward, terminated, truncated, resets)
+        if isinstance(where, slice):
+            self._rows += 1
+            after: Where = slice(where.start + n, where.stop + n)
+        else:
+            self._rows[ids] += 1 if resets is None else ~resets
+            after = self._rows[ids] * n + ids
+        buffer.write_step(where, after, obs, reward, terminated, truncated)
+        ended, begun = (by_env | truncated if self._limit else by_env).nonzero()[0], list[int]()
+        last_obs = nest.take(obs, ended) if len(ended) else None
+        for j, row in enumerate(ended.tolist()) if autoreset else ():
+            if by_env[row] and "final_obs" in info[row]:  # a key that an env may return where a limit ended its episode
+                begun.append(row)
+                final = info[row]["final_obs"]
+                if last_obs.__class__ is np.ndarray:  # at once: episodes end in most rounds
+                    last_obs[j] = final
+                else:
+                    nest.put(last_obs, j, final)
+        if self._request.on_step is not None:
+            shown = StepBatch(ids, None, buffer.read("action", where), reward, terminated, truncated, obs, info)
+            self._show(where, shown, resets, ended, last_obs)
+        if self._runner.noise is not None:
+            self._runner.noise.note_masks(ids, info)
+        if resets is not None:
+            self._begin(ids[resets], info[resets])
+        if len(ended):
+            failed = self._end_episodes(ids, ended, info, self._request.quota)
+            at = where.start + ended if isinstance(where, slice) else where[ended]
+            buffer.end_episodes(at, last_obs, failed)
+            if begun:
+                self._begin(ids[begun], info[begun])
+        return len(ended) > 0
+
+    def _show(self, where: Where, shown: StepBatch, resets: Any, ended: np.ndarray, last_obs: Any) -> None:
+        """Call the step hook with the envs that stepped, and record what it returns."""
+        next_obs = nest.map(np.copy, shown.next_obs)
+        if len(ended):
+            nest.put(next_obs, ended, last_obs)
+        shown = shown._replace(obs=self._buffer.read("obs", where), next_obs=next_obs)
+        if resets is not None:
+            assert isinstance(where, np.ndarray)
+            where, shown = where[~resets], StepBatch._make(nest.take(tuple(shown), ~resets))
+        assert self._request.on_step is not None
+        self._buffer.write_extras(where, self._request.on_step(shown, self._clock))

@@ -7,26 +7,23 @@ from dataclasses import dataclass
 
 
 class Clock:
-    """Adds up the time of each kind of work: `lap(kind)` counts what has passed since the last lap as that kind."""
+    """Adds up the seconds of each kind of work: `lap(kind)` counts what has passed since the last lap as that kind."""
 
     def __init__(self) -> None:
-        self.seconds = dict.fromkeys(("env", "act", "storage", "hooks", "idle"), 0.0)
-        self._last: float | None = None
+        self.seconds = dict.fromkeys(("env", "policy", "transfer", "storage", "hooks", "idle"), 0.0)
+        self._last = 0.0
+
+    def begin_batch(self) -> None:
+        """Count the time since the last batch, if there was one, as "idle"."""
+        if not self._last:
+            self._last = time.perf_counter()
+        self.lap("idle")
 
     def lap(self, kind: str) -> None:
         """Count the time since the last lap as this kind."""
         now = time.perf_counter()
-        if self._last is not None:
-            self.seconds[kind] += now - self._last
+        self.seconds[kind] += now - self._last
         self._last = now
-
-    def stats(self, transfer: float, frames: int, broken_episodes: int = 0) -> CollectorStats:
-        """The stats of all laps, for so many steps; `transfer` is the part of "act" that went to copies and checks."""
-        seconds = {**self.seconds}
-        policy = max(0.0, seconds.pop("act") - transfer)
-        return CollectorStats(
-            policy=policy, transfer=transfer, frames=frames, broken_episodes=broken_episodes, **seconds
-        )
 
 
 @dataclass(frozen=True)

@@ -74,7 +74,7 @@ def described(action):
 
 
 def arrived(make, reset_and_step, batches=BATCHES):
-    """What the envs get of each batch: name -> one description an env.
+    """The actions that the envs get of each batch: name -> one description an env.
 
     `make(env_fns)` is called once for each space; `reset_and_step(envs, batches)` returns the actions that each env
     got.

@@ -108,7 +108,7 @@ def ctrl_c() -> Iterator[None]:
 
 @pytest.fixture(scope="session", autouse=True)
 def cuda_has_started() -> None:
-    """What CUDA opens when it starts stays open for the life of the process: no test has left it behind."""
+    """Descriptors that CUDA opens when it starts stay open for the life of the process: no test has left it behind."""
     torch = sys.modules.get("torch")
     if torch is not None and torch.cuda.is_available():
         with torch.cuda.stream(torch.cuda.Stream()):
@@ -215,7 +215,7 @@ def descriptors() -> dict[int, str]:
 
 
 def kept_descriptors() -> set[int]:
-    """Those of the forkserver and the resource tracker, which stay for the life of the process."""
+    """The processes of the forkserver and the resource tracker, which stay for the life of the process."""
     owned = (start_methods._server._forkserver_alive_fd, resource_tracker._resource_tracker._fd)
     return {fd for fd in owned if fd is not None}
 
@@ -248,7 +248,7 @@ def shared_memory() -> set[str]:
 
 
 def used_elsewhere(name: str) -> bool:
-    """Whether a process that is neither this one nor below it has mapped the file."""
+    """Return whether a process that is neither this one nor below it has mapped the file."""
     ours = {os.getpid(), *(child.pid for child in psutil.Process().children(recursive=True))}
     for process in psutil.process_iter():
         try:

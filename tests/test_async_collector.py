@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 import tracemalloc
-import warnings
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -227,7 +226,7 @@ def test_what_the_vector_env_of_a_list_of_callables_waits_for() -> None:
 
 
 class TestKeywords:
-    """Those of the synchronous collector, where a flat batch makes them anew."""
+    """The arrays of the synchronous collector, where a flat batch makes them anew."""
 
     def make(self, *lengths: int, policy: Any = zeros, frames: int = 20, **options: Any) -> AsyncDataCollector:
         return AsyncDataCollector(DummyVectorEnv(countdowns(*lengths)), policy, frames_per_batch=frames, **options)
@@ -298,22 +297,3 @@ class TestKeywords:
             batch = collector.rollout()
         np.testing.assert_array_equal(batch.policy_version, batch.action)
         assert 0 < (batch.policy_version == 0).sum() <= 2, "those in flight when the first batch was complete"
-
-
-@FULL
-def test_an_env_that_does_not_return_is_named_once(monkeypatch: Any, tmp_path: Any) -> None:
-    """With `wait_num` batches come without it, for as long as it takes."""
-    monkeypatch.setattr("collector.async_collector.HANG_SECONDS", 1.0)
-    gate = tmp_path / "gate"
-    fns = [partial(Countdown, 50), partial(WaitsForFile, 50, str(gate)), partial(Countdown, 50)]
-    with AsyncDataCollector(ThreadVectorEnv(fns, wait_num=1), zeros, frames_per_batch=20) as collector:
-        with warnings.catch_warnings(record=True) as caught:
-            warnings.simplefilter("always")
-            while not caught:
-                collector.next()
-        assert str(caught[0].message).startswith("env 1 has not returned from a step or reset for ")
-        assert caught[0].filename == __file__
-        collector.next()  # a second warning would be an error
-        gate.touch()
-        while 1 not in collector.next().env_ids:
-            pass

@@ -45,7 +45,7 @@ class Device:
         self.name = "cuda" if kind == "cuda" else "cpu"
         self._kernel = LateTransfer.kernel if kind == "late" else lambda: None
         if kind == "late":
-            monkeypatch.setattr("collector.device.transfer.Transfer", LateTransfer)
+            monkeypatch.setattr("collector.device.tensors.Transfer", LateTransfer)
 
     def policy(self) -> Lean:
         return Lean(self._kernel)
@@ -114,7 +114,7 @@ class TestRowsOfAPolicy:
     @pytest.fixture(autouse=True)
     def _nothing_blocks(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """An index from this process would have to go to the device, and be waited for."""
-        monkeypatch.setattr("collector.device.transfer.Transfer", LateTransfer)
+        monkeypatch.setattr("collector.device.tensors.Transfer", LateTransfer)
 
         def refuse(*args: Any, **kwargs: Any) -> None:
             raise AssertionError("this waits for the device")

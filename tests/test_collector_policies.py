@@ -1,4 +1,4 @@
-"""What a policy may be, and what is done with what it returns."""
+"""Policies of every kind, and the use of their results."""
 
 from __future__ import annotations
 
@@ -13,9 +13,8 @@ from collector_envs import arrays, assert_equal, cartpoles, countdowns, kinds, l
 from countdown import Countdown, DictObs
 from gymnasium import spaces
 
-from collector import ExplorationType, RandomPolicy, Rollout, SyncDataCollector
-from collector.policy.exploration import choose
-from collector.policy.policy_call import PolicyCall, signature_of
+from collector import ExplorationType, RandomPolicy, Rollout, SyncDataCollector, set_exploration_type
+from collector.policy.policy_call import PolicyCall, choose, signature_of
 from collector.policy.random_policy import draw_many
 from vecenv import DummyVectorEnv
 
@@ -142,16 +141,22 @@ class TestTorchPolicies:
         assert_equal(arrays(sampled), arrays(self.collect(Sure())))
 
     @pytest.mark.parametrize("fns", [cartpoles(4), pendulums(4)])
-    def test_the_mlp_takes_legal_actions(self, fns: Any) -> None:
+    def test_the_mlp_takes_legal_actions_at_random_or_the_likeliest(self, fns: Any) -> None:
         from collector import MLPPolicy
 
         venv = DummyVectorEnv(fns)
         space = venv.action_space[0]
-        with SyncDataCollector(venv, MLPPolicy(venv.observation_space[0], space), frames_per_batch=400) as collector:
+        policy = MLPPolicy(venv.observation_space[0], space)
+        with SyncDataCollector(venv, policy, frames_per_batch=400) as collector:
             actions = collector.rollout().action
+            with set_exploration_type(ExplorationType.MODE):
+                batch = collector.rollout()
         assert actions.dtype == space.dtype
         assert all(space.contains(action) for action in actions.reshape(-1, *space.shape))
         assert len(np.unique(actions)) > 1
+        with self.torch.no_grad():
+            likeliest = policy(self.torch.from_numpy(batch.obs.reshape(-1, *batch.obs.shape[2:]))).mode.numpy()
+        np.testing.assert_allclose(batch.action.reshape(likeliest.shape), likeliest, rtol=1e-5)
 
     def test_the_mlp_refuses_spaces_that_it_does_not_know(self) -> None:
         from collector import MLPPolicy
@@ -161,7 +166,7 @@ class TestTorchPolicies:
             with pytest.raises(TypeError, match="the MLP policy"):
                 MLPPolicy(observation, action)
         policy = MLPPolicy(spaces.Discrete(5, start=2), spaces.Discrete(3, start=-1))
-        assert set(policy(self.torch.tensor([2, 6] * 200)).tolist()) == {-1, 0, 1}
+        assert set(policy(self.torch.tensor([2, 6] * 200)).sample().tolist()) == {-1, 0, 1}
 
 
 class TestFasterPolicies:
@@ -270,7 +275,7 @@ class TestFasterPolicies:
 
 
 class TestSignatures:
-    """What a policy is called with depends on the names of its parameters."""
+    """The arguments of a policy depend on the names of its parameters."""
 
     def collect(self, policy: Any, **kwargs: Any) -> Rollout:
         fns = [lambda length=length: DictObs(Countdown(length)) for length in (3, 5)]

@@ -12,8 +12,7 @@ torch = pytest.importorskip("torch")
 
 from device_double import LateTransfer  # noqa: E402
 
-from collector.device.tensors import as_tensor, moved, resolve_device, to_device  # noqa: E402
-from collector.device.transfer import Transfer  # noqa: E402
+from collector.device.tensors import Transfer, as_tensor, moved, resolve_device, to_device  # noqa: E402
 
 CUDA = torch.cuda.is_available()
 needs_cuda = pytest.mark.skipif(not CUDA, reason="needs a CUDA device")

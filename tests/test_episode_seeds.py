@@ -140,7 +140,7 @@ def networked(backend: Any, numbers: Any, skip: Any = ()) -> dict[int, Episode]:
 
 
 def test_episodes_of_a_network_are_the_same_in_workers_and_when_some_are_skipped():
-    """Those that are skipped were played before the job was killed: the others get other envs."""
+    """Episodes that are skipped were played before the job was killed: the others get other envs."""
     whole = networked(DummyVectorEnv, range(EPISODES))
     assert len({len(episode) for episode in whole.values()}) > 3
     assert_same(networked(ShmemVectorEnv, range(EPISODES)), whole)
@@ -166,10 +166,10 @@ def test_a_network_gets_a_row_for_each_env_on_one_thread_in_every_round():
 
 
 @pytest.mark.parametrize("make", [cartpoles, pendulums])
-def test_the_networks_of_jobs_can_return_their_distribution(make):
+def test_the_networks_of_jobs_are_keyed(make):
     env = make(1)[0]()
     torch.manual_seed(0)
-    policy = MLPPolicy(env.observation_space, env.action_space, as_distribution=True)
+    policy = MLPPolicy(env.observation_space, env.action_space)
     runs = []
     for numbers in (range(8), range(3, 8)):
         collector = SyncDataCollector(
@@ -181,6 +181,16 @@ def test_the_networks_of_jobs_can_return_their_distribution(make):
     assert_same(runs[1], {number: runs[0][number] for number in range(3, 8)})
 
 
+def test_no_action_of_those_networks_is_rounded_out_of_its_bounds():
+    low, high = np.float32([-0.13210486]), np.float32([0.12573022])
+    assert low + (high - low) > high
+    policy, noise = MLPPolicy(gymnasium.spaces.Box(-1, 1, (3,)), gymnasium.spaces.Box(low, high)), KeyedNoise(0, 1)
+    noise.numbers = np.arange(1)
+    with torch.no_grad():
+        policy.net[-2].bias[:] = 1e9
+        assert noise.sample(policy(torch.zeros(1, 3))).numpy() <= high
+
+
 IN_A_PROGRAM = """
 import numpy as np, torch
 from collector import EpisodeCutter, EpisodeSeeds, MLPPolicy, SyncDataCollector
@@ -188,7 +198,7 @@ from collector_envs import pendulums
 if {used}:
     torch.ones(64, 64) @ torch.ones(64, 64)
 env = pendulums(1)[0]()
-policy = MLPPolicy(env.observation_space, env.action_space, hidden=53, as_distribution=True)
+policy = MLPPolicy(env.observation_space, env.action_space, hidden=53)
 runs = []
 for first in (0, 1, 3):
     cutter, found = EpisodeCutter(), {{}}

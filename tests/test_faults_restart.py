@@ -22,9 +22,9 @@ from tests.faulty import (
     WaitsForFile,
     counters,
 )
-from tests.ledger import STARTED, Column, N, block_of, columns, pids, said
+from tests.ledger import STARTED, Column, N, block_of, columns, kill, pids, said, wait_until
 from tests.oddities import Breaks
-from vecenv import DummyVectorEnv, RayVectorEnv, ThreadVectorEnv, WorkerDiedError
+from vecenv import DummyVectorEnv, RayVectorEnv, ShmemVectorEnv, ThreadVectorEnv, WorkerDiedError
 from vecenv.engine import recovery
 
 backend = and_ray(BACKENDS)
@@ -83,9 +83,42 @@ def test_the_row_of_a_failure_is_the_last_one_whole_also_where_the_next_was_writ
         assert obs["first"][0, 2] == obs["second"][0] == 0
 
 
+def test_an_env_that_is_lost_between_rounds_repeats_its_latest_observation() -> None:
+    """One whose results were all taken; env 1 also after its worker is back, because env 0 was reset alone."""
+    with ShmemVectorEnv(counters(3), num_workers=2, on_error="restart") as venv:
+        venv.reset()
+        venv.step([4] * 3)
+        latest = venv.step([5] * 3)[0]
+        assert block_of(venv, 0) == [0, 1]
+        for pid in {*pids(venv)}:
+            kill(pid)
+        wait_until(lambda: not any(venv.alive()))
+        venv.reset([0])
+        obs, _, _, truncated, info = venv.step([6] * 3)
+        assert ["error" in each for each in info] == truncated.tolist() == [False, True, True]
+        assert obs[1:].tolist() == latest[1:].tolist()
+
+
+@pytest.mark.parametrize("interrupted", [False, True])
+def test_a_reset_of_others_does_not_get_the_row_of_a_failed_env(interrupted: bool) -> None:
+    env_fns: list[Any] = [partial(RaisesOnStep, 0, at=1), partial(InterruptedAt, 1, 2), partial(Counter, 2)]
+    with DummyVectorEnv(env_fns, on_error="restart") as venv:
+        venv.reset()
+        assert venv.step([0] * 3)[3].tolist() == [True, False, False]
+        if interrupted:
+            with pytest.raises(KeyboardInterrupt):
+                venv.step([0] * 3)
+        else:
+            venv.send([0], [0])
+        assert venv.reset([2])[1].tolist() == [{"env_id": 2}]
+        assert not interrupted or not venv.waiting_id
+        assert interrupted or venv.recv()[4][0]["restarted"]
+        assert venv.reset()[1].tolist() == [{"env_id": 0}, {"env_id": 1, "t": 0}, {"env_id": 2}]
+
+
 @columns("blocks", dummy=False, far=False, quick=True)
 def test_the_end_of_a_worker_counts_for_the_env_that_was_running_alone(column: Column) -> None:
-    """Those that share its worker are truncated and restarted with it, as often as it takes."""
+    """Envs that share its worker are truncated and restarted with it, as often as it takes."""
     env_fns = counters(N, env1=partial(DiesOnStep, at=1))
     with column.backend(env_fns, on_error="restart", max_restarts=2, **column.options) as venv:
         assert block_of(venv, 1) == [0, 1]
@@ -170,6 +203,18 @@ def test_waiting_for_more_envs_than_are_alive_ends(column: Column, tmp_path: Pat
         ledger._lose()
         ledger.born_again([0, 1])
         ledger.goes_on([0, 1], WorkerDiedError)
+
+
+class InterruptedAt(Counter):
+    """A Ctrl-C comes in step `at`."""
+
+    def __init__(self, id: int, at: int) -> None:
+        super().__init__(id)
+        self.at = at
+
+    def on_step(self) -> None:
+        if self.t == self.at:
+            raise KeyboardInterrupt
 
 
 class RaisesWhenAsked(Counter):

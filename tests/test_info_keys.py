@@ -53,6 +53,15 @@ def test_the_first_value_that_does_not_fit_promotes_a_column(kind: type) -> None
     assert [score.tolist() for score in scores] == [[True], [2**53 + 1], [3.0, 4.5, 1.0], [0.0]]
 
 
+@kinds
+def test_steps_that_are_in_flight_when_others_are_reset_have_theirs(kind: type) -> None:
+    with kind([partial(Tells, 9)] * 3, zeros, frames_per_batch=6, info_keys=KEYS, backend="dummy") as it:
+        for _ in range(4):
+            flat = it.next().flatten()
+            np.testing.assert_array_equal(flat.extras["taken"], flat.step_count + 1)
+            it.reset([0])
+
+
 def test_with_seeds_of_episodes() -> None:
     seeds = [(i, i) for i in range(4)]
     with SyncDataCollector([partial(Tells, 3)] * 2, frames_per_batch=8, episode_seeds=seeds, info_keys=KEYS) as it:

@@ -184,6 +184,18 @@ class TestFailures:
         assert not data.complete
         assert_whole(data)
 
+    @pytest.mark.parametrize("how", ["nan", "inf"])
+    def test_on_error_raise_is_also_for_rewards_that_are_not_finite(self, how: str, tmp_path: Path) -> None:
+        with pytest.raises(ValueError, match=r"episode \d+"):
+            run_job(job(**counting(every=3, how=how), on_error="raise"), tmp_path / "a")
+
+    def test_a_job_whose_episodes_all_fail_is_no_success(self, tmp_path: Path) -> None:
+        with pytest.raises(
+            JobFailedError, match=r"each of its episodes failed; episode 2, as the last one, with .*Over"
+        ):
+            run_job(job(**counting(every=1, at="reset"), episodes=3), tmp_path / "a")
+        assert not (tmp_path / "a").exists()
+
     def test_an_error_of_the_policy_ends_the_job(self, tmp_path: Path) -> None:
         with pytest.raises(KeyError, match="no such state"):
             run_job(job(policy=f"{HERE}:bad"), tmp_path / "a")
@@ -255,6 +267,7 @@ class TestGoingOn:
         before = {path: path.read_bytes() for path in uninterrupted.rglob("*") if path.is_file()}
         state = resume_job(uninterrupted, allow_import=[HERE])
         assert (state.status, state.episodes, state.notes) == ("complete", 40, ["it was complete already"])
+        assert state.repeatable
         assert {path: path.read_bytes() for path in before} == before
 
     def test_a_changed_job_is_refused_with_what_changed(self, tmp_path: Path) -> None:

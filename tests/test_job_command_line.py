@@ -19,7 +19,7 @@ PONG = ["--env", "ALE/Pong-v5", "--num-envs", "2", "--max-episode-steps", "30"]
 
 
 def collect(folder: Path, *arguments: str) -> Dataset:
-    """What `run` with these arguments writes."""
+    """The output of `run` with these arguments."""
     assert main(["run", *arguments, "--no-plot", "--out", str(folder)]) == 0
     return Dataset(folder)
 
@@ -79,8 +79,11 @@ class TestHelp:
         error = capsys.readouterr().err
         assert error.count("--episodes N") == 1
         assert "run python -m collector run --help" in error
-        assert main([]) == main(["--help"]) == 0
-        assert "  resume   Go on with the job of a folder where it was." in capsys.readouterr().out
+        for nothing in ([], ["--help"]):
+            with pytest.raises(SystemExit) as ended:
+                main(nothing)
+            assert ended.value.code == 0
+            assert "resume  Go on with the job of a folder where it was." in capsys.readouterr().out
 
 
 class TestOwnCode:

@@ -33,6 +33,13 @@ class TestReplay:
         run_job(job(**counting(), episodes=20), tmp_path)
         assert replay_episodes(tmp_path, 4, [HERE]) == {0: "", 6: "", 13: "", 19: ""}
 
+    def test_it_is_played_on_the_device_of_the_job(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        """As where a job ran without a GPU, and is verified where there is one."""
+        pytest.importorskip("torch")
+        run_job(job(policy="mlp", device="cpu", episodes=3), tmp_path)
+        monkeypatch.setattr("collector.jobs.replay.resolve_device", lambda job: "cuda")
+        assert not any(replay_episodes(tmp_path, 3).values())
+
     def test_another_policy_would_be_noticed(self, tmp_path: Path) -> None:
         run_job(job(episodes=5), tmp_path)
         head = json.loads((tmp_path / "dataset.json").read_text())

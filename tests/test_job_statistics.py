@@ -42,7 +42,7 @@ def learning(**changes: Any) -> Job:
 
 
 def seen(folder: Path, key: str = "reward_count", place: str = "0.VecNorm", num_envs: int = 4) -> float:
-    """How many rows the statistics have seen that the folder holds, those of all envs together."""
+    """The number of rows that the statistics in the folder have seen, those of all envs together."""
     return sum(state[place][key] for state in read_statistics(folder, num_envs))
 
 
@@ -227,7 +227,7 @@ class TestFrozen:
         resumed = resume_job(tmp_path / "a")
         assert seen(tmp_path / "a", "count", "1.NormalizeReward") == stopped.frames + resumed.frames
         known = str(tmp_path / "a" / KEPT)
-        frozen = tuple(Call(each.call, each.kwargs, known) for each in chain)
+        frozen = (Call("vecenv.transforms:VecNorm", LEARNING.kwargs, known), Call("NormalizeReward", {}, known))
         assert run_job(learning(transforms=frozen), tmp_path / "b").repeatable
         [one, two] = Dataset(tmp_path / "b").head["job"]["transforms"]
         assert one["frozen"]["state"]["reward_count"] == seen(tmp_path / "a")

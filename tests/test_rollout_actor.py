@@ -163,12 +163,19 @@ class TestBatches:
                     each.update_policy_weights_({"value": torch.full((1,), collector.frames // 160)})
             assert (collector.frames, len(collector.stats().actors), collector.stats().weight_puts) == (240, 2, 2)
 
-    def test_actors_draw_different_actions_and_the_same_again_with_the_same_seed(self) -> None:
+    def test_actors_draw_different_actions_and_the_same_again_with_the_same_seed(self, ray: LocalRay) -> None:
         draws = lambda obs: torch.distributions.Categorical(logits=torch.zeros(len(obs), 2))  # noqa: E731
         with RayCollector(cartpoles(1), draws, num_actors=2, frames_per_batch=40) as collector:
             first, again = [(collector.set_seed(3), collector.next().action)[1] for _ in range(2)]
+            ray.dead = {0}
+            other = collector.next().action
+            collector.set_seed(3)
+            after_a_restart = collector.next().action
+            assert collector.stats().restarts == 1
         assert not np.array_equal(first[0], first[1])
         np.testing.assert_array_equal(first, again)
+        assert not np.array_equal(first[0], other[0]), "a restarted actor repeats no episode"
+        np.testing.assert_array_equal(first, after_a_restart)
 
     def test_envs_that_differ_from_actor_to_actor_are_refused(self) -> None:
         envs = parts(lambda make: DummyVectorEnv(make(1)), lambda n: countdowns(3), cartpoles)

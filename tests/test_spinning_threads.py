@@ -257,6 +257,7 @@ class Program:
         self.now = self.own = self.others = self.user_threads = 0.0
         self.spins = self.offers = self.ends = True
         self.pool = self.openblas = False
+        self.start_seconds = 0.0
         fakes = {
             "usable_cpus": lambda: cpus,
             "time": SimpleNamespace(
@@ -290,8 +291,8 @@ class Program:
         """Run rounds; returns before how many of them the pool was released."""
         spinning, before = self.spinning, self.spinning.rounds
         for _ in range(count):
+            self.now += 1e-4 if self.pool or not self.spins else 1e-4 + self.start_seconds
             self.pool = self.pool or self.spins  # the caller's parallel operation
-            self.now += 1e-4
             self.own += 1e-4
             if spinning.engaged:
                 spinning.before_round()
@@ -330,6 +331,14 @@ class TestWhenItIsUsed:
         assert program.rounds(1000) == 0
         assert not program.openblas
         assert len(recwarn) == 0
+
+    def test_the_pool_stays_where_its_new_threads_cost_more_than_they_spun(self, monkeypatch):
+        program = Program(monkeypatch)
+        program.start_seconds = 2e-3  # other programs use the CPUs
+        assert 0 < program.rounds(10_000) < 1_000
+        program.start_seconds = 0.0
+        program.rounds(200)
+        assert program.rounds(2000) >= 1800
 
     def test_the_time_of_training_does_not_matter(self, monkeypatch):
         program = Program(monkeypatch)

@@ -95,36 +95,35 @@ class EnvCreator:
 
         Raises ValueError if that list has not `n` entries.
         """
-        variant = self.make_variant()
-        if isinstance(variant._kwargs, list):
-            _check_length(variant._kwargs, n)
-            variant._kwargs = variant._kwargs[i]
-        return variant
+        kwargs = self.create_env_kwargs
+        if isinstance(kwargs, list):
+            _check_length(kwargs, n)
+            kwargs = kwargs[i]
+        return self._variant(_kwargs=kwargs)
 
     def make_variant(self, **kwargs: Any) -> EnvCreator:
         """A creator that shares this one's state, with these arguments instead of those of the same names.
 
         This creator is not changed, unlike torchrl's.
         """
+        return self._variant(_kwargs=_merged(self._kwargs, kwargs))
+
+    def _variant(self, **attributes: Any) -> EnvCreator:
+        """A creator with these attributes instead of this one's."""
         variant: EnvCreator = type(self).__new__(type(self))
-        vars(variant).update(vars(self), _kwargs=_merged(self._kwargs, kwargs), _report=None)
+        vars(variant).update({**vars(self), "_report": None, **attributes})
         return variant
 
     def unshared(self) -> EnvCreator:
         """A creator of the same envs that each have a state of their own; `tune` and backend="auto" measure these."""
-        variant = self.make_variant()
-        variant._shares, variant._states, variant._names = False, None, []
-        return variant
+        return self._variant(_shares=False, _states=None, _names=[])
 
     def frozen_copy(self) -> EnvCreator:
         """A creator of the same envs for evaluation: they share a copy of the state as it is now, and those parts of
         it that can be frozen (`VecNorm`) are not updated.
         """
-        variant = self.make_variant()
-        variant._freezes = True
-        if self._states is not None:
-            variant._states = [SharedState(state.read(), share=True) for state in self._states]
-        return variant
+        states = self._states and [SharedState(state.read(), share=True) for state in self._states]
+        return self._variant(_freezes=True, _states=states)
 
     def update_kwargs(self, kwargs: Kwargs | Sequence[Kwargs]) -> None:
         """Replace these arguments for the vector envs and envs made from now on; a list has a dict for each env.

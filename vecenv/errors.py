@@ -107,7 +107,7 @@ class VectorEnvError(RuntimeError):
     pid: int | None = None
     partial: Partial | None = None
     bystander: bool = False
-    """Whether the env only shared a worker with the one that is to blame."""
+    """True if the env only shared a worker with the one that is to blame."""
 
 
 class EnvStepError(VectorEnvError):

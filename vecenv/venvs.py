@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from types import SimpleNamespace
+from typing import Any
 
+from vecenv.backends.backend import Backend
 from vecenv.backends.dummy import DummyBackend
-from vecenv.backends.process import ProcessBackend
 from vecenv.backends.ray_backend import RayBackend
 from vecenv.backends.shmem import ShmemBackend
 from vecenv.backends.subproc import SubprocBackend
@@ -19,20 +20,6 @@ EnvFns = Sequence[Callable[[], Any] | str]
 START_TIMEOUT = 120.0
 DECIDED = ("backend", "worker_fn")
 """Arguments of BaseVectorEnv that its ready-made subclasses decide."""
-
-
-def _timeouts(start_timeout: float | None, step_timeout: float | None) -> dict[str, Any]:
-    """The two timeouts as arguments of a backend, checked."""
-    return {
-        "start_timeout": check_timeout(start_timeout, "start_timeout") or START_TIMEOUT,
-        "step_timeout": check_timeout(step_timeout, "step_timeout"),
-    }
-
-
-class LocalEnv(NamedTuple):
-    """A worker in this process: code written for tianshou finds the env as `venv.workers[i].env`."""
-
-    env: Any
 
 
 class DummyVectorEnv(BaseVectorEnv):
@@ -65,13 +52,14 @@ class DummyVectorEnv(BaseVectorEnv):
     @property
     def workers(self) -> list[Any]:
         """One object an env, with the env as its `env` (as tianshou's workers)."""
-        return [LocalEnv(env) for env in self.envs]
+        return [SimpleNamespace(env=env) for env in self.envs]
 
 
-class ProcessVectorEnv(BaseVectorEnv):
-    """The base of SubprocVectorEnv and ShmemVectorEnv: worker processes, and the arguments for them."""
+class WorkersVectorEnv(BaseVectorEnv):
+    """The base of the vector envs whose envs are in workers, with the arguments that all of these take."""
 
-    backend_class: Callable[..., ProcessBackend]
+    backend_class: Callable[..., Backend]
+    """Makes the backend, of the two timeouts."""
 
     def __init__(
         self,
@@ -80,21 +68,39 @@ class ProcessVectorEnv(BaseVectorEnv):
         timeout: float | None = None,
         *,
         num_workers: int | None = None,
-        context: str | None = None,
         start_timeout: float = START_TIMEOUT,
         step_timeout: float | None = None,
-        affinity: bool = False,
-        release_openmp: bool = True,
         **options: Any,
     ) -> None:
         check_options(type(self), options, hidden=DECIDED)
-        timeouts = _timeouts(start_timeout, step_timeout)
         backend = partial(
-            self.backend_class, context=context, affinity=affinity, release_openmp=release_openmp, **timeouts
+            self.backend_class,
+            start_timeout=check_timeout(start_timeout, "start_timeout") or START_TIMEOUT,
+            step_timeout=check_timeout(step_timeout, "step_timeout"),
         )
         super().__init__(
             env_fns, wait_num=wait_num, timeout=timeout, backend=backend, num_workers=num_workers, **options
         )
+
+
+class ProcessVectorEnv(WorkersVectorEnv):
+    """The base of SubprocVectorEnv and ShmemVectorEnv: worker processes, and the arguments for them."""
+
+    def __init__(
+        self,
+        env_fns: EnvFns,
+        wait_num: int | None = None,
+        timeout: float | None = None,
+        *,
+        context: str | None = None,
+        affinity: bool = False,
+        release_openmp: bool = True,
+        **options: Any,
+    ) -> None:
+        self.backend_class = partial(
+            self.backend_class, context=context, affinity=affinity, release_openmp=release_openmp
+        )
+        super().__init__(env_fns, wait_num, timeout, **options)
 
 
 class SubprocVectorEnv(ProcessVectorEnv):
@@ -110,7 +116,7 @@ class SubprocVectorEnv(ProcessVectorEnv):
     ((2, 4), 3)
     """
 
-    backend_class: Callable[..., ProcessBackend] = SubprocBackend
+    backend_class: Callable[..., Backend] = SubprocBackend
 
     def __init__(
         self,
@@ -153,7 +159,7 @@ class ShmemVectorEnv(ProcessVectorEnv):
     backend_class = ShmemBackend
 
 
-class ThreadVectorEnv(BaseVectorEnv):
+class ThreadVectorEnv(WorkersVectorEnv):
     """Envs in threads of this process: for envs that wait (for a socket, a sandbox, a language model, a simulator
     behind a port), or that compute for long without the interpreter lock. Nothing is pickled.
 
@@ -180,25 +186,10 @@ class ThreadVectorEnv(BaseVectorEnv):
     True
     """
 
-    def __init__(
-        self,
-        env_fns: EnvFns,
-        wait_num: int | None = None,
-        timeout: float | None = None,
-        *,
-        num_workers: int | None = None,
-        start_timeout: float = START_TIMEOUT,
-        step_timeout: float | None = None,
-        **options: Any,
-    ) -> None:
-        check_options(type(self), options, hidden=DECIDED)
-        backend = partial(ThreadBackend, **_timeouts(start_timeout, step_timeout))
-        super().__init__(
-            env_fns, wait_num=wait_num, timeout=timeout, backend=backend, num_workers=num_workers, **options
-        )
+    backend_class = ThreadBackend
 
 
-class RayVectorEnv(BaseVectorEnv):
+class RayVectorEnv(WorkersVectorEnv):
     """Envs in actors of Ray, on one machine or on the nodes of a cluster. docs/guides/collecting.md is its guide.
 
     Connects to the cluster of `ray.init` or of `RAY_ADDRESS`, else starts a local one, which ends when the last vector
@@ -226,31 +217,24 @@ class RayVectorEnv(BaseVectorEnv):
         wait_num: int | None = None,
         timeout: float | None = None,
         *,
-        num_workers: int | None = None,
         num_cpus: float = 1,
         resources: Mapping[str, float] | None = None,
         runtime_env: Mapping[str, Any] | None = None,
         scheduling: Any = "SPREAD",
         placement_group: Any = None,
-        start_timeout: float = START_TIMEOUT,
-        step_timeout: float | None = None,
         release_openmp: bool = True,
         **options: Any,
     ) -> None:
-        check_options(type(self), options, hidden=DECIDED)
-        backend = partial(
+        self.backend_class = partial(
             RayBackend,
-            **_timeouts(start_timeout, step_timeout),
-            release_openmp=release_openmp,
             num_cpus=num_cpus,
             resources=resources,
             runtime_env=runtime_env,
             scheduling=scheduling,
             placement_group=placement_group,
+            release_openmp=release_openmp,
         )
-        super().__init__(
-            env_fns, wait_num=wait_num, timeout=timeout, backend=backend, num_workers=num_workers, **options
-        )
+        super().__init__(env_fns, wait_num, timeout, **options)
 
 
 BACKENDS: dict[str, Callable[..., BaseVectorEnv]] = {

@@ -72,12 +72,13 @@ class RolloutBuffer:
         for name, rows in outputs.items():
             self.write(name, where, rows)
 
-    def write_step(self, where: Where, reward: np.ndarray, terminated: np.ndarray, truncated: np.ndarray) -> None:
-        """Put the results of one step there, except its observations."""
+    def write_step(
+        self, where: Where, after: Where, obs: Any, reward: np.ndarray, terminated: np.ndarray, truncated: np.ndarray
+    ) -> None:
+        """Put the results of one step there, and its observations into the rows `after`."""
         columns = self._columns
         if "reward" not in columns:
-            step = {"reward": reward, "terminated": terminated, "truncated": truncated}
-            for name, rows in step.items():
+            for name, rows in (("reward", reward), ("terminated", terminated), ("truncated", truncated)):
                 self._new_column(name, rows)
         if reward.ndim > columns["reward"].ndim:  # no env had returned a vector until now
             columns["reward"] = self._allocate(reward)
@@ -85,6 +86,7 @@ class RolloutBuffer:
         columns["reward"][where] = reward
         columns["terminated"][where] = terminated
         columns["truncated"][where] = truncated
+        self.write("obs", after, obs)
 
     def write_extras(self, where: Where, extras: dict[str, np.ndarray]) -> None:
         """Put rows there, by name, that not every round has: the others are zero. Another dtype promotes the column."""
@@ -105,16 +107,14 @@ class RolloutBuffer:
         """The rows at `where`: a copy where `where` is an index array."""
         return nest.take(self._columns[name], where)
 
-    def end_episodes(self, rows: np.ndarray, obs: Any) -> None:
-        """Note that the steps in these rows ended their episodes, with these observations.
-
-        Those are kept: the observations of a reset are written over them.
+    def end_episodes(self, rows: np.ndarray, obs: Any, failed: np.ndarray | None) -> None:
+        """Note that the steps in these rows ended their episodes, with these observations, which are kept: those of a
+        reset are written over them. `failed`: a mask of the rows in which the envs failed instead, or None.
         """
+        if failed is not None:
+            self._failed.append(rows[failed])
+            rows, obs = rows[~failed], nest.take(obs, ~failed)
         self._finals.append((rows, obs))
-
-    def break_episodes(self, rows: np.ndarray) -> None:
-        """Note that the envs failed in these rows: the steps were not taken, and their episodes break off."""
-        self._failed.append(rows)
 
     def finish(self, count: np.ndarray, numbers: Numbers, policy_version: int) -> Rollout:
         """The batch, as views of this buffer. Episodes that broke off end with the row in which their env failed; see

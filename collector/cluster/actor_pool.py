@@ -50,6 +50,8 @@ class Actor:
     """The answer of its `start`."""
     restarts_in_a_row: int = 0
     """Since its last rollout."""
+    restarts_since_seed: int = 0
+    """Since the last `set_seed` of the collector."""
     dropped: bool = False
     weights: Any = None
     """A reference to those that it was sent last, if any."""
@@ -309,6 +311,7 @@ class ActorPool:
             return
         stats.restarts += 1
         actor.restarts_in_a_row += 1
+        actor.restarts_since_seed += 1
         self._launch(actor)
 
     def _kill(self, actor: Actor) -> None:

@@ -16,15 +16,14 @@ import cloudpickle
 import numpy as np
 
 from collector.batch.rollout import Rollout
+from collector.batch_iterator import BatchIterator
 from collector.cluster.actor_config import ActorConfig, check_arguments
 from collector.cluster.actor_pool import Actor, ActorPool
 from collector.cluster.cluster_stats import ClusterStats, ProgressBar
 from collector.cluster.rollout_batches import RolloutBatches
 from collector.env_source import VectorEnvMaker, make_vector_env
 from collector.evaluation import Evaluation
-from collector.loops.batch_iterator import BatchIterator
-from collector.policy.exploration import requested_exploration_type
-from collector.policy.policy_call import Policy
+from collector.policy.policy_call import Policy, requested_exploration_type
 from collector.policy.weights import PublishedWeights
 from collector.sync_collector import SyncDataCollector
 from vecenv.extending import check_seed, seed_chain, worker_seeds
@@ -119,34 +118,24 @@ class RayCollector(BatchIterator):
             "policy_device": policy_device,
             "init_random_frames": self.init_random_frames,
         }
-        self._start(make_venv, options, actors, max_in_flight, max_bytes_in_flight, straggler_timeout, progress)
+        self._start(make_venv, options, actors, flow, progress)
 
-    def _start(
-        self,
-        make_venv: Any,
-        options: dict[str, Any],
-        config: ActorConfig,
-        max_in_flight: int | None,
-        max_bytes_in_flight: float | None,
-        straggler_timeout: float | None,
-        progress: bool,
-    ) -> None:
+    def _start(self, make_venv: Any, options: dict[str, Any], config: ActorConfig, flow: Any, progress: bool) -> None:
         """Connect to the cluster, and start the actors with the arguments of their collectors."""
         with ExitStack() as opened:
             cluster = opened.enter_context(connect())
             ray = cluster.ray
             self._weights = PublishedWeights(self.policy, ray.put)
             self._pickled = ray.put(cloudpickle.dumps((make_venv, self._weights.policy, options)))
-            share = ray.cluster_resources().get("object_store_memory", 0) // PARTS_OF_STORE
-            max_bytes = share if max_bytes_in_flight is None else max_bytes_in_flight
+            depth, max_bytes, straggler_timeout = flow
+            if max_bytes is None:
+                max_bytes = ray.cluster_resources().get("object_store_memory", 0) // PARTS_OF_STORE
             self._pool = ActorPool(cluster, self._count, config, self._start_arguments)
             opened.callback(self._pool.close)
             self._pool.start()
             self._check_alike()
-            depth = max_in_flight or (1 if self._sync else 2)
-            self._rollouts = RolloutBatches(
-                self._pool, self._weights, self._frames, depth, max_bytes, straggler_timeout
-            )
+            flow = depth or (1 if self._sync else 2), max_bytes, straggler_timeout
+            self._rollouts = RolloutBatches(self._pool, self._weights, self._frames, *flow)
             opened.callback(self._evaluation.close)
             self._bar = ProgressBar(self.total_frames) if progress else None
             if self._bar is not None:
@@ -159,7 +148,7 @@ class RayCollector(BatchIterator):
         seed = None
         if self._seed is not None:
             first, static_seed = self._first_seed(actor.index), self._seed[1]
-            if actor.stats.restarts and not static_seed:
+            if actor.restarts_since_seed and not static_seed:
                 first = int(np.random.SeedSequence([*entropy, first]).generate_state(1)[0])
             seed = first, static_seed
         return self._pickled, self._env_kwargs[actor.index], entropy, seed, self._next_id, sys.path
@@ -173,7 +162,7 @@ class RayCollector(BatchIterator):
     def _entropy(self, actor: Actor) -> list[int]:
         """Return the entropy of the generators in the actor's process; without a seed it follows from the driver's."""
         if self._seed is not None:
-            return [self._seed[0], actor.stats.restarts]
+            return [self._seed[0], actor.restarts_since_seed]
         return [int.from_bytes(worker_seeds(actor.index)[0], "little")]
 
     def _first_seed(self, index: int) -> int:
@@ -253,6 +242,8 @@ class RayCollector(BatchIterator):
         checked = check_seed(seed), static_seed
         with self._in_use():
             self._seed = checked
+            for actor in self._pool.actors:
+                actor.restarts_since_seed = 0
             self._pool.run("set_seed", lambda actor: (self._entropy(actor), self._first_seed(actor.index), static_seed))
         return seed if static_seed else seed_chain(seed, self._count * self._env_num)[-1]
 

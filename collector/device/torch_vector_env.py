@@ -8,8 +8,7 @@ from typing import Any
 import numpy as np
 from gymnasium import spaces
 
-from collector.device.tensors import as_tensor, resolve_device, to_device, torch
-from collector.device.transfer import Transfer
+from collector.device.tensors import Transfer, as_tensor, resolve_device, to_device, torch
 from vecenv import nest
 from vecenv.errors import Partial
 from vecenv.extending import Leaf, common_layout
@@ -93,31 +92,19 @@ class TorchVectorEnv(VectorEnvWrapper):
 
     def reset(self, id: Any = None, **kwargs: Any) -> tuple[Any, Any]:
         """As `venv.reset`; returns (obs, info) with tensors."""
-        if self._has_transforms:
-            rows: tuple[Any, Any] = self.venv.reset(id, **kwargs)
-            return rows
         obs, info = self._checked(self.venv.reset, *_positional(id), **_on_host(kwargs))
-        return self._tensors(obs), info
+        return obs if self._has_transforms else self._tensors(obs), info
 
     def step(self, action: Any, id: Any = None, **kwargs: Any) -> TensorStep:  # type: ignore[override]
         """As `venv.step`; returns (obs, rew, terminated, truncated, info) with tensors, but for infos."""
-        if self._has_transforms:
-            step: TensorStep = self.venv.step(_stacked(action), id, **kwargs)
-            return step
         return self._result(self._checked(self.venv.step, self._actions(action), *_positional(id), **_on_host(kwargs)))
 
     def send(self, action: Any, id: Any = None, **kwargs: Any) -> None:
         """As `venv.send`."""
-        if self._has_transforms:
-            self.venv.send(_stacked(action), id, **kwargs)
-        else:
-            self.venv.send(self._actions(action), *_positional(id), **_on_host(kwargs))
+        self.venv.send(self._actions(action), *_positional(id), **_on_host(kwargs))
 
     def recv(self) -> TensorStep:  # type: ignore[override]
         """As `venv.recv`; returns what `step` does."""
-        if self._has_transforms:
-            step: TensorStep = self.venv.recv()
-            return step
         return self._result(self._checked(self.venv.recv))
 
     def _checked(self, call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -131,10 +118,13 @@ class TorchVectorEnv(VectorEnvWrapper):
             raise
 
     def _actions(self, action: Any) -> Any:
-        """Actions as arrays; the wait for them is the one of the step."""
-        return self._transfer.own_arrays(_stacked(action))  # own: an env may keep its action
+        """Actions as arrays, where no transform gets them first; the wait for them is the one of the step."""
+        action = _stacked(action)
+        return action if self._has_transforms else self._transfer.own_arrays(action)  # own: an env may keep its action
 
-    def _result(self, step: Sequence[Any]) -> TensorStep:
+    def _result(self, step: Any) -> TensorStep:
+        if self._has_transforms:  # these are tensors
+            return step
         obs, rew, terminated, truncated, info = step
         rew = rew if rew.dtype == object else rew.astype(self._reward_dtype, copy=False)
         if self._all_tensors:

@@ -1,16 +1,17 @@
-"""`python -m collector` and `vecenv-collect`: which command runs, and the exit code of what ends it."""
+"""`python -m collector` and `vecenv-collect`: choose the command, and turn an error into a line and an exit code."""
 
 from __future__ import annotations
 
-import difflib
 import os
 import sys
 from collections.abc import Sequence
+from typing import Any
 
 PROG = "python -m collector"
-EPILOG = (
-    "Ctrl-C and SIGTERM end a job cleanly; `resume` goes on. Read the episodes with collector.Dataset(folder). Exit "
-    "codes: 0 done, 1 failed or damaged, 2 wrong arguments or settings, 130 and 143 ended by a signal."
+ABOUT = (
+    "Collect whole episodes into a folder, and look at them. Ctrl-C and SIGTERM end a job cleanly; `resume` goes on. "
+    "Read the episodes with collector.Dataset(folder). Exit codes: 0 done, 1 failed or damaged, 2 wrong arguments or "
+    "settings, 130 and 143 ended by a signal."
 )
 
 
@@ -26,27 +27,16 @@ def main(argv: Sequence[str] | None = None) -> int:
         from collector.store.safe_folder import DatasetError
     except ImportError as error:
         return _end(2, f"the command line needs {error.name}: pip install 'vecenv[job]'")
-    if command in ("-h", "--help"):
-        lines = (f"  {name:8} {str(each.__doc__).splitlines()[0]}" for name, each in COMMANDS.items())
-        help = [f"usage: {PROG} COMMAND ...\n", "Collect whole episodes into a folder, and look at them.\n", *lines]
-        sys.stdout.write("\n".join([*help, "", f"{PROG} COMMAND --help has the arguments of one.", EPILOG]) + "\n")
-        return 0
-    if command not in COMMANDS:
-        close = difflib.get_close_matches(command, COMMANDS, n=1)
-        if command.startswith("-"):
-            hint = f"the flags of a job come after run: {PROG} run {command} ..."
-        else:
-            hint = f"did you mean {close[0]}?" if close else f"begin with one of {', '.join(COMMANDS)}"
-        return _end(2, f"{command!r} is no command; {hint}")
+    options: Any = {"config": (tyro.conf.FlagCreatePairsOff,)}
     try:
-        config = (tyro.conf.FlagCreatePairsOff,)
-        return int(tyro.cli(COMMANDS[command], prog=f"{PROG} {command}", args=arguments, config=config))
-    except JobFailedError as error:
+        if command in COMMANDS:
+            return int(tyro.cli(COMMANDS[command], prog=f"{PROG} {command}", args=arguments, **options))
+        options |= {"prog": PROG, "description": ABOUT, "args": [command, *arguments]}
+        return int(tyro.extras.subcommand_cli_from_dict(COMMANDS, **options))  # which has the help, or an error
+    except (JobFailedError, DatasetError) as error:
         return _end(1, str(error))
     except (JobError, ImportError) as error:
         return _end(2, str(error))
-    except DatasetError as error:
-        return _end(1, str(error))
     except KeyboardInterrupt:
         return _end(130, "stopped at once; episodes committed before are kept")
 

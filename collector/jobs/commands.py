@@ -15,20 +15,26 @@ import re
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, TypedDict, get_args
+from typing import Annotated, Any, Literal, TypedDict, get_args
 
 import msgspec
 import tyro
 from tyro.conf import Positional, arg
 
 from collector.jobs.job import Job, JobError, as_record, as_shown
-from collector.jobs.job_files import job_of_settings, load_job, with_settings
+from collector.jobs.job_files import job_of, job_of_settings, load_job, with_settings
+from collector.jobs.look import dataset_info, import_figure, plot_dataset, statistics_in_words
+from collector.jobs.making import check_env, env_fn
+from collector.jobs.on_ray import check_cluster
+from collector.jobs.replay import make_videos, replay_episodes
+from collector.jobs.run import JobState, resume_job, run_job
+from collector.store.dataset import Dataset
 from collector.store.dataset_head import HEAD
+from collector.store.export import export as export_dataset
 from collector.store.safe_folder import DatasetError
-
-if TYPE_CHECKING:
-    from collector.jobs.run import JobState, Progress
+from vecenv import tune as tune_envs
 
 MINARI_ID = re.compile(r"[\w-]{2,}/[\w-]+-v\d+", re.ASCII)
 Settings = Annotated[
@@ -79,11 +85,6 @@ class Running:
     tensorboard: bool = False
     json: bool = False
 
-    def options(self, on_progress: Progress) -> dict[str, Any]:
-        """The arguments of `run_job` and `resume_job`."""
-        own = {name: getattr(self, name) for name in ("cluster", "cluster_actors", "tensorboard")}
-        return {**own, "on_progress": on_progress}
-
 
 RunningFlags = Annotated[Running, arg(name="")]
 
@@ -123,29 +124,17 @@ def run(
     if resume and overwrite:
         raise JobError("--resume goes on with what --overwrite would replace: pass one of them")
     if dry_run:
-        return _print_plan(wanted, folder, running.cluster, running.cluster_actors)
-    from collector.jobs.run import resume_job, run_job  # here, so that --help is answered without it
+        check_env(wanted)
+        check_cluster(wanted, running.cluster, running.cluster_actors)
+        shown = as_shown(as_record(wanted))
+        plan = {"out": str(folder), "job": shown, "statistics": statistics_in_words(shown)}
+        if running.cluster is not None:
+            plan["cluster"] = {"address": running.cluster, "actors": running.cluster_actors or "one for each free CPU"}
+        return _print_json(plan)
 
-    def collect(options: dict[str, Any]) -> JobState:
-        if resume and (folder / HEAD).exists():
-            return resume_job(folder, wanted, **options)
-        return run_job(wanted, folder, overwrite=overwrite, **options)
-
-    return _collect(wanted, folder, running, collect)
-
-
-def _print_plan(job: Job, folder: Path, cluster: str | None, actors: int | None) -> int:
-    from collector.jobs.look import statistics_in_words
-    from collector.jobs.making import check_env
-    from collector.jobs.on_ray import check_cluster
-
-    check_env(job)
-    check_cluster(job, cluster, actors)
-    shown = as_shown(as_record(job))
-    plan = {"out": str(folder), "job": shown, "statistics": statistics_in_words(shown)}
-    if cluster is not None:
-        plan["cluster"] = {"address": cluster, "actors": actors or "one for each free CPU"}
-    return _print_json(plan)
+    goes_on = resume and (folder / HEAD).exists()
+    play = partial(resume_job, folder, wanted) if goes_on else partial(run_job, wanted, folder, overwrite=overwrite)
+    return _collect(wanted, folder, running, play)
 
 
 def resume(
@@ -163,11 +152,8 @@ def resume(
         allow_import: a module whose classes and functions the stored job may name; it is imported.
         running: how it runs, wherever it ran before.
     """
-    from collector.jobs.job_files import job_of
-    from collector.jobs.run import resume_job
-
     job = with_settings(job_of(folder, allow_import), set)
-    return _collect(job, folder, running, lambda more: resume_job(folder, None, set, allow_import=allow_import, **more))
+    return _collect(job, folder, running, partial(resume_job, folder, None, set, allow_import=allow_import))
 
 
 def info(folder: Folder, *, json: bool = False) -> int:
@@ -177,8 +163,6 @@ def info(folder: Folder, *, json: bool = False) -> int:
         folder: a data set.
         json: print it as one object of JSON.
     """
-    from collector.jobs.look import dataset_info
-
     found = dataset_info(folder)
     if json:
         return _print_json(found)
@@ -204,9 +188,6 @@ def verify(
         allow_import: a module whose classes and functions the stored job may name; it is imported.
         json: print the result as one object of JSON.
     """
-    from collector.jobs.replay import replay_episodes
-    from collector.store.dataset import Dataset
-
     data = Dataset(folder)
     problems = data.verify()
     replayed = replay_episodes(folder, replay, allow_import) if replay and not problems else {}
@@ -232,8 +213,6 @@ def plot(folder: Folder, *, out: OptionalPath = None) -> int:
         folder: a data set.
         out: the PNG file [returns.png in the folder].
     """
-    from collector.jobs.look import plot_dataset
-
     sys.stdout.write(f"{plot_dataset(folder, out)}\n")
     return 0
 
@@ -255,8 +234,6 @@ def video(
         num_workers: processes that render.
         allow_import: a module whose classes and functions the stored job may name; it is imported.
     """
-    from collector.jobs.replay import make_videos
-
     videos = make_videos(folder, episodes or None, out, num_workers=num_workers, allow_import=allow_import)
     for each in videos:
         note = f"  (not as it was stored: {each.difference})" if each.difference else ""
@@ -277,8 +254,6 @@ def export(
         to: the format.
         out: the folder that it becomes [FOLDER-FORMAT]; for Minari also an id by which it finds it: mine/cartpole-v0.
     """
-    from collector.store.export import export as export_dataset
-
     name = folder.resolve().name
     if to == "minari":  # an id is a place below its own folder
         out = out or f"exported/{re.sub(r'[^A-Za-z0-9_-]', '-', name)}-v0"
@@ -307,9 +282,6 @@ def tune(
         seconds: how long to measure.
         flags: settings of the job.
     """
-    from collector.jobs.making import check_env, env_fn
-    from vecenv import tune as tune_envs
-
     wanted = _job_of(job, set, flags)
     check_env(wanted)
     env_fn(wanted)().close()  # once, for its error
@@ -324,10 +296,9 @@ COMMANDS: dict[str, Callable[..., int]] = {
 }
 
 
-def _collect(job: Job, folder: Path, running: Running, collect: Callable[[dict[str, Any]], JobState]) -> int:
-    """Run a job, show how it goes and what came of it, and return the exit code."""
-    from collector.jobs.look import dataset_info, import_figure, plot_dataset
-    from collector.jobs.report import Report, make_console, summary, wanted
+def _collect(job: Job, folder: Path, running: Running, play: Callable[..., JobState]) -> int:
+    """Run a job, show its progress and its result, and return the exit code."""
+    from collector.jobs.report import Report, make_console, summary, wanted  # here, so that --help needs no rich
 
     if not running.no_plot:
         import_figure()  # before an hour of collection
@@ -337,9 +308,10 @@ def _collect(job: Job, folder: Path, running: Running, collect: Callable[[dict[s
         console.print(line, highlight=False, soft_wrap=True, markup=False)
     where = "" if running.cluster is None else " in each task"
     heading = f"Collecting {wanted(job)} of {job.env} from {job.num_envs} envs{where} into {folder}"
+    options: Any = {name: getattr(running, name) for name in ("cluster", "cluster_actors", "tensorboard")}
     try:
         with Report(console, job, heading) as report:
-            state = collect(running.options(report))
+            state = play(on_progress=report, **options)
     except (JobError, DatasetError, KeyboardInterrupt):
         raise
     except Exception:

@@ -155,14 +155,13 @@ def _converted(name: str, value: Any, kind: Any) -> Any:
     elif name in NAMED_IN:  # one entry is a list of one
         entries = value if isinstance(value, (list, tuple)) else [value]
         value = [each if isinstance(each, (str, dict, Call)) else _name_of(name, each) for each in entries]
-    elif isinstance(value, float) and value.is_integer() and not {*get_args(kind), kind} & {Seconds}:
+    elif isinstance(value, float) and value.is_integer():
         value = int(value)  # such as 1e6
     try:
         return msgspec.convert(value, kind)
     except msgspec.ValidationError as error:
         text, _, path = str(error).partition(" - at `$")
-        choices = [each for each in get_args(kind) if isinstance(each, str)]
-        if choices:
+        if choices := [each for each in get_args(kind) if isinstance(each, str)]:
             text += f"; it is one of {', '.join(choices)}"
         elif not path:
             text += f": {value!r}" if ", got " in text else f", got {value!r}"
@@ -205,10 +204,12 @@ def as_shown(record: dict[str, Any]) -> dict[str, Any]:
     >>> as_shown({"transforms": ["DoubleToFloat", {"call": "VecNorm", "frozen": frozen}]})["transforms"][1]
     {'call': 'VecNorm', 'frozen': 'a.json (sha256 0123456789abcdef)'}
     """
-    entries, found = record.get("transforms"), []
-    for each in entries if isinstance(entries, (list, tuple)) else ():
+
+    def shown(each: Any) -> Any:
         frozen = each.get("frozen") if isinstance(each, dict) else None
-        if isinstance(frozen, dict):
-            each = {**each, "frozen": f"{frozen.get('file')} (sha256 {str(frozen.get('sha256'))[:16]})"}
-        found.append(each)
-    return {**record, "transforms": found}
+        if not isinstance(frozen, dict):
+            return each
+        return {**each, "frozen": f"{frozen.get('file')} (sha256 {str(frozen.get('sha256'))[:16]})"}
+
+    entries = record.get("transforms")
+    return {**record, "transforms": [shown(each) for each in entries] if isinstance(entries, (list, tuple)) else []}

@@ -1,4 +1,4 @@
-"""Jobs from files, from the command line, and from the folders that they have filled; whether one is still the same."""
+"""Jobs from files, from the command line, and from the folders that they have filled; and the changes of one."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import json
 import os
 import platform
 import sys
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +21,12 @@ from collector.jobs.names import check_names
 from collector.jobs.transform_statistics import with_frozen
 from collector.store.dataset_head import HEAD, make_head, read_head
 from collector.store.safe_folder import DatasetError, FolderLock, SafeFolder
-from collector.store.writer import check_files, contents
+from collector.store.writer import check_files, contents, writing
 
 LARGEST_FILE = 2**20
+JSON, TOML, YAML = msgspec.json.decode, msgspec.toml.decode, msgspec.yaml.decode
+READERS: dict[str, Callable[[str], Any]] = {".toml": TOML, ".json": JSON, ".yaml": YAML, ".yml": YAML}
+"""The function that reads the text of a file, by the end of its name."""
 
 
 def load_job(path: str | os.PathLike[str], settings: Iterable[str] = ()) -> Job:
@@ -46,7 +49,7 @@ def load_job(path: str | os.PathLike[str], settings: Iterable[str] = ()) -> Job:
         content = read(file.read_text("utf-8"))
     except OSError as error:
         raise JobError(f"{file} cannot be read: {error.strerror or error}") from None
-    except (ImportError, ValueError, RecursionError) as error:  # what JSON, TOML and YAML readers raise
+    except (ImportError, ValueError, RecursionError) as error:  # of the readers; that of YAML needs PyYAML
         raise JobError(f"{file} cannot be read: {error}") from None
     if not isinstance(content, dict):
         raise JobError(f"{file} is no job: it holds a {type(content).__name__}, and a job is names with values")
@@ -129,51 +132,18 @@ def _suggestion(name: str) -> str:
     return f"did you mean {close[0]!r}?" if close else f"it has {', '.join(Job.__struct_fields__)}"
 
 
-def _read_toml(text: str) -> Any:
-    if sys.version_info >= (3, 11):
-        import tomllib
-    else:
-        import tomli as tomllib
-    return tomllib.loads(text)
-
-
-def _read_yaml(text: str) -> Any:
-    try:
-        import yaml
-    except ImportError:
-        raise ImportError("YAML needs PyYAML: pip install 'vecenv[job]'; or write the job as TOML") from None
-    try:
-        return yaml.safe_load(text)
-    except yaml.YAMLError as error:
-        raise ValueError(str(error)) from None
-
-
-READERS: dict[str, Callable[[str], Any]] = {
-    ".toml": _read_toml,
-    ".json": json.loads,
-    ".yaml": _read_yaml,
-    ".yml": _read_yaml,
-}
-"""What reads the text of a file, by the end of its name."""
-
-
-SAME = ("observation_space", "action_space", "policy_hash")
-"""Entries of the head that are to be the same when a job goes on, besides the job itself."""
 OTHER_FOLDER = "choose another folder, or replace what is there with --overwrite"
 
 
 def check_folder(folder: Path, overwrite: bool) -> None:
     """Make a folder, with its parents, and see that a new job may write there. Raises `DatasetError`.
 
-    The same is asked when the job begins to write; this is early, before envs are made.
+    The writer asks the same when the job begins to write; this is early, before envs are made.
     """
-    try:
-        with SafeFolder.make(folder) as opened:
-            check_files(opened)
-            FolderLock(opened).close()
-            held = contents(opened) if opened.kind(HEAD) and not overwrite else ""
-    except OSError as error:
-        raise DatasetError(f"cannot write to {folder}: {error.strerror or error}; choose another folder") from error
+    with writing(folder, "choose another folder"), SafeFolder.make(folder) as opened:
+        check_files(opened)
+        FolderLock(opened).close()
+        held = contents(opened) if opened.kind(HEAD) and not overwrite else ""
     if held:
         raise DatasetError(
             f"{folder} already holds {held}: go on with it by `resume {folder}`, choose another folder, or "
@@ -194,62 +164,55 @@ class JobHead(msgspec.Struct, frozen=True):
     device: str
 
 
-def read_job_head(folder: Path) -> dict[str, Any]:
-    """The head of the folder of a job. Raises `DatasetError` where it is none, or no job wrote it."""
+def read_job(folder: Path) -> tuple[Job, dict[str, Any]]:
+    """The job that a folder says it belongs to, to be compared or shown, and the head of the folder.
+
+    A folder may come from anybody, and a job names code: before it runs, `check_names` it. Raises `DatasetError` where
+    the folder is no data set, or no job wrote it.
+    """
     head = read_head(folder)
     if head.get("job") is None:
         raise DatasetError(f"no job wrote {folder}: it has episodes, but nothing says how to play them")
     try:
         msgspec.convert(head, JobHead)
-        make_job(head["job"], "job")
+        return make_job(head["job"], "job"), head
     except (msgspec.ValidationError, JobError) as error:
         raise DatasetError(f"{folder / HEAD} is not the head of a job: {error}; restore it, or collect again") from None
-    return head
-
-
-def stored_job(folder: Path) -> Job:
-    """The job that a folder says it belongs to, to be compared or shown: not to be run, for it names code.
-
-    Raises `DatasetError` as `read_job_head`.
-    """
-    return make_job(read_job_head(folder)["job"], str(folder))
 
 
 def job_of(folder: Path, allow_import: Iterable[str] = ()) -> Job:
-    """The job that a folder belongs to, which may be run.
+    """The job that a folder belongs to, which may be run: it names the closed list of `collector.jobs.names`, and
+    classes and functions of the modules in `allow_import`.
 
-    A folder may come from anybody, and a job names code: what the closed list of `collector.jobs.names` has, and
-    classes and functions of the modules in `allow_import`, may be named. Raises `JobError` for all else, `DatasetError`
-    as `stored_job`.
+    Raises `JobError` where it names anything else, `DatasetError` as `read_job`.
     """
-    job = stored_job(folder)
+    job, _ = read_job(folder)
     check_names(job, allow_import, folder)
     return job
 
 
 def job_head(job: Job, batches: Any, device: str) -> dict[str, Any]:
-    """The head of the folder of a job: what another run would need to give the same episodes.
+    """The head of the folder of a job: all that another run needs to give the same episodes.
 
     batches: the collector, which has collected a first batch.
     """
-    venv, policy = batches.env, batches.policy
+    venv, policy, torch = batches.env, batches.policy, sys.modules.get("torch")
     # A policy says by `repeatable = True` that its actions follow from what it gets alone.
     keyed = getattr(policy, "repeatable", False) is True or batches.everything_keyed
-    more: dict[str, Any] = {
-        "ran_on": {"vector_env": type(venv).__name__, "num_workers": venv.num_workers},
-        "cpu": cpu_capability(),
-        "device": device,
-        "policy_hash": hash_of(policy),
-        "repeatable": keyed and not with_statistics(job),
-    }
-    versions = {"vecenv": vecenv.__version__}
-    if "torch" in sys.modules:  # one more that decides about bits, beside numpy and gymnasium
-        torch = sys.modules["torch"]
-        versions["torch"] = str(torch.__version__)
-        if device.startswith("cuda"):
-            more["device"] += f" ({torch.cuda.get_device_name(device)})"
-    head = make_head(venv.observation_space[0], venv.action_space[0], as_record(job), **more)
-    return {**head, "versions": {**head["versions"], **versions}}
+    name = f" ({torch.cuda.get_device_name(device)})" if torch is not None and device.startswith("cuda") else ""
+    head = make_head(
+        venv.observation_space[0],
+        venv.action_space[0],
+        as_record(job),
+        ran_on={"vector_env": type(venv).__name__, "num_workers": venv.num_workers},
+        cpu=cpu_capability(),
+        device=f"{device}{name}",
+        policy_hash=hash_of(policy),
+        repeatable=keyed and not with_statistics(job),
+    )
+    # torch decides about bits, beside numpy and gymnasium.
+    head["versions"] |= {"vecenv": vecenv.__version__, **({} if torch is None else {"torch": str(torch.__version__)})}
+    return head
 
 
 def cpu_capability() -> str:
@@ -265,44 +228,45 @@ def cpu_capability() -> str:
     return " ".join([platform.machine(), *found, *more])
 
 
-def check_unchanged(
-    folder: Path, stored: Mapping[str, Any], wanted: Mapping[str, Any], may_differ: Collection[str] = ()
-) -> None:
-    """Raise `JobError` with what differs, where anything does but `may_differ`."""
-    changes = [
-        f"{name} was {_short(stored.get(name))}, and is {_short(wanted.get(name))}"
-        for name in {**stored, **wanted}
-        if stored.get(name) != wanted.get(name) and name not in may_differ
-    ]
-    if changes:
-        raise JobError(f"the job of {folder} has changed: {'; '.join(changes)}; {OTHER_FOLDER}")
+# Changes of a job that goes on.
 
 
-def check_same_job(folder: Path, stored: Job, wanted: Job) -> None:
-    """Raise `JobError` with what differs between the job of a folder and another one that is to go on with it."""
-    old, new = (as_shown(as_record(job)) for job in (stored, wanted))
-    before, after = old["transforms"], new["transforms"]
-    if before != after and len(before) == len(after):  # rather the one that differs than the start of the list
-        for i, pair in enumerate(zip(before, after, strict=True)):
-            old[f"transforms[{i}]"], new[f"transforms[{i}]"] = pair
-        old["transforms"] = new["transforms"] = None
-    check_unchanged(folder, old, new, ANYWHERE)
+def changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    """Name the entries that differ, with both values.
+
+    >>> changes({"seed": 4, "env": "a"}, {"seed": 5, "env": "a"})
+    ['seed was 4, and is 5']
+    """
+
+    def short(value: Any) -> str:
+        text = repr(value)
+        return text if len(text) <= 100 else f"{text[:97]}..."
+
+    pairs = ((name, before.get(name), now.get(name)) for name in {**before, **now})
+    return [f"{name} was {short(old)}, and is {short(new)}" for name, old, new in pairs if old != new]
 
 
-def notes_on(stored: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    """List what has changed since a repeatable job began that may change bits, though not what the job is."""
-    if not stored.get("repeatable"):
-        return []
-    old, new = (
-        {**head.get("versions", {}), "cpu": head.get("cpu"), "device": head.get("device")} for head in (stored, now)
-    )
-    return [
-        f"{name} was {old.get(name)} when the job began, and is {new[name]}: the same bits are not promised"
-        for name in new
-        if old.get(name) != new[name]
-    ]
+def check_unchanged(folder: Path, stored: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:
+    """Raise `JobError` where anything differs."""
+    if found := changes(stored, wanted):
+        raise JobError(f"the job of {folder} has changed: {'; '.join(found)}; {OTHER_FOLDER}")
 
 
-def _short(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 100 else f"{text[:97]}..."
+def compared(job: Job) -> dict[str, Any]:
+    """The settings that may not change when a job goes on: each transform is an entry of its own, to be named alone."""
+    record = as_shown(as_record(job))
+    entries = {f"transforms[{i}]": each for i, each in enumerate(record.pop("transforms"))}
+    return {name: value for name, value in {**record, **entries}.items() if name not in ANYWHERE}
+
+
+def check_head(folder: Path, stored: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    """Compare the head of a folder with that of a run that goes on: list the changes since a repeatable job began that
+    may change bits, though not what the job is.
+
+    Raises `JobError` where spaces or the policy differ.
+    """
+    names = ("observation_space", "action_space", "policy_hash")
+    check_unchanged(folder, *({name: head[name] for name in names} for head in (stored, now)))
+    old, new = ({**head["versions"], "cpu": head["cpu"], "device": head["device"]} for head in (stored, now))
+    found = changes(old, new) if stored["repeatable"] else []
+    return [f"{each}, since the job began: the same bits are not promised" for each in found]

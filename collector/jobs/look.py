@@ -1,4 +1,4 @@
-"""Looking at what a job has collected: metrics while it runs, the numbers of its folder, and their picture."""
+"""A look at the results of a job: metrics while it runs, the numbers of its folder, and their picture."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import json
 import os
 import time
 from collections.abc import Callable
+from contextlib import ExitStack, closing, suppress
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +17,8 @@ from collector.jobs.job import as_shown
 from collector.jobs.names import TRANSFORM, find_class, is_listed
 from collector.store import schema
 from collector.store.dataset import Dataset
-from collector.store.manifest import read_manifest
-from collector.store.safe_folder import DatasetError, SafeFolder
+from collector.store.safe_folder import SafeFolder
+from collector.store.writer import writing
 from vecenv.extending import Freezable
 
 METRICS = "metrics.jsonl"
@@ -25,7 +26,7 @@ PICTURE = "returns.png"
 METRICS_SECONDS = 1.0
 LARGEST_LINE = 4096
 SHOWN = ("time", "seconds", "steps_per_second")
-"""What is drawn, and printed."""
+"""The numbers that are drawn and printed."""
 LARGEST_NUMBER = 2.0**53
 
 
@@ -41,15 +42,16 @@ class Metrics:
     """
 
     def __init__(self, folder: str | os.PathLike[str], tensorboard: bool = False) -> None:
-        self._path = Path(folder) / METRICS
-        self._events = self._writer = None
-        with SafeFolder(folder) as opened:
+        self._path, self._next, self._events = Path(folder) / METRICS, 0.0, None
+        with ExitStack() as files, SafeFolder(folder) as opened:
             if tensorboard:
-                self._events = opened.inside("tensorboard", make=True)  # it opens the file again for each write
-                self._writer = import_tensorboard()(self._events.fd_path)
+                inner = files.enter_context(opened.inside("tensorboard", make=True))
+                # It opens the file again for each write.
+                self._events = files.enter_context(closing(import_tensorboard()(inner.fd_path)))
             # Not synchronised with the disk: it can be done without.
-            self._fd = opened.open(METRICS, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
-        self._next = 0.0
+            fd = opened.open(METRICS, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+            self._file = files.enter_context(open(fd, "ab", buffering=0))
+            self.close = files.pop_all().close
 
     def write(self, read: Callable[[], dict[str, Any]], now: bool = False) -> None:
         """Write a line of what `read` returns if it is time for one, or `now`.
@@ -61,26 +63,12 @@ class Metrics:
         self._next = time.monotonic() + METRICS_SECONDS
         numbers = read()
         line = json.dumps({"time": round(time.time(), 3), **numbers}) + "\n"
-        try:
-            os.write(self._fd, line.encode())
-        except OSError as error:  # the disk is full: it will not take the episodes either
-            raise DatasetError(
-                f"cannot write to {self._path}: {error.strerror}; the episodes committed before are kept"
-            ) from error
-        if self._writer is not None:
+        with writing(self._path, "the episodes committed before are kept"):  # a full disk takes no episodes either
+            self._file.write(line.encode())
+        if self._events is not None:
             for name, value in numbers.items():
                 if isinstance(value, (int, float)):
-                    self._writer.add_scalar(f"job/{name}", value, numbers["steps"])
-
-    def close(self) -> None:
-        """Close the files."""
-        fd, self._fd = self._fd, -1
-        if fd >= 0:
-            os.close(fd)
-        if self._writer is not None:
-            self._writer.close()
-        if self._events is not None:
-            self._events.close()
+                    self._events.add_scalar(f"job/{name}", value, numbers["steps"])
 
 
 def read_metrics(folder: str | os.PathLike[str]) -> list[dict[str, Any]]:
@@ -96,12 +84,10 @@ def read_metrics(folder: str | os.PathLike[str]) -> list[dict[str, Any]]:
         return found
     with os.fdopen(fd, "rb") as file:
         while line := file.readline(LARGEST_LINE):
-            try:
+            with suppress(ValueError):  # the last line of a job that was killed
                 numbers = schema.parse(line)
-            except ValueError:  # the last line of a job that was killed
-                continue
-            if isinstance(numbers, dict) and all(_is_number(numbers[name]) for name in SHOWN if name in numbers):
-                found.append(numbers)
+                if isinstance(numbers, dict) and all(_is_number(numbers[name]) for name in SHOWN if name in numbers):
+                    found.append(numbers)
     return found
 
 
@@ -130,23 +116,21 @@ def dataset_info(folder: str | os.PathLike[str]) -> dict[str, Any]:
     `returns`, `lengths`: mean, deviation, min and max; None where there is no episode. `failed`: counts by kind.
     `seconds`, `steps_per_second`: of the last run, where there are metrics.
     """
-    root = Path(folder)
-    data, manifest = Dataset(root), read_manifest(root)
-    job = data.head.get("job")
-    last: dict[str, Any] = next(reversed(read_metrics(root)), {})
+    data = Dataset(folder)
+    job, (*_, last) = data.head.get("job") or {}, ({}, *read_metrics(folder))
     return {
-        "folder": str(root),
-        "status": "incomplete" if manifest.end is None else "complete",
-        "job": job and as_shown(job),
-        "statistics": statistics_in_words(job or {}),
+        "folder": os.fspath(folder),
+        "status": "complete" if data.complete else "incomplete",
+        "job": as_shown(job) if job else None,
+        "statistics": statistics_in_words(job),
         "episodes": len(data),
-        "steps": int(data.lengths.sum()),
+        "steps": data.steps,
         "returns": spread(data.returns),
         "lengths": spread(data.lengths),
-        "failed": dict(manifest.failed),
+        "failed": data.failed,
         **{name: last.get(name) for name in ("seconds", "steps_per_second")},
-        "shards": len(manifest.shards),
-        "bytes": sum(shard.nbytes for shard in manifest.shards),
+        "shards": len(data.shard_files),
+        "bytes": data.nbytes,
         **{name: data.head.get(name) for name in ("repeatable", "versions", "cpu", "device")},
     }
 

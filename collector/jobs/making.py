@@ -7,6 +7,7 @@ import importlib
 import importlib.util
 import inspect
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -45,9 +46,9 @@ def make_env(
         env = gymnasium.make(full_id(job.env), max_episode_steps=job.max_episode_steps, **kwargs)
     else:
         env = factory(**kwargs)
-        if job.max_episode_steps is not None:
-            env = gymnasium.wrappers.TimeLimit(env, job.max_episode_steps)
     try:
+        if factory is not None and job.max_episode_steps is not None:
+            env = gymnasium.wrappers.TimeLimit(env, job.max_episode_steps)
         for each in map(as_call, job.wrappers):
             env = (program.get(each.call) or find_class(WRAPPER, each.call))(env, **each.kwargs)
         return _transformed(env, job, statistics, program) if job.transforms else env
@@ -63,47 +64,45 @@ def _factory(name: str) -> Any:
         return None
     try:
         return load_attr(name)
-    except JobError as missing:
-        try:
-            find_spec(attr)  # an id without a version, which the module may have registered
-        except gymnasium.error.Error:
-            raise missing from None
-        return None
-
-
-def env_fn(job: Job, statistics: dict[str, Any] | None = None) -> Callable[[], gymnasium.Env[Any, Any]]:
-    """Return the maker of one env of a job: gymnasium's own function where that will do, and workers import no more."""
-    if job.wrappers or job.transforms or job.env.rpartition(":")[2].isidentifier():
-        # Workers do not run the user's program, so what is defined in it goes to them as it is.
-        program = {name: load_attr(name) for name in code_of(job) if name.startswith("__main__:")}
-        return partial(make_env, job, statistics=statistics, program=program)
-    return partial(gymnasium.make, full_id(job.env), max_episode_steps=job.max_episode_steps, **job.env_kwargs)
+    except JobError:
+        with suppress(gymnasium.error.Error):  # an id without a version, which the module may have registered
+            find_spec(attr)
+            return None
+        raise
 
 
 def _transformed(
     env: Any, job: Job, statistics: dict[str, Any] | None, program: Mapping[str, Any]
 ) -> gymnasium.Env[Any, Any]:
-    chain = [make_transform(each, program) for each in job.transforms]
+    chain = [make_transform(each, program) for each in map(as_call, job.transforms)]
     transformed = transforms.TransformedEnv(env, chain)
     if statistics is not None:
         try:
             transformed.load_state_dict(from_json(statistics))
         except (ValueError, TypeError, KeyError) as error:
             raise JobError(f"the statistics that are stored do not fit the transforms of the job: {error}") from None
-    for each, transform in zip(job.transforms, chain, strict=True):
-        if isinstance(each, Call) and each.frozen is not None:
+    for each, transform in zip(map(as_call, job.transforms), chain, strict=True):
+        if each.frozen is not None:
             freeze(transform, each)
     return transformed
 
 
-def make_transform(each: str | Call, program: Mapping[str, Any] = {}) -> transforms.Transform:
+def make_transform(each: Call, program: Mapping[str, Any] = {}) -> transforms.Transform:
     """The transform of an entry of `Job.transforms`."""
-    call = as_call(each)
     try:
-        made: transforms.Transform = (program.get(call.call) or find_class(TRANSFORM, call.call))(**call.kwargs)
+        made: transforms.Transform = (program.get(each.call) or find_class(TRANSFORM, each.call))(**each.kwargs)
     except (TypeError, ValueError) as error:
-        raise JobError(f"the transform {call.call} cannot be made: {error}") from error
+        raise JobError(f"the transform {each.call} cannot be made: {error}") from error
     return made
+
+
+def env_fn(job: Job, statistics: dict[str, Any] | None = None) -> Callable[[], gymnasium.Env[Any, Any]]:
+    """Return the maker of one env of a job: gymnasium's own function where that will do, and workers import no more."""
+    if job.wrappers or job.transforms or job.env.rpartition(":")[2].isidentifier():
+        # Workers do not run the user's program, so its own objects are sent to them by value.
+        program = {name: load_attr(name) for _, name in code_of(job) if name.startswith("__main__:")}
+        return partial(make_env, job, statistics=statistics, program=program)
+    return partial(gymnasium.make, full_id(job.env), max_episode_steps=job.max_episode_steps, **job.env_kwargs)
 
 
 def make_venv(job: Job, statistics: Sequence[dict[str, Any]] | None = None) -> Any:
@@ -111,10 +110,8 @@ def make_venv(job: Job, statistics: Sequence[dict[str, Any]] | None = None) -> A
     transforms of each env had learnt.
     """
     check_env(job)
-    if statistics is None:
-        env_fns = [env_fn(job)] * job.num_envs
-    else:
-        env_fns = [env_fn(job, each) for each in statistics[: job.num_envs]]
+    each_of = [None] * job.num_envs if statistics is None else statistics[: job.num_envs]
+    env_fns = [env_fn(job, each) for each in each_of]
     options: dict[str, Any] = {} if job.backend == "dummy" else {"num_workers": job.num_workers}
     if job.on_error == "retry":
         options |= {"on_error": "restart", "max_restarts": MAX_RESTARTS}
@@ -161,17 +158,16 @@ def wrappers_with_statistics(job: Job) -> list[str]:
 
 
 def transforms_with_statistics(job: Job) -> list[str]:
-    """The transforms that do, and are not frozen: what they have learnt is stored with the episodes."""
-
-    def learns(each: Call) -> bool:
-        parts = flat(make_transform(each)) if each.frozen is None else ()
-        return any(type(part).state_dict is not transforms.Transform.state_dict for part in parts)
-
-    return [each.call for each in map(as_call, job.transforms) if learns(each)]
+    """The transforms that carry statistics, and are not frozen: these are stored with the episodes."""
+    calls = [each for each in map(as_call, job.transforms) if each.frozen is None]
+    base = transforms.Transform.state_dict
+    return [
+        each.call for each in calls if any(type(part).state_dict is not base for part in flat(make_transform(each)))
+    ]
 
 
 def with_statistics(job: Job) -> list[str]:
-    """The wrappers and transforms that carry statistics from one episode to the next; what is frozen does not."""
+    """The wrappers and transforms that carry statistics from one episode to the next."""
     return [*wrappers_with_statistics(job), *transforms_with_statistics(job)]
 
 
@@ -203,10 +199,8 @@ def make_policy(job: Job, venv: Any, device: str) -> Any:
         return None
     policy, kwargs = job.policy, job.policy_kwargs
     made: Any = load_attr(MLP if policy == "mlp" else policy)
-    if policy == "mlp":  # the collector draws from a distribution by the key of the episode and the step
-        kwargs = {"as_distribution": True, **kwargs}
     if isinstance(made, type):
-        made = _make_seeded(job, made, venv.observation_space[0], venv.action_space[0], kwargs)
+        made = _make_seeded(job, made, (venv.observation_space[0], venv.action_space[0]), kwargs)
     elif kwargs:
         raise JobError(f"policy_kwargs are for a class, and {policy} is {made!r}")
     if not callable(made):
@@ -218,16 +212,15 @@ def make_policy(job: Job, venv: Any, device: str) -> Any:
     return made
 
 
-def _make_seeded(job: Job, kind: type, *arguments: Any) -> Any:
+def _make_seeded(job: Job, kind: type, spaces: tuple[Any, Any], kwargs: dict[str, Any]) -> Any:
     """An object of this class; weights that are drawn follow from the job's seed, and the program's stream goes on."""
-    *spaces, kwargs = arguments
     try:
-        try:
-            import torch
-        except ImportError:
-            return kind(*spaces, **kwargs)
-        with torch.random.fork_rng():
-            torch.manual_seed(job.seed)
+        with ExitStack() as seeded:
+            with suppress(ImportError):
+                import torch
+
+                seeded.enter_context(torch.random.fork_rng())
+                torch.manual_seed(job.seed)
             return kind(*spaces, **kwargs)
     except TypeError as error:
         hint = "; the random policy may do" if job.policy == "mlp" else ""

@@ -1,4 +1,4 @@
-"""The names in a job, and what each stands for: a closed list by kind, and beside it `module:name`, which is code.
+"""The names in a job, and their objects: a closed list by kind, and beside it `module:name`, which is code.
 
     kind       in the list                                             else
     env        a registered id without a module: "CartPole-v1"         "module:Id-v0", "module:function"
@@ -28,7 +28,7 @@ from collector.jobs.job import POLICIES, Call, Job, JobError
 from vecenv.extending import find_spec
 
 ATARI_MODULE = "ale_py:"
-"""What registers the envs whose ids begin with "ALE/"; in front of these it says no more."""
+"""The module that registers the envs whose ids begin with "ALE/"; in front of these ids it may be left out."""
 ENV_ID = re.compile(r"([\w-]+/)?[\w.-]+", re.ASCII)
 ENVS_BY_KWARGS = re.compile(r"GymV2[16]Environment(-v\d+)?")
 """Registered envs that make, and import, what their kwargs name."""
@@ -107,15 +107,18 @@ def load_attr(name: str) -> Any:
     return found
 
 
-def code_of(job: Job) -> list[str]:
+def code_of(job: Job) -> list[tuple[Kind, str]]:
     """The names in a job that stand for code of a module: `module:attr`, and env ids with a module."""
-    return [name for kind, name in _names(job) if not is_listed(kind, name)]
+    calls = [(WRAPPER, each) for each in job.wrappers] + [(TRANSFORM, each) for each in job.transforms]
+    names = [(ENV, job.env), *((kind, as_call(each).call) for kind, each in calls), (POLICY, job.policy)]
+    return [(kind, name) for kind, name in names if not is_listed(kind, name)]
 
 
 def flags_of(job: Job, where: Any) -> list[str] | None:
     """The modules that `allow_import` needs for a job that has run here; None where it cannot be allowed."""
-    modules = {name.partition(":")[0] for name in code_of(job)}
-    for name in code_of(job):
+    names = [name for _, name in code_of(job)]
+    modules = {name.partition(":")[0] for name in names}
+    for name in names:
         with suppress(JobError):
             modules.add(getattr(load_attr(name), "__module__", name.partition(":")[0]))
     try:
@@ -132,9 +135,11 @@ def check_names(job: Job, allow_import: Iterable[str], where: Any) -> None:
     registered envs. All names are checked before the first of these modules is imported.
     """
     allowed, named = {*allow_import}, f"the job that is stored in {where} names"
-    code = [(kind, name) for kind, name in _names(job) if not is_listed(kind, name)]
+    code = code_of(job)
     for kind, name in code:
-        if not (CODE.fullmatch(name) or (kind is ENV and _is_id_with_module(name))):
+        module, _, env_id = name.partition(":")
+        is_env = kind is ENV and CODE.fullmatch(f"{module}:x") and is_listed(ENV, env_id)
+        if not (is_env or CODE.fullmatch(name)):
             known = f"one of {kind.module} that takes data alone" if kind.module else "one that is known by its name"
             raise JobError(
                 f"{named} {name!r} as a {kind.word}, which no --allow-import allows: it is neither {known}, nor a "
@@ -156,18 +161,8 @@ def check_names(job: Job, allow_import: Iterable[str], where: Any) -> None:
         raise JobError(f"{named} {defined}: where you trust that, pass {flags} too")
 
 
-def _names(job: Job) -> list[tuple[Kind, str]]:
-    calls = [(WRAPPER, each) for each in job.wrappers] + [(TRANSFORM, each) for each in job.transforms]
-    return [(ENV, job.env), *((kind, as_call(each).call) for kind, each in calls), (POLICY, job.policy)]
-
-
 def _short(kind: Kind, name: str) -> str:
     return name.removeprefix(f"{kind.module}:") if kind.module else name
-
-
-def _is_id_with_module(name: str) -> bool:
-    module, _, env_id = name.partition(":")
-    return bool(CODE.fullmatch(f"{module}:x")) and is_listed(ENV, env_id)
 
 
 def _home(kind: Kind, name: str, allowed: set[str], named: str) -> str:

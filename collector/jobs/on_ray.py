@@ -11,17 +11,15 @@ resumed, and played again. So each episode is there once, whichever tasks play, 
 from __future__ import annotations
 
 import os
-import pickle
 import re
 import signal
 import socket
 import sys
 import time
-import traceback
 from collections import Counter
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack, nullcontext, suppress
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -30,14 +28,16 @@ import msgspec
 
 from collector.interruptor import Stopping
 from collector.jobs.job import Job, JobError, as_record
-from collector.jobs.job_files import SAME, check_unchanged, notes_on
+from collector.jobs.job_files import check_head, job_head
 from collector.jobs.making import with_statistics
 from collector.jobs.plan import Plan
-from collector.jobs.playing import Commits, JobFailedError, OnPlayed, Player, Tally, give_up
+from collector.jobs.playing import Commits, Episodes, JobFailedError, Player, Tally, give_up
+from collector.jobs.transform_statistics import States
 from collector.store.safe_folder import DatasetError
 from collector.store.schema import ShardLine
 from collector.store.writer import SHARDS, StoreWriter
-from vecenv.errors import RemoteTraceback, WorkerTimeoutError
+from collector.sync_collector import SyncDataCollector
+from vecenv.errors import WorkerTimeoutError
 from vecenv.ray_cluster import RayCluster, cause_of, connect, free_places, is_loss, reason_of, start_task, unscheduled
 
 SEES_WITHIN = 10.0
@@ -52,7 +52,7 @@ MOST_DEATHS = 10
 NOTICE_WITHIN = 0.5
 """Seconds in which a signal is noticed while no task ends."""
 LAST_COMMITS = 12.0
-"""Seconds that tasks have, after a signal or an error, for the round in progress and the commit of what is whole."""
+"""Seconds that tasks have, after a signal or an error, for the round in progress and the last commit."""
 ENDED_WITHIN = 5.0
 """Seconds in which tasks that are killed have ended."""
 
@@ -115,7 +115,6 @@ class Range:
     """The folder of its own data set, which the driver has made."""
     head: dict[str, Any] | None
     """Of the data set; None: it is not known yet, and the task only finds it out."""
-    device: str
     numbers: Sequence[int]
     skipped: Sequence[int] = ()
     """The episodes that the job has given up so far."""
@@ -130,62 +129,57 @@ class Played(Tally):
 
     episodes: int = 0
     """How many it has committed."""
-    head: dict[str, Any] | None = None
-    """The head of the data set as this task would write it."""
+    head: dict[str, Any] = field(default_factory=dict)
+    """The head of the data set as this task would write it; empty where no batch was collected."""
     node: str = ""
     seconds: float = 0.0
-    error: Exception | None = None
-    """What ended it early,"""
-    trace: str = ""
-    """and its traceback."""
 
 
 def play_range(task: Range) -> Played:
     """Play these episodes, and commit them to a data set of this task. SIGINT ends it after the round in progress.
 
-    Raises `DatasetError` where the folder is not seen here.
+    Raises as `Player.play`, and `DatasetError` where the folder is not seen here.
     """
     sys.path += [path for path in task.import_path if path not in sys.path]
     with suppress(OSError):
         os.chdir(task.here)  # names of files in a job are seen from there
-    played, began, stop = Played(node=socket.gethostname()), time.monotonic(), Stopping()
+    job, began, stop = task.job, time.monotonic(), Stopping()
+    device, played = device_of_tasks(job), Played(node=socket.gethostname())
+    if task.head is not None and not _becomes_true(lambda: os.path.isdir(task.part)):
+        raise DatasetError(
+            f"the job has made {task.part}, and a task on the node {played.node} sees no such folder: {SHARED}"
+        )
+    plan = Plan(job.seed, numbers=task.numbers, skipped=task.skipped)
+    commits = Commits(job, plan, Tally(), lambda head: StoreWriter(task.part, head, compress=job.compress))
 
-    def open_folder(head: dict[str, Any]) -> Commits | None:
-        played.head = head
-        return None if writer is None else Commits(writer, task.job)
+    def take(batches: SyncDataCollector, episodes: Episodes, statistics: States | None) -> None:
+        played.head = played.head or job_head(job, batches, device)
+        if task.head is None:
+            stop.stop_collection()
+            return
+        if commits.writer is None:
+            commits.open(task.head)
+        commits.add(episodes)
 
     previous = signal.signal(signal.SIGINT, lambda *_: stop.stop_collection())
-    with ExitStack() as opened:
-        opened.callback(signal.signal, signal.SIGINT, previous)
-        writer = None if task.head is None else opened.enter_context(_open_writer(task, played.node))
-        plan = Plan(task.job.seed, numbers=task.numbers, skipped=task.skipped)
-        try:
-            Player(task.job, plan, stop, played, open_folder, device=task.device).play()
-        except Exception as error:
-            played.error, played.trace = _portable(error), traceback.format_exc()
-        played.episodes = 0 if writer is None else len(writer.committed)
+    try:
+        with commits:
+            Player(job, plan, stop, played, take, device).play()
+        played.episodes = 0 if commits.writer is None else len(commits.writer.committed)
+    finally:
+        signal.signal(signal.SIGINT, previous)
+        if commits.writer is not None:
+            commits.writer.close()
     played.seconds = time.monotonic() - began
     return played
 
 
-def _portable(error: Exception) -> Exception:
-    """The error, or one with its text where it does not survive pickling."""
-    try:
-        copy = pickle.loads(pickle.dumps(error))
-    except Exception:
-        copy = None
-    return error if type(copy) is type(error) else JobFailedError(f"{type(error).__name__}: {error}")
-
-
-def _open_writer(task: Range, node: str) -> StoreWriter:
+def _becomes_true(check: Callable[[], bool]) -> bool:
+    """Return True as soon as the check does, False where it does not within `SEES_WITHIN`."""
     until = time.monotonic() + SEES_WITHIN
-    while not os.path.isdir(task.part):
-        if time.monotonic() >= until:
-            raise DatasetError(
-                f"the job has made {task.part}, and a task on the node {node} sees no such folder: {SHARED}"
-            )
+    while not (found := check()) and time.monotonic() < until:
         time.sleep(0.1)
-    return StoreWriter(task.part, task.head, compress=task.job.compress)
+    return found
 
 
 # The driver.
@@ -199,10 +193,11 @@ class _Task(NamedTuple):
 
 
 class RayPlayer:
-    """Plays what is left of a plan, as `Player` does, by tasks on a cluster.
+    """Plays what is left of a plan, as `Player` does, by tasks on a cluster, into `folder`.
 
-    `open_folder` is called with the head that the first task finds out, and `on_played` after each range, with the
-    episodes of it that are committed. `count`: how many tasks play at once; None: as many as find a place.
+    `commits` is opened with the head that the first task finds out, and `on_played` called after each range with the
+    lengths and returns of its episodes, which are committed. `count`: how many tasks play at once; None: as many as
+    find a place.
     """
 
     def __init__(
@@ -211,29 +206,26 @@ class RayPlayer:
         plan: Plan,
         stop: Stopping,
         tally: Tally,
-        open_folder: Callable[[dict[str, Any]], Commits],
-        on_played: OnPlayed,
+        commits: Commits,
+        on_played: Callable[[list[int], list[float]], object],
         cluster: RayCluster,
         count: int | None,
         folder: Path,
     ) -> None:
         self._job, self._plan, self._stop, self._tally = job, plan, stop, tally
-        self._open_folder, self._on_played = open_folder, on_played
+        self._commits, self._on_played = commits, on_played
         self._ray, self._folder = cluster.ray, os.path.abspath(folder)
-        self._device = device_of_tasks(job)
-        self._options = {"num_cpus": job.num_workers or 1, "num_gpus": 1 if self._device == "cuda" else 0}
+        self._options = {"num_cpus": job.num_workers or 1, "num_gpus": 1 if device_of_tasks(job) == "cuda" else 0}
         places = max(1, free_places(self._options)) if count is None else count
         self.count = min(places, job.episodes or places)
-        """How many tasks play at once."""
+        """The number of tasks that play at once."""
         self._tasks: dict[Any, _Task] = {}
         """By the reference of the answer."""
         self._deaths: Counter[int] = Counter()
-        self._losses = 0
+        self._losses = self._parts = 0
         self._pace = 0.0
         """Episodes that a task plays in a second."""
-        self._commits: Commits | None = None
         self._head: dict[str, Any] | None = None
-        self._parts = 0
 
     def play(self) -> None:
         """Play until the plan is complete and its episodes are in the manifest, or a signal came.
@@ -251,7 +243,7 @@ class RayPlayer:
                     raise WorkerTimeoutError(unscheduled(1, self.count, self._options, PLACED_WITHIN))
         except Exception as error:
             first = error
-        for reference in self._tasks:  # they commit what is whole
+        for reference in self._tasks:  # they commit their whole episodes
             self._ray.cancel(reference, force=self._plan.is_complete)
         until = time.monotonic() + LAST_COMMITS * (not self._plan.is_complete)
         while self._tasks and (rest := until - time.monotonic()) > 0:
@@ -265,12 +257,9 @@ class RayPlayer:
             self._ray.wait(list(self._tasks), num_returns=len(self._tasks), timeout=ENDED_WITHIN)
         for task in self._tasks.values():
             with suppress(DatasetError):
-                self._remove(task) if self._plan.is_complete else self._adopt(task, Played())
+                self._adopt(task, Played())
         if self._losses:
             self._tally.notes.append(f"{self._losses} tasks failed, and what they had was played again")
-        if self._commits is not None:  # what has failed
-            with suppress(DatasetError) if first is not None else nullcontext():
-                self._commits.commit()
         if first is not None:
             raise first
 
@@ -289,10 +278,10 @@ class RayPlayer:
                 return
             self._parts += 1
             part = f"{SHARDS}/w{self._parts:03d}"
-            if self._commits is not None:
+            if self._commits.writer is not None:
                 self._commits.writer.opened.inside(part, make=True).close()
             where, skipped = os.path.join(self._folder, part), sorted(self._plan.skipped)
-            task = Range(job, where, self._head, self._device, numbers, skipped, os.getcwd(), sys.path)
+            task = Range(job, where, self._head, numbers, skipped, os.getcwd(), sys.path)
             self._tasks[start_task(play_range, self._options, task)] = _Task(part, numbers)
 
     def _take_answer(self, timeout: float) -> None:
@@ -319,51 +308,41 @@ class RayPlayer:
             self._pace = played.episodes / played.seconds
         try:
             give_up(self._job, self._plan, self._tally, played.skipped)
-        except JobFailedError as error:
-            played.error = played.error or error
-        self._adopt(task, played)
-        if played.head is not None:
+        finally:
+            self._adopt(task, played)
+        if played.head:
             self._take_head(played.node, played.head)
-        if played.error is not None:
-            raise played.error from (RemoteTraceback(played.trace) if played.trace else None)
-        if self._commits is not None:  # what has failed
-            self._commits.commit()
+        self._commits.commit()  # the failures
 
     def _adopt(self, task: _Task, played: Played) -> None:
         """Take what a task has committed into the folder, and hand out the rest again."""
-        found: list[ShardLine] = []
-        if self._commits is not None:
-            until = time.monotonic() + SEES_WITHIN
-            while True:
-                found += self._commits.writer.adopt(task.part)
-                seen = sum(len(line.episodes) for line in found)
-                if seen >= played.episodes:
-                    break
-                if time.monotonic() >= until:
-                    part = os.path.join(self._folder, task.part)
-                    where = f"a task on the node {played.node} has committed {played.episodes} episodes to {part}"
-                    raise DatasetError(f"{where}, and here {seen} are seen: {SHARED}")
-                time.sleep(0.1)
-            self._remove(task)
-        for line in found:
-            for number, length in zip(line.episodes, line.lengths, strict=True):
-                self._plan.finished(number, length)
-            self._on_played(line.lengths, line.returns)
-        self._plan.again(self._plan.playing.intersection(task.numbers))
+        if (writer := self._commits.writer) is not None:
+            lines = list[ShardLine]()
 
-    def _remove(self, task: _Task) -> None:
-        if self._commits is not None:
+            def sees_all() -> bool:
+                lines.extend(writer.adopt(task.part))
+                return sum(len(line.episodes) for line in lines) >= played.episodes
+
+            is_whole = _becomes_true(sees_all)
+            for line in lines:
+                for number, length in zip(line.episodes, line.lengths, strict=True):
+                    self._plan.finished(number, length)
+                self._on_played(line.lengths, line.returns)
+            if not is_whole:
+                raise DatasetError(
+                    f"a task on the node {played.node} has committed {played.episodes} episodes to "
+                    f"{os.path.join(self._folder, task.part)}, and not all of them are seen here: {SHARED}"
+                )
             with suppress(OSError):  # a task that is killed may still be writing
-                self._commits.writer.opened.remove(task.part)
+                writer.opened.remove(task.part)
+        self._plan.again(self._plan.playing.intersection(task.numbers))
 
     def _take_head(self, node: str, head: dict[str, Any]) -> None:
         """Open the folder with the first head; the others are to be the same."""
-        head = {**head, "job": as_record(self._job), "ran_on": {**head["ran_on"], "actors": self.count}}
         if self._head is None:
-            self._commits, self._head = self._open_folder(head), head
-            return
-        check_unchanged(Path(self._folder), *({name: each[name] for name in SAME} for each in (self._head, head)))
-        found = [f"on the node {node} {note}" for note in notes_on(self._head, head)]
+            self._head = {**head, "job": as_record(self._job), "ran_on": {**head["ran_on"], "actors": self.count}}
+            self._commits.open(self._head)
+        found = [f"on the node {node} {note}" for note in check_head(Path(self._folder), self._head, head)]
         self._tally.notes += [note for note in found if note not in self._tally.notes]
 
     def _lose(self, numbers: list[int], error: Exception) -> None:

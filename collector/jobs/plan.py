@@ -1,4 +1,4 @@
-"""Plan: which episodes of a job are still to be played, and what came of the others."""
+"""Plan: the episodes of a job that are still to be played, and the results of the others."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ MOST_AT_ONCE = 2**24
 
 
 class Plan:
-    """The numbers that are still to be played, as an iterator of `(number, seed)`, and what came of the others.
+    """An iterator of `(number, seed)` of the episodes that are still to be played, which is told how they ended.
 
     With `episodes` it hands out the numbers below it. With `steps` it hands out numbers until those that are known have
     so many steps together; complete is then the shortest row of first numbers that has them. With `numbers` it hands
@@ -43,12 +43,11 @@ class Plan:
         skipped: Iterable[int] = (),
     ) -> None:
         self.job_seed = seed
-        """What the seeds of the episodes follow from."""
-        self._episodes, self._wanted = (0 if numbers is not None else episodes), steps
-        self._next = 0
+        """The seed from which those of the episodes follow."""
         self.waiting = sorted(numbers or ())
         """Numbers that are handed out before new ones."""
-        self._chosen = {*self.waiting}
+        self._wanted, self._count = steps, len(self.waiting) if episodes is None else episodes
+        self._next, self._no_more = 0, 0 if episodes is None else episodes
         self._beyond: dict[int, int] = {}
         """The length of each episode that is known, and whose number is not below `end`."""
         self.playing: set[int] = set()
@@ -58,8 +57,8 @@ class Plan:
         self.steps = 0
         """Steps of all finished episodes."""
         self.end, self.end_steps, self.end_episodes = 0, 0, 0
-        """The first numbers that are all known, their steps, and how many of them are not skipped: in the end those of
-        the whole job."""
+        """The count of first numbers that are all known, their steps, and how many of them are not skipped: once the
+        job is complete, those of the whole job."""
 
     def __iter__(self: Self) -> Self:
         return self
@@ -78,7 +77,6 @@ class Plan:
     def finished(self, number: int, length: int) -> None:
         """Note an episode of so many steps; 0: it is skipped."""
         self.playing.discard(number)
-        self._chosen.discard(number)
         self._beyond[number] = length
         self.steps += length
         if not length:
@@ -88,15 +86,14 @@ class Plan:
     def restore(self, numbers: np.ndarray, lengths: np.ndarray, skipped: Iterable[int] = ()) -> None:
         """Note the episodes of an earlier run. Raises `DatasetError` where it cannot have had such numbers."""
         self.skipped |= {*skipped}
-        left_out = dict.fromkeys(self.skipped, 0)
         known = dict(zip(numbers.tolist(), lengths.tolist(), strict=True))
-        most = self._episodes or 0 if self._wanted is None else self._wanted + len(left_out) + MOST_AT_ONCE
-        for number in (*known, *left_out):
+        most = self._count if self._wanted is None else self._wanted + len(self.skipped) + MOST_AT_ONCE
+        for number in (*known, *self.skipped):
             if not 0 <= number < most:
                 raise DatasetError(f"it has episode {number}, and the numbers of its job are below {most}")
-        if twice := sorted(known.keys() & left_out.keys()):
+        if twice := sorted(known.keys() & self.skipped):
             raise DatasetError(f"it has episode {twice[0]}, which it says was skipped")
-        self._beyond |= known | left_out
+        self._beyond |= known | dict.fromkeys(self.skipped, 0)
         self.steps += int(lengths.sum())
         self._advance()
 
@@ -107,7 +104,7 @@ class Plan:
         self.waiting = sorted({*self.waiting, *numbers})
 
     def set_aside(self, numbers: Iterable[int]) -> None:
-        """Expect these numbers no longer from whom they were handed to; they come back by `finished` all the same."""
+        """Hold these numbers back: they are neither played nor handed out, until `finished` or `again` has them."""
         self.playing.difference_update(numbers)
 
     @property
@@ -115,7 +112,7 @@ class Plan:
         """Return whether all episodes that the job is to have are known."""
         if self._wanted is not None:
             return self.end_steps >= self._wanted
-        return not self._chosen and self.end >= (self._episodes or 0)
+        return self.end + len(self._beyond) >= self._count
 
     @property
     def is_exhausted(self) -> bool:
@@ -128,7 +125,7 @@ class Plan:
     def left(self) -> float:
         """About how many episodes are still to be handed out."""
         if self._wanted is None:
-            return len(self.waiting) + (self._episodes or 0) - self._next
+            return len(self.waiting) + self._no_more - self._next
         mean_length = self.steps / max(1, self.end_episodes + len(self._beyond))
         return (self._wanted - self.steps) / max(1.0, mean_length) - len(self.playing)
 
@@ -136,9 +133,7 @@ class Plan:
         """Return whether there is a number that was never handed out; `_next` is the first one."""
         while self._next < self.end or self._next in self._beyond:
             self._next += 1
-        if self._wanted is not None:
-            return self.steps < self._wanted
-        return self._next < (self._episodes or 0)
+        return self._next < self._no_more if self._wanted is None else self.steps < self._wanted
 
     def _advance(self) -> None:
         while (self._wanted is None or self.end_steps < self._wanted) and self.end in self._beyond:

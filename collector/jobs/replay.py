@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from copy import deepcopy
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -27,16 +28,17 @@ from vecenv.venvs import ShmemVectorEnv
 VIDEOS = "videos"
 FPS = 30
 HEADLESS = {"SDL_VIDEODRIVER": "dummy", "SDL_AUDIODRIVER": "dummy"}
-"""What pygame is to use in a worker, where the program has not set it."""
+"""The drivers of pygame in a worker, where the program has not set them."""
+ENDS = ("reward", "terminated", "truncated")
 
 
 def replay_episodes(folder: str | os.PathLike[str], count: int, allow_import: Iterable[str] = ()) -> dict[int, str]:
     """Play `count` episodes of a folder again, from the first to the last, and say what differs from what is stored.
 
-    Returns what is different for each number that was played; "" where nothing is. A job that is repeatable is played
-    with its policy; of one that is not, the stored actions are repeated in the env. Raises `DatasetError` where the
-    folder is no data set that a job wrote, `JobError` where it names modules that are not in `allow_import`, or has
-    wrappers or transforms whose statistics go on from episode to episode.
+    Returns the difference by the number of each episode that was played, "" where there is none. A job that is
+    repeatable is played with its policy; of one that is not, the stored actions are repeated in the env. Raises
+    `DatasetError` where the folder is no data set that a job wrote, `JobError` where it names modules that are not in
+    `allow_import`, or has wrappers or transforms whose statistics go on from episode to episode.
 
     Example::
 
@@ -53,39 +55,26 @@ def replay_episodes(folder: str | os.PathLike[str], count: int, allow_import: It
     chosen = {int(i) for i in np.linspace(0, len(data) - 1, num=min(count, len(data))).round()}
     stored = {episode.number: episode for episode in (data[i] for i in sorted(chosen))}
     if not data.head.get("repeatable"):
-        return {number: repeat_actions(job, episode) for number, episode in stored.items()}
+        return {number: difference(episode, repeat_actions(job, episode)) for number, episode in stored.items()}
+    played: dict[int, Episode] = {}
+
+    def take(batches: Any, episodes: Iterable[Episode], statistics: Any) -> None:
+        played.update({episode.number: episode for episode in episodes})
+
+    # Another device may give other bits: a job on a cluster takes a GPU only where it asks for one.
+    device = "cpu" if data.head.get("device") == "cpu" else resolve_device(job)
     with Stopping() as stop:
-        player = _Replayer(job, Plan(job.seed, numbers=stored), stop, Tally(), device=resolve_device(job))
-        player.play()
+        Player(job, Plan(job.seed, numbers=stored), stop, Tally(), take, device).play()
         if stop.is_stopped:
             raise KeyboardInterrupt
-    return {number: difference(stored[number], player.played.get(number)) for number in stored}
+    failed = "its env failed"
+    return {n: difference(one, columns_of(played[n])) if n in played else failed for n, one in stored.items()}
 
 
-class _Replayer(Player):
-    """Plays episodes again, and keeps them in memory."""
-
-    def __init__(self, *arguments: Any, **options: Any) -> None:
-        super().__init__(*arguments, **options)
-        self.played: dict[int, Episode] = {}
-
-    def take(self, batches: Any, episodes: Iterable[Episode]) -> None:
-        """Keep what has ended in a batch."""
-        self.played.update({episode.number: episode for episode in episodes})
-
-
-def difference(stored: Episode, played: Episode | None) -> str:
-    """Name what differs between two episodes: "" where nothing does."""
-    if played is None:
-        return "its env failed"
-    steps = range(max(len(stored), len(played)) + 1)
-    names = columns_of(stored)
-    found = (_differs(stored, step, {name: _row(getattr(played, name), step) for name in names}) for step in steps)
-    return next(filter(None, found), "")
-
-
-def repeat_actions(job: Job, episode: Episode, env: Any = None, on_frame: Any = lambda env: None) -> str:
-    """Repeat the actions of an episode in an env of its own; returns from which step on what differs from it, or "".
+def repeat_actions(
+    job: Job, episode: Episode, env: Any = None, on_frame: Any = lambda env: None
+) -> dict[str, list[Any]]:
+    """Repeat the actions of an episode in an env of its own; returns what the env returned, a list for each name.
 
     `env`: one that is made already, and stays open. `on_frame` is called with it after the reset and after each step.
     Raises `JobError` for an episode without a seed.
@@ -95,28 +84,32 @@ def repeat_actions(job: Job, episode: Episode, env: Any = None, on_frame: Any = 
     own = make_env(job) if env is None else env
     try:
         obs, _ = own.reset(seed=episode.seed)
-        found = _differs(episode, 0, {"obs": obs})
+        rows = [(deepcopy(obs), None, None, None)]
         on_frame(own)
         for step in range(len(episode)):
             row = nest.take(episode.action, step)
             # A number where the space is one, as envs expect it.
-            action = row if isinstance(row, (dict, tuple)) or np.ndim(row) else row[()]
-            obs, reward, terminated, truncated, _ = own.step(action)
+            obs, *ends, _ = own.step(row if isinstance(row, (dict, tuple)) or np.ndim(row) else row[()])
+            rows.append((deepcopy(obs), *ends))  # an env may write into it
             on_frame(own)
-            ends = {"reward": reward, "terminated": terminated, "truncated": truncated}
-            found = found or _differs(episode, step + 1, {"obs": obs}) or _differs(episode, step, ends)
-            if terminated or truncated:
+            if ends[1] or ends[2]:
                 break
-        return found
     finally:
         if env is None:
             own.close()
+    obs, *ends = zip(*rows, strict=True)
+    return {"obs": list(obs)} | {name: list(each[1:]) for name, each in zip(ENDS, ends, strict=True)}
 
 
-def _differs(stored: Episode, step: int, rows: dict[str, Any]) -> str:
-    """Name the first of these rows that is not the stored one of this step; "" for none."""
-    names = [name for name, row in rows.items() if not equal_rows(_row(getattr(stored, name), step), row)]
-    return f"{names[0]} differs from step {step} on" if names else ""
+def difference(stored: Episode, played: Mapping[str, Any]) -> str:
+    """Name what differs between an episode and the rows that were played, lists or trees of arrays: "" where nothing
+    does.
+    """
+    for step in range(len(stored) + 1):
+        for name, rows in played.items():
+            if not equal_rows(_row(getattr(stored, name), step), _row(rows, step)):
+                return f"{name} differs from step {step} on"
+    return ""
 
 
 def equal_rows(stored: Any, other: Any) -> bool:
@@ -136,9 +129,11 @@ def equal_rows(stored: Any, other: Any) -> bool:
     return own.size == row.size and np.array_equal(own.ravel(), row.ravel(), equal_nan=own.dtype.kind == "f")
 
 
-def _row(tree: Any, step: int) -> Any:
-    """A row of a tree of arrays; None where it has not so many."""
-    return nest.take(tree, step) if step < len(next(iter(nest.leaves(tree)))) else None
+def _row(rows: Any, step: int) -> Any:
+    """A row of a list, or of a tree of arrays; None where there are not so many."""
+    if isinstance(rows, list):
+        return rows[step] if step < len(rows) else None
+    return nest.take(rows, step) if step < len(next(iter(nest.leaves(rows)))) else None
 
 
 # Videos.
@@ -151,7 +146,7 @@ class Video(NamedTuple):
     """Of the episode."""
     path: str
     difference: str
-    """What the episode that was played differs in from the one that is stored; "" where it does not."""
+    """The difference of the episode that was played from the one that is stored; "" where there is none."""
 
 
 def make_videos(
@@ -187,29 +182,26 @@ def make_videos(
     if not episodes:
         return []
     count = min(num_workers, len(episodes))
-    blocks = [partial(Renderer, job, episodes[i::count], where) for i in range(count)]
-    with ShmemVectorEnv(blocks, num_workers=count) as venv:
+    renderers = [partial(Renderer, job, episodes[i::count], where) for i in range(count)]
+    with ShmemVectorEnv(renderers, num_workers=count) as venv:
         return sorted(video for videos in venv.call("render_all") for video in videos)
 
 
-class Renderer(gymnasium.Env[Any, Any]):
-    """The env of a worker: it renders its episodes when it is asked to, and never steps."""
+class Renderer(gymnasium.Wrapper[Any, Any, Any, Any]):
+    """The env of a job, in a worker, with a call that renders episodes."""
 
     def __init__(self, job: Job, episodes: Sequence[Episode], where: tuple[str, str]) -> None:
+        for name, value in HEADLESS.items():
+            os.environ.setdefault(name, value)
+        super().__init__(make_env(job, render_mode="rgb_array"))
         self._job, self._episodes, self._where = job, episodes, where
 
     def render_all(self) -> list[Video]:
         """Render them, one after another."""
-        for name, value in HEADLESS.items():
-            os.environ.setdefault(name, value)
-        env = make_env(self._job, render_mode="rgb_array")
-        try:
-            with _open(self._where) as folder:
-                return [self._record(env, episode, folder) for episode in self._episodes]
-        finally:
-            env.close()
+        with _open(self._where) as folder:
+            return [self._record(episode, folder) for episode in self._episodes]
 
-    def _record(self, env: Any, episode: Episode, folder: SafeFolder) -> Video:
+    def _record(self, episode: Episode, folder: SafeFolder) -> Video:
         """Play an episode, and write the pictures into a file."""
         name = f"episode-{episode.number:06d}.mp4"
 
@@ -223,9 +215,9 @@ class Renderer(gymnasium.Env[Any, Any]):
             path = Path(scratch, name)
             # Pictures keep their size; by default they would be scaled to a multiple of 16.
             options = {"macro_block_size": 1, "codec": "libx264", "pixelformat": "yuv420p"}
-            fps = env.metadata.get("render_fps") or FPS
+            fps = self.env.metadata.get("render_fps") or FPS
             with _import_imageio().get_writer(path, fps=fps, **options) as writer:
-                differs = repeat_actions(self._job, episode, env, write_frame)
+                differs = difference(episode, repeat_actions(self._job, episode, self.env, write_frame))
             folder.write(name, path.read_bytes())
         return Video(int(episode.number), str(folder.path / name), differs)
 

@@ -9,12 +9,13 @@ import re
 import shlex
 from typing import Any
 
-from collector.jobs.job import Job, as_record
+from collector.jobs.job import Job
 from collector.jobs.names import flags_of
 from collector.jobs.run import JobState
 
 try:
     from rich.console import Console, Group
+    from rich.filesize import decimal
     from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
     from rich.table import Table
     from rich.text import Text
@@ -23,10 +24,6 @@ except ImportError as error:
 
 
 POLICIES = {"mlp": "a network with random weights, not trained", "random": "uniform random actions"}
-UNITS = ("bytes", "KiB", "MiB", "GiB", "TiB")
-NOTHING: dict[str, Any] = dict.fromkeys(("steps_per_second", "returns", "lengths", "cpu", "device"))
-NOTHING |= {"status": "not begun", "statistics": (), "failed": {}, "episodes": 0, "steps": 0, "shards": 0, "bytes": 0}
-"""Of a folder that a job has not begun."""
 CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 """Characters that a terminal obeys."""
 
@@ -96,31 +93,25 @@ def summary(state: JobState, info: dict[str, Any] | None) -> Group:
     """The last output of a job: a line on how it ended, and a table: of what its folder holds, as `dataset_info`
     returns it (None where there is no folder yet), and of this run.
     """
-    job = state.job
+    job, folder = state.job, shlex.quote(str(state.out))
     where = f"{state.workers} workers" if state.workers else "this process"
     where = f"each of {state.actors} tasks" if state.actors else where
+    policy = f"{job.policy}, weights of {job.checkpoint}" if job.checkpoint else POLICIES.get(job.policy, job.policy)
     rows = [
-        *rows_of(info or {**NOTHING, "folder": str(state.out), "job": as_record(job), "repeatable": state.repeatable}),
-        ("this run", f"{job.num_envs} envs in {where} ({job.backend}), {describe(job)}, on {state.device}"),
+        *([("folder", str(state.out)), ("status", "not begun"), ("env", job.env)] if info is None else rows_of(info)),
+        ("this run", f"{job.num_envs} envs in {where} ({job.backend}), {policy}, on {state.device}"),
         ("", f"{state.steps_per_second:,.0f} steps/s for {state.seconds:.1f} s"),
         *((f"episode {number}", reason[:300]) for number, reason in list(state.skipped.items())[:3]),
         *(("note", note) for note in state.notes),
     ]
-    ways = {"complete": "Collected:", "interrupted": "Interrupted; collected until then, and kept:"}
-    return Group(ways[state.status], table_of(rows), *([_how_to_resume(state)] if state.status != "complete" else []))
-
-
-def describe(job: Job) -> str:
-    """The policy in words."""
-    return f"{job.policy}, weights of {job.checkpoint}" if job.checkpoint else POLICIES.get(job.policy, job.policy)
-
-
-def _how_to_resume(state: JobState) -> str:
-    modules = flags_of(state.job, state.out)
-    folder = shlex.quote(str(state.out))
-    if modules is None:
-        return f"Go on, with the job file or program that began it, by: run JOB --out {folder} --resume"
-    return " ".join([f"Go on with: python -m collector resume {folder}", *(f"--allow-import {m}" for m in modules)])
+    if state.status == "complete":
+        return Group("Collected:", table_of(rows))
+    if (modules := flags_of(job, state.out)) is None:
+        advice = f"Go on, with the job file or program that began it, by: run JOB --out {folder} --resume"
+    else:
+        flags = (f" --allow-import {module}" for module in modules)
+        advice = f"Go on with: python -m collector resume {folder}{''.join(flags)}"
+    return Group("Interrupted; collected until then, and kept:", table_of(rows), advice)
 
 
 def rows_of(info: dict[str, Any]) -> list[tuple[str, str]]:
@@ -141,7 +132,7 @@ def rows_of(info: dict[str, Any]) -> list[tuple[str, str]]:
         ("length", spread_of(info["lengths"])),
         ("failures", ", ".join(f"{count:,} {name}" for name, count in info["failed"].items()) or "none"),
         ("speed", "?" if speed is None else f"{speed:,.0f} steps/s in the last run"),
-        ("size", f"{info['shards']} shard{'s' * (info['shards'] != 1)}, {as_size(info['bytes'])}"),
+        ("size", f"{info['shards']} shard{'s' * (info['shards'] != 1)}, {decimal(info['bytes'])}"),
         ("made on", f"{info['cpu'] or '?'}, {info['device'] or '?'}"),
     ]
 
@@ -162,15 +153,3 @@ def spread_of(values: dict[str, float] | None) -> str:
         return "-"
     mean, std, low, high = (values[name] for name in ("mean", "std", "min", "max"))
     return f"mean {mean:,.1f}, deviation {std:,.1f}, from {low:g} to {high:g}"
-
-
-def as_size(nbytes: float) -> str:
-    """Bytes in the unit that fits.
-
-    >>> as_size(17.0), as_size(2048)
-    ('17 bytes', '2.0 KiB')
-    """
-    unit = 0
-    while nbytes >= 1024 and unit < len(UNITS) - 1:
-        nbytes, unit = nbytes / 1024, unit + 1
-    return f"{nbytes:,.0f} bytes" if unit == 0 else f"{nbytes:,.1f} {UNITS[unit]}"

@@ -7,7 +7,6 @@ import time
 from collections.abc import Callable, Iterable
 from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass, field
-from html import escape
 from pathlib import Path
 from typing import Any
 
@@ -16,25 +15,25 @@ import numpy as np
 from collector.interruptor import Stopping
 from collector.jobs.job import Job, JobError
 from collector.jobs.job_files import (
-    SAME,
     check_folder,
-    check_same_job,
+    check_head,
     check_unchanged,
-    job_of,
-    notes_on,
-    read_job_head,
-    stored_job,
+    compared,
+    job_head,
+    read_job,
     with_settings,
 )
-from collector.jobs.look import Metrics, import_tensorboard, spread
+from collector.jobs.look import Metrics, import_tensorboard
 from collector.jobs.making import check_env, resolve_device, transforms_with_statistics, wrappers_with_statistics
+from collector.jobs.names import check_names
 from collector.jobs.on_ray import RayPlayer, check_cluster, connect_to, device_of_tasks
 from collector.jobs.plan import Plan
-from collector.jobs.playing import Commits, Player, Tally, skipped_in
+from collector.jobs.playing import Commits, Episodes, JobFailedError, Player, Tally, skipped_in
 from collector.jobs.transform_statistics import States, read_statistics, with_frozen
 from collector.store.manifest import MANIFEST, Manifest, read_manifest
 from collector.store.safe_folder import LOCK, DatasetError
 from collector.store.writer import StoreWriter
+from collector.sync_collector import SyncDataCollector
 from vecenv.venvs import DummyVectorEnv
 
 RECENT = 100
@@ -58,15 +57,15 @@ class JobState(Tally):
     """Since the first step of this run."""
     workers: int = 1
     actors: int = 0
-    """How many tasks play at once on a Ray cluster, each with the envs and workers of the job; 0: the job runs in this
-    process."""
+    """The number of tasks that play at once on a Ray cluster, each with the envs and workers of the job; 0: the job
+    runs in this process."""
     device: str = "cpu"
     status: str = "failed"
     """"complete" or "interrupted" once the job has ended so; "failed" before."""
     signum: int = 0
     """The signal that ended the job; 0: none did."""
     repeatable: bool = False
-    """Whether another run of the job gives the same bits."""
+    """True if another run of the job gives the same bits."""
 
     @property
     def steps_per_second(self) -> float:
@@ -85,30 +84,23 @@ class JobState(Tally):
         """The mean return of the last 100 episodes; NaN where there are none."""
         return float(np.mean(self.returns[-RECENT:])) if self.returns else float("nan")
 
-    def rows(self) -> dict[str, str]:
-        """Its figures, by name."""
-        found = {
-            "job": f"{self.job.env}, seed {self.job.seed}: {self.status}",
-            "data": str(self.out),
-            "episodes": f"{self.episodes:,}",
-            "steps": f"{self.steps:,}",
-            "speed": f"{self.steps_per_second:,.0f} steps/s for {self.seconds:.1f} s in this run",
+    def metrics(self) -> dict[str, Any]:
+        """The figures for a line of `metrics.jsonl`."""
+        means = {"mean_return": self.recent_return, "mean_length": float(np.mean(self.lengths[-RECENT:] or [0]))}
+        return {
+            "seconds": round(self.seconds, 3),
+            "steps": self.steps,
+            "episodes": self.episodes,
+            "steps_per_second": round(self.steps_per_second, 1),
+            **(means if self.returns else {}),
+            "skipped": len(self.skipped),
+            "bottleneck": self.bottleneck,
         }
-        for name, values in (("return", self.returns), ("length", self.lengths)):
-            if values:
-                found[f"{name} in this run"] = "mean {mean:,.1f}, from {min:g} to {max:g}".format(
-                    **spread(np.array(values)) or {}
-                )
-        if self.skipped:
-            found["skipped"] = f"{len(self.skipped):,} episodes"
-        return found
 
     def __repr__(self) -> str:
-        return "JobState\n" + "\n".join(f"  {name:19} {text}" for name, text in self.rows().items())
-
-    def _repr_html_(self) -> str:
-        cells = "".join(f"<tr><th>{name}</th><td>{escape(text)}</td></tr>" for name, text in self.rows().items())
-        return f"<table>{cells}</table>"
+        figures = f"{self.episodes:,} episodes, {self.steps:,} steps, {self.steps_per_second:,.0f} steps/s"
+        means = f", mean return {self.recent_return:,.1f}" if self.returns else ""
+        return f"JobState({self.job.env} in {self.out}, {self.status}: {figures}{means}, {len(self.skipped)} skipped)"
 
 
 Progress = Callable[[JobState], None]
@@ -139,7 +131,17 @@ def run_job(
         state = run_job(Job(env="CartPole-v1", episodes=400), "data/cartpole")
         print(state.status, state.steps)
     """
-    return _Run(with_frozen(job), Path(out), tensorboard, on_progress, cluster, cluster_actors).start(overwrite)
+    options: Any = {"cluster": cluster, "cluster_actors": cluster_actors, "tensorboard": tensorboard}
+    run = _Run(job=with_frozen(job), out=Path(out), on_progress=on_progress, **options)
+    is_new = not run.out.exists()
+    check_folder(run.out, overwrite)
+    try:
+        return run.play(lambda head: StoreWriter(run.out, head, overwrite=overwrite, compress=job.compress))
+    finally:
+        if is_new and run.metrics is None:  # the job has not begun
+            with suppress(OSError):
+                (run.out / LOCK).unlink()
+                run.out.rmdir()
 
 
 def resume_job(
@@ -156,156 +158,136 @@ def resume_job(
     """Go on with the job of a folder, where it was: nothing that was committed is lost or played again.
 
     `job`: what it should be; `JobError` says what differs from what is stored. None: the stored one, and then modules
-    that it names must be in `allow_import` (see `job_of`). `settings` as in `load_job`; they may only change where
-    episodes are played and how they are stored (`backend`, `num_workers`, ...). `cluster`, `cluster_actors`: as for
-    `run_job`, wherever the job has run before. Raises as `run_job` does.
+    that it names must be in `allow_import`: the folder may come from anybody. `settings` as in `load_job`; they may
+    only change where episodes are played and how they are stored (`backend`, `num_workers`, ...). `cluster`,
+    `cluster_actors`: as for `run_job`, wherever the job has run before. Raises as `run_job` does.
 
     Example::
 
         state = resume_job("data/cartpole", settings=["backend=dummy"])
     """
     folder = Path(out)
-    stored = job_of(folder, allow_import) if job is None else stored_job(folder)
+    stored, head = read_job(folder)
+    if job is None:
+        check_names(stored, allow_import, folder)
     wanted = with_settings(stored if job is None else with_frozen(job), settings)
-    check_same_job(folder, stored, wanted)
-    return _Run(wanted, folder, tensorboard, on_progress, cluster, cluster_actors).resume()
+    check_unchanged(folder, compared(stored), compared(wanted))
+    options: Any = {"cluster": cluster, "cluster_actors": cluster_actors, "tensorboard": tensorboard}
+    run = _Run(job=wanted, out=folder, on_progress=on_progress, **options)
+    if names := wrappers_with_statistics(wanted):
+        raise JobError(
+            f"{', '.join(names)} had statistics of the episodes before, which a job that is resumed has not; "
+            "run it again with the transforms VecNorm or NormalizeReward, whose statistics are stored"
+        )
+    manifest = read_manifest(folder)
+    if manifest.end is not None:
+        run.restore(manifest)
+        run.state.notes.append("it was complete already")
+        return run.completed(head["repeatable"])
+    with closing(StoreWriter(folder, head, resume=True, compress=wanted.compress, check=run.restore)) as writer:
+
+        def go_on(now: dict[str, Any]) -> StoreWriter:
+            run.state.notes += check_head(folder, head, now)
+            return writer
+
+        return run.play(go_on)
 
 
+@dataclass(kw_only=True)
 class _Run:
-    """One run of a job."""
+    """One run of a job, new or resumed."""
 
-    def __init__(
-        self,
-        job: Job,
-        out: Path,
-        tensorboard: bool,
-        on_progress: Progress,
-        cluster: str | None,
-        cluster_actors: int | None,
-    ) -> None:
+    job: Job
+    out: Path
+    cluster: str | None
+    cluster_actors: int | None
+    tensorboard: bool
+    on_progress: Progress
+    statistics: States | None = None
+    """Those of an earlier run."""
+    metrics: Metrics | None = None
+    """None until the folder is opened, after the first batch."""
+    began: float = 0.0
+
+    def __post_init__(self) -> None:
+        job = self.job
         check_env(job)
-        check_cluster(job, cluster, cluster_actors)
-        if tensorboard:
+        check_cluster(job, self.cluster, self.cluster_actors)
+        if self.tensorboard:
             import_tensorboard()  # rather now than after the first batch
-        self._job, self._out, self._tensorboard, self._on_progress = job, out, tensorboard, on_progress
-        self._cluster, self._cluster_actors = cluster, cluster_actors
-        self.state = JobState(job=job, out=out, device=resolve_device(job) if cluster is None else device_of_tasks(job))
-        self._plan = Plan(job.seed, job.episodes, job.steps)
-        self._statistics: States | None = None
-        """Those of an earlier run."""
-        self._commits: Commits | None = None  # until it is known what the folder will hold
-        self._metrics: Metrics
-        self._began = 0.0
+        device = resolve_device(job) if self.cluster is None else device_of_tasks(job)
+        self.plan, self.state = Plan(job.seed, job.episodes, job.steps), JobState(job=job, out=self.out, device=device)
 
-    def start(self, overwrite: bool) -> JobState:
-        """Run it in a folder that is new, or whose content is replaced once the job has seen its first batch."""
-        is_new, compress = not self._out.exists(), self._job.compress
-        check_folder(self._out, overwrite)
-        try:
-            return self._run(lambda head: StoreWriter(self._out, head, overwrite=overwrite, compress=compress))
-        finally:
-            if is_new and self._commits is None:  # the job has not begun
-                with suppress(OSError):
-                    (self._out / LOCK).unlink()
-                    self._out.rmdir()
-
-    def resume(self) -> JobState:
-        """Run what is left of it."""
-        if names := wrappers_with_statistics(self._job):
-            raise JobError(
-                f"{', '.join(names)} had statistics of the episodes before, which a job that is resumed has not; "
-                "run it again with the transforms VecNorm or NormalizeReward, whose statistics are stored"
-            )
-        stored, manifest = read_job_head(self._out), read_manifest(self._out)
-        if manifest.end is not None:
-            self._restore(manifest)
-            self.state.notes.append("it was complete already")
-            return self._completed()
-        options: dict[str, Any] = {"compress": self._job.compress, "check": self._restore}
-        with closing(StoreWriter(self._out, stored, resume=True, **options)) as writer:
-
-            def go_on(head: dict[str, Any]) -> StoreWriter:
-                check_unchanged(self._out, *({name: each[name] for name in SAME} for each in (stored, head)))
-                self.state.notes += notes_on(stored, head)
-                return writer
-
-            return self._run(go_on)
-
-    def _restore(self, manifest: Manifest) -> None:
+    def restore(self, manifest: Manifest) -> None:
         """Take up where the job was. Raises `DatasetError`."""
         index = manifest.index
         try:
-            self._plan.restore(index["number"], index["length"], skipped_in(manifest.state))
+            self.plan.restore(index["number"], index["length"], skipped_in(manifest.state))
         except DatasetError as error:
-            raise DatasetError(f"{self._out / MANIFEST}: {error}") from None
-        if transforms_with_statistics(self._job) and len(index) and manifest.end is None:
-            self._statistics = read_statistics(self._out, self._job.num_envs)
+            raise DatasetError(f"{self.out / MANIFEST}: {error}") from None
+        if transforms_with_statistics(self.job) and len(index) and manifest.end is None:
+            self.statistics = read_statistics(self.out, self.job.num_envs)
         self.state.steps, self.state.episodes = int(index["length"].sum()), len(index)
 
-    def _run(self, open_writer: Callable[[dict[str, Any]], StoreWriter]) -> JobState:
-        state, plan = self.state, self._plan
+    def play(self, open_writer: Callable[[dict[str, Any]], StoreWriter]) -> JobState:
+        """Play the rest of the episodes into the folder that `open_writer` opens, with the head of its first batch."""
+        job, plan, state = self.job, self.plan, self.state
         with ExitStack() as context:
             cluster = None
-            if self._cluster is not None:  # first, because Ray sets a handler of SIGTERM of its own
-                cluster = context.enter_context(connect_to(self._cluster))
-            files = context.enter_context(ExitStack())
+            if self.cluster is not None:  # first, because Ray sets a handler of SIGTERM of its own
+                cluster = context.enter_context(connect_to(self.cluster))
             stop = context.enter_context(Stopping())
 
-            def open_folder(head: dict[str, Any]) -> Commits:
+            def open_files(head: dict[str, Any]) -> StoreWriter:
                 state.repeatable, ran_on = head["repeatable"], head["ran_on"]
                 state.workers = 0 if ran_on["vector_env"] == DummyVectorEnv.__name__ else ran_on["num_workers"]
-                writer = files.enter_context(closing(open_writer(head)))
-                self._metrics = files.enter_context(closing(Metrics(writer.opened, self._tensorboard)))
-                self._commits = Commits(writer, self._job, state, plan)
-                return self._commits
+                writer = context.enter_context(closing(open_writer(head)))
+                self.metrics = context.enter_context(closing(Metrics(writer.opened, self.tensorboard)))
+                return writer
+
+            def take(batches: SyncDataCollector, episodes: Episodes, statistics: States | None) -> None:
+                if commits.writer is None:
+                    commits.open(job_head(job, batches, state.device))
+                commits.add(episodes, statistics)
+                self.played([len(each) for each in episodes], [each.total_reward for each in episodes])
 
             player: Player | RayPlayer
-            shared = self._job, plan, stop, state, open_folder, self._played
+            commits = Commits(job, plan, state, open_files)
             if cluster is None:
-                player = Player(*shared, device=state.device)
-                player.statistics = self._statistics
+                player = Player(job, plan, stop, state, take, state.device, self.statistics)
             else:
-                player = RayPlayer(*shared, cluster, self._cluster_actors, self._out)
+                player = RayPlayer(job, plan, stop, state, commits, self.played, cluster, self.cluster_actors, self.out)
                 state.actors = player.count
-            self._began = time.monotonic()
-            player.play()
-            if plan.is_complete and self._commits is not None:
-                self._commits.writer.end(episodes=plan.end)
-                self._completed()
-            else:
+            self.began = time.monotonic()
+            with commits:
+                player.play()
+            if not plan.is_complete:
                 state.status, state.signum = "interrupted", stop.signum
-            if self._commits is not None:
-                self._metrics.write(self._numbers, now=True)
+            elif commits.writer is None:
+                number, error = max(state.skipped.items())
+                raise JobFailedError(f"each of its episodes failed; episode {number}, as the last one, with {error}")
+            else:
+                commits.writer.end(episodes=plan.end)
+                self.completed(state.repeatable)
+            if self.metrics is not None:
+                self.metrics.write(state.metrics, now=True)
         return state
 
-    def _completed(self) -> JobState:
-        plan, state = self._plan, self.state
+    def completed(self, repeatable: bool) -> JobState:
+        """Return the state, with the figures of the whole job."""
+        plan, state = self.plan, self.state
         state.status, state.steps, state.episodes = "complete", plan.end_steps, plan.end_episodes
+        state.repeatable = repeatable
         return state
 
-    def _played(self, lengths: list[int], returns: list[float]) -> None:
+    def played(self, lengths: list[int], returns: list[float]) -> None:
         """Count episodes that have been played, and report the progress."""
         state = self.state
         state.returns += returns
         state.lengths += lengths
         state.episodes += len(lengths)
         state.steps += sum(lengths)
-        state.seconds = time.monotonic() - self._began
-        self._metrics.write(self._numbers)
-        self._on_progress(state)
-
-    def _numbers(self) -> dict[str, Any]:
-        """The figures for `metrics.jsonl`."""
-        state = self.state
-        recent: dict[str, float] = {}
-        if state.returns:
-            recent = {"mean_return": state.recent_return, "mean_length": float(np.mean(state.lengths[-RECENT:]))}
-        return {
-            "seconds": round(state.seconds, 3),
-            "steps": state.steps,
-            "episodes": state.episodes,
-            "steps_per_second": round(state.steps_per_second, 1),
-            **recent,
-            "skipped": len(state.skipped),
-            "bottleneck": state.bottleneck,
-        }
+        state.seconds = time.monotonic() - self.began
+        if self.metrics is not None:
+            self.metrics.write(state.metrics)
+        self.on_progress(state)

@@ -20,9 +20,10 @@ import msgspec
 import numpy as np
 
 from collector.jobs.job import Call, Frozen, Job, JobError
+from collector.jobs.names import TRANSFORM, find_class
 from collector.store import schema
 from collector.store.safe_folder import DatasetError, SafeFolder
-from vecenv import transforms
+from collector.store.writer import writing
 from vecenv.errors import VectorEnvError
 from vecenv.extending import Freezable
 
@@ -32,7 +33,7 @@ LARGEST_FROZEN = 2**23
 """Bytes; they are stored in the head of the folder."""
 LARGEST_KEPT = 2**27
 States = list[dict[str, Any]]
-"""What the transforms of each env have learnt, as JSON types."""
+"""The statistics of the transforms of each env, as JSON types."""
 
 
 def to_json(state: Any) -> Any:
@@ -43,13 +44,10 @@ def to_json(state: Any) -> Any:
     >>> to_json({"mean": np.array([0.5, np.inf]), "count": 3.0})
     {'mean': [0.5, 'inf'], 'count': 3.0}
     """
+    if isinstance(state, (np.ndarray, np.generic)):
+        state = state.tolist()
     if isinstance(state, dict):
         return {str(name): to_json(each) for name, each in state.items()}
-    if isinstance(state, (np.ndarray, np.generic)):
-        array = np.asarray(state)
-        if array.dtype.kind not in "biuf":
-            raise TypeError(f"the state of a transform has an array of {array.dtype}, and only numbers can be stored")
-        return to_json(array.tolist())
     if isinstance(state, list):
         return [to_json(each) for each in state]
     if isinstance(state, float) and not np.isfinite(state):
@@ -107,8 +105,6 @@ def with_frozen(job: Job, folder: Path = Path()) -> Job:
     A file is what `save_statistics` writes, or `statistics.json` of the folder of a job, whose envs are put together.
     Raises `JobError` where one cannot be read or has no statistics.
     """
-    if not any(isinstance(each, Call) and isinstance(each.frozen, str) for each in job.transforms):
-        return job
     return msgspec.structs.replace(job, transforms=tuple(_with_content(each, folder) for each in job.transforms))
 
 
@@ -137,30 +133,23 @@ def _with_content(each: str | Call, folder: Path) -> str | Call:
         with open(path, "rb") as file:
             content = file.read(LARGEST_FROZEN + 1)
         if len(content) > LARGEST_FROZEN:
-            raise JobError(f"{where} has more than {LARGEST_FROZEN:,} bytes")
+            raise ValueError(f"it has more than {LARGEST_FROZEN:,} bytes")
         state = schema.parse(content)
-    except OSError as error:
-        raise JobError(f"{where} cannot be read: {error.strerror or error}") from None
-    except ValueError as error:
-        raise JobError(f"{where} cannot be read: {error}") from None
+    except (OSError, ValueError) as error:
+        raise JobError(f"{where} cannot be read: {getattr(error, 'strerror', None) or error}") from None
     if not isinstance(state, dict) or not state:
         raise JobError(f"{where} has no statistics; collector.save_statistics writes such a file")
-    if state.keys() == {ENVS}:
-        state = _of_all_envs(each.call, state[ENVS], path)
+    if state.keys() == {ENVS}:  # a job has kept it
+        kind, name = find_class(TRANSFORM, each.call), each.call.rpartition(":")[2]
+        try:
+            [place] = (each for each in state[ENVS][0] if each.partition(".")[2] == name)
+            state = to_json(kind.merged([from_json(of_env[place]) for of_env in state[ENVS]]))
+        except (ValueError, TypeError, KeyError, IndexError, AttributeError, NotImplementedError):
+            raise JobError(
+                f"{where} has the statistics of the transforms of a job, and not those of one {name}; "
+                "collector.save_statistics writes such a file"
+            ) from None
     return msgspec.structs.replace(each, frozen=Frozen(each.frozen, hashlib.sha256(content).hexdigest(), state))
-
-
-def _of_all_envs(name: str, states: Any, path: Path) -> Any:
-    """The statistics of a transform in a file that a job has kept, of all its envs together."""
-    kind = getattr(transforms, name, Freezable)
-    try:
-        [place] = (each for each in states[0] if each.partition(".")[2] == name)
-        return to_json(kind.merged([from_json(state[place]) for state in states]))
-    except (ValueError, TypeError, KeyError, IndexError, AttributeError, NotImplementedError):
-        raise JobError(
-            f"{name}: frozen: {path} has the statistics of the transforms of a job, and not those of one {name}; "
-            "collector.save_statistics writes such a file"
-        ) from None
 
 
 # Kept.
@@ -180,12 +169,8 @@ def statistics_of(venv: Any) -> States | None:
 
 def write_statistics(folder: SafeFolder, states: States) -> None:
     """Replace the file of a folder. Raises `DatasetError` where it cannot be written."""
-    try:
+    with writing(folder.path, "the episodes committed before are kept"):
         folder.write(KEPT, schema.dump({ENVS: states}) + b"\n")
-    except OSError as error:
-        raise DatasetError(
-            f"cannot write to {folder.path}: {error.strerror or error}; the episodes committed before are kept"
-        ) from error
 
 
 def read_statistics(folder: str | os.PathLike[str], num_envs: int) -> States:

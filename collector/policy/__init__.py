@@ -34,8 +34,7 @@ numbers of episodes. `RandomPolicy` does not: it has a stream for each env, whic
 sampled with noise of the episode and the step.
 """
 
-from collector.policy.exploration import ExplorationType, exploration_type, set_exploration_type
-from collector.policy.policy_call import Policy
+from collector.policy.policy_call import ExplorationType, Policy, exploration_type, set_exploration_type
 from collector.policy.random_policy import RandomPolicy
 
 __all__ = ["ExplorationType", "Policy", "RandomPolicy", "exploration_type", "set_exploration_type"]

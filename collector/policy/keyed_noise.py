@@ -14,9 +14,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 
 from collector.episodes.seeds import action_seed, episode_keys, random_bits, uniforms
-from collector.policy.exploration import ExplorationType, choose, draws_as_torch, is_distribution
+from collector.policy.policy_call import ExplorationType, choose, draws_as_torch, is_distribution
 from collector.policy.random_policy import RandomPolicy
-from vecenv import nest
 from vecenv.nest import as_array
 
 if TYPE_CHECKING:
@@ -37,12 +36,8 @@ class KeyedNoise:
         self.everything = True
         """Whether all actions so far were keyed: random, the mode or mean of a distribution, or a sample of one whose
         family is known. What a policy returns as an action may come from anywhere."""
-        self._env_num = rows
         self.resize(rows)
         self._policy: RandomPolicy | None = None
-        self._actions: Any = None
-        """The random action of each env, drawn at the step `_drawn_at`: an env that waits for others keeps it."""
-        self._drawn_at = np.full(rows, -1)
         self._masks: list[Any] = [None] * rows
         self._has_masks = False
 
@@ -54,7 +49,6 @@ class KeyedNoise:
 
     def begin(self, env_ids: np.ndarray, infos: np.ndarray) -> None:
         """Note that episodes begin in these envs, with these infos."""
-        self._drawn_at[env_ids] = -1
         if self._policy is not None:
             self._policy.seed(env_ids, [action_seed(self.job_seed, each) for each in self.numbers[env_ids].tolist()])
         self.note_masks(env_ids, infos)
@@ -70,8 +64,8 @@ class KeyedNoise:
     # Random actions.
 
     def random_policy(self, policy: RandomPolicy, action_spaces: Any) -> Callable[[Any, Any], Any]:
-        """A random policy `(obs, env_ids)` of the runner, which calls it for all rows. Raises `TypeError` where action
-        spaces differ.
+        """A random policy `(obs, env_ids)`, whose streams of actions begin anew with each episode. Raises `TypeError`
+        where action spaces differ.
         """
         for env_id, space in enumerate(action_spaces):
             if space != action_spaces[0]:
@@ -80,25 +74,13 @@ class KeyedNoise:
                     f"is {space}, that of env 0 is {action_spaces[0]}"
                 )
         self._policy = policy
-        ids = np.arange(self._env_num)
+        ids = np.arange(len(action_spaces))
         policy.seed(ids, [action_seed(self.job_seed, each) for each in self.numbers[ids].tolist()])
-        return self._draw_actions
 
-    def _draw_actions(self, obs: Any, env_ids: np.ndarray) -> Any:
-        assert self._policy is not None
-        steps, masks = self.steps[: self._env_num], None
-        fresh = (steps != self._drawn_at).nonzero()[0]
-        if self._has_masks:
-            masks = [self._masks[env] for env in fresh.tolist()]
-        shown = nest.take(obs, fresh) if obs.__class__ is dict else None  # of others nothing is looked at
-        if len(fresh) == self._env_num:
-            self._actions = self._policy(shown, fresh, masks)
-        elif len(fresh):
-            nest.put(self._actions, fresh, self._policy(shown, fresh, masks))
-        self._drawn_at[:] = steps
-        if len(env_ids) == self._env_num:
-            return self._actions
-        return nest.take(self._actions, np.minimum(env_ids, self._env_num - 1))
+        def draw(obs: Any, env_ids: np.ndarray) -> Any:
+            return policy(obs, env_ids, [self._masks[env] for env in env_ids.tolist()] if self._has_masks else None)
+
+        return draw
 
     # What a policy draws.
 

@@ -17,28 +17,21 @@ except ImportError as error:
 class MLPPolicy(nn.Module):
     """Two hidden layers of tanh units that choose actions for array observations.
 
-    Observations: Box (flattened; uint8 scaled to 0..1) or Discrete (one-hot). Actions: Discrete, drawn from a softmax;
-    or a bounded float Box, drawn from a normal distribution that is squashed into the bounds. Other spaces raise
-    `TypeError`. The weights come from torch's random stream, and so do the actions, one draw for each call. With
-    `as_distribution` it returns the distribution instead, from which the collector draws.
+    Observations: Box (flattened; uint8 scaled to 0..1) or Discrete (one-hot). Actions: Discrete, of a softmax; or a
+    bounded float Box, of a normal distribution that is squashed into the bounds. It returns the distribution, and the
+    collector takes a sample or the mode of it. Other spaces raise `TypeError`. The weights come from torch's
+    random stream.
 
     Example::
 
         policy = MLPPolicy(env.observation_space, env.action_space)
-        actions = policy(torch.zeros(8, 4))       # int64 (8,) for Discrete; (8, ...) of the space's dtype for Box
+        actions = policy(torch.zeros(8, 4)).sample()      # int64 (8,) for Discrete; (8, ...) as the space for Box
     """
 
-    def __init__(
-        self,
-        observation_space: spaces.Space,
-        action_space: spaces.Space,
-        hidden: int = 64,
-        *,
-        as_distribution: bool = False,
-    ) -> None:
+    def __init__(self, observation_space: spaces.Space, action_space: spaces.Space, hidden: int = 64) -> None:
         super().__init__()
         encoder, inputs = _encoder(observation_space)
-        head, outputs = _head(action_space, as_distribution)
+        head, outputs = _head(action_space)
         layers = [
             nn.Linear(inputs, hidden),
             nn.Tanh(),
@@ -49,7 +42,7 @@ class MLPPolicy(nn.Module):
         self.net = nn.Sequential(encoder, *layers, head)
 
     def forward(self, obs: torch.Tensor) -> Any:
-        """Actions `(k, ...)`, or the distribution of them, for observations `(k, ...)`."""
+        """The distribution of actions `(k, ...)` for observations `(k, ...)`."""
         return self.net(obs)
 
 
@@ -61,11 +54,11 @@ def _encoder(space: spaces.Space) -> tuple[nn.Module, int]:
     raise TypeError(f"the MLP policy takes Box and Discrete observations, not {space}")
 
 
-def _head(space: spaces.Space, as_distribution: bool) -> tuple[nn.Module, int]:
+def _head(space: spaces.Space) -> tuple[nn.Module, int]:
     if isinstance(space, spaces.Discrete):
-        return (_OfDiscrete if as_distribution else _DrawDiscrete)(space), int(space.n)
+        return _OfDiscrete(space), int(space.n)
     if isinstance(space, spaces.Box) and space.is_bounded() and np.issubdtype(space.dtype, np.floating):
-        return (_OfBox if as_distribution else _DrawBox)(space), int(np.prod(space.shape))
+        return _OfBox(space), int(np.prod(space.shape))
     raise TypeError(f"the MLP policy returns Discrete and bounded float Box actions, not {space}")
 
 
@@ -88,32 +81,15 @@ class _OneHot(nn.Module):
         return nn.functional.one_hot(obs.long() - self._start, self._n).float()
 
 
-class _DrawDiscrete(nn.Module):
-    """Draws from the softmax of its inputs: the largest after Gumbel noise, which is cheaper than Categorical."""
+class _Transformed(distributions.TransformedDistribution):
+    """Its mode is that of the base distribution, transformed: torch has none."""
 
-    def __init__(self, space: spaces.Discrete) -> None:
-        super().__init__()
-        self._start = int(space.start)
-
-    def forward(self, logits: torch.Tensor) -> torch.Tensor:
-        return (logits - torch.empty_like(logits).exponential_().log_()).argmax(-1) + self._start
-
-
-class _DrawBox(nn.Module):
-    """Draws from a unit normal around its inputs, squashed into the bounds of the space."""
-
-    low: torch.Tensor
-    high: torch.Tensor
-
-    def __init__(self, space: spaces.Box) -> None:
-        super().__init__()
-        self.register_buffer("low", torch.from_numpy(space.low.copy()))
-        self.register_buffer("high", torch.from_numpy(space.high.copy()))
-
-    def forward(self, mean: torch.Tensor) -> torch.Tensor:
-        unit = torch.sigmoid(mean + torch.randn_like(mean)).view(-1, *self.low.shape)
-        # The sum can round to a value just above the bound, which some envs refuse.
-        return torch.clamp(self.low + (self.high - self.low) * unit, self.low, self.high)
+    @property
+    def mode(self) -> torch.Tensor:
+        action = self.base_dist.mode
+        for transform in self.transforms:
+            action = transform(action)
+        return action
 
 
 class _OfDiscrete(nn.Module):
@@ -128,15 +104,27 @@ class _OfDiscrete(nn.Module):
         if not self._start:
             return indices
         shift = distributions.AffineTransform(self._start, 1)
-        return distributions.TransformedDistribution(indices, [shift], validate_args=False)
+        return _Transformed(indices, [shift], validate_args=False)
 
 
-class _OfBox(_DrawBox):
+class _OfBox(nn.Module):
     """A unit normal distribution around its inputs, squashed into the bounds of the space."""
 
-    def forward(self, mean: torch.Tensor) -> distributions.Distribution:  # type: ignore[override]
+    low: torch.Tensor
+    width: torch.Tensor
+
+    def __init__(self, space: spaces.Box) -> None:
+        super().__init__()
+        low, high = torch.from_numpy(space.low.copy()), torch.from_numpy(space.high.copy())
+        width = high - low
+        # The sum of both can round to a value just above the bound, which some envs refuse.
+        width = torch.where(low + width > high, torch.nextafter(width, torch.zeros_like(width)), width)
+        self.register_buffer("low", low)
+        self.register_buffer("width", width)
+
+    def forward(self, mean: torch.Tensor) -> distributions.Distribution:
         loc = mean.view(-1, *self.low.shape).to(self.low.dtype)
-        squash = [distributions.SigmoidTransform(), distributions.AffineTransform(self.low, self.high - self.low)]
+        squash = [distributions.SigmoidTransform(), distributions.AffineTransform(self.low, self.width)]
         normal = distributions.Normal(loc, torch.ones_like(loc), validate_args=False)
-        squashed = distributions.TransformedDistribution(normal, squash, validate_args=False)
+        squashed = _Transformed(normal, squash, validate_args=False)
         return distributions.Independent(squashed, self.low.dim(), validate_args=False)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import random
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -14,10 +14,18 @@ from gymnasium import spaces
 
 from collector.batch.step_extras import RowLayout, check_policy_names
 from collector.policy.action_trees import common_layout, flatten, unflatten
-from collector.policy.exploration import ExplorationType, choose
 from collector.policy.keyed_noise import KeyedNoise
-from collector.policy.policy_call import Policy, PolicyCall, RecurrentState, signature_of
+from collector.policy.policy_call import (
+    ExplorationType,
+    Policy,
+    PolicyCall,
+    RecurrentState,
+    choose,
+    exploring,
+    signature_of,
+)
 from collector.policy.random_policy import RandomPolicy
+from collector.timing import Clock
 from vecenv import nest
 from vecenv.extending import add_note, cast_exactly
 from vecenv.nest import as_array
@@ -30,9 +38,9 @@ Options = bool | dict[str, Any]
 class PolicyRunner:
     """Calls the policy of a collector for some envs, and checks its outputs against the action space.
 
-    policy: None for random actions. device: the collector's `policy_device`. noise: what random actions and samples of
-    distributions are drawn from, where episodes have seeds of their own. threads, compile, cudagraph: the collector's
-    `policy_threads`, `compile_policy` and `cudagraph_policy`.
+    policy: None for random actions. device: the collector's `policy_device`. clock: counts the seconds of the policy,
+    and those of transfers and checks. job_seed: that of episodes with seeds of their own. threads, compile, cudagraph:
+    the collector's `policy_threads`, `compile_policy` and `cudagraph_policy`.
     """
 
     def __init__(
@@ -42,25 +50,32 @@ class PolicyRunner:
         exploration: ExplorationType,
         device: Any = None,
         *,
+        clock: Clock | None = None,
         threads: int | None = None,
-        noise: KeyedNoise | None = None,
+        job_seed: int | None = None,
         compile: Options = False,
         cudagraph: Options = False,
     ) -> None:
         self.module: Any = None
         """The network that is called (a copy where the policy is on another device), or None."""
-        self.rows: int = env.env_num
-        """The number of rows with which a loop that calls it for all envs has to do so: that of the envs, or more."""
         self.layout: Layout = {}
         """Shape of a row and dtype of each output, once the policy was called; no actions that are trees of arrays."""
+        self.noise = None if job_seed is None else KeyedNoise(job_seed, env.env_num)
+        """The source of random actions and samples, where episodes have seeds of their own."""
+        self._env, self._threads, self._clock = env, threads, clock or Clock()
+        self._env_num: int = env.env_num
+        self._row_ids = np.arange(env.env_num)
+        """The ids of the rows with which the policy is called where there is noise: first the envs."""
+        self._last: Any = None
+        """Number of rows, and shapes and dtypes of the outputs, of the last call."""
         self._returned: Layout = {}
         self._to_cast: list[str] = []
-        self._env, self._noise, self._threads = env, noise, threads
+        self._is_watched = False
+        """Whether the first call of this batch has shown if the policy draws from generators of torch."""
         self._space: Any = env.action_space[0]
         self._is_tree = isinstance(self._space, (spaces.Dict, spaces.Tuple))
         self._expected = common_layout(env.action_space)
         """Shape of a row and dtype of each leaf of the actions, where all envs have the same."""
-        self._seconds = self._policy_seconds = 0.0
         self._transfer: Any = None
         """That of a policy on tensors."""
         self._inputs_device: Any = None  # once there were some
@@ -76,7 +91,7 @@ class PolicyRunner:
     def _random_policy(self, policy: Any) -> Any:
         """A function of observations and env ids that draws random actions, by `policy` or for the action spaces."""
         policy = RandomPolicy(self._env.action_space) if policy is None else policy
-        return policy if self._noise is None else self._noise.random_policy(policy, self._env.action_space)
+        return policy if self.noise is None else self.noise.random_policy(policy, self._env.action_space)
 
     def _prepare(self, policy: Policy, exploration: ExplorationType, device: Any, faster: dict[str, Any]) -> PolicyCall:
         """The policy, with its signature read; one on tensors is moved to its device."""
@@ -96,25 +111,24 @@ class PolicyRunner:
                 "compile_policy and cudagraph_policy are for policies on tensors; this one gets arrays: "
                 "pass a torch module, or name a policy_device"
             )
-        pick = choose if self._noise is None else self._noise.choose
-        return PolicyCall(policy, signature, self.rows, exploration, pick, **faster)
+        pick = choose if self.noise is None else self.noise.choose
+        return PolicyCall(policy, signature, len(self._row_ids), exploration, pick, **faster)
 
     def _on_tensors(self, policy: Policy, device: Any, keeps_rows: bool) -> Policy:
         """The policy on its device, and the transfer to it."""
         from collector.device.math_libraries import full_rows, rows_are_exact
-        from collector.device.tensors import is_lazy, moved, resolve_device, tensors_of, torch
-        from collector.device.transfer import Transfer
+        from collector.device.tensors import Transfer, is_lazy, moved, resolve_device, tensors_of, torch
 
         home = next((tensor.device for tensor in tensors_of(policy)), torch.device("cpu"))
         target = home if device is None else resolve_device(device)
         policy = moved(policy, target)
         self.module = policy if isinstance(policy, torch.nn.Module) else None
-        if self._noise is not None:
+        if self.noise is not None:
             if not keeps_rows:  # a policy may know the envs by their ids
-                self.rows = full_rows(self.rows)
-            self._noise.resize(self.rows)
-            self._noise.everything &= rows_are_exact(self.rows, target)
-        self._transfer = Transfer(target, self.rows)
+                self._row_ids = np.arange(full_rows(self._env_num))
+            self.noise.resize(len(self._row_ids))
+            self.noise.everything &= rows_are_exact(len(self._row_ids), target)
+        self._transfer = Transfer(target, len(self._row_ids))
         if getattr(self._env, "device", None) == target:
             self._on_device = getattr(self._env, "on_device", None)
         self._inference = torch.inference_mode()  # one for all calls: making it costs as much as entering it
@@ -124,42 +138,62 @@ class PolicyRunner:
 
     def __call__(self, obs: Any, env_ids: np.ndarray, random: bool = False) -> Outputs:
         """The outputs of the policy for these envs: arrays `(k, ...)`, `action` among them. With `random` a random
-        action in their place.
+        action in their place. Where there is noise, `obs` has a row for each env, not only for these: in each call the
+        policy gets as many.
 
         They are valid until the envs step: they may be views of `obs`. Raises `ValueError` or `TypeError` where they do
         not fit.
         """
+        if self.noise is None:
+            return self._outputs(obs, env_ids, random)
+        some = len(env_ids) < self._env_num
         if random or self._call is None:
-            return {"action": self._random(obs, env_ids)}
-        call, state = self._call, self._call.state
-        if state is not None and not state.is_known:
-            self._learn_state(state, obs, env_ids)
-        begin = time.perf_counter()
+            return self._outputs(nest.take(obs, env_ids) if some else obs, env_ids, random)
+        rows = self._row_ids
+        if len(rows) > self._env_num:  # those behind are that of the last env
+            obs, some = nest.take(obs, np.minimum(rows, self._env_num - 1)), True
+        call = partial(self._outputs, obs, rows)
+        outputs = call() if self._is_watched else self.noise.watch(call)
+        self._is_watched = True
+        return nest.take(outputs, env_ids) if some else outputs
+
+    def _outputs(self, obs: Any, env_ids: np.ndarray, random: bool = False) -> Outputs:
+        """The checked outputs of the policy for rows of these envs."""
+        if random or self._call is None:
+            action = self._random(obs, env_ids)
+            self._clock.lap("policy")
+            return {"action": action}
+        call = self._call
+        if call.state is not None and not call.state.is_known:
+            self._learn_state(call.state, obs, env_ids)
         if self._on_device is not None and (tensors := self._on_device(obs)) is not None:
             obs = tensors
         # Rows are transferred like the observations, to the device of the policy.
         inputs = (obs, call.rows_of(env_ids)) if call.wants_rows else obs
         if self._transfer is None:
-            found = self._timed(inputs)
+            self._clock.lap("transfer")
+            found = self._called(inputs)
             outputs = {name: each if each.__class__ is np.ndarray else as_array(each) for name, each in found.items()}
         else:
             outputs = self._transferred(inputs)
-        layout = {name: (values.shape[1:], values.dtype) for name, values in outputs.items()}
-        if layout != self._returned or {values.shape[:1] for values in outputs.values()} != {env_ids.shape}:
-            self._check(outputs, layout, len(env_ids))
+        form = len(env_ids), {name: (values.shape, values.dtype) for name, values in outputs.items()}
+        if form != self._last:
+            self._check(outputs, len(env_ids))
+            self._last = form
         for name in self._to_cast:
             outputs[name] = self._as_in_space(name, outputs[name])
         if "action" not in outputs:
             action = unflatten(outputs, self._space)
             outputs = {"action": action, **{name: outputs[name] for name in outputs if name not in self._expected}}
-        self._seconds += time.perf_counter() - begin
+        self._clock.lap("transfer")
         return outputs
 
     def _transferred(self, inputs: Any) -> Outputs:
         """The outputs of a policy on tensors, as arrays; valid until the next call."""
         with self._guard:
             tensors = self._transfer.to_device(inputs)
-            outputs = self._timed(tensors)
+            self._clock.lap("transfer")
+            outputs = self._called(tensors)
             if self._inputs_device is None:
                 self._inputs_device = next(nest.leaves(tensors)).device
             for name, value in outputs.items():
@@ -172,14 +206,12 @@ class PolicyRunner:
         self._guard = self._inference
         return arrays
 
-    def _timed(self, inputs: Any) -> dict[str, Any]:
+    def _called(self, inputs: Any) -> dict[str, Any]:
         """The policy's outputs by name, for inputs that are where the policy is."""
-        assert self._call is not None
-        begin = time.perf_counter()
-        outputs = self._call(inputs)
+        outputs = self._call(inputs)  # type: ignore[misc]
         if self._is_tree:
             outputs = self._by_leaf(outputs)
-        self._policy_seconds += time.perf_counter() - begin
+        self._clock.lap("policy")
         return outputs
 
     def _by_leaf(self, outputs: dict[Any, Any]) -> dict[str, Any]:
@@ -194,27 +226,33 @@ class PolicyRunner:
             )
         return {**flatten(action, self._space), **outputs}
 
-    def on_threads(self) -> AbstractContextManager[None]:
-        """The context of a batch: torch's CPU operations of this thread run on as many threads as the policy is to use.
+    @contextmanager
+    def in_batch(self, wanted: ExplorationType) -> Iterator[None]:
+        """The context of a batch: this is taken of the distributions that the policy returns, and torch's CPU
+        operations of this thread run on as many threads as the policy is to use.
 
-        It changes nothing where the policy is on another device or random, or the program does not use torch.
+        The threads are the caller's where the policy is on another device or random, or the program does not use torch.
         """
+        threads: AbstractContextManager[None] = nullcontext()
         on_cpu = self._transfer is None or self._transfer.device.type == "cpu"
-        if self._threads is None or self._is_random or not on_cpu or sys.modules.get("torch") is None:
-            return nullcontext()
-        from collector.device.math_libraries import policy_threads
+        if self._threads is not None and not self._is_random and on_cpu and sys.modules.get("torch") is not None:
+            from collector.device.math_libraries import policy_threads
 
-        return policy_threads(self._threads)
-
-    def explore(self, wanted: ExplorationType) -> None:
-        """Take this of the distributions that the policy returns from now on."""
+            threads = policy_threads(self._threads)
         if self._call is not None:
             self._call.exploration = wanted
+        self._is_watched = False
+        with exploring(wanted), threads:
+            yield
 
-    def begin(self, env_ids: Any) -> None:
-        """Note that episodes begin in these envs: a recurrent policy restarts from its initial state."""
+    def begin(self, env_ids: Any, infos: np.ndarray | None = None) -> None:
+        """Note that episodes begin in these envs, with these infos: a recurrent policy restarts from its initial state,
+        and noise is that of the episode.
+        """
         if self._call is not None and self._call.state is not None:
             self._call.state.begin(env_ids)
+        if self.noise is not None and infos is not None:
+            self.noise.begin(env_ids, infos)
 
     def replaces(self, random: bool) -> bool:
         """Return whether random actions, where they are wanted, take the place of a policy that returns others.
@@ -230,9 +268,10 @@ class PolicyRunner:
         random generators are not advanced.
         """
         if not self._returned:
+            self._is_watched = True  # this call counts for nothing
             with _generators_kept():
                 self(nest.map(np.copy, obs), env_ids)  # a policy may write into what it gets
-            self.begin(env_ids)
+            self.begin(slice(None))
             check_policy_names(self.layout)
         return self.layout
 
@@ -241,7 +280,7 @@ class PolicyRunner:
         state.is_known = True  # else this would not end
         try:
             with _generators_kept():
-                self(nest.map(np.copy, obs), env_ids)
+                self._outputs(nest.map(np.copy, obs), env_ids)
         except Exception as error:
             state.is_known = False
             add_note(
@@ -251,23 +290,18 @@ class PolicyRunner:
                 "returns the state of k rows",
             )
             raise
-        self.begin(env_ids)
+        self.begin(slice(None))
 
     def reseed_random_actions(self) -> None:
         """Draw random actions from the action spaces as these are seeded now."""
         if self._random is not None:
             self._random.draw_like(self._env.action_space)
 
-    @property
-    def transfer_seconds(self) -> float:
-        """Seconds of transfers to the policy and back; on CUDA that includes the wait for the device."""
-        return self._seconds - self._policy_seconds
-
     def close(self) -> None:
         """Release the pinned memory and the graphs of a policy on a device; it is not called again."""
         self._transfer = self._call = None
 
-    def _check(self, outputs: Outputs, layout: Layout, rows: int) -> None:
+    def _check(self, outputs: Outputs, rows: int) -> None:
         """Raise where outputs do not fit each other, those before, or the action space."""
         for name, values in outputs.items():
             if values.shape[:1] != (rows,):
@@ -275,6 +309,7 @@ class PolicyRunner:
                 raise ValueError(
                     f"the policy returned {name!r} of shape {values.shape} for {rows} observations; it must be {should}"
                 )
+        layout = {name: (values.shape[1:], values.dtype) for name, values in outputs.items()}
         if self._returned and layout != self._returned:
             raise TypeError(f"the policy returned {layout} (shape of a row, dtype) after {self._returned} before")
         in_space = {name: each for name, each in self._expected.items() if name in layout}

@@ -120,8 +120,7 @@ class EpisodeRecorder:
             after = at + n
         flags = np.asarray(terminated, np.bool_), np.asarray(truncated, np.bool_)
         buffer.write("action", at, action)
-        buffer.write_step(at, np.asarray(nest.as_array(reward), np.float64), *flags)
-        buffer.write("obs", after, obs)
+        buffer.write_step(at, after, obs, np.asarray(nest.as_array(reward), np.float64), *flags)
         if ids is None:
             self._count += 1
         else:

@@ -90,7 +90,7 @@ class StoreWriter(Closable):
         if head is None and not resume:
             raise DatasetError(f"a new data set in {self.folder} needs a head: pass make_head(...)")
         content = None if head is None else head_bytes(head)
-        with _writing(self.folder, "choose another folder"), ExitStack() as undo:
+        with writing(self.folder, "choose another folder"), ExitStack() as undo:
             self.opened = undo.enter_context(SafeFolder.make(self.folder))
             """The folder, for what else is written there; it is closed with the writer."""
             check_files(self.opened)
@@ -205,7 +205,7 @@ class StoreWriter(Closable):
         """
         self._broken = _INTERRUPTED
         try:
-            with _writing(self.folder, f"the {len(self.committed):,} episodes committed before are kept"):
+            with writing(self.folder, f"the {len(self.committed):,} episodes committed before are kept"):
                 yield
         except DatasetError:
             self._broken = self.manifest.unknown
@@ -354,7 +354,7 @@ def _remove_data(folder: SafeFolder) -> None:
 
 
 @contextmanager
-def _writing(folder: Path, advice: str) -> Iterator[None]:
+def writing(folder: Path, advice: str) -> Iterator[None]:
     """Raise an OSError inside the `with` block as a `DatasetError`."""
     try:
         yield

@@ -109,7 +109,7 @@ class ProcessBackend(Backend):
         self._requests: dict[int, tuple[WorkerHandle, Call]] = {}
         """The calls that workers have not replied to, by the number of the frame."""
         self._number = 0
-        """That of the last one."""
+        """The number of the last frame of a call."""
         self._warnings = WorkerWarnings()
         self.sleeps = False
         """True if a call sleeps until envs have answered."""
@@ -257,27 +257,20 @@ class ProcessBackend(Backend):
         while i >= 0:
             extras[i] = RENEWED
             i = status.find(opcodes.DONE_FINAL, i + 1)
+        asked = range(self._n) if ids is None else ids
         if opcodes.DONE_EXTRA in status or opcodes.DONE_EXTRA_FINAL in status:  # extras may still be on their way
-            self._await_rest(ids)
+            self._await_rest(asked)
         if opcodes.DONE_INFO not in status:
             return self._answers.take(ids)
         # Looked at again after each wait: the rows of a worker that ends meanwhile become extras.
-        while (infos := self._infos.read(self._in_rows(ids))) is None:
-            self._await_rest(ids)
+        while (infos := self._infos.read([i for i in asked if self._status[i] == opcodes.DONE_INFO])) is None:
+            self._await_rest(asked)
         return Taken(self._answers.take(ids).extras, infos)
 
-    def _await_rest(self, ids: Sequence[int] | None) -> None:
+    def _await_rest(self, ids: Sequence[int]) -> None:
         """Wait for the extras and forms of these answers that are still on their way."""
-        missing = [i for i in (range(self._n) if ids is None else ids) if self._lacks_rest(i)]
-        if missing:
+        if missing := list(filter(self._lacks_rest, ids)):
             self._sleep(lambda: not any(map(self._lacks_rest, missing)), None)
-
-    def _in_rows(self, ids: Sequence[int] | None) -> Sequence[int] | None:
-        """The ids among `ids` (None: all) whose infos are in their rows; None if that is all of them."""
-        status = self._status.tobytes()
-        if ids is None and status == self._all_infos:
-            return None
-        return [i for i in (range(self._n) if ids is None else ids) if status[i] == opcodes.DONE_INFO]
 
     # What workers send.
 

@@ -44,12 +44,12 @@ from vecenv.backends.worker.worker_setup import WorkerArgs
 from vecenv.portability import IN_ORDER, allow_cpus, allowed_cpus, binds_to_cpus
 
 SHARED_SPINS = 50
-"""How often the parent looks for answers, with a sched_yield in between, before it sleeps, if no CPU is to spare.
+"""Looks of the parent for answers, with a sched_yield in between, before it sleeps, if no CPU is to spare.
 With more spins two workers share one CPU while the parent occupies the other (measured)."""
 SPARE_SPINS = 1000
 """The same if there are more CPUs than workers."""
 WORKER_SPINS = 200
-"""How often a worker looks for its next round."""
+"""Looks of a worker for its next round."""
 LONG_ROUND = 5e-3
 """Seconds: after a longer wait spinning is not worth its CPU time, so the parent sleeps at once."""
 
@@ -213,7 +213,7 @@ class ShmemTransport(Transport):
         self._everyone = [self._new_wakeup(b"\1") for _ in range(2)]
         """Wake all workers that sleep, by one system call: in rounds of all envs with an even and an odd number."""
         self._woken = False
-        """Whether the last of these rounds did."""
+        """True if the last of these rounds woke them."""
         self._looking = SpinWait(SPARE_SPINS if usable_cpus() > len(pool.workers) else SHARED_SPINS)
 
     def _new_wakeup(self, flag: Any) -> Wakeup:

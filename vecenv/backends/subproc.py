@@ -23,7 +23,7 @@ from vecenv.backends.process import ProcessBackend, Transport
 from vecenv.backends.worker.round_server import RoundServer, answer_of
 
 SPINS, WORKER_SPINS = 50, 100
-"""How often the parent looks for answers, and a worker for its next round, with a sched_yield in between, before they
+"""Looks of the parent for answers, and of a worker for its next round, with a sched_yield in between, before they
 sleep."""
 SIZE = struct.Struct("<H")
 
@@ -175,33 +175,31 @@ class SubprocTransport(Transport):
                 target[:] = view[part]
             rest = view[block.size :]
             if len(rest):
-                rest = self._take_infos(worker, answered, self._take_finals(worker, answered, rest))
+                rest = self._take_rest(worker, answered, rest)
             block.status[:] = answered
             return rest
         ids = [worker.start + j for j, byte in enumerate(answered) if byte]
-        rest = self._take_arrays(self._outputs, ids, view[len(answered) :])
-        rest = self._take_infos(worker, answered, self._take_finals(worker, answered, rest))
+        rest = self._take_rest(worker, answered, self._take_arrays(self._outputs, ids, view[len(answered) :]))
         for i in ids:
             self._arena.status[i] = answered[i - worker.start]
         return rest
 
-    def _take_finals(self, worker: WorkerHandle, answered: bytes, payload: memoryview) -> memoryview:
-        """Copy the last observations of episodes into the arena; returns the rest of the payload."""
-        ids = [worker.start + j for j, byte in enumerate(answered) if byte & opcodes.FINAL]
-        return self._take_arrays(self._finals, ids, payload) if ids else payload
-
-    def _take_infos(self, worker: WorkerHandle, answered: bytes, payload: memoryview) -> memoryview:
-        """Copy info rows into the arena; returns the rest of the payload."""
-        ids = [worker.start + j for j, byte in enumerate(answered) if byte & opcodes.INFO]
-        if not ids:
+    def _take_rest(self, worker: WorkerHandle, answered: bytes, payload: memoryview) -> memoryview:
+        """Copy the last observations of episodes and info rows into the arena; returns the rest of the payload."""
+        ended, informed = (
+            [worker.start + j for j, byte in enumerate(answered) if byte & kind]
+            for kind in (opcodes.FINAL, opcodes.INFO)
+        )
+        payload = self._take_arrays(self._finals, ended, payload)
+        if not informed:
             return payload
         (size,) = SIZE.unpack_from(payload)
-        return self._take_arrays([(self._arena.info[:, :size], size)], ids, payload[SIZE.size :])
+        return self._take_arrays([(self._arena.info[:, :size], size)], informed, payload[SIZE.size :])
 
     def _take_arrays(self, arrays: Sequence[tuple[np.ndarray, int]], ids: list[int], payload: memoryview) -> memoryview:
         """Copy a row of each array for each of these envs into the arena; returns the rest of the payload."""
         end = 0
-        for array, size in arrays:
+        for array, size in arrays if ids else ():
             start, end = end, end + len(ids) * size
             array[ids] = as_rows(payload[start:end], array, len(ids))
         return payload[end:]

@@ -44,20 +44,10 @@ class BlockThread(Watched):
     """Makes, uses and closes its envs in a thread of their own.
 
     The thread calls what is put into `work`, one after the other; None ends it. An abandoned thread uses no further
-    env: when the env that it is using returns, it closes all of them and ends. It calls `wake` after each answer,
-    `warn` with the text of a warning, and `on_end` if it ends by an error of ours.
+    env: when the env that it is using returns, it closes all of them and ends.
     """
 
-    def __init__(
-        self,
-        index: int,
-        ids: range,
-        env_fns: Sequence[Callable[[], Any]],
-        eager: bool,
-        wake: Callable[[], None],
-        warn: Callable[[str], None],
-        on_end: Callable[[BlockThread, BaseException], None],
-    ) -> None:
+    def __init__(self, index: int, ids: range, backend: ThreadBackend) -> None:
         super().__init__(index, ids)
         self.alive = True
         self.reports: list[EnvReport] | Failure | None = None
@@ -66,12 +56,13 @@ class BlockThread(Watched):
         """Problems in closing the envs."""
         self.line = [NOTHING] * LINE
         self.work: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
-        self._wake, self._on_end = wake, on_end
+        self._backend = backend
         self._lock = RLock()
         """Held while an answer is delivered, and while the block is abandoned."""
-        self._host = EnvHost(env_fns[ids.start : ids.stop], ids.start, local=True)
+        self._host = EnvHost(backend.env_fns[ids.start : ids.stop], ids.start, local=True)
         self._host.progress = self.line
-        self._rounds = BlockRounds(self._host, len(ids), eager, self.line, partial(self._deliver, warn))
+        warn = partial(self._deliver, backend.warn, len(ids))
+        self._rounds = BlockRounds(self._host, len(ids), backend.eager, self.line, warn)
         self.thread = Thread(target=self._run, name=f"vecenv-block-{index}", daemon=True)
 
     @property
@@ -120,7 +111,7 @@ class BlockThread(Watched):
                     work()
                     last = work
         except BaseException as error:  # no error of an env, which would be an answer; expected once abandoned
-            self._on_end(self, error)
+            self._backend.note_end(self, error)
         finally:
             self.problems = self._host.close()
 
@@ -129,7 +120,7 @@ class BlockThread(Watched):
         with self._lock:
             if self.alive:
                 callback(*args)
-        self._wake()
+        self._backend.wake()
 
     def round(self, asked: bytes, payloads: Mapping[int, Any]) -> None:
         """Run the operations `asked`, an opcode for each env of the block, with payloads by env id."""
@@ -191,21 +182,15 @@ class ThreadBackend(Backend):
 
     def start(self, env_fns: Sequence[Callable[[], Any]], num_workers: int | None, eager: bool) -> list[EnvReport]:
         n = len(env_fns)
-        self._env_fns, self._eager = env_fns, eager
+        self.env_fns, self.eager = env_fns, eager
         self.num_workers = num_workers or default_num_workers(n, eager)
         for k, ids in enumerate(blocks_of(n, self.num_workers)):
-            self.blocks.append(self._block(k, ids))
+            self.blocks.append(BlockThread(k, ids, self))
             self.blocks[k].thread.start()
         self._block_of = [block for block in self.blocks for _ in block.ids]
         reports = self._await_reports(self.blocks)
         check_distinct([env for block in self.blocks for env in block.envs])
         return reports
-
-    def _block(self, index: int, ids: range) -> BlockThread:
-        def warn(text: str) -> None:
-            self._warnings.append(text + advice(len(self._env_fns), self.num_workers * len(ids)))
-
-        return BlockThread(index, ids, self._env_fns, self._eager, self._wake, warn, self._on_end)
 
     def _await_reports(self, blocks: Sequence[BlockThread]) -> list[EnvReport]:
         """Wait until all have reported; raises for the first constructor that failed or is late."""
@@ -230,7 +215,7 @@ class ThreadBackend(Backend):
         return [report for block in blocks for report in block.reports]  # type: ignore[union-attr]
 
     def bind(self, layout: Layout) -> Arena:
-        self._layout, self.arena = layout, Arena.build(layout, len(self._env_fns))
+        self._layout, self.arena = layout, Arena.build(layout, len(self.env_fns))
         self._answers = Answers(self.arena)
         for block in self.blocks:
             block.bind(layout, self.arena.block(block.start, block.stop), self._answers)
@@ -240,7 +225,7 @@ class ThreadBackend(Backend):
         old = self._block_of[env_id]
         if old.alive:  # it did not return from an interrupted call
             self._end(old, f"its {old.title} was abandoned because env {env_id} did not return")
-        new = self._block(old.index, old.ids)
+        new = BlockThread(old.index, old.ids, self)
         try:
             new.thread.start()
             self._await_reports([new])
@@ -280,7 +265,7 @@ class ThreadBackend(Backend):
 
     def send(self, ids: np.ndarray | None, ops: int | np.ndarray, payloads: Mapping[int, Any]) -> None:
         rows: Any = ... if ids is None else ids
-        asked = np.zeros(len(self._env_fns), dtype=np.uint8)
+        asked = np.zeros(len(self.env_fns), dtype=np.uint8)
         asked[rows] = ops
         raw = asked.tobytes()
         blocks = self.blocks if ids is None else dict.fromkeys(map(self._block_of.__getitem__, ids.tolist()))
@@ -322,19 +307,31 @@ class ThreadBackend(Backend):
             self.sleeps, self._done = False, None
         return perf_counter() - begin
 
-    def _wake(self) -> None:
-        """In the thread of a block: wake the caller if its wait is over."""
+    # In the threads of blocks.
+
+    def wake(self) -> None:
+        """Wake the caller if its wait is over."""
         done = self._done
         if done is not None and done():
             self._wakeups.put(None)
 
+    def warn(self, envs: int, text: str) -> None:
+        """Have the caller show a warning of a block of so many envs."""
+        self._warnings.append(text + advice(len(self.env_fns), self.num_workers * envs))
+
+    def note_end(self, block: BlockThread, error: BaseException) -> None:
+        """Wake the caller, as a thread has ended by an error of ours."""
+        self._ended.append((block, error))
+        self._wakeups.put(None)
+
+    # In the thread of the caller.
+
     def _sleep(self, done: Callable[[], bool], deadline: float | None) -> None:
         check_at = self._watchdog.start()
         while True:
-            self._wakeups, self._done = (
-                SimpleQueue(),
-                done,
-            )  # before the test: what is answered after it wakes this call
+            # Before the test: what is answered after it wakes this call.
+            self._wakeups = SimpleQueue()
+            self._done = done
             self._note_ends()
             if self._closing:  # by another thread or a signal handler
                 raise ClosedError("the vector env was closed while this call waited for its envs")
@@ -347,19 +344,16 @@ class ThreadBackend(Backend):
             with suppress(Empty):
                 until = check_at if deadline is None else min(check_at, deadline)
                 self._wakeups.get(timeout=min(max(0.0, until - now), LONGEST_SLEEP))
-        if self._eager and self._watchdog.is_due():  # answers of other envs end waits before a check
+        if self.eager and self._watchdog.is_due():  # answers of other envs end waits before a check
             self._watchdog.check(self._unanswered())
 
-    def _unanswered(self) -> dict[BlockThread, Sequence[int]]:
+    def _unanswered(self) -> dict[BlockThread, list[int]]:
         """The blocks that have not answered in full, with the envs whose answers are missing."""
         if not hasattr(self, "arena"):
             return {}
-        unanswered: dict[BlockThread, Sequence[int]] = {}
         called = {i for call in self._calls for i in call.ids if i not in call.found}
-        for block in self.blocks:
-            if missing := [i for i in block.ids if i in called or self._answers.busy(i)]:
-                unanswered[block] = missing
-        return unanswered
+        missing = {block: [i for i in block.ids if i in called or self._answers.busy(i)] for block in self.blocks}
+        return {block: ids for block, ids in missing.items() if ids}
 
     def take(self, ids: Sequence[int] | None) -> Taken:
         if self._warnings:
@@ -386,11 +380,6 @@ class ThreadBackend(Backend):
 
     def _end(self, block: BlockThread, reason: str) -> None:
         self._lose(block, lambda i: WorkerDiedError(f"env {i} is lost: {reason}; reset({i}) starts it again."))
-
-    def _on_end(self, block: BlockThread, error: BaseException) -> None:
-        """In the thread of a block."""
-        self._ended.append((block, error))
-        self._wakeups.put(None)
 
     def _note_ends(self) -> None:
         while self._ended:

@@ -85,12 +85,10 @@ def check_spaces_equal(reports: Sequence[EnvReport]) -> None:
         found: list[tuple[Any, list[int]]] = []
         for i, report in enumerate(reports):
             space = getattr(report, name)
-            for other, ids in found:
-                if space == other:
-                    ids.append(i)
-                    break
-            else:
-                found.append((space, [i]))
+            ids = next((ids for other, ids in found if space == other), None)
+            if ids is None:
+                found.append((space, ids := []))
+            ids.append(i)
         if len(found) > 1:
             listed = "; ".join(f"envs {ids}: {space}" for space, ids in found)
             raise ValueError(f"the envs differ in their {name}: {listed}")
@@ -132,17 +130,6 @@ def _are_integers(array: np.ndarray, id: Any) -> bool:
     return array.dtype.kind in "iu"
 
 
-BOOL = np.dtype(np.bool_)
-
-
-def mixed_ops(op: int, resets: np.ndarray, reset: int) -> np.ndarray:
-    """The opcode of each row: `reset` for those in the mask `resets`, `op` for the others."""
-    ops = np.empty(len(resets), dtype=np.uint8)
-    ops.fill(op)
-    ops[resets] = reset
-    return ops
-
-
 def reset_arguments(asked: Sequence[int], kwargs: dict[str, Any]) -> dict[int, dict[str, Any]]:
     """The arguments of the reset of each env: `seed` is spread over the ids, the others go to each."""
     if "seed" not in kwargs:
@@ -154,7 +141,7 @@ def reset_arguments(asked: Sequence[int], kwargs: dict[str, Any]) -> dict[int, d
 def reset_rows(ids: np.ndarray | None, reset: Any, n: int) -> np.ndarray:
     """Mask of the rows that are resets in a round of the envs `ids`; `reset` holds ids or is a mask of all envs."""
     mask = np.asarray(reset)
-    if mask.dtype is BOOL and mask.shape == (n,):
+    if mask.dtype == np.bool_ and mask.shape == (n,):
         if ids is None:
             return mask
         mask = np.flatnonzero(mask)

@@ -23,7 +23,7 @@ from vecenv.backends.ipc import opcodes
 from vecenv.backends.memory.arena import Layout, Leaf, common_layout
 from vecenv.engine import lifetime
 from vecenv.engine.actions import Actions
-from vecenv.engine.arguments import BOOL, check_spaces_equal, mixed_ops, reset_arguments, reset_rows
+from vecenv.engine.arguments import check_spaces_equal, reset_arguments, reset_rows
 from vecenv.engine.env_calls import EnvCalls
 from vecenv.engine.lifetime import Lifetime
 from vecenv.engine.recovery import Recovery
@@ -80,10 +80,10 @@ class Engine:
         self.num_workers, self.autoresets = backend.num_workers, backend.autoresets
         action_spaces = [report.action_space for report in self.reports]
         self.actions = Actions(layout.action, action_spaces, backend.takes_objects, check_actions)
-        self._plain: tuple[Any, Any] = (None, None)
-        """Shape and dtype of a batch of actions for all envs that needs no conversion."""
+        self._plain_shape, self._plain_dtype = None, None
+        """Of a batch of actions for all envs that needs no conversion."""
         if isinstance(layout.action, Leaf) and not strict and not check_actions:
-            self._plain = (n, *layout.action.shape), layout.action.dtype
+            self._plain_shape, self._plain_dtype = (n, *layout.action.shape), layout.action.dtype
         spaced = any(report.observation_space is not None for report in self.reports)
         self.status = EnvStatus(backend, self.recovery, self.is_async, strict)
         self.all_ids = self.status.all_ids
@@ -91,7 +91,7 @@ class Engine:
             self.arena, layout, self.recovery, self.status, copy=copy, stack_obs=stack_obs, spaced=spaced
         )
         self.calls = EnvCalls(backend, self.recovery, self.reports, self.status)
-        self.statistics = Statistics()
+        self.statistics = Statistics(n)
         self._order: list[np.ndarray | None] = []
         """The ids of each round in flight, as they were asked for (None: all)."""
 
@@ -120,16 +120,14 @@ class Engine:
         """
         begin = perf_counter()
         try:
-            plain = self._start_plain(action, reset, autoreset, NO_ARGUMENTS)
-            if not plain:
-                self._start_steps(None, action, reset, autoreset, NO_ARGUMENTS)
+            plain = self._start_steps(None, action, reset, autoreset, NO_ARGUMENTS)
             try:
                 waited = self.backend.wait(self.status.all_answered, None)
                 taken = self.backend.take(None)
             except Exception as error:
                 self.abandon(error, self.all_ids)
                 raise
-            if taken is not NOTHING_BESIDES or not plain or self.recovery.resets:
+            if taken is not NOTHING_BESIDES or not plain:
                 taken = self.results.settle(None, self.all_ids, taken)
         except INTERRUPTS as error:
             self.abandon(error, self.all_ids)
@@ -147,7 +145,7 @@ class Engine:
             if action is None:
                 self.check_open()
                 self._start_resets(ids, kwargs)
-            elif ids is not None or not self._start_plain(action, reset, autoreset, kwargs):
+            else:
                 self._start_steps(ids, action, reset, autoreset, kwargs)
             self._order.append(ids)
         except INTERRUPTS as error:
@@ -161,28 +159,24 @@ class Engine:
         whole = len(self._order) == 1 and self._order[0] is None and not self.is_async
         before = self.all_ids if whole else self.status.waiting_ids
         try:
-            return self._receive(whole)
+            if whole:
+                self._wait(self.status.all_answered, None)
+                self._order = []
+                return None, self.all_ids, self._take(None, self.all_ids)
+            in_flight = self.status.in_flight
+            if in_flight == 0:
+                raise RuntimeError("step(None): no step is in flight; call step(action) or send(action) first")
+            need = min(self.wait_num, in_flight) if self.is_async else in_flight
+            self._wait(self.status.enough(need), None if self.timeout is None else time.monotonic() + self.timeout)
+            if self.is_async and not (one := self.status.enough(1))():
+                self._wait(one, None)
+            order, self._order = self._order, []
+            ids = self.status.finished_ids(order)
+            asked = ids.tolist()
+            return ids, asked, self._take(ids, asked)
         except INTERRUPTS as error:
             self.abandon(error, before)
             raise
-
-    def _receive(self, whole: bool) -> Received:
-        """`whole`: exactly one round of all envs is in flight, and the call waits for all of it."""
-        if whole:
-            self._wait(self.status.all_answered, None)
-            self._order = []
-            return None, self.all_ids, self._take(None, self.all_ids)
-        in_flight = self.status.in_flight
-        if in_flight == 0:
-            raise RuntimeError("step(None): no step is in flight; call step(action) or send(action) first")
-        need = min(self.wait_num, in_flight) if self.is_async else in_flight
-        self._wait(self.status.enough(need), None if self.timeout is None else time.monotonic() + self.timeout)
-        if self.is_async and not (one := self.status.enough(1))():
-            self._wait(one, None)
-        order, self._order = self._order, []
-        ids = self.status.finished_ids(order)
-        asked = ids.tolist()
-        return ids, asked, self._take(ids, asked)
 
     def reset(self, ids: np.ndarray | None, kwargs: dict[str, Any]) -> tuple[Any, np.ndarray]:
         """Reset these envs (None: all) and wait for them, also in async mode: (obs, info)."""
@@ -197,99 +191,69 @@ class Engine:
             self.abandon(error, asked)
             raise
 
-    def _start_plain(self, action: Any, reset: Any, autoreset: Any, kwargs: dict[str, Any]) -> bool:
-        """Start a round of the usual kind: all envs, actions in the arena's shape and dtype, `reset` None or a mask.
-
-        Returns False, having done nothing, for another kind or if an env is not ready: then `_start_steps` starts it.
-        This shortcut exists because the checks there took most of the caller's time.
-        """
-        shape, dtype = self._plain
-        if (
-            action.__class__ is not np.ndarray
-            or action.shape != shape
-            or (action.dtype is not dtype and action.dtype != dtype)  # equal ones may be two objects
-            or not self.usable
-            or self.status.bytes.tobytes() != self.status.all_idle
-            or self.backend.lost
-            or self.recovery.errors
-        ):
-            return False
-        ops: Any = opcodes.STEP
-        if autoreset is not False:
-            if not self.autoresets:
-                return False
-            ops = opcodes.STEP_RESET
-            self._seed_next(..., autoreset)
-        chosen: list[int] = []
-        if reset is not None:
-            if reset.__class__ is not np.ndarray or reset.dtype is not BOOL or reset.shape != self.arena.status.shape:
-                return False
-            chosen = reset.nonzero()[0].tolist()
-        if kwargs and not chosen:
-            return False
-        encoded: Mapping[int, Any] = NO_ARGUMENTS  # type: ignore[assignment]
-        if chosen:
-            ops = mixed_ops(ops, reset, opcodes.RESET_KWARGS if kwargs else opcodes.RESET)
-            args = reset_arguments(chosen, kwargs)
-            if kwargs:
-                encoded = self.backend.encode(self.all_ids, ops, action, args)
-            self.recovery.resets = args  # all envs are idle: no other resets
-            self.statistics.resets += len(chosen)
-        self.arena.action[...] = action
-        statistics = self.statistics
-        statistics.rounds += 1
-        statistics.operations += self.env_num
-        if self._absorbs:
-            self.recovery.keep_rows(None)
-        try:
-            self.backend.send(None, ops, encoded)
-        except Exception as error:
-            self.abandon(error, self.all_ids)
-            raise
-        return True
-
     def _start_steps(
         self, ids: np.ndarray | None, action: Any, reset: Any, autoreset: Any, kwargs: dict[str, Any]
-    ) -> None:
-        self.check_open()
+    ) -> bool:
+        """Check a round of steps and start it; returns True if there is nothing to settle after it but extras.
+
+        Most checks, which took most of the caller's time, are left out of a plain round: of all envs, which are ready,
+        with actions in the arena's shape and dtype.
+        """
+        plain = (
+            ids is None
+            and action.__class__ is np.ndarray
+            and action.shape == self._plain_shape
+            and (
+                action.dtype is self._plain_dtype or action.dtype == self._plain_dtype
+            )  # equal ones may be two objects
+            and self.usable
+            and self.status.bytes.tobytes() == self.status.all_idle
+            and not self.backend.lost
+            and not self.recovery.errors
+            and not kwargs
+        )
+        ops: Any = opcodes.STEP
+        encoded: Mapping[int, Any] = NO_ARGUMENTS  # type: ignore[assignment]
         resets = None if reset is None else reset_rows(ids, reset, self.env_num)
-        if autoreset is not False and not self.autoresets:
+        if not plain:
+            self.check_open()
+            asked = self.all_ids if ids is None else ids.tolist()
+            action = self.actions.batch(action, asked, resets)
+            if self.status.abandoned and (self._absorbs or resets is not None):
+                self.status.drain(ids)
+            self.status.check_steps(ids, resets)
+            if action.__class__ is list:
+                ops, encoded = opcodes.STEP_OBJECT, dict(zip(asked, action, strict=True))
+        if autoreset is not False:
+            ops |= opcodes.AUTORESET
+            self._seed_next(... if ids is None else ids, autoreset)
+        args: dict[int, dict[str, Any]] = NO_ARGUMENTS  # type: ignore[assignment]
+        if resets is not None and len(rows := resets.nonzero()[0]):
+            args = reset_arguments((rows if ids is None else ids[rows]).tolist(), kwargs)
+            encoded = {i: each for i, each in encoded.items() if i not in args} | (args if kwargs else {})
+            ops = np.where(resets, np.uint8(opcodes.RESET_KWARGS if kwargs else opcodes.RESET), np.uint8(ops))
+        elif kwargs:
+            raise TypeError(f"send() got {sorted(kwargs)}, which are for resets, but no ids to reset")
+        if plain:
+            self.arena.action[...] = action
+        elif action.__class__ is list:
+            encoded = self.backend.encode(asked, ops, None, encoded)
+        else:
+            encoded = self.backend.encode(asked, ops, action, encoded)
+            nest.put(self.arena.action, ... if ids is None else ids, action)
+        if args:
+            self._begin_resets(args)
+            plain = False
+        self._start(ids, ops, encoded)
+        return plain
+
+    def _seed_next(self, rows: Any, seeds: Any) -> None:
+        """Note the seeds with which these envs are reset in the round of their last step; True: none."""
+        if not self.autoresets:
             raise TypeError(
                 f"{self._name} cannot reset an env in the round of its last step (autoreset=True); use reset(id), or "
                 "step(action, reset=terminated | truncated) in the next round"
             )
-        asked = self.all_ids if ids is None else ids.tolist()
-        batch = self.actions.batch(action, asked, resets)
-        if self.status.abandoned and (self.recovery.absorbs or resets is not None):
-            self.status.drain(ids)
-        self.status.check_steps(ids, resets)
-        objects = batch.__class__ is list
-        ops: Any = opcodes.STEP_OBJECT if objects else opcodes.STEP
-        payloads: dict[int, Any] = dict(zip(asked, batch, strict=True)) if objects else {}
-        if autoreset is not False:
-            ops |= opcodes.AUTORESET
-            self._seed_next(... if ids is None else ids, autoreset)
-        chosen = [] if resets is None else resets.nonzero()[0].tolist()
-        args: dict[int, dict[str, Any]] = {}
-        if chosen:
-            chosen = chosen if ids is None else ids[resets].tolist()
-            args = reset_arguments(chosen, kwargs)
-            for i in chosen if objects else ():
-                del payloads[i]
-            if kwargs:
-                payloads.update(args)
-            ops = mixed_ops(ops, resets, opcodes.RESET_KWARGS if kwargs else opcodes.RESET)  # type: ignore[arg-type]
-        elif kwargs:
-            raise TypeError(f"send() got {sorted(kwargs)}, which are for resets, but no ids to reset")
-        encoded = self.backend.encode(asked, ops, None if objects else batch, payloads)
-        if not objects:
-            nest.put(self.arena.action, ... if ids is None else ids, batch)
-        if chosen:
-            self._begin_resets(args)
-        self._start(ids, ops, encoded)
-
-    def _seed_next(self, rows: Any, seeds: Any) -> None:
-        """Note the seeds with which these envs are reset in the round of their last step; True: none."""
         if (given := seeds.__class__ is np.ndarray) or self._seeded:
             self.arena.seed[rows], self._seeded = seeds if given else -1, True
 
@@ -314,20 +278,21 @@ class Engine:
 
     def _start(self, ids: np.ndarray | None, ops: Any, encoded: Mapping[int, Any]) -> None:
         """Send a checked round to the backend; envs that failed answer at once."""
-        asked = np.arange(self.env_num) if ids is None else ids
         self.statistics.rounds += 1
-        self.statistics.operations += len(asked)
+        if ids is not None:
+            self.statistics.left_out += self.env_num - len(ids)
+        if self._absorbs:
+            self.recovery.keep_rows(ids)
         if self.recovery.errors:
-            ids, ops = self.recovery.answer_failed(asked, ops)
+            ids, ops = self.recovery.answer_failed(np.arange(self.env_num) if ids is None else ids, ops)
             encoded = {i: encoded[i] for i in ids.tolist() if i in encoded}
-        if ids is None or len(ids):
-            if self._absorbs:
-                self.recovery.keep_rows(ids)
-            try:
-                self.backend.send(ids, ops, encoded)
-            except Exception as error:
-                self.abandon(error, asked.tolist())
-                raise
+            if not len(ids):
+                return
+        try:
+            self.backend.send(ids, ops, encoded)
+        except Exception as error:
+            self.abandon(error, self.all_ids if ids is None else ids.tolist())
+            raise
 
     def _wait(self, done: Callable[[], bool], deadline: float | None) -> None:
         """Wait until the deadline (of time.monotonic)."""
@@ -361,7 +326,7 @@ class Engine:
             if not isinstance(error, ClosedError) and isinstance(error, Exception):
                 self.check_open()  # another thread has closed the engine
         elif not isinstance(error, (ClosedError, ConcurrentCallError, Warning)):
-            self._order, self.recovery.resets = [], {}
+            self._order, self.recovery.resets, self.recovery.rows = [], {}, {}
             self.status.abandon(error, asked)
 
     def check_open(self) -> None:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from operator import attrgetter
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -86,28 +85,19 @@ class EnvCalls:
         return [i for i, wants_reset in zip(chosen, want_reset, strict=True) if wants_reset]
 
 
-def reported(name: str, doc: str, missing: str | None = None) -> Any:
-    """The entry `name` of each env's report, as a list; AttributeError with the text `missing` if all are None."""
+def of_engine(read: Callable[[Any], list[Any]], doc: str) -> Any:
+    """A property that is `read` of the engine of a vector env that is open."""
 
-    def read(venv: Any) -> list[Any]:
+    def get(venv: Any) -> list[Any]:
         venv.engine.check_open()
-        entries = [getattr(report, name) for report in venv.engine.reports]
-        if missing is not None and all(entry is None for entry in entries):
-            raise AttributeError(missing)
-        return entries
+        return read(venv.engine)
 
-    return property(read, doc=doc)
+    return property(get, doc=doc)
 
 
-def env_ids(path: str, doc: str) -> Any:
-    """The ids at `path` of an engine that is open."""
-
-    def read(venv: Any) -> list[int]:
-        venv.engine.check_open()
-        ids: list[int] = attrgetter(path)(venv.engine)
-        return ids
-
-    return property(read, doc=doc)
+def reported(name: str, doc: str) -> Any:
+    """The entry `name` of each env's report, as a list."""
+    return of_engine(lambda engine: [getattr(report, name) for report in engine.reports], doc)
 
 
 class EngineProperties:
@@ -121,12 +111,18 @@ class EngineProperties:
     metadata = reported("metadata", "The metadata of each env.")
     spec = reported("spec", "The gymnasium spec of each env, or None.")
 
-    reward_range = reported(
-        "reward_range",
-        "The reward range of each env; AttributeError if no env has one (gymnasium 1.0 took it away).",
-        missing="no env has a reward_range",
-    )
+    @property
+    def reward_range(self: Any) -> list[Any]:
+        """The reward range of each env; AttributeError if no env has one (gymnasium 1.0 took it away)."""
+        self.engine.check_open()
+        if all(report.reward_range is None for report in self.engine.reports):
+            raise AttributeError("no env has a reward_range")
+        return [report.reward_range for report in self.engine.reports]
 
-    ready_id = env_ids("status.ready_ids", "The envs that can be stepped.")
-    waiting_id = env_ids("status.waiting_ids", "The envs in flight: started by `send` or an async `step`.")
-    failed_id = env_ids("status.failed_ids", "The envs that failed and accept nothing but `reset`.")
+    ready_id = of_engine(lambda engine: engine.status.ready_ids, "The envs that can be stepped.")
+    waiting_id = of_engine(
+        lambda engine: engine.status.waiting_ids, "The envs in flight: started by `send` or an async `step`."
+    )
+    failed_id = of_engine(
+        lambda engine: engine.status.failed_ids, "The envs that failed and accept nothing but `reset`."
+    )

@@ -57,7 +57,9 @@ class Recovery:
         self.resets: dict[int, dict[str, Any]] = {}
         """The envs that are being reset, with their arguments."""
         self._last: list[tuple[np.ndarray, np.ndarray]] = []
-        """on_error="restart": arrays of observations in the arena, and their rows before the operation in flight."""
+        """on_error="restart": the observations in the arena, where those of idle envs are whole, and a copy from before
+        the operation in flight.
+        """
 
     def note_lost(self) -> None:
         """Note that the envs of workers that ended have failed, also those whose last answer is not taken yet."""
@@ -127,6 +129,11 @@ class Recovery:
             else:
                 kept[ids] = array[ids]
 
+    def restore_rows(self, ids: list[int]) -> None:
+        """Put back the observations that these envs had before an operation that did not end well."""
+        for array, kept in self._last:
+            array[ids] = kept[ids]
+
     def answer_failed(self, ids: np.ndarray, ops: Any) -> tuple[np.ndarray, np.ndarray]:
         """on_error="restart": a failed env is not stepped, its row is marked as truncated.
 
@@ -148,6 +155,8 @@ class Recovery:
             if failure is not None:
                 failure.op = "reset" if i in resets or failure.stepped else "step"
                 self.errors[i] = self.exception_of(failure)
+                if not failure.stepped:
+                    self.restore_rows([i])
                 free = self.absorbs and getattr(self.errors[i], "bystander", False)
                 if i in resets and (not failure.began or free or self._may_absorb(i)):
                     extra = self._reset_again(i, resets[i])
@@ -195,8 +204,6 @@ class Recovery:
     def _truncated_row(self, i: int) -> Extra:
         """The row of a failed env: the last observation, and an episode that was cut off."""
         error, arena = self.errors[i], self._backend.arena
-        for array, kept in self._last:
-            array[i] = kept[i]
         arena.reward[i], arena.terminated[i], arena.truncated[i] = 0.0, False, True
         return Extra(info={"restarted": True, "error": f"{type(error).__name__}: {error}"})
 

@@ -18,12 +18,13 @@ from vecenv.engine.recovery import Recovery
 from vecenv.engine.status import EnvStatus
 from vecenv.errors import Partial
 
-Columns = tuple[Any, np.ndarray, np.ndarray, np.ndarray]
-"""(obs, rew, terminated, truncated)"""
 Step = tuple[Any, np.ndarray, np.ndarray, np.ndarray, np.ndarray]
 """(obs, rew, terminated, truncated, info)"""
 OwnStep = tuple[Any, np.ndarray, np.ndarray, np.ndarray, Mapping[int, dict[str, Any]]]
 """A batch with the infos that the envs returned, by env id; empty infos are left out."""
+
+COPIES = np.frompyfunc(dict.copy, 1, 1)
+"""Copies of an array of dicts, without a Python loop over envs."""
 
 
 class Results:
@@ -48,14 +49,14 @@ class Results:
         self.copies = copy
         """True if full batches are copies of the arena, not views."""
         self._all = status.all_ids
-        self._empty_infos = [{"env_id": i} for i in self._all]
+        self._empty_infos = nest.object_array([{"env_id": i} for i in self._all])
         self._objects = [leaf for leaf in nest.leaves(arena.obs) if leaf.dtype == object]
         self.splits = not stack_obs and isinstance(layout.obs, (dict, tuple))
         """True if Dict and Tuple observations are an object array of one dict or tuple an env."""
         self._unspaced = not spaced and isinstance(layout.obs, ObjectLeaf)
         self._single = arena.obs if isinstance(arena.obs, np.ndarray) and not self._unspaced else None
-        self._whole: Columns | None = None
-        """The arrays that a batch of all envs copies, if observations are one array of numbers."""
+        self._whole: tuple[np.ndarray, ...] | None = None
+        """The arrays that a batch of all envs copies, if observations are one array of numbers, and so are rewards."""
         if copy and self._single is not None and not self._objects:
             self._whole = self._single, arena.reward, arena.terminated, arena.truncated
         self._reward_shape: tuple[int, ...] = ()
@@ -67,15 +68,12 @@ class Results:
 
     def rows(self, ids: np.ndarray | None, asked: Sequence[int], taken: Taken) -> Step:
         """Return the result of `step` for the envs `ids` (None for all), which are those in `asked`."""
-        return *self.columns(ids, taken), self.info(asked, taken)
+        return *self._columns(ids, taken.extras), self.info(asked, taken)
 
-    def columns(self, ids: np.ndarray | None, taken: Taken) -> Columns:
-        """As `rows`, without the infos."""
-        extras = taken.extras
+    def _columns(self, ids: np.ndarray | None, extras: Mapping[int, Extra]) -> Any:
+        """(obs, rew, terminated, truncated)"""
         if ids is None and self._whole is not None:
-            obs, rew, terminated, truncated = self._whole
-            rew = self.rew(None, extras) if self._reward_shape else rew.copy()
-            return obs.copy(), rew, terminated.copy(), truncated.copy()
+            return map(np.ndarray.copy, self._whole)
         terminated, truncated = self._rows(self._arena.terminated, ids), self._rows(self._arena.truncated, ids)
         return self.obs(ids, extras), self.rew(ids, extras), terminated, truncated
 
@@ -132,8 +130,9 @@ class Results:
         if not shapes and not self._reward_shape:
             return
         shapes |= {i: () for i in asked if self._arena.reward[i] and i not in shapes}
-        expected = self._reward_shape or (shapes[min(shapes)] if shapes else ())
-        self._reward_shape = expected
+        expected = self._reward_shape = self._reward_shape or (shapes[min(shapes)] if shapes else ())
+        if expected:
+            self._whole = None
         for i, shape in shapes.items():
             if shape != expected:
                 error = wrong_reward_shape(shape, expected)
@@ -142,7 +141,7 @@ class Results:
 
     def own_rows(self, ids: np.ndarray | None, taken: Taken) -> OwnStep:
         """As `rows`, with infos as the envs returned them, by env id; empty infos are left out."""
-        return *self.columns(ids, taken), {} if taken is NOTHING_BESIDES else self.own_infos(taken)
+        return *self._columns(ids, taken.extras), {} if taken is NOTHING_BESIDES else self.own_infos(taken)
 
     def info(self, asked: Sequence[int], taken: Taken) -> np.ndarray:
         """Infos: an object array (k,) of fresh dicts, each with its `env_id`."""
@@ -150,8 +149,7 @@ class Results:
             self.own_ids = {}
         if taken is not NOTHING_BESIDES:
             return self._infos_of(asked, taken)
-        empty = self._empty_infos if asked is self._all else map(self._empty_infos.__getitem__, asked)
-        return np.fromiter(map(dict.copy, empty), object, len(asked))  # without a Python loop over envs
+        return COPIES(self._empty_infos if asked is self._all else self._empty_infos[asked])
 
     def _infos_of(self, asked: Sequence[int], taken: Taken) -> np.ndarray:
         if not taken.extras and len(taken.infos) == 1:
@@ -192,7 +190,7 @@ class Results:
         """The results to return; raises the first failure, with the results of the other envs in `error.partial`."""
         recovery = self._recovery
         if recovery.rows:
-            rows, recovery.rows = recovery.rows, {}
+            rows = {i: recovery.rows.pop(i) for i in asked if i in recovery.rows}
             taken = taken._replace(extras={**taken.extras, **rows})
         extras = taken.extras
         recovery.note_lost()
@@ -238,10 +236,10 @@ KEPT_ROUNDS = 1024
 class Statistics:
     """Counters of an engine; it writes the attributes directly, to save function calls."""
 
-    def __init__(self) -> None:
-        self.rounds = self.resets = 0
-        self.operations = 0
-        """Steps and resets of envs."""
+    def __init__(self, n: int) -> None:
+        self._n, self.rounds, self.resets = n, 0, 0
+        self.left_out = 0
+        """Envs that rounds had no operation for, summed over the rounds."""
         self.call_seconds = self.wait_seconds = 0.0
         """Seconds in calls of the engine, and in those of `Backend.wait`."""
         self.round_seconds: deque[float] = deque(maxlen=KEPT_ROUNDS)
@@ -253,7 +251,7 @@ class Statistics:
         p50, p99 = np.percentile(self.round_seconds, (50, 99)).tolist() if self.round_seconds else (None, None)
         return {
             "rounds": self.rounds,
-            "steps": self.operations - self.resets,
+            "steps": self.rounds * self._n - self.left_out - self.resets,
             "resets": self.resets,
             "dispatch_s": self.call_seconds - self.wait_seconds,
             "wait_s": self.wait_seconds,

@@ -90,15 +90,6 @@ class EnvStatus:
         answered[list(self.abandoned)] = False
         return np.flatnonzero(answered)
 
-    def first_busy(self, ids: np.ndarray | None) -> int | None:
-        """The first of these envs (None: of all) that is not idle."""
-        if self.bytes.tobytes() == self.all_idle:
-            return None
-        busy = self._array[... if ids is None else ids] != opcodes.IDLE
-        if not busy.any():
-            return None
-        return int(np.flatnonzero(busy)[0] if ids is None else ids[busy][0])
-
     @property
     def failed_ids(self) -> list[int]:
         """The envs that failed and accept nothing but a reset."""
@@ -112,9 +103,12 @@ class EnvStatus:
 
     def check_idle(self, ids: np.ndarray | None) -> None:
         """RuntimeError, with the env named, if one of these envs (None: any) is still stepping."""
-        first = self.first_busy(ids)
-        if first is None:
+        if self.bytes.tobytes() == self.all_idle:
             return
+        busy = np.flatnonzero(self._array[... if ids is None else ids] != opcodes.IDLE)
+        if not len(busy):
+            return
+        first = int(busy[0] if ids is None else ids[busy[0]])
         if first in self.abandoned:
             self._recovery.check(first)
         raise RuntimeError(
@@ -155,7 +149,9 @@ class EnvStatus:
         """Mark what is in flight as discarded; its envs, and those `asked`, need a reset."""
         in_flight = set(self.waiting_ids)
         self.abandoned |= in_flight
-        for i in sorted(in_flight.union(asked)):
+        needing = sorted(in_flight.union(asked))
+        self._recovery.restore_rows(needing)
+        for i in needing:
             self._recovery.errors[i] = VectorEnvError(
                 f"env {i} was in a call that {type(error).__name__} interrupted, and its result was discarded; "
                 f"reset({i}) makes it usable again"
@@ -172,4 +168,5 @@ class EnvStatus:
                 same_worker = set(backend.restart(i)).difference(chosen, self.waiting_ids)
                 self._recovery.note_replaced(i, same_worker)
         backend.take(sorted(chosen))
+        self._recovery.restore_rows(sorted(chosen))
         self.abandoned -= chosen

@@ -5,7 +5,7 @@ Arrays of both kinds are handled alike: without an import of torch, and without 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -83,14 +83,13 @@ def with_part(tree: Any, path: Path, value: Any) -> Any:
     return children
 
 
-def without_part(tree: Any, path: Path) -> Any:
-    """A tree of dicts without the part at the path; one without parts where that is all of it."""
-    children = dict(tree) if path else {}
-    if len(path) > 1:
-        children[path[0]] = without_part(children[path[0]], path[1:])
-    elif path:
-        del children[path[0]]
-    return children
+def without_parts(tree: Any, paths: Iterable[Path]) -> Any:
+    """A tree of dicts without the parts at the paths; an empty one where such a part is all of it."""
+    for first, *rest in (path or (WHOLE,) for path in paths):
+        children = tree if isinstance(tree, dict) else {first: tree}
+        below = {first: without_parts(children[first], [tuple(rest)])} if rest else {}
+        tree = {key: child for key, child in children.items() if key != first} | below
+    return tree
 
 
 def described(tree: Any) -> str:
@@ -137,9 +136,9 @@ def concat(arrays: Sequence[Array], axis: int) -> Array:
 
 
 def like(values: Array, array: Array) -> Array:
-    """Values of numpy as an array of the kind of `array`, on its device; a tensor as it is."""
-    if isinstance(array, np.ndarray) or not isinstance(values, np.ndarray):
-        return values
+    """Values as an array of the kind of `array`, on its device."""
+    if isinstance(array, np.ndarray):
+        return values if isinstance(values, np.ndarray) else as_array(values)
     return namespace(array).as_tensor(values, device=array.device)
 
 
@@ -177,24 +176,19 @@ class EnvRows:
 
     def take(self, ids: np.ndarray, among: Array = None) -> Array:
         """A copy of the rows of these envs, for use with the array `among`; None where none were ever put."""
-        self._move_to(among)
+        if self._rows is not None and among is not None:
+            self._rows = like(self._rows, among)
         return None if self._rows is None else self._rows[like(ids, self._rows)]
 
     def put(self, ids: np.ndarray, rows: Array) -> None:
         """Keep copies of these rows. Those of another shape than before begin anew, with zeros."""
-        self._move_to(rows)
         shape = (self._n, *rows.shape[1:])
-        if self._rows is None or tuple(self._rows.shape) != shape:
-            self._rows = full(shape, rows, 0)
+        is_new = self._rows is None or tuple(self._rows.shape) != shape
+        self._rows = full(shape, rows, 0) if is_new else like(self._rows, rows)
         if isinstance(rows, np.ndarray):
             self._rows[ids] = rows
         else:  # not in place, which tensors of torch's inference mode refuse
             self._rows = self._rows.index_copy(0, like(ids, rows), cast(rows, dtype_name(self._rows)))
-
-    def _move_to(self, array: Array) -> None:
-        kept = self._rows
-        if kept is not None and array is not None and isinstance(kept, np.ndarray) != isinstance(array, np.ndarray):
-            self._rows = like(as_array(kept), array)
 
     def clear(self, ids: np.ndarray) -> None:
         """Set the rows of these envs to zeros."""

@@ -114,9 +114,6 @@ class FunctionTransform(Transform):
     def observe(self, obs: Any) -> Any:
         return self.function(obs)
 
-    def __repr__(self) -> str:
-        return f"FunctionTransform({self.function!r})"
-
 
 class HasTransforms:
     """The transforms of an env or of a vector env: `transform` is a Compose of them, in the order of observations."""
@@ -129,8 +126,10 @@ class HasTransforms:
         """The env below the transforms."""
 
     @abstractmethod
-    def rebuild(self, transforms: list[Transform], start: int) -> None:
-        """Take these transforms, of which those before `start` are in place; on an error nothing is changed."""
+    def rebuild(self, transforms: list[Transform]) -> list[tuple[Any, Any]]:
+        """Have the spaces of these transforms, and return the observation and the action space below each of them; on
+        an error nothing is changed.
+        """
 
     def append_transform(self: Self, transform: Any) -> Self:
         """Add a transform (or a Compose, a list of them, or a function of observations) as the outermost one."""
@@ -154,7 +153,11 @@ class HasTransforms:
                     f"{each} is part of an env already, and a transform belongs to one: pass its clone()"
                 )
             seen.add(id(each))
-        self.rebuild([*present[:start], *new, *present[start:]], start)
+        together = [*present[:start], *new, *present[start:]]
+        below = self.rebuild(together)
+        self.transform = Compose(*together)
+        for each, spaces_below in list(zip(together, below, strict=True))[start:]:
+            each.attach(self, getattr(self, "env_num", 1), *spaces_below)
         return self
 
     def env_before(self, transform: Transform) -> Any:

@@ -205,9 +205,6 @@ class CenterCrop(ImageTransform):
         middle = slice(top, top + self.height), slice(left, left + self.width)
         return array[(slice(None), slice(None), *middle) if is_first else (slice(None), *middle)]
 
-    def __repr__(self) -> str:
-        return f"CenterCrop({self.height}, {self.width})"
-
 
 class Resize(ImageTransform):
     """Images in another size (as torchrl's Resize), by two products with matrices of weights.
@@ -276,9 +273,6 @@ class Resize(ImageTransform):
             return xp.matmul(xp.matmul(rows, images), columns.T)
         resized = self._by_products(cast(images, "float32"))
         return cast(resized if is_float(images) else namespace(images).round(resized), dtype)
-
-    def __repr__(self) -> str:
-        return f"Resize({self.height}, {self.width}, {self.interpolation!r})"
 
 
 @lru_cache(maxsize=64)

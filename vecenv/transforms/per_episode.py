@@ -49,14 +49,15 @@ class PerEpisode(Transform):
 
 class EpisodeSum(PerEpisode):
     """Base of transforms that add up a number along each episode, and add the sum to the observation as the entry
-    `key`, of shape (1,) (None: not). The episode is truncated where the sum reaches `limit`.
+    `key`, of shape (1,) (None: not). The episode is truncated where the sum reaches
+    `max_steps`.
     """
 
-    def __init__(self, key: str | None, entry: spaces.Box | None = None, limit: int | None = None) -> None:
+    def __init__(self, key: str | None, entry: spaces.Box | None = None, max_steps: int | None = None) -> None:
         super().__init__(in_keys=[])
-        self.key, self.entry, self.limit = key, entry, limit
+        self.key, self.entry, self.max_steps = key, entry, max_steps
         self.dtype = "int64" if entry is None else entry.dtype.name
-        self.ends_episodes = limit is not None
+        self.ends_episodes = max_steps is not None
 
     def addend(self, rows: Rows) -> Array:
         """The number to add for each row of a step, or for all of them: one, to count steps."""
@@ -79,8 +80,8 @@ class EpisodeSum(PerEpisode):
         kept = self.rows_of("sums")
         sums = self._sums(rows, kept, rows.reward) + self.addend(rows)
         kept.put(rows.ids, sums)
-        if self.limit is not None:
-            rows.truncated = rows.truncated | (sums >= self.limit)
+        if self.max_steps is not None:
+            rows.truncated = rows.truncated | (sums >= self.max_steps)
         self._add(rows, sums)
 
     def again(self, rows: Rows) -> None:
@@ -110,10 +111,8 @@ class TimeLimit(EpisodeSum):
     """
 
     def __init__(self, max_episode_steps: int) -> None:
-        super().__init__(None, limit=check_count("max_episode_steps", max_episode_steps))
-
-    def __repr__(self) -> str:
-        return f"TimeLimit({self.limit})"
+        super().__init__(None, max_steps=check_count("max_episode_steps", max_episode_steps))
+        self.max_episode_steps = self.max_steps
 
 
 class StepCounter(EpisodeSum):
@@ -224,9 +223,6 @@ class NormalizeReward(PerEpisode, Freezable):
 
     merged = staticmethod(RunningMeanStd.merged)
 
-    def __repr__(self) -> str:
-        return f"NormalizeReward(gamma={self.gamma}{', frozen' if self.frozen else ''})"
-
 
 class CatFrames(PerEpisode):
     """The last `N` observations of an episode joined along a dimension, the newest last (as torchrl's CatFrames).
@@ -302,6 +298,3 @@ class CatFrames(PerEpisode):
             older = np.minimum(low, fill), np.maximum(high, fill)
         ends = (np.concatenate([*[old] * (self.N - 1), new], axis) for old, new in zip(older, (low, high), strict=True))
         return box(*ends)
-
-    def __repr__(self) -> str:
-        return f"CatFrames({self.N}, dim={self.dim})"

@@ -24,7 +24,7 @@ from vecenv.transforms.arrays import (
     part,
     row_of,
     with_part,
-    without_part,
+    without_parts,
 )
 from vecenv.transforms.transform import Keys, Place, Transform
 
@@ -45,9 +45,6 @@ class UnsqueezeTransform(Transform):
     def apply(self, array: Array) -> Array:
         axis = axis_of(self.dim, array.ndim + 1, self)
         return array.reshape(*array.shape[:axis], 1, *array.shape[axis:])
-
-    def __repr__(self) -> str:
-        return f"{type(self).__name__}(dim={self.dim})"
 
 
 class SqueezeTransform(UnsqueezeTransform):
@@ -123,17 +120,12 @@ class Flatten(Transform):
         return concat(vectors, axis=1) if len(vectors) > 1 else vectors[0]
 
     def _vector(self, space: Any, array: Array) -> Array:
-        if isinstance(space, spaces.Discrete):
-            return _one_hot(array - int(space.start), int(space.n))
-        if isinstance(space, spaces.MultiDiscrete):
-            array = self.apply(array)
-            ends = enumerate(zip(space.start.ravel().tolist(), space.nvec.ravel().tolist(), strict=True))
-            return concat([_one_hot(array[:, i] - start, n) for i, (start, n) in ends], axis=1)
-        return self.apply(array)
-
-
-def _one_hot(numbers: Array, n: int) -> Array:
-    return cast(numbers[:, None] == like(np.arange(n), numbers), "int8")
+        array = self.apply(array)
+        if not isinstance(space, (spaces.Discrete, spaces.MultiDiscrete)):
+            return array
+        ends = zip(*(np.ravel(end).tolist() for end in bounds_of(space)), strict=True)
+        values = [like(np.arange(low, high + 1), array) for low, high in ends]
+        return concat([cast(array[:, i, None] == each, "int8") for i, each in enumerate(values)], axis=1)
 
 
 def axis_of(dim: int, ndim: int, transform: Transform) -> int:
@@ -193,7 +185,7 @@ class CatTensors(Transform):
 
     def observe(self, obs: Any) -> Any:
         sources = [source for source, _ in self.found(obs)]
-        return self._placed(obs, sources, self._joined([part(obs, source) for source in sources]))
+        return self._written(obs, sources, self._joined([part(obs, source) for source in sources]))
 
     def _joined(self, arrays: list[Any]) -> Any:
         least = -self.dim if self.dim < 0 else self.dim + 1
@@ -205,21 +197,15 @@ class CatTensors(Transform):
             raise ValueError(f"{self} cannot join parts of the shapes {shapes} along dim={self.dim}")
         return concat(arrays, axis)
 
-    def _placed(self, tree: Any, sources: list[Path], joined: Any) -> Any:
-        for source in sources if self.del_keys else ():
-            tree = without_part(tree, source)
-        return with_part(tree, self.out_key, joined)
+    def _written(self, tree: Any, sources: list[Path], joined: Any) -> Any:
+        return with_part(without_parts(tree, sources if self.del_keys else ()), self.out_key, joined)
 
     def transform_observation_space(self, space: spaces.Space[Any]) -> spaces.Space[Any]:
         sources = [source for source, _ in self.places(space)]
         tree = tree_of(space)
         ends = [bounds_of(part(tree, source)) for source in sources]
         low, high = (self._joined([end[side][None] for end in ends])[0] for side in (0, 1))
-        return space_of(self._placed(tree, sources, box(low, high)))
-
-    def __repr__(self) -> str:
-        keys = self.in_keys and [path[0] if len(path) == 1 else path for path in self.in_keys]
-        return f"CatTensors(in_keys={keys}, out_key={self.out_key[-1]!r})"
+        return space_of(self._written(tree, sources, box(low, high)))
 
 
 class RenameTransform(Transform):
@@ -244,9 +230,7 @@ class RenameTransform(Transform):
         return self._renamed(obs, self.found(obs))
 
     def _renamed(self, tree: Any, places: list[Place]) -> Any:
-        parts = [part(tree, source) for source, _ in places]
-        for source, _ in () if self.create_copy else places:
-            tree = without_part(tree, source)
-        for (_, target), value in zip(places, parts, strict=True):
-            tree = with_part(tree, target, value)
-        return tree
+        new = without_parts(tree, () if self.create_copy else [source for source, _ in places])
+        for source, target in places:
+            new = with_part(new, target, part(tree, source))
+        return new

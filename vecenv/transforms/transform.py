@@ -10,6 +10,7 @@ one of all envs or some, and tensors on a device are batches too: so one object 
 from __future__ import annotations
 
 import copy
+import inspect
 import weakref
 from collections.abc import Sequence
 from typing import Any, TypeVar
@@ -94,6 +95,8 @@ class Transform:
 
     has_state = False
     """True if the results depend on earlier rows of the env."""
+    needs_parts = True
+    """True if an observation without a part that it takes is an error."""
     ends_episodes = False
     """True if it may set `truncated` or `terminated`."""
 
@@ -218,7 +221,7 @@ class Transform:
 
     def _taken(self, tree: Any) -> list[Path]:
         found = [path for path, leaf in leaves_of(tree) if (row := row_of(leaf)) is not None and self.takes(*row)]
-        if not found:
+        if not found and self.needs_parts:
             raise ValueError(f"{self} finds nothing that it can transform in the observation {described(tree)}")
         return found
 
@@ -248,8 +251,15 @@ class Transform:
         return {**self.__dict__, "_owner": None}
 
     def __repr__(self) -> str:
-        keys = [path[-1] if len(path) == 1 else path for path in self.in_keys or ()]
-        return f"{type(self).__name__}({f'in_keys={keys}' if keys else ''})"
+        """The class with the arguments that differ from their defaults, of those that are attributes too."""
+        own, shown = vars(self), ["frozen"] * bool(getattr(self, "frozen", False))
+        for name, parameter in inspect.signature(type(self)).parameters.items():
+            value = own.get(name, parameter.default)
+            if name in ("in_keys", "out_keys"):
+                value = [path[0] if len(path) == 1 else path for path in value or ()] or None
+            if repr(value) != repr(parameter.default):
+                shown.append(f"{name}={value!r}")
+        return f"{type(self).__name__}({', '.join(shown)})"
 
 
 class EnvTransform(Transform):

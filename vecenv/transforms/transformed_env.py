@@ -62,8 +62,8 @@ class TransformedEnv(HasTransforms, Wrapper):
         """The env below the transforms."""
         return self.env
 
-    def rebuild(self, transforms: list[Transform], start: int) -> None:
-        """Take these transforms, of which those before `start` are in place."""
+    def rebuild(self, transforms: list[Transform]) -> list[tuple[Any, Any]]:
+        """Have the spaces of these transforms; return those below each of them."""
         chain, below = self.env, list[tuple[Any, Any]]()
         for each in transforms:
             below.append((chain.observation_space, chain.action_space))
@@ -73,10 +73,9 @@ class TransformedEnv(HasTransforms, Wrapper):
                 chain = TransformedRows(chain.env, Compose(chain.transform, each))
             else:
                 chain = TransformedRows(chain, Compose(each))
-        self._chain, self.transform = chain, Compose(*transforms)
+        self._chain = chain
         self.observation_space, self.action_space = chain.observation_space, chain.action_space
-        for each, spaces in list(zip(transforms, below, strict=True))[start:]:
-            each.attach(self, 1, *spaces)
+        return below
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         """Start an episode: (obs, info)."""
@@ -170,9 +169,6 @@ class FrameSkip(EnvTransform):
     def wrap(self, env: Env) -> Env:
         return env if self.frame_skip == 1 else skip_frames(env, self.frame_skip)
 
-    def __repr__(self) -> str:
-        return f"FrameSkip({self.frame_skip})"
-
 
 class NoopReset(EnvTransform):
     """Makes steps after each reset, so that episodes begin differently (as torchrl's NoopResetEnv).
@@ -197,9 +193,6 @@ class NoopReset(EnvTransform):
 
     def wrap(self, env: Env) -> Env:
         return _NoopReset(env, self)
-
-    def __repr__(self) -> str:
-        return f"NoopReset({self.noops}, random={self.random}, action={self.action!r})"
 
 
 class _NoopReset(Wrapper):
@@ -257,6 +250,3 @@ class PixelObservation(EnvTransform):
         wrapped = Pixels(env, self.pixels_only, self.key, self.render_kwargs, self._shape)
         self._shape = wrapped.shape  # known now: to look again would reset the env
         return wrapped
-
-    def __repr__(self) -> str:
-        return f"PixelObservation(pixels_only={self.pixels_only}, key={self.key!r})"

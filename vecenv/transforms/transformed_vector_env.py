@@ -78,8 +78,8 @@ class TransformedVectorEnv(HasTransforms, RowWiseWrapper):
         own = self.venv.action_space
         return own if self._action_space is None else self._action_space
 
-    def rebuild(self, transforms: list[Transform], start: int) -> None:
-        """Take these transforms, of which those before `start` are in place."""
+    def rebuild(self, transforms: list[Transform]) -> list[tuple[Any, Any]]:
+        """Have the spaces of these transforms; return those of env 0 below each of them."""
         for each in transforms:
             if isinstance(each, EnvTransform):
                 raise TypeError(
@@ -88,22 +88,20 @@ class TransformedVectorEnv(HasTransforms, RowWiseWrapper):
         engine = getattr(self.venv, "engine", None)
         if engine is not None and engine.results.splits:
             raise ValueError("transforms take Dict and Tuple observations stacked: make the venv with stack_obs=True")
-        spaces, actions, below = list(self.venv.observation_space), list(self.venv.action_space), list[Any]()
-        changes_actions = False
+        spaces, own, below = list(self.venv.observation_space), list(self.venv.action_space), list[Any]()
+        actions = own
         for each in transforms:
             below.append((spaces[0], actions[0]))
             _check_equal_parts(each, spaces)
             spaces = _each_once(each.transform_observation_space, spaces)
             if type(each).transform_action_space is not Transform.transform_action_space:
-                changes_actions = True
                 if any(space != actions[0] for space in actions):
                     raise ValueError(f"{each} needs envs with equal action spaces, got {actions}")
                 actions = _each_once(each.transform_action_space, actions)
-        self.transform = Compose(*transforms)
         self._observation_space = spaces if transforms else None
-        self._action_space = [copy.deepcopy(space) for space in actions] if changes_actions else None
-        for each, (space, action) in list(zip(transforms, below, strict=True))[start:]:
-            each.attach(self, len(self), space, action)
+        changes = any(new is not old for new, old in zip(actions, own, strict=True))
+        self._action_space = [copy.deepcopy(space) for space in actions] if changes else None
+        return below
 
     # Rounds.
 
@@ -154,9 +152,8 @@ class TransformedVectorEnv(HasTransforms, RowWiseWrapper):
     def set_seed(self, seed: Any, static_seed: bool = False) -> Any:
         """As `venv.set_seed`; the action spaces of transforms are seeded too."""
         following = super().set_seed(seed, static_seed)
-        if seed is not None and self._action_space is not None:
-            n = len(self)
-            self._seed_action_spaces([seed] * n if static_seed else seed_chain(seed, n)[:n])
+        if seed is not None:
+            self._seed_action_spaces([seed] * len(self) if static_seed else seed_chain(seed, len(self)))
         return following
 
     def _seed_action_spaces(self, seeds: Any) -> None:

@@ -10,7 +10,7 @@ from gymnasium import spaces
 
 from vecenv import nest
 from vecenv.nest import space_of, tree_of
-from vecenv.transforms.arrays import Array, Constants, cast, dtype_name, is_float
+from vecenv.transforms.arrays import Array, Constants, bounds_of, box, cast, dtype_name, is_float
 from vecenv.transforms.transform import Keys, Rows, Transform
 
 
@@ -38,50 +38,37 @@ class DTypeCast(Transform):
         self.dtype_in, self.dtype_out = np.dtype(dtype_in).name, np.dtype(dtype_out).name
         if in_keys_inv not in (None, [], ["action"], ("action",)):
             raise ValueError(f'in_keys_inv is ["action"] or None, got {in_keys_inv!r}')
-        self._casts_actions = bool(in_keys_inv)
-        self._own_dtypes: Any = None
+        self.needs_parts = not in_keys_inv
+        self._is_cast: Any = None
+        """True for each part of the env's actions that is cast: a tree; None where none are."""
         super().__init__(in_keys, out_keys)
 
     def takes(self, shape: tuple[int, ...], dtype: str) -> bool:
         return dtype == self.dtype_in
-
-    def _taken(self, tree: Any) -> list[Any]:
-        try:
-            return super()._taken(tree)
-        except ValueError:
-            if self._casts_actions:
-                return []
-            raise
 
     def apply(self, array: Array) -> Array:
         return cast(array, self.dtype_out) if dtype_name(array) == self.dtype_in else array
 
     def attach(self, owner: Any, num_envs: int, observation_space: Any, action_space: Any) -> None:
         super().attach(owner, num_envs, observation_space, action_space)
-        if self._casts_actions:
-            self._own_dtypes = nest.map(
-                lambda space: space.dtype.name if isinstance(space, spaces.Box) else "", tree_of(action_space)
-            )
+        self._is_cast = None if self.needs_parts else nest.map(self._casts, tree_of(action_space))
+
+    def _casts(self, space: Any) -> bool:
+        return isinstance(space, spaces.Box) and space.dtype.name == self.dtype_in
 
     def transform_action_space(self, space: Any) -> Any:
-        return space_of(nest.map(self._offered, tree_of(space))) if self._casts_actions else space
+        return space if self.needs_parts else space_of(nest.map(self._offered, tree_of(space)))
 
     def _offered(self, space: Any) -> Any:
-        if not isinstance(space, spaces.Box) or space.dtype.name != self.dtype_in:
-            return space
-        return spaces.Box(space.low.astype(self.dtype_out), space.high.astype(self.dtype_out), dtype=self.dtype_out)
+        return box(*(cast(end, self.dtype_out) for end in bounds_of(space))) if self._casts(space) else space
 
     def inv(self, action: Any) -> Any:
-        return action if self._own_dtypes is None else nest.merge(self._cast_back, [self._own_dtypes, action])
+        return action if self._is_cast is None else nest.merge(self._cast_back, [self._is_cast, action])
 
-    def _cast_back(self, dtype_and_action: list[Any]) -> Any:
-        dtype, action = dtype_and_action
-        if dtype != self.dtype_in:
-            return action
-        return cast(np.asarray(action) if isinstance(action, (list, float)) else action, dtype)
-
-    def __repr__(self) -> str:
-        return f"{type(self).__name__}({self.dtype_in!r}, {self.dtype_out!r})"
+    def _cast_back(self, is_cast_and_action: list[Any]) -> Any:
+        is_cast, action = is_cast_and_action
+        action = np.asarray(action) if is_cast and isinstance(action, (list, float)) else action
+        return cast(action, self.dtype_in) if is_cast else action
 
 
 class DoubleToFloat(DTypeCast):
@@ -93,9 +80,6 @@ class DoubleToFloat(DTypeCast):
 
     def __init__(self, in_keys: Keys = None, out_keys: Keys = None, in_keys_inv: Sequence[str] | None = None) -> None:
         super().__init__("float64", "float32", in_keys, out_keys, in_keys_inv)
-
-    def __repr__(self) -> str:
-        return "DoubleToFloat()"
 
 
 class ObservationNorm(Transform):
@@ -114,7 +98,7 @@ class ObservationNorm(Transform):
     ) -> None:
         self.loc, self.scale = np.asarray(loc, np.float64), np.asarray(scale, np.float64)
         if standard_normal and not self.scale.all():
-            raise ValueError(f"ObservationNorm divides by the scale, which is zero somewhere: {scale!r}")
+            raise ValueError(f"{type(self).__name__} divides by the scale, which is zero somewhere: {scale!r}")
         self.standard_normal = standard_normal
         self._constants = Constants(self.loc), Constants(self.scale)
         super().__init__(in_keys, out_keys)
@@ -125,11 +109,8 @@ class ObservationNorm(Transform):
         loc, scale = (each.like(array) for each in self._constants)
         return (array - loc) / scale if self.standard_normal else array * scale + loc
 
-    def __repr__(self) -> str:
-        return f"ObservationNorm(loc={self.loc}, scale={self.scale}, standard_normal={self.standard_normal})"
 
-
-class RewardScaling(Transform):
+class RewardScaling(ObservationNorm):
     """`reward * scale + loc`; with `standard_normal` `(reward - loc) / scale` (as torchrl's RewardScaling).
 
     >>> rows = Rows(None, None, np.array([1.0, 2.0]))
@@ -139,14 +120,10 @@ class RewardScaling(Transform):
     """
 
     def __init__(self, loc: float, scale: float, standard_normal: bool = False) -> None:
-        super().__init__(in_keys=[])
-        self.loc, self.scale, self.standard_normal = float(loc), float(scale), standard_normal
-        if standard_normal and not self.scale:
-            raise ValueError("RewardScaling divides by the scale, which is zero")
+        super().__init__(float(loc), float(scale), in_keys=[], standard_normal=standard_normal)
 
     def step(self, rows: Rows) -> None:
-        reward = rows.reward
-        rows.reward = (reward - self.loc) / self.scale if self.standard_normal else reward * self.scale + self.loc
+        rows.reward = self.apply(rows.reward)
 
 
 class RewardClipping(Transform):
@@ -211,6 +188,3 @@ class ActionScaling(Transform):
         action = cast(action, self._dtype)
         loc, scale = (each.like(action) for each in self._constants)
         return action * scale + loc
-
-    def __repr__(self) -> str:
-        return f"ActionScaling({self.low}, {self.high})"

@@ -255,9 +255,6 @@ class VecNorm(Freezable):
         vars(self).update(state)
         self._keep(self._arrays)
 
-    def __repr__(self) -> str:
-        return f"VecNorm(decay={self.decay}, eps={self.eps}{', frozen' if self.frozen else ''})"
-
 
 def _shapes(arrays: Mapping[str, Array]) -> dict[str, tuple[int, ...]]:
     return {key: tuple(array.shape) for key, array in arrays.items()}

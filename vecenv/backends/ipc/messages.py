@@ -19,7 +19,7 @@ from vecenv.backends.ipc.waiting import SpinWait
 HEADER = struct.Struct("<QBQ")
 CHUNK = 1 << 18
 GONE_ON_A_MAC = (errno.ENOTCONN, errno.EPROTOTYPE)
-"""What macOS may report besides EPIPE when the other end closes while we send."""
+"""Errors of macOS, besides EPIPE, when the other end closes while we send."""
 
 # Worker to parent.
 READY = 1  # the reports, or the failure of a constructor

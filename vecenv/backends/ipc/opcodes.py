@@ -21,7 +21,7 @@ DONE_EXTRA, DONE_FINAL, DONE_EXTRA_FINAL = DONE | EXTRA, DONE | FINAL, DONE | EX
 DONE_INFO = DONE | INFO
 _BUSY = bytes(range(IDLE + 1, DONE))
 NOT_DONE = bytes(range(DONE))
-"""What `status.translate(None, ...)` removes to leave the answers."""
+"""The status bytes that `status.translate(None, ...)` removes to leave the answers."""
 
 
 def all_busy(status: bytes) -> bool:

@@ -99,54 +99,40 @@ class Descriptor:
     def __init__(self, fd: int) -> None:
         self.fd = fd
 
-    def __getstate__(self) -> Any:
-        return reduction.DupFd(self.fd)
-
-    def __setstate__(self, duplicate: Any) -> None:
-        self.fd = duplicate.detach()
-
-
-class _DescriptorPickler(pickle.Pickler):
-    def __init__(self, file: io.BytesIO) -> None:
-        super().__init__(file)
-        self.fds: list[int] = []
-
-    def persistent_id(self, value: Any) -> int | None:
-        if not isinstance(value, Descriptor):
-            return None
-        self.fds.append(value.fd)
-        return len(self.fds) - 1
+    def __reduce__(self) -> Any:
+        if (fds := getattr(_pickling, "fds", None)) is None:
+            return _detached, (reduction.DupFd(self.fd),)
+        fds.append(self.fd)
+        return _arrived, (len(fds) - 1,)
 
 
-class _DescriptorUnpickler(pickle.Unpickler):
-    def __init__(self, file: io.BytesIO, fds: Sequence[int]) -> None:
-        super().__init__(file)
-        self._fds = fds
+def _detached(duplicate: Any) -> Descriptor:
+    return Descriptor(duplicate.detach())
 
-    def persistent_load(self, place: int) -> Descriptor | None:
-        return Descriptor(self._fds[place]) if self._fds else None
+
+def _arrived(place: int) -> Descriptor | None:
+    return Descriptor(_pickling.arrived[place]) if _pickling.arrived else None
+
+
+_pickling = threading.local()
+"""`fds`: where `dumps_apart` puts descriptors; `arrived`: where `loads_apart` finds them."""
 
 
 def dumps_apart(value: Any) -> tuple[bytes, list[int]]:
     """A pickle without the descriptors in `value`, and these, which have to be sent by other means."""
-    file = io.BytesIO()
-    pickler = _DescriptorPickler(file)
-    _pickling.apart = True
+    _pickling.fds = fds = list[int]()
     try:
-        pickler.dump(value)
+        return pickle.dumps(value), fds
     finally:
-        _pickling.apart = False
-    return file.getvalue(), pickler.fds
-
-
-def may_travel() -> bool:
-    """Return whether what is pickled now, in this thread, may hold descriptors."""
-    return context.get_spawning_popen() is not None or getattr(_pickling, "apart", False)
-
-
-_pickling = threading.local()
+        _pickling.fds = None
 
 
 def loads_apart(blob: bytes, fds: Sequence[int]) -> Any:
     """Unpickle the bytes of `dumps_apart`; without `fds` each of its descriptors is None."""
-    return _DescriptorUnpickler(io.BytesIO(blob), fds).load()
+    _pickling.arrived = fds
+    return pickle.loads(blob)
+
+
+def may_travel() -> bool:
+    """Return whether what is pickled now, in this thread, may hold descriptors."""
+    return context.get_spawning_popen() is not None or getattr(_pickling, "fds", None) is not None

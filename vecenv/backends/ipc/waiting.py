@@ -41,7 +41,7 @@ def wakeup_fds() -> tuple[int, int]:
 SLICE = 1e-3
 """Seconds: a sched_yield that took longer gave the CPU to a program that computes."""
 FIRST_PAUSE, LONGEST_PAUSE = 64, 4096
-"""How many waits sleep at once after such a yield; doubled while it happens again at the next try."""
+"""Waits that sleep at once after such a yield; doubled while it happens again at the next try."""
 
 
 class SpinWait:

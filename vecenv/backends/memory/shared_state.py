@@ -50,7 +50,7 @@ from vecenv.backends.memory.shared_memory import anonymous_file, reserve
 LOCK_TIMEOUT = 60.0
 """Seconds after which an update gives up because another one, in a process that is stopped or hangs, does not end."""
 TRIES = 50
-"""How often a held lock is tried, with the CPU given away between, before a wait: an update takes microseconds."""
+"""Tries of a held lock before a wait, with the CPU given away between: an update takes microseconds."""
 HEADER, PID_AT = 64, 8
 
 Form = tuple[tuple[str, tuple[int, ...], str], ...]

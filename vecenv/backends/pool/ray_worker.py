@@ -47,7 +47,7 @@ class CallChannel:
         self.ended = False
         """The actor is gone, or has closed its envs."""
         self.error: BaseException | None = None
-        """What Ray reported about its end."""
+        """The exception by which Ray reported its end."""
 
     def fileno(self) -> int:
         return self._read
@@ -142,11 +142,6 @@ class RayWorker(WorkerHandle):
     @property
     def launched(self) -> bool:
         return self._actor is not None
-
-    @property
-    def placed(self) -> bool:
-        """Return whether Ray has started the actor."""
-        return self._where_it_is() is not None
 
     def _where_it_is(self) -> tuple[int, str] | None:
         """The actor's process and its node: on this node known from its socket, which may be before Ray tells."""
@@ -294,7 +289,7 @@ class RayPool(WorkerPool):
         return worker
 
     def late_text(self, late: Sequence[WorkerHandle]) -> str:
-        waiting = sum(isinstance(worker, RayWorker) and not worker.placed for worker in late)
+        waiting = sum(worker.pid is None for worker in late)  # Ray has not started them
         if not waiting:
             return super().late_text(late)
         return ray_cluster.unscheduled(waiting, len(self.workers), self.options, self.start_timeout)

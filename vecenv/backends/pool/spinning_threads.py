@@ -14,6 +14,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterable
+from itertools import pairwise
 from typing import Any
 
 from vecenv.backends.system_limits import usable_cpus
@@ -151,7 +152,8 @@ class SpinningThreads:
     `review` is called once in a few rounds. It engages this object where other threads of the process use CPU time;
     then `before_round` is called before each round, and `after_round` when its answers are there. The first rounds
     measure what threads unknown to Python use beside spare CPUs. If that is worth it, OpenBLAS's spin is shortened, or
-    else the OpenMP pool is released before each round, until a later sample finds nothing to end.
+    else the OpenMP pool is released before each round, until a later sample finds nothing to end, or rounds that take
+    no less time: beside programs that compute, new threads wait for a CPU.
     """
 
     def __init__(self, num_workers: int) -> None:
@@ -171,6 +173,7 @@ class SpinningThreads:
     def _sample(self) -> None:
         self._round = 0
         self._began: tuple[float, list[int], float] | None = None
+        self._begins: list[float] = []
         self._seconds = self._spun = 0.0
 
     def review(self, rounds: int) -> None:
@@ -185,6 +188,8 @@ class SpinningThreads:
     def before_round(self) -> None:
         """Measure the round, or release the pool."""
         self._round += 1
+        if self._round <= 2 * SAMPLED + 1:
+            self._begins.append(time.perf_counter())
         if self._round <= SAMPLED:
             threads = unknown_threads()
             self._began = time.perf_counter(), threads, cpu_seconds(threads)
@@ -203,6 +208,8 @@ class SpinningThreads:
             self._spun += max(0.0, cpu_seconds(threads) - before)
             if self._round == SAMPLED:
                 self._decide()
+        elif self._round == 2 * SAMPLED + 1 and not self._is_faster():
+            self._pause, self.engaged = PAUSE, False
         elif self._round >= PERIOD:
             self._sample()
 
@@ -213,6 +220,13 @@ class SpinningThreads:
             self._sample()
         elif not can_release():
             self._fail()
+
+    def _is_faster(self) -> bool:
+        """True if a round, and the caller's work until the next, takes less time since the pool is released."""
+        begins = self._begins
+        seconds = [after - before for before, after in pairwise(begins)]
+        before, released = sorted(seconds[:SAMPLED]), sorted(seconds[SAMPLED:])
+        return released[SAMPLED // 2] < before[SAMPLED // 2]
 
     def _fail(self) -> None:
         """Stop for a while: threads take CPUs that workers lack, and nothing ends them."""

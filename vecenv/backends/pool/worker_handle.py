@@ -8,11 +8,10 @@ import signal
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from typing import Any, Protocol
+from typing import Any
 
 from vecenv.backends.host.env_host import EnvReport
 from vecenv.backends.host.failure import Failure
-from vecenv.backends.ipc.messages import Frame
 from vecenv.backends.memory.shared_memory import A_CALL, A_ROUND, DOING, ELSEWHERE, PROGRESS, SENDING
 from vecenv.backends.worker.worker_setup import WorkerArgs
 from vecenv.errors import VectorEnvError, WorkerDiedError, WorkerTimeoutError
@@ -52,24 +51,6 @@ class Watched(ABC):
         """The Python stack that it is at."""
 
 
-class ParentChannel(Protocol):
-    """The parent's end of the frames between it and a worker; none of its methods blocks (see `messages.Channel`)."""
-
-    ended: bool
-
-    def fileno(self) -> int: ...
-
-    def post(self, kind: int, number: int, *parts: bytes | memoryview) -> bool: ...
-
-    def flush(self) -> bool: ...
-
-    def receive(self) -> None: ...
-
-    def take(self) -> Frame | None: ...
-
-    def close(self) -> None: ...
-
-
 class WorkerHandle(Watched):
     """A process or an actor, its channel, and what it has reported.
 
@@ -77,7 +58,8 @@ class WorkerHandle(Watched):
     actor.
     """
 
-    channel: ParentChannel
+    channel: Any
+    """A `messages.Channel`, or what has the methods of its parent's end, none of which blocks."""
     stacks: int
     """The file to which it may write its stack."""
     on_this_node = True

@@ -1,0 +1,141 @@
+"""`rollout`: steps of a vector env without a collector."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from collector.base_collector import BatchRequest
+from collector.batch.rollout import Rollout, truncate_last
+from collector.batch.step_extras import StepBatch
+from collector.collector_arguments import at_least_one
+from collector.interruptor import Interruptor
+from collector.policy.action_trees import common_layout
+from collector.policy.policy_call import Policy
+from collector.policy.random_policy import draw, masks_of
+from collector.sync_collector import SyncDataCollector
+from vecenv import nest
+from vecenv.venvs import DummyVectorEnv
+
+
+def rollout(
+    venv_or_env: Any,
+    max_steps: int,
+    policy: Policy | None = None,
+    break_when_any_done: bool = True,
+    break_when_all_done: bool = False,
+    auto_reset: bool = True,
+    set_truncated: bool = False,
+    callback: Callable[[Any, StepBatch], Any] | None = None,
+    *,
+    obs: Any = None,
+) -> Rollout:
+    """At most `max_steps` steps of each env, as a `Rollout` `(N, T)` (as torchrl's `env.rollout`). Nothing is closed.
+
+    venv_or_env: a vector env, or one env (N = 1). One with `lazy=True` is started.
+    policy: as those of the collectors; None draws from the envs' action spaces, which `venv.seed` seeds: legal actions,
+        where observations have an `action_mask`.
+    break_when_any_done: stop as soon as an episode ends. False: reset its env, and go on for `max_steps` steps.
+    break_when_all_done: stop once each env has ended an episode; those that have are not stepped any more, and
+        `mask` is False for them. Takes the place of `break_when_any_done`.
+    auto_reset: reset all envs first. False goes on from the observations `obs`, of all N envs: what the last `reset` or
+        `step` returned, or `batch.next.obs[:, -1]` of the last rollout (envs whose episode is over are to be reset).
+    set_truncated: mark the last step of each env as truncated.
+    callback: called after each round with `venv_or_env` and a `StepBatch`; what it returns is ignored.
+
+    Raises RuntimeError for `auto_reset=False` without `obs`, ValueError for `obs` of another number of envs, TypeError
+    for what cannot be stepped, and what the envs and the policy raise.
+
+    >>> import gymnasium as gym
+    >>> from vecenv import DummyVectorEnv
+    >>> with DummyVectorEnv([lambda: gym.make("Pendulum-v1")] * 3) as venv:
+    ...     rollout(venv, 7)
+    Rollout(3 envs, 7 steps, 21 frames, 0 episode ends)
+    """
+    max_steps = at_least_one("max_steps", max_steps)
+    if isinstance(venv_or_env, type) or not callable(getattr(venv_or_env, "step", None)):
+        raise TypeError(f"rollout() takes a vector env or an env that is already made, got {venv_or_env!r}")
+    if not auto_reset and obs is None:
+        raise RuntimeError(
+            "rollout(auto_reset=False) needs the observations from which it is to go on: "
+            "obs=venv.reset()[0], or obs=batch.next.obs[:, -1] of the last rollout"
+        )
+    if auto_reset and obs is not None:
+        raise ValueError("rollout() got obs, which only auto_reset=False goes on from")
+    venv = venv_or_env if hasattr(venv_or_env, "env_num") else DummyVectorEnv([lambda: _Borrowed(venv_or_env)])
+    quota = np.ones(venv.env_num, np.int64) if break_when_any_done or break_when_all_done else None
+    stop = Interruptor() if quota is None or break_when_all_done else _FirstEnd(quota)
+    policy, frames = _draws(venv) if policy is None else policy, max_steps * venv.env_num
+    rounds = _Rounds(venv, policy, frames_per_batch=frames, interruptor=stop)
+    batch = rounds.take(quota, None if callback is None else partial(_call, callback, venv_or_env), obs)
+    if set_truncated:
+        truncate_last(batch)
+    return batch
+
+
+class _Rounds(SyncDataCollector):
+    """Takes one batch, and leaves the envs open, also after an error."""
+
+    _user = "rollout()"
+
+    def take(self, quota: np.ndarray | None, hook: Callable[[StepBatch], Any] | None, obs: Any) -> Rollout:
+        """A batch in which at most `quota` episodes of each env end; it begins with a reset, or goes on from `obs`."""
+        if obs is not None:
+            counts = {len(rows) for rows in nest.leaves(obs)}
+            if counts != {self._env_num}:
+                raise ValueError(f"obs has {sorted(counts)} rows, expected one for each of {self._env_num} envs")
+            self._put_obs(self._all_ids, obs)
+            self._episodes.over[:] = False
+        try:
+            request = BatchRequest(self.frames_per_batch, False, quota, self._extras(hook))
+            return self._gather_checked(request)[0]
+        finally:
+            self.shutdown()
+
+    def shutdown(self, close_env: bool = False) -> None:
+        super().shutdown(close_env=False)
+
+
+def _call(callback: Callable[[Any, StepBatch], Any], env: Any, step: StepBatch) -> None:
+    callback(env, step)
+
+
+class _FirstEnd(Interruptor):
+    """Ends a collection with the first episode that ends: the loop counts down what is left of `quota`."""
+
+    def __init__(self, quota: np.ndarray) -> None:
+        super().__init__()
+        self._quota = quota
+
+    def collection_stopped(self) -> bool:
+        return not self._quota.all()
+
+
+class _Borrowed:
+    """An env that its vector env does not close."""
+
+    def __init__(self, env: Any) -> None:
+        self.env = env
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.env, name)
+
+    def close(self) -> None:
+        """It belongs to the caller."""
+
+
+def _draws(venv: Any) -> Policy:
+    """A policy that draws from the envs' own action spaces, so that the next rollout goes on where this one ended."""
+
+    def act(obs: Any, env_id: Any = None) -> Any:
+        ids = range(venv.env_num) if env_id is None else env_id
+        every = venv.action_space
+        spaces = [every[i] for i in ids]
+        masks = masks_of(obs, spaces[0], len(spaces)) or [None] * len(spaces)
+        rows = [draw(space, mask) for space, mask in zip(spaces, masks, strict=True)]
+        return {"action": nest.stack(rows)} if common_layout(spaces) else rows
+
+    return act
