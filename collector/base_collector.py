@@ -235,7 +235,7 @@ class BatchCollector(BatchIterator):
         """One batch of the loop, as numpy arrays, and the episodes that ended in it."""
         self._check_open()
         self._recover()
-        self._clock.lap("idle")
+        self._clock.begin_batch()
         request = request._replace(random=self._runner.replaces(request.random))
         try:
             wanted = requested_exploration_type() or self._exploration_type

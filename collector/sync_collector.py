@@ -208,8 +208,9 @@ class SyncDataCollector(Collecting):
             mask = resets if asked is None else ids[resets]
             self.env.send(action, asked, reset=mask, **self._seeds_of(ids[resets]))
             return self.env.recv()
-        options = {"autoreset": self._episodes.next_seeds[ids] if self._seeded else True} if autoreset else {}
-        return self.env.step(action, asked, **options)
+        if autoreset:
+            return self.env.step(action, asked, autoreset=self._episodes.next_seeds[ids] if self._seeded else True)
+        return self.env.step(action, asked)
 
     def _note_round(self, ids: np.ndarray, where: Where, step: Any, resets: np.ndarray | None, autoreset: bool) -> bool:
         """Record a round in the rows `where`; returns whether an episode ended in it."""
@@ -226,8 +227,12 @@ class SyncDataCollector(Collecting):
         last_obs = nest.take(obs, ended) if len(ended) else None
         for j, row in enumerate(ended.tolist()) if autoreset else ():
             if by_env[row] and "final_obs" in info[row]:  # a key that an env may return where a limit ended its episode
-                nest.put(last_obs, j, info[row]["final_obs"])
                 begun.append(row)
+                final = info[row]["final_obs"]
+                if last_obs.__class__ is np.ndarray:  # at once: episodes end in most rounds
+                    last_obs[j] = final
+                else:
+                    nest.put(last_obs, j, final)
         if self._request.on_step is not None:
             shown = StepBatch(ids, None, buffer.read("action", where), reward, terminated, truncated, obs, info)
             self._show(where, shown, resets, ended, last_obs)

@@ -56,10 +56,6 @@ class EnvEpisodes:
         self._log = [(self._envs, self.ids.copy(), self.seeds.copy())]
         self._taken_before = self.taken.copy()
 
-    def begin(self, env_ids: Any) -> None:
-        """Note that the episodes of these envs have begun."""
-        self.over[env_ids] = False
-
     def end(self, env_ids: np.ndarray) -> None:
         """Note that the episodes of these envs are over; each goes on to its next one."""
         self.over[env_ids] = True
