@@ -41,7 +41,7 @@ class TorchVectorEnv(VectorEnvWrapper):
 
     With `transforms` (see `vecenv.transforms`) what is returned is transformed on the device, as by a
     `TransformedVectorEnv`, whose `transform`, `append_transform`, `insert_transform`, `state_dict` and spaces this
-    object then has. Then `final_obs` in infos and the `partial` of errors hold tensors too. It takes array-api-compat.
+    object then has. Then `final_obs` in infos and the `partial` of errors hold tensors too.
 
     Assumes that `venv` itself is stepped and reset through this object only, and one thread.
 
@@ -206,6 +206,10 @@ class TransformedOnDevice(TransformedVectorEnv):
         self._transfer = Transfer(self.device, len(venv))
         self._latest: tuple[Any, Any] = (None, None)
         super().__init__(venv, transform)
+
+    def with_transforms(self, transforms: Any) -> TransformedOnDevice:
+        """Wrap the same base env anew, with these transforms on the same device."""
+        return TransformedOnDevice(self.base_env, transforms, self.device)
 
     def on_device(self, obs: Any) -> Any:
         """The tensors of observations that are the very object which the latest call has returned, else None."""
