@@ -66,7 +66,7 @@ class TorchVectorEnv(VectorEnvWrapper):
         self._reward_dtype = _numpy_dtype(reward_dtype)
         self._inner, self._has_transforms = venv, transforms is not None
         self._all_tensors = False
-        """Whether `final_obs` in infos and the `partial` of an error become tensors."""
+        """True if `final_obs` in infos and the `partial` of an error become tensors."""
         self._transfer = Transfer(self.device, venv.env_num if hasattr(venv, "env_num") else venv.num_envs)
         if transforms is not None:
             plain = TorchVectorEnv(venv, self.device, reward_dtype=reward_dtype)
