@@ -11,7 +11,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator
-from multiprocessing import resource_tracker
+from multiprocessing import forkserver, resource_tracker
 from multiprocessing.util import Finalize
 from pathlib import Path
 
@@ -82,6 +82,24 @@ remote_backend = and_ray(PROCESS_BACKENDS)
 """The same, on Ray too."""
 waiting_backend = vector_env_classes(one_of(BACKENDS[1:]))
 """Each class whose calls wait for envs that run elsewhere."""
+
+
+@pytest.fixture(scope="session")
+def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a job with 40 episodes of `Counting` envs, which nothing disturbed."""
+    from collector import run_job
+    from tests.job_envs import counting, job
+
+    folder = tmp_path_factory.mktemp("uninterrupted")
+    run_job(job(**counting(), episodes=40), folder)
+    return folder
+
+
+@pytest.fixture
+def forkserver_ends() -> Iterator[None]:
+    """Ends the process from which `benchmarks.kills` forks jobs."""
+    yield
+    forkserver._forkserver._stop()  # multiprocessing's own
 
 
 @pytest.fixture(scope="module")

@@ -52,7 +52,7 @@ class RandomPolicy:
         self._ids = np.arange(len(self._spaces))
         self._block: Any = None
         self._used = np.full(len(self._spaces), self.BLOCK)
-        """How many actions of the block of each env were taken."""
+        """The number of actions taken of the block of each env."""
         self._sure = 0
         """Actions that every env can still take before one of the blocks is used up."""
 

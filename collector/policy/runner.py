@@ -71,13 +71,13 @@ class PolicyRunner:
         self._returned: Layout = {}
         self._to_cast: list[str] = []
         self._is_watched = False
-        """Whether the first call of this batch has shown if the policy draws from generators of torch."""
+        """True once the first call of this batch has shown if the policy draws from generators of torch."""
         self._space: Any = env.action_space[0]
         self._is_tree = isinstance(self._space, (spaces.Dict, spaces.Tuple))
         self._expected = common_layout(env.action_space)
         """Shape of a row and dtype of each leaf of the actions, where all envs have the same."""
         self._transfer: Any = None
-        """That of a policy on tensors."""
+        """The transfer of a policy on tensors."""
         self._inputs_device: Any = None  # once there were some
         self._on_device: Any = None
         """Returns the tensors of observations that are on the policy's device already."""
