@@ -30,7 +30,7 @@ import numpy as np
 from benchmarks.envs import EnvFn, EnvSpec, make_env
 
 KINDS = ("pickle", "socket", "pipe", "semaphore", "sched_yield", "poll")
-"""What is counted: `pipe` is what reads and writes descriptors other than sockets, eventfds among them."""
+"""The counters: `pipe` is each call that reads and writes descriptors other than sockets, eventfds among them."""
 
 _PICKLE_CALLS = frozenset({"dump", "dumps", "load", "loads"})
 _SOCKET_CALLS = frozenset({"send", "sendall", "sendto", "sendmsg", "recv", "recv_into", "recvfrom", "recvmsg"})
@@ -120,7 +120,7 @@ def _make_counted(spec: CountedSpec, index: int) -> Any:
 
 
 def strace_missing() -> str:
-    """Why system calls cannot be counted here, or an empty string."""
+    """The reason why system calls cannot be counted here, or an empty string."""
     if shutil.which("strace") is None:
         return "strace is not installed"
     return ""

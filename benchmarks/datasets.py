@@ -89,7 +89,7 @@ for name in sys.argv[3:]:
 
 
 def run(program: str, *arguments: str) -> str:
-    """What a program prints, in a process of its own."""
+    """The output of a program, in a process of its own."""
     return subprocess.run(
         [sys.executable, "-c", program, *arguments], check=True, capture_output=True, text=True
     ).stdout

@@ -58,7 +58,7 @@ class Driver:
         return sum(self.once() for _ in range(calls))
 
     def count(self, calls: int) -> dict[str, float]:
-        """What the calling thread does in C per call: pickles, pipe traffic, semaphores, yields."""
+        """The work of the calling thread in C per call: pickles, pipe traffic, semaphores, yields."""
         self.run(20)
         with CallCounter() as counter:
             self.run(calls)
@@ -79,7 +79,7 @@ class Driver:
         return time.perf_counter() - begun
 
     def opening(self) -> float:
-        """What `opened_in` says, as a method so that the benchmark can ask for it."""
+        """The value of `opened_in`, as a method so that the benchmark can ask for it."""
         return self.opened_in
 
     def _next_row(self) -> np.ndarray:

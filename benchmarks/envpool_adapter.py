@@ -1,4 +1,4 @@
-"""What EnvPoolVectorEnv keeps of the speed of the bare pool: CartPole-v1, 64 environments, taking turns.
+"""The share of the bare pool's speed that EnvPoolVectorEnv keeps: CartPole-v1, 64 environments, taking turns.
 
 python -m benchmarks.envpool_adapter [--rounds 300] [--turns 41]
 

@@ -27,7 +27,7 @@ ACTION_ROWS = 256  # length of the table of pre-drawn actions; longer runs start
 
 @dataclass(frozen=True)
 class EnvSpec:
-    """Which environment: `cartpole`, `busy`, `pixels` or `sleep`, and how much work a step is."""
+    """A kind of env, `cartpole`, `busy`, `pixels` or `sleep`, and how much work a step is."""
 
     kind: str
     iterations: int = 0
@@ -64,7 +64,7 @@ def burn(iterations: int) -> int:
 
 
 def calibrate(seconds: float = 100e-6, repeats: int = 25) -> int:
-    """How many iterations of `burn` take `seconds` of CPU time on this machine when undisturbed.
+    """The number of iterations of `burn` that take `seconds` of CPU time on this machine when undisturbed.
 
     The fastest of many short runs counts, because disturbance only ever adds time. Call it once
     per benchmark and hand the number to every process, so that all do the same work.

@@ -77,7 +77,7 @@ class Cnn(nn.Module):
 
 
 class Bench:
-    """What all parts share."""
+    """Shared by all parts."""
 
     def __init__(self, device: torch.device, seconds: float, rounds: int, steps: int, iterations: int) -> None:
         self.device, self.seconds, self.rounds = device, seconds, rounds

@@ -87,7 +87,7 @@ def arm(kill_at: str, last_words: Callable[[], Any] = lambda: None) -> None:
 
 
 class Tally(NamedTuple):
-    """What came of some kills."""
+    """The outcome of some kills."""
 
     kills: int
     within_commits: int

@@ -37,7 +37,7 @@ class LaneError(RuntimeError):
 
 
 class Spec(Protocol):
-    """What runs in a lane. It is pickled, and its driver is built in the lane's own process."""
+    """A contender that runs in a lane. It is pickled, and its driver is built in the lane's own process."""
 
     @property
     def title(self) -> str:
@@ -48,10 +48,10 @@ class Spec(Protocol):
         """Seconds for which its workers burn CPU after a measurement; others are measured after that time."""
 
     def missing(self) -> str:
-        """Why it cannot run here, such as a library that is not installed; else an empty string."""
+        """The reason why it cannot run here, such as a library that is not installed; else an empty string."""
 
     def build(self) -> Any:
-        """What measures: it has `measure(seconds)`, which returns a `Sample`, and `close()`."""
+        """The object that measures: it has `measure(seconds)`, which returns a `Sample`, and `close()`."""
 
 
 @dataclass(frozen=True)

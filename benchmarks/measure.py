@@ -40,7 +40,7 @@ class Measured:
     skipped: dict[str, str] = field(default_factory=dict)
 
     disturbed: int = 0
-    """How many of the rounds that count were measured while other programs were busy."""
+    """The number of rounds that count and were measured while other programs were busy."""
 
     def take(self, rounds: list[dict[str, Sample]]) -> None:
         """Keep these rounds of every lane that lived through all of them."""
@@ -79,13 +79,13 @@ class Measured:
         return None if 2 * self.disturbed > rounds else reached
 
     def warning(self) -> str:
-        """What stands behind a ratio, if other programs disturbed some of its rounds."""
+        """A note behind a ratio, if other programs disturbed some of its rounds."""
         return f", {self.disturbed} rounds disturbed" if self.disturbed else ""
 
 
 @dataclass(frozen=True)
 class Effort:
-    """How long and how often to measure, and how long to wait for other programs to finish."""
+    """The length and number of measurements, and the time to wait for other programs to finish."""
 
     rounds: int
     seconds: float

@@ -40,7 +40,7 @@ PATIENCE = 120.0
 
 
 class Row(NamedTuple):
-    """What a process steps."""
+    """The envs that a process steps."""
 
     kind: str
     """A class of `vecenv`."""

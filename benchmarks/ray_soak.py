@@ -109,7 +109,7 @@ class Receipts:
 
 @dataclass
 class Found:
-    """What a soak has measured."""
+    """The results of a soak."""
 
     seconds: float
     kills: int = 0
@@ -137,7 +137,7 @@ class Found:
         return median(self.memory[-third:]) / median(self.memory[:third])
 
     def checks(self) -> list[tuple[str, str, bool]]:
-        """What has to be true, the figures, and whether it is."""
+        """Each condition that has to hold, its figures, and True if it does."""
         accounted = self.delivered + self.lost + self.discarded + self.in_flight
         frames = f"{self.requested:,} = {self.delivered:,} + {self.lost:,} + {self.discarded:,} + {self.in_flight:,}"
         left = self.lost + self.discarded + self.in_flight

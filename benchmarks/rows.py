@@ -38,7 +38,7 @@ class Experiment:
 
 @dataclass(frozen=True)
 class Settings:
-    """What the command line decides about the contenders."""
+    """The options of the command line for the contenders."""
 
     workers: int
     """Processes of the bound: the CPUs that this process may use."""

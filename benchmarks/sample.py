@@ -1,4 +1,4 @@
-"""What one timed run of one contender, or of one loop, yields."""
+"""The result of one timed run of one contender, or of one loop."""
 
 from __future__ import annotations
 

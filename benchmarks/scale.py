@@ -3,7 +3,7 @@
     python -m benchmarks.scale                    # both parts: some minutes, a local Ray is started
     python -m benchmarks.scale --actors 200       # one row with so many actors; each takes 60 MB of memory
 
-Workers: CPU time of the caller in a round of `step`, with envs that sleep 5 ms and a worker for each of them.
+Workers: CPU time of the caller in a round of `step`, with envs that sleep about 5 ms and a worker for each of them.
 Actors: CPU time of a `RayCollector`'s process for each rollout. The actors hold no envs: each repeats its first
 rollout, so that the driver is all that a row measures. From the rows a least-squares fit says what a rollout, a
 megabyte and an actor in the list of those waited for cost, and so how many rollouts fill one driver.
@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import argparse
 import time
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -23,9 +22,11 @@ from rich.console import Console
 from rich.table import Table
 
 import vecenv
+from benchmarks.envs import EnvSpec
 from collector import ActorConfig, RayCollector
 from collector.cluster import actor_pool
 from collector.cluster.rollout_actor import Columns, Report, RolloutActor
+from vecenv import nest
 
 WORKERS = (16, 64, 128)
 BACKENDS = {"Shmem": vecenv.ShmemVectorEnv, "Subproc": vecenv.SubprocVectorEnv, "Thread": vecenv.ThreadVectorEnv}
@@ -35,24 +36,21 @@ STEPS = 32
 """Of each env in a rollout."""
 
 
-class Waits(gym.Env[np.ndarray, np.int64]):
-    """Sleeps 5 ms a step, as a simulator that computes elsewhere."""
+class Zeros(gym.Env[np.ndarray, np.int64]):
+    """Observes `size` zeros."""
 
     action_space: Any = gym.spaces.Discrete(2)
 
-    def __init__(self, size: int = 4, seconds: float = 5e-3) -> None:
+    def __init__(self, size: int) -> None:
         self.observation_space = gym.spaces.Box(-1, 1, (size,), np.float32)
-        self._seconds = seconds
+        self._obs = np.zeros(size, np.float32)
 
-    def reset(
-        self, *, seed: int | None = None, options: dict[str, Any] | None = None
-    ) -> tuple[np.ndarray, dict[str, Any]]:
-        super().reset(seed=seed)
-        return np.zeros(self.observation_space.shape or (), np.float32), {}
+    def reset(self, **kwargs: Any) -> tuple[np.ndarray, dict[str, Any]]:
+        super().reset(**kwargs)
+        return self._obs, {}
 
     def step(self, action: np.int64) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
-        time.sleep(self._seconds)
-        return np.zeros(self.observation_space.shape or (), np.float32), 0.0, False, False, {}
+        return self._obs, 0.0, False, False, {}
 
 
 class Repeats(RolloutActor):
@@ -63,17 +61,13 @@ class Repeats(RolloutActor):
     def collect(self, version: int, weights: Any, random_actions: bool) -> tuple[Report, Columns]:
         if self._columns is None:
             _, columns = super().collect(version, weights, random_actions)
-            self._columns = {name: _own(value) for name, value in columns.items()}
+            self._columns = nest.map(np.copy, columns)
         return Report(0.0, 0.0), self._columns
-
-
-def _own(value: Any) -> Any:
-    return value.copy() if isinstance(value, np.ndarray) else value
 
 
 def rounds(backend: str, workers: int, count: int) -> float:
     """Milliseconds of CPU of this process in a round."""
-    with BACKENDS[backend]([Waits] * workers, num_workers=workers) as venv:
+    with BACKENDS[backend](EnvSpec("sleep").env_fns(workers), num_workers=workers) as venv:
         venv.reset()
         actions = np.zeros(workers, np.int64)
         for _ in range(5):
@@ -86,12 +80,12 @@ def rounds(backend: str, workers: int, count: int) -> float:
 
 def rollouts(actors: int, envs: int, size: int, seconds: float) -> tuple[float, float, float]:
     """Milliseconds of CPU of this process for each rollout, its megabytes, and rollouts a second."""
-    make = [partial(Waits, size, 0.0)] * envs
+    make = [partial(Zeros, size)] * envs
     config = ActorConfig(num_cpus=0, start_timeout=600)
     with RayCollector(make, num_actors=actors, frames_per_batch=STEPS * envs, sync=False, actors=config) as collector:
         for _ in range(2 * actors):
             batch = collector.rollout()
-        megabytes = sum(rows.nbytes for rows in vars(replace(batch)).values() if isinstance(rows, np.ndarray)) / 1e6
+        megabytes = sum(rows.nbytes for rows in vars(batch).values() if isinstance(rows, np.ndarray)) / 1e6
         done, cpu, begun = 0, time.process_time(), time.perf_counter()
         while time.perf_counter() < begun + seconds:
             collector.rollout()
@@ -108,7 +102,7 @@ def main(arguments: list[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     console = Console()
     if options.part != "actors" and not options.actors:
-        table = Table("workers", *BACKENDS, title="the caller's CPU a round, ms: envs that sleep 5 ms")
+        table = Table("workers", *BACKENDS, title="the caller's CPU a round, ms: envs that sleep about 5 ms")
         for workers in WORKERS:
             table.add_row(str(workers), *(f"{rounds(name, workers, 100):.2f}" for name in BACKENDS))
         console.print(table)

@@ -1,4 +1,4 @@
-"""How good the choice of `vecenv.tune` is: beside the best of a longer measurement, on seven kinds of envs.
+"""The quality of the choice of `vecenv.tune`: beside the best of a longer measurement, on seven kinds of envs.
 
     python -m benchmarks.tuning [--envs 8] [--seconds 10] [--only slow-start]
 

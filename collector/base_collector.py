@@ -34,12 +34,12 @@ class BatchRequest(NamedTuple):
     frames: int
     """The largest number of steps."""
     random: bool
-    """Whether random actions take the place of the policy's."""
+    """True if random actions take the place of the policy's."""
     quota: np.ndarray | None = None
     """int `(N,)`: the episodes that are to end in each env; the loop counts them down. None: any number."""
     on_step: StepExtras | None = None
     reuse: bool = False
-    """Whether to record into the memory of the last such batch, where a loop can."""
+    """True to record into the memory of the last such batch, where a loop can."""
 
 
 class BatchCollector(BatchIterator):
@@ -51,7 +51,7 @@ class BatchCollector(BatchIterator):
     _default_backend = "dummy"
     _runner: PolicyRunner = None  # type: ignore[assignment]  # until the envs are known
     _failed = False
-    """Whether a failure ended the last batch."""
+    """True if a failure ended the last batch."""
     _shut_down_by = ""
     """The failure that shut the collector down, by its class."""
 
@@ -235,7 +235,7 @@ class BatchCollector(BatchIterator):
         """One batch of the loop, as numpy arrays, and the episodes that ended in it."""
         self._check_open()
         self._recover()
-        self._clock.lap("idle")
+        self._clock.begin_batch()
         request = request._replace(random=self._runner.replaces(request.random))
         try:
             wanted = requested_exploration_type() or self._exploration_type

@@ -135,6 +135,8 @@ class SyncDataCollector(Collecting):
         """Record rounds until all envs have their rows, or their episodes, or the collection is interrupted."""
         n, seeded, episodes, buffer, rows = self._env_num, self._seeded, self._episodes, self._buffer, self._rows
         runner, random, quota = self._runner, self._request.random, self._request.quota
+        always = not seeded and quota is None  # each env begins another episode, whichever end in a round
+        lap, stops = self._clock.lap, self._interruptor.collection_stopped
         if self._obs is not None:
             buffer.write("obs", slice(0, n), self._obs)
         ids, time, is_even, some_ended, stopped = self._unfinished(), 0, True, True, False
@@ -153,16 +155,16 @@ class SyncDataCollector(Collecting):
             where = slice(time * n, time * n + n) if is_even and len(ids) == n else rows[ids] * n + ids
             buffer.write_outputs(where, outputs)  # those of envs that are reset are written over
             time += 1
-            autoreset = self._autoreset and time < buffer.steps and self._go_on(ids)
+            autoreset = self._autoreset and time < buffer.steps and (always or self._go_on(ids))
             step = self._exchange(ids, outputs["action"], resets, autoreset)
-            self._clock.lap("env")
+            lap("env")
             some_ended = self._note_round(ids, where, step, resets, autoreset)
             obs = None if seeded and len(ids) < n else step[0]
-            if time >= buffer.steps or (some_ended and (seeded or quota is not None)):
+            if time >= buffer.steps or (some_ended and not always):
                 before, ids = len(ids), self._unfinished()
                 obs = obs if seeded or len(ids) == before else None
-            self._clock.lap("storage")
-            stopped = self._interruptor.collection_stopped()
+            lap("storage")
+            stopped = stops()
 
     def _unfinished(self) -> np.ndarray:
         """The envs that go on: they lack rows, have an episode, and may end one more."""
@@ -172,12 +174,12 @@ class SyncDataCollector(Collecting):
         return going.nonzero()[0]
 
     def _go_on(self, ids: np.ndarray) -> bool:
-        """Return whether each of these envs begins another episode, whichever end in a round: with seeds, that of its
-        next episode is known.
+        """Return whether each of these envs begins another episode, whichever end in a round: its seed is known, or its
+        quota has one more.
         """
         if self._seeded:
             return bool(self._episodes.next_seeds[ids].min() >= 0)
-        return self._request.quota is None or bool(self._request.quota[ids].min() > 1)
+        return bool(self._request.quota[ids].min() > 1)  # type: ignore[index]
 
     def _reset(self, ids: np.ndarray, resets: np.ndarray, obs: Any) -> Any:
         """Run a round of resets; returns the observations that the policy gets, where they are known."""
@@ -208,8 +210,9 @@ class SyncDataCollector(Collecting):
             mask = resets if asked is None else ids[resets]
             self.env.send(action, asked, reset=mask, **self._seeds_of(ids[resets]))
             return self.env.recv()
-        options = {"autoreset": self._episodes.next_seeds[ids] if self._seeded else True} if autoreset else {}
-        return self.env.step(action, asked, **options)
+        if autoreset:
+            return self.env.step(action, asked, autoreset=self._episodes.next_seeds[ids] if self._seeded else True)
+        return self.env.step(action, asked)
 
     def _note_round(self, ids: np.ndarray, where: Where, step: Any, resets: np.ndarray | None, autoreset: bool) -> bool:
         """Record a round in the rows `where`; returns whether an episode ended in it."""
@@ -222,12 +225,14 @@ class SyncDataCollector(Collecting):
             self._rows[ids] += 1 if resets is None else ~resets
             after = self._rows[ids] * n + ids
         buffer.write_step(where, after, obs, reward, terminated, truncated)
-        ended, begun = (by_env | truncated if self._limit else by_env).nonzero()[0], list[int]()
-        last_obs = nest.take(obs, ended) if len(ended) else None
-        for j, row in enumerate(ended.tolist()) if autoreset else ():
-            if by_env[row] and "final_obs" in info[row]:  # a key that an env may return where a limit ended its episode
-                nest.put(last_obs, j, info[row]["final_obs"])
-                begun.append(row)
+        ended = (by_env | truncated if self._limit else by_env).nonzero()[0]
+        some_ended, last_obs, begun = len(ended) > 0, None, list[int]()
+        if some_ended:
+            last_obs = nest.take(obs, ended)
+            for j, row in enumerate(ended.tolist()) if autoreset else ():
+                if by_env[row] and "final_obs" in info[row]:  # also a key of an env's own, where a limit ended it
+                    nest.put(last_obs, j, info[row]["final_obs"])
+                    begun.append(row)
         if self._request.on_step is not None:
             shown = StepBatch(ids, None, buffer.read("action", where), reward, terminated, truncated, obs, info)
             self._show(where, shown, resets, ended, last_obs)
@@ -235,13 +240,13 @@ class SyncDataCollector(Collecting):
             self._runner.noise.note_masks(ids, info)
         if resets is not None:
             self._begin(ids[resets], info[resets])
-        if len(ended):
+        if some_ended:
             failed = self._end_episodes(ids, ended, info, self._request.quota)
             at = where.start + ended if isinstance(where, slice) else where[ended]
             buffer.end_episodes(at, last_obs, failed)
             if begun:
                 self._begin(ids[begun], info[begun])
-        return len(ended) > 0
+        return some_ended
 
     def _show(self, where: Where, shown: StepBatch, resets: Any, ended: np.ndarray, last_obs: Any) -> None:
         """Call the step hook with the envs that stepped, and record what it returns."""

@@ -11,13 +11,18 @@ class Clock:
 
     def __init__(self) -> None:
         self.seconds = dict.fromkeys(("env", "policy", "transfer", "storage", "hooks", "idle"), 0.0)
-        self._last: float | None = None
+        self._last = 0.0
+
+    def begin_batch(self) -> None:
+        """Count the time since the last batch, if there was one, as "idle"."""
+        if not self._last:
+            self._last = time.perf_counter()
+        self.lap("idle")
 
     def lap(self, kind: str) -> None:
-        """Count the time since the last lap, if there was one, as this kind."""
+        """Count the time since the last lap as this kind."""
         now = time.perf_counter()
-        if self._last is not None:
-            self.seconds[kind] += now - self._last
+        self.seconds[kind] += now - self._last
         self._last = now
 
 

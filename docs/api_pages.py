@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from api_words import WORDS
+from docutils import nodes
 from sphinx.application import Sphinx
 from sphinx.errors import PycodeError
 from sphinx.ext.autodoc.mock import mock
@@ -100,7 +101,7 @@ def target(name: str, text: str = "") -> str:
 
 
 def linked(text: str, own: str) -> str:
-    """Links at the public names in backticks and at the pages that the text mentions."""
+    """The text with links at the public names in backticks, and at the pages that it mentions (`page ("Section")`)."""
     text = re.sub(r"``([^`\n]+)``", r"`\1`", text)
 
     def name(match: re.Match[str]) -> str:
@@ -108,7 +109,9 @@ def linked(text: str, own: str) -> str:
         return target(first) if first in blocks() and first != own and first[0].isupper() else match[0]
 
     text = re.sub(r"(?<![\w`}])`(\w+)`(?!`)", name, text)
-    return re.sub(r"`?\bdocs/([\w/-]+\.md)`?", r"[](/\1)", text)
+    page = r"`?\bdocs/([\w/-]+\.md)`?"
+    text = re.sub(rf'{page}\s\("([^"]+)"\)', lambda m: f"[{m[2]}](/{m[1]}#{nodes.make_id(m[2])})", text)
+    return re.sub(page, r"[](/\1)", text)
 
 
 def as_markdown(doc: str, own: str) -> str:
@@ -392,22 +395,14 @@ def document(module: str, name: str) -> Iterator[str]:
     yield from ("::::::", "")
 
 
-def index(module_page: str) -> str:
-    """A table of the names on a page of the reference, with the first sentence of each."""
-    lines = []
-    text = (DOCS / "reference" / f"{module_page}.md").read_text("utf-8")
+def index(page: str) -> str:
+    """A table of the names on a page of the reference, a row for each section."""
+    rows = []
+    text = (DOCS / "reference" / f"{page}.md").read_text("utf-8")
     for title, rest in re.findall(r"^## ([^\n]+)\n(.*?)(?=^## |\Z)", text, re.M | re.S):
-        rows = []
-        for module, names in BLOCK.findall(rest):
-            for name in names.split():
-                obj = named(module, name)
-                first = re.split(r"(?<=[.:])\s", own_doc(obj).replace("\n", " "), maxsplit=1)[0].rstrip(":.")
-                if first.count("(") > first.count(")"):
-                    first = first[: first.rindex(" (")]
-                rows.append(f"| {target(name)} | {linked(first, name)} |")
-        if rows:
-            lines += [f"### {title}", "", "| | |", "|---|---|", *rows, ""]
-    return "\n".join(lines)
+        names = [name for _, found in BLOCK.findall(rest) for name in found.split()]
+        rows.append(f"| [{title}](#{nodes.make_id(title)}) | {', '.join(map(target, names))} |")
+    return "\n".join(["| section | names |", "|---|---|", *rows])
 
 
 def fill(app: Sphinx, docname: str, source: list[str]) -> None:

@@ -47,7 +47,7 @@ async function look(page) {
 
 
 class Page(HTMLParser):
-    """The anchors of a page, and what it links to."""
+    """The anchors and the links of a page."""
 
     def __init__(self, path: Path) -> None:
         super().__init__()
@@ -96,7 +96,7 @@ class Handler(http.server.SimpleHTTPRequestHandler):
 
 
 def browse(server: http.server.ThreadingHTTPServer, *arguments: str) -> str:
-    """What Chromium prints about the harness."""
+    """Open the harness in Chromium, and return what that prints."""
     browser = shutil.which("chromium") or shutil.which("google-chrome")
     if browser is None:
         sys.exit("no Chromium: apt-get install chromium")

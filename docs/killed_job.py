@@ -1,6 +1,6 @@
 """A job that is killed and resumed, as the terminal shows it: `python docs/killed_job.py [PAGE]` writes it into a page.
 
-The commands are run as they stand. Of what they print, the lines that say the same again are left out.
+The commands are run as they stand. Repeated lines of their output are left out.
 """
 
 from __future__ import annotations
@@ -24,10 +24,12 @@ KEPT = re.compile(r"Collecting|│ (?:status|episodes|this run) |\w+$")
 
 
 def recording(folder: Path) -> str:
-    """The session in a folder, which gets both data sets."""
+    """Run the commands in a folder, which gets both data sets, and return the text of the terminal."""
     lines = [f"$ {JOB} killed &"]
     first = start(f"{JOB} killed", folder)
     while episodes_in(folder / "killed") < EPISODES // 3:
+        if first.poll() is not None:
+            raise RuntimeError(f"the job ended before it was killed:\n{first.communicate()[0]}")
         time.sleep(0.05)
     first.kill()
     lines += [*shown(first.communicate()[0]), "$ kill -9 $!"]
@@ -46,7 +48,7 @@ def start(command: str, folder: Path) -> subprocess.Popen[str]:
 
 
 def session(command: str, folder: Path) -> list[str]:
-    """The command and what is kept of its output; CalledProcessError where it fails."""
+    """Run a command and return the lines to show; CalledProcessError where it fails."""
     done = start(command, folder)
     output = done.communicate()[0]
     if done.returncode:
@@ -59,7 +61,7 @@ def shown(output: str) -> list[str]:
 
 
 def episodes_in(folder: Path) -> int:
-    """How many episodes are committed."""
+    """Count the episodes that are committed."""
     command = [sys.executable, "-m", "collector", "info", str(folder), "--json"]
     done = subprocess.run(command, capture_output=True, text=True)
     return int(json.loads(done.stdout)["episodes"]) if done.returncode == 0 else 0

@@ -73,17 +73,23 @@ def described(action):
     return type(action), action
 
 
-def arrived(make, reset_and_step, batches=BATCHES):
-    """What the envs get of each batch: name -> one description an env.
+def actions_of(envs, batches):
+    """Each batch is stepped once; returns the actions that each env got."""
+    envs.reset()
+    for batch in batches:
+        envs.step(batch)
+    return envs.get_attr("actions")
 
-    `make(env_fns)` is called once for each space; `reset_and_step(envs, batches)` returns the actions that each env
-    got.
+
+def arrived(make, batches=BATCHES):
+    """The actions that the envs get of each batch: name -> one description an env. `make(env_fns)` is called once for
+    each space.
     """
     found = {}
     for space in {id(space): space for space, _ in batches.values()}.values():
         mine = {name: batch for name, (its, batch) in batches.items() if its is space}
         envs = make([functools.partial(Records, space)] * N)
-        actions = reset_and_step(envs, mine.values())
+        actions = actions_of(envs, mine.values())
         found |= {name: [described(got[k]) for got in actions] for k, name in enumerate(mine)}
         envs.close()
     return found

@@ -11,7 +11,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator
-from multiprocessing import resource_tracker
+from multiprocessing import forkserver, resource_tracker
 from multiprocessing.util import Finalize
 from pathlib import Path
 
@@ -84,6 +84,24 @@ waiting_backend = vector_env_classes(one_of(BACKENDS[1:]))
 """Each class whose calls wait for envs that run elsewhere."""
 
 
+@pytest.fixture(scope="session")
+def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a job with 40 episodes of `Counting` envs, which nothing disturbed."""
+    from collector import run_job
+    from tests.job_envs import counting, job
+
+    folder = tmp_path_factory.mktemp("uninterrupted")
+    run_job(job(**counting(), episodes=40), folder)
+    return folder
+
+
+@pytest.fixture
+def forkserver_ends() -> Iterator[None]:
+    """Ends the process from which `benchmarks.kills` forks jobs."""
+    yield
+    forkserver._forkserver._stop()  # multiprocessing's own
+
+
 @pytest.fixture(scope="module")
 def no_fsync() -> Iterator[None]:
     """Files go to the disk when the system likes: no test can cut the power."""
@@ -108,7 +126,7 @@ def ctrl_c() -> Iterator[None]:
 
 @pytest.fixture(scope="session", autouse=True)
 def cuda_has_started() -> None:
-    """What CUDA opens when it starts stays open for the life of the process: no test has left it behind."""
+    """Descriptors that CUDA opens when it starts stay open for the life of the process: no test has left it behind."""
     torch = sys.modules.get("torch")
     if torch is not None and torch.cuda.is_available():
         with torch.cuda.stream(torch.cuda.Stream()):
@@ -215,7 +233,7 @@ def descriptors() -> dict[int, str]:
 
 
 def kept_descriptors() -> set[int]:
-    """Those of the forkserver and the resource tracker, which stay for the life of the process."""
+    """The processes of the forkserver and the resource tracker, which stay for the life of the process."""
     owned = (start_methods._server._forkserver_alive_fd, resource_tracker._resource_tracker._fd)
     return {fd for fd in owned if fd is not None}
 
@@ -248,7 +266,7 @@ def shared_memory() -> set[str]:
 
 
 def used_elsewhere(name: str) -> bool:
-    """Whether a process that is neither this one nor below it has mapped the file."""
+    """Return whether a process that is neither this one nor below it has mapped the file."""
     ours = {os.getpid(), *(child.pid for child in psutil.Process().children(recursive=True))}
     for process in psutil.process_iter():
         try:

@@ -43,7 +43,7 @@ class LateTransfer(Transfer):
 
     @classmethod
     def kernel(cls) -> None:
-        """What a kernel sees that is launched now: everything that was queued before has run."""
+        """The memory that a kernel sees that is launched now: everything that was queued before has run."""
         while cls.queue:
             target, source, then = cls.queue.pop(0)
             assert torch.equal(source, then), "the source of a copy was written to before the copy had run"

@@ -58,10 +58,10 @@ class Counter(gymnasium.Env):
         return {"t": self.t} if self.id % 2 else {}
 
     def on_reset(self) -> None:
-        """What goes wrong in reset."""
+        """The fault in reset."""
 
     def on_step(self) -> None:
-        """What goes wrong in step."""
+        """The fault in step."""
 
 
 def counters(n: int, **bad: Callable[[int], Any]) -> list[Callable[[], Any]]:

@@ -339,7 +339,7 @@ def _head(**changes: Any) -> Callable[[Path], object]:
     return make
 
 
-BOX = {"type": "Box", "dtype": "float32", "shape": [3], "low": -1.0, "high": 1.0}
+BOX = {"type": "Box", "dtype": "<f4", "shape": [3], "low": -1.0, "high": 1.0}
 CORPUS |= {
     "a_head_of_another_format": _head(format="cooking recipes"),
     "a_head_of_a_later_version": _head(version=4),
@@ -350,7 +350,7 @@ CORPUS |= {
     "a_space_of_2_to_the_62": _head(observation_space={**BOX, "shape": [2**62]}),
     "a_space_of_objects": _head(observation_space={**BOX, "dtype": "object"}),
     "a_space_with_fewer_bounds": _head(observation_space={**BOX, "low": [0.0]}),
-    "a_space_without_elements": _head(action_space={"type": "Discrete", "n": 0, "start": 0, "dtype": "int64"}),
+    "a_space_without_elements": _head(action_space={"type": "Discrete", "n": 0, "start": 0, "dtype": "<i8"}),
     "a_space_of_many_bits": _head(action_space={"type": "MultiBinary", "n": 2**40}),
     "a_head_with_nan": _text('"seed": 0', '"seed": NaN', "dataset.json"),
     "a_head_that_is_deep": _text('"seed": 0', '"seed": ' + "[" * 10**5, "dataset.json"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import json
 import os
 import signal
 import subprocess
@@ -196,6 +197,13 @@ def job(**changes: Any) -> Job:
 def counting(**kwargs: Any) -> dict[str, Any]:
     """The settings of a job with `Counting` envs."""
     return {"env": f"{HERE}:Counting", "env_kwargs": kwargs}
+
+
+def change_job(folder: Path, **changes: Any) -> None:
+    """Change the job that is stored in a folder."""
+    head = json.loads((folder / "dataset.json").read_text())
+    head["job"] |= changes
+    (folder / "dataset.json").write_text(json.dumps(head))
 
 
 def stop_at(episodes: int, signum: int = signal.SIGINT) -> Any:

@@ -1,4 +1,4 @@
-"""What the fault tests share: the columns of their matrix, and a ledger that knows what every env has to show next."""
+"""Shared by the fault tests: the columns of their matrix, and a ledger that knows what every env has to show next."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class Column:
         return self.backend not in (DummyVectorEnv, ThreadVectorEnv)
 
     def cause(self, of_a_process: str) -> str:
-        """What the error names as the cause of the end of a worker: Ray does not know the signal."""
+        """The cause that the error names of the end of a worker: Ray does not know the signal."""
         return "ActorDiedError" if self.backend is RayVectorEnv else of_a_process
 
     @property
@@ -138,7 +138,7 @@ def _first_tier(known: Sequence[Column]) -> list[Column]:
 
 
 def _outcome(call: Callable[[], Any]) -> Any:
-    """What the call returns, or the exception that it raises."""
+    """Return the result of the call, or the exception that it raises."""
     try:
         return call()
     except Exception as error:

@@ -1,4 +1,4 @@
-"""What does not travel between processes: unpicklable objects, envs that return them, odd exceptions."""
+"""Objects that do not travel between processes: unpicklable objects, envs that return them, odd exceptions."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ class Broken(BaseException):
 
 
 class PoolSpec:
-    """What the pool is made of; a new one is made from a changed `config`."""
+    """The arguments that make the pool; a new one is made from a changed `config`."""
 
     gen_config = namedtuple(
         "Config", "num_envs batch_size num_threads max_num_players seed env_seed", defaults=(1, 0, 0, 1, 42, [])

@@ -144,7 +144,7 @@ def program(n, seed, length):
 
 
 def log_of(venv, operations):
-    """What each operation returned or raised, and the state after it, in a form that compares by value."""
+    """The result or error of each operation, and the state after it, in a form that compares by value."""
     log = []
     for run in operations:
         try:

@@ -82,7 +82,7 @@ def counted(env_id: int = 0, length: int = 5, width: int = 2) -> gymnasium.Env:
 
 
 def update_often(creator: Any, times: int, die_at: int | None, ready: Any) -> None:
-    """What a process does that hammers the state: `die_at` is the update in which it kills itself."""
+    """The body of a process that hammers the state: `die_at` is the update in which it kills itself."""
     state = creator().counts.state
     ready.wait(30)
     for k in range(times):

@@ -226,7 +226,7 @@ def test_what_the_vector_env_of_a_list_of_callables_waits_for() -> None:
 
 
 class TestKeywords:
-    """Those of the synchronous collector, where a flat batch makes them anew."""
+    """The arrays of the synchronous collector, where a flat batch makes them anew."""
 
     def make(self, *lengths: int, policy: Any = zeros, frames: int = 20, **options: Any) -> AsyncDataCollector:
         return AsyncDataCollector(DummyVectorEnv(countdowns(*lengths)), policy, frames_per_batch=frames, **options)

@@ -135,7 +135,7 @@ class TestTheMeasurement:
     @pytest.mark.parametrize(
         ("env_fns", "backend", "reason"),
         [
-            ([NeverMade, CHEAP], "shmem", "one env was not made in 0.3 s"),
+            ([NeverMade, CHEAP], "shmem", "was not made in 0.3 s"),
             ([HangsOnStep, CHEAP], "shmem", "or not stepped and closed in 1.0 s"),
             ([CrashesWhenMade, CHEAP], "shmem", "could not be measured: .* exited with code 7"),
             ([RaisesOnStep, CHEAP], "shmem", "could not be measured: OverflowError: the env broke"),

@@ -352,30 +352,39 @@ def test_the_layout_in_memory_is_time_first_and_reprs_say_how_much_there_is() ->
     assert repr(batch) == "Rollout(2 envs, 7 steps, 14 frames, 3 episode ends)"
 
 
+NO_WHOLE_NUMBERS = {
+    "frames_per_batch": 2.5,
+    "total_frames": float("nan"),
+    "max_frames_per_traj": float("inf"),
+    "init_random_frames": "10",
+    "groups": [10],
+}
+AN_ENV = r"create_env_fn\[1\] must be a callable that makes an env; got <.*Countdown.*lambda: make_env"
+WRONG = [
+    ({"total_frames": 25}, ValueError, r"total_frames=25 .* frames_per_batch=10; use 30"),
+    *(({name: number}, ValueError, "at least 1") for name, number in (("frames_per_batch", 0), ("total_frames", 0))),
+    ({"frames_per_batch": -5}, ValueError, "at least 1"),
+    *(
+        ({name: number}, TypeError, re.escape(f"{name} must be a whole number, got {number!r}"))
+        for name, number in NO_WHOLE_NUMBERS.items()
+    ),
+    ({"env_device": "cuda"}, ValueError, "env_device"),
+    ({"reset_when_done": False}, ValueError, r"reset_when_done is deprecated\."),
+    ({"exploration_type": "best"}, ValueError, "one of random, mode, mean; got 'best'"),
+    ({"backend": "dummy", "step_timeout": 3}, TypeError, "AsyncDataCollector has no argument 'step_timeout'"),
+    ({"create_env_fn": [partial(Countdown, 3), Countdown(3)]}, TypeError, AN_ENV),
+    ({"create_env_fn": "CartPole-v1"}, TypeError, r"text 'CartPole-v1': for 8 such envs pass \['CartPole-v1'\] \* 8"),
+    ({"create_env_fn": None}, TypeError, r"create_env_fn must be a vector env, a callable .* got None"),
+]
+
+
+@pytest.mark.parametrize(("options", "error", "message"), WRONG, ids=str)
+def test_wrong_arguments_are_refused(options: dict[str, Any], error: type, message: str) -> None:
+    with pytest.raises(error, match=message):
+        AsyncDataCollector(**{"create_env_fn": countdowns(3), "policy": zeros, "frames_per_batch": 10, **options})
+
+
 class TestFrames:
-    def test_total_frames_that_batches_do_not_divide_is_an_error_with_both_numbers(self) -> None:
-        with pytest.raises(ValueError, match=r"total_frames=25 .* frames_per_batch=10; use 30"):
-            SyncDataCollector(countdowns(3), zeros, frames_per_batch=10, total_frames=25)
-
-    @pytest.mark.parametrize(("per_batch", "total"), [(0, -1), (-5, -1), (10, 0)])
-    def test_numbers_below_one_are_errors(self, per_batch: int, total: int) -> None:
-        with pytest.raises(ValueError, match="at least 1"):
-            SyncDataCollector(countdowns(3), zeros, frames_per_batch=per_batch, total_frames=total)
-
-    @pytest.mark.parametrize(
-        ("name", "number"),
-        [
-            ("frames_per_batch", 2.5),
-            ("total_frames", float("nan")),
-            ("max_frames_per_traj", float("inf")),
-            ("init_random_frames", "10"),
-            ("groups", [10]),
-        ],
-    )
-    def test_what_is_no_whole_number_is_an_error_that_names_it(self, name: str, number: Any) -> None:
-        with pytest.raises(TypeError, match=re.escape(f"{name} must be a whole number, got {number!r}")):
-            AsyncDataCollector(countdowns(3), zeros, **{"frames_per_batch": 10, name: number})
-
     def test_whole_floats_are_numbers_of_steps(self) -> None:
         options = {"frames_per_batch": 1e1, "total_frames": 3e1, "max_frames_per_traj": 4.0, "init_random_frames": 1e1}
         with SyncDataCollector(DummyVectorEnv(countdowns(9, 9)), zeros, **options) as collector:
@@ -493,21 +502,6 @@ class TestEnvironments:
                 assert not made[-1].closed
             assert made.pop().closed
 
-    @pytest.mark.parametrize(
-        ("source", "message"),
-        [
-            (
-                [partial(Countdown, 3), Countdown(3)],
-                r"create_env_fn\[1\] must be a callable that makes an env; got <.*Countdown.*lambda: make_env",
-            ),
-            ("CartPole-v1", r"is the text 'CartPole-v1': for 8 such envs pass \['CartPole-v1'\] \* 8"),
-            (None, r"create_env_fn must be a vector env, a callable .* got None"),
-        ],
-    )
-    def test_what_makes_no_env_is_refused(self, source: Any, message: str) -> None:
-        with pytest.raises(TypeError, match=message):
-            SyncDataCollector(source, frames_per_batch=10)
-
     def test_the_vector_env_comes_first(self) -> None:
         with DummyVectorEnv(countdowns(3)) as venv:
             with pytest.raises(TypeError, match=r"DummyVectorEnv\(1 envs.* comes first, then the policy"):
@@ -556,10 +550,6 @@ class TestEnvironments:
             batch = collector.rollout()
         assert batch.obs["empty"].shape == batch.next.obs["empty"].shape == (2, 4, 0)
         assert batch.extras["nothing"].shape == (2, 4, 0)
-
-    def test_env_device_can_only_be_the_cpu(self) -> None:
-        with pytest.raises(ValueError, match="env_device"):
-            SyncDataCollector(countdowns(3), zeros, frames_per_batch=10, env_device="cuda")
 
 
 def test_an_interrupted_batch_is_shorter_and_collection_goes_on_from_there() -> None:

@@ -34,7 +34,7 @@ def make(kind: type, *lengths: int, policy: Any = ones, **options: Any) -> Any:
 
 
 def resets(collector: Any) -> list[int]:
-    """How often each env has been reset."""
+    """The number of resets of each env."""
     return [episode + 1 for episode in collector.env.get_env_attr("episode")]
 
 

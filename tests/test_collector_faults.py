@@ -1,4 +1,4 @@
-"""What a collector does when something fails: it names the env, and loses no more than what broke."""
+"""A collector in which something fails: it names the env, and loses no more than what broke."""
 
 from __future__ import annotations
 

@@ -217,10 +217,6 @@ class TestResets:
         with DummyVectorEnv(pendulums(2)) as venv:
             np.testing.assert_array_equal(after, venv.reset(seed=5)[0])
 
-    def test_reset_when_done_can_only_be_true(self) -> None:
-        with pytest.raises(ValueError, match=r"reset_when_done is deprecated\."):
-            SyncDataCollector(countdowns(3), zeros, frames_per_batch=5, reset_when_done=False)
-
 
 class TestSeeds:
     @backends
@@ -385,10 +381,6 @@ class TestExploration:
     def test_exploration_mode_is_the_old_name_and_wins(self) -> None:
         with pytest.warns(DeprecationWarning, match="use exploration_type"):
             assert self.asked_with(exploration_mode="mean") == {ExplorationType.MEAN}
-
-    def test_other_types_are_errors(self) -> None:
-        with pytest.raises(ValueError, match="one of random, mode, mean; got 'best'"):
-            SyncDataCollector(countdowns(3), zeros, frames_per_batch=5, exploration_type="best")
 
 
 class TestState:
@@ -728,7 +720,3 @@ class TestKeywordsOfTheVectorEnv:
             kind(cartpoles(2), **{name: 3})
         with pytest.raises(TypeError, match=rf"^{kind.__name__} needs frames_per_batch="):
             kind(cartpoles(2))
-
-    def test_those_of_another_backend_are_refused(self) -> None:
-        with pytest.raises(TypeError, match="SyncDataCollector has no argument 'step_timeout'"):
-            SyncDataCollector(cartpoles(2), frames_per_batch=4, backend="dummy", step_timeout=3)

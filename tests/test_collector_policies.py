@@ -1,4 +1,4 @@
-"""What a policy may be, and what is done with what it returns."""
+"""Policies of every kind, and the use of their results."""
 
 from __future__ import annotations
 
@@ -275,7 +275,7 @@ class TestFasterPolicies:
 
 
 class TestSignatures:
-    """What a policy is called with depends on the names of its parameters."""
+    """The arguments of a policy depend on the names of its parameters."""
 
     def collect(self, policy: Any, **kwargs: Any) -> Rollout:
         fns = [lambda length=length: DictObs(Countdown(length)) for length in (3, 5)]

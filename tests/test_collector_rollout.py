@@ -1,4 +1,4 @@
-"""What can be done with a batch: flatten, split, move, and the form that torchrl has."""
+"""Operations on a batch: flatten, split, move, and the form that torchrl has."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ def policy(obs: np.ndarray) -> Any:
 
 
 def check(batch: Any) -> None:
-    """What came of each action is what it says."""
+    """Each action has the effect that it says."""
     action, after = batch.action, batch.next.obs
     np.testing.assert_array_equal(action["gear"], after[..., 0])
     np.testing.assert_array_equal(action["wheel"][0], after[..., 1:])

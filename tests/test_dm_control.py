@@ -26,7 +26,7 @@ def suite():
 
 
 def renders():
-    """Whether this machine has an OpenGL."""
+    """Return whether this machine has an OpenGL."""
     assert DMControlEnv.available_envs
     return os.environ.get("MUJOCO_GL") != "disabled"
 
@@ -40,7 +40,7 @@ def pixels():
 
 
 def in_fresh_python(program, **variables):
-    """What the program prints, in a process of its own with these environment variables."""
+    """The output of the program, in a process of its own with these environment variables."""
     env = {k: v for k, v in os.environ.items() if k not in ("MUJOCO_GL", "PYOPENGL_PLATFORM", "DISPLAY")}
     command = [sys.executable, "-W", "error", "-c", program]
     done = subprocess.run(command, cwd=ROOT, env={**env, **variables}, capture_output=True, text=True, timeout=60)

@@ -22,7 +22,7 @@ PENDULUM = """
 
 
 class Physics(gym.Env):
-    """What gymnasium's MuJoCo envs have, which need a library for pictures too."""
+    """Like gymnasium's MuJoCo envs, which need a library for pictures too."""
 
     observation_space, action_space = spaces.Box(-100, 100, (3,), np.float64), spaces.Box(-1, 1, (1,))
 

@@ -1,4 +1,4 @@
-"""What begins an episode begins it in every layer: wrappers in the parent do what those in workers do."""
+"""A call that begins an episode begins it in every layer: wrappers in the parent do what those in workers do."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ BEGUN = [
     "step counter",
     "all together",
 ]
-"""Those of CASES that keep something along an episode, and one that changes rewards alone."""
+"""The CASES that keep something along an episode, and one that changes rewards alone."""
 LEARNING = {
     "vec norm": (VECTOR, lambda: Compose(VecNorm(), CatFrames(2, -1))),
     "reward norm": (VECTOR, lambda: Compose(NormalizeReward(), RewardSum())),

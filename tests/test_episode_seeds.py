@@ -140,7 +140,7 @@ def networked(backend: Any, numbers: Any, skip: Any = ()) -> dict[int, Episode]:
 
 
 def test_episodes_of_a_network_are_the_same_in_workers_and_when_some_are_skipped():
-    """Those that are skipped were played before the job was killed: the others get other envs."""
+    """Episodes that are skipped were played before the job was killed: the others get other envs."""
     whole = networked(DummyVectorEnv, range(EPISODES))
     assert len({len(episode) for episode in whole.values()}) > 3
     assert_same(networked(ShmemVectorEnv, range(EPISODES)), whole)

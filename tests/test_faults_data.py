@@ -1,4 +1,4 @@
-"""What cannot travel between processes, what is large, and what changes after its return: reported, or harmless."""
+"""Data that cannot travel between processes, is large, or changes after its return: reported, or harmless."""
 
 from __future__ import annotations
 
@@ -193,7 +193,7 @@ def test_an_env_fn_that_cannot_travel_is_refused_before_anything_starts(column: 
 
 
 class OddMetadata(Counter):
-    """What it reports of itself cannot travel."""
+    """Its spec and metadata cannot travel."""
 
     def __init__(self, id: int, make: Any) -> None:
         super().__init__(id)

@@ -118,7 +118,7 @@ def test_a_reset_of_others_does_not_get_the_row_of_a_failed_env(interrupted: boo
 
 @columns("blocks", dummy=False, far=False, quick=True)
 def test_the_end_of_a_worker_counts_for_the_env_that_was_running_alone(column: Column) -> None:
-    """Those that share its worker are truncated and restarted with it, as often as it takes."""
+    """Envs that share its worker are truncated and restarted with it, as often as it takes."""
     env_fns = counters(N, env1=partial(DiesOnStep, at=1))
     with column.backend(env_fns, on_error="restart", max_restarts=2, **column.options) as venv:
         assert block_of(venv, 1) == [0, 1]

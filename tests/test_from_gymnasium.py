@@ -51,7 +51,7 @@ def cartpoles(n: int = 3) -> VectorEnv:
 
 
 def drive(venv: Any, how: str, steps: int = 12) -> list[Any]:
-    """What every round returns, with infos; ended episodes are begun again as `how` says."""
+    """The rows of every round, with infos; ended episodes are begun again as `how` says."""
     log: list[Any] = [venv.reset(seed=3)]
     done = np.zeros(N, np.bool_)
     for t in range(steps):
@@ -74,7 +74,7 @@ WAYS = {
     "SameStep": [("reset", True), ("autoreset", True), ("reset", False), ("autoreset", False)],
     "Disabled": [("reset", True), ("autoreset", True)],
 }
-"""How the envs of a mode may be driven, and whether with `resets_by_id`."""
+"""The ways to drive the envs of a mode, and whether with `resets_by_id`."""
 
 
 @pytest.mark.parametrize("form", ["array", "dict"])

@@ -54,7 +54,7 @@ class TestSubclassing:
 
 
 class TestArguments:
-    """Where tianshou has them."""
+    """The place where tianshou has them."""
 
     @FULL
     def test_shared_memory_for_subprocesses(self):

@@ -68,7 +68,7 @@ class Meets(CountingEnv):
 
 
 def printed_by(program):
-    """What a fresh Python prints."""
+    """The output of a fresh Python."""
     command = [sys.executable, "-c", program]
     return subprocess.run(command, capture_output=True, text=True, timeout=100, check=True).stdout
 

@@ -1,4 +1,4 @@
-"""What code written for gymnasium's vector envs relies on: attributes, arguments, what is refused and how."""
+"""Code written for gymnasium's vector envs relies on this: attributes, arguments, what is refused and how."""
 
 import gymnasium as gym
 import numpy as np
@@ -152,7 +152,7 @@ class TestCalls:
         assert envs.get_attr("gravity") == (4.0,) * 3
 
     def test_set_attr_sets_where_gymnasium_does(self, make):
-        """What a wrapper or the env has, there; a new attribute on the outermost wrapper."""
+        """An attribute that a wrapper or the env has, there; a new attribute on the outermost wrapper."""
         found = []
         for kind in (make, gym.vector.SyncVectorEnv):
             envs = kind([lambda: gym.wrappers.TimeLimit(CountingEnv(), 9)] * 2)

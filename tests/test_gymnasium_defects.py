@@ -1,4 +1,4 @@
-"""What goes wrong in gymnasium's own vector envs and must not here: each test is one such case.
+"""Defects of gymnasium's own vector envs that must not be here: each test is one such case.
 
 W1 to W17 number these defects; a test says in its docstring which it is about. Others are tested elsewhere: W2 and W4
 in test_gymnasium_async, W7 in test_facade_faults, W8 in the contract, W9 in test_gymnasium_spaces.

@@ -1,4 +1,4 @@
-"""How the infos of the envs become one dict of arrays with masks."""
+"""The infos of the envs as one dict of arrays with masks."""
 
 import gymnasium as gym
 import numpy as np

@@ -59,7 +59,7 @@ def played(envs):
 
 
 def outcome(base, wrap):
-    """What `played` returns, or the error with which the wrapper refuses the vector env."""
+    """Return the result of `played`, or the error with which the wrapper refuses the vector env."""
     try:
         envs = wrap(base)
     except ValueError as error:
@@ -80,7 +80,7 @@ def test_a_wrapper_does_the_same_as_around_gymnasiums_class(name):
 
 @FULL
 def test_rllib_can_drive_ours():
-    """What its SingleAgentEnvRunner does: an id with entry points, rows, lists of actions, infos as dicts."""
+    """The calls of its SingleAgentEnvRunner: an id with entry points, rows, lists of actions, infos as dicts."""
     gym.register(
         "RllibSingleAgentEnv-v0",
         entry_point=functools.partial(gym.make, "CartPole-v1", max_episode_steps=7),

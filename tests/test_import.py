@@ -1,4 +1,4 @@
-"""What importing the packages costs and brings: nothing beyond numpy and gymnasium, and every public name."""
+"""The cost of importing the packages, and what it brings: nothing beyond numpy and gymnasium, and every public name."""
 
 import importlib
 import json
@@ -63,7 +63,7 @@ print(json.dumps(found))
 
 
 def fresh(program: str, **env: str) -> str:
-    """What the program prints in an interpreter of its own."""
+    """The output of the program in an interpreter of its own."""
     command = [sys.executable, "-c", program]
     done = subprocess.run(command, cwd=ROOT, env={**os.environ, **env}, capture_output=True, text=True, timeout=110)
     assert done.returncode == 0, done.stderr
@@ -127,5 +127,5 @@ def test_all_is_sorted_complete_and_documented(package):
     ],
 )
 def test_documented_import_paths_work(module, names):
-    """Which is imported first makes no difference: test_layers.py finds no cycle."""
+    """The order of imports makes no difference: test_layers.py finds no cycle."""
     assert all(hasattr(importlib.import_module(module), name) for name in names)

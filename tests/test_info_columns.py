@@ -112,7 +112,7 @@ def scribble(value):
 
 
 def log_of(venv):
-    """What a program of resets and steps gives, the kept infos as they are in the end; they are written over then."""
+    """The rows of a program of resets and steps, the kept infos as they are in the end; they are written over then."""
     kept = []
 
     def take(infos):
@@ -319,7 +319,7 @@ def batches_of(envs):
 
 @pytest.mark.parametrize("names", GROUPS, ids=lambda names: names[0])
 def test_vector_infos_are_those_of_envs_in_this_process(names):
-    """Which are gymnasium's: see test_gymnasium_infos.py."""
+    """Their types are gymnasium's: see test_gymnasium_infos.py."""
     fns = speakers([name for name in names if name != "surrogates"], length=4)
     mode = {"autoreset_mode": ["NextStep", "SameStep"][GROUPS.index(names) % 2]}
     far, near = AsyncVectorEnv(fns, num_workers=WORKERS, **mode), SyncVectorEnv(fns, **mode)

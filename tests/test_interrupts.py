@@ -180,7 +180,7 @@ def test_what_is_in_flight_besides_an_interrupted_call_is_abandoned_with_it(remo
 def test_an_interrupted_constructor_leaves_no_worker(
     remote_backend: Any, of: Any, moment: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What is left is found by the fixture that looks for leaks; also where an env hangs in its constructor."""
+    """Leftovers are found by the fixture that looks for leaks; also where an env hangs in its constructor."""
     monkeypatch.setattr(vecenv.engine.lifetime, "CLOSE_TIMEOUT", 0.5)
     begin = time.monotonic()
     with interrupting(of or handle_of(remote_backend), moment, first=of is not None):

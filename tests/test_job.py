@@ -37,14 +37,6 @@ backends = pytest.mark.parametrize(
 )
 
 
-@pytest.fixture(scope="module")
-def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of a job with `Counting` envs that nothing disturbed."""
-    folder = tmp_path_factory.mktemp("whole")
-    run_job(job(**counting(), episodes=40), folder)
-    return folder
-
-
 def torch_and_mlp() -> tuple[Any, Any]:
     torch = pytest.importorskip("torch")
     from collector.policy.mlp import MLPPolicy

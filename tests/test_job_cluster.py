@@ -24,15 +24,7 @@ from collector.jobs.run import resume_job, run_job
 from tests.backends import FULL
 from tests.job_envs import HERE, assert_same, assert_whole, counting, job, process, stop_at
 
-EPISODES = 40
-
-
-@pytest.fixture(scope="module")
-def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of a job with `Counting` envs that ran here, undisturbed."""
-    folder = tmp_path_factory.mktemp("whole")
-    run_job(job(**counting(), episodes=EPISODES), folder)
-    return folder
+EPISODES = 40  # of the job `uninterrupted`
 
 
 # The task, in this process.

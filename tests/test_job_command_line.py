@@ -19,7 +19,7 @@ PONG = ["--env", "ALE/Pong-v5", "--num-envs", "2", "--max-episode-steps", "30"]
 
 
 def collect(folder: Path, *arguments: str) -> Dataset:
-    """What `run` with these arguments writes."""
+    """The output of `run` with these arguments."""
     assert main(["run", *arguments, "--no-plot", "--out", str(folder)]) == 0
     return Dataset(folder)
 

@@ -5,20 +5,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from multiprocessing import forkserver
 from pathlib import Path
 
 import pytest
 
 from benchmarks import kills, ray_kills
 
-
-@pytest.fixture(autouse=True)
-def _server() -> Iterator[None]:
-    """Ends the process from which the jobs are forked."""
-    yield
-    forkserver._forkserver._stop()
+pytestmark = pytest.mark.usefixtures("forkserver_ends")
 
 
 @pytest.mark.parametrize(

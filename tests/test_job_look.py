@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,7 @@ from collector.jobs.playing import JobFailedError
 from collector.jobs.replay import make_videos, replay_episodes
 from collector.jobs.run import run_job
 from tests.backends import FULL
-from tests.job_envs import HERE, counting, job, stop_at
+from tests.job_envs import HERE, change_job, counting, job, stop_at
 
 DRAWN = {"env": f"{HERE}:Drawn", "episodes": 3}
 
@@ -42,9 +41,7 @@ class TestReplay:
 
     def test_another_policy_would_be_noticed(self, tmp_path: Path) -> None:
         run_job(job(episodes=5), tmp_path)
-        head = json.loads((tmp_path / "dataset.json").read_text())
-        head["job"]["seed"] = 1
-        (tmp_path / "dataset.json").write_text(json.dumps(head))
+        change_job(tmp_path, seed=1)
         assert set(replay_episodes(tmp_path, 5).values()) == {"obs differs from step 0 on"}
 
     @FULL
@@ -140,9 +137,7 @@ class TestPictures:
     def test_a_video_says_where_it_is_not_as_it_was(self, tmp_path: Path, capsys: Any) -> None:
         pytest.importorskip("imageio_ffmpeg")
         run_job(job(**DRAWN), tmp_path)
-        head = json.loads((tmp_path / "dataset.json").read_text())
-        head["job"]["env_kwargs"] = {"offset": 1}
-        (tmp_path / "dataset.json").write_text(json.dumps(head))
+        change_job(tmp_path, env_kwargs={"offset": 1})
         assert main(["video", str(tmp_path), "--allow-import", HERE]) == 0
         assert "(not as it was stored: obs differs from step 0 on)" in capsys.readouterr().out
 
@@ -188,8 +183,6 @@ class TestTables:
 
     def test_text_of_others_is_shown_as_it_is(self, tmp_path: Path, capsys: Any) -> None:
         run_job(job(episodes=2), tmp_path)
-        head = json.loads((tmp_path / "dataset.json").read_text())
-        head["job"]["env"] = "[/bold] [red]x[/red] :smile: \x1b[31m\x07"
-        (tmp_path / "dataset.json").write_text(json.dumps(head))
+        change_job(tmp_path, env="[/bold] [red]x[/red] :smile: \x1b[31m\x07")
         assert main(["info", str(tmp_path)]) == 0
         assert rows_of(capsys.readouterr().out)["env"] == "[/bold] [red]x[/red] :smile: \ufffd[31m\ufffd"

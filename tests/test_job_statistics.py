@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import shutil
 import signal
-from collections.abc import Iterator
-from multiprocessing import forkserver
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +21,7 @@ from collector.jobs.look import dataset_info
 from collector.jobs.replay import replay_episodes
 from collector.jobs.transform_statistics import KEPT, read_statistics
 from tests.backends import FULL
-from tests.job_envs import assert_same, counting, job, stop_at
+from tests.job_envs import assert_same, change_job, counting, job, stop_at
 from vecenv import DummyVectorEnv, EnvCreator, TransformedEnv
 from vecenv.transforms import NormalizeReward, TransformedVectorEnv, VecNorm
 
@@ -42,7 +40,7 @@ def learning(**changes: Any) -> Job:
 
 
 def seen(folder: Path, key: str = "reward_count", place: str = "0.VecNorm", num_envs: int = 4) -> float:
-    """How many rows the statistics have seen that the folder holds, those of all envs together."""
+    """The number of rows that the statistics in the folder have seen, those of all envs together."""
     return sum(state[place][key] for state in read_statistics(folder, num_envs))
 
 
@@ -124,13 +122,8 @@ class TestLearning:
 
 
 @FULL
+@pytest.mark.usefixtures("forkserver_ends")
 class TestKilled:
-    @pytest.fixture(autouse=True)
-    def _server(self) -> Iterator[None]:
-        """Ends the process from which the jobs are forked."""
-        yield
-        forkserver._forkserver._stop()
-
     @pytest.mark.parametrize(
         ("call", "when"),
         [  # The head and its manifest are 8 calls; then the statistics, the shard and the line, of each commit.
@@ -264,9 +257,7 @@ class TestFrozen:
 
     def test_a_stored_job_opens_no_file_that_it_names(self, file: Path, tmp_path: Path) -> None:
         run_job(load_job(file), tmp_path / "a", on_progress=stop_at(5))
-        head = json.loads((tmp_path / "a/dataset.json").read_text())
-        head["job"]["transforms"][0]["frozen"] = "/etc/hostname"
-        (tmp_path / "a/dataset.json").write_text(json.dumps(head))
+        change_job(tmp_path / "a", transforms=[{"call": "VecNorm", "frozen": "/etc/hostname"}])
         with pytest.raises(JobError, match="the file '/etc/hostname' was not read"):
             resume_job(tmp_path / "a")
 

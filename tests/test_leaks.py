@@ -30,7 +30,7 @@ SLOPE = 20 * 1024
 
 
 class Snapshot:
-    """What this process holds; the forkserver and the resource tracker are there from the first cycle on."""
+    """The resources of this process; the forkserver and the resource tracker are there from the first cycle on."""
 
     def __init__(self) -> None:
         gc.collect()

@@ -1,4 +1,4 @@
-"""How many torch threads a policy on the CPU runs on, and that a collector changes nothing else."""
+"""The number of torch threads of a policy on the CPU; and a collector changes nothing else."""
 
 from __future__ import annotations
 
@@ -43,13 +43,13 @@ def callers_setting() -> Iterator[None]:
 
 
 def mkl_threads() -> int:
-    """What MKL would use; torch's number where it is built without."""
+    """The number of threads that MKL would use; torch's number where it is built without."""
     found = re.search(r"mkl_get_max_threads\(\) : (\d+)", torch.__config__.parallel_info())
     return int(found[1]) if found else int(torch.get_num_threads())
 
 
 def in_a_thread(function: Callable[[], Any]) -> Any:
-    """What `function` returns in a thread that is born now."""
+    """The result of `function` in a thread that is born now."""
     found: list[Any] = []
     thread = threading.Thread(target=lambda: found.append(function()))
     thread.start()

@@ -68,7 +68,7 @@ def run(*arguments: str) -> subprocess.CompletedProcess[str]:
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_a_short_soak_holds_all_but_its_speed(tmp_path: Path) -> None:
-    """How fast actors start again depends on what else the machine does."""
+    """The speed of restarts depends on what else the machine does."""
     done = run("benchmarks.ray_soak", "--minutes", "0.4", "--every", "8", "--json", str(tmp_path / "soak.json"))
     assert done.returncode in (0, 1), done.stderr
     measured = json.loads((tmp_path / "soak.json").read_text())

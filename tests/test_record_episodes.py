@@ -136,7 +136,7 @@ def test_an_episode_is_committed_once_it_is_so_old(tmp_path: Path, monkeypatch: 
 
 @pytest.mark.parametrize("form", [dict, tuple])
 def test_actions_of_dict_and_tuple_spaces(form: Any, tmp_path: Path) -> None:
-    """Those of a tuple space are batches for a vector env, and rows for an engine."""
+    """Actions of a tuple space are batches for a vector env, and rows for an engine."""
     batches = {"y": np.array([[1, 3], [2, 3]], np.float32), "x": np.array([1, 2])}  # not in the order of the space
 
     class Two(Numbered):

@@ -24,7 +24,7 @@ class TestPrograms:
     @FULL
     @pytest.mark.parametrize(("cls", "arguments"), [(DummyVecEnv, {}), (SubprocVecEnv, {"start_method": None})])
     def test_make_vec_env_takes_the_class_and_its_arguments(self, cls, arguments):
-        """What is trained, and what is measured of it, is the same with SB3's class and with ours."""
+        """Weights and metrics of a training are the same with SB3's class and with ours."""
         torch.set_num_threads(1)  # more of them wait for each other where others compute too
         results = []
         for made, kwargs in (

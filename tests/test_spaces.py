@@ -60,7 +60,7 @@ ALL_KINDS = spaces.Dict(
 
 
 def seen(space, *scripts, steps=2, make=DummyVectorEnv, **options):
-    """What a vector env returns from one reset and some steps when env i plays scripts[i]."""
+    """The rows that a vector env returns from one reset and some steps when env i plays scripts[i]."""
     with make(playing(space, *scripts), **options) as venv:
         return [venv.reset()[0], *(venv.step([0] * len(scripts))[0] for _ in range(steps))]
 

@@ -1,4 +1,4 @@
-"""How workers come to be: from any kind of program, by any start method, with what the user has set up."""
+"""The start of workers: from any kind of program, by any start method, with what the user has set up."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ print("started", flush=True)
 
 
 def python(*arguments: str, stdin: str | None = None, cwd: Path = ROOT, **options: Any) -> str:
-    """What a fresh interpreter prints; it must end well, and say nothing on stderr."""
+    """The output of a fresh interpreter; it must end well, and say nothing on stderr."""
     done = subprocess.run(
         [sys.executable, *arguments], cwd=cwd, input=stdin, capture_output=True, text=True, timeout=110, **options
     )
@@ -169,7 +169,7 @@ def test_no_main_guard_is_needed(how: str, context: str, tmp_path: Path) -> None
 
 
 def test_a_cached_function_of_a_module_travels_by_its_name() -> None:
-    """Where it is, its results are."""
+    """Its cache is that of the one function in its module."""
     assert hasattr(urlsplit, "cache_info")
     assert loads_by_value(dumps_by_value([urlsplit]))[0] is urlsplit
 

@@ -1,4 +1,4 @@
-"""What a step costs the caller, as a count: Python bytecodes executed in one `step`, which no busy machine changes.
+"""The cost of a step for the caller, as a count: Python bytecodes executed in one `step`, equal on a busy machine.
 
 Counted are the 'opcode' events of `sys.settrace` in the calling thread, in the frames of `step` and below; the frame
 that calls it is not traced. What runs in C counts for nothing. The figure is that of the shortest path: the workers are
@@ -38,7 +38,7 @@ OTHER_PYTHONS = 1.6
 
 ENVS, WORKERS = 8, 2
 STEPS, MOST_STEPS = 6, 60
-"""How many steps are counted, and how many at most until one took the shortest path."""
+"""The number of steps that are counted, and of those at most until one took the shortest path."""
 PAUSES = (1e-4, 4e-4, 0.0)
 """Seconds that the caller waits at each line of a counted step, in turn: the workers answer in that time."""
 LOOK = 5e-4

@@ -141,6 +141,9 @@ class TestTransitions:
         )
         with pytest.raises(IndexError, match="has 23 transitions"):
             data.take([23])
+        for wrong in ([], np.ones(23, np.bool_), [0.5]):  # a mask is no list of numbers
+            with pytest.raises(IndexError, match="expected the numbers of one or more transitions"):
+                data.take(wrong)
 
     @compressed
     def test_random_batches_have_each_transition_once_a_pass(self, compress: bool, tmp_path: Path) -> None:

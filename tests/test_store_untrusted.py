@@ -188,7 +188,7 @@ class TestMemory:
 
     @pytest.mark.usefixtures("_little")
     def test_a_line_that_names_large_spaces_takes_none(self, tmp_path: Path) -> None:
-        box = {"type": "Box", "dtype": "float32", "shape": [2**24], "low": 0, "high": 1}
+        box = {"type": "Box", "dtype": "<f4", "shape": [2**24], "low": 0, "high": 1}
         head = {"format": "vecenv dataset", "version": 3, "job": None, "versions": {}}
         head["observation_space"] = {"type": "Dict", "spaces": dict.fromkeys("abcd", box)}
         (tmp_path / "dataset.json").write_text(json.dumps(head))
@@ -282,14 +282,14 @@ class TestChecks:
 
 
 def torn(folder: Path) -> None:
-    """What a job that is resumed removes."""
+    """Add files that a job that is resumed removes."""
     (folder / "shards/000099").write_bytes(b"not in the manifest")
     with open(folder / "manifest.jsonl", "a") as file:
         file.write('{"line": "sha')
 
 
 def is_refused(folder: Path, *what: Any) -> bool:
-    """Whether a job is not resumed: then its folder is as it was, else a valid value took the place of another."""
+    """Return True if a job is not resumed, and its folder is as it was; else one valid value replaced another."""
     before = contents(folder)
     try:
         resume_job(folder)

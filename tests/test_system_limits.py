@@ -1,4 +1,4 @@
-"""What the machine and its control group grant: CPUs and memory, read from a pretended file system."""
+"""Limits of the machine and its control group: CPUs and memory, read from a pretended file system."""
 
 import os
 import sys

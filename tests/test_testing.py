@@ -28,7 +28,7 @@ MAKERS = [
     *(pytest.param(make, marks=RAY) for make in (near, sharing(RayVectorEnv, 2, **FAR))),
 ]
 CARRIED = ("mixed_rounds", "env_errors", "close")
-"""What actors decide, and what neither the programs of test_differential.py nor the batch of test_spaces.py says."""
+"""Checks that actors decide, and that neither test_differential.py nor the batch of test_spaces.py makes."""
 
 
 @pytest.mark.parametrize("check", CHECKS)

@@ -11,7 +11,7 @@ from cases import counting, playing
 from gymnasium import spaces
 from transform_envs import CASES, IMAGE, MIXED, VECTOR, Samples, plain
 
-from collector.device.torch_vector_env import TorchVectorEnv
+from collector.device.torch_vector_env import TorchVectorEnv, TransformedOnDevice
 from tests.backends import FULL
 from vecenv import DummyVectorEnv, ShmemVectorEnv, nest
 from vecenv import transforms as tf
@@ -73,10 +73,15 @@ def in_parent(env, *transforms):
     return tf.TransformedVectorEnv(DummyVectorEnv([lambda: env]), *transforms)
 
 
-@pytest.mark.parametrize("wrap", [tf.TransformedEnv, in_parent])
+def on_device(env, transforms):
+    return TransformedOnDevice(DummyVectorEnv([lambda: env]), transforms, "cpu")
+
+
+@pytest.mark.parametrize("wrap", [tf.TransformedEnv, in_parent, on_device])
 def test_the_parent_of_a_transform_is_the_env_with_those_before_it(wrap):
     env = wrap(Samples(IMAGE), [tf.GrayScale(), tf.Resize(6), tf.CatFrames(2, -1)])
     parent = env.transform[2].parent
+    assert type(parent) is type(env)
     assert [type(each) for each in parent.transform] == [tf.GrayScale, tf.Resize]
     assert parent.base_env is env.base_env
     assert parent.transform[0] is not env.transform[0]
@@ -246,6 +251,8 @@ MISTAKES = (
     (lambda: tf.CatFrames(2, -1)(np.zeros((1, 2))), RuntimeError, "keeps a state for each env"),
     (lambda: tf.Flatten()(np.zeros((1, 2))), RuntimeError, "needs the observation space"),
     (lambda: tf.VecNorm(decay=2.0), ValueError, "decay must be"),
+    (lambda: tf.VecNorm("observation"), ValueError, "keys are a list"),
+    (lambda: tf.NoopReset(3, action="noop"), ValueError, 'action is "random" or an action, got \'noop\''),
 )  # fmt: skip
 
 

@@ -122,7 +122,7 @@ def test_images_of_integers_and_by_area_are_those_of_opencv_and_gymnasium(image_
 
 
 def test_vec_norm_is_that_of_torchrl():
-    """Which keeps its sums in float32."""
+    """TorchRL keeps its sums in float32."""
     with tf.TransformedVectorEnv(DummyVectorEnv([lambda: Shows(BOX)] * 6), tf.VecNorm(decay=0.9)) as venv:
         for batch in range(4):
             rows = tf.Rows(X * (batch + 1), None, REWARD[:, 0] - batch, ids=ALL)

@@ -144,7 +144,9 @@ class TestWhatFails:
 
     def test_an_env_that_hangs_is_an_error(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(tuning, "START_TIMEOUT", 0.5)
-        with pytest.raises(WorkerTimeoutError, match="one env, alone in a worker, was not made, stepped and closed"):
+        with pytest.raises(
+            WorkerTimeoutError, match=r"one env, alone in a worker, was not made in 0.5 s, or not stepped and closed"
+        ):
             tune([partial(HangsOnStep)] * 2, **QUICK)
 
     def test_an_env_that_hung_elsewhere_is_not_stepped_in_this_process(self, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -22,7 +22,7 @@ Python = Callable[..., str]
 
 
 def run(*command: object, cwd: Path, program: str | None = None) -> str:
-    """What a command prints, in an environment without PYTHONPATH."""
+    """The output of a command, in an environment without PYTHONPATH."""
     env = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     done = subprocess.run(
         [str(part) for part in command], cwd=cwd, input=program, capture_output=True, text=True, timeout=500, env=env

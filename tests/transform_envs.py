@@ -91,13 +91,13 @@ CASES = {
         ),
     ),
 }
-"""What is observed, and what makes the transform. All of these work on rows, and end no episode."""
+"""The observation space, and a function that makes the transform. All of these work on rows, and end no episode."""
 
 ENDING = {
     "time limit": (VECTOR, lambda: tf.TimeLimit(3)),
     "counter with a limit": (VECTOR, lambda: tf.Compose(tf.CatFrames(2, -1), tf.StepCounter(max_steps=2))),
 }
-"""Those that end episodes."""
+"""Transforms that end episodes."""
 
 
 def plain(space, length):

@@ -27,7 +27,7 @@ _users = 0
 _address: str | None = None
 """The cluster that `connect()` has started or joined; None where the program had called `ray.init` before."""
 _ended_at = -NOTICED_WITHIN
-"""When an actor was ended last."""
+"""The time at which an actor was ended last."""
 
 
 class RayCluster:

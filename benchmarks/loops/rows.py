@@ -1,4 +1,4 @@
-"""Which loops run on which envs and vector envs, and what ratios are to be reached."""
+"""The loops, with their envs and vector envs, and the ratios that are to be reached."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class Target:
     """The property of samples that is compared."""
     at_most: bool = False
     counts: float | None = None
-    """What counts as reached as well, where it is not the limit itself."""
+    """A ratio that counts as reached as well, where it is not the limit itself."""
 
     def reached(self, ratio: float) -> bool:
         wanted = self.limit if self.counts is None else self.counts
@@ -144,7 +144,7 @@ _LANES = {
 
 
 def targets() -> Iterator[Target]:
-    """What is to be reached, on a machine with two CPUs."""
+    """The ratios to be reached, on a machine with two CPUs."""
     for row in ("collector-cartpole-16", "collector-cartpole-64", "collector-busy-16", "collector-busy-64"):
         yield Target("rollouts, against one torch thread throughout", row, SHMEM, (ONE_THREAD,), 0.95)
         yield Target("learning, against no collector", row, SHMEM, (ALONE,), 0.98, "learning_rate")

@@ -1,4 +1,4 @@
-"""What the collectors have in common: a network with two hidden layers of 64, and two epochs of Adam on a batch."""
+"""Shared by the loops of the collectors: a network with two hidden layers of 64, and two epochs of Adam on a batch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the loops reached: tables for the terminal, and the one of the page Figures, which a file of results gives."""
+"""Print tables of the loops' results, and write the table of docs/explanation/figures.md from a file of results."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ GYMNASIUM: dict[str, Callable[..., gym.vector.VectorEnv[Any, Any, Any]]] = {
 
 
 def make_sb3_envs(vector_env: str, env_id: str, num_envs: int, **env_kwargs: Any) -> Any:
-    """What PPO of Stable-Baselines3 trains on, each env in a `Monitor` as SB3's own helper puts it."""
+    """A vector env for PPO of Stable-Baselines3, each env in a `Monitor` as SB3's own helper puts it."""
     from stable_baselines3.common.env_util import make_vec_env
     from stable_baselines3.common.monitor import Monitor
     from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv

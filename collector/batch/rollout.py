@@ -53,7 +53,7 @@ class Steps(ABC):
     these ids; where the env failed in its first row of a batch, the last step is there. A numpy array on every
     device."""
     extras: dict[str, Any] = field(default_factory=dict)
-    """What the policy returned with the action, and what a step hook returned, by name."""
+    """Extras that the policy returned with the action, and those of a step hook, by name."""
 
     @property
     def done(self) -> Any:

@@ -140,7 +140,9 @@ class RolloutBuffer:
         traj_ids, step_count, seeds = numbers(done)
         if seeds is not None:
             columns[EPISODE_SEED] = seeds
-        failed = self._failed_rows(recorded.shape)
+        failed = np.zeros(recorded.shape, np.bool_)
+        for rows in self._failed:
+            failed[rows % n, rows // n] = True
         broken_ids = np.unique(traj_ids[failed])
         final_env, final_time, final_obs = self._join_finals(all_obs)
         batch = Rollout(
@@ -159,14 +161,6 @@ class RolloutBuffer:
             extras=columns,
         )
         return _end_before_failures(batch) if self._failed else batch
-
-    def _failed_rows(self, shape: tuple[int, ...]) -> np.ndarray:
-        """In which rows `(N, T)` the env failed."""
-        failed = np.zeros(shape, np.bool_)
-        for rows in self._failed:
-            time, env = np.divmod(rows, self._env_num)
-            failed[env, time] = True
-        return failed
 
     def _new_column(self, name: str, rows: Any) -> Any:
         column = self._columns[name] = self._spare.pop(name) if name in self._spare else nest.map(self._allocate, rows)

@@ -47,7 +47,7 @@ class StepBatch(NamedTuple):
     """bool `(k,)`, as `truncated`."""
     truncated: np.ndarray
     next_obs: Any
-    """What came of the step: at an episode's end its true last observation."""
+    """The observation after the step: at an episode's end its true last observation."""
     info: np.ndarray
     """An object array of dicts `(k,)`."""
 

@@ -118,34 +118,24 @@ class RayCollector(BatchIterator):
             "policy_device": policy_device,
             "init_random_frames": self.init_random_frames,
         }
-        self._start(make_venv, options, actors, max_in_flight, max_bytes_in_flight, straggler_timeout, progress)
+        self._start(make_venv, options, actors, flow, progress)
 
-    def _start(
-        self,
-        make_venv: Any,
-        options: dict[str, Any],
-        config: ActorConfig,
-        max_in_flight: int | None,
-        max_bytes_in_flight: float | None,
-        straggler_timeout: float | None,
-        progress: bool,
-    ) -> None:
+    def _start(self, make_venv: Any, options: dict[str, Any], config: ActorConfig, flow: Any, progress: bool) -> None:
         """Connect to the cluster, and start the actors with the arguments of their collectors."""
         with ExitStack() as opened:
             cluster = opened.enter_context(connect())
             ray = cluster.ray
             self._weights = PublishedWeights(self.policy, ray.put)
             self._pickled = ray.put(cloudpickle.dumps((make_venv, self._weights.policy, options)))
-            share = ray.cluster_resources().get("object_store_memory", 0) // PARTS_OF_STORE
-            max_bytes = share if max_bytes_in_flight is None else max_bytes_in_flight
+            depth, max_bytes, straggler_timeout = flow
+            if max_bytes is None:
+                max_bytes = ray.cluster_resources().get("object_store_memory", 0) // PARTS_OF_STORE
             self._pool = ActorPool(cluster, self._count, config, self._start_arguments)
             opened.callback(self._pool.close)
             self._pool.start()
             self._check_alike()
-            depth = max_in_flight or (1 if self._sync else 2)
-            self._rollouts = RolloutBatches(
-                self._pool, self._weights, self._frames, depth, max_bytes, straggler_timeout
-            )
+            flow = depth or (1 if self._sync else 2), max_bytes, straggler_timeout
+            self._rollouts = RolloutBatches(self._pool, self._weights, self._frames, *flow)
             opened.callback(self._evaluation.close)
             self._bar = ProgressBar(self.total_frames) if progress else None
             if self._bar is not None:

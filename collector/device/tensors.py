@@ -115,7 +115,7 @@ class Transfer:
     def __init__(self, device: torch.device, rows: int) -> None:
         self.device, self._rows = device, rows
         self.is_staged = device.type == "cuda"
-        """Whether copies go through pinned memory."""
+        """True if copies go through pinned memory."""
         self._pinned: dict[int | str, torch.Tensor] = {}
         """Buffers by the number of a leaf on its way to the device, and the name of an output."""
         self._in_flight = False

@@ -41,7 +41,7 @@ class TorchVectorEnv(VectorEnvWrapper):
 
     With `transforms` (see `vecenv.transforms`) what is returned is transformed on the device, as by a
     `TransformedVectorEnv`, whose `transform`, `append_transform`, `insert_transform`, `state_dict` and spaces this
-    object then has. Then `final_obs` in infos and the `partial` of errors hold tensors too. It takes array-api-compat.
+    object then has. Then `final_obs` in infos and the `partial` of errors hold tensors too.
 
     Assumes that `venv` itself is stepped and reset through this object only, and one thread.
 
@@ -66,7 +66,7 @@ class TorchVectorEnv(VectorEnvWrapper):
         self._reward_dtype = _numpy_dtype(reward_dtype)
         self._inner, self._has_transforms = venv, transforms is not None
         self._all_tensors = False
-        """Whether `final_obs` in infos and the `partial` of an error become tensors."""
+        """True if `final_obs` in infos and the `partial` of an error become tensors."""
         self._transfer = Transfer(self.device, venv.env_num if hasattr(venv, "env_num") else venv.num_envs)
         if transforms is not None:
             plain = TorchVectorEnv(venv, self.device, reward_dtype=reward_dtype)
@@ -206,6 +206,10 @@ class TransformedOnDevice(TransformedVectorEnv):
         self._transfer = Transfer(self.device, len(venv))
         self._latest: tuple[Any, Any] = (None, None)
         super().__init__(venv, transform)
+
+    def with_transforms(self, transforms: Any) -> TransformedOnDevice:
+        """Wrap the same base env anew, with these transforms on the same device."""
+        return TransformedOnDevice(self.base_env, transforms, self.device)
 
     def on_device(self, obs: Any) -> Any:
         """The tensors of observations that are the very object which the latest call has returned, else None."""

@@ -27,7 +27,7 @@ class EnvEpisodes:
         self._source: Iterator[tuple[int, int]] | None = None if seeds is None else iter(seeds)
         self._playing: set[int] = set()
         self.over = np.ones(env_num, np.bool_)
-        """Whether an env has to be reset before its next step."""
+        """True if an env has to be reset before its next step."""
         self.ids = self._envs.copy() if seeds is None else np.full(env_num, -1)
         """int64 `(N,)`: the episode that each env is in, or will begin; -1: none."""
         self.seeds = np.full(env_num, -1)
@@ -37,7 +37,7 @@ class EnvEpisodes:
         self.taken = np.zeros(env_num, np.int64)
         """int64 `(N,)`: steps taken in that episode."""
         self.broken = 0
-        """How many episodes broke off because their env failed."""
+        """The number of episodes that broke off because their env failed."""
         self.first_failure = ""
         """The first of these envs, with its error."""
         self._log: list[tuple[np.ndarray, np.ndarray, np.ndarray]] = []
@@ -55,10 +55,6 @@ class EnvEpisodes:
             self._take(np.flatnonzero(self.ids < 0))
         self._log = [(self._envs, self.ids.copy(), self.seeds.copy())]
         self._taken_before = self.taken.copy()
-
-    def begin(self, env_ids: Any) -> None:
-        """Note that the episodes of these envs have begun."""
-        self.over[env_ids] = False
 
     def end(self, env_ids: np.ndarray) -> None:
         """Note that the episodes of these envs are over; each goes on to its next one."""

@@ -120,11 +120,11 @@ class Runs(NamedTuple):
     start: np.ndarray
     """The row of its first step."""
     steps: np.ndarray
-    """How many it has."""
+    """The number of its steps."""
     before: np.ndarray
     """Steps of the episode in earlier runs."""
     ends: np.ndarray
-    """Whether its last step ends the episode."""
+    """True if its last step ends the episode."""
     number: np.ndarray
     """The number of the episode, and its seed; -1: it has none."""
     seed: np.ndarray

@@ -7,6 +7,7 @@ arguments, or a job that cannot run with its settings. 130, 143: ended by Ctrl-C
 collected is kept, and `resume` goes on.
 """
 
+# ruff: noqa: B006, B008 (tyro reads defaults, and nothing writes to them)
 from __future__ import annotations
 
 import json
@@ -100,12 +101,12 @@ def run(
     job: JobFile = None,
     *,
     out: OptionalPath = None,
-    set: Settings = [],  # noqa: B006
+    set: Settings = [],
     resume: bool = False,
     overwrite: bool = False,
     dry_run: bool = False,
-    running: RunningFlags = Running(),  # noqa: B008
-    flags: JobFlags = {},  # noqa: B006
+    running: RunningFlags = Running(),
+    flags: JobFlags = {},
 ) -> int:
     """Collect the episodes of a job into a folder.
 
@@ -137,13 +138,7 @@ def run(
     return _collect(wanted, folder, running, play)
 
 
-def resume(
-    folder: Folder,
-    *,
-    set: Settings = [],  # noqa: B006
-    allow_import: Modules = [],  # noqa: B006
-    running: RunningFlags = Running(),  # noqa: B008
-) -> int:
+def resume(folder: Folder, *, set: Settings = [], allow_import: Modules = [], running: RunningFlags = Running()) -> int:
     """Go on with the job of a folder where it was.
 
     Args:
@@ -172,13 +167,7 @@ def info(folder: Folder, *, json: bool = False) -> int:
     return 0
 
 
-def verify(
-    folder: Folder,
-    *,
-    replay: int = 0,
-    allow_import: Modules = [],  # noqa: B006
-    json: bool = False,
-) -> int:
+def verify(folder: Folder, *, replay: int = 0, allow_import: Modules = [], json: bool = False) -> int:
     """Check the data of a folder: sizes, hashes and all that is in the shards.
 
     Args:
@@ -220,10 +209,10 @@ def plot(folder: Folder, *, out: OptionalPath = None) -> int:
 def video(
     folder: Folder,
     *,
-    episodes: Annotated[list[int], arg(metavar="N ...", help_behavior_hint="")] = [],  # noqa: B006
+    episodes: Annotated[list[int], arg(metavar="N ...", help_behavior_hint="")] = [],
     out: OptionalPath = None,
     num_workers: int = 2,
-    allow_import: Modules = [],  # noqa: B006
+    allow_import: Modules = [],
 ) -> int:
     """Render episodes as videos, by playing their seeds and actions again.
 
@@ -266,12 +255,7 @@ def export(
 
 
 def tune(
-    job: JobFile = None,
-    *,
-    set: Settings = [],  # noqa: B006
-    policy_ms: float = 0.3,
-    seconds: float = 2.0,
-    flags: JobFlags = {},  # noqa: B006
+    job: JobFile = None, *, set: Settings = [], policy_ms: float = 0.3, seconds: float = 2.0, flags: JobFlags = {}
 ) -> int:
     """Measure which backend and how many workers are the fastest for a job, and print the lines for its file.
 
@@ -304,8 +288,9 @@ def _collect(job: Job, folder: Path, running: Running, play: Callable[..., JobSt
         import_figure()  # before an hour of collection
     console = make_console(stderr=running.json)
     if not running.json:
-        line = f"Job: {json.dumps(changed(job))}"
-        console.print(line, highlight=False, soft_wrap=True, markup=False)
+        settings = as_shown(as_record(job)).items()
+        changed = {name: each for name, each in settings if each != DEFAULTS.get(name) and each not in ([], {})}
+        console.print(f"Job: {json.dumps(changed)}", highlight=False, soft_wrap=True, markup=False)
     where = "" if running.cluster is None else " in each task"
     heading = f"Collecting {wanted(job)} of {job.env} from {job.num_envs} envs{where} into {folder}"
     options: Any = {name: getattr(running, name) for name in ("cluster", "cluster_actors", "tensorboard")}
@@ -325,12 +310,6 @@ def _collect(job: Job, folder: Path, running: Running, play: Callable[..., JobSt
         found = {"signal": state.signum, "skipped": state.skipped, "retried": state.retried, **(info or {})}
         _print_json({"interrupted": state.status == "interrupted", **found})
     return 128 + state.signum if state.signum else 0
-
-
-def changed(job: Job) -> dict[str, Any]:
-    """The settings of a job that are not the defaults."""
-    record = as_shown(as_record(job)).items()
-    return {name: value for name, value in record if value != DEFAULTS.get(name) and value not in ([], {})}
 
 
 def _print_json(value: Any) -> int:

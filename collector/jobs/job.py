@@ -85,7 +85,7 @@ class Job(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
         device: Where the policy runs: "auto" (CUDA where there is one), "cpu", "cuda", "cuda:1".
         max_episode_steps: Truncate episodes at this length; None: at the limit of the env.
         on_error: "retry": an episode whose env fails is played again alone, `retries` times, and then skipped and
-            counted. "raise": the job ends with the env's error; what is whole is kept.
+            counted. "raise": the job ends with the env's error; whole episodes are kept.
         retries: How often an episode is played again.
         max_failed: How many episodes may be skipped, those of earlier runs included: with one more the job ends.
         step_timeout: Seconds after which an env that does not return has failed; None: it is waited for.

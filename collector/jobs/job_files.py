@@ -132,9 +132,6 @@ def _suggestion(name: str) -> str:
     return f"did you mean {close[0]!r}?" if close else f"it has {', '.join(Job.__struct_fields__)}"
 
 
-OTHER_FOLDER = "choose another folder, or replace what is there with --overwrite"
-
-
 def check_folder(folder: Path, overwrite: bool) -> None:
     """Make a folder, with its parents, and see that a new job may write there. Raises `DatasetError`.
 
@@ -249,7 +246,8 @@ def changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
 def check_unchanged(folder: Path, stored: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:
     """Raise `JobError` where anything differs."""
     if found := changes(stored, wanted):
-        raise JobError(f"the job of {folder} has changed: {'; '.join(found)}; {OTHER_FOLDER}")
+        advice = "choose another folder, or replace what is there with --overwrite"
+        raise JobError(f"the job of {folder} has changed: {'; '.join(found)}; {advice}")
 
 
 def compared(job: Job) -> dict[str, Any]:

@@ -31,10 +31,7 @@ MAX_RESTARTS = 10
 
 
 def make_env(
-    job: Job,
-    render_mode: str | None = None,
-    statistics: dict[str, Any] | None = None,
-    program: Mapping[str, Any] = {},
+    job: Job, render_mode: str | None = None, statistics: dict[str, Any] | None = None, program: Mapping[str, Any] = {}
 ) -> gymnasium.Env[Any, Any]:
     """One env of a job, with its wrappers and transforms.
 
@@ -182,11 +179,10 @@ def resolve_device(job: Job) -> str:
         from collector.device.tensors import resolve_device as resolve
 
         return str(resolve(job.device))
-    except ImportError as error:
-        if job.policy == "mlp" or job.checkpoint or job.device.startswith("cuda"):
-            raise JobError(str(error)) from None
-        return "cpu"  # a function of arrays, without torch
-    except ValueError as error:
+    except (ImportError, ValueError) as error:
+        of_torch = job.policy == "mlp" or job.checkpoint or job.device.startswith("cuda")
+        if isinstance(error, ImportError) and not of_torch:
+            return "cpu"  # a function of arrays, without torch
         raise JobError(str(error)) from None
 
 
@@ -260,9 +256,9 @@ def hash_of(policy: Any) -> str | None:
             array = value.detach().cpu().contiguous()
             digest.update(f"{name} {array.dtype} {tuple(array.shape)} ".encode())
             digest.update(array.flatten().view(torch.uint8).numpy().tobytes())
-        return digest.hexdigest()
-    try:
-        digest.update(inspect.getsource(policy if inspect.isroutine(policy) else type(policy)).encode())
-    except (OSError, TypeError):
-        return None
+    else:
+        try:
+            digest.update(inspect.getsource(policy if inspect.isroutine(policy) else type(policy)).encode())
+        except (OSError, TypeError):
+            return None
     return digest.hexdigest()

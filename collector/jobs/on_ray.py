@@ -128,7 +128,7 @@ class Played(Tally):
     """The result of a task."""
 
     episodes: int = 0
-    """How many it has committed."""
+    """The number of episodes that it has committed."""
     head: dict[str, Any] = field(default_factory=dict)
     """The head of the data set as this task would write it; empty where no batch was collected."""
     node: str = ""
@@ -149,7 +149,8 @@ def play_range(task: Range) -> Played:
         raise DatasetError(
             f"the job has made {task.part}, and a task on the node {played.node} sees no such folder: {SHARED}"
         )
-    plan = Plan(job.seed, numbers=task.numbers, skipped=task.skipped)
+    plan = Plan(job.seed, numbers=task.numbers)
+    plan.skipped.update(task.skipped)
     commits = Commits(job, plan, Tally(), lambda head: StoreWriter(task.part, head, compress=job.compress))
 
     def take(batches: SyncDataCollector, episodes: Episodes, statistics: States | None) -> None:

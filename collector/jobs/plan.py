@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TypeVar
 
 import numpy as np
 
 from collector.episodes.seeds import episode_seed
 from collector.store.safe_folder import DatasetError
 
-Self = TypeVar("Self", bound="Plan")
 MOST_AT_ONCE = 2**24
 """Episodes that a job may have handed out beyond those that it needs."""
 
@@ -35,12 +33,7 @@ class Plan:
     """
 
     def __init__(
-        self,
-        seed: int,
-        episodes: int | None = None,
-        steps: int | None = None,
-        numbers: Iterable[int] | None = None,
-        skipped: Iterable[int] = (),
+        self, seed: int, episodes: int | None = None, steps: int | None = None, numbers: Iterable[int] | None = None
     ) -> None:
         self.job_seed = seed
         """The seed from which those of the episodes follow."""
@@ -52,7 +45,7 @@ class Plan:
         """The length of each episode that is known, and whose number is not below `end`."""
         self.playing: set[int] = set()
         """Numbers that are handed out and have not come back."""
-        self.skipped = {*skipped}
+        self.skipped: set[int] = set()
         """Numbers of the episodes that were given up, in earlier runs too."""
         self.steps = 0
         """Steps of all finished episodes."""
@@ -60,7 +53,7 @@ class Plan:
         """The count of first numbers that are all known, their steps, and how many of them are not skipped: once the
         job is complete, those of the whole job."""
 
-    def __iter__(self: Self) -> Self:
+    def __iter__(self) -> Plan:
         return self
 
     def __next__(self) -> tuple[int, int]:

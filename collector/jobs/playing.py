@@ -17,7 +17,7 @@ import warnings
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -36,7 +36,6 @@ from vecenv import nest
 from vecenv.errors import VectorEnvError
 from vecenv.extending import Leaf, common_layout
 
-Self = TypeVar("Self", bound="Commits")
 BATCH_BYTES = 64 * 2**20
 BATCH_STEPS = 64
 Episodes = Sequence[Episode] | EpisodeBatch
@@ -126,7 +125,7 @@ class Commits:
         self.writer.commit(failed=failed, state={"skipped": sorted(self._plan.skipped)} if failed else None)
         self._noted, self._statistics = now, None
 
-    def __enter__(self: Self) -> Self:
+    def __enter__(self) -> Commits:
         return self
 
     def __exit__(self, error: object, *_: object) -> None:
@@ -180,26 +179,34 @@ class Player:
         if plan.is_exhausted:
             return
         try:
-            with make_venv(job, self._statistics) as env, self._collector(env) as batches:
-                cutter = EpisodeCutter()
-                # With an env that always fails there would be no end.
-                while not (self._is_over() or plan.is_exhausted or len(self._suspects) > job.max_failed + job.num_envs):
-                    self._stop.begin_slice()
-                    batch = batches.rollout()
-                    self._tally.frames += batch.frames
-                    self._suspect(batch.broken_ids.tolist())
-                    whole = cutter.cut(batch)
-                    infinite = [each.number for each in whole if not np.isfinite(each.reward).all()]
-                    self._suspect(infinite)
-                    self._keep(batches, [each for each in whole if each.number not in infinite] if infinite else whole)
-                    if infinite and job.on_error == "raise":
-                        raise RewardError(f"episode {infinite[0]} has an infinite reward")
+            with make_venv(job, self._statistics) as env:
+                policy, size = make_policy(job, env, self._device), env.env_num * steps_per_batch(job, env)
+                options: Any = {"policy_threads": job.policy_threads, "episode_seeds": plan}
+                self._play_batches(
+                    SyncDataCollector(env, policy, frames_per_batch=size, interruptor=self._stop, **options)
+                )
         except Exception as error:
             if job.on_error == "raise" or not plan.playing or not is_of_env(error):
                 raise
             self._suspect([error.traj_id] if isinstance(error, RewardError) else [*plan.playing])
         finally:
             plan.again(plan.playing)  # what was in progress
+
+    def _play_batches(self, batches: SyncDataCollector) -> None:
+        job, plan, cutter = self._job, self._plan, EpisodeCutter()
+        with batches:
+            # With an env that always fails there would be no end.
+            while not (self._is_over() or plan.is_exhausted or len(self._suspects) > job.max_failed + job.num_envs):
+                self._stop.begin_slice()
+                batch = batches.rollout()
+                self._tally.frames += batch.frames
+                self._suspect(batch.broken_ids.tolist())
+                whole = cutter.cut(batch)
+                infinite = [each.number for each in whole if not np.isfinite(each.reward).all()]
+                self._suspect(infinite)
+                self._keep(batches, [each for each in whole if each.number not in infinite] if infinite else whole)
+                if infinite and job.on_error == "raise":
+                    raise RewardError(f"episode {infinite[0]} has an infinite reward")
 
     def _play_alone(self, number: int) -> None:
         """Play one episode again until it ends well, or give it up."""
@@ -222,16 +229,6 @@ class Player:
                 return None
         self._suspects.discard(number)
         return give_up(self._job, self._plan, self._tally, {number: reason})
-
-    def _collector(self, env: Any) -> SyncDataCollector:
-        return SyncDataCollector(
-            env,
-            make_policy(self._job, env, self._device),
-            frames_per_batch=env.env_num * steps_per_batch(self._job, env),
-            interruptor=self._stop,
-            policy_threads=self._job.policy_threads,
-            episode_seeds=self._plan,
-        )
 
     def _keep(self, batches: SyncDataCollector, episodes: Episodes) -> None:
         with self._stop.finishing():

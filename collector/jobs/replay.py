@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import tempfile
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import closing
 from copy import deepcopy
 from functools import partial
 from pathlib import Path
@@ -29,7 +30,6 @@ VIDEOS = "videos"
 FPS = 30
 HEADLESS = {"SDL_VIDEODRIVER": "dummy", "SDL_AUDIODRIVER": "dummy"}
 """The drivers of pygame in a worker, where the program has not set them."""
-ENDS = ("reward", "terminated", "truncated")
 
 
 def replay_episodes(folder: str | os.PathLike[str], count: int, allow_import: Iterable[str] = ()) -> dict[int, str]:
@@ -55,7 +55,8 @@ def replay_episodes(folder: str | os.PathLike[str], count: int, allow_import: It
     chosen = {int(i) for i in np.linspace(0, len(data) - 1, num=min(count, len(data))).round()}
     stored = {episode.number: episode for episode in (data[i] for i in sorted(chosen))}
     if not data.head.get("repeatable"):
-        return {number: difference(episode, repeat_actions(job, episode)) for number, episode in stored.items()}
+        with closing(make_env(job)) as env:
+            return {number: difference(episode, repeat_actions(env, episode)) for number, episode in stored.items()}
     played: dict[int, Episode] = {}
 
     def take(batches: Any, episodes: Iterable[Episode], statistics: Any) -> None:
@@ -71,34 +72,27 @@ def replay_episodes(folder: str | os.PathLike[str], count: int, allow_import: It
     return {n: difference(one, columns_of(played[n])) if n in played else failed for n, one in stored.items()}
 
 
-def repeat_actions(
-    job: Job, episode: Episode, env: Any = None, on_frame: Any = lambda env: None
-) -> dict[str, list[Any]]:
-    """Repeat the actions of an episode in an env of its own; returns what the env returned, a list for each name.
+def repeat_actions(env: Any, episode: Episode, on_frame: Any = lambda env: None) -> dict[str, list[Any]]:
+    """Repeat the actions of an episode in an env; returns what the env returned, a list for each name.
 
-    `env`: one that is made already, and stays open. `on_frame` is called with it after the reset and after each step.
-    Raises `JobError` for an episode without a seed.
+    `on_frame` is called with the env after the reset and after each step. Raises `JobError` for an episode without a
+    seed.
     """
     if episode.seed is None:
         raise JobError(f"episode {episode.number} has no seed, so it cannot be played again")
-    own = make_env(job) if env is None else env
-    try:
-        obs, _ = own.reset(seed=episode.seed)
-        rows = [(deepcopy(obs), None, None, None)]
-        on_frame(own)
-        for step in range(len(episode)):
-            row = nest.take(episode.action, step)
-            # A number where the space is one, as envs expect it.
-            obs, *ends, _ = own.step(row if isinstance(row, (dict, tuple)) or np.ndim(row) else row[()])
-            rows.append((deepcopy(obs), *ends))  # an env may write into it
-            on_frame(own)
-            if ends[1] or ends[2]:
-                break
-    finally:
-        if env is None:
-            own.close()
-    obs, *ends = zip(*rows, strict=True)
-    return {"obs": list(obs)} | {name: list(each[1:]) for name, each in zip(ENDS, ends, strict=True)}
+    obs, _ = env.reset(seed=episode.seed)
+    columns: dict[str, list[Any]] = {"obs": [deepcopy(obs)], "reward": [], "terminated": [], "truncated": []}
+    on_frame(env)
+    for step in range(len(episode)):
+        row = nest.take(episode.action, step)
+        # A number where the space is one, as envs expect it.
+        returned = env.step(row if isinstance(row, (dict, tuple)) or np.ndim(row) else row[()])
+        for column, value in zip(columns.values(), returned, strict=False):
+            column.append(deepcopy(value))  # an env may write into its observation
+        on_frame(env)
+        if returned[2] or returned[3]:
+            break
+    return columns
 
 
 def difference(stored: Episode, played: Mapping[str, Any]) -> str:
@@ -217,7 +211,7 @@ class Renderer(gymnasium.Wrapper[Any, Any, Any, Any]):
             options = {"macro_block_size": 1, "codec": "libx264", "pixelformat": "yuv420p"}
             fps = self.env.metadata.get("render_fps") or FPS
             with _import_imageio().get_writer(path, fps=fps, **options) as writer:
-                differs = difference(episode, repeat_actions(self._job, episode, self.env, write_frame))
+                differs = difference(episode, repeat_actions(self.env, episode, write_frame))
             folder.write(name, path.read_bytes())
         return Video(int(episode.number), str(folder.path / name), differs)
 

@@ -131,8 +131,7 @@ def run_job(
         state = run_job(Job(env="CartPole-v1", episodes=400), "data/cartpole")
         print(state.status, state.steps)
     """
-    options: Any = {"cluster": cluster, "cluster_actors": cluster_actors, "tensorboard": tensorboard}
-    run = _Run(job=with_frozen(job), out=Path(out), on_progress=on_progress, **options)
+    run = _Run(with_frozen(job), Path(out), cluster, cluster_actors, tensorboard, on_progress)
     is_new = not run.out.exists()
     check_folder(run.out, overwrite)
     try:
@@ -172,8 +171,7 @@ def resume_job(
         check_names(stored, allow_import, folder)
     wanted = with_settings(stored if job is None else with_frozen(job), settings)
     check_unchanged(folder, compared(stored), compared(wanted))
-    options: Any = {"cluster": cluster, "cluster_actors": cluster_actors, "tensorboard": tensorboard}
-    run = _Run(job=wanted, out=folder, on_progress=on_progress, **options)
+    run = _Run(wanted, folder, cluster, cluster_actors, tensorboard, on_progress)
     if names := wrappers_with_statistics(wanted):
         raise JobError(
             f"{', '.join(names)} had statistics of the episodes before, which a job that is resumed has not; "
@@ -193,7 +191,7 @@ def resume_job(
         return run.play(go_on)
 
 
-@dataclass(kw_only=True)
+@dataclass
 class _Run:
     """One run of a job, new or resumed."""
 
@@ -204,7 +202,7 @@ class _Run:
     tensorboard: bool
     on_progress: Progress
     statistics: States | None = None
-    """Those of an earlier run."""
+    """The statistics of an earlier run."""
     metrics: Metrics | None = None
     """None until the folder is opened, after the first batch."""
     began: float = 0.0

@@ -34,7 +34,7 @@ class KeyedNoise:
     def __init__(self, job_seed: int, rows: int) -> None:
         self.job_seed = job_seed
         self.everything = True
-        """Whether all actions so far were keyed: random, the mode or mean of a distribution, or a sample of one whose
+        """True if all actions so far were keyed: random, the mode or mean of a distribution, or a sample of one whose
         family is known. What a policy returns as an action may come from anywhere."""
         self.resize(rows)
         self._policy: RandomPolicy | None = None

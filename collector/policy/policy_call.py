@@ -225,7 +225,7 @@ class PolicyCall:
     ) -> None:
         self.exploration = exploration
         self.wants_rows = signature.state or signature.env_id
-        """Whether the arguments of a call are the observations and what `rows_of` returns."""
+        """True if the arguments of a call are the observations and what `rows_of` returns."""
         self.state = RecurrentState(policy, rows) if signature.state else None
         self._signature, self._pick = signature, pick
         if compile is not None:
@@ -297,7 +297,7 @@ class RecurrentState:
         self._begun = np.ones(env_num, np.bool_)
         self._state: Any = None
         self.is_known = self._initial is not None
-        """Whether no call with None is needed, to learn what a state is."""
+        """True if no call with None is needed to learn the form of a state."""
 
     def begin(self, env_ids: Any) -> None:
         """Note that episodes begin in these envs."""

@@ -32,8 +32,8 @@ class RandomPolicy:
         actions = policy(obs, env_id=[0, 3])      # for these two: `obs` has two rows
     """
 
-    BLOCK, SHORT_BLOCK = 256, 64
-    """Actions that are drawn at a time; and where each episode is seeded, which may be short."""
+    BLOCK = 128
+    """Actions that are drawn at a time for an env: many, but an episode with a seed of its own may be short."""
 
     def __init__(self, action_spaces: Sequence[spaces.Space[Any]]) -> None:
         for env_id, space in enumerate(action_spaces):
@@ -51,9 +51,8 @@ class RandomPolicy:
         self._spaces = [copy.deepcopy(space) for space in action_spaces]
         self._ids = np.arange(len(self._spaces))
         self._block: Any = None
-        self._size = np.full(len(self._spaces), self.BLOCK)
-        self._filled, self._used = np.zeros((2, len(self._spaces)), np.int64)
-        """How many actions of each env are in its block, and how many of these were taken."""
+        self._used = np.full(len(self._spaces), self.BLOCK)
+        """The number of actions taken of the block of each env."""
         self._sure = 0
         """Actions that every env can still take before one of the blocks is used up."""
 
@@ -79,9 +78,9 @@ class RandomPolicy:
     def _from_blocks(self, ids: np.ndarray) -> Any:
         if self._sure <= 0:
             # No others: what they draw next may have masks.
-            for env in ids[self._used[ids] == self._filled[ids]].tolist():
+            for env in ids[self._used[ids] == self.BLOCK].tolist():
                 self._refill(env)
-            self._sure = int((self._filled - self._used).min())
+            self._sure = self.BLOCK - int(self._used.max())
         self._sure -= 1
         actions = nest.take(self._block, (ids, self._used[ids]))
         self._used[ids] += 1
@@ -91,23 +90,22 @@ class RandomPolicy:
         """Give these envs the actions that their spaces would give after `space.seed(seed)`."""
         for env, seed in zip(env_ids.tolist(), seeds, strict=True):
             self._spaces[env].seed(seed)
-        self._size[env_ids], self._used[env_ids], self._sure = self.SHORT_BLOCK, self._filled[env_ids], 0
+        self._used[env_ids], self._sure = self.BLOCK, 0
 
     def draw_like(self, action_spaces: Sequence[spaces.Space[Any]]) -> None:
         """Draw from now on what the random streams of these spaces, which have been seeded, would give."""
         for own, seeded in zip(self._spaces, action_spaces, strict=True):
             for (_, part), (_, given) in zip(parts(own), parts(seeded), strict=True):
                 part.np_random.bit_generator.state = given.np_random.bit_generator.state
-        self._used[:], self._sure = self._filled, 0
+        self._used[:], self._sure = self.BLOCK, 0
 
     def _refill(self, env_id: int) -> None:
-        size = int(self._size[env_id])
-        drawn = draw_many(self._spaces[env_id], size)
+        drawn = draw_many(self._spaces[env_id], self.BLOCK)
         if self._block is None:
             n = len(self._spaces)
             self._block = nest.map(lambda rows: np.empty((n, self.BLOCK, *rows.shape[1:]), rows.dtype), drawn)
-        nest.put(self._block, (env_id, slice(size)), drawn)
-        self._filled[env_id], self._used[env_id] = size, 0
+        nest.put(self._block, env_id, drawn)
+        self._used[env_id] = 0
 
 
 def draw_many(space: spaces.Space[Any], size: int) -> Any:

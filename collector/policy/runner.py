@@ -71,13 +71,13 @@ class PolicyRunner:
         self._returned: Layout = {}
         self._to_cast: list[str] = []
         self._is_watched = False
-        """Whether the first call of this batch has shown if the policy draws from generators of torch."""
+        """True once the first call of this batch has shown if the policy draws from generators of torch."""
         self._space: Any = env.action_space[0]
         self._is_tree = isinstance(self._space, (spaces.Dict, spaces.Tuple))
         self._expected = common_layout(env.action_space)
         """Shape of a row and dtype of each leaf of the actions, where all envs have the same."""
         self._transfer: Any = None
-        """That of a policy on tensors."""
+        """The transfer of a policy on tensors."""
         self._inputs_device: Any = None  # once there were some
         self._on_device: Any = None
         """Returns the tensors of observations that are on the policy's device already."""
@@ -144,12 +144,11 @@ class PolicyRunner:
         They are valid until the envs step: they may be views of `obs`. Raises `ValueError` or `TypeError` where they do
         not fit.
         """
-        random = random or self._call is None
         if self.noise is None:
-            return self._draw(obs, env_ids) if random else self._outputs(obs, env_ids)
+            return self._outputs(obs, env_ids, random)
         some = len(env_ids) < self._env_num
-        if random:
-            return self._draw(nest.take(obs, env_ids) if some else obs, env_ids)
+        if random or self._call is None:
+            return self._outputs(nest.take(obs, env_ids) if some else obs, env_ids, random)
         rows = self._row_ids
         if len(rows) > self._env_num:  # those behind are that of the last env
             obs, some = nest.take(obs, np.minimum(rows, self._env_num - 1)), True
@@ -158,14 +157,13 @@ class PolicyRunner:
         self._is_watched = True
         return nest.take(outputs, env_ids) if some else outputs
 
-    def _draw(self, obs: Any, env_ids: np.ndarray) -> Outputs:
-        action = self._random(obs, env_ids)
-        self._clock.lap("policy")
-        return {"action": action}
-
-    def _outputs(self, obs: Any, env_ids: np.ndarray) -> Outputs:
+    def _outputs(self, obs: Any, env_ids: np.ndarray, random: bool = False) -> Outputs:
         """The checked outputs of the policy for rows of these envs."""
-        call: PolicyCall = self._call  # type: ignore[assignment]
+        if random or self._call is None:
+            action = self._random(obs, env_ids)
+            self._clock.lap("policy")
+            return {"action": action}
+        call = self._call
         if call.state is not None and not call.state.is_known:
             self._learn_state(call.state, obs, env_ids)
         if self._on_device is not None and (tensors := self._on_device(obs)) is not None:

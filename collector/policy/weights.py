@@ -25,10 +25,10 @@ class PolicyWeights:
         self._module = module
         self._lock = threading.RLock()
         self._collecting = 0
-        """How many batches are being collected now, nested calls included."""
+        """The number of batches that are being collected now, nested calls included."""
         self._waiting: dict[str, Any] | None = None
         self._updates = 0
-        """How many updates wait; the weights are those of the last."""
+        """The number of updates that wait; the weights are those of the last."""
         self._seen = self._counters()
 
     def update(self, source: Any) -> None:

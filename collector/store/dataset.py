@@ -92,10 +92,10 @@ class Dataset:
         self.failed = manifest.failed
         """Failures that the writer counted, by name."""
         self.state = manifest.state
-        """What the writer left for the next one."""
+        """The last state that the writer left for the next one."""
         self.layout: Layout | None = manifest.layout
         """The arrays of a shard; None where there is none yet."""
-        self._shards = Shards(self.folder, manifest.shards, manifest.index, manifest.layout, memory)
+        self._shards = Shards(self.folder, manifest, memory)
         index = manifest.index
         self._set_index(index if self.end is None else index[index["number"] < self.end])
 
@@ -213,8 +213,8 @@ class Dataset:
         Raises IndexError.
         """
         steps = np.asarray(steps)
-        if not steps.size:
-            raise IndexError("no transitions were asked for")
+        if not steps.size or steps.dtype.kind not in "iu":
+            raise IndexError(f"expected the numbers of one or more transitions, got {steps.size} values {steps.dtype}")
         if not (steps.min() >= 0 and steps.max() < self.steps):
             raise IndexError(f"the data set has {self.steps:,} transitions, got {steps.min()} to {steps.max()}")
         episode = np.searchsorted(self._starts, steps, side="right") - 1

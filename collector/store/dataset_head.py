@@ -99,26 +99,26 @@ def space_to_json(space: Any) -> Any:
     """A space as JSON; one without an array form (Graph, ...) as its text, which has no way back; None as null.
 
     >>> space_to_json(spaces.Discrete(2))
-    {'type': 'Discrete', 'dtype': 'int64', 'n': 2}
+    {'type': 'Discrete', 'dtype': '<i8', 'n': 2}
     """
     return None if space is None else schema.as_json(_form(space))
 
 
 def _form(space: Any) -> SpaceForm:
     if isinstance(space, spaces.Box):
-        return SpaceForm("Box", space.dtype.name, list(space.shape), _bound(space.low), _bound(space.high))
+        return SpaceForm("Box", _text(space.dtype), list(space.shape), _bound(space.low), _bound(space.high))
     if isinstance(space, spaces.Discrete):
-        return SpaceForm("Discrete", np.dtype(space.dtype).name, n=int(space.n), start=int(space.start))
+        return SpaceForm("Discrete", _text(space.dtype), n=int(space.n), start=int(space.start))
     if isinstance(space, spaces.MultiDiscrete):
         start = np.zeros_like(space.nvec) if getattr(space, "start", None) is None else space.start
-        return SpaceForm("MultiDiscrete", np.dtype(space.dtype).name, nvec=space.nvec.tolist(), start=start.tolist())
+        return SpaceForm("MultiDiscrete", _text(space.dtype), nvec=space.nvec.tolist(), start=start.tolist())
     if isinstance(space, spaces.MultiBinary):
         return SpaceForm("MultiBinary", n=space.n if isinstance(space.n, int) else list(space.shape))
     if isinstance(space, spaces.Dict) and all(isinstance(key, str) for key in space):
         return SpaceForm("Dict", spaces={key: _form(part) for key, part in space.items()})
     if isinstance(space, spaces.Tuple):
         return SpaceForm("Tuple", spaces=[_form(part) for part in space])
-    return SpaceForm("other", name=type(space).__name__, text=repr(space)[:1000])
+    return SpaceForm("other", text=repr(space)[:1000])
 
 
 def space_from_json(value: Any) -> spaces.Space[Any] | None:
@@ -139,12 +139,12 @@ def space_from_json(value: Any) -> spaces.Space[Any] | None:
 
 def _space(form: SpaceForm) -> spaces.Space[Any] | None:
     if form.type == "Box":
-        return _box(form, _dtype(form.dtype), _shape(form.shape))
+        return _box(form, np.dtype(form.dtype), _shape(form.shape))
     if form.type == "Discrete":  # gymnasium before 1.2 has int64 only
-        wide: dict[str, Any] = {} if form.dtype == "int64" else {"dtype": _dtype(form.dtype).type}
+        wide: dict[str, Any] = {} if form.dtype == "<i8" else {"dtype": np.dtype(form.dtype).type}
         return spaces.Discrete(form.n, start=form.start, **wide)  # type: ignore[arg-type]
     if form.type == "MultiDiscrete":
-        dtype = _dtype(form.dtype)
+        dtype = np.dtype(form.dtype)
         return spaces.MultiDiscrete(np.array(form.nvec, dtype), dtype=dtype.type, start=np.array(form.start, dtype))
     if form.type == "MultiBinary":
         return spaces.MultiBinary(_shape([form.n])[0] if isinstance(form.n, int) else _shape(form.n))
@@ -157,6 +157,10 @@ def _space(form: SpaceForm) -> spaces.Space[Any] | None:
     if None in parts.values():
         return None
     return spaces.Dict(parts) if form.type == "Dict" else spaces.Tuple(parts.values())
+
+
+def _text(dtype: Any) -> str:
+    return np.dtype(dtype).newbyteorder("<").str
 
 
 def _bound(bound: np.ndarray) -> Any:
@@ -184,13 +188,6 @@ def _as_bound(value: Any, dtype: np.dtype, shape: tuple[int, ...]) -> np.ndarray
     if not all(type(each) in (int, float, bool) for each in numbers):
         raise DatasetError("a bound of a Box in it is no number")
     return np.array(numbers, dtype).reshape(shape if type(value) is list else (1,) * len(shape))
-
-
-def _dtype(name: str) -> np.dtype:
-    dtype = np.dtype(name)
-    if dtype.kind not in "biuf" or dtype.name != name:
-        raise DatasetError(f"a space in it has the dtype {name[:80]!r}, and only numbers can be stored")
-    return dtype
 
 
 def _shape(sizes: list[int]) -> tuple[int, ...]:

@@ -186,7 +186,7 @@ def _final_obs(infos: dict[str, Any], rows: np.ndarray) -> Any:
 
 
 def _restarted(infos: dict[str, Any], n: int) -> np.ndarray:
-    """Which envs failed and were made again in this step."""
+    """The envs that failed and were made again in this step."""
     found = np.zeros(n, np.bool_)
     for each in (infos, infos.get("final_info", {})):
         if "restarted" in each and "error" in each:
@@ -202,7 +202,7 @@ class RecordedEngine(RowWiseWrapper):
         self._recorder, self._seeds = recorder, np.full(recorder.n, -1)
         """The seeds of the latest resets that envs were sent, alone or after a last step; -1: none."""
         self._in_order = False
-        """Whether the last round is a step of all envs, whose rows come in their order."""
+        """True if the last round is a step of all envs, whose rows come in their order."""
         self._stored: Any = None
         """The actions of the last round as they are stored."""
         weakref.finalize(self, recorder.finish, complete=False)  # where it is dropped without `close`
@@ -248,7 +248,7 @@ class RecordedEngine(RowWiseWrapper):
         return obs, info
 
     def set_episode_state(self, ids: np.ndarray, state: dict[Any, Any]) -> None:
-        """Give up the episodes of these envs: what follows `set_state` is the rest of others."""
+        """Abandon the episodes of these envs: after `set_state` their first observations are not known."""
         self._recorder.discard(ids)
 
     def map_round(self, obs: Any, rew: Any, terminated: Any, truncated: Any, info: np.ndarray) -> Any:

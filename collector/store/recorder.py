@@ -1,4 +1,4 @@
-"""EpisodeRecorder: takes the rows of rounds as they come, and gives a writer the episodes that have ended."""
+"""EpisodeRecorder: keeps the rows of rounds as they come, and gives a writer the episodes that have ended."""
 
 from __future__ import annotations
 
@@ -60,11 +60,11 @@ class EpisodeRecorder:
         the buffer, the seed of its episode."""
         self._all, self._began, self._count, self._seeds = self._state
         self._together = True
-        """Whether all envs took part in each round."""
+        """True if all envs took part in each round."""
         self._ended: list[tuple[np.ndarray, Any]] = []
         """The state of envs whose episodes ended, and their last observations."""
-        self._oldest = 0.0
-        """When the first of the episodes ended that are not committed; 0.0: there are none."""
+        self._due = float("inf")
+        """The time at which the episodes that have ended are committed; infinite: there are none."""
 
     def actions(self, action: Any, ids: Sequence[int]) -> Any:
         """The actions of these envs as they are stored: a tree of arrays. Raises as a vector env of vecenv does for
@@ -83,7 +83,7 @@ class EpisodeRecorder:
             )
 
     def begin(self, ids: np.ndarray | None, obs: Any, seeds: Iterable[int | None] | None = None) -> None:
-        """Episodes of these envs (None: all) begin with these rows of observations. Those in progress are abandoned.
+        """Begin episodes of these envs (None: all) with these rows of observations; those in progress are abandoned.
 
         `obs`: None where they are the last ones that `step` got.
         """
@@ -96,18 +96,18 @@ class EpisodeRecorder:
         self._began[envs] = at
 
     def discard(self, ids: Any = slice(None)) -> None:
-        """The episodes in progress of these envs are not recorded, nor their next steps, until others begin."""
+        """Abandon the episodes in progress of these envs: their next steps are not recorded until others begin."""
         self._began[ids] = _NONE
 
     def step(
         self, ids: np.ndarray | None, action: Any, obs: Any, reward: Any, terminated: Any, truncated: Any
     ) -> np.ndarray:
-        """Rows of steps of these envs (None: all), and the observations after them; returns which ended an episode, for
-        `end`.
+        """Record a step of each of these envs (None: all), with the observations after it; return the rows that ended
+        an episode, for `end`.
         """
         self._check_open()
         n, buffer = self.n, self._buffer
-        if self._is_due() or (self._count[0] if self._together else self._count.max()) == buffer.steps:
+        if time.monotonic() >= self._due or (self._count[0] if self._together else self._count.max()) == buffer.steps:
             self.cut()
         self._together &= ids is None
         envs = self._all if ids is None else ids
@@ -129,13 +129,10 @@ class EpisodeRecorder:
         return ended
 
     def end(self, envs: np.ndarray, last_obs: Any) -> None:
-        """The episodes of these envs ended with their last steps; `last_obs` are rows in memory of their own."""
+        """End the episodes of these envs with their last steps; `last_obs` are rows in memory of their own."""
         self._ended.append((self._state[:, envs], last_obs))
         self._began[envs] = _NONE
-        self._oldest = self._oldest or time.monotonic()
-
-    def _is_due(self) -> bool:
-        return self._oldest > 0 and time.monotonic() - self._oldest > self._shard_seconds
+        self._due = min(self._due, time.monotonic() + self._shard_seconds)
 
     def cut(self) -> None:
         """Give the writer the episodes that have ended, and commit them where that is due.
@@ -153,8 +150,8 @@ class EpisodeRecorder:
                         self._writer.add(each)
                 raise
             finally:
-                if self._writer.waiting_bytes >= self._shard_bytes or self._is_due():
-                    self._oldest = 0.0
+                if self._writer.waiting_bytes >= self._shard_bytes or time.monotonic() >= self._due:
+                    self._due = float("inf")
                     self._writer.commit()
 
     def _take(self) -> EpisodeBatch:

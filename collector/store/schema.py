@@ -89,7 +89,7 @@ class SpaceForm(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
     """A space of gymnasium: its type, and the arguments that make it; of another type its text, without a way back."""
 
     type: Literal["Box", "Discrete", "MultiDiscrete", "MultiBinary", "Dict", "Tuple", "other"]
-    dtype: str = ""
+    dtype: Literal[("", *DTYPES)] = ""  # type: ignore[valid-type]
     shape: Shape = []
     low: Any = None
     """A bound of a Box is one number, or a list in C order; infinity is "inf"."""
@@ -98,7 +98,6 @@ class SpaceForm(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
     nvec: list[Any] = []
     start: int | list[Any] = 0
     spaces: dict[str, SpaceForm] | list[SpaceForm] = []
-    name: str = ""
     text: str = ""
 
 

@@ -22,8 +22,8 @@ from typing import Any
 import numpy as np
 
 from collector.episodes.episode import EpisodeBatch
-from collector.store.manifest import MANIFEST, file_name
-from collector.store.packed import Layout, batch_of, check_whole, returns_of
+from collector.store.manifest import MANIFEST, Manifest, file_name
+from collector.store.packed import batch_of, check_whole, returns_of
 from collector.store.safe_folder import PARTIAL, DatasetError, SafeFolder
 from collector.store.schema import ShardLine
 
@@ -94,17 +94,15 @@ class Shards:
     `memory` bytes, so that memory stays below that and one shard. Pickled, it takes along which have been checked.
     """
 
-    def __init__(
-        self, root: Path, records: list[ShardLine], index: np.ndarray, layout: Layout | None, memory: int
-    ) -> None:
-        self.root, self.records, self.layout, self.memory = root, records, layout, memory
-        self._index = index
-        self._bounds = np.searchsorted(index["shard"], np.arange(len(records) + 1))
+    def __init__(self, root: Path, manifest: Manifest, memory: int) -> None:
+        self.root, self.memory = root, memory
+        self.records, self.layout, self._index = manifest.shards, manifest.layout, manifest.index
+        self._bounds = np.searchsorted(self._index["shard"], np.arange(len(self.records) + 1))
         self._checked: set[int] = set()
         self._open: OrderedDict[int, EpisodeBatch] = OrderedDict()
         soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
         descriptors = 8192 if soft == resource.RLIM_INFINITY else max(64, min(8192, soft // 2))
-        self._most_open = max(1, descriptors // (1 if layout is None else len(layout.arrays(0, 0))))
+        self._most_open = max(1, descriptors // (1 if self.layout is None else len(self.layout.arrays(0, 0))))
 
     def __getstate__(self) -> dict[str, Any]:
         return {**vars(self), "_open": OrderedDict()}

@@ -52,13 +52,13 @@ class Shows(gymnasium.Env):
 
 
 def wrapped(wrapper, rows, space, **options):
-    """What a wrapper of gymnasium makes of each row."""
+    """Each row as a wrapper of gymnasium returns it."""
     env = wrapper(Shows(rows, space), **options)
     return np.stack([env.reset()[0], *(env.step(0)[0] for _ in rows[1:])])
 
 
 def transformed(transform, **parts):
-    """What a transform of TorchRL makes of a batch, under the key of its result."""
+    """A batch as a transform of TorchRL returns it, under the key of its result."""
     parts = {name: torch.from_numpy(array) for name, array in parts.items()}
     return transform(TensorDict(parts, [len(next(iter(parts.values())))]))
 

@@ -233,11 +233,8 @@ class ProcessBackend(Backend):
 
     def _unanswered(self) -> dict[WorkerHandle, Sequence[int]]:
         """The workers that have not answered in full, with the envs whose answers are missing."""
-        unanswered: dict[WorkerHandle, Sequence[int]] = {w: w.ids for w, _ in self._requests.values()}
-        for worker in self.pool.workers:
-            if pending := self._pending(worker):
-                unanswered[worker] = pending
-        return unanswered
+        called: dict[WorkerHandle, Sequence[int]] = {worker: worker.ids for worker, _ in self._requests.values()}
+        return called | {worker: ids for worker in self.pool.workers if (ids := self._pending(worker))}
 
     def take(self, ids: Sequence[int] | None) -> Taken:
         if not IN_ORDER:  # so that the rows are read after the status bytes

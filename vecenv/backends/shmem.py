@@ -21,6 +21,7 @@ import pickle
 import select
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -54,37 +55,6 @@ LONG_ROUND = 5e-3
 """Seconds: after a longer wait spinning is not worth its CPU time, so the parent sleeps at once."""
 
 
-class CPUWhileAsleep:
-    """Context in which a worker sleeps: it may be woken on one CPU only, and may run on all as soon as it is awake.
-
-    The scheduler wakes a task where it ran last. Where there are as many workers as CPUs, two of them then share one
-    while the other CPU idles once the caller sleeps, for half a millisecond or more. Nothing is bound while it runs, so
-    two programs still share the machine fairly.
-    """
-
-    def __init__(self, index: int, num_workers: int) -> None:
-        self._index, self._num_workers = index, num_workers
-        self._all: set[int] | None = None
-        self._own: set[int] | None = None
-
-    def __enter__(self) -> None:
-        if self._all is None:  # not before: env constructors may change it
-            self._all = (allowed_cpus() if binds_to_cpus() else None) or set()
-            if 1 < len(self._all) <= self._num_workers:
-                self._own = {sorted(self._all)[self._index % len(self._all)]}
-        if self._own is not None:
-            self._allow(self._own)
-
-    def __exit__(self, *exc: object) -> None:
-        if self._own is not None:
-            self._allow(self._all or set())
-
-    @staticmethod
-    def _allow(cpus: set[int]) -> None:
-        with contextlib.suppress(OSError):  # a CPU was taken away from the process meanwhile
-            allow_cpus(0, cpus)
-
-
 @dataclass
 class ShmemArgs:
     """Files that a worker shares with the parent besides its channel."""
@@ -106,7 +76,8 @@ class ShmemServer(RoundServer):
         self._shared: ShmemArgs = args.transport
         self._handled = 0
         self._payloads: dict[int, bytes] = {}
-        self._cpu = CPUWhileAsleep(args.index, 0 if args.eager else args.num_workers)
+        self._num_workers = 0 if args.eager else args.num_workers
+        self._index = args.index
         control, w = Control(args.num_workers, args.control.fd), args.index
         self._rounds = control.rounds[w : w + 1]
         self._parent_wakeup = Wakeup(-1, self._shared.parent_wakeup.fd, control.sleepers[args.num_workers :])
@@ -153,14 +124,34 @@ class ShmemServer(RoundServer):
         """Sleep until there is another round, or a frame is under way."""
         self._wakeup.flag[0] = 1
         fence()
-        with self._cpu:
-            while True:
-                poller = self._pollers[self._full[0] + 1 & 1]  # before the last look at what it would announce
-                if is_asked():
-                    break
-                if self._wakeup.read in dict(poller.poll()):
-                    self._wakeup.clear()
+        self._allow(0)
+        while True:
+            poller = self._pollers[self._full[0] + 1 & 1]  # before the last look at what it would announce
+            if is_asked():
+                break
+            if self._wakeup.read in dict(poller.poll()):
+                self._wakeup.clear()
+        self._allow(1)
         self._wakeup.flag[0] = 0
+
+    @cached_property
+    def _cpus(self) -> tuple[set[int], set[int]] | None:
+        """The one CPU on which the worker may be woken, and those on which it may run; None where they are the same.
+
+        The scheduler wakes a task where it ran last. Where there are as many workers as CPUs, two of them then share
+        one while the other CPU idles once the caller sleeps, for half a millisecond or more. Nothing is bound while it
+        runs, so two programs still share the machine fairly. Read at the first sleep: env constructors may change it.
+        """
+        cpus = (allowed_cpus() if binds_to_cpus() else None) or set()
+        if not 1 < len(cpus) <= self._num_workers:
+            return None
+        return {sorted(cpus)[self._index % len(cpus)]}, cpus
+
+    def _allow(self, awake: int) -> None:
+        """Bind the worker to its CPU for sleeping (0), or to none (1)."""
+        if self._cpus is not None:
+            with contextlib.suppress(OSError):  # a CPU was taken away from the process meanwhile
+                allow_cpus(0, self._cpus[awake])
 
     def _read_frame(self, channel: Channel) -> bool:
         """Handle the next frame; returns True if it was CLOSE."""

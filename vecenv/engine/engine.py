@@ -208,9 +208,7 @@ class Engine:
             )  # equal ones may be two objects
             and self.usable
             and self.status.bytes.tobytes() == self.status.all_idle
-            and not self.backend.lost
-            and not self.recovery.errors
-            and not kwargs
+            and not (self.backend.lost or self.recovery.errors or kwargs)
         )
         ops: Any = opcodes.STEP
         encoded: Mapping[int, Any] = NO_ARGUMENTS  # type: ignore[assignment]
@@ -226,11 +224,12 @@ class Engine:
                 ops, encoded = opcodes.STEP_OBJECT, dict(zip(asked, action, strict=True))
         if autoreset is not False:
             ops |= opcodes.AUTORESET
-            self._seed_next(... if ids is None else ids, autoreset)
+            if autoreset is not True or self._seeded or not self.autoresets:
+                self._seed_next(... if ids is None else ids, autoreset)
         args: dict[int, dict[str, Any]] = NO_ARGUMENTS  # type: ignore[assignment]
         if resets is not None and len(rows := resets.nonzero()[0]):
             args = reset_arguments((rows if ids is None else ids[rows]).tolist(), kwargs)
-            encoded = {i: each for i, each in encoded.items() if i not in args} | (args if kwargs else {})
+            encoded = {**encoded, **args} if kwargs else {i: encoded[i] for i in encoded if i not in args}
             ops = np.where(resets, np.uint8(opcodes.RESET_KWARGS if kwargs else opcodes.RESET), np.uint8(ops))
         elif kwargs:
             raise TypeError(f"send() got {sorted(kwargs)}, which are for resets, but no ids to reset")
@@ -283,11 +282,11 @@ class Engine:
             self.statistics.left_out += self.env_num - len(ids)
         if self._absorbs:
             self.recovery.keep_rows(ids)
-        if self.recovery.errors:
-            ids, ops = self.recovery.answer_failed(np.arange(self.env_num) if ids is None else ids, ops)
-            encoded = {i: encoded[i] for i in ids.tolist() if i in encoded}
-            if not len(ids):
-                return
+            if self.recovery.errors:
+                ids, ops = self.recovery.answer_failed(np.arange(self.env_num) if ids is None else ids, ops)
+                encoded = {i: encoded[i] for i in ids.tolist() if i in encoded}
+                if not len(ids):
+                    return
         try:
             self.backend.send(ids, ops, encoded)
         except Exception as error:

@@ -46,7 +46,7 @@ class Recovery:
         self._times: dict[int, deque[float]] = {}
         self.absorbs = on_error == "restart"
         self.errors: dict[int, BaseException] = {}
-        """Why each failed env has to be reset."""
+        """The reason why each failed env has to be reset."""
         self._traces: dict[int, tuple[BaseException, TracebackType | None]] = {}
         self.rows: dict[int, Extra] = {}
         """on_error="restart": the results of failed envs that were asked to step, until they are taken."""

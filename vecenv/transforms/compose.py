@@ -163,7 +163,11 @@ class HasTransforms:
     def env_before(self, transform: Transform) -> Any:
         """The same base env with clones of the transforms before this one (`transform.parent`)."""
         index = next(i for i, each in enumerate(self.transform) if each is transform)
-        return type(self)(self.base_env, self.transform[:index])  # type: ignore[call-arg]
+        return self.with_transforms(self.transform[:index])
+
+    def with_transforms(self: Self, transforms: Any) -> Self:
+        """Wrap the same base env anew, with these transforms."""
+        return type(self)(self.base_env, transforms)  # type: ignore[call-arg]
 
     def state_dict(self) -> dict[str, Any]:
         """The statistics that the transforms have learnt."""

@@ -99,7 +99,7 @@ class Flatten(Transform):
 
     def decided_by(self, space: spaces.Space[Any]) -> Any:
         if self.in_keys is not None:
-            return None
+            return super().decided_by(space)
         return [
             (path, child if isinstance(child, (spaces.Discrete, spaces.MultiDiscrete)) else (child.shape, child.dtype))
             for path, child in leaves_of(tree_of(space))

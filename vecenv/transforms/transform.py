@@ -175,10 +175,11 @@ class Transform:
         return space
 
     def decided_by(self, space: spaces.Space[Any]) -> Any:
-        """The part of an observation space that decides about rows, besides the shapes and dtypes of the parts that are
-        meant: it must be the same in all envs of a vector env.
+        """The properties of an observation space that must be the same in all envs of a vector env: the parts that are
+        transformed, with the shapes and dtypes of their rows.
         """
-        return None
+        tree = space_tree(space, "observation")
+        return [(path, [row_of(leaf) for leaf in nest.leaves(part(tree, path))]) for path, _ in self.places(tree)]
 
     def attach(self, owner: Any, num_envs: int, observation_space: Any, action_space: Any) -> None:
         """Note the env that it is now a part of, with `num_envs` envs and the spaces of one below it; its state is

@@ -189,6 +189,8 @@ class NoopReset(EnvTransform):
 
     def __init__(self, noops: int = 30, random: bool = True, action: Any = "random") -> None:
         super().__init__()
+        if isinstance(action, str) and action != "random":
+            raise ValueError(f'action is "random" or an action, got {action!r}')
         self.noops, self.random, self.action = check_count("noops", noops), bool(random), action
 
     def wrap(self, env: Env) -> Env:

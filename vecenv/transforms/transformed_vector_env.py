@@ -8,10 +8,8 @@ from typing import Any
 import numpy as np
 
 from vecenv import nest
-from vecenv.backends.memory.arena import ObjectLeaf, merge_trees, space_tree
 from vecenv.base import BaseVectorEnv
 from vecenv.engine.arguments import seed_chain
-from vecenv.transforms.arrays import part
 from vecenv.transforms.compose import Compose, HasTransforms
 from vecenv.transforms.transform import EnvTransform, Rows, Transform
 from vecenv.wrappers import RowWiseWrapper
@@ -177,27 +175,16 @@ class TransformedVectorEnv(HasTransforms, RowWiseWrapper):
 
 
 def _check_equal_parts(transform: Transform, spaces: list[Any]) -> None:
-    """ValueError where the transform works on a part that is no array of one shape and dtype in all envs, or whose
-    space says something else in one of them.
-    """
+    """ValueError where the transform works on parts that differ between envs, in their shape or dtype for most."""
     if any(space is None for space in spaces):
         raise ValueError(f"{transform} needs envs with an observation_space")
-    if others := [
-        i for i, space in enumerate(spaces) if transform.decided_by(space) != transform.decided_by(spaces[0])
-    ]:
+    decides, own = transform.decided_by, transform.decided_by(spaces[0])
+    if others := [i for i, space in enumerate(spaces) if space != spaces[0] and decides(space) != own]:
         raise ValueError(
             f"{transform} cannot transform observations of env 0, which are of {spaces[0]}, and of envs {others}, of "
             f"{spaces[others[0]]} (env {others[0]}), in one batch; put the transform into a TransformedEnv around each "
             "env"
         )
-    tree = merge_trees([space_tree(space, "obs") for space in spaces], "obs")
-    for source, _ in transform.places(spaces[0]):
-        for leaf in nest.leaves(part(tree, source)):
-            if isinstance(leaf, ObjectLeaf):
-                raise ValueError(
-                    f"{transform} cannot transform {leaf.path}: it is no array with the same shape and dtype in all "
-                    "envs; put the transform into a TransformedEnv around each env"
-                )
 
 
 def _each_once(function: Any, spaces: list[Any]) -> list[Any]:

@@ -63,7 +63,7 @@ class VecNorm(Freezable):
             raise ValueError(f"eps must be above 0, got {eps}")
         self.decay, self.eps = float(decay), float(eps)
         self.norms_reward = in_keys is None or REWARD in in_keys
-        keys = None if in_keys is None else [key for key in in_keys if key != REWARD]
+        keys = in_keys if in_keys is None or isinstance(in_keys, str) else [key for key in in_keys if key != REWARD]
         self._keep({})
         self._shared: Any = None
         """The SharedState that has them, where envs share them."""

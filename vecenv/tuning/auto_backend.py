@@ -32,9 +32,9 @@ SECONDS = 0.15
 MAKE_TIMEOUT, TIMEOUT = 5.0, 1.0
 """Seconds that backend="auto" gives one env to be made, with all that it imports, and to be stepped and closed."""
 DUMMY_ROUND, SHMEM_ROUND = 10e-6, 250e-6
-"""Seconds of a round beside the steps. That of workers is for a caller that has computed for 0.3 ms or more between two
-rounds: they have fallen asleep (measured on two CPUs: 80 to 250 us after a sleep, 250 to 450 us after numpy or torch,
-whose threads take the CPUs of the workers)."""
+"""Seconds of a round beside the steps. The one of workers is for a caller that has computed for 0.3 ms or more between
+two rounds: they have fallen asleep (measured on two CPUs: 80 to 250 us after a sleep, 250 to 450 us after numpy or
+torch, whose threads take the CPUs of the workers)."""
 ROW = 1e-6
 """Seconds of an env in a round beside its step."""
 GAIN = 0.9
@@ -90,8 +90,12 @@ def measure_cost(env_fn: Callable[[], Any], seconds: float, make_timeout: float,
     (True, False)
     """
     make = partial(Measured, pickle_env_fn(0, env_fn), seconds)
-    with ShmemVectorEnv([make], start_timeout=make_timeout, step_timeout=timeout) as venv:
-        result: EnvCost | str = venv.call("measure")[0]
+    try:
+        with ShmemVectorEnv([make], start_timeout=make_timeout, step_timeout=timeout) as venv:
+            result: EnvCost | str = venv.call("measure")[0]
+    except WorkerTimeoutError as error:
+        late = f"one env, alone in a worker, was not made in {make_timeout} s, or not stepped and closed in {timeout} s"
+        raise WorkerTimeoutError(late) from error
     return result
 
 
@@ -214,10 +218,7 @@ def _choose(env_fns: Sequence[Callable[[], Any]]) -> Choice:
         for i, env_fn in {id(env_fn): (i, env_fn) for i, env_fn in reversed(list(enumerate(env_fns)))}.values():
             pickle_env_fn(i, env_fn)
         cost = measure_cost(env_fns[0], SECONDS, MAKE_TIMEOUT, TIMEOUT)
-    except WorkerTimeoutError:
-        late = f"one env was not made in {MAKE_TIMEOUT} s, or not stepped and closed in {TIMEOUT} s"
-        return Choice("shmem", None, late)
-    except WorkerDiedError as error:
+    except (WorkerTimeoutError, WorkerDiedError) as error:
         cost = str(error)
     except Exception as error:
         return Choice("dummy", None, f"an env cannot be made in a worker: {type(error).__name__}: {error}")

@@ -144,7 +144,13 @@ def tune(env_fns: EnvFns, *, pause: float = 0.3e-3, seconds: float = 2.0) -> Tun
     with warnings.catch_warnings(), ExitStack() as opened:
         warnings.filterwarnings("ignore", "a worker spent")  # the advice of envs that wait: it is what is found out
         measured = measured_env_fns(fns)
-        cost = _cost(measured[0], duration)
+        try:
+            found = measure_cost(measured[0], duration / 4, START_TIMEOUT, START_TIMEOUT)
+        except (WorkerTimeoutError, WorkerDiedError):
+            raise
+        except Exception as error:  # only the candidates show whether it can be used
+            found = str(error)
+        cost = found if isinstance(found, EnvCost) else None
         loops = [_Loop(*candidate, cost, len(fns), pause) for candidate in candidates(cost, len(fns))]
         _open(loops, measured, opened, 3 * duration)
         _measure(loops, duration)
@@ -165,20 +171,6 @@ def candidates(cost: EnvCost | None, n: int) -> list[tuple[str, int | None]]:
         *[("shmem", k) for k in shmem],
         *[("thread", k) for k in dict.fromkeys([min(n, cpus), *each])],
     ]
-
-
-def _cost(env_fn: Callable[[], Any], seconds: float) -> EnvCost | None:
-    """The cost of one env; None if it cannot be measured, and only the candidates show whether it can be used."""
-    try:
-        cost = measure_cost(env_fn, seconds / 4, START_TIMEOUT, START_TIMEOUT)
-    except WorkerTimeoutError as error:
-        message = f"one env, alone in a worker, was not made, stepped and closed within {START_TIMEOUT} s"
-        raise WorkerTimeoutError(message) from error
-    except WorkerDiedError:
-        raise
-    except Exception:
-        return None
-    return None if isinstance(cost, str) else cost
 
 
 class _Loop:

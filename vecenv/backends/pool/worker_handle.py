@@ -74,7 +74,7 @@ class WorkerHandle(Watched):
         self.problems: list[str] | None = None
         """Problems in closing its envs; None until it has closed them."""
         self.reason: Reason | None = None
-        """Why the parent killed it, if it did."""
+        """The reason why the parent killed it, if it did."""
         self.torn = False
         """True if it was killed because a message was cut off."""
 
