@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -19,6 +20,7 @@ import pytest
 from tests.backends import FULL
 from tests.faulty import counters
 from vecenv import ShmemVectorEnv
+from vecenv.backends.ipc import waiting
 from vecenv.backends.pool import spinning_threads
 from vecenv.backends.pool.spinning_threads import PAUSE_SOFT, SpinningThreads, can_release, is_enabled, release_pool
 
@@ -356,6 +358,32 @@ class TestWhenItIsUsed:
             program.rounds(20_000)
         assert len(caught) == 1
         assert not program.spinning.stats()["openmp_active"]
+
+
+class TestSpinWait:
+    @staticmethod
+    def slept(monkeypatch: pytest.MonkeyPatch, slow: Callable[[int], bool]) -> float:
+        """The share of 20,000 waits that sleep, where `slow` says before which of them a yield takes 3 ms."""
+        wait, now = 0, 0.0
+
+        def sched_yield() -> None:
+            nonlocal now
+            now += 3e-3 if slow(wait) else 1e-6
+
+        monkeypatch.setattr(waiting.os, "sched_yield", sched_yield)
+        monkeypatch.setattr(waiting.time, "perf_counter", lambda: now)
+        looking, sleeps = waiting.SpinWait(50), 0
+        for wait in range(20_000):
+            looks = iter([False, False])  # the third look finds an answer
+            sleeps += not looking.until(lambda looks=looks: next(looks, True))  # type: ignore[misc]
+        return sleeps / 20_000
+
+    def test_it_looks_on_an_idle_machine_and_sleeps_beside_programs_that_compute(self, monkeypatch):
+        assert self.slept(monkeypatch, lambda wait: False) == 0
+        assert self.slept(monkeypatch, lambda wait: True) > 0.99
+
+    def test_the_callers_own_work_after_each_batch_is_no_program_beside_it(self, monkeypatch):
+        assert self.slept(monkeypatch, lambda wait: wait % 64 == 0) < 0.3
 
 
 @pytest.mark.slow  # whether threads spin long enough depends on what else the machine runs
