@@ -373,7 +373,7 @@ class TestSpinWait:
         monkeypatch.setattr(waiting.os, "sched_yield", sched_yield)
         monkeypatch.setattr(waiting.time, "perf_counter", lambda: now)
         looking, sleeps = waiting.SpinWait(50), 0
-        for wait in range(20_000):
+        for wait in range(20_000):  # noqa: B007  (`sched_yield` reads it)
             looks = iter([False, False])  # the third look finds an answer
             sleeps += not looking.until(lambda looks=looks: next(looks, True))  # type: ignore[misc]
         return sleeps / 20_000
