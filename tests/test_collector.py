@@ -378,7 +378,7 @@ WRONG = [
 ]
 
 
-@pytest.mark.parametrize(("options", "error", "message"), WRONG, ids=str)
+@pytest.mark.parametrize(("options", "error", "message"), WRONG)
 def test_wrong_arguments_are_refused(options: dict[str, Any], error: type, message: str) -> None:
     with pytest.raises(error, match=message):
         AsyncDataCollector(**{"create_env_fn": countdowns(3), "policy": zeros, "frames_per_batch": 10, **options})
