@@ -20,6 +20,7 @@ from vecenv import (
     BaseVectorEnv,
     ClosedError,
     DummyVectorEnv,
+    GymnasiumVectorEnv,
     ObservationError,
     from_gymnasium,
     nest,
@@ -84,6 +85,10 @@ def test_rows_are_those_of_the_same_envs_one_by_one(mode: str, form: str) -> Non
         with native(mode, form, resets_by_id=by_id) as venv, DummyVectorEnv(counting(form)) as plain:
             assert isinstance(venv, BaseVectorEnv)
             assert_same(drive(venv, how), drive(plain, how))
+        for final in ["dict", "list"] if mode == "SameStep" else ["dict"]:
+            ours = GymnasiumVectorEnv(DummyVectorEnv(counting(form)), autoreset_mode=mode, final_info_format=final)
+            with from_gymnasium(ours, resets_by_id=by_id) as venv, DummyVectorEnv(counting(form)) as plain:
+                assert_same(drive(venv, how), drive(plain, how))
 
 
 @FULL

@@ -218,11 +218,12 @@ class GymnasiumBackend(NativeBackend):
         obs, first_infos = nest.map(np.copy, self.arena.obs), list(infos)
         for i in ended.tolist():
             info = first_infos[i] = dict(infos[i])
-            if "final_obs" not in info:
+            key = "final_obs" if "final_obs" in info else "final_observation"  # the second in gymnasium 0.29
+            if key not in info:
                 raise EnvContractError(
                     f"env {i}: {self.name} ended an episode in SAME_STEP mode, but its infos have no final_obs"
                 )
-            nest.put(self.arena.obs, i, self._fitted(info.pop("final_obs"), self._row))
+            nest.put(self.arena.obs, i, self._fitted(info.pop(key), self._row))
             last_info = info.pop("final_info", None)
             infos[i] = info if last_info is None else last_info  # some (Atari's) keep no info of the last step apart
         return obs, first_infos
