@@ -19,7 +19,7 @@ from collector.jobs.job import ANYWHERE, Job, JobError, as_record, as_shown
 from collector.jobs.making import hash_of, with_statistics
 from collector.jobs.names import check_names
 from collector.jobs.transform_statistics import with_frozen
-from collector.store.dataset_head import HEAD, make_head, read_head
+from collector.store.dataset_head import HEAD, differences, make_head, read_head
 from collector.store.safe_folder import DatasetError, FolderLock, SafeFolder
 from collector.store.writer import check_files, contents, writing
 
@@ -228,24 +228,9 @@ def cpu_capability() -> str:
 # Changes of a job that goes on.
 
 
-def changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    """Name the entries that differ, with both values.
-
-    >>> changes({"seed": 4, "env": "a"}, {"seed": 5, "env": "a"})
-    ['seed was 4, and is 5']
-    """
-
-    def short(value: Any) -> str:
-        text = repr(value)
-        return text if len(text) <= 100 else f"{text[:97]}..."
-
-    pairs = ((name, before.get(name), now.get(name)) for name in {**before, **now})
-    return [f"{name} was {short(old)}, and is {short(new)}" for name, old, new in pairs if old != new]
-
-
 def check_unchanged(folder: Path, stored: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:
     """Raise `JobError` where anything differs."""
-    if found := changes(stored, wanted):
+    if found := differences(stored, wanted):
         advice = "choose another folder, or replace what is there with --overwrite"
         raise JobError(f"the job of {folder} has changed: {'; '.join(found)}; {advice}")
 
@@ -266,5 +251,5 @@ def check_head(folder: Path, stored: Mapping[str, Any], now: Mapping[str, Any]) 
     names = ("observation_space", "action_space", "policy_hash")
     check_unchanged(folder, *({name: head[name] for name in names} for head in (stored, now)))
     old, new = ({**head["versions"], "cpu": head["cpu"], "device": head["device"]} for head in (stored, now))
-    found = changes(old, new) if stored["repeatable"] else []
+    found = differences(old, new) if stored["repeatable"] else []
     return [f"{each}, since the job began: the same bits are not promised" for each in found]

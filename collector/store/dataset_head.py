@@ -6,6 +6,7 @@ import json
 import math
 import os
 import platform
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -74,14 +75,23 @@ def _checked(data: bytes) -> dict[str, Any]:
 
 
 def changes(head: dict[str, Any], before: dict[str, Any]) -> list[str]:
-    """Differences of two heads that keep a writer from going on, as "name: before -> now".
+    """Name what differs in two heads and keeps a writer from going on.
 
     >>> changes({"job": {"seed": 1, "env": "a"}}, {"job": {"seed": 0, "env": "a"}})
-    ['job.seed: 0 -> 1']
+    ['job.seed was 0, and is 1']
     """
     now, then = (_compared(json.loads(json.dumps(each))) for each in (head, before))  # where tuples are lists
-    names = [name for name in {**then, **now} if then.get(name) != now.get(name)]
-    return [f"{name}: {_short(then.get(name))} -> {_short(now.get(name))}" for name in names]
+    return differences(then, now)
+
+
+def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    """Name the entries that differ, with both values.
+
+    >>> differences({"seed": 4, "env": "a"}, {"seed": 5, "env": "a"})
+    ['seed was 4, and is 5']
+    """
+    pairs = ((name, before.get(name), now.get(name)) for name in {**before, **now})
+    return [f"{name} was {_short(old)}, and is {_short(new)}" for name, old, new in pairs if old != new]
 
 
 def _compared(head: dict[str, Any]) -> dict[str, Any]:
@@ -91,8 +101,8 @@ def _compared(head: dict[str, Any]) -> dict[str, Any]:
 
 
 def _short(value: Any) -> str:
-    text = json.dumps(value)
-    return text if len(text) <= 100 else text[:97] + "..."
+    text = repr(value)
+    return text if len(text) <= 100 else f"{text[:97]}..."
 
 
 def space_to_json(space: Any) -> Any:
