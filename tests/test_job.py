@@ -27,7 +27,7 @@ from tests.backends import FULL
 from tests.job_envs import HERE, assert_equal, assert_same, assert_whole, counting, job, process, stop_at
 from vecenv import DummyVectorEnv
 
-NOTICE = "Ending after this round, and keeping what is whole; once more ends it at once."
+NOTICE = "Ending the job: finished episodes are kept, unfinished ones are dropped. A second signal ends it at once."
 backends = pytest.mark.parametrize(
     "backend",
     [

@@ -84,6 +84,7 @@ class RayHere:
         self.ray = self
         self._rng, self._deadly = random.Random(seed), deadly
         self._calls: dict[int, bytes] = {}
+        self.ended: list[int] = []
 
     def start_task(self, function: Any, options: Any, task: Range) -> int:
         assert function is play_range
@@ -105,6 +106,7 @@ class RayHere:
 
     def cancel(self, task: int, force: bool) -> None:
         assert force, "an overshoot is not needed"
+        self.ended.append(task)
 
 
 @pytest.mark.parametrize(
@@ -133,6 +135,23 @@ def test_whenever_tasks_die_each_episode_is_there_once(
     assert data.verify() == []
     assert not [*(tmp_path / "a/shards").glob("w*")], "also of tasks that were not needed any more"
     assert_same(tmp_path / "a", tmp_path / "whole")
+
+
+def test_a_second_ctrl_c_ends_the_tasks_on_a_cluster_that_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here = RayHere(0.0, 0)
+    monkeypatch.setattr(on_ray, "start_task", here.start_task)
+    monkeypatch.setattr(run, "connect_to", lambda address: nullcontext(here))
+
+    def twice(state: Any) -> None:
+        for _ in range(2):
+            signal.raise_signal(signal.SIGINT)
+
+    endless = job(**counting(), steps=10**6)
+    with pytest.raises(KeyboardInterrupt):
+        run_job(endless, tmp_path / "a", cluster="auto", cluster_actors=3, on_progress=twice)
+    assert len(here.ended) == 2, "all but the one that has returned"
 
 
 # On Ray.

@@ -197,6 +197,14 @@ class TestTransitions:
         assert (count, size) == (24, 186)
         assert grown < 70, "two episodes of 8 MB, and pages of 16 MB and a shard"
 
+    def test_a_shard_that_could_not_be_inflated_is_not_compressed(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr("collector.store.shard.LARGEST_INFLATED", 500)
+        data = Dataset(write(tmp_path / "a", [(0, 1, 2, 3), (4,)], compress=True))
+        assert [(tmp_path / "a" / name / "obs.npy").exists() for name in data.shard_files] == [True, False]
+        assert data.verify() == []
+
     @FULL
     def test_torch_has_views_with_workers(self, tmp_path: Path) -> None:
         torch = pytest.importorskip("torch")

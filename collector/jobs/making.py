@@ -113,7 +113,7 @@ def make_venv(job: Job, statistics: Sequence[dict[str, Any]] | None = None) -> A
     options: dict[str, Any] = {} if job.backend == "dummy" else {"num_workers": job.num_workers}
     if job.on_error == "retry":
         options |= {"on_error": "restart", "max_restarts": MAX_RESTARTS}
-    if job.step_timeout is not None and job.backend != "dummy":
+    if job.step_timeout is not None:
         options["step_timeout"] = job.step_timeout
     try:
         return VECTOR_ENVS[job.backend](env_fns, **options)

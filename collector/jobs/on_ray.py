@@ -234,26 +234,23 @@ class RayPlayer:
         Raises as `Player.play`; `DatasetError` where a task cannot write to the folder, `WorkerTimeoutError` where the
         first one finds no place. Whole episodes until then are in the manifest, but for those of tasks that do not end.
         """
-        first: Exception | None = None
+        errors = list[Exception]()
         try:
-            began = time.monotonic()
-            while not (self._plan.is_complete or self._stop.is_stopped):
-                self._hand_out()
-                self._take_answer(NOTICE_WITHIN)
-                if self._head is None and time.monotonic() > began + PLACED_WITHIN and not free_places(self._options):
-                    raise WorkerTimeoutError(unscheduled(1, self.count, self._options, PLACED_WITHIN))
-        except Exception as error:
-            first = error
-        for reference in self._tasks:  # they commit their whole episodes
-            self._ray.cancel(reference, force=self._plan.is_complete)
-        until = time.monotonic() + LAST_COMMITS * (not self._plan.is_complete)
-        while self._tasks and (rest := until - time.monotonic()) > 0:
             try:
-                self._take_answer(rest)
+                self._play_ranges()
             except Exception as error:
-                first = first or error
-        for reference in self._tasks:
-            self._ray.cancel(reference, force=True)
+                errors.append(error)
+            for reference in self._tasks:  # they commit their whole episodes
+                self._ray.cancel(reference, force=self._plan.is_complete)
+            until = time.monotonic() + LAST_COMMITS * (not self._plan.is_complete)
+            while self._tasks and (rest := until - time.monotonic()) > 0:
+                try:
+                    self._take_answer(rest)
+                except Exception as error:
+                    errors.append(error)
+        finally:  # also at a second Ctrl-C: the cluster may go on without this job
+            for reference in self._tasks:
+                self._ray.cancel(reference, force=True)
         if self._tasks:  # once they have ended, nothing is written to what is removed
             self._ray.wait(list(self._tasks), num_returns=len(self._tasks), timeout=ENDED_WITHIN)
         for task in self._tasks.values():
@@ -261,8 +258,16 @@ class RayPlayer:
                 self._adopt(task, Played())
         if self._losses:
             self._tally.notes.append(f"{self._losses} tasks failed, and what they had was played again")
-        if first is not None:
-            raise first
+        if errors:
+            raise errors[0]
+
+    def _play_ranges(self) -> None:
+        began = time.monotonic()
+        while not (self._plan.is_complete or self._stop.is_stopped):
+            self._hand_out()
+            self._take_answer(NOTICE_WITHIN)
+            if self._head is None and time.monotonic() > began + PLACED_WITHIN and not free_places(self._options):
+                raise WorkerTimeoutError(unscheduled(1, self.count, self._options, PLACED_WITHIN))
 
     def _hand_out(self) -> None:
         """Give ranges to the places that have none: first one task finds out the head."""

@@ -176,7 +176,7 @@ def _box(form: SpaceForm, dtype: np.dtype, shape: tuple[int, ...]) -> spaces.Box
         low, high = np.broadcast_to(low, shape), np.broadcast_to(high, shape)
     box = spaces.Box(low, high, low.shape, dtype.type)
     if low.shape != shape:
-        box._shape = shape
+        spaces.Space.__init__(box, shape, dtype)
         for name in ("low", "high", "bounded_below", "bounded_above"):
             setattr(box, name, np.broadcast_to(getattr(box, name), shape))
     return box

@@ -50,7 +50,7 @@ class StoreWriter(Closable):
         reopen: with `resume`, go on with a data set that is complete too: its end is removed, so that it is incomplete
             until the next `end`. Without, nothing can be added to it.
         overwrite: remove the data set that is there.
-        compress: deflate the shards: smaller, slower to write and to read at random.
+        compress: deflate the shards (up to 4 GB): smaller, slower to write and to read at random.
         check: with `resume`, called with the manifest of the data set before anything is changed; what it raises, the
             constructor does.
 
@@ -173,10 +173,11 @@ class StoreWriter(Closable):
             name, episodes = self._new_name(), concatenate(self._waiting)
             self._waiting = [episodes]
             try:
+                files, compressed = write_shard(shards, name, arrays_of(episodes), self.compress)
                 line = ShardLine(
                     shard=f"{SHARDS}/{name}",
-                    files=write_shard(shards, name, arrays_of(episodes), self.compress),
-                    compressed=self.compress,
+                    files=files,
+                    compressed=compressed,
                     steps=len(episodes.reward),
                     episodes=episodes.episode.tolist(),
                     lengths=episodes.lengths.tolist(),

@@ -218,11 +218,12 @@ class GymnasiumBackend(NativeBackend):
         obs, first_infos = nest.map(np.copy, self.arena.obs), list(infos)
         for i in ended.tolist():
             info = first_infos[i] = dict(infos[i])
-            if "final_obs" not in info:
+            key = "final_obs" if "final_obs" in info else "final_observation"  # the second in gymnasium 0.29
+            if key not in info:
                 raise EnvContractError(
                     f"env {i}: {self.name} ended an episode in SAME_STEP mode, but its infos have no final_obs"
                 )
-            nest.put(self.arena.obs, i, self._fitted(info.pop("final_obs"), self._row))
+            nest.put(self.arena.obs, i, self._fitted(info.pop(key), self._row))
             last_info = info.pop("final_info", None)
             infos[i] = info if last_info is None else last_info  # some (Atari's) keep no info of the last step apart
         return obs, first_infos
@@ -341,8 +342,9 @@ def split_infos(infos: Mapping[str, Any], n: int) -> list[dict[str, Any]]:
     [{'a': np.int64(1)}, {}]
     """
     rows: list[dict[str, Any]] = [{} for _ in range(n)]
+    masks = {f"_{key}" for key in infos}
     for key, value in infos.items():
-        if key.startswith("_") and key[1:] in infos:
+        if key in masks:
             continue
         values: Sequence[Any] = split_infos(value, n) if isinstance(value, Mapping) else value
         mask = infos.get(f"_{key}")
