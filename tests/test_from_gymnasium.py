@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorEnv
-from gymnasium_cases import Foreign, assert_same
+from gymnasium_cases import Foreign, Reports, assert_same
 
 from collector import AsyncDataCollector, SyncDataCollector, rollout
 from collector.policy.random_policy import RandomPolicy
@@ -180,6 +180,13 @@ def test_what_envs_that_step_together_cannot_do_is_an_error_that_says_what_to_do
         venv.reset()
         with pytest.raises(ValueError, match=r"got reset\(\[0\]\): pass no ids$"):
             venv.reset([0])
+
+
+def test_infos_may_have_other_keys_than_text() -> None:
+    fns = [partial(Reports, {0: 1, (2,): {"x": 1}, "y": 2})] * 2
+    with from_gymnasium(SyncVectorEnv(fns)) as venv, DummyVectorEnv(fns) as plain:
+        assert_same(venv.reset(), plain.reset())
+        assert_same(venv.step([0, 0]), plain.step([0, 0]))
 
 
 def test_an_episode_that_is_over_is_not_stepped() -> None:

@@ -137,7 +137,8 @@ def test_actions_pass_the_last_transform_first():
         venv.reset(seed=0)
         venv.step(np.array([[1, 2]], np.float32))
         venv.step([[1.0, 2.0]])
-    assert seen == [[3, 5]] * 3
+        venv.step(([1.0, 2.0],))  # one action an env
+    assert seen == [[3, 5]] * 4
 
 
 def test_the_action_space_of_a_transform_is_seeded():

@@ -342,8 +342,9 @@ def split_infos(infos: Mapping[str, Any], n: int) -> list[dict[str, Any]]:
     [{'a': np.int64(1)}, {}]
     """
     rows: list[dict[str, Any]] = [{} for _ in range(n)]
+    masks = {f"_{key}" for key in infos}
     for key, value in infos.items():
-        if key.startswith("_") and key[1:] in infos:
+        if key in masks:
             continue
         values: Sequence[Any] = split_infos(value, n) if isinstance(value, Mapping) else value
         mask = infos.get(f"_{key}")

@@ -207,8 +207,7 @@ class _NoopReset(Wrapper):
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
         if seed is not None or self._draws is None:
-            own = int(np.random.randint(2**31)) if seed is None else seed
-            self._draws = np.random.default_rng(own)
+            self._draws = np.random.default_rng(seed)
             self._actions.seed(int(self._draws.integers(2**31)))
         for trial in range(MOST_TRIALS):
             obs, info = self.env.reset(seed=seed if trial == 0 else None, options=options)

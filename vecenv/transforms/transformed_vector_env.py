@@ -107,7 +107,7 @@ class TransformedVectorEnv(HasTransforms, RowWiseWrapper):
         """The actions for the envs."""
         if not self.transform.changes_actions:
             return action
-        if isinstance(action, list):
+        if isinstance(action, (list, tuple)):
             action = nest.merge(lambda rows: nest.namespace(rows[0]).stack(rows), action)
         return self.transform.inv(action)
 
@@ -166,9 +166,11 @@ class TransformedVectorEnv(HasTransforms, RowWiseWrapper):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Take over what `state_dict` of an equal chain returned; ValueError where it is that of another."""
+        if ("venv" in state) != hasattr(self.venv, "state_dict"):
+            raise ValueError(f"either the state or {self!r} has statistics of a vector env below, the other has none")
+        super().load_state_dict({name: each for name, each in state.items() if name != "venv"})
         if "venv" in state:
             self.venv.load_state_dict(state["venv"])
-        super().load_state_dict({name: each for name, each in state.items() if name != "venv"})
 
     def __repr__(self) -> str:
         return f"TransformedVectorEnv({self.venv!r}, {self.transform})"
