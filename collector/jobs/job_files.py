@@ -19,9 +19,8 @@ from collector.jobs.job import ANYWHERE, Job, JobError, as_record, as_shown
 from collector.jobs.making import hash_of, with_statistics
 from collector.jobs.names import check_names
 from collector.jobs.transform_statistics import with_frozen
-from collector.store.dataset_head import HEAD, differences, make_head, read_head
-from collector.store.safe_folder import DatasetError, FolderLock, SafeFolder
-from collector.store.writer import check_files, contents, writing
+from collector.store.dataset_head import HEAD, changes, make_head, read_head
+from collector.store.safe_folder import DatasetError
 
 LARGEST_FILE = 2**20
 JSON, TOML, YAML = msgspec.json.decode, msgspec.toml.decode, msgspec.yaml.decode
@@ -132,22 +131,6 @@ def _suggestion(name: str) -> str:
     return f"did you mean {close[0]!r}?" if close else f"it has {', '.join(Job.__struct_fields__)}"
 
 
-def check_folder(folder: Path, overwrite: bool) -> None:
-    """Make a folder, with its parents, and see that a new job may write there. Raises `DatasetError`.
-
-    The writer asks the same when the job begins to write; this is early, before envs are made.
-    """
-    with writing(folder, "choose another folder"), SafeFolder.make(folder) as opened:
-        check_files(opened)
-        FolderLock(opened).close()
-        held = contents(opened) if opened.kind(HEAD) and not overwrite else ""
-    if held:
-        raise DatasetError(
-            f"{folder} already holds {held}: go on with it by `resume {folder}`, choose another folder, or "
-            "replace it with --overwrite"
-        )
-
-
 class JobHead(msgspec.Struct, frozen=True):
     """Entries that a job needs in the head of its folder, besides those of every data set."""
 
@@ -230,7 +213,7 @@ def cpu_capability() -> str:
 
 def check_unchanged(folder: Path, stored: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:
     """Raise `JobError` where anything differs."""
-    if found := differences(stored, wanted):
+    if found := changes(stored, wanted):
         advice = "choose another folder, or replace what is there with --overwrite"
         raise JobError(f"the job of {folder} has changed: {'; '.join(found)}; {advice}")
 
@@ -251,5 +234,5 @@ def check_head(folder: Path, stored: Mapping[str, Any], now: Mapping[str, Any]) 
     names = ("observation_space", "action_space", "policy_hash")
     check_unchanged(folder, *({name: head[name] for name in names} for head in (stored, now)))
     old, new = ({**head["versions"], "cpu": head["cpu"], "device": head["device"]} for head in (stored, now))
-    found = differences(old, new) if stored["repeatable"] else []
+    found = changes(old, new) if stored["repeatable"] else []
     return [f"{each}, since the job began: the same bits are not promised" for each in found]

@@ -74,35 +74,32 @@ def _checked(data: bytes) -> dict[str, Any]:
     return head
 
 
-def changes(head: dict[str, Any], before: dict[str, Any]) -> list[str]:
-    """Name what differs in two heads and keeps a writer from going on.
-
-    >>> changes({"job": {"seed": 1, "env": "a"}}, {"job": {"seed": 0, "env": "a"}})
-    ['job.seed was 0, and is 1']
-    """
-    now, then = (_compared(json.loads(json.dumps(each))) for each in (head, before))  # where tuples are lists
-    return differences(then, now)
-
-
-def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+def changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     """Name the entries that differ, with both values.
 
-    >>> differences({"seed": 4, "env": "a"}, {"seed": 5, "env": "a"})
+    >>> changes({"seed": 4, "env": "a"}, {"seed": 5, "env": "a"})
     ['seed was 4, and is 5']
     """
+
+    def short(value: Any) -> str:
+        text = repr(value)
+        return text if len(text) <= 100 else f"{text[:97]}..."
+
     pairs = ((name, before.get(name), now.get(name)) for name in {**before, **now})
-    return [f"{name} was {_short(old)}, and is {_short(new)}" for name, old, new in pairs if old != new]
+    return [f"{name} was {short(old)}, and is {short(new)}" for name, old, new in pairs if old != new]
 
 
-def _compared(head: dict[str, Any]) -> dict[str, Any]:
-    job = head.get("job")
-    settings = {f"job.{name}": value for name, value in job.items()} if job else {"job": job}
-    return {key: head.get(key) for key in COMPARED} | settings
+def head_changes(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
+    """Name what keeps a writer with the head `now` from going on with a data set: other spaces, or another job.
 
-
-def _short(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 100 else f"{text[:97]}..."
+    >>> head_changes({"job": {"seed": 4, "env": "a"}}, {"job": {"seed": 5, "env": "a"}})
+    ['job.seed was 4, and is 5']
+    """
+    entries = []
+    for head in (before, json.loads(json.dumps(now))):  # where tuples are lists
+        job = {f"job.{name}": value for name, value in (head.get("job") or {}).items()}
+        entries.append({**{key: head.get(key) for key in COMPARED}, **job})
+    return changes(*entries)
 
 
 def space_to_json(space: Any) -> Any:
