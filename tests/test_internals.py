@@ -5,6 +5,7 @@ import pickle
 import socket
 import threading
 from collections import deque, namedtuple
+from concurrent.futures import Future
 from contextlib import closing
 
 import numpy as np
@@ -18,7 +19,7 @@ from vecenv.backends.host.row_writer import own_containers
 from vecenv.backends.ipc.messages import HEADER, Channel
 from vecenv.backends.memory.arena import Arena, Leaf, ObjectLeaf, arena_bytes, common_layout, space_tree, used_bytes
 from vecenv.backends.memory.shared_memory import PAGE, anonymous_file, reserve
-from vecenv.backends.pool.ray_worker import RayPool
+from vecenv.backends.pool.ray_worker import CallChannel, RayPool
 from vecenv.engine.arguments import as_ids, next_seed, seed_chain, spread_seeds
 from vecenv.portability import PORTABLE
 
@@ -243,6 +244,16 @@ class TestChannel:
         assert [frame.kind for frame in received(ours)] == [5]
         assert received(ours) == []
         assert ours.ended
+
+
+def test_the_end_of_an_actor_is_waited_for_no_longer_than_allowed():
+    call = Future()
+    channel = CallChannel(lambda *_: call, [0] * 8)
+    channel.start("start")
+    assert not channel.await_end(0.0)
+    call.set_result(None)
+    assert channel.await_end(0.0)
+    channel.close()
 
 
 def test_an_actor_on_this_node_has_a_pid_as_soon_as_it_has_connected():

@@ -16,7 +16,7 @@ import pytest
 from gymnasium.wrappers import FlattenObservation
 
 from collector import Dataset, Job, load_job, run_job
-from collector.jobs.cli import main
+from collector.__main__ import main
 from collector.jobs.job import JobError
 from collector.jobs.job_files import with_settings
 from tests.backends import FULL
@@ -309,7 +309,7 @@ class TestCommandLine:
         code = (
             "import os, sys\n"
             "if not os.fork():\n"
-            "    from collector.jobs.cli import main\n"
+            "    from collector.__main__ import main\n"
             "    try: main(['run', '--help'])\n"
             "    finally: print([name for name in ('torch', 'rich', 'matplotlib') if name in sys.modules])\n"
             "print('help:', os.wait()[1])\n"
@@ -317,7 +317,7 @@ class TestCommandLine:
             "    sys.stdout.flush()\n"
             "    if not os.fork():\n"
             "        sys.modules[library] = None\n"
-            "        from collector.jobs.cli import main\n"
+            "        from collector.__main__ import main\n"
             f"        sys.exit(main({command}))\n"
             "    print(library, os.waitstatus_to_exitcode(os.wait()[1]))\n"
         )

@@ -22,7 +22,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 
@@ -186,13 +186,6 @@ def _becomes_true(check: Callable[[], bool]) -> bool:
 # The driver.
 
 
-class _Task(NamedTuple):
-    """A task that plays."""
-
-    part: str
-    numbers: list[int]
-
-
 class RayPlayer:
     """Plays what is left of a plan, as `Player` does, by tasks on a cluster, into `folder`.
 
@@ -220,8 +213,8 @@ class RayPlayer:
         places = max(1, free_places(self._options)) if count is None else count
         self.count = min(places, job.episodes or places)
         """The number of tasks that play at once."""
-        self._tasks: dict[Any, _Task] = {}
-        """By the reference of the answer."""
+        self._tasks: dict[Any, Range] = {}
+        """Ranges that are played, by the reference of the answer."""
         self._deaths: Counter[int] = Counter()
         self._losses = self._parts = 0
         self._pace = 0.0
@@ -288,7 +281,7 @@ class RayPlayer:
                 self._commits.writer.opened.inside(part, make=True).close()
             where, skipped = os.path.join(self._folder, part), sorted(self._plan.skipped)
             task = Range(job, where, self._head, numbers, skipped, os.getcwd(), sys.path)
-            self._tasks[start_task(play_range, self._options, task)] = _Task(part, numbers)
+            self._tasks[start_task(play_range, self._options, task)] = task
 
     def _take_answer(self, timeout: float) -> None:
         """Take the next answer, if there is one in time."""
@@ -306,7 +299,7 @@ class RayPlayer:
             else:
                 self._take(task, played)
 
-    def _take(self, task: _Task, played: Played) -> None:
+    def _take(self, task: Range, played: Played) -> None:
         self._tally.frames += played.frames
         self._tally.retried += played.retried
         self._tally.bottleneck = played.bottleneck or self._tally.bottleneck
@@ -320,13 +313,13 @@ class RayPlayer:
             self._take_head(played.node, played.head)
         self._commits.commit()  # the failures
 
-    def _adopt(self, task: _Task, played: Played) -> None:
+    def _adopt(self, task: Range, played: Played) -> None:
         """Take what a task has committed into the folder, and hand out the rest again."""
         if (writer := self._commits.writer) is not None:
-            lines = list[ShardLine]()
+            lines, part = list[ShardLine](), os.path.relpath(task.part, self._folder)
 
             def sees_all() -> bool:
-                lines.extend(writer.adopt(task.part))
+                lines.extend(writer.adopt(part))
                 return sum(len(line.episodes) for line in lines) >= played.episodes
 
             is_whole = _becomes_true(sees_all)
@@ -337,10 +330,10 @@ class RayPlayer:
             if not is_whole:
                 raise DatasetError(
                     f"a task on the node {played.node} has committed {played.episodes} episodes to "
-                    f"{os.path.join(self._folder, task.part)}, and not all of them are seen here: {SHARED}"
+                    f"{task.part}, and not all of them are seen here: {SHARED}"
                 )
             with suppress(OSError):  # a task that is killed may still be writing
-                writer.opened.remove(task.part)
+                writer.opened.remove(part)
         self._plan.again(self._plan.playing.intersection(task.numbers))
 
     def _take_head(self, node: str, head: dict[str, Any]) -> None:
@@ -351,7 +344,7 @@ class RayPlayer:
         found = [f"on the node {node} {note}" for note in check_head(Path(self._folder), self._head, head)]
         self._tally.notes += [note for note in found if note not in self._tally.notes]
 
-    def _lose(self, numbers: list[int], error: Exception) -> None:
+    def _lose(self, numbers: Sequence[int], error: Exception) -> None:
         """Note that a task has died with these numbers."""
         self._losses += 1
         self._deaths.update(numbers)

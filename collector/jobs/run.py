@@ -15,7 +15,6 @@ import numpy as np
 from collector.interruptor import Stopping
 from collector.jobs.job import Job, JobError
 from collector.jobs.job_files import (
-    check_folder,
     check_head,
     check_unchanged,
     compared,
@@ -32,7 +31,7 @@ from collector.jobs.playing import Commits, Episodes, JobFailedError, Player, Ta
 from collector.jobs.transform_statistics import States, read_statistics, with_frozen
 from collector.store.manifest import MANIFEST, Manifest, read_manifest
 from collector.store.safe_folder import LOCK, DatasetError
-from collector.store.writer import StoreWriter
+from collector.store.writer import StoreWriter, check_folder
 from collector.sync_collector import SyncDataCollector
 from vecenv.venvs import DummyVectorEnv
 

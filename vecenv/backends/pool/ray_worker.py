@@ -14,7 +14,7 @@ import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from typing import Any
 
 from vecenv import ray_cluster
@@ -99,11 +99,7 @@ class CallChannel:
     def await_end(self, timeout: float) -> bool:
         """Return whether the first call has ended, or ends within `timeout` seconds; that of an actor on this node
         lasts as long as its envs."""
-        if not self.ended and self._calls:
-            try:
-                self._calls[0].exception(timeout)
-            except TimeoutError:
-                return False
+        if not self.ended and self._calls and wait([self._calls[0]], timeout).done:
             self.receive()
         return self.ended
 
