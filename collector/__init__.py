@@ -41,7 +41,6 @@ if TYPE_CHECKING:
     from collector.policy.mlp import MLPPolicy as MLPPolicy
     from collector.store.dataset import Dataset as Dataset
     from collector.store.dataset import Transitions as Transitions
-    from collector.store.dataset import load_episodes as load_episodes
     from collector.store.dataset_head import make_head as make_head
     from collector.store.export import export as export
     from collector.store.record_episodes import RecordEpisodes as RecordEpisodes
@@ -62,7 +61,7 @@ _MODULES = {
     "jobs.run": "resume_job run_job",
     "jobs.transform_statistics": "save_statistics",
     "policy.mlp": "MLPPolicy",
-    "store.dataset": "Dataset Transitions load_episodes",
+    "store.dataset": "Dataset Transitions",
     "store.dataset_head": "make_head",
     "store.export": "export",
     "store.record_episodes": "RecordEpisodes",

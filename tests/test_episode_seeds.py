@@ -187,7 +187,7 @@ def test_no_action_of_those_networks_is_rounded_out_of_its_bounds():
     policy, noise = MLPPolicy(gymnasium.spaces.Box(-1, 1, (3,)), gymnasium.spaces.Box(low, high)), KeyedNoise(0, 1)
     noise.numbers = np.arange(1)
     with torch.no_grad():
-        policy.net[-2].bias[:] = 1e9
+        policy.net[-1].bias[:] = 1e9
         assert noise.sample(policy(torch.zeros(1, 3))).numpy() <= high
 
 

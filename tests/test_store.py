@@ -266,7 +266,7 @@ class TestWriting:
 
     def test_a_data_set_is_not_written_over(self, tmp_path: Path) -> None:
         write(tmp_path / "a")
-        with pytest.raises(DatasetError, match="already holds 6 episodes of Numbers-v0; resume it, choose another"):
+        with pytest.raises(DatasetError, match="already holds 6 episodes of Numbers-v0: go on with it"):
             StoreWriter(tmp_path / "a", head())
         (tmp_path / "a/thesis.tex").write_text("ten years")
         with pytest.raises(DatasetError, match=r"no job wrote thesis\.tex there"):
@@ -305,7 +305,7 @@ class TestWriting:
     def test_a_changed_job_is_refused_with_what_changed(self, tmp_path: Path) -> None:
         write(tmp_path / "a")
         changed = make_head(OBS, ACTION, job={"env": "Numbers-v0", "seed": 1})
-        with pytest.raises(DatasetError, match=r"begun with other settings \(job\.seed: 0 -> 1\)"):
+        with pytest.raises(DatasetError, match=r"begun with other settings \(job\.seed was 0, and is 1\)"):
             StoreWriter(tmp_path / "a", changed, resume=True)
         with pytest.raises(DatasetError, match="action_space"):
             StoreWriter(tmp_path / "a", make_head(OBS, spaces.Discrete(9), job=head()["job"]), resume=True)

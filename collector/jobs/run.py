@@ -15,7 +15,6 @@ import numpy as np
 from collector.interruptor import Stopping
 from collector.jobs.job import Job, JobError
 from collector.jobs.job_files import (
-    check_folder,
     check_head,
     check_unchanged,
     compared,
@@ -32,7 +31,7 @@ from collector.jobs.playing import Commits, Episodes, JobFailedError, Player, Ta
 from collector.jobs.transform_statistics import States, read_statistics, with_frozen
 from collector.store.manifest import MANIFEST, Manifest, read_manifest
 from collector.store.safe_folder import LOCK, DatasetError
-from collector.store.writer import StoreWriter
+from collector.store.writer import StoreWriter, check_folder
 from collector.sync_collector import SyncDataCollector
 from vecenv.venvs import DummyVectorEnv
 
@@ -54,7 +53,7 @@ class JobState(Tally):
     """The return of each episode of this run, in the order of their ends."""
     lengths: list[int] = field(default_factory=list)
     seconds: float = 0.0
-    """Since the first step of this run."""
+    """Seconds since the first step of this run."""
     workers: int = 1
     actors: int = 0
     """The number of tasks that play at once on a Ray cluster, each with the envs and workers of the job; 0: the job
@@ -255,7 +254,7 @@ class _Run:
                 player = Player(job, plan, stop, state, take, state.device, self.statistics)
             else:
                 player = RayPlayer(job, plan, stop, state, commits, self.played, cluster, self.cluster_actors, self.out)
-                state.actors = player.count
+                state.actors = player.places
             self.began = time.monotonic()
             with commits:
                 player.play()

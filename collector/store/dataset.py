@@ -309,16 +309,3 @@ class Dataset:
             except DatasetError as error:
                 problems.append(str(error))
         return problems
-
-
-def load_episodes(folder: str | os.PathLike[str]) -> list[Episode]:
-    """All committed episodes of a folder, in memory and by number (see `Dataset`, which opens them one by one).
-
-    Raises `DatasetError` where the folder holds no data set, or one that is damaged.
-
-    Example::
-
-        episodes = load_episodes("data/cartpole")
-        print(len(episodes), sum(e.total_reward for e in episodes) / len(episodes))
-    """
-    return list(Dataset(folder))

@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 
 from collector.episodes.episode import Episode, EpisodeBatch
-from collector.store.dataset_head import HEAD, changes, head_bytes, read_head
+from collector.store.dataset_head import HEAD, head_bytes, head_changes, read_head
 from collector.store.manifest import MANIFEST, Manifest, read_lines, read_manifest
 from collector.store.packed import Layout, arrays_of, check_whole, concatenate, pack, returns_of
 from collector.store.safe_folder import LOCK, PARTIAL, Closable, DatasetError, FolderLock, SafeFolder
@@ -93,14 +93,16 @@ class StoreWriter(Closable):
         with writing(self.folder, "choose another folder"), ExitStack() as undo:
             self.opened = undo.enter_context(SafeFolder.make(self.folder))
             """The folder, for what else is written there; it is closed with the writer."""
-            check_files(self.opened)
+            _check_files(self.opened)
             undo.enter_context(FolderLock(self.opened))
             if resume and self.opened.kind(HEAD):
                 self.manifest = _resume(self.opened, head, check, reopen)
             elif content is None:
                 read_head(self.opened)  # which says that there is none
             else:
-                _begin(self.opened, content, overwrite)
+                _check_free(self.opened, overwrite)
+                _remove_data(self.opened)
+                self.opened.write(HEAD, content)
             self._next_shard = 1 + max(
                 (int(line.shard.rpartition("/")[2]) for line in self.manifest.shards), default=-1
             )
@@ -265,7 +267,17 @@ class StoreWriter(Closable):
             raise DatasetError(f"{self.folder} is complete, with {self.manifest.end:,} episodes; choose another folder")
 
 
-def check_files(folder: SafeFolder) -> None:
+def check_folder(path: Path, overwrite: bool) -> None:
+    """Make a folder, with its parents, and raise `DatasetError` where no new data set may be written there, early: a
+    `StoreWriter` asks the same.
+    """
+    with writing(path, "choose another folder"), SafeFolder.make(path) as folder:
+        _check_files(folder)
+        FolderLock(folder).close()
+        _check_free(folder, overwrite)
+
+
+def _check_files(folder: SafeFolder) -> None:
     """Raise `DatasetError` where a folder holds a file that no writer puts there, or at any depth a link."""
     foreign = [name for name, _ in folder.entries() if not OURS.fullmatch(name)]
     if foreign:
@@ -273,25 +285,19 @@ def check_files(folder: SafeFolder) -> None:
     folder.check()
 
 
-def contents(folder: SafeFolder) -> str:
-    """Describe the data set of a folder, for a message."""
+def _check_free(folder: SafeFolder, overwrite: bool) -> None:
+    """Raise `DatasetError` where a folder holds a data set that is to stay."""
+    if overwrite or all(name == LOCK or name.endswith(PARTIAL) for name, _ in folder.entries()):
+        return
     try:
-        head, count = read_head(folder), len(read_manifest(folder).index)
+        job, count = read_head(folder).get("job"), len(read_manifest(folder).index)
+        held = f"{count:,} episodes of {job.get('env', 'an earlier job') if job else 'an earlier program'}"
     except DatasetError:
-        return "files of an earlier job"
-    job = head.get("job")
-    return f"{count:,} episodes of {job.get('env', 'an earlier job') if job else 'an earlier program'}"
-
-
-def _begin(folder: SafeFolder, head: bytes, overwrite: bool) -> None:
-    """Begin a data set in a folder that is locked. Raises `DatasetError` where it holds one that is to stay."""
-    present = [name for name, _ in folder.entries() if name != LOCK and not name.endswith(PARTIAL)]
-    if present and not overwrite:
-        raise DatasetError(
-            f"{folder.path} already holds {contents(folder)}; resume it, choose another folder, or overwrite it"
-        )
-    _remove_data(folder)
-    folder.write(HEAD, head)
+        held = "files of an earlier job"
+    raise DatasetError(
+        f"{folder.path} already holds {held}: go on with it (resume), choose another folder, or replace it "
+        "(overwrite=True, --overwrite)"
+    )
 
 
 def _resume(
@@ -307,7 +313,7 @@ def _resume(
     add do not count; raises as `check`, which is called with the manifest. Nothing is changed then.
     """
     before = read_head(folder)
-    if head is not None and (found := changes(head, before)):
+    if head is not None and (found := head_changes(before, head)):
         raise DatasetError(
             f"{folder.path} was begun with other settings ({'; '.join(found)}); resume it with those, or choose "
             "another folder"
