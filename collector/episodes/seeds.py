@@ -39,7 +39,7 @@ def _mix(bits: np.ndarray) -> np.ndarray:
 
 
 def _mix_one(bits: int) -> int:
-    """The same of one integer, for which calls of numpy would take ten times as long."""
+    """`_mix` of one Python integer, for which calls of numpy would take ten times as long."""
     bits = (bits ^ bits >> 30) * int(_FACTORS[0]) & _MAX
     bits = (bits ^ bits >> 27) * int(_FACTORS[1]) & _MAX
     return bits ^ bits >> 31
