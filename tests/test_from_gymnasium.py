@@ -21,6 +21,7 @@ from vecenv import (
     DummyVectorEnv,
     GymnasiumVectorEnv,
     ObservationError,
+    VectorEnvWrapper,
     from_gymnasium,
     nest,
 )
@@ -186,6 +187,26 @@ def test_infos_may_have_other_keys_than_text() -> None:
     with from_gymnasium(SyncVectorEnv(fns)) as venv, DummyVectorEnv(fns) as plain:
         assert_same(venv.reset(), plain.reset())
         assert_same(venv.step([0, 0]), plain.step([0, 0]))
+
+
+@pytest.mark.parametrize("outer", MODES)
+@modes
+def test_facades_of_them_reset_as_these_do_or_are_refused(mode: str, outer: str) -> None:
+    if outer == "NextStep" and mode != "NextStep":
+        for venv in (native(mode), VectorEnvWrapper(native(mode))):
+            with venv, pytest.raises(ValueError, match=f"cannot reset them as autoreset_mode .*{outer}"):
+                GymnasiumVectorEnv(venv, autoreset_mode=outer)
+        return
+    logs: list[Any] = [[], []]
+    for venv, log in zip((native(mode), DummyVectorEnv(counting())), logs, strict=True):
+        envs = GymnasiumVectorEnv(venv, autoreset_mode=outer)
+        log.append(envs.reset(seed=3))
+        for _ in range(9):
+            log.append(envs.step(np.zeros(N, np.int64)))
+            if outer == "Disabled" and (over := log[-1][2] | log[-1][3]).any():
+                log.append(envs.reset(options={"reset_mask": over}))
+        envs.close()
+    assert_same(*logs)
 
 
 def test_an_episode_that_is_over_is_not_stepped() -> None:

@@ -25,6 +25,7 @@ from vecenv import (
     SyncVectorEnv,
     VectorEnvNormObs,
     VectorEnvWrapper,
+    from_gymnasium,
     sb3,
 )
 from vecenv.testing import CountingEnv
@@ -179,6 +180,10 @@ class TestVectorEnvsOfGymnasium:
         envs = gym.make_vec("CartPole-v1", 2)  # resets in the next step
         with pytest.raises(ValueError, match=r"pass autoreset_mode=AutoresetMode\.SAME_STEP"):
             SB3VecEnv(envs)
+        message = "cannot reset them as autoreset_mode SameStep does"
+        cartpoles_in_numpy = gym.make_vec("CartPole-v1", 2, "vector_entry_point")
+        with from_gymnasium(cartpoles_in_numpy) as venv, pytest.raises(ValueError, match=message):
+            SB3VecEnv(venv)
         envs.close()
 
     @pytest.mark.parametrize("autoreset_mode", list(AutoresetMode))
