@@ -196,8 +196,9 @@ class Stopping(Interruptor):
         self.signum = signum
         self.stop_collection()
         self._restore()
-        # Not by print: a handler may run in the middle of one.
-        os.write(2, NOTICE)
+        # Not by print: a handler may run in the middle of one. Its reader may have been ended by the same signal.
+        with contextlib.suppress(OSError):
+            os.write(2, NOTICE)
         if signal.getsignal(signal.SIGINT) == signal.default_int_handler:
             signal.signal(signal.SIGINT, self._at_once)
         self._alarm_before = signal.signal(signal.SIGALRM, self._out_of_time)

@@ -15,7 +15,7 @@ import pytest
 from gymnasium import spaces
 
 from collector import Dataset, DatasetError, StoreWriter, export, make_head
-from collector.jobs.cli import main
+from collector.__main__ import main
 from collector.store.packed import arrays_of, is_of_obs
 from tests.backends import FULL
 from tests.stored import OBS, episode, tree_episode, write

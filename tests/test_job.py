@@ -19,11 +19,13 @@ from collector import Dataset, DatasetError, episode_seed
 from collector.interruptor import Stopping
 from collector.jobs.job import JobError
 from collector.jobs.look import Metrics
+from collector.jobs.making import make_policy
 from collector.jobs.playing import JobFailedError
 from collector.jobs.run import resume_job, run_job
 from collector.store import safe_folder
 from tests.backends import FULL
 from tests.job_envs import HERE, assert_equal, assert_same, assert_whole, counting, job, process, stop_at
+from vecenv import DummyVectorEnv
 
 NOTICE = "Ending the job: finished episodes are kept, unfinished ones are dropped. A second signal ends it at once."
 backends = pytest.mark.parametrize(
@@ -93,13 +95,25 @@ class TestWhatAJobWrites:
         episode = Dataset(tmp_path / "a")[0]
         assert np.allclose(episode.action, 0.5 * np.tanh(episode.obs["pose"][0][:-1]))
 
+    def test_weights_are_drawn_from_the_seed_and_not_from_the_programs_stream(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Also where there are several GPUs, of which none is in use."""
+        torch, _ = torch_and_mlp()
+        monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+        before = torch.get_rng_state()
+        with DummyVectorEnv(["CartPole-v1"]) as venv:
+            first, again = (make_policy(job(policy="mlp", seed=3), venv, "cpu") for _ in range(2))
+        assert torch.equal(first.net[0].weight, again.net[0].weight)
+        assert torch.equal(torch.get_rng_state(), before)
+
     @FULL
     def test_weights_come_from_a_checkpoint_that_runs_nothing(self, tmp_path: Path) -> None:
         torch, MLPPolicy = torch_and_mlp()
         with gymnasium.make("CartPole-v1") as env:
             policy = MLPPolicy(env.observation_space, env.action_space)
         with torch.no_grad():
-            policy.net[-2].bias[:] = torch.tensor([100.0, 0.0])  # always 0
+            policy.net[-1].bias[:] = torch.tensor([100.0, 0.0])  # always 0
         torch.save(policy.state_dict(), tmp_path / "left.pt")
         run_job(job(policy="mlp", checkpoint=str(tmp_path / "left.pt"), device="cpu"), tmp_path / "a")
         data = Dataset(tmp_path / "a")
@@ -331,6 +345,19 @@ class TestSignals:
             with pytest.raises(KeyboardInterrupt):
                 signal.raise_signal(signal.SIGINT)
         assert signal.getsignal(signal.SIGTERM) == before
+
+    def test_a_signal_that_ended_the_reader_of_standard_error_too_is_handled(self) -> None:
+        kept, (read, write) = os.dup(2), os.pipe()
+        os.close(read)
+        try:
+            os.dup2(write, 2)
+            with Stopping() as stop:
+                signal.raise_signal(signal.SIGINT)
+                assert stop.collection_stopped()
+        finally:
+            os.dup2(kept, 2)
+            os.close(kept)
+            os.close(write)
 
     def test_a_signal_that_was_ignored_stays_ignored(self) -> None:
         previous = signal.signal(signal.SIGINT, signal.SIG_IGN)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from collector import Dataset
-from collector.jobs.cli import main
+from collector.__main__ import main
 from collector.jobs.job import JobError
 from collector.jobs.look import dataset_info, read_metrics
 from collector.jobs.playing import JobFailedError

@@ -17,6 +17,7 @@ import gymnasium
 from collector.jobs.job import Call, Job, JobError
 from collector.jobs.names import ATARI_MODULE, TRANSFORM, WRAPPER, as_call, code_of, find_class, load_attr
 from collector.jobs.transform_statistics import freeze, from_json
+from collector.policy.runner import generators_kept
 from vecenv import transforms
 from vecenv.extending import VECTOR_ENVS, find_spec, flat
 
@@ -215,7 +216,7 @@ def _make_seeded(job: Job, kind: type, spaces: tuple[Any, Any], kwargs: dict[str
             with suppress(ImportError):
                 import torch
 
-                seeded.enter_context(torch.random.fork_rng())
+                seeded.enter_context(generators_kept())
                 torch.manual_seed(job.seed)
             return kind(*spaces, **kwargs)
     except TypeError as error:

@@ -230,7 +230,8 @@ class GymnasiumBackend(NativeBackend):
 
     def _has_begun(self, ids: np.ndarray, payloads: Mapping[int, Any]) -> bool:
         """Return whether these envs are reset already, as far as a reset with these arguments goes."""
-        return self.begun is not None and not payloads and bool(self.over[ids].all())
+        asks = any(payload.get("seed") is not None or payload.get("options") for payload in payloads.values())
+        return self.begun is not None and not asks and bool(self.over[ids].all())
 
     def _begin(self, ids: np.ndarray, payloads: Mapping[int, Any]) -> Infos:
         """Begin the next episodes of the envs `ids`, and write their first observations; returns the infos of all."""

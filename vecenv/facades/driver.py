@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 from gymnasium import spaces
+from gymnasium.vector import AutoresetMode
 
 from vecenv import nest
 from vecenv.base import BaseVectorEnv, engine_of, overrides_nothing
@@ -85,6 +86,16 @@ class Driver:
             for i, info in zip(ids, infos, strict=True):
                 if i in own_ids:
                     info["env_id"] = own_ids[i]
+
+
+def check_resets(venv: Any, mode: AutoresetMode) -> None:
+    """ValueError for a vector env of `from_gymnasium` whose envs cannot be reset as this mode does."""
+    needed = {AutoresetMode.NEXT_STEP: "resets_in_next_step", AutoresetMode.SAME_STEP: "resets_alone"}.get(mode)
+    if needed is not None and not getattr(venv, needed, True):
+        raise ValueError(
+            f"{venv!r} steps its envs together and cannot reset them as autoreset_mode {mode.value} does: make the "
+            "VectorEnv that from_gymnasium got with that mode"
+        )
 
 
 class Episodes:

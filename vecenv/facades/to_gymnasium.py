@@ -25,7 +25,7 @@ from vecenv.facades.batched_spaces import (
     split_actions,
     takes_arrays,
 )
-from vecenv.facades.driver import Driver, EndedStep, Episodes, int_restorer
+from vecenv.facades.driver import Driver, EndedStep, Episodes, check_resets, int_restorer
 from vecenv.facades.vector_infos import batch_infos, ended_infos
 from vecenv.wrappers import check_send_and_recv
 
@@ -104,6 +104,7 @@ class GymnasiumVectorEnv(AsyncCalls):
         check_send_and_recv(venv, type(self).__name__)
         self.observation_mode, self.copy = observation_mode, copy
         self.autoreset_mode = as_autoreset_mode(autoreset_mode)
+        check_resets(venv, self.autoreset_mode)
         self.num_envs = len(venv)
         self.metadata = {**(venv.metadata[0] or {}), "autoreset_mode": self.autoreset_mode}
         self.render_mode = _render_mode(venv)

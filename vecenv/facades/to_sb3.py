@@ -19,7 +19,7 @@ from vecenv.engine.arguments import check_seed
 from vecenv.engine.results import OwnStep
 from vecenv.envs.from_gymnasium import from_gymnasium
 from vecenv.errors import EnvContractError
-from vecenv.facades.driver import Driver, EndedStep, int_restorer
+from vecenv.facades.driver import Driver, EndedStep, check_resets, int_restorer
 from vecenv.facades.to_gymnasium import GymnasiumVectorEnv
 
 try:
@@ -285,6 +285,7 @@ def _checked(venv: Any) -> BaseVectorEnv:
         raise TypeError(f"SB3VecEnv takes a vector env, such as ShmemVectorEnv(env_fns), got {type(venv).__name__}")
     if venv.is_async:
         raise ValueError("SB3 steps all envs together: make the vector env without wait_num and timeout")
+    check_resets(venv, AutoresetMode.SAME_STEP)
     for name in ("observation_space", "action_space"):
         found = getattr(venv, name)
         for i, space in enumerate(found):

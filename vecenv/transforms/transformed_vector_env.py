@@ -109,7 +109,10 @@ class TransformedVectorEnv(HasTransforms, RowWiseWrapper):
             return action
         if isinstance(action, (list, tuple)):
             action = nest.merge(lambda rows: nest.namespace(rows[0]).stack(rows), action)
-        return self.transform.inv(action)
+        action = self.transform.inv(action)
+        if not isinstance(action, tuple):
+            return action
+        return [nest.take(action, i) for i in range(len(next(nest.leaves(action))))]  # a tuple is one action an env
 
     def map_reset(self, obs: Any, info: np.ndarray) -> tuple[Any, np.ndarray]:
         """The rows, transformed."""
