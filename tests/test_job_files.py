@@ -257,6 +257,10 @@ class TestCommandLine:
             ("run none.toml", "none.toml cannot be read: No such file"),
             ("resume none", "none holds no collected episodes"),
             ("info none", "none holds no collected episodes"),
+            ("verify none --replay -1", "--replay must be at least 0, got -1"),
+            ("video none --num-workers 0", "--num-workers must be at least 1, got 0"),
+            ("tune --env CartPole-v1 --steps 3 --seconds 0", "--seconds above 0, got 0.3 and 0"),
+            ("tune --env CartPole-v1 --steps 3 --policy-ms -1", "--policy-ms from 0 to 60000, and --seconds above"),
         ):
             no_plot = ["--no-plot"] if arguments.startswith("run ") else []
             assert main([*arguments.split(), *no_plot]) in (1, 2)

@@ -44,7 +44,7 @@ class RolloutBatches:
         self._pool, self._weights, self._frames = pool, weights, frames
         self._depth, self._max_bytes, self._straggler_timeout = depth, max_bytes, straggler_timeout
         self._rollout_bytes = 0
-        """Of the largest rollout so far."""
+        """Bytes of the largest rollout so far."""
 
     def of_all(self, random_frames: int) -> Rollout:
         """A rollout of each actor, without those that are dropped meanwhile or come too late. Actions are random in all

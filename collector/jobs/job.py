@@ -37,9 +37,9 @@ class Frozen(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     file: str
     sha256: str
-    """Of the file."""
+    """Hash of the file."""
     state: dict[str, Any]
-    """As JSON: what the transform's `state_dict` returned."""
+    """Result of the transform's `state_dict`, as JSON."""
 
 
 class Call(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):

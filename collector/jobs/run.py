@@ -53,7 +53,7 @@ class JobState(Tally):
     """The return of each episode of this run, in the order of their ends."""
     lengths: list[int] = field(default_factory=list)
     seconds: float = 0.0
-    """Since the first step of this run."""
+    """Seconds since the first step of this run."""
     workers: int = 1
     actors: int = 0
     """The number of tasks that play at once on a Ray cluster, each with the envs and workers of the job; 0: the job
@@ -254,7 +254,7 @@ class _Run:
                 player = Player(job, plan, stop, state, take, state.device, self.statistics)
             else:
                 player = RayPlayer(job, plan, stop, state, commits, self.played, cluster, self.cluster_actors, self.out)
-                state.actors = player.count
+                state.actors = player.places
             self.began = time.monotonic()
             with commits:
                 player.play()
