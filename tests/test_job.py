@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import resource
+import shutil
 import signal
 import time
 from pathlib import Path
@@ -261,6 +262,16 @@ class TestGoingOn:
         assert (state.status, state.episodes, state.notes) == ("complete", 40, ["it was complete already"])
         assert state.repeatable
         assert {path: path.read_bytes() for path in before} == before
+
+    def test_one_that_was_killed_before_its_last_line_is_complete(self, uninterrupted: Path, tmp_path: Path) -> None:
+        folder = Path(shutil.copytree(uninterrupted, tmp_path / "a"))
+        *lines, end = (folder / "manifest.jsonl").read_text().splitlines(keepends=True)
+        assert end.startswith('{"line": "end"')
+        (folder / "manifest.jsonl").write_text("".join(lines))
+        state = resume_job(folder, allow_import=[HERE])
+        assert (state.status, state.episodes, state.frames, state.repeatable) == ("complete", 40, 0, True)
+        assert Dataset(folder).complete
+        assert_same(folder, uninterrupted)
 
     def test_a_changed_job_is_refused_with_what_changed(self, tmp_path: Path) -> None:
         first = job(**counting(), episodes=40)
