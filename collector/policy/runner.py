@@ -277,8 +277,11 @@ class PolicyRunner:
         """
         if not self._returned:
             self._is_watched = True  # this call counts for nothing
+            keyed = self.noise is None or self.noise.everything
             with generators_kept():
                 self(nest.map(np.copy, obs), env_ids)  # a policy may write into what it gets
+            if self.noise is not None:
+                self.noise.everything = keyed
             self.begin(slice(None))
             check_policy_names(self.layout)
 
