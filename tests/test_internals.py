@@ -229,21 +229,18 @@ class TestChannel:
             frames += received(theirs)
         assert [(frame.kind, len(frame.payload)) for frame in frames] == [(1, 3_000_000), (2, 5)]
 
-    def test_the_end_of_the_other_side_is_found_out_by_sending_and_reading(self, ends):
+    @pytest.mark.parametrize("last", [[], [5]])
+    def test_the_end_of_the_other_side_is_seen_after_its_last_frame_or_by_sending(self, ends, last):
         ours, theirs = ends
+        for kind in last:
+            theirs.write(kind, 0, b"last")
         theirs.close()
-        assert ours.post(1, 0, b"never read")
+        assert last or ours.post(1, 0, b"never read")
+        assert [frame.kind for frame in received(ours)] == last
+        assert received(ours) == []
         assert ours.ended
         with pytest.raises(EOFError):
             ours.read()
-
-    def test_the_end_of_the_other_side_is_seen_after_its_last_frame(self, ends):
-        ours, theirs = ends
-        theirs.write(5, 0, b"last")
-        theirs.close()
-        assert [frame.kind for frame in received(ours)] == [5]
-        assert received(ours) == []
-        assert ours.ended
 
 
 def test_the_end_of_an_actor_is_waited_for_no_longer_than_allowed():

@@ -140,7 +140,7 @@ class RayWorker(WorkerHandle):
         return self._actor is not None
 
     def _where_it_is(self) -> tuple[int, str] | None:
-        """The actor's process and its node: on this node known from its socket, which may be before Ray tells."""
+        """The actor's process and its node: on this node its socket may name it before Ray does."""
         place = self._place
         if place is None or not place.done() or place.exception() is not None:
             return (self._peer, self._pool.node) if self._peer else None
