@@ -14,7 +14,6 @@ from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, Vecto
 from gymnasium_cases import Foreign, Reports, assert_same
 
 from collector import AsyncDataCollector, SyncDataCollector, rollout
-from collector.policy.random_policy import RandomPolicy
 from tests.backends import FULL
 from vecenv import (
     BaseVectorEnv,
@@ -435,14 +434,3 @@ def test_random_policies_play_legal_moves_of_multi_agent_games(mode: str) -> Non
     assert 0 < alive.mean() < 1
     assert (masks[alive].sum(-1) == 2).all()
     assert np.take_along_axis(masks, batch.action[..., None], -1)[alive].all()
-
-
-def test_random_actions_are_legal_and_follow_from_the_seeds() -> None:
-    policies = [RandomPolicy([spaces.Discrete(5, start=2, seed=i) for i in range(3)]) for _ in range(2)]
-    masks = np.array([[1, 0, 1, 0, 0], [0, 0, 0, 0, 1], [0, 0, 0, 0, 0]], np.int8)
-    together = [policies[0]({"obs": masks, "action_mask": masks}, [0, 1, 2]) for _ in range(60)]
-    alone = [policies[1]({"mask": masks[:1] == 1}, [0]) for _ in range(60)]
-    assert {tuple(actions[1:]) for actions in together} == {(6, 2)}
-    assert [actions[0] for actions in together] == [actions[0] for actions in alone]
-    assert {int(actions[0]) for actions in alone} == {2, 4}
-    assert together[0].dtype == np.int64

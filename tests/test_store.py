@@ -313,6 +313,8 @@ class TestWriting:
             StoreWriter(tmp_path / "b", None, resume=True)
         with pytest.raises(DatasetError, match="cannot be written"):
             StoreWriter(tmp_path / "c", make_head(job={"rate": float("nan")}))
+        with pytest.raises(TypeError, match="NoneType"):
+            StoreWriter(None, head())  # type: ignore[arg-type]
         assert not (tmp_path / "c").exists()
         assert Dataset(tmp_path / "a").head["job"] == {"env": "Numbers-v0", "seed": 0}
 

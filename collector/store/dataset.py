@@ -50,7 +50,7 @@ class Transitions:
         return f"Transitions({len(self)} steps of {len(np.unique(self.episode))} episodes)"
 
     def as_dict(self) -> dict[str, Any]:
-        """By name."""
+        """The columns by name."""
         return dict(vars(self))
 
 
@@ -298,10 +298,7 @@ class Dataset:
     # Checks
 
     def verify(self) -> list[str]:
-        """Read every shard and check it against the manifest, again; what is wrong, a line for each. None: [].
-
-        Also where the episodes of a part are few, all shards are read.
-        """
+        """Read all shards again, also of a slice, and check them; return a line for each problem."""
         problems = []
         for which in range(len(self._shards.records)):
             try:

@@ -113,7 +113,7 @@ class RecordedVectorEnv(VectorWrapper):
         return getattr(self.env, name)
 
     def reset(self, *, seed: Any = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
-        """As that of the VectorEnv."""
+        """Reset as the wrapped VectorEnv does, and begin the episodes of the envs that are reset."""
         mask, seeds = None if options is None else options.get("reset_mask"), spread_seeds(seed, self._ids)
         ids = np.flatnonzero(np.ones(self.num_envs) if mask is None else mask)
         try:
@@ -126,7 +126,7 @@ class RecordedVectorEnv(VectorWrapper):
         return obs, infos
 
     def step(self, actions: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
-        """As that of the VectorEnv, with the actions as they are stored."""
+        """Step as the wrapped VectorEnv does, with the actions in the dtypes in which they are stored."""
         recorder, same_step = self._recorder, self._mode is AutoresetMode.SAME_STEP
         if isinstance(actions, tuple) and isinstance(recorder.sent, tuple):  # batches of a Tuple space
             actions = list(iterate(self.env.action_space, actions))
@@ -154,7 +154,7 @@ class RecordedVectorEnv(VectorWrapper):
         self._recorder.discard()
 
     def call(self, name: str, *args: Any, **kwargs: Any) -> Any:
-        """As that of the VectorEnv, where it has one; a method that steps or resets ends what is recorded."""
+        """Call as the wrapped VectorEnv does, where it can; "step" and "reset" abandon the episodes in progress."""
         if name in ("reset", "step"):
             self._abandon()
         return self.env.call(name, *args, **kwargs)  # type: ignore[attr-defined]
@@ -299,7 +299,7 @@ class RecordedEngine(RowWiseWrapper):
             recorder.begin(envs[begun], None, self._seeds[envs[begun]])
 
     def call(self, name: str, /, *args: Any, id: Any = None, **kwargs: Any) -> list[Any]:
-        """As `venv.call`; a method that steps or resets envs ends what is recorded of them."""
+        """Call as the wrapped vector env does; "step" and "reset" abandon the episodes in progress of these envs."""
         if name in ("reset", "step"):
             self._recorder.discard(slice(None) if id is None else as_ids(id, self._recorder.n))
         return super().call(name, *args, id=id, **kwargs)

@@ -76,7 +76,7 @@ class StoreWriter(Closable):
         compress: bool = False,
         check: Callable[[Manifest], object] = lambda manifest: None,
     ) -> None:
-        self._files = ExitStack()
+        self._files, self._broken = ExitStack(), ""
         self.folder = Path(os.path.abspath(folder))
         self.compress = compress
         self.manifest = Manifest()
@@ -86,7 +86,6 @@ class StoreWriter(Closable):
         self._waiting: list[EpisodeBatch] = []
         self._seen: set[int] = set()
         self._next_number = 0
-        self._broken = ""
         if head is None and not resume:
             raise DatasetError(f"a new data set in {self.folder} needs a head: pass make_head(...)")
         content = None if head is None else head_bytes(head)
