@@ -110,7 +110,7 @@ class BlockRounds:
 
     def run_block(self, asked: bytes, action: Any, payload: Payload, answer: Answer) -> None:
         """Run the operations of the status bytes and answer: for all at once, or for each env as soon as it is done."""
-        if opcodes.all_busy(asked):
+        if not asked.translate(None, opcodes.BUSY):
             places: Sequence[int] = self.everyone
         else:
             places = [j for j, op in enumerate(asked) if opcodes.IDLE < op < opcodes.DONE]
