@@ -415,6 +415,8 @@ class Dropping(Net):
 def test_a_collector_knows_whether_all_its_actions_were_keyed(make, options, keyed):
     venv = DummyVectorEnv(cartpoles(2))
     with SyncDataCollector(venv, make(venv), frames_per_batch=4, episode_seeds=EpisodeSeeds(0), **options) as collector:
+        collector.collect(n_step=4, random=True)
+        assert collector.everything_keyed, "the policy was only asked for the form of its outputs"
         for _ in range(3):
             collector.next()
         assert collector.everything_keyed is keyed

@@ -144,14 +144,11 @@ class PolicyRunner:
         They are valid until the envs step: they may be views of `obs`. Raises `ValueError` or `TypeError` where they do
         not fit.
         """
-        if random:
-            self._learn_layout(obs, env_ids)
-        some = self.noise is not None and len(env_ids) < self._env_num
         if random or self._call is None:
-            return self._random_outputs(nest.take(obs, env_ids) if some else obs, env_ids)
+            return self._random_outputs(obs, env_ids)
         if self.noise is None:
             return self._outputs(obs, env_ids)
-        rows = self._row_ids
+        rows, some = self._row_ids, len(env_ids) < self._env_num
         if len(rows) > self._env_num:  # those behind are that of the last env
             obs, some = nest.take(obs, np.minimum(rows, self._env_num - 1)), True
         call = partial(self._outputs, obs, rows)
@@ -160,7 +157,11 @@ class PolicyRunner:
         return nest.take(outputs, env_ids) if some else outputs
 
     def _random_outputs(self, obs: Any, env_ids: np.ndarray) -> Outputs:
-        """Random actions for these envs, and zeros for what else the policy returns."""
+        """Random actions for these envs, and zeros for the other outputs of a policy whose place they take."""
+        if self._call is not None:
+            self._learn_layout(obs, env_ids)
+        if self.noise is not None and len(env_ids) < self._env_num:
+            obs = nest.take(obs, env_ids)
         outputs = {"action": self._random(obs, env_ids)}
         for name, (shape, dtype) in self.layout.items():
             if name != "action":
@@ -276,8 +277,11 @@ class PolicyRunner:
         """
         if not self._returned:
             self._is_watched = True  # this call counts for nothing
+            keyed = self.noise is None or self.noise.everything
             with generators_kept():
                 self(nest.map(np.copy, obs), env_ids)  # a policy may write into what it gets
+            if self.noise is not None:
+                self.noise.everything = keyed
             self.begin(slice(None))
             check_policy_names(self.layout)
 

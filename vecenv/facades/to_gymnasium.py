@@ -11,6 +11,7 @@ from gymnasium.vector import AutoresetMode
 
 from vecenv import nest
 from vecenv.engine.engine import Engine
+from vecenv.engine.lifetime import NotStarted
 from vecenv.engine.results import OwnStep
 from vecenv.envs.gymnasium_arguments import as_autoreset_mode, as_seeds, split_options
 from vecenv.errors import Partial
@@ -351,7 +352,7 @@ def _render_mode(venv: Any) -> str | None:
 def _check_vector_env(venv: Any) -> None:
     """TypeError for an object that is no vector env of ours, ValueError for one with other batches than gymnasium's."""
     engine = getattr(venv, "engine", None)
-    if not isinstance(engine, Engine):
+    if not isinstance(engine, (Engine, NotStarted)):
         raise TypeError(
             f"a vector env of vecenv is needed, such as ShmemVectorEnv([lambda: gym.make(...)] * 8), got {venv!r}"
         )

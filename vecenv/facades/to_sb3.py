@@ -10,7 +10,6 @@ from typing import Any, TypeGuard
 
 import gymnasium
 import numpy as np
-from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, VectorEnv
 
 from vecenv import nest
@@ -96,8 +95,6 @@ class SB3VecEnv(VecEnv):
             rows = [self._driver.reset([i], **_arguments([seeds[i]], options[i])) for i in range(self.num_envs)]
             obs = nest.stack([nest.take(row, 0) for row, _ in rows])
             infos = [info for _, (info,) in rows]
-        if isinstance(obs, np.ndarray) and isinstance(self.observation_space, (spaces.Dict, spaces.Tuple)):
-            raise ValueError("SB3 takes Dict and Tuple observations stacked: make the vector env with stack_obs=True")
         self.reset_infos = infos
         self._reset_seeds()
         self._reset_options()
@@ -285,6 +282,8 @@ def _checked(venv: Any) -> BaseVectorEnv:
         raise TypeError(f"SB3VecEnv takes a vector env, such as ShmemVectorEnv(env_fns), got {type(venv).__name__}")
     if venv.is_async:
         raise ValueError("SB3 steps all envs together: make the vector env without wait_num and timeout")
+    if venv.engine.results.splits:
+        raise ValueError("SB3 takes Dict and Tuple observations stacked: make the vector env with stack_obs=True")
     check_resets(venv, AutoresetMode.SAME_STEP)
     for name in ("observation_space", "action_space"):
         found = getattr(venv, name)
