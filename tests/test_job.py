@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import resource
+import shutil
 import signal
 import time
 from pathlib import Path
@@ -35,8 +36,12 @@ backends = pytest.mark.parametrize(
         "shmem",
         *(pytest.param(each, marks=[pytest.mark.slow]) for each in ("auto", "subproc")),
         pytest.param("thread", marks=FULL),
+        pytest.param("ray", marks=[pytest.mark.ray, pytest.mark.local_ray]),
     ],
 )
+TOO_MANY = r"3 episodes failed, and max_failed is 2; .* OverflowError: the episode"
+ALL_FAILED = r"each of its episodes failed; episode 2, as the last one, with .*Over"
+RAISED = {"episodes": 400, "on_error": "raise"}
 
 
 def torch_and_mlp() -> tuple[Any, Any]:
@@ -58,12 +63,6 @@ class TestWhatAJobWrites:
         assert sorted(state.returns) == pytest.approx(sorted(data.returns))
         assert [episode.seed for episode in data] == [episode_seed(0, number) for number in range(40)]
         assert all((episode.obs["count"][:, 0] == episode.seed).all() for episode in data), "it was reset with it"
-        assert_same(tmp_path / "a", uninterrupted)
-
-    @pytest.mark.ray
-    @pytest.mark.local_ray
-    def test_they_are_the_same_on_ray(self, uninterrupted: Path, tmp_path: Path) -> None:
-        run_job(job(**counting(), episodes=40, backend="ray"), tmp_path / "a")
         assert_same(tmp_path / "a", uninterrupted)
 
     def test_steps_are_the_shortest_row_of_first_episodes(self, uninterrupted: Path, tmp_path: Path) -> None:
@@ -131,10 +130,6 @@ class TestWhatAJobWrites:
         assert {*seen} == {0}, "each batch is committed before the next one"
         assert_same(tmp_path / "a", uninterrupted)
 
-    def test_observations_that_are_no_arrays_are_refused(self, tmp_path: Path) -> None:
-        with pytest.raises(DatasetError, match=r"object"):
-            run_job(job(env=f"{HERE}:Words"), tmp_path / "a")
-
 
 class TestFailures:
     @pytest.mark.parametrize(
@@ -175,36 +170,28 @@ class TestFailures:
         assert state.skipped == {}
         assert_same(tmp_path / "a", uninterrupted)
 
-    def test_too_many_failures_end_the_job_with_what_was_whole(self, tmp_path: Path) -> None:
-        with pytest.raises(
-            JobFailedError, match=r"3 episodes failed, and max_failed is 2; .* OverflowError: the episode"
-        ):
-            run_job(job(**counting(every=3), episodes=400, max_failed=2), tmp_path / "a")
-        assert_whole(Dataset(tmp_path / "a"))
-
-    @FULL
-    def test_on_error_raise_is_the_error_of_the_env(self, tmp_path: Path) -> None:
-        with pytest.raises(OverflowError, match="cannot be played"):
-            run_job(job(**counting(every=episode_seed(0, 90)), episodes=400, on_error="raise"), tmp_path / "a")
-        data = Dataset(tmp_path / "a")
-        assert not data.complete
-        assert_whole(data)
-
-    @pytest.mark.parametrize("how", ["nan", "inf"])
-    def test_on_error_raise_is_also_for_rewards_that_are_not_finite(self, how: str, tmp_path: Path) -> None:
-        with pytest.raises(ValueError, match=r"episode \d+"):
-            run_job(job(**counting(every=3, how=how), on_error="raise"), tmp_path / "a")
-
-    def test_a_job_whose_episodes_all_fail_is_no_success(self, tmp_path: Path) -> None:
-        with pytest.raises(
-            JobFailedError, match=r"each of its episodes failed; episode 2, as the last one, with .*Over"
-        ):
-            run_job(job(**counting(every=1, at="reset"), episodes=3), tmp_path / "a")
-        assert not (tmp_path / "a").exists()
-
-    def test_an_error_of_the_policy_ends_the_job(self, tmp_path: Path) -> None:
-        with pytest.raises(KeyError, match="no such state"):
-            run_job(job(policy=f"{HERE}:bad"), tmp_path / "a")
+    @pytest.mark.parametrize(
+        ("changes", "error", "message", "some"),
+        [
+            ({**counting(every=3), "episodes": 400, "max_failed": 2}, JobFailedError, TOO_MANY, True),
+            ({**counting(every=1, at="reset"), "episodes": 3}, JobFailedError, ALL_FAILED, False),
+            ({**counting(every=episode_seed(0, 90)), **RAISED}, OverflowError, "cannot be played", True),
+            ({**counting(every=3, how="nan"), **RAISED}, ValueError, r"episode \d+", False),
+            ({**counting(every=3, how="inf"), **RAISED}, ValueError, r"episode \d+", True),
+            ({"policy": f"{HERE}:bad"}, KeyError, "no such state", False),
+            ({"env": f"{HERE}:Words"}, DatasetError, "object", True),
+        ],
+    )
+    def test_an_error_that_ends_the_job_leaves_whole_episodes_or_no_folder(
+        self, changes: Any, error: type[Exception], message: str, some: bool, tmp_path: Path
+    ) -> None:
+        with pytest.raises(error, match=message):
+            run_job(job(**changes), tmp_path / "a")
+        assert (tmp_path / "a").exists() == some
+        if some:
+            data = Dataset(tmp_path / "a")
+            assert not data.complete
+            assert_whole(data)
 
     @FULL
     def test_a_full_disk_leaves_what_was_committed_and_the_job_goes_on_later(
@@ -276,6 +263,16 @@ class TestGoingOn:
         assert state.repeatable
         assert {path: path.read_bytes() for path in before} == before
 
+    def test_one_that_was_killed_before_its_last_line_is_complete(self, uninterrupted: Path, tmp_path: Path) -> None:
+        folder = Path(shutil.copytree(uninterrupted, tmp_path / "a"))
+        *lines, end = (folder / "manifest.jsonl").read_text().splitlines(keepends=True)
+        assert end.startswith('{"line": "end"')
+        (folder / "manifest.jsonl").write_text("".join(lines))
+        state = resume_job(folder, allow_import=[HERE])
+        assert (state.status, state.episodes, state.frames, state.repeatable) == ("complete", 40, 0, True)
+        assert Dataset(folder).complete
+        assert_same(folder, uninterrupted)
+
     def test_a_changed_job_is_refused_with_what_changed(self, tmp_path: Path) -> None:
         first = job(**counting(), episodes=40)
         run_job(first, tmp_path / "a", on_progress=stop_at(5))
@@ -319,19 +316,31 @@ class TestFolders:
         assert len(Dataset(tmp_path / "a")) == 3
         run_job(job(episodes=5), tmp_path / "a", overwrite=True)
         assert len(Dataset(tmp_path / "a")) == 5
-
-    @FULL
-    def test_a_job_that_cannot_run_removes_nothing(self, tmp_path: Path) -> None:
-        run_job(job(episodes=3), tmp_path / "a")
         for changes in ({"env": "no_such_module:Env-v0"}, {"env": "CartPoll-v1"}, {"policy": f"{HERE}:none"}):
             with pytest.raises(JobError):
                 run_job(job(**changes), tmp_path / "a", overwrite=True)
-        assert len(Dataset(tmp_path / "a")) == 3
+        assert len(Dataset(tmp_path / "a")) == 5, "a job that cannot run removes nothing"
 
     def test_a_folder_that_cannot_be_made_is_an_error_with_the_reason(self, tmp_path: Path) -> None:
         (tmp_path / "file").write_text("")
         with pytest.raises(DatasetError, match=r"cannot write to .*file.x: Not a directory; choose another"):
             run_job(job(), tmp_path / "file" / "x")
+
+
+def command(folder: Path, *options: str) -> Any:
+    """`run` in a process of its own."""
+    return process("-m", "collector", "run", *options, "--out", str(folder), "--no-plot")
+
+
+def ended_by(signum: int, running: Any) -> tuple[str, str]:
+    """Send a signal to a command, and return the rest of its output; no worker is left behind."""
+    workers = psutil.Process(running.pid).children(recursive=True)
+    running.send_signal(signum)
+    output = running.communicate(timeout=60)
+    _, alive = psutil.wait_procs(workers, timeout=5)
+    assert workers
+    assert not alive
+    return output
 
 
 class TestSignals:
@@ -378,18 +387,12 @@ class TestSignals:
     )
     def test_a_signal_in_mid_run_ends_the_command_cleanly(self, backend: str, signum: int, tmp_path: Path) -> None:
         options = ["--env", "CartPole-v1", "--steps", "100000000", "--backend", backend]
-        with process("-m", "collector", "run", *options, "--out", str(tmp_path / "a"), "--no-plot") as running:
-            assert running.stdout is not None
+        with command(tmp_path / "a", *options) as running:
             assert running.stdout.readline().startswith("Job: {")
             assert running.stdout.readline().startswith("Collecting 100,000,000 steps")
             assert "steps/s" in running.stdout.readline()
-            workers = psutil.Process(running.pid).children(recursive=True)
-            os.kill(running.pid, signum)
-            out, error = running.communicate(timeout=30)
-            _, alive = psutil.wait_procs(workers, timeout=5)
+            out, error = ended_by(signum, running)
         assert running.returncode == 128 + signum
-        assert workers
-        assert not alive
         assert error.split("\n") == ["", NOTICE, ""]
         assert "Interrupted; collected until then, and kept:" in out
         assert f"Go on with: python -m collector resume {tmp_path / 'a'}" in out.replace("\n", "")
@@ -412,20 +415,14 @@ class TestSignals:
         settings = {**counting(every=episode_seed(0, 40), how=how, seconds=0.002), "episodes": 50, "num_envs": 1}
         hanging = job(**settings, backend=backend, shard_seconds=0.1)
         (tmp_path / "job.json").write_bytes(msgspec.json.encode(hanging))
-        options = [str(tmp_path / "job.json"), "--no-plot", "--out", str(tmp_path / "a")]
-        with process("-m", "collector", "run", *options) as running:
-            assert running.stdout is not None
+        with command(tmp_path / "a", str(tmp_path / "job.json")) as running:
             while "hanging now" not in running.stdout.readline():
                 pass
-            workers = psutil.Process(running.pid).children(recursive=True)
             began = time.monotonic()
-            running.send_signal(signal.SIGTERM)
-            _, error = running.communicate(timeout=60)
+            _, error = ended_by(signal.SIGTERM, running)
             took = time.monotonic() - began
-            _, alive = psutil.wait_procs(workers, timeout=5)
         assert running.returncode == code
         assert took < (15 if code == 143 else 40)
-        assert not alive
         assert "Traceback" not in error
         assert 0 < len(Dataset(tmp_path / "a")) <= 40
         monkeypatch.setenv("HANGS_NO_MORE", "1")
@@ -437,21 +434,13 @@ class TestSignals:
     @FULL
     def test_the_second_ctrl_c_ends_a_job_whose_envs_hang(self, tmp_path: Path) -> None:
         hanging = ["--env", f"{HERE}:Counting", "--env-kwargs", '{"every": 1, "how": "hang"}']
-        options = [*hanging, "--num-envs", "2", "--episodes", "4", "--no-plot"]
-        with process("-m", "collector", "run", *options, "--out", str(tmp_path / "a")) as running:
-            assert running.stdout is not None
-            assert running.stderr is not None
+        with command(tmp_path / "a", *hanging, "--num-envs", "2", "--episodes", "4") as running:
             while "hanging now" not in running.stdout.readline():
                 pass
-            workers = psutil.Process(running.pid).children(recursive=True)
             running.send_signal(signal.SIGINT)
             while NOTICE not in running.stderr.readline():
                 pass
-            running.send_signal(signal.SIGINT)
-            _, error = running.communicate(timeout=30)
-            _, alive = psutil.wait_procs(workers, timeout=5)
+            _, error = ended_by(signal.SIGINT, running)
         assert running.returncode == 130
-        assert workers
-        assert not alive
         assert "stopped at once" in error
         assert "Traceback" not in error

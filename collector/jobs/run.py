@@ -182,6 +182,9 @@ def resume_job(
         run.state.notes.append("it was complete already")
         return run.completed(head["repeatable"])
     with closing(StoreWriter(folder, head, resume=True, compress=wanted.compress, check=run.restore)) as writer:
+        if run.plan.is_complete:  # an earlier run was killed between its last commit and its end
+            writer.end(episodes=run.plan.end)
+            return run.completed(head["repeatable"])
 
         def go_on(now: dict[str, Any]) -> StoreWriter:
             run.state.notes += check_head(folder, head, now)

@@ -24,7 +24,7 @@ import numpy as np
 from collector.episodes.episode import Episode, EpisodeBatch
 from collector.store.dataset_head import HEAD, head_bytes, head_changes, read_head
 from collector.store.manifest import MANIFEST, Manifest, read_lines, read_manifest
-from collector.store.packed import Layout, arrays_of, check_whole, concatenate, pack, returns_of
+from collector.store.packed import Layout, arrays_of, check_whole, join_batches, pack, returns_of
 from collector.store.safe_folder import LOCK, PARTIAL, Closable, DatasetError, FolderLock, SafeFolder
 from collector.store.schema import LARGEST, End, LayoutLine, Note, ShardLine
 from collector.store.shard import mismatch, write_shard
@@ -171,7 +171,7 @@ class StoreWriter(Closable):
                     self.manifest.append([note])
             return
         with self._changing(), self.opened.inside(SHARDS, make=True) as shards:
-            name, episodes = self._new_name(), concatenate(self._waiting)
+            name, episodes = self._new_name(), join_batches(self._waiting)
             self._waiting = [episodes]
             try:
                 files, compressed = write_shard(shards, name, arrays_of(episodes), self.compress)

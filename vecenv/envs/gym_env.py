@@ -192,8 +192,8 @@ def _is_picture(space: Any) -> bool:
 
 
 class SkipFrames(gymnasium.Wrapper):
-    """Gives each action to the env `repeats` times, or until the episode ends: the rewards are summed, the rest is the
-    last. (gymnasium has it as RepeatAction since 1.3.)
+    """Gives each action to the env `repeats` times, or until the episode ends: rewards are summed, all else is that of
+    the last of these steps. (gymnasium has it as RepeatAction since 1.3.)
     """
 
     spec = property(attrgetter("env.spec"))  # that of the wrapper which makes this one
@@ -258,7 +258,7 @@ _SKIPPING = {
 
 
 class Pixels(gymnasium.ObservationWrapper):
-    """Adds what the env renders to its observations, under `key`; with `only` that is all that they have.
+    """Adds what the env renders to its observations, under `key`; with `only` it takes their place.
 
     An observation that is no dict is kept under "observation". Unlike gymnasium's AddRenderObservation it checks and
     copies frames, which are dicts with `only` too, and passes `render_kwargs` to `render`. Where the `shape` of the

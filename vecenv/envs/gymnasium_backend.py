@@ -22,7 +22,7 @@ import numpy as np
 from gymnasium.vector import AutoresetMode
 
 from vecenv import nest
-from vecenv.backends.backend import Answered, Answers, Backend, Taken, WorkerInfo
+from vecenv.backends.backend import Answers, Backend, Call, Taken, WorkerInfo
 from vecenv.backends.host.env_host import ATTRIBUTES, EnvReport, own_report
 from vecenv.backends.host.failure import capture
 from vecenv.backends.host.row_writer import Extra, Final, fit, own_containers
@@ -82,13 +82,13 @@ class NativeBackend(Backend):
     def take(self, ids: Sequence[int] | None) -> Taken:
         return self.answers.take(ids)
 
-    def call(self, ids: Sequence[int], op: str, args: Sequence[tuple[Any, ...]]) -> Answered:
+    def call(self, ids: Sequence[int], op: str, args: Sequence[tuple[Any, ...]]) -> Call:
         try:
             if op == "get_env_attr" and args[0][0] in self.known:
-                return Answered([self.known[args[0][0]]] * len(ids))
-            return Answered(self.called(ids, op, args))
+                return Call(ids, op, [self.known[args[0][0]]] * len(ids))
+            return Call(ids, op, self.called(ids, op, args))
         except Exception as error:
-            return Answered([capture(error, i, op, local=True) for i in ids])
+            return Call(ids, op, [capture(error, i, op, local=True) for i in ids])
 
     def called(self, ids: Sequence[int], op: str, args: Sequence[tuple[Any, ...]]) -> list[Any]:
         """The results of one of ENV_CALLS for the envs `ids`, each with its arguments."""

@@ -40,7 +40,7 @@ def vector_infos(rows: Iterable[tuple[int, Mapping[Any, Any]]], n: int) -> dict[
 
 
 def batch_infos(infos: Mapping[int, Mapping[Any, Any]], n: int) -> dict[Any, Any]:
-    """`vector_infos` of infos by env id; those that came as columns are batched as they are."""
+    """`vector_infos` of infos by env id; `InfoColumns` are batched column by column."""
     if not isinstance(infos, InfoColumns):
         return vector_infos(infos.items(), n)
     keys = infos.schema.keys

@@ -63,7 +63,7 @@ class TransformedEnv(HasTransforms, Wrapper):
         return self.env
 
     def rebuild(self, transforms: list[Transform]) -> list[tuple[Any, Any]]:
-        """Have the spaces of these transforms; return those below each of them."""
+        """Wrap the env in a chain of these transforms; return the spaces below each of them."""
         chain, below = self.env, list[tuple[Any, Any]]()
         for each in transforms:
             below.append((chain.observation_space, chain.action_space))

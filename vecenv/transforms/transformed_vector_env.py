@@ -77,7 +77,7 @@ class TransformedVectorEnv(HasTransforms, RowWiseWrapper):
         return own if self._action_space is None else self._action_space
 
     def rebuild(self, transforms: list[Transform]) -> list[tuple[Any, Any]]:
-        """Have the spaces of these transforms; return those of env 0 below each of them."""
+        """Take over the spaces that a chain of these transforms gives; return those of env 0 below each of them."""
         for each in transforms:
             if isinstance(each, EnvTransform):
                 raise TypeError(

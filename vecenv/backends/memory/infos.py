@@ -133,7 +133,7 @@ def _values(kind: Kind, column: np.ndarray) -> Sequence[Any]:
 class InfoReader:
     """Reads `rows` (n, INFO_BYTES); `worker_of` (n,) is the worker of each env, which numbers its schemas itself.
 
-    Forms that are equal are one object, so that the infos of all workers are usually read together.
+    Equal schemas are one object, so that the infos of all workers are usually read together.
     """
 
     def __init__(self, rows: np.ndarray, worker_of: np.ndarray) -> None:
