@@ -106,8 +106,10 @@ class StoreWriter(Closable):
                 (int(line.shard.rpartition("/")[2]) for line in self.manifest.shards), default=-1
             )
             self._take_numbers(self.committed)
-            undo.callback(self.manifest.close)
-            self.manifest.open(self.opened)
+            self.manifest.fd = self.opened.open(MANIFEST, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+            undo.callback(os.close, self.manifest.fd)
+            self.manifest.cut_off()
+            self.opened.sync()
             self._files = undo.pop_all()
 
     # Episodes
@@ -306,7 +308,7 @@ def _resume(
     reopen: bool = False,
 ) -> Manifest:
     """Take up the data set of a folder that is locked: all that was not committed is removed, and with `reopen` its
-    end; of the manifest by `Manifest.open`.
+    end; of the manifest by `Manifest.cut_off`.
 
     Raises `DatasetError` where it was begun with another `head`, a shard is missing, or episodes that `reopen` would
     add do not count; raises as `check`, which is called with the manifest. Nothing is changed then.
