@@ -25,7 +25,7 @@ from collector.jobs.playing import JobFailedError
 from collector.jobs.run import resume_job, run_job
 from collector.store import safe_folder
 from tests.backends import FULL
-from tests.job_envs import HERE, assert_equal, assert_same, assert_whole, counting, job, process, stop_at
+from tests.job_envs import HERE, assert_equal, assert_same, assert_whole, change_job, counting, job, process, stop_at
 from vecenv import DummyVectorEnv
 
 NOTICE = "Ending the job: finished episodes are kept, unfinished ones are dropped. A second signal ends it at once."
@@ -263,14 +263,21 @@ class TestGoingOn:
         assert state.repeatable
         assert {path: path.read_bytes() for path in before} == before
 
-    def test_one_that_was_killed_before_its_last_line_is_complete(self, uninterrupted: Path, tmp_path: Path) -> None:
+    @pytest.mark.parametrize("fails", [0, 1])
+    def test_one_that_was_killed_before_its_last_line_is_complete(
+        self, fails: int, uninterrupted: Path, tmp_path: Path
+    ) -> None:
         folder = Path(shutil.copytree(uninterrupted, tmp_path / "a"))
         *lines, end = (folder / "manifest.jsonl").read_text().splitlines(keepends=True)
         assert end.startswith('{"line": "end"')
         (folder / "manifest.jsonl").write_text("".join(lines))
+        if fails:  # all that is left to play is an episode whose env fails before the first batch
+            change_job(folder, episodes=41, env_kwargs={"every": episode_seed(0, 40), "at": "reset"})
         state = resume_job(folder, allow_import=[HERE])
-        assert (state.status, state.episodes, state.frames, state.repeatable) == ("complete", 40, 0, True)
-        assert Dataset(folder).complete
+        assert (state.status, state.episodes, state.repeatable) == ("complete", 40, True)
+        data = Dataset(folder)
+        assert (data.complete, data.failed.get("skipped", 0)) == (True, fails)
+        assert [*state.skipped] == [40] * fails
         assert_same(folder, uninterrupted)
 
     def test_a_changed_job_is_refused_with_what_changed(self, tmp_path: Path) -> None:

@@ -80,7 +80,10 @@ class RayHere:
     class exceptions:
         TaskCancelledError = type("TaskCancelledError", (Exception,), {})
 
-    def __init__(self, deadly: float, seed: int) -> None:
+    def __init__(self, deadly: float, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(on_ray, "start_task", self.start_task)
+        monkeypatch.setattr(on_ray, "is_loss", lambda error: isinstance(error, ConnectionError))
+        monkeypatch.setattr(run, "connect_to", lambda address: nullcontext(self))
         self.ray = self
         self._rng, self._deadly = random.Random(seed), deadly
         self._calls: dict[int, bytes] = {}
@@ -120,11 +123,8 @@ class RayHere:
 def test_whenever_tasks_die_each_episode_is_there_once(
     seed: int, much: dict[str, int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    here = RayHere(0.5 * (seed > 0), seed)
+    RayHere(0.5 * (seed > 0), seed, monkeypatch)
     monkeypatch.setattr(on_ray, "MOST_DEATHS", 100)
-    monkeypatch.setattr(on_ray, "start_task", here.start_task)
-    monkeypatch.setattr(on_ray, "is_loss", lambda error: isinstance(error, ConnectionError))
-    monkeypatch.setattr(run, "connect_to", lambda address: nullcontext(here))
     wanted = job(**counting(), **much, shard_bytes=1000)
     run_job(wanted, tmp_path / "whole")
     state = run_job(wanted, tmp_path / "a", cluster="auto", cluster_actors=1 + seed % 3)
@@ -140,9 +140,7 @@ def test_whenever_tasks_die_each_episode_is_there_once(
 def test_a_second_ctrl_c_ends_the_tasks_on_a_cluster_that_stays(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    here = RayHere(0.0, 0)
-    monkeypatch.setattr(on_ray, "start_task", here.start_task)
-    monkeypatch.setattr(run, "connect_to", lambda address: nullcontext(here))
+    here = RayHere(0.0, 0, monkeypatch)
 
     def twice(state: Any) -> None:
         for _ in range(2):

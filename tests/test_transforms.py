@@ -167,6 +167,17 @@ def test_the_action_space_of_a_transform_is_seeded():
     assert drawn[0][0] != drawn[0][1]
 
 
+def test_parts_have_one_order_in_workers_in_the_parent_and_in_the_space():
+    for make in (tf.RewardSum, lambda: tf.CatTensors(["x", "v"], "all")):
+        with (
+            tf.TransformedVectorEnv(DummyVectorEnv([plain(MIXED, 3)]), make()) as parent,
+            DummyVectorEnv([lambda make=make: tf.TransformedEnv(Samples(MIXED), make())]) as workers,
+        ):
+            orders = [list(venv.reset(seed=0)[0]) for venv in (parent, workers)]
+            orders += [list(venv.observation_space[0]) for venv in (parent, workers)]
+            assert orders == orders[:1] * 4
+
+
 def test_a_clone_and_a_pickle_have_the_settings_and_no_env():
     env = tf.TransformedEnv(Samples(IMAGE), tf.Compose(tf.GrayScale("709"), tf.Resize(6, 5)))
     for copied in (env.transform.clone(), pickle.loads(pickle.dumps(env.transform)), env.transform[:2]):

@@ -182,15 +182,13 @@ def resume_job(
         run.state.notes.append("it was complete already")
         return run.completed(head["repeatable"])
     with closing(StoreWriter(folder, head, resume=True, compress=wanted.compress, check=run.restore)) as writer:
-        if run.plan.is_complete:  # an earlier run was killed between its last commit and its end
-            writer.end(episodes=run.plan.end)
-            return run.completed(head["repeatable"])
 
         def go_on(now: dict[str, Any]) -> StoreWriter:
             run.state.notes += check_head(folder, head, now)
             return writer
 
-        return run.play(go_on)
+        run.state.repeatable = head["repeatable"]
+        return run.play(go_on, writer)
 
 
 @dataclass
@@ -229,8 +227,13 @@ class _Run:
             self.statistics = read_statistics(self.out, self.job.num_envs)
         self.state.steps, self.state.episodes = int(index["length"].sum()), len(index)
 
-    def play(self, open_writer: Callable[[dict[str, Any]], StoreWriter]) -> JobState:
-        """Play the rest of the episodes into the folder that `open_writer` opens, with the head of its first batch."""
+    def play(
+        self, open_writer: Callable[[dict[str, Any]], StoreWriter], resumed: StoreWriter | None = None
+    ) -> JobState:
+        """Play the rest of the episodes into the folder that `open_writer` opens, with the head of its first batch.
+
+        `resumed`: the writer of a job that goes on, in which no batch may be left to play.
+        """
         job, plan, state = self.job, self.plan, self.state
         with ExitStack() as context:
             cluster = None
@@ -263,11 +266,13 @@ class _Run:
                 player.play()
             if not plan.is_complete:
                 state.status, state.signum = "interrupted", stop.signum
-            elif commits.writer is None:
+            elif (writer := commits.writer or resumed) is None:
                 number, error = max(state.skipped.items())
                 raise JobFailedError(f"each of its episodes failed; episode {number}, as the last one, with {error}")
             else:
-                commits.writer.end(episodes=plan.end)
+                commits.writer = writer
+                commits.commit()  # failures, where no batch came
+                writer.end(episodes=plan.end)
                 self.completed(state.repeatable)
             if self.metrics is not None:
                 self.metrics.write(state.metrics, now=True)

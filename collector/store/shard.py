@@ -119,14 +119,12 @@ class Shards:
     def __getitem__(self, which: int) -> EpisodeBatch:
         if which not in self._open:
             found = self._read(which)
-            while self._open and not self._has_room(which):
+            most = self._most_open - 1
+            while self._open and (len(self._open) > most or sum(map(self.nbytes, [which, *self._open])) > self.memory):
                 self._open.popitem(last=False)
             self._open[which] = found
         self._open.move_to_end(which)
         return self._open[which]
-
-    def _has_room(self, which: int) -> bool:
-        return len(self._open) < self._most_open and sum(map(self.nbytes, [which, *self._open])) <= self.memory
 
     def check(self, which: int) -> None:
         """Read a shard and check all that is known of it, whether it has been checked before or not."""

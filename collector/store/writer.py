@@ -24,7 +24,7 @@ import numpy as np
 from collector.episodes.episode import Episode, EpisodeBatch
 from collector.store.dataset_head import HEAD, head_bytes, head_changes, read_head
 from collector.store.manifest import MANIFEST, Manifest, read_lines, read_manifest
-from collector.store.packed import Layout, arrays_of, check_whole, concatenate, pack, returns_of
+from collector.store.packed import Layout, arrays_of, check_whole, join_batches, pack, returns_of
 from collector.store.safe_folder import LOCK, PARTIAL, Closable, DatasetError, FolderLock, SafeFolder
 from collector.store.schema import LARGEST, End, LayoutLine, Note, ShardLine
 from collector.store.shard import mismatch, write_shard
@@ -106,8 +106,10 @@ class StoreWriter(Closable):
                 (int(line.shard.rpartition("/")[2]) for line in self.manifest.shards), default=-1
             )
             self._take_numbers(self.committed)
-            undo.callback(self.manifest.close)
-            self.manifest.open(self.opened)
+            self.manifest.fd = self.opened.open(MANIFEST, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+            undo.callback(os.close, self.manifest.fd)
+            self.manifest.cut_off()
+            self.opened.sync()
             self._files = undo.pop_all()
 
     # Episodes
@@ -171,7 +173,7 @@ class StoreWriter(Closable):
                     self.manifest.append([note])
             return
         with self._changing(), self.opened.inside(SHARDS, make=True) as shards:
-            name, episodes = self._new_name(), concatenate(self._waiting)
+            name, episodes = self._new_name(), join_batches(self._waiting)
             self._waiting = [episodes]
             try:
                 files, compressed = write_shard(shards, name, arrays_of(episodes), self.compress)
@@ -306,7 +308,7 @@ def _resume(
     reopen: bool = False,
 ) -> Manifest:
     """Take up the data set of a folder that is locked: all that was not committed is removed, and with `reopen` its
-    end; of the manifest by `Manifest.open`.
+    end; of the manifest by `Manifest.cut_off`.
 
     Raises `DatasetError` where it was begun with another `head`, a shard is missing, or episodes that `reopen` would
     add do not count; raises as `check`, which is called with the manifest. Nothing is changed then.

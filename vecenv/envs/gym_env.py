@@ -32,7 +32,7 @@ class OfClass:
         return self._compute()
 
 
-class GymEnv(gymnasium.Wrapper, RecordConstructorArgs):
+class GymEnv(gymnasium.ObservationWrapper, RecordConstructorArgs):
     """A gymnasium env made by its name (arguments of torchrl's GymEnv). It is a `gymnasium.Env` as any other.
 
     `gymnasium.make(env.spec)` makes the same again.
@@ -119,15 +119,9 @@ class GymEnv(gymnasium.Wrapper, RecordConstructorArgs):
         if isinstance(self.observation_space, spaces.Dict) and "pixels" in self.observation_space.spaces:
             self.from_pixels = True
 
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
-        """Start an episode: (obs, info)."""
-        obs, info = self.env.reset(seed=seed, options=options)
-        return {"pixels": obs} if self._is_picture else obs, info
-
-    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
-        """Give the action to the env, `frame_skip` times or until the episode ends."""
-        obs, reward, terminated, truncated, info = self.env.step(action)
-        return {"pixels": obs} if self._is_picture else obs, reward, terminated, truncated, info
+    def observation(self, observation: Any) -> Any:
+        """The observation; as a dict where the env observes pictures by itself."""
+        return {"pixels": observation} if self._is_picture else observation
 
 
 def _make(name: str, frame_skip: int | None, kwargs: dict[str, Any]) -> Env:

@@ -184,11 +184,13 @@ class EndedStep:
     """A step that ended the episodes of the envs `ids`, as SAME_STEP has it: its rows and infos are of the next ones.
 
     `last_obs` and `last_infos` are the last of the ended episodes, in the order of `ids`; `restore` is the
-    `int_restorer` of the observation. The envs `left` were not reset in the step: it is complete after `begin`.
+    `int_restorer` of the observation. The envs `left` were not reset in the step, because they are in `failed`: it is
+    complete after `begin`.
     """
 
-    def __init__(self, step: OwnStep, ids: Sequence[int], left: Sequence[int], restore: Restore | None) -> None:
-        self.ids, self.left = ids, left
+    def __init__(self, step: OwnStep, ids: Sequence[int], failed: Sequence[int], restore: Restore | None) -> None:
+        self.ids = ids
+        self.left = left = [i for i in ids if i in failed]
         obs, rew, terminated, truncated, by_id = step
         self.infos = infos = dict(by_id.items())
         self.step = obs, rew, terminated, truncated, infos

@@ -251,15 +251,13 @@ class GymnasiumVectorEnv(AsyncCalls):
         """Return the results of a step that ended episodes, after a reset of the envs that the step has not reset."""
         episodes = self._episodes
         ids = episodes.ended
-        failed = self.venv.failed_id if self._one_round else ids
-        left = [i for i in ids if i in failed]
-        begun = [i for i in ids if i not in failed]
-        ended = EndedStep(step, ids, left, self._as_ints)
+        ended = EndedStep(step, ids, self.venv.failed_id if self._one_round else ids, self._as_ints)
+        begun = [i for i in ids if i not in ended.left]
         episodes.note(begun, False)
         episodes.begin(begun, {})
-        if left:
+        if ended.left:
             self._ended = ended
-            self._send(STEP, None, left, left)
+            self._send(STEP, None, ended.left, ended.left)
             self._await(STEP, deadline)
         return self._finish(ended)
 

@@ -149,7 +149,7 @@ class SB3VecEnv(VecEnv):
         envs are reset that the step itself has not reset.
         """
         failed = self.venv.failed_id if self._one_round else ids  # on_error="restart" makes a failure an end
-        ended = EndedStep(step, ids, [i for i in ids if i in failed], self._as_ints)
+        ended = EndedStep(step, ids, failed, self._as_ints)
         if ended.left:
             first_obs, first_infos = self._driver.reset(ended.left)
             ended.begin(first_obs, dict(zip(ended.left, first_infos, strict=True)))

@@ -128,14 +128,8 @@ class TransformedRows(Wrapper):
         flags = np.array([[bool(terminated)], [bool(truncated)]])
         rows = Rows(self._batch(obs), [info], paid.astype(np.float64)[None], flags[0], flags[1], ONLY_ENV)
         self.transform.step(rows)
-        reward = rows.reward[0]
-        return (
-            nest.take(rows.obs, 0),
-            float(reward) if reward.ndim == 0 else reward,
-            bool(rows.terminated[0]),
-            bool(rows.truncated[0]),
-            info,
-        )
+        reward = float(rows.reward[0]) if rows.reward.ndim == 1 else rows.reward[0]
+        return nest.take(rows.obs, 0), reward, bool(rows.terminated[0]), bool(rows.truncated[0]), info
 
     def _batch(self, obs: Any) -> Any:
         """The observation as a batch of one row, in the dtypes of the space."""
