@@ -3,107 +3,75 @@
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from collector.async_collector import AsyncDataCollector
-from collector.batch.multi_step import MultiStep
-from collector.batch.rollout import FlatRollout, Rollout
-from collector.batch.step_extras import StepBatch
-from collector.episodes.episode import CollectStats, Episode, EpisodeBatch, EpisodeCutter, SequenceSummaryStats
-from collector.episodes.seeds import EpisodeSeeds, action_seed, episode_seed
-from collector.interruptor import Interruptor
-from collector.policy.policy_call import ExplorationType, exploration_type, set_exploration_type
-from collector.policy.random_policy import RandomPolicy
-from collector.rollouts import rollout
-from collector.store.safe_folder import DatasetError
-from collector.sync_collector import SyncDataCollector
-from collector.timing import CollectorStats
+from collector.async_collector import AsyncDataCollector as AsyncDataCollector
+from collector.batch.multi_step import MultiStep as MultiStep
+from collector.batch.rollout import FlatRollout as FlatRollout
+from collector.batch.rollout import Rollout as Rollout
+from collector.batch.step_extras import StepBatch as StepBatch
+from collector.episodes.episode import CollectStats as CollectStats
+from collector.episodes.episode import Episode as Episode
+from collector.episodes.episode import EpisodeBatch as EpisodeBatch
+from collector.episodes.episode import EpisodeCutter as EpisodeCutter
+from collector.episodes.episode import SequenceSummaryStats as SequenceSummaryStats
+from collector.episodes.seeds import EpisodeSeeds as EpisodeSeeds
+from collector.episodes.seeds import action_seed as action_seed
+from collector.episodes.seeds import episode_seed as episode_seed
+from collector.interruptor import Interruptor as Interruptor
+from collector.policy.policy_call import ExplorationType as ExplorationType
+from collector.policy.policy_call import exploration_type as exploration_type
+from collector.policy.policy_call import set_exploration_type as set_exploration_type
+from collector.policy.random_policy import RandomPolicy as RandomPolicy
+from collector.rollouts import rollout as rollout
+from collector.store.safe_folder import DatasetError as DatasetError
+from collector.sync_collector import SyncDataCollector as SyncDataCollector
+from collector.timing import CollectorStats as CollectorStats
 
 if TYPE_CHECKING:
-    from collector.cluster.actor_config import ActorConfig
-    from collector.cluster.cluster_stats import ClusterStats
-    from collector.cluster.ray_collector import RayCollector
+    from collector.cluster.actor_config import ActorConfig as ActorConfig
+    from collector.cluster.cluster_stats import ClusterStats as ClusterStats
+    from collector.cluster.ray_collector import RayCollector as RayCollector
     from collector.device.to_torchrl import to_torchrl as to_torchrl
-    from collector.device.torch_vector_env import TorchVectorEnv
-    from collector.jobs.job import Job, JobError
-    from collector.jobs.job_files import load_job
-    from collector.jobs.run import resume_job, run_job
-    from collector.jobs.transform_statistics import save_statistics
-    from collector.policy.mlp import MLPPolicy
-    from collector.store.dataset import Dataset, Transitions, load_episodes
-    from collector.store.dataset_head import make_head
-    from collector.store.export import export
-    from collector.store.record_episodes import RecordEpisodes
-    from collector.store.writer import StoreWriter
+    from collector.device.torch_vector_env import TorchVectorEnv as TorchVectorEnv
+    from collector.jobs.job import Job as Job
+    from collector.jobs.job import JobError as JobError
+    from collector.jobs.job_files import load_job as load_job
+    from collector.jobs.run import resume_job as resume_job
+    from collector.jobs.run import run_job as run_job
+    from collector.jobs.transform_statistics import save_statistics as save_statistics
+    from collector.policy.mlp import MLPPolicy as MLPPolicy
+    from collector.store.dataset import Dataset as Dataset
+    from collector.store.dataset import Transitions as Transitions
+    from collector.store.dataset_head import make_head as make_head
+    from collector.store.export import export as export
+    from collector.store.record_episodes import RecordEpisodes as RecordEpisodes
+    from collector.store.writer import StoreWriter as StoreWriter
 
 Collector = SyncDataCollector
 
-# `from collector import *` loads every name that stands here: `to_torchrl` needs TorchRL.
-__all__ = [
-    "ActorConfig",
-    "AsyncDataCollector",
-    "ClusterStats",
-    "CollectStats",
-    "Collector",
-    "CollectorStats",
-    "Dataset",
-    "DatasetError",
-    "Episode",
-    "EpisodeBatch",
-    "EpisodeCutter",
-    "EpisodeSeeds",
-    "ExplorationType",
-    "FlatRollout",
-    "Interruptor",
-    "Job",
-    "JobError",
-    "MLPPolicy",
-    "MultiStep",
-    "RandomPolicy",
-    "RayCollector",
-    "RecordEpisodes",
-    "Rollout",
-    "SequenceSummaryStats",
-    "StepBatch",
-    "StoreWriter",
-    "SyncDataCollector",
-    "TorchVectorEnv",
-    "Transitions",
-    "action_seed",
-    "episode_seed",
-    "exploration_type",
-    "export",
-    "load_episodes",
-    "load_job",
-    "make_head",
-    "resume_job",
-    "rollout",
-    "run_job",
-    "save_statistics",
-    "set_exploration_type",
-]
-
-# What few programs need, with the module of each: torch takes seconds to import, Ray's collector has
-# many modules, and data sets and jobs need libraries beyond the core.
-_LOADED_WHEN_USED = {
-    "ActorConfig": "collector.cluster.actor_config",
-    "ClusterStats": "collector.cluster.cluster_stats",
-    "Job": "collector.jobs.job",
-    "JobError": "collector.jobs.job",
-    "MLPPolicy": "collector.policy.mlp",
-    "Dataset": "collector.store.dataset",
-    "RecordEpisodes": "collector.store.record_episodes",
-    "StoreWriter": "collector.store.writer",
-    "Transitions": "collector.store.dataset",
-    "load_episodes": "collector.store.dataset",
-    "make_head": "collector.store.dataset_head",
-    "export": "collector.store.export",
-    "RayCollector": "collector.cluster.ray_collector",
-    "load_job": "collector.jobs.job_files",
-    "resume_job": "collector.jobs.run",
-    "run_job": "collector.jobs.run",
-    "save_statistics": "collector.jobs.transform_statistics",
-    "TorchVectorEnv": "collector.device.torch_vector_env",
-    "to_torchrl": "collector.device.to_torchrl",
+# Names that few programs need, loaded when they are first used, by their modules: torch takes seconds to import, Ray's
+# collector has many modules, and data sets and jobs need libraries beyond the core.
+_MODULES = {
+    "cluster.actor_config": "ActorConfig",
+    "cluster.cluster_stats": "ClusterStats",
+    "cluster.ray_collector": "RayCollector",
+    "device.to_torchrl": "to_torchrl",
+    "device.torch_vector_env": "TorchVectorEnv",
+    "jobs.job": "Job JobError",
+    "jobs.job_files": "load_job",
+    "jobs.run": "resume_job run_job",
+    "jobs.transform_statistics": "save_statistics",
+    "policy.mlp": "MLPPolicy",
+    "store.dataset": "Dataset Transitions",
+    "store.dataset_head": "make_head",
+    "store.export": "export",
+    "store.record_episodes": "RecordEpisodes",
+    "store.writer": "StoreWriter",
 }
+_LOADED_WHEN_USED = {name: f"collector.{module}" for module, names in _MODULES.items() for name in names.split()}
+
+# `from collector import *` loads every name that stands here: `to_torchrl` needs TorchRL.
+_LOADED = {name for name, value in vars().items() if str(getattr(value, "__module__", None)).startswith("collector.")}
+__all__ = sorted((_LOADED | _LOADED_WHEN_USED.keys()) - {"to_torchrl"})
 
 
 def __getattr__(name: str) -> Any:

@@ -1,8 +1,60 @@
-"""`python -m collector`: see `collector.jobs.cli`."""
+"""`python -m collector` and `vecenv-collect`: choose the command, and turn an error into a line and an exit code."""
 
+from __future__ import annotations
+
+import os
 import sys
+from collections.abc import Sequence
+from typing import Any
 
-from collector.jobs.cli import main
+PROG = "python -m collector"
+ABOUT = (
+    "Collect whole episodes into a folder, and look at them. Ctrl-C and SIGTERM end a job cleanly; `resume` goes on. "
+    "Read the episodes with collector.Dataset(folder). Exit codes: 0 done, 1 failed or damaged, 2 wrong arguments or "
+    "settings, 130 and 143 ended by a signal."
+)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run a command line, and return the exit code. SystemExit with 2 for wrong arguments, with 0 after --help."""
+    command, *arguments = (sys.argv[1:] if argv is None else argv) or ["--help"]
+    try:
+        import tyro
+
+        from collector.jobs.commands import COMMANDS
+        from collector.jobs.job import JobError
+        from collector.jobs.playing import JobFailedError
+        from collector.store.safe_folder import DatasetError
+    except ImportError as error:
+        return _end(2, f"the command line needs {error.name}: pip install 'vecenv[job]'")
+    options: Any = {"config": (tyro.conf.FlagCreatePairsOff,)}
+    try:
+        if command in COMMANDS:
+            return int(tyro.cli(COMMANDS[command], prog=f"{PROG} {command}", args=arguments, **options))
+        options |= {"prog": PROG, "description": ABOUT, "args": [command, *arguments]}
+        return int(tyro.extras.subcommand_cli_from_dict(COMMANDS, **options))  # which has the help, or an error
+    except (JobFailedError, DatasetError) as error:
+        return _end(1, str(error))
+    except (JobError, ImportError) as error:
+        return _end(2, str(error))
+    except KeyboardInterrupt:
+        return _end(130, "stopped at once; episodes committed before are kept")
+
+
+def script() -> int:
+    """`vecenv-collect`: as `python -m collector`, with modules of the current folder where a command may name some.
+
+    Elsewhere they are not found: the folder may be that of a data set, which comes from anybody.
+    """
+    if sys.argv[1:2] in (["run"], ["tune"]) or any(each.startswith("--allow-import") for each in sys.argv):
+        sys.path.insert(0, os.getcwd())
+    return main()
+
+
+def _end(code: int, message: str) -> int:
+    print(f"{PROG}: {message}", file=sys.stderr)
+    return code
+
 
 if __name__ == "__main__":
     sys.exit(main())

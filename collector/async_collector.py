@@ -26,7 +26,6 @@ from collector.collector_arguments import at_least_one
 from collector.env_source import check_rounds
 from collector.policy.action_trees import as_vector_envs_take_it
 from collector.policy.policy_call import Policy
-from collector.policy.runner import Outputs
 from vecenv import nest
 from vecenv.wrappers import check_send_and_recv
 
@@ -136,20 +135,14 @@ class AsyncDataCollector(Collecting):
         if not len(ids):
             return
         obs = nest.take(self._obs, ids)
-        if random:
-            self._runner.learn_layout(obs, ids)
-        self._note_outputs(self._runner(obs, ids, random), ids)
-        self._acted_version[ids] = -1 if random else self._weights.version
-        self._clock.lap("storage")
-
-    def _note_outputs(self, outputs: Outputs, ids: np.ndarray) -> None:
-        layout = self._runner.layout.items()  # of what the policy returns, also where this is a random action
-        more = {name: np.zeros((len(ids), *shape), dtype) for name, (shape, dtype) in layout if name not in outputs}
-        for name, rows in {**outputs, **more}.items():
+        outputs = self._runner(obs, ids, random)
+        for name, rows in outputs.items():
             if name not in self._acted:
                 check_policy_names(outputs)
                 self._acted[name] = nest.map(self._zeros_like, rows)
             nest.put(self._acted[name], ids, rows)
+        self._acted_version[ids] = -1 if random else self._weights.version
+        self._clock.lap("storage")
 
     def _send(self, ids: np.ndarray) -> None:
         reset = self._episodes.over[ids]

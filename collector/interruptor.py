@@ -68,6 +68,9 @@ def sigint_deferred() -> Iterator[None]:
 
 SLICE = 1.0
 """Seconds after which a batch of a job ends."""
+NOTICE = (
+    b"\nEnding the job: finished episodes are kept, unfinished ones are dropped. A second signal ends it at once.\n"
+)
 GRACE = 5.0
 """Seconds that the round in progress may take after the first signal."""
 LAST_RESORT = 20.0
@@ -193,8 +196,9 @@ class Stopping(Interruptor):
         self.signum = signum
         self.stop_collection()
         self._restore()
-        # Not by print: a handler may run in the middle of one.
-        os.write(2, b"\nEnding after this round, and keeping what is whole; once more ends it at once.\n")
+        # Not by print: a handler may run in the middle of one. Its reader may have been ended by the same signal.
+        with contextlib.suppress(OSError):
+            os.write(2, NOTICE)
         if signal.getsignal(signal.SIGINT) == signal.default_int_handler:
             signal.signal(signal.SIGINT, self._at_once)
         self._alarm_before = signal.signal(signal.SIGALRM, self._out_of_time)

@@ -124,12 +124,7 @@ class SyncDataCollector(Collecting):
         self._buffer, self._request, self._rows = buffer, request, np.zeros(n, np.int64)
         self._record()
         self._obs = buffer.read("obs", self._rows * n + self._all_ids)
-        batch = buffer.finish(self._rows, self._episodes.columns, -1 if request.random else self._weights.version)
-        if request.random:  # what the policy would have returned with the action is zero
-            for name, (shape, dtype) in self._runner.learn_layout(self._obs, self._all_ids).items():
-                if name != "action":
-                    batch.extras[name] = np.zeros((*batch.shape, *shape), dtype)
-        return batch
+        return buffer.finish(self._rows, self._episodes.columns, -1 if request.random else self._weights.version)
 
     def _record(self) -> None:
         """Record rounds until all envs have their rows, or their episodes, or the collection is interrupted."""

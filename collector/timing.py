@@ -5,12 +5,15 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass
 
+WORK = {"env": "envs", "policy": "policy", "transfer": "transfers"} | {k: k for k in ("storage", "hooks", "idle")}
+"""The kinds of work, with the names under which they are shown."""
+
 
 class Clock:
     """Adds up the seconds of each kind of work: `lap(kind)` counts what has passed since the last lap as that kind."""
 
     def __init__(self) -> None:
-        self.seconds = dict.fromkeys(("env", "policy", "transfer", "storage", "hooks", "idle"), 0.0)
+        self.seconds = dict.fromkeys(WORK, 0.0)
         self._last = 0.0
 
     def begin_batch(self) -> None:
@@ -54,7 +57,7 @@ class CollectorStats:
     @property
     def total(self) -> float:
         """The total time."""
-        return self.env + self.policy + self.transfer + self.storage + self.hooks + self.idle
+        return sum(getattr(self, kind) for kind in WORK)
 
     @property
     def frames_per_second(self) -> float:
@@ -64,16 +67,8 @@ class CollectorStats:
     @property
     def shares(self) -> dict[str, float]:
         """The share of each kind of work, the largest first."""
-        seconds = {
-            "envs": self.env,
-            "policy": self.policy,
-            "transfers": self.transfer,
-            "storage": self.storage,
-            "hooks": self.hooks,
-            "idle": self.idle,
-        }
-        ordered = sorted(seconds.items(), key=lambda item: -item[1])
-        return {name: value / self.total if self.total else 0.0 for name, value in ordered}
+        ordered = sorted(WORK, key=lambda kind: -getattr(self, kind))
+        return {WORK[kind]: getattr(self, kind) / (self.total or 1.0) for kind in ordered}
 
     @property
     def bottleneck(self) -> str:

@@ -47,6 +47,12 @@ def zeros(obs: Any) -> np.ndarray:
     return np.zeros(len(obs["a"] if isinstance(obs, dict) else obs), np.int64)
 
 
+def batch_of(source: Any, policy: Any, frames: int, kind: Any = SyncDataCollector, **options: Any) -> Any:
+    """The first batch of a collector."""
+    with kind(source, policy, frames_per_batch=frames, **options) as collector:
+        return collector.rollout()
+
+
 CASES = {
     "cartpole": (cartpoles, lean),
     "pendulum": (pendulums, push),

@@ -17,6 +17,7 @@ from collector_envs import (
     cartpoles,
     countdowns,
     hand_written,
+    kinds,
     zeros,
 )
 from countdown import Countdown
@@ -57,12 +58,15 @@ def by_env(batches: list[FlatRollout], envs: int) -> list[dict[str, np.ndarray]]
     return [{name: rows[env_ids == env] for name, rows in whole.items()} for env in range(envs)]
 
 
-@pytest.mark.parametrize("name", ["wait_num", "num_workers"])
-def test_options_for_envs_that_are_made_already_are_refused(name: str) -> None:
-    message = f"{name} cannot be used with a vector env that is already made: set them in the vector env you pass"
-    for made in (DummyVectorEnv(countdowns(3)), partial(DummyVectorEnv, countdowns(3))):
-        with pytest.raises(ValueError, match=message):
-            AsyncDataCollector(made, zeros, frames_per_batch=3, **{name: 1})
+@kinds
+@pytest.mark.parametrize("options", [{"wait_num": 1}, {"num_workers": 1}, {"backend": "auto"}], ids=str)
+def test_options_for_envs_that_are_made_already_are_refused(kind: type, options: dict[str, Any]) -> None:
+    message = f"{next(iter(options))} cannot be used with a vector env that is already made: set them in the vector env"
+    with DummyVectorEnv(countdowns(3)) as venv:
+        for made in (venv, partial(DummyVectorEnv, countdowns(3))):
+            with pytest.raises(ValueError, match=message):
+                kind(made, zeros, frames_per_batch=3, **options)
+        assert not venv.is_closed
 
 
 class TenTimes(VectorEnvWrapper):

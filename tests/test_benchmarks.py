@@ -1,22 +1,28 @@
 """The benchmarks run from end to end; what they measure here means nothing."""
 
+import importlib
+import importlib.util
 import io
 import json
 import os
 import pickle
+import re
 import socket
 from multiprocessing.reduction import ForkingPickler
+from pathlib import Path
 
 import cloudpickle
 import pytest
 
 pytest.importorskip("rich")
 
-from benchmarks import busy, run
+from benchmarks import busy, paired, run
 from benchmarks.counting import CallCounter, CountedSpec, counted
 from vecenv import ShmemVectorEnv
 
 pytestmark = pytest.mark.full
+ROOT = Path(__file__).resolve().parent.parent
+needs_torch = pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="needs torch")
 ROWS = [
     pytest.param("busy-8"),
     *(pytest.param(row, marks=pytest.mark.slow) for row in run.ROWS if row != "busy-8"),
@@ -78,3 +84,57 @@ def test_the_table_of_the_collector_names_both_sides(capsys):
     lines = [line for line in capsys.readouterr().out.splitlines() if "overhead-" in line]
     assert len(lines) == 2
     assert all("vecenv Dummy" in line and "by hand" in line for line in lines)
+
+
+# Two checkouts held against each other.
+
+
+@pytest.mark.parametrize(
+    "rows", [["dummy-8"], pytest.param(list(paired.ROWS), marks=pytest.mark.slow)], ids=["one row", "all rows"]
+)
+def test_a_line_for_each_row_has_both_times_and_their_ratio(rows, capsys):
+    assert paired.main([str(ROOT), "--pairs", "1", "--seconds", "0.01", "--rows", *rows]) == 0
+    lines = capsys.readouterr().out.splitlines()[-len(rows) :]
+    for row, line in zip(rows, lines, strict=True):
+        this, other, ratio = re.fullmatch(
+            rf"{row} +([\d.]+) us +([\d.]+) us  ([\d.]+) \([\d.]+-[\d.]+\)", line
+        ).groups()
+        assert float(this) / float(other) == pytest.approx(float(ratio), rel=0.01)
+
+
+def test_a_folder_without_the_project_is_refused(tmp_path, capsys):
+    with pytest.raises(SystemExit):
+        paired.main([str(tmp_path)])
+    assert f"{tmp_path} is no checkout" in capsys.readouterr().err
+
+
+def test_a_process_that_imports_another_checkout_is_an_error(tmp_path, monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    with pytest.raises(RuntimeError, match=f"the process for {tmp_path} imported"):
+        paired.timed_in(tmp_path, "dummy-8", 1, 0.0)
+
+
+# The device, and where there is no GPU.
+
+
+@needs_torch
+def test_every_part_of_the_device_benchmark_runs_on_the_cpu(tmp_path, capsys):
+    gpu = importlib.import_module("benchmarks.gpu")
+    target = tmp_path / "gpu.json"
+    assert gpu.main(["--device", "cpu", "--fast", "--envs", "2", "--json", str(target)]) == 0
+    figures = json.loads(target.read_text())["figures"]
+    assert {each["part"] for each in figures} == {"frames", "path", "idle"}
+    assert all(min(each["rounds"]) > 0 for each in figures if each["part"] != "idle")
+    assert all(0 <= share < 1 for each in figures if each["part"] == "idle" for share in each["rounds"])
+    assert all(ratio > 0 for each in figures for ratio in each["ratios"])
+    assert "frames/s" in capsys.readouterr().out
+
+
+@needs_torch
+def test_without_cuda_it_reports_that_there_is_none(tmp_path, capsys, monkeypatch):
+    gpu = importlib.import_module("benchmarks.gpu")
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    target = tmp_path / "gpu.json"
+    assert gpu.main(["--json", str(target)]) == 2
+    assert "There is no CUDA device" in capsys.readouterr().out
+    assert not target.exists()

@@ -19,6 +19,7 @@ from collector_envs import (
     arrays,
     assert_equal,
     backends,
+    batch_of,
     cartpoles,
     countdowns,
     hand_written,
@@ -321,8 +322,7 @@ def test_episode_ids_never_repeat_and_change_with_the_episode(kind: type) -> Non
 @backends
 def test_dict_and_tuple_observations_keep_their_form(backend: Any) -> None:
     fns = [lambda length=length: DictObs(Countdown(length)) for length in (3, 4)]
-    with SyncDataCollector(backend(fns), zeros, frames_per_batch=20) as collector:
-        batch = collector.rollout()
+    batch = batch_of(backend(fns), zeros, 20)
     assert batch.obs.keys() == {"a", "b"}
     assert isinstance(batch.obs["b"], tuple)
     np.testing.assert_array_equal(batch.next.obs["a"][0, :, 1], np.arange(10) % 3 + 1)
@@ -419,9 +419,9 @@ class TestFrames:
 
 class TestEnvironments:
     def made(self, source: Any, **kwargs: Any) -> int:
-        with SyncDataCollector(source, zeros, frames_per_batch=12, **kwargs) as collector:
-            assert collector.rollout().frames == 12
-            return len(collector.env)
+        envs, steps = batch_of(source, zeros, 12, **kwargs).shape
+        assert envs * steps == 12
+        return envs
 
     def test_a_callable_a_list_or_an_env_will_do(self) -> None:
         made: list[int] = []
@@ -452,8 +452,7 @@ class TestEnvironments:
         other = importlib.import_module("vecenv.facades.to_sb3").SB3VecEnv(DummyVectorEnv(cartpoles(2)))
         with pytest.raises(TypeError, match=r"SB3VecEnv is a vector env .* pass its `\.venv`"):
             kind(other, frames_per_batch=10)
-        with kind(other.venv, frames_per_batch=10) as collector:
-            assert collector.rollout().frames == 10
+        assert batch_of(other.venv, None, 10, kind).frames == 10
 
     @kinds
     def test_the_vector_env_below_a_facade_is_collected_from(self, kind: type) -> None:
@@ -464,8 +463,7 @@ class TestEnvironments:
         assert facade.venv.is_closed
         inner = SyncVectorEnv(countdowns(3), autoreset_mode="SameStep")
         wrapped = gymnasium.wrappers.vector.TransformReward(inner, lambda reward: reward + 7)
-        with SyncDataCollector(wrapped, zeros, frames_per_batch=3) as collector:
-            assert collector.rollout().reward.tolist() == [[7.0] * 3]
+        assert batch_of(wrapped, zeros, 3).reward.tolist() == [[7.0] * 3]
         facade = GymnasiumVectorEnv(DummyVectorEnv(countdowns(3)))
         with facade.venv:
             with pytest.raises(ValueError, match="cannot be used with a vector env"):
@@ -480,11 +478,9 @@ class TestEnvironments:
             with pytest.raises(TypeError, match=message):
                 kind(envs, frames_per_batch=10)
             assert not envs.is_closed
-            with kind(flatten_agents(envs), frames_per_batch=12) as collector:
-                assert collector.rollout().frames == 12
+            assert batch_of(flatten_agents(envs), None, 12, kind).frames == 12
             assert envs.is_closed
-        with kind([lambda: PettingZooEnv("classic/rps-v2")] * 2, frames_per_batch=10) as collector:
-            assert collector.rollout().reward.shape[-1] == 2
+        assert batch_of([lambda: PettingZooEnv("classic/rps-v2")] * 2, None, 10, kind).reward.shape[-1] == 2
         with AECVectorEnv(["classic/tictactoe-v3"], backend="dummy") as turns, pytest.raises(TypeError, match=message):
             kind(turns, frames_per_batch=10)
 
@@ -546,8 +542,7 @@ class TestEnvironments:
         def policy(obs: Any) -> Any:
             return {"action": zeros(obs["a"]), "nothing": np.zeros((2, 0))}
 
-        with SyncDataCollector(DummyVectorEnv([partial(Empty, 3)] * 2), policy, frames_per_batch=8) as collector:
-            batch = collector.rollout()
+        batch = batch_of([partial(Empty, 3)] * 2, policy, 8)
         assert batch.obs["empty"].shape == batch.next.obs["empty"].shape == (2, 4, 0)
         assert batch.extras["nothing"].shape == (2, 4, 0)
 

@@ -427,16 +427,14 @@ def test_statistics_are_those_of_a_hand_written_loop() -> None:
 
 class TestStats:
     def test_summaries(self) -> None:
+        nothing = CollectStats(0, 5, 1.0, np.zeros(0), np.zeros(0, np.int64), None)
+        assert np.isnan(nothing.returns_stat.mean)
+        assert repr(nothing) == "CollectStats(5 steps, 0 episodes)"
         stats = CollectStats(3, 12, 2.0, np.array([1.0, 2.0, 6.0]), np.array([3, 4, 5]), None)
         assert stats.collect_speed == 6.0
         assert stats.returns_stat == SequenceSummaryStats(3.0, float(np.std([1, 2, 6])), 6.0, 1.0)
         assert stats.lens_stat.mean == 4.0
         assert repr(stats) == "CollectStats(12 steps, 3 episodes, returns 3 +- 2.16025)"
-
-    def test_of_nothing(self) -> None:
-        stats = CollectStats(0, 5, 1.0, np.zeros(0), np.zeros(0, np.int64), None)
-        assert np.isnan(stats.returns_stat.mean)
-        assert repr(stats) == "CollectStats(5 steps, 0 episodes)"
 
     def test_vector_rewards_give_vector_returns(self) -> None:
         class Two(Countdown):

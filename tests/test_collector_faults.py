@@ -11,7 +11,7 @@ from typing import Any
 import gymnasium
 import numpy as np
 import pytest
-from collector_envs import backends, countdowns, kinds, zeros
+from collector_envs import backends, batch_of, countdowns, kinds, zeros
 from countdown import Breaks, BreaksOnce, Countdown, PaysTwo
 from gymnasium import spaces
 
@@ -216,8 +216,8 @@ def test_after_a_failure_of_postproc_a_collector_goes_on(kind: type) -> None:
 @kinds
 def test_a_worker_that_dies_is_reported_with_its_envs(kind: type) -> None:
     venv = ShmemVectorEnv([partial(Countdown, 3), partial(Dies, 9)], num_workers=2)
-    with kind(venv, zeros, frames_per_batch=20) as collector, pytest.raises(WorkerDiedError, match="env") as caught:
-        collector.rollout()
+    with pytest.raises(WorkerDiedError, match="env") as caught:
+        batch_of(venv, zeros, 20, kind)
     assert caught.value.env_ids == (1,)
 
 
@@ -250,9 +250,7 @@ class TestRestart:
         assert more.mask.all()
 
     def test_flat_and_split_forms_have_its_real_steps(self) -> None:
-        venv = DummyVectorEnv(self.fns(), on_error="restart")
-        with SyncDataCollector(venv, zeros, frames_per_batch=40) as collector:
-            batch = collector.rollout()
+        batch = batch_of(self.fns(), zeros, 40, on_error="restart")
         flat, split = batch.flatten(), batch.split_trajectories()
         assert flat.broken.tolist() == (flat.traj_ids == 5).tolist()
         at = np.flatnonzero(flat.broken)
@@ -268,9 +266,7 @@ class TestRestart:
 
     def test_tensors_of_it_say_the_same(self) -> None:
         pytest.importorskip("tensordict")
-        venv = DummyVectorEnv(self.fns(), on_error="restart")
-        with SyncDataCollector(venv, zeros, frames_per_batch=40, device="cpu") as collector:
-            batch = collector.rollout()
+        batch = batch_of(self.fns(), zeros, 40, on_error="restart", device="cpu")
         assert batch.next.obs[1, 12:14].tolist() == [[2, 3], [2, 3]]
         assert batch.flatten().broken.tolist() == batch.broken[batch.mask].tolist()
         tensors = batch.to_tensordict()
@@ -387,10 +383,15 @@ class TestRestart:
         assert len(rows) == len(set(rows)) == 80 // frames * frames, "no row for the step that failed"
         assert [row for row in rows if row[0] == 3] == [(3, step) for step in range(5)]
 
+    def test_it_does_not_count_as_a_whole_episode(self) -> None:
+        with SyncDataCollector(self.fns(), zeros, frames_per_batch=40, on_error="restart") as collector:
+            stats = collector.collect(n_step=40)
+        assert stats.lens.tolist() == [4] * 5 + [5] * 3
+        assert len(stats.batch.final_env) == 9, "it ends there, but is no whole episode"
+
     @kinds
-    def test_it_does_not_count_as_one_of_n_episode(self, kind: type) -> None:
-        venv = DummyVectorEnv(self.fns(), on_error="restart")
-        with kind(venv, zeros, frames_per_batch=40) as collector:
+    def test_nor_as_one_of_n_episode(self, kind: type) -> None:
+        with kind(self.fns(), zeros, frames_per_batch=40, backend="dummy", on_error="restart") as collector:
             stats = collector.collect(n_episode=8)
         assert stats.lens.tolist() == [4] * 4 + [5] * 4
         assert stats.batch.split_trajectories().mask.sum(1).tolist() == stats.lens.tolist()
@@ -400,21 +401,13 @@ class TestRestart:
     def test_envs_that_share_a_dead_worker_are_cut_alike(self, kind: type) -> None:
         fns = [partial(Countdown, 50), partial(Dies, 9), partial(Countdown, 4)]
         venv = ShmemVectorEnv(fns, num_workers=1, on_error="restart", max_restarts=3)
-        with kind(venv, zeros, frames_per_batch=18, **({"groups": 1} if kind is AsyncDataCollector else {})) as it:
-            batch = it.rollout()
+        batch = batch_of(venv, zeros, 18, kind, **({"groups": 1} if kind is AsyncDataCollector else {}))
         flat = batch.flatten()
         assert batch.broken_ids[:2].tolist() == [0, 1]
         for traj_id in (0, 1):
             at = flat.traj_ids == traj_id
             assert flat.truncated[at].tolist() == [False, False, True]
             assert flat.next.obs[at].tolist() == [[0, 1], [0, 2], [0, 3]]
-
-    def test_a_broken_episode_is_no_end_of_one(self) -> None:
-        venv = DummyVectorEnv(self.fns(), on_error="restart")
-        with SyncDataCollector(venv, zeros, frames_per_batch=40) as collector:
-            stats = collector.collect(n_step=40)
-        assert stats.lens.tolist() == [4] * 5 + [5] * 3
-        assert len(stats.batch.final_env) == 9, "it ends there, but is no whole episode"
 
 
 @kinds
@@ -439,12 +432,8 @@ def test_an_action_that_is_not_a_number_is_the_policys() -> None:
 
     venv = DummyVectorEnv([partial(PaysItsAction, 9)])
     nan = np.full((1, 1), np.nan, np.float32)
-    message = r"for the action \[nan\] \(the policy returned NaN\)"
-    with (
-        SyncDataCollector(venv, lambda obs: nan, frames_per_batch=4) as collector,
-        pytest.raises(ValueError, match=message),
-    ):
-        collector.rollout()
+    with pytest.raises(ValueError, match=r"for the action \[nan\] \(the policy returned NaN\)"):
+        batch_of(venv, lambda obs: nan, 4)
 
 
 def test_infinite_rewards_are_numbers() -> None:
@@ -453,13 +442,12 @@ def test_infinite_rewards_are_numbers() -> None:
             obs, _, *rest = super().step(action)
             return (obs, np.inf, *rest)
 
-    with SyncDataCollector(DummyVectorEnv([partial(Infinite, 2)]), zeros, frames_per_batch=4) as collector:
-        assert np.isinf(collector.rollout().reward).all()
+    assert np.isinf(batch_of([partial(Infinite, 2)], zeros, 4).reward).all()
 
 
 @kinds
 def test_an_env_with_rewards_of_another_shape_is_named(kind: type) -> None:
     venv = DummyVectorEnv([lambda: gymnasium.make("CartPole-v1"), lambda: PaysTwo(gymnasium.make("CartPole-v1"))])
     message = r"env 1: step\(\) returned a reward of shape \(2,\), expected \(\)"
-    with kind(venv, zeros, frames_per_batch=4) as collector, pytest.raises(EnvContractError, match=message):
-        collector.next()
+    with pytest.raises(EnvContractError, match=message):
+        batch_of(venv, zeros, 4, kind)

@@ -9,7 +9,7 @@ from typing import Any
 import gymnasium
 import numpy as np
 import pytest
-from collector_envs import arrays, assert_equal, backends, cartpoles, countdowns, kinds, pendulums, zeros
+from collector_envs import arrays, assert_equal, backends, batch_of, cartpoles, countdowns, kinds, pendulums, zeros
 from countdown import Countdown, DictObs
 from gymnasium import spaces
 
@@ -209,14 +209,6 @@ class TestResets:
                 collector.reset(index)
             assert collector.rollout().step_count[:, 0].tolist() == [10, 10, 10]
 
-    def test_reset_takes_what_the_envs_take(self) -> None:
-        with SyncDataCollector(DummyVectorEnv(pendulums(2)), None, frames_per_batch=10) as collector:
-            collector.rollout()
-            collector.reset(seed=5)
-            after = collector.rollout().obs[:, 0]
-        with DummyVectorEnv(pendulums(2)) as venv:
-            np.testing.assert_array_equal(after, venv.reset(seed=5)[0])
-
 
 class TestSeeds:
     @backends
@@ -358,19 +350,14 @@ class TestAfterABatch:
 
 class TestExploration:
     def asked_with(self, **options: Any) -> set[Any]:
-        seen: set[Any] = set()
+        def policy(obs: np.ndarray) -> dict[str, Any]:
+            return {"action": zeros(obs), "asked": [exploration_type().value]}  # type: ignore[union-attr]
 
-        def policy(obs: np.ndarray) -> np.ndarray:
-            seen.add(exploration_type())
-            return zeros(obs)
-
-        with make(3, policy=policy, **options) as collector:
-            collector.rollout()
-        return seen
+        return set(batch_of(countdowns(3), policy, 10, **options).extras["asked"].ravel().tolist())
 
     def test_a_policy_can_ask_for_the_type(self) -> None:
-        assert self.asked_with() == {ExplorationType.RANDOM}
-        assert self.asked_with(exploration_type=ExplorationType.MODE) == {ExplorationType.MODE}
+        assert self.asked_with() == {"random"}
+        assert self.asked_with(exploration_type=ExplorationType.MODE) == {"mode"}
         assert exploration_type() is None
 
     def test_it_is_set_when_the_collector_is_made(self) -> None:
@@ -380,7 +367,7 @@ class TestExploration:
 
     def test_exploration_mode_is_the_old_name_and_wins(self) -> None:
         with pytest.warns(DeprecationWarning, match="use exploration_type"):
-            assert self.asked_with(exploration_mode="mean") == {ExplorationType.MEAN}
+            assert self.asked_with(exploration_mode="mean") == {"mean"}
 
 
 class TestState:
@@ -687,11 +674,9 @@ class TestKeywordsOfTheVectorEnv:
     """A collector that makes its vector env takes that one's keywords too."""
 
     def test_ids_in_place_of_functions(self) -> None:
-        with SyncDataCollector(["CartPole-v1"] * 2, frames_per_batch=4) as collector:
-            assert collector.next().obs.shape == (2, 2, 4)
-        kwargs = {"max_episode_steps": 3}
-        with SyncDataCollector(["Pendulum-v1"], frames_per_batch=6, create_env_kwargs=kwargs) as collector:
-            assert collector.next().truncated.nonzero()[1].tolist() == [2, 5]
+        assert batch_of(["CartPole-v1"] * 2, None, 4).obs.shape == (2, 2, 4)
+        batch = batch_of(["Pendulum-v1"], None, 6, create_env_kwargs={"max_episode_steps": 3})
+        assert batch.truncated.nonzero()[1].tolist() == [2, 5]
 
     @kinds
     def test_those_for_processes_make_processes(self, kind: type) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import gymnasium
 import numpy as np
 import pytest
-from collector_envs import arrays, assert_equal, cartpoles, countdowns, kinds, lean, pendulums, zeros
+from collector_envs import arrays, assert_equal, batch_of, cartpoles, countdowns, kinds, lean, pendulums, zeros
 from countdown import Countdown, DictObs
 from gymnasium import spaces
 
@@ -19,13 +19,11 @@ from collector.policy.random_policy import draw_many
 from vecenv import DummyVectorEnv
 
 
-class TestPolicies:
-    def collect(self, policy: Any, steps: int = 8, **kwargs: Any) -> Rollout:
-        with SyncDataCollector(
-            DummyVectorEnv(countdowns(3, 5)), policy, frames_per_batch=2 * steps, **kwargs
-        ) as collector:
-            return collector.rollout()
+def collect(policy: Any, fns: Any = None, **options: Any) -> Rollout:
+    return batch_of(DummyVectorEnv(fns or countdowns(3, 5)), policy, 16, **options)
 
+
+class TestPolicies:
     def test_a_policy_sees_each_observation_once_and_never_a_last_one(self) -> None:
         seen: list[np.ndarray] = []
 
@@ -33,22 +31,23 @@ class TestPolicies:
             seen.append(obs.copy())
             return np.zeros(len(obs), np.int64)
 
-        batch = self.collect(watch)
+        batch = collect(watch)
         assert sorted(map(tuple, np.concatenate(seen))) == sorted(map(tuple, batch.obs.reshape(-1, 2)))
 
-    def test_a_dict_stores_what_comes_beside_the_action(self) -> None:
-        batch = self.collect(lambda obs: {"action": zeros(obs), "value": obs[:, 1] * 0.5})
-        assert batch.extras.keys() == {"value"}
-        np.testing.assert_array_equal(batch.extras["value"], batch.obs[..., 1] * 0.5)
-
-    def test_actions_reach_their_envs(self) -> None:
-        batch = self.collect(lambda obs: (obs[:, 0] + obs[:, 1]) % 3)
+    def test_actions_reach_their_envs_and_what_comes_beside_them_is_stored(self) -> None:
+        batch = collect(lambda obs: {"action": (obs[:, 0] + obs[:, 1]) % 3, "value": obs[:, 1] * 0.5})
         np.testing.assert_array_equal(batch.reward, batch.action)
         np.testing.assert_array_equal(batch.action, batch.obs.sum(-1) % 3)
+        assert batch.extras.keys() == {"value"}
+        np.testing.assert_array_equal(batch.extras["value"], batch.obs[..., 1] * 0.5)
 
     @pytest.mark.parametrize(
         ("policy", "error", "message"),
         [
+            (lambda obs: 1 // 0, ZeroDivisionError, "division"),
+            (lambda obs: {"action": zeros(obs), 7: zeros(obs)}, TypeError, "something under 7; names are text"),
+            (lambda obs: np.zeros((2, 1, 1), np.int64), ValueError, r"\(2, 1, 1\); .* must be \(2,\)"),
+            (lambda obs: np.zeros(2, np.float32), TypeError, "dtype float32; .* must be int64"),
             (lambda obs: np.zeros(7, np.int64), ValueError, r"'action' of shape \(7,\) for 2 observations"),
             (lambda obs: np.int64(0), ValueError, r"'action' of shape \(\) for 2 observations"),
             (lambda obs: {"value": obs}, TypeError, "without 'action'"),
@@ -62,11 +61,7 @@ class TestPolicies:
     )
     def test_what_does_not_fit_is_an_error_that_names_it(self, policy: Any, error: type, message: str) -> None:
         with pytest.raises(error, match=message):
-            self.collect(policy)
-
-    def test_an_error_of_the_policy_is_raised_as_it_is(self) -> None:
-        with pytest.raises(ZeroDivisionError):
-            self.collect(lambda obs: 1 // 0)
+            collect(policy)
 
 
 class TestTorchPolicies:
@@ -120,9 +115,7 @@ class TestTorchPolicies:
             def forward(self, obs: Any) -> Any:
                 return torch.distributions.Independent(torch.distributions.Normal(obs[:, :1], 0.5), 1)
 
-        venv = DummyVectorEnv(pendulums(2))
-        with kind(venv, Push(), frames_per_batch=26, exploration_type=wanted) as collector:
-            batch = collector.rollout().flatten()
+        batch = batch_of(DummyVectorEnv(pendulums(2)), Push(), 26, kind, exploration_type=wanted).flatten()
         np.testing.assert_array_equal(batch.action, batch.obs[:, :1])
 
     def test_the_action_of_a_distribution_is_a_sample_or_its_mode(self) -> None:
@@ -197,10 +190,8 @@ class TestFasterPolicies:
         def policy(obs: Any) -> Any:
             return (obs[:, 2] > 0).long()
 
-        options = {"frames_per_batch": 8, "policy_device": "cpu"}
         for option in (True, {"mode": "default", "dynamic": False}):
-            with SyncDataCollector(cartpoles(2), policy, compile_policy=option, **options) as collector:
-                assert collector.rollout().frames == 8
+            assert batch_of(cartpoles(2), policy, 8, compile_policy=option, policy_device="cpu").frames == 8
         assert seen == [(policy, {}), (policy, {"mode": "default", "dynamic": False})]
 
     @pytest.mark.parametrize("form", ["distribution", "state", "tensordict"])
@@ -277,10 +268,8 @@ class TestFasterPolicies:
 class TestSignatures:
     """The arguments of a policy depend on the names of its parameters."""
 
-    def collect(self, policy: Any, **kwargs: Any) -> Rollout:
-        fns = [lambda length=length: DictObs(Countdown(length)) for length in (3, 5)]
-        with SyncDataCollector(lambda: DummyVectorEnv(fns), policy, frames_per_batch=16, **kwargs) as collector:
-            return collector.rollout()
+    def collect(self, policy: Any) -> Rollout:
+        return collect(policy, [lambda length=length: DictObs(Countdown(length)) for length in (3, 5)])
 
     def test_entries_of_a_dict_by_name(self) -> None:
         batch = self.collect(lambda a, b: {"action": zeros(a), "sum": a[:, 1] + b[0][:, 1]})
@@ -310,9 +299,7 @@ class TestSignatures:
             def observation(self, observation: Any) -> Any:
                 return {"state": observation["a"], "env_id": observation["a"], "b": observation["b"]}
 
-        fns = [lambda: Renamed(DictObs(Countdown(3)))] * 2
-        with SyncDataCollector(DummyVectorEnv(fns), policy, frames_per_batch=16) as collector:
-            assert (collector.rollout().action == 0).all()
+        assert (collect(policy, [lambda: Renamed(DictObs(Countdown(3)))] * 2).action == 0).all()
 
     def test_parameters_that_are_no_entries_are_an_error(self) -> None:
         with pytest.raises(
@@ -326,11 +313,8 @@ class TestSignatures:
 
     def test_what_has_no_signature_gets_the_observations(self) -> None:
         message = r"'action' of shape \(1, 2\); for the action space it must be \(1,\)"
-        with (
-            SyncDataCollector(DummyVectorEnv(countdowns(3)), np.copy, frames_per_batch=4) as collector,
-            pytest.raises(ValueError, match=message),
-        ):
-            collector.rollout()
+        with pytest.raises(ValueError, match=message):
+            collect(np.copy, countdowns(3))
 
 
 class TestRecurrentPolicies:
@@ -388,13 +372,11 @@ class TestRecurrentPolicies:
             h, c = state
             return zeros(obs), (h, c)
 
-        with SyncDataCollector(DummyVectorEnv(countdowns(2, 3)), unpacks, frames_per_batch=12) as collector:
-            with pytest.raises(TypeError, match="cannot unpack") as caught:
-                collector.rollout()
-            assert any("initial_state(k) that returns the state of k rows" in note for note in caught.value.__notes__)
-            unpacks.initial_state = lambda k: (np.zeros((k, 1)), np.zeros((k, 1)))  # type: ignore[attr-defined]
-        with SyncDataCollector(DummyVectorEnv(countdowns(2, 3)), unpacks, frames_per_batch=12) as collector:
-            assert collector.rollout().frames == 12
+        with pytest.raises(TypeError, match="cannot unpack") as caught:
+            collect(unpacks)
+        assert any("initial_state(k) that returns the state of k rows" in note for note in caught.value.__notes__)
+        unpacks.initial_state = lambda k: (np.zeros((k, 1)), np.zeros((k, 1)))  # type: ignore[attr-defined]
+        assert collect(unpacks).frames == 16
 
     @pytest.mark.parametrize("form", [lambda action: (action, None), lambda action: {"action": action, "state": None}])
     def test_no_state_at_all(self, form: Any) -> None:
@@ -404,8 +386,7 @@ class TestRecurrentPolicies:
             assert state is None
             return form(zeros(observation) + 1)
 
-        with SyncDataCollector(DummyVectorEnv(countdowns(2, 3)), predict, frames_per_batch=12) as collector:
-            assert (collector.rollout().action == 1).all()
+        assert (collect(predict).action == 1).all()
 
     @kinds
     def test_a_module_with_an_initial_state(self, kind: type) -> None:
@@ -440,32 +421,16 @@ class TestRecurrentPolicies:
         ],
     )
     def test_a_state_that_does_not_fit_is_an_error(self, output: Any, error: type, message: str) -> None:
-        venv = DummyVectorEnv(countdowns(*self.LENGTHS))
-        collector = SyncDataCollector(venv, lambda obs, state: output(obs), frames_per_batch=12)
-        with collector, pytest.raises(error, match=message):
-            collector.rollout()
+        with pytest.raises(error, match=message):
+            batch_of(countdowns(*self.LENGTHS), lambda obs, state: output(obs), 12)
 
 
 class TestWhatDoesNotFit:
-    def collect(self, policy: Any, fns: Any = None, **options: Any) -> Rollout:
-        venv = DummyVectorEnv(fns or countdowns(3, 5))
-        with SyncDataCollector(venv, policy, frames_per_batch=16, **options) as collector:
-            return collector.rollout()
-
-    @pytest.mark.parametrize(
-        ("fns", "action", "error", "message"),
-        [
-            (countdowns(3, 5), np.zeros((2, 1, 1), np.int64), ValueError, r"\(2, 1, 1\); .* must be \(2,\)"),
-            (countdowns(3, 5), np.zeros(2, np.float32), TypeError, "dtype float32; .* must be int64"),
-            (pendulums(2), np.zeros((2, 3), np.float32), ValueError, r"\(2, 3\); .* must be \(2, 1\)"),
-            (pendulums(2), np.array([["a"], ["b"]]), TypeError, "must be float32"),
-        ],
-    )
-    def test_an_action_that_the_space_does_not_have_is_named(
-        self, fns: Any, action: Any, error: type, message: str
-    ) -> None:
-        with pytest.raises(error, match=message):
-            self.collect(lambda obs: action, fns)
+    def test_an_action_that_a_box_does_not_have_is_named(self) -> None:
+        with pytest.raises(ValueError, match=r"\(2, 3\); .* must be \(2, 1\)"):
+            collect(lambda obs: np.zeros((2, 3), np.float32), pendulums(2))
+        with pytest.raises(TypeError, match="must be float32"):
+            collect(lambda obs: np.array([["a"], ["b"]]), pendulums(2))
 
     @pytest.mark.parametrize("rows", [1, 3])
     @kinds
@@ -478,18 +443,14 @@ class TestWhatDoesNotFit:
 
         message = rf"'value' of shape \({rows},\) for 2 observations; it must be \(2, ...\)"
         venv = DummyVectorEnv(countdowns(9, 9, 9, 9)[: 2 if kind is SyncDataCollector else 4])
-        with kind(venv, policy, frames_per_batch=40) as collector, pytest.raises(ValueError, match=message):
-            collector.rollout()
-
-    def test_names_are_text(self) -> None:
-        with pytest.raises(TypeError, match="something under 7; names are text"):
-            self.collect(lambda obs: {"action": zeros(obs), 7: zeros(obs)})
+        with pytest.raises(ValueError, match=message):
+            batch_of(venv, policy, 40, kind)
 
     def test_what_fits_is_stored_as_the_env_gets_it(self) -> None:
-        batch = self.collect(lambda obs: zeros(obs).astype(np.int32)[:, None])
+        batch = collect(lambda obs: zeros(obs).astype(np.int32)[:, None])
         assert batch.action.dtype == np.int64
         assert batch.action.shape == (2, 8)
-        batch = self.collect(lambda obs: np.zeros(len(obs)), pendulums(2))
+        batch = collect(lambda obs: np.zeros(len(obs)), pendulums(2))
         assert batch.action.dtype == np.float32
         assert batch.action.shape == (2, 8, 1)
 
@@ -502,7 +463,7 @@ class TestWhatDoesNotFit:
             return {"action": torch.zeros(len(obs)).long(), "v": obs.to("cpu" if len(calls) < 3 else "meta")}
 
         with pytest.raises(ValueError, match="returned 'v' on meta; it must be on cpu"):
-            self.collect(policy, policy_device="cpu")
+            collect(policy, policy_device="cpu")
         assert len(calls) == 3
 
     @pytest.mark.parametrize("options", [{"policy_device": "cpu"}, {"device": "cpu"}])
@@ -512,7 +473,7 @@ class TestWhatDoesNotFit:
         def policy(obs: Any) -> Any:
             return {"action": zeros(obs.numpy()), "v": obs.numpy()[:, 1], "n": [np.float32(3)] * len(obs)}
 
-        batch = self.collect(policy, **options)
+        batch = collect(policy, **options)
         np.testing.assert_array_equal(batch.extras["v"], batch.obs[..., 1])
         assert (np.asarray(batch.extras["n"]) == 3).all()
 
@@ -524,12 +485,12 @@ class TestWhatDoesNotFit:
             third = torch.full((len(obs), 1), 1 / 3, dtype=torch.bfloat16)
             return {"action": third, "v": third}
 
-        batch = self.collect(policy, pendulums(2), **options)
+        batch = collect(policy, pendulums(2), **options)
         for rows in (batch.action, batch.extras["v"]):
             assert rows.dtype == np.float32
             assert (rows == torch.tensor(1 / 3, dtype=torch.bfloat16).item()).all()
         with pytest.raises(TypeError, match=r"returned 'action' of dtype float32; .* it must be int64"):
-            self.collect(policy, **options)
+            collect(policy, **options)
 
     @pytest.mark.parametrize("options", [{}, {"policy_device": "cpu"}])
     def test_what_is_stored_has_no_gradient(self, options: dict[str, str]) -> None:
@@ -543,7 +504,7 @@ class TestWhatDoesNotFit:
             states.append(state)
             return {"action": ones, "v": ones * 2, "state": ones * 3}
 
-        batch = self.collect(policy, pendulums(2), **options)
+        batch = collect(policy, pendulums(2), **options)
         assert (batch.action == 1).all()
         assert (batch.extras["v"] == 2).all()
         assert not any(state.requires_grad for state in states[1:])
@@ -557,20 +518,20 @@ class TestWhatDoesNotFit:
 
         for kind in (ExplorationType.MODE, ExplorationType.MEAN):
             with pytest.raises(ValueError, match=f"TransformedDistribution has no {kind.value}"):
-                self.collect(policy, pendulums(2), policy_device="cpu", exploration_type=kind)
-        assert abs(self.collect(policy, pendulums(2), policy_device="cpu").action).max() < 1
+                collect(policy, pendulums(2), policy_device="cpu", exploration_type=kind)
+        assert abs(collect(policy, pendulums(2), policy_device="cpu").action).max() < 1
 
     def test_policies_that_take_tensordicts(self) -> None:
         torch = pytest.importorskip("torch")
         nn = pytest.importorskip("tensordict.nn")
         module = nn.TensorDictModule(torch.nn.Linear(3, 1), in_keys=["observation"], out_keys=["action"])
-        batch = self.collect(module, pendulums(2))
+        batch = collect(module, pendulums(2))
         np.testing.assert_allclose(batch.action, module.module(torch.from_numpy(batch.obs.copy())).detach(), rtol=1e-5)
 
         def on_arrays(td: Any) -> Any:
             return td.set("action", (td["observation"][:, 2:] > 0).float())
 
-        batch = self.collect(on_arrays, pendulums(2))
+        batch = collect(on_arrays, pendulums(2))
         np.testing.assert_array_equal(batch.action, batch.obs[..., 2:] > 0)
 
     @pytest.mark.parametrize(
@@ -595,7 +556,7 @@ class TestWhatDoesNotFit:
 
         annotated = Act.forward if as_module else act
         annotated.__annotations__["batch"] = getattr(tensordict, name) if form == "the class" else form.format(name)
-        batch = self.collect(Act() if as_module else act, pendulums(2))
+        batch = collect(Act() if as_module else act, pendulums(2))
         np.testing.assert_array_equal(batch.action, batch.obs[..., 2:] > 0)
 
 

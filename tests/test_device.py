@@ -167,10 +167,6 @@ class TestConversions:
         tensor += 1
         np.testing.assert_array_equal(array, rows(4))
 
-    def test_what_torch_has_no_dtype_for_is_an_error(self) -> None:
-        with pytest.raises(TypeError, match="object"):
-            as_tensor(np.array([None, 1]))
-
     @devices
     def test_trees_move_as_a_whole(self, device: str) -> None:
         tensors = to_device({"a": rows(2), "b": (rows(3),)}, device)

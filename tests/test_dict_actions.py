@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from collector_envs import batch_of
 from countdown import MOVE, Drives
 from gymnasium import spaces
 
@@ -58,8 +59,7 @@ def test_a_tree_of_batched_arrays_reaches_the_envs_and_the_batch(kind: Any, venv
 
 @FULL
 def test_a_tensordict_has_the_tree_under_nested_keys() -> None:
-    with SyncDataCollector([Drives] * 4, policy, frames_per_batch=48) as collector:
-        batch = collector.next()
+    batch = batch_of([Drives] * 4, policy, 48)
     assert torch.equal(batch.to_tensordict()["action", "wheel", "0"], torch.as_tensor(batch.action["wheel"][0]))
 
 
@@ -74,8 +74,7 @@ def test_tensors_and_distributions_too(kind: Any, options: Any) -> None:
             gear = torch.distributions.Categorical(logits=torch.tensor([[0.0, 0.0, 50.0]]).expand(k, 3))
             return {"action": {"gear": gear, "wheel": (torch.full((k, 2), 0.5), torch.ones(k, 2, dtype=torch.int8))}}
 
-    with kind([Drives] * 4, Act(), frames_per_batch=48, backend="dummy", **options) as collector:
-        batch = collector.next()
+    batch = batch_of([Drives] * 4, Act(), 48, kind, backend="dummy", **options)
     check(batch)
     assert (batch.action["gear"] == 2).all()
 
@@ -137,16 +136,14 @@ def pairs(obs: np.ndarray) -> Any:
     [*((kind, {}) for kind in KINDS), (SyncDataCollector, {"episode_seeds": EpisodeSeeds(1)})],
 )
 def test_tuples_of_as_many_parts_as_envs_too(kind: Any, options: Any, actions: Any) -> None:
-    with kind([Pairs] * 2, actions, frames_per_batch=20, backend="dummy", **options) as collector:
-        batch = collector.next()
+    batch = batch_of([Pairs] * 2, actions, 20, kind, backend="dummy", **options)
     np.testing.assert_array_equal(batch.action[0], batch.next.obs[..., 0])
     np.testing.assert_array_equal(batch.action[1], batch.next.obs[..., 1:])
 
 
 def test_a_list_is_one_action_for_each_env() -> None:
     for env, space in ((Pairs, Pairs.action_space), (Drives, MOVE)):
-        with SyncDataCollector([env] * 2, lambda obs, s=space: [s.sample() for _ in obs], frames_per_batch=20) as it:
-            batch = it.next()
+        batch = batch_of([env] * 2, lambda obs, s=space: [s.sample() for _ in obs], 20)
         assert (batch.action.dtype, batch.action.shape) == (object, (2, 10))
         one = batch.action[1, 3]
         np.testing.assert_array_equal(one[0] if env is Pairs else one["gear"], batch.next.obs[1, 3, 0])
@@ -169,11 +166,10 @@ def test_episodes_with_seeds() -> None:
     ],
 )
 def test_what_does_not_fit_is_named(action: Any, error: Any, message: str) -> None:
-    with SyncDataCollector([Drives] * 2, lambda obs: {"action": action}, frames_per_batch=20) as collector:
-        with pytest.raises(error, match=message):
-            collector.next()
-        with pytest.raises(TypeError, match="The actions of a Dict space are a dict under that key"):
-            SyncDataCollector([Drives] * 2, lambda obs: action, frames_per_batch=20).next()
+    with pytest.raises(error, match=message):
+        batch_of([Drives] * 2, lambda obs: {"action": action}, 20)
+    with pytest.raises(TypeError, match="The actions of a Dict space are a dict under that key"):
+        batch_of([Drives] * 2, lambda obs: action, 20)
 
 
 def test_spaces_with_text_take_one_action_for_each_env() -> None:
@@ -183,14 +179,10 @@ def test_spaces_with_text_take_one_action_for_each_env() -> None:
         def step(self, action: Any) -> Any:
             return np.full(3, len(action["word"]), np.float32), 0.0, False, False, {}
 
-    with SyncDataCollector([Says] * 2, lambda obs: [{"word": "abc"}] * 2, frames_per_batch=4) as collector:
-        assert (collector.next().next.obs == 3).all()
+    assert (batch_of([Says] * 2, lambda obs: [{"word": "abc"}] * 2, 4).next.obs == 3).all()
     batched = {"action": {"word": np.array(["abc", "def"])}}
-    with (
-        SyncDataCollector([Says] * 2, lambda obs: batched, frames_per_batch=4) as collector,
-        pytest.raises(TypeError, match="return one action for each env, a list or an object array"),
-    ):
-        collector.next()
+    with pytest.raises(TypeError, match="return one action for each env, a list or an object array"):
+        batch_of([Says] * 2, lambda obs: batched, 4)
 
 
 def test_a_reward_of_nan_shows_the_action() -> None:

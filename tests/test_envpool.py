@@ -330,7 +330,6 @@ def test_without_envpool_the_error_says_what_to_install(monkeypatch):
 
 def test_the_wrapper_of_torchrl_takes_a_synchronous_pool(make):
     with Wrapper(env=make(4), frame_skip=1, device="cpu", categorical_action_encoding=True) as env:
-        assert repr(env) == "MultiThreadedEnvWrapper(num_workers=4, device=cpu)"
         assert (env.num_workers, env.batch_size) == (4, (4,))
         assert env.set_seed(1) == seed_chain(1, 4)[4]
         assert env.reset()[0].shape[0] == 4
@@ -387,7 +386,6 @@ def test_mistakes_are_named_with_what_to_use_instead(make, arguments, error, mes
 def test_multi_threaded_env_makes_the_pool():
     pytest.importorskip("envpool", reason=MISSING)
     with MultiThreadedEnv(3, "Pendulum-v1", create_env_kwargs={"max_episode_steps": 5}) as env:
-        assert repr(env) == "MultiThreadedEnv(env=Pendulum-v1, num_workers=3, device=cpu)"
         assert env.reset(seed=0)[0].shape == (3, 3)
         ends = [env.step(np.zeros((3, 1), np.float32))[3] for _ in range(5)]
         assert np.all(ends, axis=1).tolist() == [False] * 4 + [True]

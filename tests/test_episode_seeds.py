@@ -83,32 +83,26 @@ def cartpole_by_hand() -> dict[int, Episode]:
 
 
 @pytest.mark.parametrize(
-    ("backend", "workers", "env_num", "frames"),
+    ("backend", "options", "env_num", "frames", "skip"),
     [
-        (DummyVectorEnv, None, 3, 48),
-        (DummyVectorEnv, None, 4, 4),
-        (ShmemVectorEnv, 2, 8, 4000),
-        pytest.param(DummyVectorEnv, None, 1, 16, marks=FULL),
-        pytest.param(ThreadVectorEnv, 2, 3, 48, marks=FULL),
-        pytest.param(SubprocVectorEnv, 1, 3, 48, marks=FULL),
+        (DummyVectorEnv, {}, 3, 48, []),
+        (DummyVectorEnv, {}, 4, 4, []),
+        (DummyVectorEnv, {}, 3, 30, np.array([0, 1, 5, 6, 7, 20])),
+        (ShmemVectorEnv, {"num_workers": 2}, 8, 4000, []),
+        pytest.param(DummyVectorEnv, {}, 1, 16, [], marks=FULL),
+        pytest.param(ThreadVectorEnv, {"num_workers": 2}, 3, 48, [], marks=FULL),
+        pytest.param(SubprocVectorEnv, {"num_workers": 1}, 3, 48, [], marks=FULL),
     ],
 )
-def test_random_episodes_are_those_of_a_loop_by_hand(backend, workers, env_num, frames, cartpole_by_hand):
-    venv = backend(cartpoles(env_num), **({} if workers is None else {"num_workers": workers}))
-    seeds = EpisodeSeeds(SEED, numbers=range(EPISODES))
-    collector = SyncDataCollector(venv, None, frames_per_batch=frames, episode_seeds=seeds)
-    found = play(collector)
-    assert collector.everything_keyed
-    assert collector.all_played
-    assert_same(found, cartpole_by_hand)
-
-
-def test_an_episode_does_not_depend_on_which_others_are_played(cartpole_by_hand):
-    skip = np.array([0, 1, 5, 6, 7, 20])
-    seeds = EpisodeSeeds(SEED, numbers=range(EPISODES), skip=skip)
-    found = play(SyncDataCollector(cartpoles(3), frames_per_batch=30, episode_seeds=seeds))
-    assert found.keys() == set(range(EPISODES)) - set(skip.tolist())
-    assert_same(found, {number: cartpole_by_hand[number] for number in found})
+def test_random_episodes_are_those_of_a_loop_by_hand(backend, options, env_num, frames, skip, cartpole_by_hand):
+    """In batches with memory of their own and in the same memory, whichever others are played."""
+    for same in (False, True)[: 1 + (frames == 30)]:
+        venv, seeds = backend(cartpoles(env_num), **options), EpisodeSeeds(SEED, numbers=range(EPISODES), skip=skip)
+        collector = SyncDataCollector(venv, frames_per_batch=frames, return_same_td=same, episode_seeds=seeds)
+        found = play(collector)
+        assert collector.everything_keyed
+        assert collector.all_played
+        assert_same(found, {number: each for number, each in cartpole_by_hand.items() if number not in skip})
 
 
 class Net(torch.nn.Module):
@@ -187,7 +181,7 @@ def test_no_action_of_those_networks_is_rounded_out_of_its_bounds():
     policy, noise = MLPPolicy(gymnasium.spaces.Box(-1, 1, (3,)), gymnasium.spaces.Box(low, high)), KeyedNoise(0, 1)
     noise.numbers = np.arange(1)
     with torch.no_grad():
-        policy.net[-2].bias[:] = 1e9
+        policy.net[-1].bias[:] = 1e9
         assert noise.sample(policy(torch.zeros(1, 3))).numpy() <= high
 
 
@@ -275,10 +269,7 @@ def test_long_episodes_are_cut_and_the_next_one_begins():
     assert [(len(found[number]), bool(found[number].truncated[-1])) for number in range(4)] == [(5, True)] * 4
 
 
-def test_batches_in_the_same_memory_and_step_hooks_get_the_same_steps(cartpole_by_hand):
-    seeds = EpisodeSeeds(SEED, numbers=range(EPISODES))
-    collector = SyncDataCollector(cartpoles(3), frames_per_batch=30, return_same_td=True, episode_seeds=seeds)
-    assert_same(play(collector), cartpole_by_hand)
+def test_step_hooks_get_the_steps_of_their_rows():
     seen: dict[int, int] = {}
 
     def count(step):
@@ -424,6 +415,8 @@ class Dropping(Net):
 def test_a_collector_knows_whether_all_its_actions_were_keyed(make, options, keyed):
     venv = DummyVectorEnv(cartpoles(2))
     with SyncDataCollector(venv, make(venv), frames_per_batch=4, episode_seeds=EpisodeSeeds(0), **options) as collector:
+        collector.collect(n_step=4, random=True)
+        assert collector.everything_keyed, "the policy was only asked for the form of its outputs"
         for _ in range(3):
             collector.next()
         assert collector.everything_keyed is keyed

@@ -15,7 +15,7 @@ import pytest
 from gymnasium import spaces
 
 from collector import Dataset, DatasetError, StoreWriter, export, make_head
-from collector.jobs.cli import main
+from collector.__main__ import main
 from collector.store.packed import arrays_of, is_of_obs
 from tests.backends import FULL
 from tests.stored import OBS, episode, tree_episode, write
@@ -117,7 +117,7 @@ def test_lerobot(make: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     pictures = pytest.importorskip("PIL.Image")
     data = Dataset(write(tmp_path / "a", make=make))
     assert data.layout is not None
-    monkeypatch.setattr("collector.store.export.arrow_lerobot.FILE_BYTES", data.layout.nbytes(data.steps, 0) // 4)
+    monkeypatch.setattr("collector.store.export.arrow_files.FILE_BYTES", data.layout.nbytes(data.steps, 0) // 4)
     out = export(data, "lerobot", tmp_path / "out", fps=10, task="count")
     info = json.loads((out / "meta/info.json").read_text())
     assert info["codebase_version"] == "v3.0"

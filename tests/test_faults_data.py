@@ -236,6 +236,3 @@ def test_large_infos_arrive(column: Column) -> None:
             ledger.reset([1])
             assert (ledger.round(), ledger.round()) == ([], [])
             assert ledger.rows[1]["odd"] == make()
-
-
-# Who owns what.

@@ -54,7 +54,7 @@ def refused(ledger: Ledger, ids: list[int]) -> WorkerDiedError:
 
 
 @columns("blocks", "async", dummy=False, far=False, quick=True)
-def test_alive_tells_the_death_of_an_idle_worker_without_waiting_and_a_reset_brings_it_back(column: Column) -> None:
+def test_alive_reports_the_death_of_an_idle_worker_without_waiting_and_a_reset_brings_it_back(column: Column) -> None:
     """That is no error of the reset; the other envs of the same worker have to be reset as well."""
     with column.open(counters(N)) as ledger:
         ledger.begin()
@@ -65,7 +65,7 @@ def test_alive_tells_the_death_of_an_idle_worker_without_waiting_and_a_reset_bri
         while ledger.venv.alive()[2]:
             assert time.monotonic() - begin < SEEN
         assert ledger.venv.alive() == [i not in block for i in range(N)]
-        refused(ledger, list(range(N)))  # before anybody is stepped
+        refused(ledger, list(range(N)))  # before any env is stepped
         ledger.born_again(block)
         ledger.reset([2])
         rest = [i for i in block if i != 2]
@@ -188,6 +188,8 @@ def test_a_worker_killed_in_the_middle_of_a_reply_is_reported_and_nothing_of_the
         with pytest.raises(WorkerDiedError) as caught:
             ledger.venv.recv()
         check_error(caught.value, block, pid, column.cause("SIGKILL"))
+        assert "while sending what its envs returned" in str(caught.value)
+        assert not caught.value.bystander
         ledger._settle(caught.value)
         check_goes_on(ledger, block)
 

@@ -190,7 +190,7 @@ def check_animal(error: BaseException, name: str, column: Column, op: str) -> No
 
 
 class Zookeeper(Counter):
-    """Raises the animal that it was reported, in `op`."""
+    """Raises the exception of the zoo that `animal` names, in `op`."""
 
     def __init__(self, id: int, op: str) -> None:
         super().__init__(id)

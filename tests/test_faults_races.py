@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
-from tests.backends import FULL, PROCESS_BACKENDS, and_ray, full, on_this_node, vector_env_classes
+from tests.backends import PROCESS_BACKENDS, and_ray, full, on_this_node, vector_env_classes
 from tests.faulty import (
     AGES,
     Counter,
@@ -29,10 +29,10 @@ from tests.faulty import (
     WaitsForFile,
     counters,
 )
-from tests.ledger import SEEN, kill, pids, reply_begins, said
+from tests.ledger import SEEN, kill, pids, said
 from tests.local_ray import FAR, NEAR
 from tests.oddities import DiesAtPickle, OddInfo, RaisesAtUnpickle
-from vecenv import DummyVectorEnv, RayVectorEnv, SubprocVectorEnv, WorkerDiedError, WorkerTimeoutError
+from vecenv import DummyVectorEnv, RayVectorEnv, WorkerDiedError, WorkerTimeoutError
 from vecenv.backends.pool import process_worker
 
 process_backend = vector_env_classes(full(PROCESS_BACKENDS))
@@ -237,26 +237,6 @@ def test_a_process_that_ends_while_it_sends_blames_no_other_env(remote_backend: 
         assert remote_backend is RayVectorEnv or "exited with code 3" in str(caught.value)
         assert caught.value.env_id == 0
         assert not caught.value.bystander
-
-
-class LargeObservation(Counter):
-    """More than a socket holds."""
-
-    observation_space = spaces.Box(0, 255, (4 << 20,), np.uint8)
-
-    def observe(self, action: Any) -> Any:
-        return np.zeros(4 << 20, np.uint8)
-
-
-@FULL
-def test_a_worker_that_is_killed_while_it_sends_rows_blames_no_env() -> None:
-    with SubprocVectorEnv([partial(LargeObservation, 0)]) as venv:
-        venv.reset()
-        venv.send([0])
-        reply_begins(venv, 0)
-        os.kill(venv.engine.backend.workers[0].pid, signal.SIGKILL)
-        with pytest.raises(WorkerDiedError, match="while sending what its envs returned"):
-            venv.recv()
 
 
 def test_an_env_that_ends_its_process_after_another_has_sent_is_blamed(remote_backend: Any) -> None:

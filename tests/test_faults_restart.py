@@ -154,22 +154,18 @@ def test_the_budget_is_that_of_the_last_minute(monkeypatch: pytest.MonkeyPatch) 
             venv.step([0])
 
 
-def test_the_error_of_a_reset_is_that_of_the_last_try() -> None:
-    with DummyVectorEnv([partial(RaisesOnReset, 0, at=range(2, 9))], on_error="restart", max_restarts=2) as venv:
-        venv.reset()
-        with pytest.raises(ValueError, match="no episode 4"):
-            venv.reset()
-
-
 @columns(only=DummyVectorEnv)
-def test_a_reset_that_fails_is_tried_again_within_the_budget(column: Column) -> None:
-    with column.open(counters(N, env1=partial(RaisesOnReset, at=(2, 3))), on_error="restart", max_restarts=3) as ledger:
+def test_a_reset_that_fails_is_tried_again_within_the_budget_and_then_raises_its_last_error(column: Column) -> None:
+    env1 = partial(RaisesOnReset, at=(2, 3, *range(5, 9)))
+    with column.open(counters(N, env1=env1), on_error="restart", max_restarts=3) as ledger:
         ledger.begin()
         ledger.episode[1] = 3  # the episodes 2 and 3 do not begin
         ledger.reset()
         assert ledger.venv.failed_id == []
         assert ledger.round() == []
         assert "restarted" not in ledger.rows[1]
+        with pytest.raises(ValueError, match="no episode 6"):
+            ledger.venv.reset()
 
 
 @columns("blocks", "async", dummy=False)

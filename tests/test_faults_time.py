@@ -246,13 +246,10 @@ def receive_all(venv: Any) -> None:
         venv.recv()
 
 
-# timeout and wait_num do not wait for a hung env.
-
-
 @pytest.mark.parametrize(
     "column", [*column_params("blocks", dummy=False), *column_params("blocks", only=ThreadVectorEnv, quick=True)]
 )
-def test_envs_that_wait_instead_of_computing_are_reported_of_once(column: Column) -> None:
+def test_envs_that_wait_instead_of_computing_are_reported_once(column: Column) -> None:
     """However many workers notice."""
     fns = [partial(TakesLong, i, seconds=0.05) for i in range(N)]
     with warnings.catch_warnings(record=True) as warned, column.open(fns) as ledger:

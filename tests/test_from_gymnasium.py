@@ -11,16 +11,17 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorEnv
-from gymnasium_cases import Foreign, assert_same
+from gymnasium_cases import Foreign, Reports, assert_same
 
 from collector import AsyncDataCollector, SyncDataCollector, rollout
-from collector.policy.random_policy import RandomPolicy
 from tests.backends import FULL
 from vecenv import (
     BaseVectorEnv,
     ClosedError,
     DummyVectorEnv,
+    GymnasiumVectorEnv,
     ObservationError,
+    VectorEnvWrapper,
     from_gymnasium,
     nest,
 )
@@ -84,6 +85,10 @@ def test_rows_are_those_of_the_same_envs_one_by_one(mode: str, form: str) -> Non
         with native(mode, form, resets_by_id=by_id) as venv, DummyVectorEnv(counting(form)) as plain:
             assert isinstance(venv, BaseVectorEnv)
             assert_same(drive(venv, how), drive(plain, how))
+        for final in ["dict", "list"] if mode == "SameStep" else ["dict"]:
+            ours = GymnasiumVectorEnv(DummyVectorEnv(counting(form)), autoreset_mode=mode, final_info_format=final)
+            with from_gymnasium(ours, resets_by_id=by_id) as venv, DummyVectorEnv(counting(form)) as plain:
+                assert_same(drive(venv, how), drive(plain, how))
 
 
 @FULL
@@ -175,6 +180,33 @@ def test_what_envs_that_step_together_cannot_do_is_an_error_that_says_what_to_do
         venv.reset()
         with pytest.raises(ValueError, match=r"got reset\(\[0\]\): pass no ids$"):
             venv.reset([0])
+
+
+def test_infos_may_have_other_keys_than_text() -> None:
+    fns = [partial(Reports, {0: 1, (2,): {"x": 1}, "y": 2})] * 2
+    with from_gymnasium(SyncVectorEnv(fns)) as venv, DummyVectorEnv(fns) as plain:
+        assert_same(venv.reset(), plain.reset())
+        assert_same(venv.step([0, 0]), plain.step([0, 0]))
+
+
+@pytest.mark.parametrize("outer", MODES)
+@modes
+def test_facades_of_them_reset_as_these_do_or_are_refused(mode: str, outer: str) -> None:
+    if outer == "NextStep" and mode != "NextStep":
+        for venv in (native(mode), VectorEnvWrapper(native(mode))):
+            with venv, pytest.raises(ValueError, match=f"cannot reset them as autoreset_mode .*{outer}"):
+                GymnasiumVectorEnv(venv, autoreset_mode=outer)
+        return
+    logs: list[Any] = [[], []]
+    for venv, log in zip((native(mode), DummyVectorEnv(counting())), logs, strict=True):
+        envs = GymnasiumVectorEnv(venv, autoreset_mode=outer)
+        log.append(envs.reset(seed=3))
+        for _ in range(9):
+            log.append(envs.step(np.zeros(N, np.int64)))
+            if outer == "Disabled" and (over := log[-1][2] | log[-1][3]).any():
+                log.append(envs.reset(options={"reset_mask": over}))
+        envs.close()
+    assert_same(*logs)
 
 
 def test_an_episode_that_is_over_is_not_stepped() -> None:
@@ -402,14 +434,3 @@ def test_random_policies_play_legal_moves_of_multi_agent_games(mode: str) -> Non
     assert 0 < alive.mean() < 1
     assert (masks[alive].sum(-1) == 2).all()
     assert np.take_along_axis(masks, batch.action[..., None], -1)[alive].all()
-
-
-def test_random_actions_are_legal_and_follow_from_the_seeds() -> None:
-    policies = [RandomPolicy([spaces.Discrete(5, start=2, seed=i) for i in range(3)]) for _ in range(2)]
-    masks = np.array([[1, 0, 1, 0, 0], [0, 0, 0, 0, 1], [0, 0, 0, 0, 0]], np.int8)
-    together = [policies[0]({"obs": masks, "action_mask": masks}, [0, 1, 2]) for _ in range(60)]
-    alone = [policies[1]({"mask": masks[:1] == 1}, [0]) for _ in range(60)]
-    assert {tuple(actions[1:]) for actions in together} == {(6, 2)}
-    assert [actions[0] for actions in together] == [actions[0] for actions in alone]
-    assert {int(actions[0]) for actions in alone} == {2, 4}
-    assert together[0].dtype == np.int64

@@ -8,7 +8,7 @@ from gymnasium.vector import AutoresetMode
 from gymnasium_cases import Remembers, Reports, assert_same
 
 from tests.backends import FULL
-from vecenv import AsyncVectorEnv, DummyVectorEnv, GymnasiumVectorEnv, SyncVectorEnv
+from vecenv import AsyncVectorEnv, DummyVectorEnv, GymnasiumVectorEnv, NotStartedError, SerialEnv, SyncVectorEnv
 from vecenv.testing import CountingEnv
 
 
@@ -234,6 +234,8 @@ class TestArguments:
             GymnasiumVectorEnv(venv)
         with pytest.raises(TypeError, match=r"a vector env of vecenv is needed, .*got <"):
             GymnasiumVectorEnv(Reports())
+        with pytest.raises(NotStartedError, match=r"call start\(\) or reset\(\) first"):
+            GymnasiumVectorEnv(SerialEnv(2, Reports))
 
 
 class Keywords(Reports):

@@ -123,7 +123,6 @@ def test_all_is_sorted_complete_and_documented(package):
         ("vecenv.testing", ["check_vector_env", "FakeBackend"]),
         ("vecenv.envs.atari_env", ["AtariVectorEnv"]),
         ("vecenv.sb3", ["DummyVecEnv", "SubprocVecEnv"]),
-        ("collector.policy", ["Policy", "RandomPolicy", "ExplorationType"]),
     ],
 )
 def test_documented_import_paths_work(module, names):

@@ -25,7 +25,7 @@ from vecenv import (
     WorkerDiedError,
 )
 from vecenv.backends.host.row_writer import own_containers
-from vecenv.backends.memory.infos import INFO_BYTES, MOST_FORMS, MOST_KNOWN, InfoReader, InfoWriter
+from vecenv.backends.memory.infos import INFO_BYTES, MOST_KNOWN, MOST_SCHEMAS, InfoReader, InfoWriter
 
 N, WORKERS, STEPS = 5, 2, 13
 Pair = namedtuple("Pair", "a b")
@@ -69,7 +69,7 @@ INFOS = {
     "surrogates": lambda i, t: {"\ud800": t, "ä": 1.0},
     "large arrays": lambda i, t: {"x": np.arange(1000.0) + t, "t": t},
     "many keys": lambda i, t: {f"key {k}": float(k) for k in range(INFO_BYTES // 8 - 2 + t % 4)},
-    "many forms": lambda i, t: {f"key {t}": t, "x": float(i)},
+    "many schemas": lambda i, t: {f"key {t}": t, "x": float(i)},
     "envs that differ": lambda i, t: [{"x": 1}, {"x": 1.0}, {"x": np.float32(1)}, {"y": "text"}, {}][i],
 }  # fmt: skip
 
@@ -197,7 +197,7 @@ def test_a_step_with_infos_of_numbers_pickles_nothing_on_either_side(in_rows):
         assert (counter.totals["pickle"] == counter.totals["socket"] == 0) is in_rows
 
 
-# Restarts: the next worker of a block numbers its forms anew.
+# Restarts: the next worker of a block numbers its schemas anew.
 
 
 class SecondLife(Speaks):
@@ -345,10 +345,10 @@ def test_a_vector_info_shares_no_memory_with_others():
 
 def test_a_writer_learns_a_bounded_number_of_forms():
     writer = InfoWriter(np.zeros((1, INFO_BYTES), np.uint8))
-    assert [writer.write(0, {f"key {k}": k}) for k in range(3 * MOST_KNOWN)].count(True) == MOST_FORMS
+    assert [writer.write(0, {f"key {k}": k}) for k in range(3 * MOST_KNOWN)].count(True) == MOST_SCHEMAS
     assert writer.write(0, {"key 0": 5})
     assert not writer.write(0, {"key 0": 2**64})
-    assert len(writer.forms) == MOST_FORMS
+    assert len(writer.schemas) == MOST_SCHEMAS
 
 
 def test_an_info_of_exactly_the_size_of_a_row_fits():
@@ -362,8 +362,8 @@ def test_what_was_read_stays_when_the_rows_are_written_again():
     rows = np.zeros((2, INFO_BYTES), np.uint8)
     writer, reader = InfoWriter(rows), InfoReader(rows, np.array([0, 0]))
     writer.write(0, {"x": 1, "at": np.arange(3)})
-    assert reader.read([0]) is None  # its form has not arrived
-    reader.learn(0, 0, writer.forms[0].keys, writer.forms[0].kinds)
+    assert reader.read([0]) is None  # its schema has not arrived
+    reader.learn(0, 0, writer.schemas[0].keys, writer.schemas[0].kinds)
     (infos,) = reader.read([0])
     writer.write(0, {"x": 2, "at": np.zeros(3, int)})
     assert described(infos[0]) == described({"x": 1, "at": np.arange(3)})

@@ -5,6 +5,7 @@ import pickle
 import socket
 import threading
 from collections import deque, namedtuple
+from concurrent.futures import Future
 from contextlib import closing
 
 import numpy as np
@@ -18,7 +19,7 @@ from vecenv.backends.host.row_writer import own_containers
 from vecenv.backends.ipc.messages import HEADER, Channel
 from vecenv.backends.memory.arena import Arena, Leaf, ObjectLeaf, arena_bytes, common_layout, space_tree, used_bytes
 from vecenv.backends.memory.shared_memory import PAGE, anonymous_file, reserve
-from vecenv.backends.pool.ray_worker import RayPool
+from vecenv.backends.pool.ray_worker import CallChannel, RayPool
 from vecenv.engine.arguments import as_ids, next_seed, seed_chain, spread_seeds
 from vecenv.portability import PORTABLE
 
@@ -228,21 +229,28 @@ class TestChannel:
             frames += received(theirs)
         assert [(frame.kind, len(frame.payload)) for frame in frames] == [(1, 3_000_000), (2, 5)]
 
-    def test_the_end_of_the_other_side_is_found_out_by_sending_and_reading(self, ends):
+    @pytest.mark.parametrize("last", [[], [5]])
+    def test_the_end_of_the_other_side_is_seen_after_its_last_frame_or_by_sending(self, ends, last):
         ours, theirs = ends
+        for kind in last:
+            theirs.write(kind, 0, b"last")
         theirs.close()
-        assert ours.post(1, 0, b"never read")
+        assert last or ours.post(1, 0, b"never read")
+        assert [frame.kind for frame in received(ours)] == last
+        assert received(ours) == []
         assert ours.ended
         with pytest.raises(EOFError):
             ours.read()
 
-    def test_the_end_of_the_other_side_is_seen_after_its_last_frame(self, ends):
-        ours, theirs = ends
-        theirs.write(5, 0, b"last")
-        theirs.close()
-        assert [frame.kind for frame in received(ours)] == [5]
-        assert received(ours) == []
-        assert ours.ended
+
+def test_the_end_of_an_actor_is_waited_for_no_longer_than_allowed():
+    call = Future()
+    channel = CallChannel(lambda *_: call, [0] * 8)
+    channel.start("start")
+    assert not channel.await_end(0.0)
+    call.set_result(None)
+    assert channel.await_end(0.0)
+    channel.close()
 
 
 def test_an_actor_on_this_node_has_a_pid_as_soon_as_it_has_connected():

@@ -214,7 +214,7 @@ def test_an_interrupt_while_a_failed_reset_is_tried_again(remote_backend: Any, m
         assert venv.step([0, 0], [0, 2])[0][:, 2].tolist() == [1, 1]
 
 
-def test_an_interrupt_while_a_dead_worker_is_buried_loses_it_once(
+def test_an_interrupt_in_the_clean_up_of_a_dead_worker_loses_it_once(
     remote_backend: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     handle = handle_of(remote_backend)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import resource
+import shutil
 import signal
 import time
 from pathlib import Path
@@ -19,13 +20,15 @@ from collector import Dataset, DatasetError, episode_seed
 from collector.interruptor import Stopping
 from collector.jobs.job import JobError
 from collector.jobs.look import Metrics
+from collector.jobs.making import make_policy
 from collector.jobs.playing import JobFailedError
 from collector.jobs.run import resume_job, run_job
 from collector.store import safe_folder
 from tests.backends import FULL
-from tests.job_envs import HERE, assert_equal, assert_same, assert_whole, counting, job, process, stop_at
+from tests.job_envs import HERE, assert_equal, assert_same, assert_whole, change_job, counting, job, process, stop_at
+from vecenv import DummyVectorEnv
 
-NOTICE = "Ending after this round, and keeping what is whole; once more ends it at once."
+NOTICE = "Ending the job: finished episodes are kept, unfinished ones are dropped. A second signal ends it at once."
 backends = pytest.mark.parametrize(
     "backend",
     [
@@ -33,8 +36,12 @@ backends = pytest.mark.parametrize(
         "shmem",
         *(pytest.param(each, marks=[pytest.mark.slow]) for each in ("auto", "subproc")),
         pytest.param("thread", marks=FULL),
+        pytest.param("ray", marks=[pytest.mark.ray, pytest.mark.local_ray]),
     ],
 )
+TOO_MANY = r"3 episodes failed, and max_failed is 2; .* OverflowError: the episode"
+ALL_FAILED = r"each of its episodes failed; episode 2, as the last one, with .*Over"
+RAISED = {"episodes": 400, "on_error": "raise"}
 
 
 def torch_and_mlp() -> tuple[Any, Any]:
@@ -56,12 +63,6 @@ class TestWhatAJobWrites:
         assert sorted(state.returns) == pytest.approx(sorted(data.returns))
         assert [episode.seed for episode in data] == [episode_seed(0, number) for number in range(40)]
         assert all((episode.obs["count"][:, 0] == episode.seed).all() for episode in data), "it was reset with it"
-        assert_same(tmp_path / "a", uninterrupted)
-
-    @pytest.mark.ray
-    @pytest.mark.local_ray
-    def test_they_are_the_same_on_ray(self, uninterrupted: Path, tmp_path: Path) -> None:
-        run_job(job(**counting(), episodes=40, backend="ray"), tmp_path / "a")
         assert_same(tmp_path / "a", uninterrupted)
 
     def test_steps_are_the_shortest_row_of_first_episodes(self, uninterrupted: Path, tmp_path: Path) -> None:
@@ -93,13 +94,25 @@ class TestWhatAJobWrites:
         episode = Dataset(tmp_path / "a")[0]
         assert np.allclose(episode.action, 0.5 * np.tanh(episode.obs["pose"][0][:-1]))
 
+    def test_weights_are_drawn_from_the_seed_and_not_from_the_programs_stream(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Also where there are several GPUs, of which none is in use."""
+        torch, _ = torch_and_mlp()
+        monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+        before = torch.get_rng_state()
+        with DummyVectorEnv(["CartPole-v1"]) as venv:
+            first, again = (make_policy(job(policy="mlp", seed=3), venv, "cpu") for _ in range(2))
+        assert torch.equal(first.net[0].weight, again.net[0].weight)
+        assert torch.equal(torch.get_rng_state(), before)
+
     @FULL
     def test_weights_come_from_a_checkpoint_that_runs_nothing(self, tmp_path: Path) -> None:
         torch, MLPPolicy = torch_and_mlp()
         with gymnasium.make("CartPole-v1") as env:
             policy = MLPPolicy(env.observation_space, env.action_space)
         with torch.no_grad():
-            policy.net[-2].bias[:] = torch.tensor([100.0, 0.0])  # always 0
+            policy.net[-1].bias[:] = torch.tensor([100.0, 0.0])  # always 0
         torch.save(policy.state_dict(), tmp_path / "left.pt")
         run_job(job(policy="mlp", checkpoint=str(tmp_path / "left.pt"), device="cpu"), tmp_path / "a")
         data = Dataset(tmp_path / "a")
@@ -116,10 +129,6 @@ class TestWhatAJobWrites:
         run_job(job(**counting(), episodes=40, **due), tmp_path / "a", on_progress=on_progress)
         assert {*seen} == {0}, "each batch is committed before the next one"
         assert_same(tmp_path / "a", uninterrupted)
-
-    def test_observations_that_are_no_arrays_are_refused(self, tmp_path: Path) -> None:
-        with pytest.raises(DatasetError, match=r"object"):
-            run_job(job(env=f"{HERE}:Words"), tmp_path / "a")
 
 
 class TestFailures:
@@ -161,36 +170,28 @@ class TestFailures:
         assert state.skipped == {}
         assert_same(tmp_path / "a", uninterrupted)
 
-    def test_too_many_failures_end_the_job_with_what_was_whole(self, tmp_path: Path) -> None:
-        with pytest.raises(
-            JobFailedError, match=r"3 episodes failed, and max_failed is 2; .* OverflowError: the episode"
-        ):
-            run_job(job(**counting(every=3), episodes=400, max_failed=2), tmp_path / "a")
-        assert_whole(Dataset(tmp_path / "a"))
-
-    @FULL
-    def test_on_error_raise_is_the_error_of_the_env(self, tmp_path: Path) -> None:
-        with pytest.raises(OverflowError, match="cannot be played"):
-            run_job(job(**counting(every=episode_seed(0, 90)), episodes=400, on_error="raise"), tmp_path / "a")
-        data = Dataset(tmp_path / "a")
-        assert not data.complete
-        assert_whole(data)
-
-    @pytest.mark.parametrize("how", ["nan", "inf"])
-    def test_on_error_raise_is_also_for_rewards_that_are_not_finite(self, how: str, tmp_path: Path) -> None:
-        with pytest.raises(ValueError, match=r"episode \d+"):
-            run_job(job(**counting(every=3, how=how), on_error="raise"), tmp_path / "a")
-
-    def test_a_job_whose_episodes_all_fail_is_no_success(self, tmp_path: Path) -> None:
-        with pytest.raises(
-            JobFailedError, match=r"each of its episodes failed; episode 2, as the last one, with .*Over"
-        ):
-            run_job(job(**counting(every=1, at="reset"), episodes=3), tmp_path / "a")
-        assert not (tmp_path / "a").exists()
-
-    def test_an_error_of_the_policy_ends_the_job(self, tmp_path: Path) -> None:
-        with pytest.raises(KeyError, match="no such state"):
-            run_job(job(policy=f"{HERE}:bad"), tmp_path / "a")
+    @pytest.mark.parametrize(
+        ("changes", "error", "message", "some"),
+        [
+            ({**counting(every=3), "episodes": 400, "max_failed": 2}, JobFailedError, TOO_MANY, True),
+            ({**counting(every=1, at="reset"), "episodes": 3}, JobFailedError, ALL_FAILED, False),
+            ({**counting(every=episode_seed(0, 90)), **RAISED}, OverflowError, "cannot be played", True),
+            ({**counting(every=3, how="nan"), **RAISED}, ValueError, r"episode \d+", False),
+            ({**counting(every=3, how="inf"), **RAISED}, ValueError, r"episode \d+", True),
+            ({"policy": f"{HERE}:bad"}, KeyError, "no such state", False),
+            ({"env": f"{HERE}:Words"}, DatasetError, "object", True),
+        ],
+    )
+    def test_an_error_that_ends_the_job_leaves_whole_episodes_or_no_folder(
+        self, changes: Any, error: type[Exception], message: str, some: bool, tmp_path: Path
+    ) -> None:
+        with pytest.raises(error, match=message):
+            run_job(job(**changes), tmp_path / "a")
+        assert (tmp_path / "a").exists() == some
+        if some:
+            data = Dataset(tmp_path / "a")
+            assert not data.complete
+            assert_whole(data)
 
     @FULL
     def test_a_full_disk_leaves_what_was_committed_and_the_job_goes_on_later(
@@ -262,6 +263,23 @@ class TestGoingOn:
         assert state.repeatable
         assert {path: path.read_bytes() for path in before} == before
 
+    @pytest.mark.parametrize("fails", [0, 1])
+    def test_one_that_was_killed_before_its_last_line_is_complete(
+        self, fails: int, uninterrupted: Path, tmp_path: Path
+    ) -> None:
+        folder = Path(shutil.copytree(uninterrupted, tmp_path / "a"))
+        *lines, end = (folder / "manifest.jsonl").read_text().splitlines(keepends=True)
+        assert end.startswith('{"line": "end"')
+        (folder / "manifest.jsonl").write_text("".join(lines))
+        if fails:  # all that is left to play is an episode whose env fails before the first batch
+            change_job(folder, episodes=41, env_kwargs={"every": episode_seed(0, 40), "at": "reset"})
+        state = resume_job(folder, allow_import=[HERE])
+        assert (state.status, state.episodes, state.repeatable) == ("complete", 40, True)
+        data = Dataset(folder)
+        assert (data.complete, data.failed.get("skipped", 0)) == (True, fails)
+        assert [*state.skipped] == [40] * fails
+        assert_same(folder, uninterrupted)
+
     def test_a_changed_job_is_refused_with_what_changed(self, tmp_path: Path) -> None:
         first = job(**counting(), episodes=40)
         run_job(first, tmp_path / "a", on_progress=stop_at(5))
@@ -300,24 +318,36 @@ class TestGoingOn:
 class TestFolders:
     def test_a_folder_in_use_is_refused_and_replaced_on_demand(self, tmp_path: Path) -> None:
         run_job(job(episodes=3), tmp_path / "a")
-        with pytest.raises(DatasetError, match=r"already holds 3 episodes of CartPole-v1: go on with it by `resume"):
+        with pytest.raises(DatasetError, match=r"already holds 3 episodes of CartPole-v1: go on with it"):
             run_job(job(episodes=5), tmp_path / "a")
         assert len(Dataset(tmp_path / "a")) == 3
         run_job(job(episodes=5), tmp_path / "a", overwrite=True)
         assert len(Dataset(tmp_path / "a")) == 5
-
-    @FULL
-    def test_a_job_that_cannot_run_removes_nothing(self, tmp_path: Path) -> None:
-        run_job(job(episodes=3), tmp_path / "a")
         for changes in ({"env": "no_such_module:Env-v0"}, {"env": "CartPoll-v1"}, {"policy": f"{HERE}:none"}):
             with pytest.raises(JobError):
                 run_job(job(**changes), tmp_path / "a", overwrite=True)
-        assert len(Dataset(tmp_path / "a")) == 3
+        assert len(Dataset(tmp_path / "a")) == 5, "a job that cannot run removes nothing"
 
     def test_a_folder_that_cannot_be_made_is_an_error_with_the_reason(self, tmp_path: Path) -> None:
         (tmp_path / "file").write_text("")
         with pytest.raises(DatasetError, match=r"cannot write to .*file.x: Not a directory; choose another"):
             run_job(job(), tmp_path / "file" / "x")
+
+
+def command(folder: Path, *options: str) -> Any:
+    """`run` in a process of its own."""
+    return process("-m", "collector", "run", *options, "--out", str(folder), "--no-plot")
+
+
+def ended_by(signum: int, running: Any) -> tuple[str, str]:
+    """Send a signal to a command, and return the rest of its output; no worker is left behind."""
+    workers = psutil.Process(running.pid).children(recursive=True)
+    running.send_signal(signum)
+    output = running.communicate(timeout=60)
+    _, alive = psutil.wait_procs(workers, timeout=5)
+    assert workers
+    assert not alive
+    return output
 
 
 class TestSignals:
@@ -331,6 +361,19 @@ class TestSignals:
             with pytest.raises(KeyboardInterrupt):
                 signal.raise_signal(signal.SIGINT)
         assert signal.getsignal(signal.SIGTERM) == before
+
+    def test_a_signal_that_ended_the_reader_of_standard_error_too_is_handled(self) -> None:
+        kept, (read, write) = os.dup(2), os.pipe()
+        os.close(read)
+        try:
+            os.dup2(write, 2)
+            with Stopping() as stop:
+                signal.raise_signal(signal.SIGINT)
+                assert stop.collection_stopped()
+        finally:
+            os.dup2(kept, 2)
+            os.close(kept)
+            os.close(write)
 
     def test_a_signal_that_was_ignored_stays_ignored(self) -> None:
         previous = signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -351,18 +394,12 @@ class TestSignals:
     )
     def test_a_signal_in_mid_run_ends_the_command_cleanly(self, backend: str, signum: int, tmp_path: Path) -> None:
         options = ["--env", "CartPole-v1", "--steps", "100000000", "--backend", backend]
-        with process("-m", "collector", "run", *options, "--out", str(tmp_path / "a"), "--no-plot") as running:
-            assert running.stdout is not None
+        with command(tmp_path / "a", *options) as running:
             assert running.stdout.readline().startswith("Job: {")
             assert running.stdout.readline().startswith("Collecting 100,000,000 steps")
             assert "steps/s" in running.stdout.readline()
-            workers = psutil.Process(running.pid).children(recursive=True)
-            os.kill(running.pid, signum)
-            out, error = running.communicate(timeout=30)
-            _, alive = psutil.wait_procs(workers, timeout=5)
+            out, error = ended_by(signum, running)
         assert running.returncode == 128 + signum
-        assert workers
-        assert not alive
         assert error.split("\n") == ["", NOTICE, ""]
         assert "Interrupted; collected until then, and kept:" in out
         assert f"Go on with: python -m collector resume {tmp_path / 'a'}" in out.replace("\n", "")
@@ -385,20 +422,14 @@ class TestSignals:
         settings = {**counting(every=episode_seed(0, 40), how=how, seconds=0.002), "episodes": 50, "num_envs": 1}
         hanging = job(**settings, backend=backend, shard_seconds=0.1)
         (tmp_path / "job.json").write_bytes(msgspec.json.encode(hanging))
-        options = [str(tmp_path / "job.json"), "--no-plot", "--out", str(tmp_path / "a")]
-        with process("-m", "collector", "run", *options) as running:
-            assert running.stdout is not None
+        with command(tmp_path / "a", str(tmp_path / "job.json")) as running:
             while "hanging now" not in running.stdout.readline():
                 pass
-            workers = psutil.Process(running.pid).children(recursive=True)
             began = time.monotonic()
-            running.send_signal(signal.SIGTERM)
-            _, error = running.communicate(timeout=60)
+            _, error = ended_by(signal.SIGTERM, running)
             took = time.monotonic() - began
-            _, alive = psutil.wait_procs(workers, timeout=5)
         assert running.returncode == code
         assert took < (15 if code == 143 else 40)
-        assert not alive
         assert "Traceback" not in error
         assert 0 < len(Dataset(tmp_path / "a")) <= 40
         monkeypatch.setenv("HANGS_NO_MORE", "1")
@@ -410,21 +441,13 @@ class TestSignals:
     @FULL
     def test_the_second_ctrl_c_ends_a_job_whose_envs_hang(self, tmp_path: Path) -> None:
         hanging = ["--env", f"{HERE}:Counting", "--env-kwargs", '{"every": 1, "how": "hang"}']
-        options = [*hanging, "--num-envs", "2", "--episodes", "4", "--no-plot"]
-        with process("-m", "collector", "run", *options, "--out", str(tmp_path / "a")) as running:
-            assert running.stdout is not None
-            assert running.stderr is not None
+        with command(tmp_path / "a", *hanging, "--num-envs", "2", "--episodes", "4") as running:
             while "hanging now" not in running.stdout.readline():
                 pass
-            workers = psutil.Process(running.pid).children(recursive=True)
             running.send_signal(signal.SIGINT)
             while NOTICE not in running.stderr.readline():
                 pass
-            running.send_signal(signal.SIGINT)
-            _, error = running.communicate(timeout=30)
-            _, alive = psutil.wait_procs(workers, timeout=5)
+            _, error = ended_by(signal.SIGINT, running)
         assert running.returncode == 130
-        assert workers
-        assert not alive
         assert "stopped at once" in error
         assert "Traceback" not in error

@@ -80,10 +80,14 @@ class RayHere:
     class exceptions:
         TaskCancelledError = type("TaskCancelledError", (Exception,), {})
 
-    def __init__(self, deadly: float, seed: int) -> None:
+    def __init__(self, deadly: float, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(on_ray, "start_task", self.start_task)
+        monkeypatch.setattr(on_ray, "is_loss", lambda error: isinstance(error, ConnectionError))
+        monkeypatch.setattr(run, "connect_to", lambda address: nullcontext(self))
         self.ray = self
         self._rng, self._deadly = random.Random(seed), deadly
         self._calls: dict[int, bytes] = {}
+        self.ended: list[int] = []
 
     def start_task(self, function: Any, options: Any, task: Range) -> int:
         assert function is play_range
@@ -105,6 +109,7 @@ class RayHere:
 
     def cancel(self, task: int, force: bool) -> None:
         assert force, "an overshoot is not needed"
+        self.ended.append(task)
 
 
 @pytest.mark.parametrize(
@@ -118,11 +123,8 @@ class RayHere:
 def test_whenever_tasks_die_each_episode_is_there_once(
     seed: int, much: dict[str, int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    here = RayHere(0.5 * (seed > 0), seed)
+    RayHere(0.5 * (seed > 0), seed, monkeypatch)
     monkeypatch.setattr(on_ray, "MOST_DEATHS", 100)
-    monkeypatch.setattr(on_ray, "start_task", here.start_task)
-    monkeypatch.setattr(on_ray, "is_loss", lambda error: isinstance(error, ConnectionError))
-    monkeypatch.setattr(run, "connect_to", lambda address: nullcontext(here))
     wanted = job(**counting(), **much, shard_bytes=1000)
     run_job(wanted, tmp_path / "whole")
     state = run_job(wanted, tmp_path / "a", cluster="auto", cluster_actors=1 + seed % 3)
@@ -133,6 +135,21 @@ def test_whenever_tasks_die_each_episode_is_there_once(
     assert data.verify() == []
     assert not [*(tmp_path / "a/shards").glob("w*")], "also of tasks that were not needed any more"
     assert_same(tmp_path / "a", tmp_path / "whole")
+
+
+def test_a_second_ctrl_c_ends_the_tasks_on_a_cluster_that_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here = RayHere(0.0, 0, monkeypatch)
+
+    def twice(state: Any) -> None:
+        for _ in range(2):
+            signal.raise_signal(signal.SIGINT)
+
+    endless = job(**counting(), steps=10**6)
+    with pytest.raises(KeyboardInterrupt):
+        run_job(endless, tmp_path / "a", cluster="auto", cluster_actors=3, on_progress=twice)
+    assert len(here.ended) == 2, "all but the one that has returned"
 
 
 # On Ray.

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from collector import Dataset
-from collector.jobs.cli import main
+from collector.__main__ import main
 from tests.backends import FULL
 from tests.job_envs import ROOT
 

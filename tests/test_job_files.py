@@ -16,7 +16,7 @@ import pytest
 from gymnasium.wrappers import FlattenObservation
 
 from collector import Dataset, Job, load_job, run_job
-from collector.jobs.cli import main
+from collector.__main__ import main
 from collector.jobs.job import JobError
 from collector.jobs.job_files import with_settings
 from tests.backends import FULL
@@ -73,7 +73,8 @@ class TestFiles:
             ("policy_threads = 65537", "policy_threads: Expected `int` <= 65536, got 65537"),
             ("transforms = [{call = 'VecNorm', kwarg = {}}]", "transforms[0]: Object contains unknown field `kwarg`"),
             ("steps = 3", "a job has either episodes = N or steps = N, not both"),
-            ("num_workers = 1", "the dummy backend has none; use backend = "),
+            ("num_workers = 1", "num_workers: the dummy backend has no workers; use backend = "),
+            ("step_timeout = 1.5", "step_timeout: the dummy backend cannot end an env that hangs; use backend = "),
             ("step_timeout = nan", "step_timeout: Expected `float` > 0.0, got nan"),
             ("shard_seconds = inf", "shard_seconds: Expected `float` <= 1000000000.0, got inf"),
             ("policy = 'clever'", 'policy must be "random", "mlp" or "module:attr", got \'clever\''),
@@ -256,6 +257,10 @@ class TestCommandLine:
             ("run none.toml", "none.toml cannot be read: No such file"),
             ("resume none", "none holds no collected episodes"),
             ("info none", "none holds no collected episodes"),
+            ("verify none --replay -1", "--replay must be at least 0, got -1"),
+            ("video none --num-workers 0", "--num-workers must be at least 1, got 0"),
+            ("tune --env CartPole-v1 --steps 3 --seconds 0", "--seconds above 0, got 0.3 and 0"),
+            ("tune --env CartPole-v1 --steps 3 --policy-ms -1", "--policy-ms from 0 to 60000, and --seconds above"),
         ):
             no_plot = ["--no-plot"] if arguments.startswith("run ") else []
             assert main([*arguments.split(), *no_plot]) in (1, 2)
@@ -308,7 +313,7 @@ class TestCommandLine:
         code = (
             "import os, sys\n"
             "if not os.fork():\n"
-            "    from collector.jobs.cli import main\n"
+            "    from collector.__main__ import main\n"
             "    try: main(['run', '--help'])\n"
             "    finally: print([name for name in ('torch', 'rich', 'matplotlib') if name in sys.modules])\n"
             "print('help:', os.wait()[1])\n"
@@ -316,7 +321,7 @@ class TestCommandLine:
             "    sys.stdout.flush()\n"
             "    if not os.fork():\n"
             "        sys.modules[library] = None\n"
-            "        from collector.jobs.cli import main\n"
+            "        from collector.__main__ import main\n"
             f"        sys.exit(main({command}))\n"
             "    print(library, os.waitstatus_to_exitcode(os.wait()[1]))\n"
         )

@@ -15,7 +15,7 @@ import gymnasium
 import pytest
 
 from collector import Dataset
-from collector.jobs.cli import main, script
+from collector.__main__ import main, script
 from collector.jobs.job import JobError
 from collector.jobs.job_files import load_job
 from collector.jobs.look import dataset_info

@@ -15,7 +15,7 @@ import pytest
 
 from benchmarks import kills
 from collector import Dataset, DatasetError, Job, load_job, resume_job, run_job, save_statistics
-from collector.jobs.cli import main
+from collector.__main__ import main
 from collector.jobs.job import Call, JobError
 from collector.jobs.look import dataset_info
 from collector.jobs.replay import replay_episodes

@@ -45,7 +45,7 @@ OPTIONAL = """
     matplotlib: collector/jobs/look.py
     threadpoolctl: vecenv/backends/pool/spinning_threads.py
     msgspec: collector/jobs/** collector/store/schema.py
-    tyro: collector/jobs/cli.py collector/jobs/commands.py
+    tyro: collector/__main__.py collector/jobs/commands.py
     yaml tomli: collector/jobs/job_files.py
     imageio imageio_ffmpeg: collector/jobs/replay.py
     rich: collector/jobs/report.py collector/cluster/cluster_stats.py

@@ -148,7 +148,7 @@ def test_a_failed_start_for_want_of_descriptors_is_reported_and_leaves_nothing(c
 @pytest.mark.timeout(300)
 @columns("blocks", dummy=False)
 def test_stepping_for_long_with_infos_and_faults_does_not_grow(column: Column) -> None:
-    """Frames, extras and errors of earlier rounds are let go."""
+    """Frames, extras and errors of earlier rounds are freed."""
     with column.open([partial(Counter, i) for i in range(3)] + [partial(RaisesOnStep, 3, at=50)]) as ledger:
         ledger.begin()
         blocks = []

@@ -18,7 +18,7 @@ from collector_envs import cartpoles, kinds
 from ctrl_c import interrupt_at_random
 
 from collector import SyncDataCollector
-from collector.jobs.cli import main
+from collector.__main__ import main
 from collector.jobs.job import Job
 from collector.jobs.run import run_job
 from tests.backends import FULL

@@ -75,7 +75,7 @@ def test_a_batch_larger_than_the_free_disk_space_is_refused_where_space_cannot_b
     fd = anonymous_file("vecenv-test")
     try:
         reserve(fd, 4 << 20, "2 envs", used=1 << 20).close()
-        with pytest.raises(SharedMemoryError, match=r"2\.0 MiB .* needed for 4 envs, but only 1\.0 MiB are free in"):
+        with pytest.raises(SharedMemoryError, match=r"^2\.0 MiB [^,]* for 4 envs, but only 1\.0 MiB are free in"):
             reserve(fd, 2 << 20, "4 envs")
     finally:
         os.close(fd)

@@ -150,6 +150,25 @@ def test_a_method_that_begins_an_episode_ends_what_is_recorded(kind: Any, tmp_pa
     assert len(assert_whole(Dataset(tmp_path))) > 8
 
 
+@pytest.mark.parametrize("kind", [DummyVectorEnv, gymnasium.vector.SyncVectorEnv])
+def test_an_episode_without_an_end_is_an_error_before_it_fills_the_memory(kind: Any, tmp_path: Path) -> None:
+    class Endless(Numbered):
+        def length(self, episode: int) -> int:
+            return 10**9
+
+    def play(rounds: int) -> None:
+        envs.reset()
+        for _ in range(rounds):
+            envs.step(np.ones(2, np.int64), **({"autoreset": True} if kind is DummyVectorEnv else {}))
+
+    with RecordEpisodes(kind([partial(Numbered, 0), partial(Endless, 1)]), tmp_path, memory=900) as envs:
+        with pytest.raises(DatasetError, match=r"env 1 has 35 steps and no end.*wrappers.TimeLimit.*memory="):
+            play(40)
+        play(14)  # what was kept is given up
+    assert {episode.env_id for episode in Dataset(tmp_path)} == {0}
+    assert len(assert_whole(Dataset(tmp_path))) > 8
+
+
 # Collectors.
 
 

@@ -243,8 +243,8 @@ class TestBatches:
             assert_accounted(collector, *batches)
         with RayCollector(countdowns(3, 5), max_bytes_in_flight=1, **options) as collector:
             ray.calls.clear()
-            for _ in range(8):
-                collector.next()
+            ids = [collector.next().env_ids.tolist() for _ in range(8)]
+            assert {*ids[-3][:1], *ids[-2][:1], *ids[-1][:1]} == {0, 2, 4}, "actors take turns"
             assert collector.stats().in_flight <= 10
             assert len(ray.calls) <= 9
 

@@ -262,10 +262,9 @@ class TestGoodBehaviour:
         assert obs["when"][0][2].tolist() == [1, 0, -1, -1]
 
     def test_observations_that_are_not_stacked_are_refused(self):
-        with DummyVectorEnv(counting(2, form="dict"), stack_obs=False) as venv:
-            env = SB3VecEnv(venv)
-            with pytest.raises(ValueError, match="stack_obs=True"):
-                env.reset()
+        dicts = DummyVectorEnv(counting(2, form="dict"), stack_obs=False)
+        with dicts as venv, pytest.raises(ValueError, match="stack_obs=True"):
+            SB3VecEnv(venv)
 
     def test_rewards_that_are_vectors_are_refused(self):
         with DummyVectorEnv(playing(spaces.Discrete(2), [0], rewards=[np.zeros(2)])) as venv:

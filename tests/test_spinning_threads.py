@@ -164,6 +164,13 @@ def test_the_argument_switches_it_off():
         assert "openmp_active" not in venv.stats()
 
 
+def test_a_library_whose_file_is_not_there_any_more_is_left_alone(monkeypatch):
+    """As after an upgrade while the program runs."""
+    monkeypatch.setattr(spinning_threads, "_releases", [])
+    monkeypatch.setattr(spinning_threads, "system_file", lambda path: "0-1 r-xp 0 08:01 1 /libgomp.so.1 (deleted)\n")
+    assert not can_release()
+
+
 @FULL
 def test_a_libgomp_without_the_call_is_left_alone(tmp_path):
     copy = tmp_path / "libgomp.so.1"

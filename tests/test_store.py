@@ -197,6 +197,14 @@ class TestTransitions:
         assert (count, size) == (24, 186)
         assert grown < 70, "two episodes of 8 MB, and pages of 16 MB and a shard"
 
+    def test_a_shard_that_could_not_be_inflated_is_not_compressed(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr("collector.store.shard.LARGEST_INFLATED", 500)
+        data = Dataset(write(tmp_path / "a", [(0, 1, 2, 3), (4,)], compress=True))
+        assert [(tmp_path / "a" / name / "obs.npy").exists() for name in data.shard_files] == [True, False]
+        assert data.verify() == []
+
     @FULL
     def test_torch_has_views_with_workers(self, tmp_path: Path) -> None:
         torch = pytest.importorskip("torch")
@@ -258,7 +266,7 @@ class TestWriting:
 
     def test_a_data_set_is_not_written_over(self, tmp_path: Path) -> None:
         write(tmp_path / "a")
-        with pytest.raises(DatasetError, match="already holds 6 episodes of Numbers-v0; resume it, choose another"):
+        with pytest.raises(DatasetError, match="already holds 6 episodes of Numbers-v0: go on with it"):
             StoreWriter(tmp_path / "a", head())
         (tmp_path / "a/thesis.tex").write_text("ten years")
         with pytest.raises(DatasetError, match=r"no job wrote thesis\.tex there"):
@@ -297,7 +305,7 @@ class TestWriting:
     def test_a_changed_job_is_refused_with_what_changed(self, tmp_path: Path) -> None:
         write(tmp_path / "a")
         changed = make_head(OBS, ACTION, job={"env": "Numbers-v0", "seed": 1})
-        with pytest.raises(DatasetError, match=r"begun with other settings \(job\.seed: 0 -> 1\)"):
+        with pytest.raises(DatasetError, match=r"begun with other settings \(job\.seed was 0, and is 1\)"):
             StoreWriter(tmp_path / "a", changed, resume=True)
         with pytest.raises(DatasetError, match="action_space"):
             StoreWriter(tmp_path / "a", make_head(OBS, spaces.Discrete(9), job=head()["job"]), resume=True)
@@ -305,6 +313,8 @@ class TestWriting:
             StoreWriter(tmp_path / "b", None, resume=True)
         with pytest.raises(DatasetError, match="cannot be written"):
             StoreWriter(tmp_path / "c", make_head(job={"rate": float("nan")}))
+        with pytest.raises(TypeError, match="NoneType"):
+            StoreWriter(None, head())  # type: ignore[arg-type]
         assert not (tmp_path / "c").exists()
         assert Dataset(tmp_path / "a").head["job"] == {"env": "Numbers-v0", "seed": 0}
 

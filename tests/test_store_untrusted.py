@@ -53,7 +53,7 @@ def folder(stopped: Path, tmp_path: Path) -> Path:
 @pytest.fixture
 def unplayed(monkeypatch: pytest.MonkeyPatch) -> None:
     """A job that is resumed opens its folder, and plays nothing."""
-    monkeypatch.setattr("collector.jobs.run._Run.play", lambda run, open_writer: run.state)
+    monkeypatch.setattr("collector.jobs.run._Run.play", lambda run, *writers: run.state)
 
 
 def contents(folder: Path) -> dict[str, Any]:

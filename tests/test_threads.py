@@ -82,7 +82,7 @@ def test_close_is_bounded_also_where_a_call_waits_for_ever(
         gates.open(0, 1)  # threads cannot be killed
 
 
-def test_another_thread_may_ask_who_is_alive_and_is_reported_to_wait_for_the_rest(waiting_backend: type) -> None:
+def test_another_thread_may_ask_which_envs_are_alive_and_has_to_wait_for_all_else(waiting_backend: type) -> None:
     with Gates(2, ops=["step"]) as gates, waiting_backend(gates.env_fns, num_workers=2) as venv:
         venv.reset()
         with in_a_thread(lambda: venv.step(ACTIONS)) as outcome:
@@ -99,7 +99,7 @@ def test_another_thread_may_ask_who_is_alive_and_is_reported_to_wait_for_the_res
         assert len(outcome[0]) == 5
 
 
-def test_another_thread_is_told_that_the_envs_of_dummy_are_stepping() -> None:
+def test_another_thread_finds_that_the_envs_of_dummy_are_stepping() -> None:
     with Gates(2, ops=["step"]) as gates, DummyVectorEnv(gates.env_fns) as venv:
         venv.reset()
         with in_a_thread(lambda: venv.step(ACTIONS)) as outcome:

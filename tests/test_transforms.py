@@ -137,7 +137,22 @@ def test_actions_pass_the_last_transform_first():
         venv.reset(seed=0)
         venv.step(np.array([[1, 2]], np.float32))
         venv.step([[1.0, 2.0]])
-    assert seen == [[3, 5]] * 3
+        venv.step(([1.0, 2.0],))  # one action an env
+    assert seen == [[3, 5]] * 4
+
+
+def test_actions_with_parts_are_cast_for_each_env():
+    class Pair(Samples):
+        def step(self, action):
+            return *super().step(np.zeros(2))[:-1], {"action": action}
+
+    cast = tf.DTypeCast("float32", "float64", in_keys_inv=["action"])
+    space = spaces.Tuple((spaces.Box(-2, 2, (1,)), spaces.Discrete(2)))
+    with tf.TransformedVectorEnv(DummyVectorEnv([partial(Pair, action_space=space)] * 2), cast) as venv:
+        venv.reset(seed=0)
+        for actions in ([(np.ones(1), 1), (np.zeros(1), 0)], ((np.ones(1), 1), (np.zeros(1), 0))):
+            seen = [info["action"] for info in venv.step(actions)[-1]]
+            assert [(x.tolist(), x.dtype, y) for x, y in seen] == [([1], np.float32, 1), ([0], np.float32, 0)]
 
 
 def test_the_action_space_of_a_transform_is_seeded():
@@ -150,6 +165,17 @@ def test_the_action_space_of_a_transform_is_seeded():
             drawn[-1] += [space.sample().tolist() for space in venv.action_space]
     assert drawn[0] == drawn[1]
     assert drawn[0][0] != drawn[0][1]
+
+
+def test_parts_have_one_order_in_workers_in_the_parent_and_in_the_space():
+    for make in (tf.RewardSum, lambda: tf.CatTensors(["x", "v"], "all")):
+        with (
+            tf.TransformedVectorEnv(DummyVectorEnv([plain(MIXED, 3)]), make()) as parent,
+            DummyVectorEnv([lambda make=make: tf.TransformedEnv(Samples(MIXED), make())]) as workers,
+        ):
+            orders = [list(venv.reset(seed=0)[0]) for venv in (parent, workers)]
+            orders += [list(venv.observation_space[0]) for venv in (parent, workers)]
+            assert orders == orders[:1] * 4
 
 
 def test_a_clone_and_a_pickle_have_the_settings_and_no_env():

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from gymnasium import spaces
 
 from vecenv import DummyVectorEnv
@@ -119,6 +120,16 @@ def test_images_of_integers_and_by_area_are_those_of_opencv_and_gymnasium(image_
         made = area(IMAGES[name] / np.float32(255))
         assert made.dtype == np.float32
         np.testing.assert_allclose(made, GOLDEN[f"opencv resize {name}"], rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("dtype", ["uint8", "int16", "uint16", "int32", "uint32", "int64"])
+def test_large_integers_stay_what_they_are(dtype):
+    most = min(np.iinfo(dtype).max, 2**40 + 1)
+    images = np.full((1, 9, 7, 3), most, dtype)
+    for transform in (tf.GrayScale(), tf.Resize(4, 3)):
+        for made in (transform(images), transform(torch.from_numpy(images)).numpy()):
+            assert made.dtype == images.dtype
+            assert (made == most).all()
 
 
 def test_vec_norm_is_that_of_torchrl():

@@ -189,6 +189,9 @@ def test_the_same_random_actions_are_drawn_each_time() -> None:
         first, second = draw_actions([space] * 2), draw_actions([space] * 2)
         assert str(first) == str(second)
         assert getattr(first[0], "shape", None) == shape
+    for width in (1, 2):  # which differ in dtype, or in shape
+        mixed = draw_actions([gymnasium.spaces.MultiBinary(1), gymnasium.spaces.Box(-1, 1, (width,))])
+        assert [(len(action), action.dtype.kind) for action in mixed[0]] == [(1, "i"), (width, "f")]
     with pytest.raises(ValueError, match="env 1 has no action_space"):
         draw_actions([gymnasium.spaces.Discrete(2), None])
 

@@ -75,6 +75,13 @@ def test_what_it_has_learnt_goes_on_in_another():
             other.load_state_dict(copied)
         with pytest.raises(ValueError, match=r"the state is of \['1.VecNorm'\]"):
             second.load_state_dict({"1.VecNorm": {}})
+        outer = TransformedVectorEnv(first, VecNorm())
+        for layers, of_others in ((second, outer.state_dict()), (outer, state)):
+            before = layers.state_dict()
+            with pytest.raises(ValueError, match="a vector env below"):
+                layers.load_state_dict(of_others)
+            assert repr(layers.state_dict()) == repr(before)
+        outer.load_state_dict(outer.state_dict())
         assert first.transform[0].clone().state_dict().keys() == state["0.VecNorm"].keys()
 
 

@@ -61,7 +61,7 @@ class EnvCreator:
         self._shares, self._freezes = share_memory, False
         self._fn, self._kwargs = create_env_fn, _merged(kwargs, {} if create_env_kwargs is None else create_env_kwargs)
         self._states: list[SharedState] | None = None
-        """Of each part with state, outermost first; None for envs that share nothing."""
+        """The shared state of each part, outermost first; None for envs that share nothing."""
         self._names: list[str] = []
         self._report: EnvReport | None = None
         if isinstance(create_env_fn, EnvCreator):  # a creator of the same envs, as the arguments of both have it

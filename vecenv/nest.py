@@ -99,7 +99,7 @@ def tree_of(space: Any) -> Any:
 def space_of(tree: Any) -> Any:
     """The inverse of `tree_of`."""
     if isinstance(tree, dict):
-        return spaces.Dict({key: space_of(child) for key, child in tree.items()})
+        return spaces.Dict([(key, space_of(child)) for key, child in tree.items()])  # gymnasium sorts a dict
     return spaces.Tuple([space_of(child) for child in tree]) if isinstance(tree, tuple) else tree
 
 

@@ -112,7 +112,7 @@ def system_file(path: str) -> str | None:
 
 
 def thread_ids() -> list[int] | None:
-    """The ids of the threads of this process, whoever started them."""
+    """The ids of the threads of this process, in whatever library they were started."""
     if not PORTABLE and os.path.isdir("/proc/self/task"):
         return [int(name) for name in os.listdir("/proc/self/task")]
     return None

@@ -62,7 +62,7 @@ def check_policy_names(outputs: Iterable[str]) -> None:
     for name in outputs:
         if not isinstance(name, str):
             raise TypeError(f"the policy returned something under {name!r}; names are text")
-    _refuse("the policy", RESERVED.intersection(outputs) - {"action"})
+    refuse_names("the policy returned", {*outputs} - {"action"})
 
 
 class StepExtras:
@@ -96,7 +96,7 @@ class StepExtras:
         clock.lap("storage")
         extras = {} if self._hook is None else self._of_hook(self._hook, step)
         if extras and self._keys:
-            refuse_names("info_keys", self._keys, extras)
+            refuse_names("info_keys has", self._keys, extras)
         if self._keys:
             infos = [_of_the_step(*row) for row in zip(step.info, step.terminated | step.truncated, strict=True)]
             columns = {key: self._of_infos(key, infos, step.env_id) for key in self._keys}
@@ -120,7 +120,7 @@ class StepExtras:
                     f"it must be ({count}, ...)"
                 )
             if name not in self._hook_layout:
-                _refuse("on_step", {name} & (RESERVED | self._policy_layout().keys()))
+                refuse_names("on_step returned", [name], self._policy_layout())
             found = rows.shape[1:], rows.dtype
             if (before := self._hook_layout.setdefault(name, found)) != found:
                 raise TypeError(f"on_step returned {name!r} as {found} (shape of a row, dtype) after {before}")
@@ -136,7 +136,7 @@ class StepExtras:
             if not value.ndim and own.kind != "b":
                 own = np.dtype(np.int64 if np.can_cast(own, np.int64) else np.float64)
             if key not in self._info_layout:
-                refuse_names("info_keys", [key], self._policy_layout())
+                refuse_names("info_keys has", [key], self._policy_layout())
             shape, dtype = self._info_layout.setdefault(key, (value.shape, own))
             if value.shape == shape == ():
                 self._info_layout[key] = (), np.promote_types(dtype, own)
@@ -160,15 +160,12 @@ class StepExtras:
             extras[name] = rows.astype(layout[1], copy=False)
 
 
-def refuse_names(source: str, names: Iterable[str], taken: Iterable[str]) -> None:
+def refuse_names(source: str, names: Iterable[str], taken: Iterable[str] = ()) -> None:
     """Raise `ValueError` for a name that a batch has already, or that is among those `taken`."""
-    for name in sorted(set(names) & (RESERVED | set(taken))):
-        raise ValueError(f"{source} has {name!r}, which a batch has already: on_step= can store it under another name")
-
-
-def _refuse(source: str, names: Iterable[str]) -> None:
-    for name in sorted(names):
-        raise ValueError(f"{source} returned {name!r}, which a batch has already: store it under another name")
+    for name in sorted({*names} & (RESERVED | {*taken})):
+        raise ValueError(
+            f"{source} {name!r}, which a batch has already: store it under another name (entries of infos by on_step=)"
+        )
 
 
 def check_info_keys(keys: Any) -> tuple[str, ...]:
@@ -178,7 +175,7 @@ def check_info_keys(keys: Any) -> tuple[str, ...]:
     if isinstance(keys, str) or not isinstance(keys, Sequence) or not all(isinstance(key, str) for key in keys):
         example = keys if isinstance(keys, str) else "x_velocity"
         raise TypeError(f"info_keys are the names of entries of the envs' infos, as in ({example!r},); got {keys!r}")
-    refuse_names("info_keys", keys, {})
+    refuse_names("info_keys has", keys)
     if len(set(keys)) < len(keys):
         raise ValueError(f"info_keys has a name twice: {keys}")
     return tuple(keys)

@@ -49,14 +49,14 @@ class Actor:
     started: Started | None = None
     """The answer of its `start`."""
     restarts_in_a_row: int = 0
-    """Since its last rollout."""
+    """Restarts since its last rollout."""
     restarts_since_seed: int = 0
-    """Since the last `set_seed` of the collector."""
+    """Restarts since the last `set_seed` of the collector."""
     dropped: bool = False
     weights: Any = None
-    """A reference to those that it was sent last, if any."""
+    """Reference to the weights that it was sent last; None: none were sent."""
     next_index: int = 0
-    """Its envs have begun no episode with this index or a later one, as far as rollouts have come."""
+    """Index above those of all episodes in the rollouts that have arrived."""
     in_progress: list[int] = field(default_factory=list)
     """The `traj_ids` of the episodes that go on in its next rollout."""
     oldest_since: float = 0.0

@@ -32,7 +32,7 @@ class FrameCounts:
     lost: int = 0
     """Steps of the rollouts that an actor had been asked for when it was killed: it may not have taken all of them."""
     discarded: int = 0
-    """Steps of rollouts that `set_seed`, `reset` or `load_state_dict` made worthless."""
+    """Steps of rollouts that were in flight at `set_seed`, `reset` or `load_state_dict`."""
     in_flight: int = 0
     """Steps of rollouts that are being collected, or wait in the object store."""
     restarts: int = 0
@@ -48,7 +48,7 @@ class ActorStats(FrameCounts):
     node: str = "?"
     pid: int = 0
     collecting: float = 0.0
-    """Seconds."""
+    """Seconds spent collecting."""
     waiting: float = 0.0
     """Seconds in which the actor had nothing to do."""
 

@@ -32,7 +32,7 @@ from vecenv.ray_cluster import connect
 OF_EVALUATION = ("max_frames_per_traj", "policy_threads")
 """Arguments of the actors' collectors that hold for `evaluate` too."""
 PARTS_OF_STORE = 4
-"""Rollouts in flight take one of these parts of the cluster's object store at most, by default."""
+"""By default, rollouts in flight take at most a quarter of the cluster's object store."""
 
 
 class RayCollector(BatchIterator):
@@ -108,7 +108,7 @@ class RayCollector(BatchIterator):
         self._env_kwargs = [*kwargs] if isinstance(kwargs, Sequence) else [kwargs or {}] * count
         self._env_num = self._frames = 0
         self._first_id = 0
-        """Below it are the ids of a state that was loaded."""
+        """Lowest id that a state, which was loaded, has not used."""
         self._seed: tuple[int, bool] | None = None
         make_env = VectorEnvMaker(SyncDataCollector, options.get("backend"), "dummy", {})
         self._evaluation = Evaluation(make_venv, partial(make_vector_env, kwargs=self._env_kwargs[0], make=make_env))

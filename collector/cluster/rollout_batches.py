@@ -44,7 +44,7 @@ class RolloutBatches:
         self._pool, self._weights, self._frames = pool, weights, frames
         self._depth, self._max_bytes, self._straggler_timeout = depth, max_bytes, straggler_timeout
         self._rollout_bytes = 0
-        """Of the largest rollout so far."""
+        """Bytes of the largest rollout so far."""
 
     def of_all(self, random_frames: int) -> Rollout:
         """A rollout of each actor, without those that are dropped meanwhile or come too late. Actions are random in all
@@ -70,12 +70,16 @@ class RolloutBatches:
         """
         batch = Assembler(1)
         while not batch.slots:
-            self._ask(self._pool.alive, random_frames)
+            self._ask(self._in_turn(), random_frames)
             if (arrived := self._pool.next_answer()) is not None:
                 self._add(batch, 0, arrived)
         # Before the batch is learned from: its actor collects meanwhile.
-        self._ask(self._pool.alive, random_frames - self._frames)
+        self._ask(self._in_turn(), random_frames - self._frames)
         return self._finish(batch)
+
+    def _in_turn(self) -> list[Actor]:
+        """The actors, those first that were asked for the least: the bytes in flight may not be enough for all."""
+        return sorted(self._pool.alive, key=lambda actor: actor.stats.requested)
 
     def _ask(self, actors: Sequence[Actor], random_frames: float) -> None:
         """Ask these actors for as many rollouts as they may have in flight, those with the fewest first."""

@@ -55,7 +55,10 @@ class TorchRLVectorEnv(EnvBase):
         n = len(venv)
         super().__init__(device=resolve_device(device), batch_size=torch.Size([n]))
         self.venv = venv
-        observation, action = (_common(space, kind) for space, kind in _spaces(venv))
+        for kind, each in (("observation", venv.observation_space), ("action", venv.action_space)):
+            if any(space != each[0] for space in each):
+                raise TypeError(f"the envs of one TorchRL env have equal spaces, got {kind} spaces {each}")
+        observation, action = venv.observation_space[0], venv.action_space[0]
         self._is_dict = isinstance(observation, spaces.Dict)
         if self._is_dict and (taken := sorted(_RESERVED & observation.spaces.keys())):
             raise ValueError(f"TorchRL uses the keys {taken} itself: rename them in the observation (RenameTransform)")
@@ -119,16 +122,6 @@ class TorchRLVectorEnv(EnvBase):
 
     def __repr__(self) -> str:
         return f"TorchRLVectorEnv({self.venv.venv!r}, device={self.device})"
-
-
-def _spaces(venv: Any) -> list[tuple[list[Any], str]]:
-    return [(venv.observation_space, "observation"), (venv.action_space, "action")]
-
-
-def _common(each: list[Any], kind: str) -> Any:
-    if any(space != each[0] for space in each):
-        raise TypeError(f"the envs of one TorchRL env have equal spaces, got {kind} spaces {each}")
-    return each[0]
 
 
 def _spec(space: Any, n: int, device: Any, path: str) -> Any:

@@ -146,6 +146,11 @@ class UnfinishedEpisodes:
         """Steps of the unfinished episodes."""
         return sum(len(part[-1]) for parts in self._parts.values() for part in parts)
 
+    @property
+    def nbytes(self) -> int:
+        """Size of their arrays."""
+        return sum(leaf.nbytes for parts in self._parts.values() for part in parts for leaf in part)
+
     def join(
         self, columns: dict[str, Any], runs: Runs, last_obs: Any, playing: np.ndarray, stride: int = 1
     ) -> EpisodeBatch:

@@ -39,7 +39,7 @@ def _mix(bits: np.ndarray) -> np.ndarray:
 
 
 def _mix_one(bits: int) -> int:
-    """The same of one integer, for which calls of numpy would take ten times as long."""
+    """`_mix` of one Python integer, for which calls of numpy would take ten times as long."""
     bits = (bits ^ bits >> 30) * int(_FACTORS[0]) & _MAX
     bits = (bits ^ bits >> 27) * int(_FACTORS[1]) & _MAX
     return bits ^ bits >> 31
@@ -48,6 +48,11 @@ def _mix_one(bits: int) -> int:
 @lru_cache
 def _job_key(job_seed: int) -> int:
     return _mix_one(check_seed(job_seed) + int(_WORD) & _MAX)
+
+
+def _seed(job_seed: int, number: int, purpose: int) -> int:
+    """A seed in 0 .. 2**31 - 1 for one purpose in an episode."""
+    return _mix_one(_mix_one(_mix_one(number + int(_STEP) & _MAX) ^ _job_key(job_seed)) ^ purpose) >> 33
 
 
 def episode_keys(job_seed: int, numbers: np.ndarray) -> np.ndarray:
@@ -61,7 +66,7 @@ def episode_seed(job_seed: int, number: int) -> int:
     >>> [episode_seed(3, number) for number in range(3)]
     [1663660961, 1215352495, 974320961]
     """
-    return _mix_one(_mix_one(_mix_one(number + int(_STEP) & _MAX) ^ _job_key(job_seed)) ^ _SEED) >> 33
+    return _seed(job_seed, number, _SEED)
 
 
 def action_seed(job_seed: int, number: int) -> int:
@@ -71,7 +76,7 @@ def action_seed(job_seed: int, number: int) -> int:
     >>> [action_seed(3, number) for number in range(3)]
     [1665845680, 834886420, 186418047]
     """
-    return _mix_one(_mix_one(_mix_one(number + int(_STEP) & _MAX) ^ _job_key(job_seed)) ^ _ACTION_SEED) >> 33
+    return _seed(job_seed, number, _ACTION_SEED)
 
 
 def random_bits(keys: np.ndarray, steps: np.ndarray, words: int) -> np.ndarray:
@@ -105,8 +110,7 @@ class EpisodeSeeds:
         self.job_seed = check_seed(job_seed)
         """The seed from which those of the episodes follow."""
         self._numbers: Iterator[int] = count() if numbers is None else iter(numbers)
-        # An array: a job that resumes may have played millions.
-        self._skip = np.unique(np.fromiter(skip, np.int64) if not isinstance(skip, np.ndarray) else skip)
+        self._skip = {int(number) for number in skip}
         self._again: deque[int] = deque()
 
     def again(self, number: int) -> None:
@@ -120,12 +124,8 @@ class EpisodeSeeds:
         if self._again:
             number = self._again.popleft()
         else:
-            number = next(each for each in map(_check_number, self._numbers) if not self._is_skipped(each))
+            number = next(each for each in map(_check_number, self._numbers) if each not in self._skip)
         return number, episode_seed(self.job_seed, number)
-
-    def _is_skipped(self, number: int) -> bool:
-        at = int(np.searchsorted(self._skip, number))
-        return at < len(self._skip) and int(self._skip[at]) == number
 
 
 def _check_number(number: Any) -> int:

@@ -97,6 +97,11 @@ def _job_of(file: Path | None, settings: list[str], flags: Flags) -> Job:
     return load_job(file, settings) if file is not None else job_of_settings(settings)
 
 
+def _check_count(name: str, value: int, least: int) -> None:
+    if value < least:
+        raise JobError(f"{name} must be at least {least}, got {value}")
+
+
 def run(
     job: JobFile = None,
     *,
@@ -177,6 +182,7 @@ def verify(folder: Folder, *, replay: int = 0, allow_import: Modules = [], json:
         allow_import: a module whose classes and functions the stored job may name; it is imported.
         json: print the result as one object of JSON.
     """
+    _check_count("--replay", replay, 0)
     data = Dataset(folder)
     problems = data.verify()
     replayed = replay_episodes(folder, replay, allow_import) if replay and not problems else {}
@@ -223,6 +229,7 @@ def video(
         num_workers: processes that render.
         allow_import: a module whose classes and functions the stored job may name; it is imported.
     """
+    _check_count("--num-workers", num_workers, 1)
     videos = make_videos(folder, episodes or None, out, num_workers=num_workers, allow_import=allow_import)
     for each in videos:
         note = f"  (not as it was stored: {each.difference})" if each.difference else ""
@@ -266,6 +273,10 @@ def tune(
         seconds: how long to measure.
         flags: settings of the job.
     """
+    if not (0 <= policy_ms <= 60_000 and 0 < seconds < float("inf")):
+        raise JobError(
+            f"tune takes --policy-ms from 0 to 60000, and --seconds above 0, got {policy_ms:g} and {seconds:g}"
+        )
     wanted = _job_of(job, set, flags)
     check_env(wanted)
     env_fn(wanted)().close()  # once, for its error

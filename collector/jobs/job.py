@@ -37,9 +37,9 @@ class Frozen(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     file: str
     sha256: str
-    """Of the file."""
+    """Hash of the file."""
     state: dict[str, Any]
-    """As JSON: what the transform's `state_dict` returned."""
+    """Result of the transform's `state_dict`, as JSON."""
 
 
 class Call(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -88,7 +88,8 @@ class Job(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
             counted. "raise": the job ends with the env's error; whole episodes are kept.
         retries: How often an episode is played again.
         max_failed: How many episodes may be skipped, those of earlier runs included: with one more the job ends.
-        step_timeout: Seconds after which an env that does not return has failed; None: it is waited for.
+        step_timeout: Seconds after which an env that does not return has failed; None: it is waited for. Not for
+            backend "dummy".
         shard_bytes: Commit a shard when its episodes are this large,
         shard_seconds: or when the oldest one is this old. A job that is killed plays again what it has not committed.
         compress: Compress the shards: smaller for pictures, slower to write and read.
@@ -134,8 +135,12 @@ class Job(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
             msgspec.structs.force_setattr(self, field.name, value)
         if (self.episodes is None) == (self.steps is None):
             raise JobError("a job has either episodes = N or steps = N" + (", not both" if self.steps else ""))
-        if self.num_workers is not None and self.backend == "dummy":
-            raise JobError('num_workers: the dummy backend has none; use backend = "shmem" or "subproc"')
+        if self.backend == "dummy" and self.num_workers is not None:
+            raise JobError('num_workers: the dummy backend has no workers; use backend = "shmem" or "subproc"')
+        if self.backend == "dummy" and self.step_timeout is not None:
+            raise JobError(
+                'step_timeout: the dummy backend cannot end an env that hangs; use backend = "shmem" or "subproc"'
+            )
         if self.num_workers is not None and self.num_workers > self.num_envs:
             raise JobError(f"num_workers: {self.num_workers} workers for {self.num_envs} envs; one each is the most")
         if self.policy not in POLICIES and ":" not in self.policy:

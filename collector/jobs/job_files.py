@@ -19,9 +19,8 @@ from collector.jobs.job import ANYWHERE, Job, JobError, as_record, as_shown
 from collector.jobs.making import hash_of, with_statistics
 from collector.jobs.names import check_names
 from collector.jobs.transform_statistics import with_frozen
-from collector.store.dataset_head import HEAD, make_head, read_head
-from collector.store.safe_folder import DatasetError, FolderLock, SafeFolder
-from collector.store.writer import check_files, contents, writing
+from collector.store.dataset_head import HEAD, changes, make_head, read_head
+from collector.store.safe_folder import DatasetError
 
 LARGEST_FILE = 2**20
 JSON, TOML, YAML = msgspec.json.decode, msgspec.toml.decode, msgspec.yaml.decode
@@ -132,22 +131,6 @@ def _suggestion(name: str) -> str:
     return f"did you mean {close[0]!r}?" if close else f"it has {', '.join(Job.__struct_fields__)}"
 
 
-def check_folder(folder: Path, overwrite: bool) -> None:
-    """Make a folder, with its parents, and see that a new job may write there. Raises `DatasetError`.
-
-    The writer asks the same when the job begins to write; this is early, before envs are made.
-    """
-    with writing(folder, "choose another folder"), SafeFolder.make(folder) as opened:
-        check_files(opened)
-        FolderLock(opened).close()
-        held = contents(opened) if opened.kind(HEAD) and not overwrite else ""
-    if held:
-        raise DatasetError(
-            f"{folder} already holds {held}: go on with it by `resume {folder}`, choose another folder, or "
-            "replace it with --overwrite"
-        )
-
-
 class JobHead(msgspec.Struct, frozen=True):
     """Entries that a job needs in the head of its folder, besides those of every data set."""
 
@@ -226,21 +209,6 @@ def cpu_capability() -> str:
 
 
 # Changes of a job that goes on.
-
-
-def changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    """Name the entries that differ, with both values.
-
-    >>> changes({"seed": 4, "env": "a"}, {"seed": 5, "env": "a"})
-    ['seed was 4, and is 5']
-    """
-
-    def short(value: Any) -> str:
-        text = repr(value)
-        return text if len(text) <= 100 else f"{text[:97]}..."
-
-    pairs = ((name, before.get(name), now.get(name)) for name in {**before, **now})
-    return [f"{name} was {short(old)}, and is {short(new)}" for name, old, new in pairs if old != new]
 
 
 def check_unchanged(folder: Path, stored: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:

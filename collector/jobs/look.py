@@ -179,8 +179,7 @@ def import_figure() -> Any:
 def plot_dataset(folder: str | os.PathLike[str], out: str | os.PathLike[str] | None = None) -> Path:
     """Draw the returns and lengths of all episodes by their number, and the speed of the job over time, as a PNG.
 
-    Returns its path: `out`, or `returns.png` in the folder. Raises `DatasetError` where there is no data set, or no
-    episode in it.
+    Returns its path: `out`, or `returns.png` in the folder. Raises `DatasetError` where there is no data set.
     """
     data, path = Dataset(folder), Path(folder) / PICTURE if out is None else Path(out)
     job = data.head.get("job") or {}

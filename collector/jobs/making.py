@@ -17,6 +17,7 @@ import gymnasium
 from collector.jobs.job import Call, Job, JobError
 from collector.jobs.names import ATARI_MODULE, TRANSFORM, WRAPPER, as_call, code_of, find_class, load_attr
 from collector.jobs.transform_statistics import freeze, from_json
+from collector.policy.runner import generators_kept
 from vecenv import transforms
 from vecenv.extending import VECTOR_ENVS, find_spec, flat
 
@@ -112,7 +113,7 @@ def make_venv(job: Job, statistics: Sequence[dict[str, Any]] | None = None) -> A
     options: dict[str, Any] = {} if job.backend == "dummy" else {"num_workers": job.num_workers}
     if job.on_error == "retry":
         options |= {"on_error": "restart", "max_restarts": MAX_RESTARTS}
-    if job.step_timeout is not None and job.backend != "dummy":
+    if job.step_timeout is not None:
         options["step_timeout"] = job.step_timeout
     try:
         return VECTOR_ENVS[job.backend](env_fns, **options)
@@ -215,7 +216,7 @@ def _make_seeded(job: Job, kind: type, spaces: tuple[Any, Any], kwargs: dict[str
             with suppress(ImportError):
                 import torch
 
-                seeded.enter_context(torch.random.fork_rng())
+                seeded.enter_context(generators_kept())
                 torch.manual_seed(job.seed)
             return kind(*spaces, **kwargs)
     except TypeError as error:

@@ -22,7 +22,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 
@@ -114,7 +114,7 @@ class Range:
     part: str
     """The folder of its own data set, which the driver has made."""
     head: dict[str, Any] | None
-    """Of the data set; None: it is not known yet, and the task only finds it out."""
+    """Head of the data set; None: it is not known yet, and the task only finds it out."""
     numbers: Sequence[int]
     skipped: Sequence[int] = ()
     """The episodes that the job has given up so far."""
@@ -128,7 +128,7 @@ class Played(Tally):
     """The result of a task."""
 
     episodes: int = 0
-    """The number of episodes that it has committed."""
+    """Number of episodes that the task has committed."""
     head: dict[str, Any] = field(default_factory=dict)
     """The head of the data set as this task would write it; empty where no batch was collected."""
     node: str = ""
@@ -186,13 +186,7 @@ def _becomes_true(check: Callable[[], bool]) -> bool:
 # The driver.
 
 
-class _Task(NamedTuple):
-    """A task that plays."""
-
-    part: str
-    numbers: list[int]
-
-
+@dataclass
 class RayPlayer:
     """Plays what is left of a plan, as `Player` does, by tasks on a cluster, into `folder`.
 
@@ -201,27 +195,24 @@ class RayPlayer:
     find a place.
     """
 
-    def __init__(
-        self,
-        job: Job,
-        plan: Plan,
-        stop: Stopping,
-        tally: Tally,
-        commits: Commits,
-        on_played: Callable[[list[int], list[float]], object],
-        cluster: RayCluster,
-        count: int | None,
-        folder: Path,
-    ) -> None:
-        self._job, self._plan, self._stop, self._tally = job, plan, stop, tally
-        self._commits, self._on_played = commits, on_played
-        self._ray, self._folder = cluster.ray, os.path.abspath(folder)
+    job: Job
+    plan: Plan
+    stop: Stopping
+    tally: Tally
+    commits: Commits
+    on_played: Callable[[list[int], list[float]], object]
+    cluster: RayCluster
+    count: int | None
+    folder: Path
+
+    def __post_init__(self) -> None:
+        job, self._ray, self._folder = self.job, self.cluster.ray, os.path.abspath(self.folder)
         self._options = {"num_cpus": job.num_workers or 1, "num_gpus": 1 if device_of_tasks(job) == "cuda" else 0}
-        places = max(1, free_places(self._options)) if count is None else count
-        self.count = min(places, job.episodes or places)
+        most = max(1, free_places(self._options)) if self.count is None else self.count
+        self.places = min(most, job.episodes or most)
         """The number of tasks that play at once."""
-        self._tasks: dict[Any, _Task] = {}
-        """By the reference of the answer."""
+        self._tasks: dict[Any, Range] = {}
+        """Ranges that are played, by the reference of the answer."""
         self._deaths: Counter[int] = Counter()
         self._losses = self._parts = 0
         self._pace = 0.0
@@ -234,56 +225,61 @@ class RayPlayer:
         Raises as `Player.play`; `DatasetError` where a task cannot write to the folder, `WorkerTimeoutError` where the
         first one finds no place. Whole episodes until then are in the manifest, but for those of tasks that do not end.
         """
-        first: Exception | None = None
+        errors = list[Exception]()
         try:
-            began = time.monotonic()
-            while not (self._plan.is_complete or self._stop.is_stopped):
-                self._hand_out()
-                self._take_answer(NOTICE_WITHIN)
-                if self._head is None and time.monotonic() > began + PLACED_WITHIN and not free_places(self._options):
-                    raise WorkerTimeoutError(unscheduled(1, self.count, self._options, PLACED_WITHIN))
-        except Exception as error:
-            first = error
-        for reference in self._tasks:  # they commit their whole episodes
-            self._ray.cancel(reference, force=self._plan.is_complete)
-        until = time.monotonic() + LAST_COMMITS * (not self._plan.is_complete)
-        while self._tasks and (rest := until - time.monotonic()) > 0:
             try:
-                self._take_answer(rest)
+                self._play_ranges()
             except Exception as error:
-                first = first or error
-        for reference in self._tasks:
-            self._ray.cancel(reference, force=True)
+                errors.append(error)
+            for reference in self._tasks:  # they commit their whole episodes
+                self._ray.cancel(reference, force=self.plan.is_complete)
+            until = time.monotonic() + LAST_COMMITS * (not self.plan.is_complete)
+            while self._tasks and (rest := until - time.monotonic()) > 0:
+                try:
+                    self._take_answer(rest)
+                except Exception as error:
+                    errors.append(error)
+        finally:  # also at a second Ctrl-C: the cluster may go on without this job
+            for reference in self._tasks:
+                self._ray.cancel(reference, force=True)
         if self._tasks:  # once they have ended, nothing is written to what is removed
             self._ray.wait(list(self._tasks), num_returns=len(self._tasks), timeout=ENDED_WITHIN)
         for task in self._tasks.values():
             with suppress(DatasetError):
                 self._adopt(task, Played())
         if self._losses:
-            self._tally.notes.append(f"{self._losses} tasks failed, and what they had was played again")
-        if first is not None:
-            raise first
+            self.tally.notes.append(f"{self._losses} tasks failed, and what they had was played again")
+        if errors:
+            raise errors[0]
+
+    def _play_ranges(self) -> None:
+        began = time.monotonic()
+        while not (self.plan.is_complete or self.stop.is_stopped):
+            self._hand_out()
+            self._take_answer(NOTICE_WITHIN)
+            if self._head is None and time.monotonic() > began + PLACED_WITHIN and not free_places(self._options):
+                raise WorkerTimeoutError(unscheduled(1, self.places, self._options, PLACED_WITHIN))
 
     def _hand_out(self) -> None:
         """Give ranges to the places that have none: first one task finds out the head."""
-        job = self._job
+        job = self.job
         if job.num_workers is None and job.backend not in ("auto", "dummy"):
             job = msgspec.structs.replace(job, num_workers=1)  # a task has one CPU
-        while len(self._tasks) < (1 if self._head is None else self.count):
-            size = self._job.num_envs
-            if not self._plan.waiting:  # otherwise a task has failed, perhaps because of one of these
+        while len(self._tasks) < (1 if self._head is None else self.places):
+            size = self.job.num_envs
+            if not self.plan.waiting:  # otherwise a task has failed, perhaps because of one of these
                 # As many as are played until a shard is due; and all are to end together.
-                size = max(size, int(min(self._pace * self._job.shard_seconds, self._plan.left / self.count)))
-            numbers = [number for number, _ in islice(self._plan, size)]
+                size = max(size, int(min(self._pace * self.job.shard_seconds, self.plan.left / self.places)))
+            numbers = [number for number, _ in islice(self.plan, size)]
             if not numbers:
                 return
             self._parts += 1
             part = f"{SHARDS}/w{self._parts:03d}"
-            if self._commits.writer is not None:
-                self._commits.writer.opened.inside(part, make=True).close()
-            where, skipped = os.path.join(self._folder, part), sorted(self._plan.skipped)
+            if self.commits.writer is not None:
+                self.commits.writer.opened.inside(part, make=True).close()
+            where, skipped = os.path.join(self._folder, part), sorted(self.plan.skipped)
             task = Range(job, where, self._head, numbers, skipped, os.getcwd(), sys.path)
-            self._tasks[start_task(play_range, self._options, task)] = _Task(part, numbers)
+            self._tasks[start_task(play_range, self._options, task)] = task
 
     def _take_answer(self, timeout: float) -> None:
         """Take the next answer, if there is one in time."""
@@ -301,52 +297,52 @@ class RayPlayer:
             else:
                 self._take(task, played)
 
-    def _take(self, task: _Task, played: Played) -> None:
-        self._tally.frames += played.frames
-        self._tally.retried += played.retried
-        self._tally.bottleneck = played.bottleneck or self._tally.bottleneck
+    def _take(self, task: Range, played: Played) -> None:
+        self.tally.frames += played.frames
+        self.tally.retried += played.retried
+        self.tally.bottleneck = played.bottleneck or self.tally.bottleneck
         if played.episodes:
             self._pace = played.episodes / played.seconds
         try:
-            give_up(self._job, self._plan, self._tally, played.skipped)
+            give_up(self.job, self.plan, self.tally, played.skipped)
         finally:
             self._adopt(task, played)
         if played.head:
             self._take_head(played.node, played.head)
-        self._commits.commit()  # the failures
+        self.commits.commit()  # the failures
 
-    def _adopt(self, task: _Task, played: Played) -> None:
+    def _adopt(self, task: Range, played: Played) -> None:
         """Take what a task has committed into the folder, and hand out the rest again."""
-        if (writer := self._commits.writer) is not None:
-            lines = list[ShardLine]()
+        if (writer := self.commits.writer) is not None:
+            lines, part = list[ShardLine](), os.path.relpath(task.part, self._folder)
 
             def sees_all() -> bool:
-                lines.extend(writer.adopt(task.part))
+                lines.extend(writer.adopt(part))
                 return sum(len(line.episodes) for line in lines) >= played.episodes
 
             is_whole = _becomes_true(sees_all)
             for line in lines:
                 for number, length in zip(line.episodes, line.lengths, strict=True):
-                    self._plan.finished(number, length)
-                self._on_played(line.lengths, line.returns)
+                    self.plan.finished(number, length)
+                self.on_played(line.lengths, line.returns)
             if not is_whole:
                 raise DatasetError(
                     f"a task on the node {played.node} has committed {played.episodes} episodes to "
-                    f"{os.path.join(self._folder, task.part)}, and not all of them are seen here: {SHARED}"
+                    f"{task.part}, and not all of them are seen here: {SHARED}"
                 )
             with suppress(OSError):  # a task that is killed may still be writing
-                writer.opened.remove(task.part)
-        self._plan.again(self._plan.playing.intersection(task.numbers))
+                writer.opened.remove(part)
+        self.plan.again(self.plan.playing.intersection(task.numbers))
 
     def _take_head(self, node: str, head: dict[str, Any]) -> None:
         """Open the folder with the first head; the others are to be the same."""
         if self._head is None:
-            self._head = {**head, "job": as_record(self._job), "ran_on": {**head["ran_on"], "actors": self.count}}
-            self._commits.open(self._head)
+            self._head = {**head, "job": as_record(self.job), "ran_on": {**head["ran_on"], "actors": self.places}}
+            self.commits.open(self._head)
         found = [f"on the node {node} {note}" for note in check_head(Path(self._folder), self._head, head)]
-        self._tally.notes += [note for note in found if note not in self._tally.notes]
+        self.tally.notes += [note for note in found if note not in self.tally.notes]
 
-    def _lose(self, numbers: list[int], error: Exception) -> None:
+    def _lose(self, numbers: Sequence[int], error: Exception) -> None:
         """Note that a task has died with these numbers."""
         self._losses += 1
         self._deaths.update(numbers)

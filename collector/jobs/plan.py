@@ -36,7 +36,7 @@ class Plan:
         self, seed: int, episodes: int | None = None, steps: int | None = None, numbers: Iterable[int] | None = None
     ) -> None:
         self.job_seed = seed
-        """The seed from which those of the episodes follow."""
+        """Seed of the job, from which the seeds of its episodes follow."""
         self.waiting = sorted(numbers or ())
         """Numbers that are handed out before new ones."""
         self._wanted, self._count = steps, len(self.waiting) if episodes is None else episodes

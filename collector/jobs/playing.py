@@ -16,7 +16,7 @@ import time
 import warnings
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import msgspec
@@ -78,6 +78,7 @@ class Tally:
     """The work that takes most of the time, and its share: "envs 80 %"; "idle" is the time to store episodes."""
 
 
+@dataclass
 class Commits:
     """Gives whole episodes to the writer of a folder, and commits them, between slices of play, when they are large or
     old enough; at the end of a `with` block the rest.
@@ -86,19 +87,21 @@ class Commits:
     the `tally`, and name for the next run the episodes that the `plan` has skipped.
     """
 
-    def __init__(
-        self, job: Job, plan: Plan, tally: Tally, open_writer: Callable[[dict[str, Any]], StoreWriter]
-    ) -> None:
-        self._job, self._plan, self._tally, self._open_writer = job, plan, tally, open_writer
-        self.writer: StoreWriter | None = None
-        """None until `open`."""
+    job: Job
+    plan: Plan
+    tally: Tally
+    open_writer: Callable[[dict[str, Any]], StoreWriter]
+    writer: StoreWriter | None = None
+    """None until `open`."""
+
+    def __post_init__(self) -> None:
         self._noted = {"retried": 0, "skipped": 0}
         self._statistics: States | None = None
         self._due = float("inf")
 
     def open(self, head: dict[str, Any]) -> None:
         """Open the folder for the data set that a head describes. Raises as the writer."""
-        self.writer = self._open_writer(head)
+        self.writer = self.open_writer(head)
 
     def add(self, episodes: Episodes, statistics: States | None = None) -> None:
         """Take episodes, and the statistics of transforms, which are stored with them; commit what is due.
@@ -108,9 +111,9 @@ class Commits:
         assert self.writer is not None
         self.writer.add(episodes)
         if len(episodes):
-            self._due = min(self._due, time.monotonic() + self._job.shard_seconds)
+            self._due = min(self._due, time.monotonic() + self.job.shard_seconds)
             self._statistics = statistics
-        if self.writer.waiting_bytes >= self._job.shard_bytes or time.monotonic() >= self._due:
+        if self.writer.waiting_bytes >= self.job.shard_bytes or time.monotonic() >= self._due:
             self.commit()
 
     def commit(self) -> None:
@@ -120,9 +123,9 @@ class Commits:
         self._due = float("inf")
         if self._statistics is not None:
             write_statistics(self.writer.opened, self._statistics)
-        now = {"retried": self._tally.retried, "skipped": len(self._tally.skipped)}
+        now = {"retried": self.tally.retried, "skipped": len(self.tally.skipped)}
         failed = {name: count - self._noted[name] for name, count in now.items() if count > self._noted[name]}
-        self.writer.commit(failed=failed, state={"skipped": sorted(self._plan.skipped)} if failed else None)
+        self.writer.commit(failed=failed, state={"skipped": sorted(self.plan.skipped)} if failed else None)
         self._noted, self._statistics = now, None
 
     def __enter__(self) -> Commits:
@@ -133,26 +136,24 @@ class Commits:
             self.commit()
 
 
+@dataclass
 class Player:
     """Plays what is left of a plan in this process and its workers: a whole job, or a range of it.
 
     `take` is called after each batch. `statistics`: those with which the transforms of each env begin.
     """
 
-    def __init__(
-        self,
-        job: Job,
-        plan: Plan,
-        stop: Stopping,
-        tally: Tally,
-        take: Take,
-        device: str,
-        statistics: States | None = None,
-    ) -> None:
-        self._job, self._plan, self._stop, self._tally = job, plan, stop, tally
-        self._take, self._device, self._statistics = take, device, statistics
+    job: Job
+    plan: Plan
+    stop: Stopping
+    tally: Tally
+    take: Take
+    device: str
+    statistics: States | None = None
+
+    def __post_init__(self) -> None:
         self._suspects: set[int] = set()
-        self._learning = bool(transforms_with_statistics(job))
+        self._learning = bool(transforms_with_statistics(self.job))
 
     def play(self) -> None:
         """Play until the plan is complete or a signal came.
@@ -164,7 +165,7 @@ class Player:
             # Failures are counted here, and their episodes played again.
             warnings.filterwarnings("ignore", ".*broke off where envs failed", RuntimeWarning)
             while not self._is_over():
-                with suppress(OutOfTime), self._stop.leaving_in_time():
+                with suppress(OutOfTime), self.stop.leaving_in_time():
                     self._play_together()
                     for number in sorted(self._suspects):
                         if self._is_over():
@@ -172,18 +173,18 @@ class Player:
                         self._play_alone(number)
 
     def _is_over(self) -> bool:
-        return self._plan.is_complete or self._stop.is_stopped
+        return self.plan.is_complete or self.stop.is_stopped
 
     def _play_together(self) -> None:
-        job, plan = self._job, self._plan
+        job, plan = self.job, self.plan
         if plan.is_exhausted:
             return
         try:
-            with make_venv(job, self._statistics) as env:
-                policy, size = make_policy(job, env, self._device), env.env_num * steps_per_batch(job, env)
+            with make_venv(job, self.statistics) as env:
+                policy, size = make_policy(job, env, self.device), env.env_num * steps_per_batch(job, env)
                 options: Any = {"policy_threads": job.policy_threads, "episode_seeds": plan}
                 self._play_batches(
-                    SyncDataCollector(env, policy, frames_per_batch=size, interruptor=self._stop, **options)
+                    SyncDataCollector(env, policy, frames_per_batch=size, interruptor=self.stop, **options)
                 )
         except Exception as error:
             if job.on_error == "raise" or not plan.playing or not is_of_env(error):
@@ -193,13 +194,13 @@ class Player:
             plan.again(plan.playing)  # what was in progress
 
     def _play_batches(self, batches: SyncDataCollector) -> None:
-        job, plan, cutter = self._job, self._plan, EpisodeCutter()
+        job, plan, cutter = self.job, self.plan, EpisodeCutter()
         with batches:
             # With an env that always fails there would be no end.
             while not (self._is_over() or plan.is_exhausted or len(self._suspects) > job.max_failed + job.num_envs):
-                self._stop.begin_slice()
+                self.stop.begin_slice()
                 batch = batches.rollout()
-                self._tally.frames += batch.frames
+                self.tally.frames += batch.frames
                 self._suspect(batch.broken_ids.tolist())
                 whole = cutter.cut(batch)
                 infinite = [each.number for each in whole if not np.isfinite(each.reward).all()]
@@ -211,38 +212,38 @@ class Player:
     def _play_alone(self, number: int) -> None:
         """Play one episode again until it ends well, or give it up."""
         reason = "its env failed"
-        for _ in range(self._job.retries):
-            self._tally.retried += 1
-            plan, shared = Plan(self._plan.job_seed, numbers=[number]), (self._stop, self._tally, self._take)
-            alone = Player(_alone(self._job), plan, *shared, self._device, self._statistics)
+        for _ in range(self.job.retries):
+            self.tally.retried += 1
+            plan = Plan(self.plan.job_seed, numbers=[number])
+            alone = replace(self, job=_alone(self.job), plan=plan)
             try:
                 alone._play_together()
             except Exception as error:
                 if not is_of_env(error):
                     raise
                 reason = f"{type(error).__name__}: {error}"
-            self._statistics = alone._statistics
+            self.statistics = alone.statistics
             if plan.is_complete:
                 self._suspects.discard(number)
-                return self._plan.finished(number, plan.steps)
-            if self._stop.is_stopped:
+                return self.plan.finished(number, plan.steps)
+            if self.stop.is_stopped:
                 return None
         self._suspects.discard(number)
-        return give_up(self._job, self._plan, self._tally, {number: reason})
+        return give_up(self.job, self.plan, self.tally, {number: reason})
 
     def _keep(self, batches: SyncDataCollector, episodes: Episodes) -> None:
-        with self._stop.finishing():
+        with self.stop.finishing():
             if self._learning and len(episodes) and (found := statistics_of(batches.env)) is not None:
                 # There may be fewer envs than statistics: an episode is played alone.
-                self._statistics = [*found, *(self._statistics or [])[len(found) :]]
-            self._tally.bottleneck = batches.stats().bottleneck_share
-            self._take(batches, episodes, self._statistics if self._learning else None)
+                self.statistics = [*found, *(self.statistics or [])[len(found) :]]
+            self.tally.bottleneck = batches.stats().bottleneck_share
+            self.take(batches, episodes, self.statistics if self._learning else None)
         for episode in episodes:
-            self._plan.finished(episode.number, len(episode))
+            self.plan.finished(episode.number, len(episode))
 
     def _suspect(self, numbers: list[int]) -> None:
         self._suspects.update(numbers)
-        self._plan.set_aside(numbers)
+        self.plan.set_aside(numbers)
 
 
 def give_up(job: Job, plan: Plan, tally: Tally, failed: dict[int, str]) -> None:

@@ -137,10 +137,10 @@ class Video(NamedTuple):
     """One video."""
 
     number: int
-    """Of the episode."""
+    """Number of the episode."""
     path: str
     difference: str
-    """The difference of the episode that was played from the one that is stored; "" where there is none."""
+    """First difference between the stored episode and the one that was rendered; "" where there is none."""
 
 
 def make_videos(

@@ -15,7 +15,6 @@ import numpy as np
 from collector.interruptor import Stopping
 from collector.jobs.job import Job, JobError
 from collector.jobs.job_files import (
-    check_folder,
     check_head,
     check_unchanged,
     compared,
@@ -32,7 +31,7 @@ from collector.jobs.playing import Commits, Episodes, JobFailedError, Player, Ta
 from collector.jobs.transform_statistics import States, read_statistics, with_frozen
 from collector.store.manifest import MANIFEST, Manifest, read_manifest
 from collector.store.safe_folder import LOCK, DatasetError
-from collector.store.writer import StoreWriter
+from collector.store.writer import StoreWriter, check_folder
 from collector.sync_collector import SyncDataCollector
 from vecenv.venvs import DummyVectorEnv
 
@@ -54,7 +53,7 @@ class JobState(Tally):
     """The return of each episode of this run, in the order of their ends."""
     lengths: list[int] = field(default_factory=list)
     seconds: float = 0.0
-    """Since the first step of this run."""
+    """Seconds since the first step of this run."""
     workers: int = 1
     actors: int = 0
     """The number of tasks that play at once on a Ray cluster, each with the envs and workers of the job; 0: the job
@@ -188,7 +187,8 @@ def resume_job(
             run.state.notes += check_head(folder, head, now)
             return writer
 
-        return run.play(go_on)
+        run.state.repeatable = head["repeatable"]
+        return run.play(go_on, writer)
 
 
 @dataclass
@@ -227,8 +227,13 @@ class _Run:
             self.statistics = read_statistics(self.out, self.job.num_envs)
         self.state.steps, self.state.episodes = int(index["length"].sum()), len(index)
 
-    def play(self, open_writer: Callable[[dict[str, Any]], StoreWriter]) -> JobState:
-        """Play the rest of the episodes into the folder that `open_writer` opens, with the head of its first batch."""
+    def play(
+        self, open_writer: Callable[[dict[str, Any]], StoreWriter], resumed: StoreWriter | None = None
+    ) -> JobState:
+        """Play the rest of the episodes into the folder that `open_writer` opens, with the head of its first batch.
+
+        `resumed`: the writer of a job that goes on, in which no batch may be left to play.
+        """
         job, plan, state = self.job, self.plan, self.state
         with ExitStack() as context:
             cluster = None
@@ -255,17 +260,19 @@ class _Run:
                 player = Player(job, plan, stop, state, take, state.device, self.statistics)
             else:
                 player = RayPlayer(job, plan, stop, state, commits, self.played, cluster, self.cluster_actors, self.out)
-                state.actors = player.count
+                state.actors = player.places
             self.began = time.monotonic()
             with commits:
                 player.play()
             if not plan.is_complete:
                 state.status, state.signum = "interrupted", stop.signum
-            elif commits.writer is None:
+            elif (writer := commits.writer or resumed) is None:
                 number, error = max(state.skipped.items())
                 raise JobFailedError(f"each of its episodes failed; episode {number}, as the last one, with {error}")
             else:
-                commits.writer.end(episodes=plan.end)
+                commits.writer = writer
+                commits.commit()  # failures, where no batch came
+                writer.end(episodes=plan.end)
                 self.completed(state.repeatable)
             if self.metrics is not None:
                 self.metrics.write(state.metrics, now=True)

@@ -1,4 +1,4 @@
-"""Import the names in `__all__` from here, and the files only inside `collector`: policies, and what one may be.
+"""Import public names from `collector`, and the files here only inside it: policies, and the forms that one may have.
 
 A policy is any callable that takes a batch of observations `(k, ...)`, one row for each env that is about to step, and
 returns one of
@@ -33,8 +33,3 @@ numbers of episodes. `RandomPolicy` does not: it has a stream for each env, whic
 `episode_seeds` all envs have rows in each round, that stream is seeded where an episode begins, and distributions are
 sampled with noise of the episode and the step.
 """
-
-from collector.policy.policy_call import ExplorationType, Policy, exploration_type, set_exploration_type
-from collector.policy.random_policy import RandomPolicy
-
-__all__ = ["ExplorationType", "Policy", "RandomPolicy", "exploration_type", "set_exploration_type"]

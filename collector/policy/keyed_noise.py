@@ -104,16 +104,13 @@ class KeyedNoise:
 
     def choose(self, action: Any, wanted: ExplorationType) -> Any:
         """As `exploration.choose`, with samples of known families drawn from this noise."""
-        if not is_distribution(type(action)):  # type: ignore[arg-type]
-            self.everything = False
-            return choose(action, wanted)  # those in a dict or tuple are not keyed
-        if wanted is not ExplorationType.RANDOM:
-            return choose(action, wanted)
-        sample = self.sample(action)
-        if sample is None:
-            self.everything = False
-            return choose(action, wanted)
-        return sample
+        if is_distribution(type(action)):  # type: ignore[arg-type]
+            if wanted is not ExplorationType.RANDOM:
+                return choose(action, wanted)
+            if (sample := self.sample(action)) is not None:
+                return sample
+        self.everything = False  # those in a dict or tuple are not keyed
+        return choose(action, wanted)
 
     def sample(self, distribution: Any) -> torch.Tensor | None:
         """A sample of a distribution with a row for each row of the noise: of the shape, dtype and device of its

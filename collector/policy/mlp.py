@@ -28,57 +28,48 @@ class MLPPolicy(nn.Module):
         actions = policy(torch.zeros(8, 4)).sample()      # int64 (8,) for Discrete; (8, ...) as the space for Box
     """
 
+    low: torch.Tensor
+    width: torch.Tensor
+
     def __init__(self, observation_space: spaces.Space, action_space: spaces.Space, hidden: int = 64) -> None:
         super().__init__()
-        encoder, inputs = _encoder(observation_space)
-        head, outputs = _head(action_space)
-        layers = [
-            nn.Linear(inputs, hidden),
-            nn.Tanh(),
-            nn.Linear(hidden, hidden),
-            nn.Tanh(),
-            nn.Linear(hidden, outputs),
-        ]
-        self.net = nn.Sequential(encoder, *layers, head)
+        self._spaces: tuple[Any, Any] = (observation_space, action_space)
+        if not isinstance(observation_space, (spaces.Box, spaces.Discrete)):
+            raise TypeError(f"the MLP policy takes Box and Discrete observations, not {observation_space}")
+        inputs, outputs = (spaces.flatdim(each) for each in self._spaces)
+        if isinstance(action_space, spaces.Box) and action_space.is_bounded() and action_space.dtype.kind == "f":
+            low, high = torch.from_numpy(action_space.low.copy()), torch.from_numpy(action_space.high.copy())
+            width = high - low
+            # The sum of both can round to a value just above the bound, which some envs refuse.
+            width = torch.where(low + width > high, torch.nextafter(width, torch.zeros_like(width)), width)
+            self.register_buffer("low", low)
+            self.register_buffer("width", width)
+        elif not isinstance(action_space, spaces.Discrete):
+            raise TypeError(f"the MLP policy returns Discrete and bounded float Box actions, not {action_space}")
+        first, second, last = nn.Linear(inputs, hidden), nn.Linear(hidden, hidden), nn.Linear(hidden, outputs)
+        self.net = nn.Sequential(first, nn.Tanh(), second, nn.Tanh(), last)
 
-    def forward(self, obs: torch.Tensor) -> Any:
+    def forward(self, obs: torch.Tensor) -> distributions.Distribution:
         """The distribution of actions `(k, ...)` for observations `(k, ...)`."""
-        return self.net(obs)
-
-
-def _encoder(space: spaces.Space) -> tuple[nn.Module, int]:
-    if isinstance(space, spaces.Discrete):
-        return _OneHot(space), int(space.n)
-    if isinstance(space, spaces.Box):
-        return _Flat(space), int(np.prod(space.shape))
-    raise TypeError(f"the MLP policy takes Box and Discrete observations, not {space}")
-
-
-def _head(space: spaces.Space) -> tuple[nn.Module, int]:
-    if isinstance(space, spaces.Discrete):
-        return _OfDiscrete(space), int(space.n)
-    if isinstance(space, spaces.Box) and space.is_bounded() and np.issubdtype(space.dtype, np.floating):
-        return _OfBox(space), int(np.prod(space.shape))
-    raise TypeError(f"the MLP policy returns Discrete and bounded float Box actions, not {space}")
-
-
-class _Flat(nn.Module):
-    def __init__(self, space: spaces.Box) -> None:
-        super().__init__()
-        self._scale = 1 / 255 if space.dtype == np.uint8 else 1.0
-
-    def forward(self, obs: torch.Tensor) -> torch.Tensor:
-        rows = obs.flatten(1).float()
-        return rows if self._scale == 1.0 else rows * self._scale
-
-
-class _OneHot(nn.Module):
-    def __init__(self, space: spaces.Discrete) -> None:
-        super().__init__()
-        self._n, self._start = int(space.n), int(space.start)
-
-    def forward(self, obs: torch.Tensor) -> torch.Tensor:
-        return nn.functional.one_hot(obs.long() - self._start, self._n).float()
+        observation_space, action_space = self._spaces
+        if isinstance(observation_space, spaces.Discrete):
+            indices = obs.long() - int(observation_space.start)
+            rows = nn.functional.one_hot(indices, int(observation_space.n)).float()
+        else:
+            rows = obs.flatten(1).float()
+            if observation_space.dtype == np.uint8:
+                rows = rows * (1 / 255)
+        output = self.net(rows)
+        if isinstance(action_space, spaces.Box):
+            loc = output.view(-1, *self.low.shape).to(self.low.dtype)
+            squash = [distributions.SigmoidTransform(), distributions.AffineTransform(self.low, self.width)]
+            normal = distributions.Normal(loc, torch.ones_like(loc), validate_args=False)
+            squashed = _Transformed(normal, squash, validate_args=False)
+            return distributions.Independent(squashed, self.low.dim(), validate_args=False)
+        choices = distributions.Categorical(logits=output, validate_args=False)
+        if not (start := int(action_space.start)):
+            return choices
+        return _Transformed(choices, [distributions.AffineTransform(start, 1)], validate_args=False)
 
 
 class _Transformed(distributions.TransformedDistribution):
@@ -90,41 +81,3 @@ class _Transformed(distributions.TransformedDistribution):
         for transform in self.transforms:
             action = transform(action)
         return action
-
-
-class _OfDiscrete(nn.Module):
-    """The softmax of its inputs, as a distribution."""
-
-    def __init__(self, space: spaces.Discrete) -> None:
-        super().__init__()
-        self._start = int(space.start)
-
-    def forward(self, logits: torch.Tensor) -> distributions.Distribution:
-        indices = distributions.Categorical(logits=logits, validate_args=False)
-        if not self._start:
-            return indices
-        shift = distributions.AffineTransform(self._start, 1)
-        return _Transformed(indices, [shift], validate_args=False)
-
-
-class _OfBox(nn.Module):
-    """A unit normal distribution around its inputs, squashed into the bounds of the space."""
-
-    low: torch.Tensor
-    width: torch.Tensor
-
-    def __init__(self, space: spaces.Box) -> None:
-        super().__init__()
-        low, high = torch.from_numpy(space.low.copy()), torch.from_numpy(space.high.copy())
-        width = high - low
-        # The sum of both can round to a value just above the bound, which some envs refuse.
-        width = torch.where(low + width > high, torch.nextafter(width, torch.zeros_like(width)), width)
-        self.register_buffer("low", low)
-        self.register_buffer("width", width)
-
-    def forward(self, mean: torch.Tensor) -> distributions.Distribution:
-        loc = mean.view(-1, *self.low.shape).to(self.low.dtype)
-        squash = [distributions.SigmoidTransform(), distributions.AffineTransform(self.low, self.width)]
-        normal = distributions.Normal(loc, torch.ones_like(loc), validate_args=False)
-        squashed = _Transformed(normal, squash, validate_args=False)
-        return distributions.Independent(squashed, self.low.dim(), validate_args=False)

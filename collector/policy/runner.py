@@ -138,18 +138,17 @@ class PolicyRunner:
 
     def __call__(self, obs: Any, env_ids: np.ndarray, random: bool = False) -> Outputs:
         """The outputs of the policy for these envs: arrays `(k, ...)`, `action` among them. With `random` a random
-        action in their place. Where there is noise, `obs` has a row for each env, not only for these: in each call the
-        policy gets as many.
+        action, and zeros for the other outputs. Where there is noise, `obs` has a row for each env, not only for these:
+        in each call the policy gets as many.
 
         They are valid until the envs step: they may be views of `obs`. Raises `ValueError` or `TypeError` where they do
         not fit.
         """
-        if self.noise is None:
-            return self._outputs(obs, env_ids, random)
-        some = len(env_ids) < self._env_num
         if random or self._call is None:
-            return self._outputs(nest.take(obs, env_ids) if some else obs, env_ids, random)
-        rows = self._row_ids
+            return self._random_outputs(obs, env_ids)
+        if self.noise is None:
+            return self._outputs(obs, env_ids)
+        rows, some = self._row_ids, len(env_ids) < self._env_num
         if len(rows) > self._env_num:  # those behind are that of the last env
             obs, some = nest.take(obs, np.minimum(rows, self._env_num - 1)), True
         call = partial(self._outputs, obs, rows)
@@ -157,13 +156,22 @@ class PolicyRunner:
         self._is_watched = True
         return nest.take(outputs, env_ids) if some else outputs
 
-    def _outputs(self, obs: Any, env_ids: np.ndarray, random: bool = False) -> Outputs:
+    def _random_outputs(self, obs: Any, env_ids: np.ndarray) -> Outputs:
+        """Random actions for these envs, and zeros for the other outputs of a policy whose place they take."""
+        if self._call is not None:
+            self._learn_layout(obs, env_ids)
+        if self.noise is not None and len(env_ids) < self._env_num:
+            obs = nest.take(obs, env_ids)
+        outputs = {"action": self._random(obs, env_ids)}
+        for name, (shape, dtype) in self.layout.items():
+            if name != "action":
+                outputs[name] = np.zeros((len(env_ids), *shape), dtype)
+        self._clock.lap("policy")
+        return outputs
+
+    def _outputs(self, obs: Any, env_ids: np.ndarray) -> Outputs:
         """The checked outputs of the policy for rows of these envs."""
-        if random or self._call is None:
-            action = self._random(obs, env_ids)
-            self._clock.lap("policy")
-            return {"action": action}
-        call = self._call
+        call: PolicyCall = self._call  # type: ignore[assignment]
         if call.state is not None and not call.state.is_known:
             self._learn_state(call.state, obs, env_ids)
         if self._on_device is not None and (tensors := self._on_device(obs)) is not None:
@@ -263,23 +271,25 @@ class PolicyRunner:
             self._random = self._random_policy(None)
         return random and not self._is_random
 
-    def learn_layout(self, obs: Any, env_ids: np.ndarray) -> Layout:
-        """`layout`; a policy that was never called is called for these envs, its outputs are dropped, and torch's
-        random generators are not advanced.
+    def _learn_layout(self, obs: Any, env_ids: np.ndarray) -> None:
+        """Call a policy that was never called for these envs, and drop what it returns; random generators are not
+        advanced.
         """
         if not self._returned:
             self._is_watched = True  # this call counts for nothing
-            with _generators_kept():
+            keyed = self.noise is None or self.noise.everything
+            with generators_kept():
                 self(nest.map(np.copy, obs), env_ids)  # a policy may write into what it gets
+            if self.noise is not None:
+                self.noise.everything = keyed
             self.begin(slice(None))
             check_policy_names(self.layout)
-        return self.layout
 
     def _learn_state(self, state: RecurrentState, obs: Any, env_ids: np.ndarray) -> None:
         """Call the policy with `state=None` and drop what it returns: the state is zeros from the next call on."""
         state.is_known = True  # else this would not end
         try:
-            with _generators_kept():
+            with generators_kept():
                 self._outputs(nest.map(np.copy, obs), env_ids)
         except Exception as error:
             state.is_known = False
@@ -344,7 +354,7 @@ def _keywords(option: Options) -> dict[str, Any] | None:
 
 
 @contextmanager
-def _generators_kept() -> Iterator[None]:
+def generators_kept() -> Iterator[None]:
     """Restore the global generators of Python, numpy and torch afterwards: what is drawn inside is drawn again."""
     torch = sys.modules.get("torch")
     devices = range(torch.cuda.device_count()) if torch is not None and torch.cuda.is_initialized() else []

@@ -50,7 +50,7 @@ class Transitions:
         return f"Transitions({len(self)} steps of {len(np.unique(self.episode))} episodes)"
 
     def as_dict(self) -> dict[str, Any]:
-        """By name."""
+        """The columns by name."""
         return dict(vars(self))
 
 
@@ -298,10 +298,7 @@ class Dataset:
     # Checks
 
     def verify(self) -> list[str]:
-        """Read every shard and check it against the manifest, again; what is wrong, a line for each. None: [].
-
-        Also where the episodes of a part are few, all shards are read.
-        """
+        """Read all shards again, also of a slice, and check them; return a line for each problem."""
         problems = []
         for which in range(len(self._shards.records)):
             try:
@@ -309,16 +306,3 @@ class Dataset:
             except DatasetError as error:
                 problems.append(str(error))
         return problems
-
-
-def load_episodes(folder: str | os.PathLike[str]) -> list[Episode]:
-    """All committed episodes of a folder, in memory and by number (see `Dataset`, which opens them one by one).
-
-    Raises `DatasetError` where the folder holds no data set, or one that is damaged.
-
-    Example::
-
-        episodes = load_episodes("data/cartpole")
-        print(len(episodes), sum(e.total_reward for e in episodes) / len(episodes))
-    """
-    return list(Dataset(folder))

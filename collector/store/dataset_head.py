@@ -6,6 +6,7 @@ import json
 import math
 import os
 import platform
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -73,26 +74,32 @@ def _checked(data: bytes) -> dict[str, Any]:
     return head
 
 
-def changes(head: dict[str, Any], before: dict[str, Any]) -> list[str]:
-    """Differences of two heads that keep a writer from going on, as "name: before -> now".
+def changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    """Name the entries that differ, with both values.
 
-    >>> changes({"job": {"seed": 1, "env": "a"}}, {"job": {"seed": 0, "env": "a"}})
-    ['job.seed: 0 -> 1']
+    >>> changes({"seed": 4, "env": "a"}, {"seed": 5, "env": "a"})
+    ['seed was 4, and is 5']
     """
-    now, then = (_compared(json.loads(json.dumps(each))) for each in (head, before))  # where tuples are lists
-    names = [name for name in {**then, **now} if then.get(name) != now.get(name)]
-    return [f"{name}: {_short(then.get(name))} -> {_short(now.get(name))}" for name in names]
+
+    def short(value: Any) -> str:
+        text = repr(value)
+        return text if len(text) <= 100 else f"{text[:97]}..."
+
+    pairs = ((name, before.get(name), now.get(name)) for name in {**before, **now})
+    return [f"{name} was {short(old)}, and is {short(new)}" for name, old, new in pairs if old != new]
 
 
-def _compared(head: dict[str, Any]) -> dict[str, Any]:
-    job = head.get("job")
-    settings = {f"job.{name}": value for name, value in job.items()} if job else {"job": job}
-    return {key: head.get(key) for key in COMPARED} | settings
+def head_changes(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
+    """Name what keeps a writer with the head `now` from going on with a data set: other spaces, or another job.
 
-
-def _short(value: Any) -> str:
-    text = json.dumps(value)
-    return text if len(text) <= 100 else text[:97] + "..."
+    >>> head_changes({"job": {"seed": 4, "env": "a"}}, {"job": {"seed": 5, "env": "a"}})
+    ['job.seed was 4, and is 5']
+    """
+    entries = []
+    for head in (before, json.loads(json.dumps(now))):  # where tuples are lists
+        job = {f"job.{name}": value for name, value in (head.get("job") or {}).items()}
+        entries.append({**{key: head.get(key) for key in COMPARED}, **job})
+    return changes(*entries)
 
 
 def space_to_json(space: Any) -> Any:
@@ -176,7 +183,7 @@ def _box(form: SpaceForm, dtype: np.dtype, shape: tuple[int, ...]) -> spaces.Box
         low, high = np.broadcast_to(low, shape), np.broadcast_to(high, shape)
     box = spaces.Box(low, high, low.shape, dtype.type)
     if low.shape != shape:
-        box._shape = shape
+        spaces.Space.__init__(box, shape, dtype)
         for name in ("low", "high", "bounded_below", "bounded_above"):
             setattr(box, name, np.broadcast_to(getattr(box, name), shape))
     return box

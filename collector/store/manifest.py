@@ -52,7 +52,7 @@ class Manifest:
     entries: list[np.ndarray] = field(default_factory=list)
     """Of the index, by shard."""
     fd: int = -1
-    """The file, open for appending, or -1."""
+    """The file, open for appending: it belongs to the writer."""
     unknown: str = ""
     """Not empty: the error after which it is not known what the file ends with."""
 
@@ -115,13 +115,11 @@ class Manifest:
             return f"it has episode {twice[0]} twice"
         return f"it ends with {self.end} episodes, and has none" if self.layout is None and self.end else ""
 
-    def open(self, folder: SafeFolder) -> None:
-        """Open the file of a folder, whose lines have been read, for `append`; what follows these lines is cut off."""
-        self.fd = folder.open(MANIFEST, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+    def cut_off(self) -> None:
+        """Remove what follows the lines that have been read, before the first `append`."""
         if os.fstat(self.fd).st_size > self.good_bytes:
             safe_folder.truncate(self.fd, self.good_bytes)
         safe_folder.fsync(self.fd)
-        folder.sync()
 
     def append(self, lines: Sequence[Line]) -> None:
         """Add these lines, on the disk, or none of them: after an OSError the file is as it was, or `unknown`."""
@@ -141,12 +139,6 @@ class Manifest:
         for line in lines:
             self.take(line)
         self.good_bytes += len(data)
-
-    def close(self) -> None:
-        """Close the file; once more does nothing."""
-        fd, self.fd = self.fd, -1
-        if fd >= 0:
-            os.close(fd)
 
 
 def file_name(array: str, compressed: bool) -> str:

@@ -189,7 +189,7 @@ def pack(episodes: Sequence[Episode]) -> EpisodeBatch:
     )
 
 
-def concatenate(parts: Sequence[EpisodeBatch]) -> EpisodeBatch:
+def join_batches(parts: Sequence[EpisodeBatch]) -> EpisodeBatch:
     """All episodes of several batches, in order."""
     if len(parts) == 1:
         return parts[0]

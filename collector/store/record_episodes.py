@@ -29,6 +29,7 @@ def RecordEpisodes(
     autoreset_mode: AutoresetMode | str | None = None,
     shard_bytes: int = 2**26,
     shard_seconds: float = 30.0,
+    memory: int = 2**33,
     compress: bool = False,
     resume: bool = False,
     overwrite: bool = False,
@@ -42,6 +43,7 @@ def RecordEpisodes(
         autoreset_mode: where the metadata of a VectorEnv do not have it.
         shard_bytes: episodes are committed when they have so many bytes,
         shard_seconds: or when the first of them is so old. What is not committed is lost when the process is killed.
+        memory: bytes of episodes in progress to keep; with more, an episode seems to have no end, and `step` raises.
         compress, overwrite: as in `StoreWriter`.
         resume: go on with the data set that is in the folder, also with one that is complete: it is incomplete again
             until it is closed. Begin one where there is none.
@@ -56,8 +58,9 @@ def RecordEpisodes(
     set is not ended: `resume=True` goes on with it. So it is where this object is dropped, or the program ends, without
     `close`. In all these cases the episodes that have ended are committed. Read it with `Dataset(folder)`.
 
-    Raises `DatasetError` where the folder cannot be used, the spaces have no arrays of one form, or the disk is full;
-    ValueError for an unknown autoreset mode, and for a vector env with `stack_obs=False`.
+    Raises `DatasetError` where the folder cannot be used, the spaces have no arrays of one form, the disk is full, or
+    episodes in progress need more than `memory`; ValueError for an unknown autoreset mode, and for a vector env with
+    `stack_obs=False`.
 
     >>> import tempfile, gymnasium
     >>> from collector import Dataset
@@ -86,7 +89,10 @@ def RecordEpisodes(
         raise ValueError("RecordEpisodes takes Dict and Tuple observations stacked: make the venv with stack_obs=True")
     head = make_head(spaces[0][0], spaces[1][0], made_by="RecordEpisodes", **more)
     writer = StoreWriter(folder, head, compress=compress, resume=resume, overwrite=overwrite, reopen=resume)
-    return wrap(venv, EpisodeRecorder(n, writer, layout, shard_bytes, shard_seconds))
+    recorder = EpisodeRecorder(n, writer, layout, shard_bytes, shard_seconds, memory)
+    recorded = wrap(venv, recorder)
+    weakref.finalize(recorded, recorder.finish, complete=False)  # where it is dropped without `close`
+    return recorded
 
 
 class RecordedVectorEnv(VectorWrapper):
@@ -97,7 +103,6 @@ class RecordedVectorEnv(VectorWrapper):
         self._recorder, self._mode, self._ids = recorder, mode, range(recorder.n)
         self._over = np.zeros(0, np.int64)
         """The envs that the next step resets (NEXT_STEP)."""
-        weakref.finalize(self, recorder.finish, complete=False)  # where it is dropped without `close`
 
     def __getattr__(self, name: str) -> Any:
         """Forward what only the wrapped object has."""
@@ -108,7 +113,7 @@ class RecordedVectorEnv(VectorWrapper):
         return getattr(self.env, name)
 
     def reset(self, *, seed: Any = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
-        """As that of the VectorEnv."""
+        """Reset as the wrapped VectorEnv does, and begin the episodes of the envs that are reset."""
         mask, seeds = None if options is None else options.get("reset_mask"), spread_seeds(seed, self._ids)
         ids = np.flatnonzero(np.ones(self.num_envs) if mask is None else mask)
         try:
@@ -121,7 +126,7 @@ class RecordedVectorEnv(VectorWrapper):
         return obs, infos
 
     def step(self, actions: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
-        """As that of the VectorEnv, with the actions as they are stored."""
+        """Step as the wrapped VectorEnv does, with the actions in the dtypes in which they are stored."""
         recorder, same_step = self._recorder, self._mode is AutoresetMode.SAME_STEP
         if isinstance(actions, tuple) and isinstance(recorder.sent, tuple):  # batches of a Tuple space
             actions = list(iterate(self.env.action_space, actions))
@@ -149,7 +154,7 @@ class RecordedVectorEnv(VectorWrapper):
         self._recorder.discard()
 
     def call(self, name: str, *args: Any, **kwargs: Any) -> Any:
-        """As that of the VectorEnv, where it has one; a method that steps or resets ends what is recorded."""
+        """Call as the wrapped VectorEnv does, where it can; "step" and "reset" abandon the episodes in progress."""
         if name in ("reset", "step"):
             self._abandon()
         return self.env.call(name, *args, **kwargs)  # type: ignore[attr-defined]
@@ -205,7 +210,6 @@ class RecordedEngine(RowWiseWrapper):
         """True if the last round is a step of all envs, whose rows come in their order."""
         self._stored: Any = None
         """The actions of the last round as they are stored."""
-        weakref.finalize(self, recorder.finish, complete=False)  # where it is dropped without `close`
 
     def note_reset(self, id: Any, kwargs: dict[str, Any]) -> None:
         """Note the seeds."""
@@ -295,7 +299,7 @@ class RecordedEngine(RowWiseWrapper):
             recorder.begin(envs[begun], None, self._seeds[envs[begun]])
 
     def call(self, name: str, /, *args: Any, id: Any = None, **kwargs: Any) -> list[Any]:
-        """As `venv.call`; a method that steps or resets envs ends what is recorded of them."""
+        """Call as the wrapped vector env does; "step" and "reset" abandon the episodes in progress of these envs."""
         if name in ("reset", "step"):
             self._recorder.discard(slice(None) if id is None else as_ids(id, self._recorder.n))
         return super().call(name, *args, id=id, **kwargs)

@@ -43,11 +43,14 @@ class EpisodeRecorder:
 
     The k-th row of an env since the last cut is in round k of a rollout buffer. For each env it is known in which round
     its episode began, so an episode that ends is a run of rows; `cut` copies these runs to the writer. A shard is
-    committed when its episodes have `shard_bytes`, or when the first of them is `shard_seconds` old.
+    committed when its episodes have `shard_bytes`, or when the first of them is `shard_seconds` old. Of episodes in
+    progress `memory` bytes are kept between two cuts.
     """
 
-    def __init__(self, n: int, writer: StoreWriter, layout: Layout, shard_bytes: int, shard_seconds: float) -> None:
-        self.n, self._writer, self._actions = n, writer, layout.action
+    def __init__(
+        self, n: int, writer: StoreWriter, layout: Layout, shard_bytes: int, shard_seconds: float, memory: int
+    ) -> None:
+        self.n, self._writer, self._actions, self._memory = n, writer, layout.action, memory
         self._shard_bytes, self._shard_seconds = shard_bytes, shard_seconds
         self.sent = nest.map(lambda leaf: np.zeros((n, *leaf.shape), leaf.dtype), layout.action)
         """The latest action of each env."""
@@ -109,6 +112,7 @@ class EpisodeRecorder:
         n, buffer = self.n, self._buffer
         if time.monotonic() >= self._due or (self._count[0] if self._together else self._count.max()) == buffer.steps:
             self.cut()
+            self._check_memory()
         self._together &= ids is None
         envs = self._all if ids is None else ids
         if self._together:
@@ -127,6 +131,16 @@ class EpisodeRecorder:
             self._count[ids] += 1
         ended: np.ndarray = (flags[0] | flags[1]).nonzero()[0]
         return ended
+
+    def _check_memory(self) -> None:
+        """Raise `DatasetError` after a cut where the episodes in progress are larger than the memory for them."""
+        if (kept := self._unfinished.nbytes) > self._memory:
+            env = int(self._began.argmin())
+            raise DatasetError(
+                f"the episode in progress of env {env} has {-self._began[env]} steps and no end, and all of those in "
+                f"progress have {kept:,} bytes; RecordEpisodes stores whole episodes, and keeps {self._memory:,} bytes "
+                "until they end: limit their steps (gymnasium.wrappers.TimeLimit), or pass a larger memory="
+            )
 
     def end(self, envs: np.ndarray, last_obs: Any) -> None:
         """End the episodes of these envs with their last steps; `last_obs` are rows in memory of their own."""

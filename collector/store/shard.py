@@ -28,7 +28,7 @@ from collector.store.safe_folder import PARTIAL, DatasetError, SafeFolder
 from collector.store.schema import ShardLine
 
 LARGEST_INFLATED = 2**32
-"""The most that a compressed shard may become in memory; a writer with the usual settings makes them of 64 MB."""
+"""The most that a compressed shard may become in memory; a larger one is written plain."""
 LONGEST_HEADER = 4096
 SMALL = 2**17
 """Files up to this size are read: a mapping costs a descriptor."""
@@ -37,12 +37,13 @@ _UNTRACKED: dict[str, Any] = {"trackfd": False} if sys.version_info >= (3, 13) e
 
 def write_shard(
     folder: SafeFolder, name: str, arrays: Mapping[str, np.ndarray], compress: bool
-) -> dict[str, tuple[int, str]]:
-    """Write a shard of this name into a folder, on the disk; size and hash of each file. Its last act is the rename.
+) -> tuple[dict[str, tuple[int, str]], bool]:
+    """Write a shard of this name into a folder, on the disk; its last act is the rename.
 
-    The same arrays give the same bytes. Raises OSError.
+    Returns size and hash of each file, and whether they are compressed. The same arrays give the same bytes. Raises
+    OSError.
     """
-    files = {}
+    files, compress = {}, compress and sum(array.nbytes for array in arrays.values()) <= LARGEST_INFLATED
     with folder.inside(name + PARTIAL, make=True) as shard:
         for array_name, array in arrays.items():
             file = io.BytesIO()
@@ -52,7 +53,7 @@ def write_shard(
             files[file_name(array_name, compress)] = len(data), hashlib.sha256(data).hexdigest()
         shard.sync()
     folder.rename(name + PARTIAL, name)
-    return files
+    return files, compress
 
 
 def read_array(folder: SafeFolder, record: ShardLine, name: str, count: int, row: np.dtype, known: bool) -> np.ndarray:
@@ -118,14 +119,12 @@ class Shards:
     def __getitem__(self, which: int) -> EpisodeBatch:
         if which not in self._open:
             found = self._read(which)
-            while self._open and not self._has_room(which):
+            most = self._most_open - 1
+            while self._open and (len(self._open) > most or sum(map(self.nbytes, [which, *self._open])) > self.memory):
                 self._open.popitem(last=False)
             self._open[which] = found
         self._open.move_to_end(which)
         return self._open[which]
-
-    def _has_room(self, which: int) -> bool:
-        return len(self._open) < self._most_open and sum(map(self.nbytes, [which, *self._open])) <= self.memory
 
     def check(self, which: int) -> None:
         """Read a shard and check all that is known of it, whether it has been checked before or not."""

@@ -22,9 +22,9 @@ from typing import Any
 import numpy as np
 
 from collector.episodes.episode import Episode, EpisodeBatch
-from collector.store.dataset_head import HEAD, changes, head_bytes, read_head
+from collector.store.dataset_head import HEAD, head_bytes, head_changes, read_head
 from collector.store.manifest import MANIFEST, Manifest, read_lines, read_manifest
-from collector.store.packed import Layout, arrays_of, check_whole, concatenate, pack, returns_of
+from collector.store.packed import Layout, arrays_of, check_whole, join_batches, pack, returns_of
 from collector.store.safe_folder import LOCK, PARTIAL, Closable, DatasetError, FolderLock, SafeFolder
 from collector.store.schema import LARGEST, End, LayoutLine, Note, ShardLine
 from collector.store.shard import mismatch, write_shard
@@ -50,7 +50,7 @@ class StoreWriter(Closable):
         reopen: with `resume`, go on with a data set that is complete too: its end is removed, so that it is incomplete
             until the next `end`. Without, nothing can be added to it.
         overwrite: remove the data set that is there.
-        compress: deflate the shards: smaller, slower to write and to read at random.
+        compress: deflate the shards (up to 4 GB): smaller, slower to write and to read at random.
         check: with `resume`, called with the manifest of the data set before anything is changed; what it raises, the
             constructor does.
 
@@ -76,7 +76,7 @@ class StoreWriter(Closable):
         compress: bool = False,
         check: Callable[[Manifest], object] = lambda manifest: None,
     ) -> None:
-        self._files = ExitStack()
+        self._files, self._broken = ExitStack(), ""
         self.folder = Path(os.path.abspath(folder))
         self.compress = compress
         self.manifest = Manifest()
@@ -86,27 +86,30 @@ class StoreWriter(Closable):
         self._waiting: list[EpisodeBatch] = []
         self._seen: set[int] = set()
         self._next_number = 0
-        self._broken = ""
         if head is None and not resume:
             raise DatasetError(f"a new data set in {self.folder} needs a head: pass make_head(...)")
         content = None if head is None else head_bytes(head)
         with writing(self.folder, "choose another folder"), ExitStack() as undo:
             self.opened = undo.enter_context(SafeFolder.make(self.folder))
             """The folder, for what else is written there; it is closed with the writer."""
-            check_files(self.opened)
+            _check_files(self.opened)
             undo.enter_context(FolderLock(self.opened))
             if resume and self.opened.kind(HEAD):
                 self.manifest = _resume(self.opened, head, check, reopen)
             elif content is None:
                 read_head(self.opened)  # which says that there is none
             else:
-                _begin(self.opened, content, overwrite)
+                _check_free(self.opened, overwrite)
+                _remove_data(self.opened)
+                self.opened.write(HEAD, content)
             self._next_shard = 1 + max(
                 (int(line.shard.rpartition("/")[2]) for line in self.manifest.shards), default=-1
             )
             self._take_numbers(self.committed)
-            undo.callback(self.manifest.close)
-            self.manifest.open(self.opened)
+            self.manifest.fd = self.opened.open(MANIFEST, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+            undo.callback(os.close, self.manifest.fd)
+            self.manifest.cut_off()
+            self.opened.sync()
             self._files = undo.pop_all()
 
     # Episodes
@@ -170,13 +173,14 @@ class StoreWriter(Closable):
                     self.manifest.append([note])
             return
         with self._changing(), self.opened.inside(SHARDS, make=True) as shards:
-            name, episodes = self._new_name(), concatenate(self._waiting)
+            name, episodes = self._new_name(), join_batches(self._waiting)
             self._waiting = [episodes]
             try:
+                files, compressed = write_shard(shards, name, arrays_of(episodes), self.compress)
                 line = ShardLine(
                     shard=f"{SHARDS}/{name}",
-                    files=write_shard(shards, name, arrays_of(episodes), self.compress),
-                    compressed=self.compress,
+                    files=files,
+                    compressed=compressed,
                     steps=len(episodes.reward),
                     episodes=episodes.episode.tolist(),
                     lengths=episodes.lengths.tolist(),
@@ -264,7 +268,17 @@ class StoreWriter(Closable):
             raise DatasetError(f"{self.folder} is complete, with {self.manifest.end:,} episodes; choose another folder")
 
 
-def check_files(folder: SafeFolder) -> None:
+def check_folder(path: Path, overwrite: bool) -> None:
+    """Make a folder, with its parents, and raise `DatasetError` where no new data set may be written there, early: a
+    `StoreWriter` asks the same.
+    """
+    with writing(path, "choose another folder"), SafeFolder.make(path) as folder:
+        _check_files(folder)
+        FolderLock(folder).close()
+        _check_free(folder, overwrite)
+
+
+def _check_files(folder: SafeFolder) -> None:
     """Raise `DatasetError` where a folder holds a file that no writer puts there, or at any depth a link."""
     foreign = [name for name, _ in folder.entries() if not OURS.fullmatch(name)]
     if foreign:
@@ -272,25 +286,19 @@ def check_files(folder: SafeFolder) -> None:
     folder.check()
 
 
-def contents(folder: SafeFolder) -> str:
-    """Describe the data set of a folder, for a message."""
+def _check_free(folder: SafeFolder, overwrite: bool) -> None:
+    """Raise `DatasetError` where a folder holds a data set that is to stay."""
+    if overwrite or all(name == LOCK or name.endswith(PARTIAL) for name, _ in folder.entries()):
+        return
     try:
-        head, count = read_head(folder), len(read_manifest(folder).index)
+        job, count = read_head(folder).get("job"), len(read_manifest(folder).index)
+        held = f"{count:,} episodes of {job.get('env', 'an earlier job') if job else 'an earlier program'}"
     except DatasetError:
-        return "files of an earlier job"
-    job = head.get("job")
-    return f"{count:,} episodes of {job.get('env', 'an earlier job') if job else 'an earlier program'}"
-
-
-def _begin(folder: SafeFolder, head: bytes, overwrite: bool) -> None:
-    """Begin a data set in a folder that is locked. Raises `DatasetError` where it holds one that is to stay."""
-    present = [name for name, _ in folder.entries() if name != LOCK and not name.endswith(PARTIAL)]
-    if present and not overwrite:
-        raise DatasetError(
-            f"{folder.path} already holds {contents(folder)}; resume it, choose another folder, or overwrite it"
-        )
-    _remove_data(folder)
-    folder.write(HEAD, head)
+        held = "files of an earlier job"
+    raise DatasetError(
+        f"{folder.path} already holds {held}: go on with it (resume), choose another folder, or replace it "
+        "(overwrite=True, --overwrite)"
+    )
 
 
 def _resume(
@@ -300,13 +308,13 @@ def _resume(
     reopen: bool = False,
 ) -> Manifest:
     """Take up the data set of a folder that is locked: all that was not committed is removed, and with `reopen` its
-    end; of the manifest by `Manifest.open`.
+    end; of the manifest by `Manifest.cut_off`.
 
     Raises `DatasetError` where it was begun with another `head`, a shard is missing, or episodes that `reopen` would
     add do not count; raises as `check`, which is called with the manifest. Nothing is changed then.
     """
     before = read_head(folder)
-    if head is not None and (found := changes(head, before)):
+    if head is not None and (found := head_changes(before, head)):
         raise DatasetError(
             f"{folder.path} was begun with other settings ({'; '.join(found)}); resume it with those, or choose "
             "another folder"

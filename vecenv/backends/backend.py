@@ -38,11 +38,14 @@ class WorkerInfo(NamedTuple):
 
 
 class Call:
-    """An operation that was started on the envs `ids`. `found`: the value of each, or its Failure, once it is there."""
+    """An operation that was started on the envs `ids`. `found`: the value of each, or its Failure, once it is there.
 
-    def __init__(self, ids: Sequence[int], op: str, found: dict[int, Any] | None = None) -> None:
+    `values`: those of envs that have answered at once, one each.
+    """
+
+    def __init__(self, ids: Sequence[int], op: str, values: Sequence[Any] | None = None) -> None:
         self.ids, self.op = ids, op
-        self.found = {} if found is None else found
+        self.found: dict[int, Any] = {} if values is None else dict(zip(ids, values, strict=True))
 
     def done(self) -> bool:
         """True once all have answered; `Backend.wait` takes it."""
@@ -51,13 +54,6 @@ class Call:
     def values(self) -> list[Any]:
         """The values, in the order of the ids."""
         return [self.found[i] for i in self.ids]
-
-
-class Answered(Call):
-    """A call of envs that answer at once."""
-
-    def __init__(self, values: list[Any]) -> None:
-        super().__init__(range(len(values)), "", dict(enumerate(values)))
 
 
 class Backend(ABC):

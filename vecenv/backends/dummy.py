@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from vecenv.backends.backend import Answered, Answers, Backend, Taken, WorkerInfo
+from vecenv.backends.backend import Answers, Backend, Call, Taken, WorkerInfo
 from vecenv.backends.host.env_access import own_copy, plain_copy
 from vecenv.backends.host.env_host import EnvHost, EnvReport, check_distinct
 from vecenv.backends.host.failure import Failure
@@ -70,9 +70,9 @@ class DummyBackend(Backend):
     def take(self, ids: Sequence[int] | None) -> Taken:
         return self._answers.take(ids)
 
-    def call(self, ids: Sequence[int], op: str, args: Sequence[tuple[Any, ...]]) -> Answered:
+    def call(self, ids: Sequence[int], op: str, args: Sequence[tuple[Any, ...]]) -> Call:
         assert self._host is not None
-        return Answered([plain_copy(self._host.call(i, op, own_copy(a))) for i, a in zip(ids, args, strict=True)])
+        return Call(ids, op, [plain_copy(self._host.call(i, op, own_copy(a))) for i, a in zip(ids, args, strict=True)])
 
     def close(self, timeout: float) -> list[str]:
         return [] if self._host is None else self._host.close()

@@ -265,7 +265,7 @@ class ProcessBackend(Backend):
         return Taken(self._answers.take(ids).extras, infos)
 
     def _await_rest(self, ids: Sequence[int]) -> None:
-        """Wait for the extras and forms of these answers that are still on their way."""
+        """Wait for the extras and schemas of these answers that are still on their way."""
         if missing := list(filter(self._lacks_rest, ids)):
             self._sleep(lambda: not any(map(self._lacks_rest, missing)), None)
 
@@ -278,7 +278,7 @@ class ProcessBackend(Backend):
             for j, blob in pickle.loads(extras) if extras else ():
                 parts = read_value(blob, i := worker.start + j, "step")
                 self._answers.extras[i] = Extra(failure=parts) if isinstance(parts, Failure) else Extra.unpacked(parts)
-        elif frame.kind == messages.INFO_FORM:
+        elif frame.kind == messages.INFO_SCHEMA:
             self._infos.learn(worker.index, frame.number, *pickle.loads(frame.payload))
         elif frame.kind == messages.REPLY:
             if (found := self._requests.pop(frame.number, None)) is not None:
@@ -324,7 +324,7 @@ class ProcessBackend(Backend):
                 del self._requests[number]
 
     def _keep_infos(self, worker: WorkerHandle, pending: Sequence[int]) -> None:
-        """Read the infos in the rows of a worker that has ended; the next worker's rows have other forms."""
+        """Read the infos in the rows of a worker that has ended; the next worker's rows have other schemas."""
         in_rows = [i for i in worker.ids if self._status[i] == opcodes.DONE_INFO and i not in pending]
         for infos in self._infos.read(in_rows) or ():
             for i, info in infos.items():
@@ -341,7 +341,7 @@ class ProcessBackend(Backend):
         return [i for i in worker.ids if self._answers.busy(i) or self._lacks_rest(i)]
 
     def _lacks_rest(self, i: int) -> bool:
-        """True if the env has answered, but for an extra, or the form of its info, that is still on its way."""
+        """True if the env has answered, but for an extra, or the schema of its info, that is still on its way."""
         if self._status[i] == opcodes.DONE_INFO:
             return self._infos.read([i]) is None
         extra_follows = self._status[i] in (opcodes.DONE_EXTRA, opcodes.DONE_EXTRA_FINAL)

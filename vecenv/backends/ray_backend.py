@@ -43,7 +43,7 @@ class RayTransport(ShmemTransport):
         self._frames = SubprocTransport()
         self._frames.open(pool, n)
         self._is_far = np.zeros(n, bool)
-        """Of each env: whether it is on another node."""
+        """True for each env that is on another node."""
         self._any_far = False
 
     def bind(self, layout: Layout, n: int) -> Arena:

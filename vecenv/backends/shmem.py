@@ -5,12 +5,12 @@
     write actions, then the status bytes          (looks for a new round, then sleeps on its wakeup)
     count the round, wake if it sleeps  ->
     (looks for answers, then polls)               steps the envs of its block, writes rows
-                                        <-        INFO_FORM frame, once for each form of infos in rows
+                                        <-        INFO_SCHEMA frame, once for each schema of infos in rows
                                         <-        writes the status bytes, wakes the parent if it polls
                                         <-        ANSWERS frame with the extras, only if there are any
 
 Nothing is pickled, no frame is sent and, as long as both sides are awake, no system call is made in a round whose
-infos are empty, or numbers and small arrays of a form that is known.
+infos are empty, or numbers and small arrays of a schema that is known.
 """
 
 from __future__ import annotations
@@ -239,8 +239,9 @@ class ShmemTransport(Transport):
         return arena
 
     def send(self, ids: np.ndarray | None, ops: int | np.ndarray, payloads: Mapping[int, Any]) -> None:
-        if payloads:
-            self._send_payloads(payloads)
+        for worker in self._pool.workers if payloads else ():
+            if worker.alive and (mine := worker.pickle_own(payloads)):
+                self._pool.request(worker, messages.PAYLOADS, 0, mine)
         # An index array writes each status byte once. A copy of all of them may write some twice (as memmove and
         # numpy do), the second time over the answer of a worker that has seen the first.
         self._status[self._all_ids if ids is None else ids] = ops
@@ -263,11 +264,6 @@ class ShmemTransport(Transport):
         fence()
         for w in workers:
             self._wakeups[w].wake()
-
-    def _send_payloads(self, payloads: Mapping[int, Any]) -> None:
-        for worker in self._pool.workers:
-            if worker.alive and (mine := worker.pickle_own(payloads)):
-                self._pool.request(worker, messages.PAYLOADS, 0, mine)
 
     def notify(self, worker: WorkerHandle) -> None:
         worker.line[FRAMES] += 1  # the worker looks at this count, not at its channel

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import math
 import os
@@ -67,16 +68,12 @@ def available_memory() -> int | None:
 
 def _free_memory() -> int | None:
     """Memory of the machine that is left, or all of it where the kernel does not report what is used."""
-    lines = (system_file("/proc/meminfo") or "").splitlines()
-    available = next((int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:")), None)
-    return _whole_memory() if available is None else available
-
-
-def _whole_memory() -> int | None:
-    try:
+    for line in (system_file("/proc/meminfo") or "").splitlines():
+        if line.startswith("MemAvailable:"):
+            return int(line.split()[1]) * 1024
+    with contextlib.suppress(ValueError, OSError):
         return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    except (ValueError, OSError):
-        return None
+    return None
 
 
 def _memory_of(group: str) -> int | None:

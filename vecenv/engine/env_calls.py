@@ -17,15 +17,8 @@ from vecenv.engine.status import EnvStatus
 class EnvCalls:
     """Runs operations (of `ENV_CALLS`) on idle envs, in all workers at once."""
 
-    def __init__(
-        self,
-        backend: Backend,
-        recovery: Recovery,
-        reports: Sequence[EnvReport],
-        status: EnvStatus,
-    ) -> None:
-        self._backend, self._recovery, self._reports = backend, recovery, reports
-        self._status = status
+    def __init__(self, backend: Backend, recovery: Recovery, reports: Sequence[EnvReport], status: EnvStatus) -> None:
+        self._backend, self._recovery, self._reports, self._status = backend, recovery, reports, status
 
     def start(self, ids: np.ndarray | None, op: str, args: Sequence[tuple[Any, ...]]) -> Call:
         """Start an operation with one tuple of arguments an env; returns at once."""

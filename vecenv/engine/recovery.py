@@ -51,7 +51,7 @@ class Recovery:
         self.rows: dict[int, Extra] = {}
         """on_error="restart": the results of failed envs that were asked to step, until they are taken."""
         self.restarts = 0
-        """Of workers."""
+        """Number of workers that were restarted."""
         self.absorbed = 0
         """Failures that the caller did not see as exceptions."""
         self.resets: dict[int, dict[str, Any]] = {}

@@ -154,7 +154,7 @@ class Results:
     def _infos_of(self, asked: Sequence[int], taken: Taken) -> np.ndarray:
         if not taken.extras and len(taken.infos) == 1:
             columns = taken.infos[0]
-            if columns.ids == asked and "env_id" not in columns.form.keys:
+            if columns.ids == asked and "env_id" not in columns.schema.keys:
                 return np.fromiter(columns.dicts(env_id=True), object, len(asked))
         infos = self.info(asked, NOTHING_BESIDES)
         row_of = self._all if asked is self._all else {i: row for row, i in enumerate(asked)}

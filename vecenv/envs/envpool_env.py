@@ -134,9 +134,6 @@ class MultiThreadedEnvWrapper(EnvPoolVectorEnv):
         """The shape of a batch of rewards."""
         return (self.env_num,)
 
-    def __repr__(self) -> str:
-        return f"{type(self).__name__}(num_workers={self.env_num}, device=cpu)"
-
 
 class MultiThreadedEnv(MultiThreadedEnvWrapper):
     """`num_workers` envs of EnvPool's task `env_name` (arguments of torchrl's MultiThreadedEnv).
@@ -168,9 +165,6 @@ class MultiThreadedEnv(MultiThreadedEnvWrapper):
             raise ValueError(f"create_env_kwargs has {decided}, which num_workers and env_name decide")
         super().__init__(make_pool(env_name, num_workers, **options))
         self.env_name = env_name.removeprefix("ALE/")
-
-    def __repr__(self) -> str:
-        return f"MultiThreadedEnv(env={self.env_name}, num_workers={self.env_num}, device=cpu)"
 
 
 def _refuse_without_effect(name: str, arguments: Mapping[str, Any]) -> None:

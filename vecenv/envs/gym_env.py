@@ -32,7 +32,7 @@ class OfClass:
         return self._compute()
 
 
-class GymEnv(gymnasium.Wrapper, RecordConstructorArgs):
+class GymEnv(gymnasium.ObservationWrapper, RecordConstructorArgs):
     """A gymnasium env made by its name (arguments of torchrl's GymEnv). It is a `gymnasium.Env` as any other.
 
     `gymnasium.make(env.spec)` makes the same again.
@@ -119,15 +119,9 @@ class GymEnv(gymnasium.Wrapper, RecordConstructorArgs):
         if isinstance(self.observation_space, spaces.Dict) and "pixels" in self.observation_space.spaces:
             self.from_pixels = True
 
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
-        """Start an episode: (obs, info)."""
-        obs, info = self.env.reset(seed=seed, options=options)
-        return {"pixels": obs} if self._is_picture else obs, info
-
-    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
-        """Give the action to the env, `frame_skip` times or until the episode ends."""
-        obs, reward, terminated, truncated, info = self.env.step(action)
-        return {"pixels": obs} if self._is_picture else obs, reward, terminated, truncated, info
+    def observation(self, observation: Any) -> Any:
+        """The observation; as a dict where the env observes pictures by itself."""
+        return {"pixels": observation} if self._is_picture else observation
 
 
 def _make(name: str, frame_skip: int | None, kwargs: dict[str, Any]) -> Env:
@@ -192,8 +186,8 @@ def _is_picture(space: Any) -> bool:
 
 
 class SkipFrames(gymnasium.Wrapper):
-    """Gives each action to the env `repeats` times, or until the episode ends: the rewards are summed, the rest is the
-    last. (gymnasium has it as RepeatAction since 1.3.)
+    """Gives each action to the env `repeats` times, or until the episode ends: rewards are summed, all else is that of
+    the last of these steps. (gymnasium has it as RepeatAction since 1.3.)
     """
 
     spec = property(attrgetter("env.spec"))  # that of the wrapper which makes this one
@@ -258,7 +252,7 @@ _SKIPPING = {
 
 
 class Pixels(gymnasium.ObservationWrapper):
-    """Adds what the env renders to its observations, under `key`; with `only` that is all that they have.
+    """Adds what the env renders to its observations, under `key`; with `only` it takes their place.
 
     An observation that is no dict is kept under "observation". Unlike gymnasium's AddRenderObservation it checks and
     copies frames, which are dicts with `only` too, and passes `render_kwargs` to `render`. Where the `shape` of the

@@ -22,7 +22,7 @@ import numpy as np
 from gymnasium.vector import AutoresetMode
 
 from vecenv import nest
-from vecenv.backends.backend import Answered, Answers, Backend, Taken, WorkerInfo
+from vecenv.backends.backend import Answers, Backend, Call, Taken, WorkerInfo
 from vecenv.backends.host.env_host import ATTRIBUTES, EnvReport, own_report
 from vecenv.backends.host.failure import capture
 from vecenv.backends.host.row_writer import Extra, Final, fit, own_containers
@@ -82,13 +82,13 @@ class NativeBackend(Backend):
     def take(self, ids: Sequence[int] | None) -> Taken:
         return self.answers.take(ids)
 
-    def call(self, ids: Sequence[int], op: str, args: Sequence[tuple[Any, ...]]) -> Answered:
+    def call(self, ids: Sequence[int], op: str, args: Sequence[tuple[Any, ...]]) -> Call:
         try:
             if op == "get_env_attr" and args[0][0] in self.known:
-                return Answered([self.known[args[0][0]]] * len(ids))
-            return Answered(self.called(ids, op, args))
+                return Call(ids, op, [self.known[args[0][0]]] * len(ids))
+            return Call(ids, op, self.called(ids, op, args))
         except Exception as error:
-            return Answered([capture(error, i, op, local=True) for i in ids])
+            return Call(ids, op, [capture(error, i, op, local=True) for i in ids])
 
     def called(self, ids: Sequence[int], op: str, args: Sequence[tuple[Any, ...]]) -> list[Any]:
         """The results of one of ENV_CALLS for the envs `ids`, each with its arguments."""
@@ -218,18 +218,20 @@ class GymnasiumBackend(NativeBackend):
         obs, first_infos = nest.map(np.copy, self.arena.obs), list(infos)
         for i in ended.tolist():
             info = first_infos[i] = dict(infos[i])
-            if "final_obs" not in info:
+            key = "final_obs" if "final_obs" in info else "final_observation"  # the second in gymnasium 0.29
+            if key not in info:
                 raise EnvContractError(
                     f"env {i}: {self.name} ended an episode in SAME_STEP mode, but its infos have no final_obs"
                 )
-            nest.put(self.arena.obs, i, self._fitted(info.pop("final_obs"), self._row))
+            nest.put(self.arena.obs, i, self._fitted(info.pop(key), self._row))
             last_info = info.pop("final_info", None)
             infos[i] = info if last_info is None else last_info  # some (Atari's) keep no info of the last step apart
         return obs, first_infos
 
     def _has_begun(self, ids: np.ndarray, payloads: Mapping[int, Any]) -> bool:
         """Return whether these envs are reset already, as far as a reset with these arguments goes."""
-        return self.begun is not None and not payloads and bool(self.over[ids].all())
+        asks = any(payload.get("seed") is not None or payload.get("options") for payload in payloads.values())
+        return self.begun is not None and not asks and bool(self.over[ids].all())
 
     def _begin(self, ids: np.ndarray, payloads: Mapping[int, Any]) -> Infos:
         """Begin the next episodes of the envs `ids`, and write their first observations; returns the infos of all."""
@@ -341,8 +343,9 @@ def split_infos(infos: Mapping[str, Any], n: int) -> list[dict[str, Any]]:
     [{'a': np.int64(1)}, {}]
     """
     rows: list[dict[str, Any]] = [{} for _ in range(n)]
+    masks = {f"_{key}" for key in infos}
     for key, value in infos.items():
-        if key.startswith("_") and key[1:] in infos:
+        if key in masks:
             continue
         values: Sequence[Any] = split_infos(value, n) if isinstance(value, Mapping) else value
         mask = infos.get(f"_{key}")

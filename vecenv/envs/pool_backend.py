@@ -25,7 +25,7 @@ from vecenv import nest
 from vecenv.backends.backend import Taken
 from vecenv.backends.host.env_host import EnvReport
 from vecenv.backends.ipc import opcodes
-from vecenv.backends.memory.infos import PYTHON, InfoColumns, InfoForm
+from vecenv.backends.memory.infos import PYTHON, InfoColumns, InfoSchema
 from vecenv.backends.system_limits import usable_cpus
 from vecenv.envs.gymnasium_backend import NativeBackend
 from vecenv.errors import VectorEnvError
@@ -178,8 +178,8 @@ class PoolBackend(NativeBackend):
         arena.terminated[ids], arena.truncated[ids] = done > truncated, truncated  # `done` is either kind of end
         infos = {name: state[key] for name, key in self._info_keys.items()}
         if not self._infos:
-            self._form = InfoForm(tuple(infos), tuple(map(_kind, infos.values())))
-            parts = zip(infos, self._form.parts, strict=True)
+            self._schema = InfoSchema(tuple(infos), tuple(map(_kind, infos.values())))
+            parts = zip(infos, self._schema.parts, strict=True)
             self._infos = {name: np.zeros((self.env_num, *shape), dtype) for name, (dtype, shape) in parts}
         nest.put(self._infos, ids, infos)
         self._fresh[ids] = done
@@ -190,7 +190,7 @@ class PoolBackend(NativeBackend):
         if not self._infos:  # an interrupt fell into the first round
             return taken
         columns = [column.copy() if ids is None else column[rows] for column in self._infos.values()]
-        return Taken(taken.extras, [InfoColumns(self._form, rows, columns)])
+        return Taken(taken.extras, [InfoColumns(self._schema, rows, columns)])
 
     def _send(self, action: np.ndarray, ids: np.ndarray) -> None:
         ids = ids.astype(np.int32, copy=False)
@@ -227,7 +227,7 @@ class PoolBackend(NativeBackend):
 
 
 def _kind(column: np.ndarray) -> Any:
-    """The kind of a value of this column in an `InfoForm`: a number of Python's, or an array."""
+    """The kind of a value of this column in an `InfoSchema`: a number of Python's, or an array."""
     if column.ndim > 1:
         return column.dtype.str, column.shape[1:]
     return next(kind for kind, dtype in PYTHON.items() if dtype.kind == column.dtype.kind.replace("u", "i"))

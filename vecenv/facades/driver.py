@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 from gymnasium import spaces
+from gymnasium.vector import AutoresetMode
 
 from vecenv import nest
 from vecenv.base import BaseVectorEnv, engine_of, overrides_nothing
@@ -85,6 +86,16 @@ class Driver:
             for i, info in zip(ids, infos, strict=True):
                 if i in own_ids:
                     info["env_id"] = own_ids[i]
+
+
+def check_resets(venv: Any, mode: AutoresetMode) -> None:
+    """ValueError for a vector env of `from_gymnasium` whose envs cannot be reset as this mode does."""
+    needed = {AutoresetMode.NEXT_STEP: "resets_in_next_step", AutoresetMode.SAME_STEP: "resets_alone"}.get(mode)
+    if needed is not None and not getattr(venv, needed, True):
+        raise ValueError(
+            f"{venv!r} steps its envs together and cannot reset them as autoreset_mode {mode.value} does: make the "
+            "VectorEnv that from_gymnasium got with that mode"
+        )
 
 
 class Episodes:
@@ -173,11 +184,13 @@ class EndedStep:
     """A step that ended the episodes of the envs `ids`, as SAME_STEP has it: its rows and infos are of the next ones.
 
     `last_obs` and `last_infos` are the last of the ended episodes, in the order of `ids`; `restore` is the
-    `int_restorer` of the observation. The envs `left` were not reset in the step: it is complete after `begin`.
+    `int_restorer` of the observation. The envs `left` were not reset in the step, because they are in `failed`: it is
+    complete after `begin`.
     """
 
-    def __init__(self, step: OwnStep, ids: Sequence[int], left: Sequence[int], restore: Restore | None) -> None:
-        self.ids, self.left = ids, left
+    def __init__(self, step: OwnStep, ids: Sequence[int], failed: Sequence[int], restore: Restore | None) -> None:
+        self.ids = ids
+        self.left = left = [i for i in ids if i in failed]
         obs, rew, terminated, truncated, by_id = step
         self.infos = infos = dict(by_id.items())
         self.step = obs, rew, terminated, truncated, infos

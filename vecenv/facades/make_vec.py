@@ -242,7 +242,7 @@ def make_vec(
 
 
 def _check(num_envs: Any, backend: Any, wrappers: Any, **options: Any) -> None:
-    """ValueError or TypeError for what is wrong here rather than in the classes that get it."""
+    """ValueError or TypeError for wrong arguments of make_vec itself; those of the classes are checked there."""
     check_count("num_envs", num_envs)
     if backend not in BACKENDS:
         raise ValueError(f"backend must be one of {list(BACKENDS)}, got {backend!r}")

@@ -11,6 +11,7 @@ from gymnasium.vector import AutoresetMode
 
 from vecenv import nest
 from vecenv.engine.engine import Engine
+from vecenv.engine.lifetime import NotStarted
 from vecenv.engine.results import OwnStep
 from vecenv.envs.gymnasium_arguments import as_autoreset_mode, as_seeds, split_options
 from vecenv.errors import Partial
@@ -25,7 +26,7 @@ from vecenv.facades.batched_spaces import (
     split_actions,
     takes_arrays,
 )
-from vecenv.facades.driver import Driver, EndedStep, Episodes, int_restorer
+from vecenv.facades.driver import Driver, EndedStep, Episodes, check_resets, int_restorer
 from vecenv.facades.vector_infos import batch_infos, ended_infos
 from vecenv.wrappers import check_send_and_recv
 
@@ -104,6 +105,7 @@ class GymnasiumVectorEnv(AsyncCalls):
         check_send_and_recv(venv, type(self).__name__)
         self.observation_mode, self.copy = observation_mode, copy
         self.autoreset_mode = as_autoreset_mode(autoreset_mode)
+        check_resets(venv, self.autoreset_mode)
         self.num_envs = len(venv)
         self.metadata = {**(venv.metadata[0] or {}), "autoreset_mode": self.autoreset_mode}
         self.render_mode = _render_mode(venv)
@@ -249,15 +251,13 @@ class GymnasiumVectorEnv(AsyncCalls):
         """Return the results of a step that ended episodes, after a reset of the envs that the step has not reset."""
         episodes = self._episodes
         ids = episodes.ended
-        failed = self.venv.failed_id if self._one_round else ids
-        left = [i for i in ids if i in failed]
-        begun = [i for i in ids if i not in failed]
-        ended = EndedStep(step, ids, left, self._as_ints)
+        ended = EndedStep(step, ids, self.venv.failed_id if self._one_round else ids, self._as_ints)
+        begun = [i for i in ids if i not in ended.left]
         episodes.note(begun, False)
         episodes.begin(begun, {})
-        if left:
+        if ended.left:
             self._ended = ended
-            self._send(STEP, None, left, left)
+            self._send(STEP, None, ended.left, ended.left)
             self._await(STEP, deadline)
         return self._finish(ended)
 
@@ -350,7 +350,7 @@ def _render_mode(venv: Any) -> str | None:
 def _check_vector_env(venv: Any) -> None:
     """TypeError for an object that is no vector env of ours, ValueError for one with other batches than gymnasium's."""
     engine = getattr(venv, "engine", None)
-    if not isinstance(engine, Engine):
+    if not isinstance(engine, (Engine, NotStarted)):
         raise TypeError(
             f"a vector env of vecenv is needed, such as ShmemVectorEnv([lambda: gym.make(...)] * 8), got {venv!r}"
         )

@@ -10,7 +10,6 @@ from typing import Any, TypeGuard
 
 import gymnasium
 import numpy as np
-from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, VectorEnv
 
 from vecenv import nest
@@ -19,7 +18,7 @@ from vecenv.engine.arguments import check_seed
 from vecenv.engine.results import OwnStep
 from vecenv.envs.from_gymnasium import from_gymnasium
 from vecenv.errors import EnvContractError
-from vecenv.facades.driver import Driver, EndedStep, int_restorer
+from vecenv.facades.driver import Driver, EndedStep, check_resets, int_restorer
 from vecenv.facades.to_gymnasium import GymnasiumVectorEnv
 
 try:
@@ -96,8 +95,6 @@ class SB3VecEnv(VecEnv):
             rows = [self._driver.reset([i], **_arguments([seeds[i]], options[i])) for i in range(self.num_envs)]
             obs = nest.stack([nest.take(row, 0) for row, _ in rows])
             infos = [info for _, (info,) in rows]
-        if isinstance(obs, np.ndarray) and isinstance(self.observation_space, (spaces.Dict, spaces.Tuple)):
-            raise ValueError("SB3 takes Dict and Tuple observations stacked: make the vector env with stack_obs=True")
         self.reset_infos = infos
         self._reset_seeds()
         self._reset_options()
@@ -152,7 +149,7 @@ class SB3VecEnv(VecEnv):
         envs are reset that the step itself has not reset.
         """
         failed = self.venv.failed_id if self._one_round else ids  # on_error="restart" makes a failure an end
-        ended = EndedStep(step, ids, [i for i in ids if i in failed], self._as_ints)
+        ended = EndedStep(step, ids, failed, self._as_ints)
         if ended.left:
             first_obs, first_infos = self._driver.reset(ended.left)
             ended.begin(first_obs, dict(zip(ended.left, first_infos, strict=True)))
@@ -285,6 +282,9 @@ def _checked(venv: Any) -> BaseVectorEnv:
         raise TypeError(f"SB3VecEnv takes a vector env, such as ShmemVectorEnv(env_fns), got {type(venv).__name__}")
     if venv.is_async:
         raise ValueError("SB3 steps all envs together: make the vector env without wait_num and timeout")
+    if venv.engine.results.splits:
+        raise ValueError("SB3 takes Dict and Tuple observations stacked: make the vector env with stack_obs=True")
+    check_resets(venv, AutoresetMode.SAME_STEP)
     for name in ("observation_space", "action_space"):
         found = getattr(venv, name)
         for i, space in enumerate(found):

@@ -40,14 +40,14 @@ def vector_infos(rows: Iterable[tuple[int, Mapping[Any, Any]]], n: int) -> dict[
 
 
 def batch_infos(infos: Mapping[int, Mapping[Any, Any]], n: int) -> dict[Any, Any]:
-    """`vector_infos` of infos by env id; those that came as columns are batched as they are."""
+    """`vector_infos` of infos by env id; `InfoColumns` are batched column by column."""
     if not isinstance(infos, InfoColumns):
         return vector_infos(infos.items(), n)
-    keys = infos.form.keys
+    keys = infos.schema.keys
     if "final_obs" in keys or any(_is_mask_of_another(key, keys) for key in keys):
         return vector_infos(infos.items(), n)
     batch: dict[Any, Any] = {}
-    for key, kind, values in zip(keys, infos.form.kinds, infos.columns, strict=True):
+    for key, kind, values in zip(keys, infos.schema.kinds, infos.columns, strict=True):
         mask = _mask(infos.ids, n)
         if kind is np.bool_:  # no number of numpy's
             column = object_column(infos.ids, list(values), n)

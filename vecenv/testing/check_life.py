@@ -157,7 +157,7 @@ def check_env_errors(factory: Factory) -> None:
 
 
 def check_workers_that_end(factory: Factory) -> None:
-    """The end of an env's process is an error, `alive` tells it, and a reset makes the env again.
+    """The end of an env's process is an error, `alive` is False for it, and a reset makes the env again.
 
     Envs in the process of the test, which would end with it, pass at once.
     """

@@ -154,7 +154,7 @@ def check_waiting(factory: Factory) -> None:
                 twins.reset(i)
             want = [twins.step(i, i) for i in range(N)]
             gates.open(*quick)
-            # One that waits for all is given what it waits for, so that it can be told.
+            # A vector env that waits for all gets the answers late, so that the check ends and can name it.
             late = threading.Timer(GATE_PATIENCE, gates.open, slow)
             late.start()
             try:

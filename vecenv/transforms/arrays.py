@@ -33,7 +33,7 @@ def bounds_of(space: Any) -> tuple[np.ndarray, np.ndarray]:
 
 
 def box(low: np.ndarray, high: np.ndarray) -> spaces.Box:
-    """The Box with these bounds, and in their dtype; what is no number (such as inf - inf) is no bound."""
+    """The Box with these bounds, and in their dtype; a NaN (such as inf - inf) is no bound."""
     if low.dtype.kind == "f":
         low, high = np.where(np.isnan(low), -np.inf, low), np.where(np.isnan(high), np.inf, high)
     return spaces.Box(low, high, low.shape, low.dtype.type)
@@ -70,7 +70,7 @@ def part(tree: Any, path: Path) -> Any:
 
 
 def with_part(tree: Any, path: Path, value: Any) -> Any:
-    """A tree with `value` at the path; what is not changed is shared."""
+    """A copy of the tree with `value` at the path, which shares all other parts."""
     if not path or (path == (WHOLE,) and not isinstance(tree, dict)):
         return value
     key, *rest = path

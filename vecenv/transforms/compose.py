@@ -48,7 +48,7 @@ class Compose(Transform):
             transform.again(rows)
 
     def episode_state(self, ids: np.ndarray) -> dict[Any, Any]:
-        """The states of those that have one, by their place and class."""
+        """The states of the transforms that have one, by their place and class."""
         return self._named(lambda each: each.episode_state(ids))
 
     def set_episode_state(self, ids: np.ndarray, state: dict[Any, Any]) -> None:
@@ -72,7 +72,7 @@ class Compose(Transform):
         return space
 
     def state_dict(self) -> dict[str, Any]:
-        """The states of those that have one, by their place and class."""
+        """The states of the transforms that have one, by their place and class."""
         return self._named(lambda each: each.state_dict())
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -127,8 +127,8 @@ class HasTransforms:
 
     @abstractmethod
     def rebuild(self, transforms: list[Transform]) -> list[tuple[Any, Any]]:
-        """Have the spaces of these transforms, and return the observation and the action space below each of them; on
-        an error nothing is changed.
+        """Take over the spaces that a chain of these transforms gives, and return the observation and the action space
+        below each of them; on an error nothing is changed.
         """
 
     def append_transform(self: Self, transform: Any) -> Self:

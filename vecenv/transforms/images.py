@@ -24,6 +24,8 @@ WEIGHTS = {"601": (0.299, 0.587, 0.114), "709": (0.2125, 0.7154, 0.0721)}
 SHIFT = 15
 """Gray values of integers are sums in units of 2**-15, as those of OpenCV: exact, whatever the size of a batch."""
 UNITS = {"601": (9798, 19235, 3735), "709": (6963, 23442, 2363)}
+LARGE = ("int32", "uint32", "int64", "uint64")
+"""The dtypes whose numbers are computed with in 64 bits, others in 32."""
 
 
 class ImageTransform(Transform):
@@ -165,7 +167,8 @@ class GrayScale(ImageTransform):
             r, g, b = WEIGHTS[self.weights]
             return red * r + green * g + blue * b
         units = UNITS[self.weights]
-        r, g, b = (cast(channel, "int32") * unit for channel, unit in zip((red, green, blue), units, strict=True))
+        wide = "int64" if dtype_name(red) in LARGE else "int32"
+        r, g, b = (cast(channel, wide) * unit for channel, unit in zip((red, green, blue), units, strict=True))
         return cast((r + g + b + (1 << SHIFT - 1)) >> SHIFT, dtype_name(red))
 
 
@@ -271,7 +274,7 @@ class Resize(ImageTransform):
             columns = METHODS[self.interpolation](images.shape[-1], self.width).like(images)
             xp = namespace(images)
             return xp.matmul(xp.matmul(rows, images), columns.T)
-        resized = self._by_products(cast(images, "float32"))
+        resized = self._by_products(cast(images, "float64" if dtype in LARGE else "float32"))
         return cast(resized if is_float(images) else namespace(images).round(resized), dtype)
 
 

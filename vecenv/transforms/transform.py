@@ -116,7 +116,7 @@ class Transform:
         return array
 
     def takes(self, shape: tuple[int, ...], dtype: str) -> bool:
-        """Return whether a part with rows of this shape and dtype is meant where no keys are given."""
+        """Return whether a part with rows of this shape and dtype is transformed where `in_keys` is None."""
         return True
 
     def reset(self, rows: Rows) -> None:
@@ -150,7 +150,7 @@ class Transform:
         """Go on from the state that `episode_state` returned for as many envs."""
 
     def inv(self, action: Any) -> Any:
-        """The actions (k, ...) that the env gets, for those that this transform gets."""
+        """The actions (k, ...) for the env, given the actions that the caller passes."""
         return action
 
     def transform_space(self, space: spaces.Space[Any]) -> spaces.Space[Any]:
@@ -164,14 +164,14 @@ class Transform:
         return box(np.minimum(*ends), np.maximum(*ends))
 
     def transform_observation_space(self, space: spaces.Space[Any]) -> spaces.Space[Any]:
-        """The space of the observations that it returns, given that of those that it gets."""
+        """The space of the observations that it returns, given the space of those that it receives."""
         tree = tree_of(space)
         for source, target in (places := self.places(space)):
             tree = with_part(tree, target, self.transform_space(part(tree, source)))
         return space_of(tree) if places else space
 
     def transform_action_space(self, space: Any) -> Any:
-        """The space of the actions that it takes, given that of those that it returns."""
+        """The space of the actions that it takes, given the space of those that `inv` returns."""
         return space
 
     def decided_by(self, space: spaces.Space[Any]) -> Any:
@@ -195,13 +195,13 @@ class Transform:
     # For subclasses and callers to use.
 
     def found(self, obs: Any) -> list[Place]:
-        """The places in an observation, which are looked for once."""
+        """The places to read and to write in an observation: of the first one, then kept."""
         if self._places is None:
             self._places = self.places(obs)
         return self._places
 
     def observe(self, obs: Any) -> Any:
-        """The observation (a tree of arrays (k, ...)) with the parts that are meant transformed."""
+        """The observation, a tree of arrays (k, ...), with `apply` done to the parts that this transform takes."""
         for source, target in self.found(obs):
             obs = with_part(obs, target, self.apply(part(obs, source)))
         return obs
@@ -252,7 +252,7 @@ class Transform:
         return {**self.__dict__, "_owner": None}
 
     def __repr__(self) -> str:
-        """The class with the arguments that differ from their defaults, of those that are attributes too."""
+        """The class, with its arguments that are attributes too and differ from their defaults."""
         own, shown = vars(self), ["frozen"] * bool(getattr(self, "frozen", False))
         for name, parameter in inspect.signature(type(self)).parameters.items():
             value = own.get(name, parameter.default)
@@ -305,7 +305,7 @@ class Freezable(Transform):
 
     @staticmethod
     def merged(states: Sequence[dict[str, Any]]) -> dict[str, Any]:
-        """The state of one that has seen the rows of each of several, such as those in workers: of `state_dict`s."""
+        """Merge `state_dict`s, as of clones in workers, into that of a transform which has seen all their rows."""
         raise NotImplementedError
 
 

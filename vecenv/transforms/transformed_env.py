@@ -63,7 +63,7 @@ class TransformedEnv(HasTransforms, Wrapper):
         return self.env
 
     def rebuild(self, transforms: list[Transform]) -> list[tuple[Any, Any]]:
-        """Have the spaces of these transforms; return those below each of them."""
+        """Wrap the env in a chain of these transforms; return the spaces below each of them."""
         chain, below = self.env, list[tuple[Any, Any]]()
         for each in transforms:
             below.append((chain.observation_space, chain.action_space))
@@ -128,14 +128,8 @@ class TransformedRows(Wrapper):
         flags = np.array([[bool(terminated)], [bool(truncated)]])
         rows = Rows(self._batch(obs), [info], paid.astype(np.float64)[None], flags[0], flags[1], ONLY_ENV)
         self.transform.step(rows)
-        reward = rows.reward[0]
-        return (
-            nest.take(rows.obs, 0),
-            float(reward) if reward.ndim == 0 else reward,
-            bool(rows.terminated[0]),
-            bool(rows.truncated[0]),
-            info,
-        )
+        reward = float(rows.reward[0]) if rows.reward.ndim == 1 else rows.reward[0]
+        return nest.take(rows.obs, 0), reward, bool(rows.terminated[0]), bool(rows.truncated[0]), info
 
     def _batch(self, obs: Any) -> Any:
         """The observation as a batch of one row, in the dtypes of the space."""
@@ -207,8 +201,7 @@ class _NoopReset(Wrapper):
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
         if seed is not None or self._draws is None:
-            own = int(np.random.randint(2**31)) if seed is None else seed
-            self._draws = np.random.default_rng(own)
+            self._draws = np.random.default_rng(seed)
             self._actions.seed(int(self._draws.integers(2**31)))
         for trial in range(MOST_TRIALS):
             obs, info = self.env.reset(seed=seed if trial == 0 else None, options=options)

@@ -77,7 +77,7 @@ class TransformedVectorEnv(HasTransforms, RowWiseWrapper):
         return own if self._action_space is None else self._action_space
 
     def rebuild(self, transforms: list[Transform]) -> list[tuple[Any, Any]]:
-        """Have the spaces of these transforms; return those of env 0 below each of them."""
+        """Take over the spaces that a chain of these transforms gives; return those of env 0 below each of them."""
         for each in transforms:
             if isinstance(each, EnvTransform):
                 raise TypeError(
@@ -107,9 +107,12 @@ class TransformedVectorEnv(HasTransforms, RowWiseWrapper):
         """The actions for the envs."""
         if not self.transform.changes_actions:
             return action
-        if isinstance(action, list):
+        if isinstance(action, (list, tuple)):
             action = nest.merge(lambda rows: nest.namespace(rows[0]).stack(rows), action)
-        return self.transform.inv(action)
+        action = self.transform.inv(action)
+        if not isinstance(action, tuple):
+            return action
+        return [nest.take(action, i) for i in range(len(next(nest.leaves(action))))]  # a tuple is one action an env
 
     def map_reset(self, obs: Any, info: np.ndarray) -> tuple[Any, np.ndarray]:
         """The rows, transformed."""
@@ -166,9 +169,11 @@ class TransformedVectorEnv(HasTransforms, RowWiseWrapper):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Take over what `state_dict` of an equal chain returned; ValueError where it is that of another."""
+        if ("venv" in state) != hasattr(self.venv, "state_dict"):
+            raise ValueError(f"either the state or {self!r} has statistics of a vector env below, the other has none")
+        super().load_state_dict({name: each for name, each in state.items() if name != "venv"})
         if "venv" in state:
             self.venv.load_state_dict(state["venv"])
-        super().load_state_dict({name: each for name, each in state.items() if name != "venv"})
 
     def __repr__(self) -> str:
         return f"TransformedVectorEnv({self.venv!r}, {self.transform})"

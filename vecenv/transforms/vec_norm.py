@@ -231,7 +231,7 @@ class VecNorm(Freezable):
 
     @staticmethod
     def merged(states: Sequence[dict[str, Any]]) -> dict[str, Any]:
-        """The state of one that has seen the rows of all of these."""
+        """Merge `state_dict`s into that of a VecNorm which has seen the rows of all of them."""
         found: dict[str, Any] = {}
         for name in _names(states[0]):
             own = [{each: state[f"{name}_{each}"] for each in PARTS} for state in states]

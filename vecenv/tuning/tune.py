@@ -280,7 +280,8 @@ def draw_actions(spaces: Sequence[Any]) -> list[Any]:
             raise ValueError(f"env {i} has no action_space to draw random actions from")
         space.seed(i)
     batches = [[space.sample() for space in spaces] for _ in range(ACTION_ROWS)]
-    stacks = all(isinstance(action, (np.ndarray, np.generic)) for action in batches[0])
+    stacks = len({(getattr(action, "dtype", None), getattr(action, "shape", None)) for action in batches[0]}) == 1
+    stacks = stacks and isinstance(batches[0][0], (np.ndarray, np.generic))
     return [np.stack(batch) for batch in batches] if stacks else batches
 
 

@@ -5,20 +5,14 @@ from __future__ import annotations
 import importlib
 import os
 import shutil
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from collector.store.dataset import Dataset
 from collector.store.safe_folder import DatasetError
 
-TARGETS = {
-    "parquet": "collector.store.export.arrow_parquet",
-    "lerobot": "collector.store.export.arrow_lerobot",
-    "minari": "collector.store.export.minari_datasets",
-}
-"""Modules with a function `write(dataset, path, **options)`."""
+TARGETS = {"parquet": "arrow_files", "lerobot": "arrow_files", "minari": "minari_datasets"}
+"""The module of each format, with a function `write_FORMAT(dataset, path, name=, **options)`."""
 
 
 def export(dataset: Dataset | str | os.PathLike[str], to: str, out: str | os.PathLike[str], **options: Any) -> Path:
@@ -46,24 +40,17 @@ def export(dataset: Dataset | str | os.PathLike[str], to: str, out: str | os.Pat
     data = dataset if isinstance(dataset, Dataset) else Dataset(dataset)
     if not len(data):
         raise DatasetError(f"{data.folder} has no episodes yet")
-    write = importlib.import_module(TARGETS[to]).write
-    with at_once(Path(out)) as partial:
-        write(data, partial, name=Path(out), **options)
-    return Path(out)
-
-
-@contextmanager
-def at_once(out: Path) -> Iterator[Path]:
-    """A path to write to, which gets the name `out` when the block ends well, and is removed otherwise."""
+    write, out = getattr(importlib.import_module(f"{__name__}.{TARGETS[to]}"), f"write_{to}"), Path(out)
     if out.exists():
         raise DatasetError(f"{out} exists; choose another place, or remove it")
     partial = out.with_name(f"{out.name}.partial")
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
         shutil.rmtree(partial, ignore_errors=True)
-        yield partial
+        write(data, partial, name=out, **options)
         os.replace(partial, out)
     except OSError as error:
         raise DatasetError(f"cannot write {out}: {error.strerror or error}") from error
     finally:
         shutil.rmtree(partial, ignore_errors=True)
+    return out

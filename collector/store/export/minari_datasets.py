@@ -24,7 +24,7 @@ except ImportError as error:
 _ID = re.compile(r"[\w-]{2,}/[\w-]+-v\d+", re.ASCII)
 
 
-def write(dataset: Dataset, out: Path, *, name: Path, dataset_id: str | None = None, **notes: Any) -> None:
+def write_minari(dataset: Dataset, out: Path, *, name: Path, dataset_id: str | None = None, **notes: Any) -> None:
     """See `export`. Pictures are stored as they are, not as JPEG; the seeds are those of the episodes."""
     spaces = dataset.observation_space, dataset.action_space
     if None in spaces:

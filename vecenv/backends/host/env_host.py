@@ -57,7 +57,7 @@ class EnvHost:
     observations are copied, because envs keep the original and may change it; so are those of envs that share a worker.
     `interruptible`: a KeyboardInterrupt in an env is the user's Ctrl-C and is raised to the caller. Before an
     env is used, `progress[0]` becomes a new number that is its index modulo the size of the block: a watchdog sees
-    which env is running, and that the host makes progress. What `progress` raises then ends the round or call.
+    which env is running, and that the host makes progress. Where writing it raises, no further env is used.
     """
 
     def __init__(

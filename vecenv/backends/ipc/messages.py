@@ -27,7 +27,7 @@ ANSWERS = 2  # of a round: rows and extras (Subproc), or the extras alone (Shmem
 REPLY = 3  # to a CALL, with its number
 WARNING = 4  # a warning for the user
 CLOSED = 5  # the envs are closed; a list of problems
-INFO_FORM = 6  # how infos lie in the info rows of the block that have the frame's number
+INFO_SCHEMA = 6  # how infos lie in the info rows of the block that have the frame's number
 # Parent to worker.
 SETUP = 16  # the layout
 ROUND = 17  # opcodes and actions (Subproc)

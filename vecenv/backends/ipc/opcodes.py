@@ -19,11 +19,5 @@ FINAL = 2  # added to DONE: there is a last observation besides the row
 INFO = 4  # added to DONE: there is an info in the info row
 DONE_EXTRA, DONE_FINAL, DONE_EXTRA_FINAL = DONE | EXTRA, DONE | FINAL, DONE | EXTRA | FINAL
 DONE_INFO = DONE | INFO
-_BUSY = bytes(range(IDLE + 1, DONE))
-NOT_DONE = bytes(range(DONE))
-"""The status bytes that `status.translate(None, ...)` removes to leave the answers."""
-
-
-def all_busy(status: bytes) -> bool:
-    """Return whether every one of these status bytes is an opcode."""
-    return not status.translate(None, _BUSY)
+BUSY, NOT_DONE = bytes(range(IDLE + 1, DONE)), bytes(range(DONE))
+"""All opcodes, and with IDLE: `status.translate(None, NOT_DONE)` leaves the answers."""

@@ -1,9 +1,9 @@
 """Infos of numbers and small arrays as bytes in rows of the arena, one value after the other, without gaps.
 
-    number of the form u8 | value | value | ...
+    number of the schema u8 | value | value | ...
 
-A form is what infos that travel so have in common: their keys in order, and the type of each value. The worker that
-writes the rows numbers the forms, and sends each of them once; all other infos travel pickled.
+A schema is what infos that travel so have in common: their keys in order, and the type of each value. The worker that
+writes the rows numbers the schemas, and sends each of them once; all other infos travel pickled.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ SCALARS = PYTHON | {
 """The types of numbers, with the dtype that holds each exactly; an int that has more than 64 bits does not fit."""
 
 
-class InfoForm:
+class InfoSchema:
     """Layout of infos with these keys and kinds of values in a row.
 
-    >>> form = InfoForm(("x", "at"), (float, ("<i8", (2,))))
+    >>> schema = InfoSchema(("x", "at"), (float, ("<i8", (2,))))
     >>> row = bytearray(INFO_BYTES)
-    >>> form.struct.pack_into(row, 0, 3, 0.5, np.array([7, 8]).tobytes())
-    >>> InfoColumns(form, [4], form.read(np.frombuffer(row, np.uint8).reshape(1, -1)))[4]
+    >>> schema.struct.pack_into(row, 0, 3, 0.5, np.array([7, 8]).tobytes())
+    >>> InfoColumns(schema, [4], schema.read(np.frombuffer(row, np.uint8).reshape(1, -1)))[4]
     {'x': 0.5, 'at': array([7, 8])}
     """
 
@@ -81,22 +81,22 @@ class InfoForm:
 
 
 class InfoColumns(Mapping[int, dict[str, Any]]):
-    """The infos of the envs `ids` in one round, by env id, all of one form: made when they are asked for.
+    """The infos of the envs `ids` in one round, by env id, all of one schema: made when they are asked for.
 
-    `columns` are the values, an array (k, *shape) for each key of the form.
+    `columns` are the values, an array (k, *shape) for each key of the schema.
     """
 
-    __slots__ = ("columns", "form", "ids")
+    __slots__ = ("columns", "ids", "schema")
 
-    def __init__(self, form: InfoForm, ids: Sequence[int], columns: list[np.ndarray]) -> None:
-        self.form, self.ids, self.columns = form, ids, columns
+    def __init__(self, schema: InfoSchema, ids: Sequence[int], columns: list[np.ndarray]) -> None:
+        self.schema, self.ids, self.columns = schema, ids, columns
 
     def dicts(self, env_id: bool = False) -> list[dict[str, Any]]:
         """The infos as the envs returned them, in the order of `ids`: new dicts, with arrays of their own.
 
         `env_id` adds the env id under this key.
         """
-        keys, values = self.form.keys, [*map(_values, self.form.kinds, self.columns)]
+        keys, values = self.schema.keys, [*map(_values, self.schema.kinds, self.columns)]
         if env_id:
             keys, values = (*keys, "env_id"), [*values, self.ids]
         return list(map(dict, map(zip, repeat(keys), zip(*values, strict=True))))  # without a Python loop over envs
@@ -104,7 +104,7 @@ class InfoColumns(Mapping[int, dict[str, Any]]):
     def of(self, ids: Sequence[int]) -> InfoColumns:
         """The infos of these envs."""
         rows = [row for row, i in enumerate(self.ids) if i in ids]
-        return InfoColumns(self.form, [self.ids[row] for row in rows], [column[rows] for column in self.columns])
+        return InfoColumns(self.schema, [self.ids[row] for row in rows], [column[rows] for column in self.columns])
 
     def items(self) -> Any:
         """(env id, info) of each."""
@@ -131,47 +131,47 @@ def _values(kind: Kind, column: np.ndarray) -> Sequence[Any]:
 
 
 class InfoReader:
-    """Reads `rows` (n, INFO_BYTES); `worker_of` (n,) is the worker of each env, which numbers its forms itself.
+    """Reads `rows` (n, INFO_BYTES); `worker_of` (n,) is the worker of each env, which numbers its schemas itself.
 
-    Forms that are equal are one object, so that the infos of all workers are usually read together.
+    Equal schemas are one object, so that the infos of all workers are usually read together.
     """
 
     def __init__(self, rows: np.ndarray, worker_of: np.ndarray) -> None:
         self._rows, self._worker_of = rows, worker_of.tolist()
         self._all = list(range(len(rows)))
-        self._forms: dict[Any, InfoForm] = {}
-        self._sent: dict[tuple[int, int], InfoForm] = {}
-        """By the worker that has sent it, and its number there."""
-        self._form_of_all: dict[bytes, InfoForm] = {}
-        """The form of the infos of all envs, by the numbers that their rows have then."""
+        self._schemas: dict[Any, InfoSchema] = {}
+        self._sent: dict[tuple[int, int], InfoSchema] = {}
+        """The schemas by worker, and by the number that the worker has given them."""
+        self._schema_of_all: dict[bytes, InfoSchema] = {}
+        """The schema of the infos of all envs, by the numbers that their rows have then."""
 
     def learn(self, worker: int, number: int, keys: tuple[str, ...], kinds: tuple[Any, ...]) -> None:
-        """Note a form that a worker has sent."""
-        self._sent[worker, number] = self._forms.setdefault((keys, kinds), InfoForm(keys, kinds))
+        """Note a schema that a worker has sent."""
+        self._sent[worker, number] = self._schemas.setdefault((keys, kinds), InfoSchema(keys, kinds))
 
     def forget(self, worker: int) -> None:
-        """The worker has ended: the next one in its place has other forms."""
-        self._sent = {key: form for key, form in self._sent.items() if key[0] != worker}
-        self._form_of_all = {}
+        """The worker has ended: the next one in its place has other schemas."""
+        self._sent = {key: schema for key, schema in self._sent.items() if key[0] != worker}
+        self._schema_of_all = {}
 
     def read(self, ids: Sequence[int] | None) -> list[InfoColumns] | None:
-        """The infos of these envs (None: all), grouped by their form; None if the form of one has not arrived."""
+        """The infos of these envs (None: all), grouped by their schema; None if the schema of one has not arrived."""
         numbers = self._rows[:, 0].tobytes()
-        if ids is None and (form := self._form_of_all.get(numbers)) is not None:
-            return [InfoColumns(form, self._all, form.read(self._rows))]
-        groups: dict[InfoForm, list[int]] = {}
+        if ids is None and (schema := self._schema_of_all.get(numbers)) is not None:
+            return [InfoColumns(schema, self._all, schema.read(self._rows))]
+        groups: dict[InfoSchema, list[int]] = {}
         for i in self._all if ids is None else ids:
             sent = self._sent.get((self._worker_of[i], numbers[i]))
             if sent is None:
                 return None
             groups.setdefault(sent, []).append(i)
         if ids is None and len(groups) == 1:
-            self._form_of_all[numbers] = next(iter(groups))
-        return [InfoColumns(form, group, form.read(self._rows[group])) for form, group in groups.items()]
+            self._schema_of_all[numbers] = next(iter(groups))
+        return [InfoColumns(schema, group, schema.read(self._rows[group])) for schema, group in groups.items()]
 
 
-MOST_FORMS = 8
-"""Number of forms that the infos of a block may have which travel in rows: of steps, of resets, of some of its envs."""
+MOST_SCHEMAS = 8
+"""Number of schemas of the infos of a block that travel in rows: of steps, of resets, of some of its envs."""
 MOST_KNOWN = 64
 """Number of signatures that are remembered; after that nothing is learned any more."""
 NUMBERS = "biufc"
@@ -179,20 +179,20 @@ TEXT = frozenset({str})
 
 
 class InfoWriter:
-    """Writes into the info rows `rows` (k, INFO_BYTES) of a block; the parent has yet to get `forms[sent:]`."""
+    """Writes into the info rows `rows` (k, INFO_BYTES) of a block; the parent has yet to get `schemas[sent:]`."""
 
     def __init__(self, rows: np.ndarray) -> None:
         self._memory = rows.reshape(-1).data
-        self._known: dict[Any, tuple[int, InfoForm] | None] = {}
-        self.forms: list[InfoForm] = []
-        """By their number."""
+        self._known: dict[Any, tuple[int, InfoSchema] | None] = {}
+        self.schemas: list[InfoSchema] = []
+        """The schemas of infos in rows; the number of a schema is its place here."""
         self.sent = 0
-        """Number of forms that the parent has."""
+        """Number of schemas that the parent has."""
 
     @property
     def size(self) -> int:
         """The bytes of a row that are used."""
-        return max((form.size for form in self.forms), default=0)
+        return max((schema.size for schema in self.schemas), default=0)
 
     def write(self, j: int, info: Mapping[Any, Any]) -> bool:
         """Write the info of env j into its row; returns False if it has to travel pickled."""
@@ -209,31 +209,31 @@ class InfoWriter:
             known = self._learn(signature, info)
         if known is None:
             return False
-        number, form = known
-        if form.has_arrays:
+        number, schema = known
+        if schema.has_arrays:
             values = [v.tobytes() if v.__class__ is np.ndarray else v for v in values]  # type: ignore[assignment]
         try:
-            form.struct.pack_into(self._memory, j * INFO_BYTES, number, *values)
+            schema.struct.pack_into(self._memory, j * INFO_BYTES, number, *values)
         except struct.error:  # an int of more than 64 bits
             return False
         return True
 
-    def _learn(self, signature: Any, info: Mapping[str, Any]) -> tuple[int, InfoForm] | None:
+    def _learn(self, signature: Any, info: Mapping[str, Any]) -> tuple[int, InfoSchema] | None:
         if len(self._known) == MOST_KNOWN:
             return None
         known = None
         kinds = tuple(map(_kind, info.values()))
-        if len(self.forms) < MOST_FORMS and None not in kinds:
-            form = InfoForm(tuple(info), kinds)
-            if form.size <= INFO_BYTES:
-                known = len(self.forms), form
-                self.forms.append(form)
+        if len(self.schemas) < MOST_SCHEMAS and None not in kinds:
+            schema = InfoSchema(tuple(info), kinds)
+            if schema.size <= INFO_BYTES:
+                known = len(self.schemas), schema
+                self.schemas.append(schema)
         self._known[signature] = known
         return known
 
 
 def _kind(value: Any) -> Any:
-    """The kind of a value (see `InfoForm`), None for one that is no number and no array of numbers."""
+    """The kind of a value (see `InfoSchema`), None for one that is no number and no array of numbers."""
     if value.__class__ is not np.ndarray:
         return value.__class__ if value.__class__ in SCALARS else None
     return (value.dtype.str, value.shape) if value.dtype.kind in NUMBERS else None

@@ -35,19 +35,14 @@ def reserve(fd: int, size: int, purpose: str, used: int | None = None) -> mmap.m
         raise _refused(used, purpose, f"only {available / 2**20:.1f} MiB are available")
     try:
         os.ftruncate(fd, size)
-        if not portability.allocate(fd, used) and used > (free := _free_space(fd)):
-            raise _refused(used, purpose, f"only {free / 2**20:.1f} MiB are free in {tempfile.gettempdir()}")
-        memory = mmap.mmap(fd, size)
+        system = os.fstatvfs(fd)
+        if portability.allocate(fd, used) or used <= (free := system.f_bavail * system.f_frsize):
+            memory = mmap.mmap(fd, size)
+            portability.seal_size(fd)  # shrinking it under another process would kill that one
+            return memory
     except OSError as error:
         raise _refused(used, purpose, f"the system refused: {error}") from error
-    portability.seal_size(fd)  # shrinking it under another process would kill that one
-    return memory
-
-
-def _free_space(fd: int) -> int:
-    """Bytes that the file system of `fd` can still take."""
-    system = os.fstatvfs(fd)
-    return system.f_bavail * system.f_frsize
+    raise _refused(used, purpose, f"only {free / 2**20:.1f} MiB are free in {tempfile.gettempdir()}")
 
 
 def _refused(size: int, purpose: str, reason: str) -> SharedMemoryError:

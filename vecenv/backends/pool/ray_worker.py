@@ -14,7 +14,7 @@ import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from typing import Any
 
 from vecenv import ray_cluster
@@ -99,11 +99,7 @@ class CallChannel:
     def await_end(self, timeout: float) -> bool:
         """Return whether the first call has ended, or ends within `timeout` seconds; that of an actor on this node
         lasts as long as its envs."""
-        if not self.ended and self._calls:
-            try:
-                self._calls[0].exception(timeout)
-            except TimeoutError:
-                return False
+        if not self.ended and self._calls and wait([self._calls[0]], timeout).done:
             self.receive()
         return self.ended
 
@@ -144,7 +140,7 @@ class RayWorker(WorkerHandle):
         return self._actor is not None
 
     def _where_it_is(self) -> tuple[int, str] | None:
-        """The actor's process and its node: on this node known from its socket, which may be before Ray tells."""
+        """The actor's process and its node: on this node its socket may name it before Ray does."""
         place = self._place
         if place is None or not place.done() or place.exception() is not None:
             return (self._peer, self._pool.node) if self._peer else None

@@ -127,8 +127,12 @@ def _loaded(name: str) -> list[tuple[str, Any]]:
 
     lines = (system_file("/proc/self/maps") or "").splitlines()
     paths = {line.split(maxsplit=5)[5] for line in lines if name in line.rpartition("/")[2]}
-    # PyDLL: no other Python thread starts a product meanwhile.
-    return [(path, ctypes.PyDLL(path, mode=os.RTLD_NOW | os.RTLD_NOLOAD)) for path in sorted(paths) if ".so" in path]
+    libraries = []
+    for path in sorted(path for path in paths if ".so" in path):
+        with contextlib.suppress(OSError):  # its file was replaced while the program ran
+            # PyDLL: no other Python thread starts a product meanwhile.
+            libraries.append((path, ctypes.PyDLL(path, mode=os.RTLD_NOW | os.RTLD_NOLOAD)))
+    return libraries
 
 
 def unknown_threads() -> list[int]:

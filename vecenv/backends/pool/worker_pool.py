@@ -34,7 +34,7 @@ from vecenv.backends.memory.shared_state import pickled_by_name
 from vecenv.backends.pool.worker_handle import Reason, Watched, WorkerHandle, hung, torn
 from vecenv.backends.system_limits import blocks_of
 from vecenv.backends.worker.round_server import RoundServer
-from vecenv.backends.worker.worker_setup import WorkerArgs, WorkerSetup, pickle_env_fn, registered_by_user, worker_seeds
+from vecenv.backends.worker.worker_setup import WorkerArgs, WorkerSetup, pickle_env_fn, registered_envs, worker_seeds
 from vecenv.errors import WorkerTimeoutError, warn_caller
 
 LONGEST_POLL = 3600.0
@@ -139,8 +139,8 @@ class WorkerPool(ABC):
         self._poller.register(fd, select.POLLIN)
 
     def _registered(self) -> list[bytes]:
-        """The envs that the program has registered with gymnasium by now; forked workers inherit them."""
-        return [] if self.forked else registered_by_user()
+        """The envs that are registered with gymnasium by now; forked workers inherit them."""
+        return [] if self.forked else registered_envs()
 
     def _launch(self, worker: WorkerHandle, registered: list[bytes]) -> None:
         worker.line[DOING] = NOTHING

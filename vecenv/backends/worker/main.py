@@ -38,8 +38,9 @@ def main(args: WorkerArgs) -> None:
         live(args, channel)
     except (EOFError, BrokenPipeError, ConnectionResetError):
         pass  # the parent is gone; the thread that watches it ends this process
-    finally:
-        end_children()
+    finally:  # end what the envs started and left running in our process group
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        os.killpg(0, signal.SIGTERM)
 
 
 def live(args: WorkerArgs, channel: Channel) -> None:
@@ -181,9 +182,3 @@ def _await_end_of_parent(worker: int) -> None:
     poller = select.poll()
     poller.register(lifeline, select.POLLIN)
     poller.poll()
-
-
-def end_children() -> None:
-    """End what the envs started and left running in our process group."""
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    os.killpg(0, signal.SIGTERM)

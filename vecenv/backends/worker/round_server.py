@@ -110,7 +110,7 @@ class BlockRounds:
 
     def run_block(self, asked: bytes, action: Any, payload: Payload, answer: Answer) -> None:
         """Run the operations of the status bytes and answer: for all at once, or for each env as soon as it is done."""
-        if opcodes.all_busy(asked):
+        if not asked.translate(None, opcodes.BUSY):
             places: Sequence[int] = self.everyone
         else:
             places = [j for j, op in enumerate(asked) if opcodes.IDLE < op < opcodes.DONE]
@@ -171,7 +171,7 @@ class RoundServer(BlockRounds, ABC):
     def pickled_extras(self, extras: dict[int, Extra]) -> bytes:
         """The extras as a pickled list of (place in the block, pickle), empty where nothing has to be sent.
 
-        Infos that fit are written into their rows instead; the forms of these rows are sent here, before the status
+        Infos that fit are written into their rows instead; the schemas of these rows are sent here, before the status
         bytes that announce them. Each extra is pickled alone, so that one that cannot be read fails its own env only.
         One that cannot be pickled becomes a failure of its env.
         """
@@ -188,9 +188,9 @@ class RoundServer(BlockRounds, ABC):
             except BaseException as error:
                 extras[j] = Extra(failure=self._not_sent(j, error))
                 blobs.append((j, dumps(extras[j].packed())))
-        while infos.sent < len(infos.forms):
-            form = infos.forms[infos.sent]
-            self.channel.write(messages.INFO_FORM, infos.sent, pickle.dumps((form.keys, form.kinds)))
+        while infos.sent < len(infos.schemas):
+            schema = infos.schemas[infos.sent]
+            self.channel.write(messages.INFO_SCHEMA, infos.sent, pickle.dumps((schema.keys, schema.kinds)))
             infos.sent += 1
         return pickle.dumps(blobs) if blobs else b""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import itertools
 import os
@@ -27,7 +28,7 @@ class WorkerSetup:
     env_fns: list[Callable[[], Any]]
     """As they are, which a forked worker inherits, or as `PickledEnvFn`."""
     registered: list[bytes]
-    """gymnasium specs that the parent registered: the worker does not run the user's script, which may have done it."""
+    """The specs in the parent's registry of gymnasium: the worker does not run the script that may have changed it."""
     paths: Sequence[str] = ()
     """Further folders of modules."""
     environ: dict[str, str] | None = None
@@ -46,7 +47,7 @@ class WorkerSetup:
             allow_cpus(0, self.affinity)
         for blob in self.registered:
             spec = loads_by_value(blob)
-            gymnasium.registry.setdefault(spec.id, spec)
+            gymnasium.registry[spec.id] = spec
 
 
 @dataclass
@@ -70,16 +71,14 @@ def pickle_env_fn(i: int, env_fn: Callable[[], Any]) -> PickledEnvFn:
         ) from error
 
 
-def registered_by_user() -> list[bytes]:
-    """The specs that the program added to gymnasium's registry, as far as they can be pickled."""
+def registered_envs() -> list[bytes]:
+    """The specs in gymnasium's registry, as far as they can be pickled: the program may have put its own into the place
+    of gymnasium's.
+    """
     blobs = []
     for spec in list(gymnasium.registry.values()):
-        if str(spec.entry_point).startswith(("gymnasium.", "shimmy.")):
-            continue
-        try:
+        with contextlib.suppress(Exception):
             blobs.append(dumps_by_value(spec))
-        except Exception:
-            continue
     return blobs
 
 
