@@ -6,11 +6,9 @@
 from __future__ import annotations
 
 import os
-import re
 import signal
 import subprocess
 import sys
-import textwrap
 import time
 from collections.abc import Iterator
 from functools import partial
@@ -196,14 +194,13 @@ def test_envs_of_a_creator_share_their_state_with_the_driver_on_its_node(options
 
 
 @pytest.mark.ray
-def test_the_cluster_file_of_the_page_is_one_for_ray_up() -> None:
+def test_the_cluster_file_of_the_examples_is_one_for_ray_up() -> None:
     """By Ray's own check of such files."""
     import yaml
     from ray.autoscaler._private.util import prepare_config, validate_config
 
-    page = (Path(__file__).parent.parent / "docs" / "guides" / "collecting.md").read_text()
-    (block,) = re.findall(r"```yaml\n(.*?)```", page, re.S)
-    config = prepare_config(yaml.safe_load(textwrap.dedent(block)))
+    file = Path(__file__).parent.parent / "examples" / "cluster.yaml"
+    config = prepare_config(yaml.safe_load(file.read_text()))
     validate_config(config)
     assert config["provider"]["worker_ips"] == ["10.0.0.2", "10.0.0.3"]
     assert config["max_workers"] == 2
