@@ -77,7 +77,7 @@ class RolloutBuffer:
     ) -> None:
         """Put the results of one step there, and its observations into the rows `after`."""
         columns = self._columns
-        if "reward" not in columns:
+        if "truncated" not in columns:  # the last of them: a Ctrl-C may have come after the first
             for name, rows in (("reward", reward), ("terminated", terminated), ("truncated", truncated)):
                 self._new_column(name, rows)
         if reward.ndim > columns["reward"].ndim:  # no env had returned a vector until now
