@@ -26,7 +26,7 @@ from vecenv.backends.pool import start_methods
 
 PATIENCE = 2.0
 """Seconds that the system may take to reap what has been closed."""
-PATIENCE_WITH_RAY = 15.0
+PATIENCE_WITH_RAY = 45.0
 """As long as Ray may take to end an actor, on a busy machine."""
 
 # A folder for temporary files of its own: tests that count what is left there may run beside others.
