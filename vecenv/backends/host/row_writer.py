@@ -88,7 +88,8 @@ class RowWriter:
         # `EnvHost.run` writes the row of a well-behaved env with these attributes. If an observation is not one array,
         # the dtype is None, so that no observation fits.
         leaf = layout.obs if isinstance(layout.obs, Leaf) and layout.obs.shape else None
-        self.dtype, self.shape = (None, None) if leaf is None else (leaf.dtype, leaf.shape)
+        self.dtype = None if leaf is None else leaf.dtype
+        self.shape = None if leaf is None else leaf.shape
         self.obs_rows: list[Any] = [None] * len(spaces) if leaf is None else list(block.obs)
         self.reward: Any = block.reward.data
         self.terminated: Any = block.terminated.data
