@@ -16,7 +16,7 @@ QUICK_TESTS := tests/test_layers.py tests/test_import.py tests/test_examples.py
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help demo test test-all test-slow test-ray check format bench docs check-site wheel clean
+.PHONY: help demo test test-all test-slow test-ray fuzz check format bench docs check-site wheel clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -35,6 +35,10 @@ test-slow: $(VENV)/.installed-slow  ## run all tests without Ray, the slow ones 
 
 test-ray: $(VENV)/.installed-dev  ## run the tests on Ray clusters that `make test` leaves out
 	$(BIN)/python -m pytest -n 3 --dist loadfile -m "ray and not slow"
+
+MINUTES ?= 1
+fuzz: $(VENV)/.installed-dev  ## run each random program against its oracle for MINUTES=1 minutes; seeds are in the output
+	$(BIN)/python -m tests.fuzz --minutes $(MINUTES)
 
 check: $(VENV)/.installed-dev  ## format, lint, types, quick tests, and the site if `make docs` has run: before every commit
 	$(BIN)/ruff format --check .
