@@ -15,7 +15,7 @@ from vecenv.engine.lifetime import NotStarted
 from vecenv.engine.results import OwnStep
 from vecenv.envs.gymnasium_arguments import as_autoreset_mode, as_seeds, split_options
 from vecenv.errors import Partial
-from vecenv.facades.async_calls import RESET, STEP, AsyncCalls, as_deadline
+from vecenv.facades.async_calls import RESET, STEP, AnyVectorEnv, AsyncCalls, as_deadline
 from vecenv.facades.batched_spaces import (
     action_spaces,
     check_observation_mode,
@@ -55,7 +55,7 @@ def check_arguments(
         raise ValueError(f"random_initial_steps must be an integer of at least 0, got {steps!r}")
 
 
-class GymnasiumVectorEnv(AsyncCalls):
+class GymnasiumVectorEnv(AsyncCalls, AnyVectorEnv):
     """Any vector env of ours as a `gymnasium.vector.VectorEnv` (the contract of gymnasium 1.4's AsyncVectorEnv).
 
         envs = GymnasiumVectorEnv(ShmemVectorEnv(env_fns, num_workers=4))
