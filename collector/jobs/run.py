@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Iterable
-from contextlib import ExitStack, closing, suppress
+from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -30,7 +30,7 @@ from collector.jobs.plan import Plan
 from collector.jobs.playing import Commits, Episodes, JobFailedError, Player, Tally, skipped_in
 from collector.jobs.transform_statistics import States, read_statistics, with_frozen
 from collector.store.manifest import MANIFEST, Manifest, read_manifest
-from collector.store.safe_folder import LOCK, DatasetError
+from collector.store.safe_folder import DatasetError
 from collector.store.writer import StoreWriter, check_folder
 from collector.sync_collector import SyncDataCollector
 from vecenv.venvs import DummyVectorEnv
@@ -131,15 +131,8 @@ def run_job(
         print(state.status, state.steps)
     """
     run = _Run(with_frozen(job), Path(out), cluster, cluster_actors, tensorboard, on_progress)
-    is_new = not run.out.exists()
     check_folder(run.out, overwrite)
-    try:
-        return run.play(lambda head: StoreWriter(run.out, head, overwrite=overwrite, compress=job.compress))
-    finally:
-        if is_new and run.metrics is None:  # the job has not begun
-            with suppress(OSError):
-                (run.out / LOCK).unlink()
-                run.out.rmdir()
+    return run.play(lambda head: StoreWriter(run.out, head, overwrite=overwrite, compress=job.compress))
 
 
 def resume_job(
