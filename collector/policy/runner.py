@@ -151,7 +151,8 @@ class PolicyRunner:
         rows, some = self._row_ids, len(env_ids) < self._env_num
         if len(rows) > self._env_num:  # those behind are that of the last env
             obs, some = nest.take(obs, np.minimum(rows, self._env_num - 1)), True
-        call = partial(self._outputs, obs, rows)
+        # An env that does not step keeps its state.
+        call = partial(self._outputs, obs, rows, env_ids if len(env_ids) < self._env_num else None)
         outputs = call() if self._is_watched else self.noise.watch(call)
         self._is_watched = True
         return nest.take(outputs, env_ids) if some else outputs
@@ -169,15 +170,15 @@ class PolicyRunner:
         self._clock.lap("policy")
         return outputs
 
-    def _outputs(self, obs: Any, env_ids: np.ndarray) -> Outputs:
-        """The checked outputs of the policy for rows of these envs."""
+    def _outputs(self, obs: Any, env_ids: np.ndarray, stepping: np.ndarray | None = None) -> Outputs:
+        """Return the checked outputs of the policy for rows of these envs, of which `stepping` step (None: all)."""
         call: PolicyCall = self._call  # type: ignore[assignment]
         if call.state is not None and not call.state.is_known:
             self._learn_state(call.state, obs, env_ids)
         if self._on_device is not None and (tensors := self._on_device(obs)) is not None:
             obs = tensors
         # Rows are transferred like the observations, to the device of the policy.
-        inputs = (obs, call.rows_of(env_ids)) if call.wants_rows else obs
+        inputs = (obs, call.rows_of(env_ids, stepping)) if call.wants_rows else obs
         if self._transfer is None:
             self._clock.lap("transfer")
             found = self._called(inputs)
