@@ -83,6 +83,8 @@ class PolicyRunner:
         """Returns the tensors of observations that are on the policy's device already."""
         self._is_random = policy is None or isinstance(policy, RandomPolicy)
         self._random: Any = self._random_policy(policy) if self._is_random else None
+        self._policy: Any = None
+        """The policy that is called, on its device; None for random actions."""
         self._call: PolicyCall | None = None
         if policy is not None and not self._is_random:
             faster = {"compile": _keywords(compile), "cudagraph": _keywords(cudagraph)}
@@ -111,6 +113,7 @@ class PolicyRunner:
                 "compile_policy and cudagraph_policy are for policies on tensors; this one gets arrays: "
                 "pass a torch module, or name a policy_device"
             )
+        self._policy = policy
         pick = choose if self.noise is None else self.noise.choose
         return PolicyCall(policy, signature, len(self._row_ids), exploration, pick, **faster)
 
@@ -251,7 +254,8 @@ class PolicyRunner:
         if self._call is not None:
             self._call.exploration = wanted
         self._is_watched = False
-        with exploring(wanted), threads:
+        is_unchanged = nullcontext() if self.noise is None else self.noise.watch_state(self._policy)
+        with exploring(wanted), threads, is_unchanged:
             yield
 
     def begin(self, env_ids: Any, infos: np.ndarray | None = None) -> None:
@@ -310,7 +314,7 @@ class PolicyRunner:
 
     def close(self) -> None:
         """Release the pinned memory and the graphs of a policy on a device; it is not called again."""
-        self._transfer = self._call = None
+        self._transfer = self._call = self._policy = None
 
     def _check(self, outputs: Outputs, rows: int) -> None:
         """Raise where outputs do not fit each other, those before, or the action space."""
