@@ -1,4 +1,4 @@
-"""Spaces as numpy sees them: whether values are in one, the nearest that are, and random ones."""
+"""Check, clip and draw elements of gymnasium spaces with numpy."""
 
 from __future__ import annotations
 

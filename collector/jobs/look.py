@@ -1,4 +1,4 @@
-"""A look at the results of a job: metrics while it runs, the numbers of its folder, and their picture."""
+"""Show the results of a job: metrics while it runs, a summary of its folder, and a chart."""
 
 from __future__ import annotations
 

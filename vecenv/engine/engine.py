@@ -1,4 +1,4 @@
-"""Engine: runs rounds of operations on the envs of a backend, and keeps their state.
+"""`Engine`: run rounds of operations on the envs of a backend.
 
 BaseVectorEnv, facades, collectors
     |  exchange / send, receive / reset / call / close

@@ -1,4 +1,4 @@
-"""DMControlEnv: a task of the DeepMind control suite as a gymnasium env.
+"""`DMControlEnv`: a task of the DeepMind control suite as a gymnasium env.
 
 The way to render with OpenGL without a display is chosen before MuJoCo's renderer is imported, which fixes it. Without
 this, on a machine without a display, that renderer picks GLFW and ends the first frame with a fatal error.

@@ -1,4 +1,4 @@
-"""Driver: steps a vector env for a facade: by its engine unless that bypasses a wrapper, else by its methods.
+"""`Driver`: step a vector env for a facade, through the engine or through the wrappers around it.
 
 Episodes: which envs of a facade have finished theirs, the seed of each, and the latest observations.
 """

@@ -1,4 +1,4 @@
-"""TransformedVectorEnv: a vector env with transforms around it, which work on its whole batches in this process."""
+"""`TransformedVectorEnv`: a vector env with transforms around it. They work on whole batches in the parent."""
 
 from __future__ import annotations
 

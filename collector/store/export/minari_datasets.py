@@ -1,4 +1,4 @@
-"""Data sets of Minari: written, and read back."""
+"""Export to Minari."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A failure on its way to the caller: what a host reports when an env raised, in strings that any process can read.
+"""`Failure`: describe an env's exception in strings that any process can read.
 
 The exception itself travels only when it was seen to survive pickling in the worker; text is never used as a format
 template.

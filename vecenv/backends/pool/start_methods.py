@@ -1,4 +1,4 @@
-"""Start worker processes by fork, forkserver or spawn, none of which imports the user's `__main__` again.
+"""Start worker processes by fork, forkserver or spawn, without importing the user's `__main__` in them.
 
 multiprocessing's own spawn and forkserver run the main script once more in each worker, which is why other vector envs
 need an `if __name__ == "__main__":` guard and fail in notebooks and on `python -`. Here env_fns travel by cloudpickle,

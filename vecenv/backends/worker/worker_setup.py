@@ -1,4 +1,4 @@
-"""Everything that a worker is started with: its arguments, its surroundings, the seeds of its random generators."""
+"""`WorkerSetup`: everything that a worker gets at its start: envs, options, environment, seeds."""
 
 from __future__ import annotations
 
