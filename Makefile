@@ -19,7 +19,7 @@ QUICK_TESTS := tests/test_layers.py tests/test_import.py tests/test_examples.py
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help demo test test-all test-slow test-ray test-pythons test-oldest constraints check format bench docs check-site wheel clean
+.PHONY: help demo test test-all test-slow test-ray fuzz test-pythons test-oldest constraints check format bench docs check-site wheel clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -45,6 +45,10 @@ test-pythons:  ## run the quick tier with each supported Python that is installe
 test-oldest:  ## run the quick tier with the oldest Python and the oldest version of each dependency that setup.cfg allows
 	$(MAKE) --no-print-directory test VENV=.venv-oldest CONSTRAINTS=constraints-oldest.txt \
 		PYTHON="$$(.ci/find-python $(firstword $(SUPPORTED)))"
+
+MINUTES ?= 1
+fuzz: $(VENV)/.installed-dev  ## run each random program against its oracle for MINUTES=1 minutes; seeds are in the output
+	$(BIN)/python -m tests.fuzz --minutes $(MINUTES)
 
 check: $(VENV)/.installed-dev  ## format, lint, types, quick tests, and the site if `make docs` has run: before every commit
 	$(BIN)/ruff format --check .
