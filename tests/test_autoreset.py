@@ -102,6 +102,20 @@ def test_an_env_is_reset_with_its_seed_in_the_round_of_its_last_step(backend):
     assert ended == {0, 1, 2}
 
 
+@pytest.mark.parametrize("backend", [DummyVectorEnv, ShmemVectorEnv])
+def test_autoreset_takes_seeds_in_every_form_and_says_no_in_three(backend):
+    seeds = [7, 8, -1]
+    with backend([lambda i=i: CountingEnv(i, length=1) for i in range(3)]) as venv:
+        venv.reset()
+        for yes in (seeds, tuple(seeds), [7, np.uint8(8), None], np.array(seeds, np.int32), np.array(seeds, object)):
+            assert venv.step([0] * 3, autoreset=yes)[0][:, 3].tolist() == seeds
+        for yes in (True, np.True_, np.array(True)):
+            assert all("final_obs" in info for info in venv.step([0] * 3, autoreset=yes)[4])
+        for no in (None, False, np.False_, np.array(False)):
+            info = venv.step([0] * 3, autoreset=no)[4]
+            assert not any("final_obs" in each for each in info)
+
+
 class ShowsMuch(gymnasium.Env):
     """A large array beside a text, which has no place in an array."""
 

@@ -139,7 +139,8 @@ class BaseVectorEnv(EngineProperties):
         `autoreset` an env whose episode this step ends is reset in the same round too: its row has the first
         observation of the next episode and the reward and flags of the last step, and its info is that of the reset,
         with `final_obs` and `final_info` of the step (as SAME_STEP mode of gymnasium's vector envs). Instead of True
-        it takes the seeds of these resets: an int64 array with one for each env that steps (-1: none).
+        it takes the seeds of these resets: an array or list with one for each env that steps (-1 or None: no seed).
+        Anything else is a TypeError or ValueError.
 
         obs: stacked (k, ...), a dict or tuple of such, or an object array for what cannot be stacked; rew: float64
         (k,) or (k, m); terminated, truncated: bool (k,); info: object array of dicts.
@@ -180,9 +181,9 @@ class BaseVectorEnv(EngineProperties):
     ) -> None:
         """The first half of `step`: check everything, start the envs, return at once.
 
-        `kwargs` go to the envs in `reset`. `send(None, reset=ids)` only resets. ValueError for a wrong number of
-        actions or no action, IndexError, TypeError and ValueError for ids, RuntimeError for an env that is stepping,
-        and the old error of an env that failed: then nothing is sent.
+        `kwargs` go to the envs in `reset`; a list as `seed` follows the order of `reset`. `send(None, reset=ids)` only
+        resets. ValueError for a wrong number of actions or no action, IndexError, TypeError and ValueError for ids,
+        RuntimeError for an env that is stepping, and the old error of an env that failed: then nothing is sent.
         """
         self.engine.check_open()
         if action is not None:

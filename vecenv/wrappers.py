@@ -153,7 +153,8 @@ class RowWiseWrapper(VectorEnvWrapper):
         """
         if not self._resets and "reset" not in kwargs and "autoreset" not in kwargs:
             return
-        if not self.keeps_autoreset and kwargs.get("autoreset", False) is not False:
+        asks = all(kwargs.get("autoreset") is not no for no in (None, False, np.False_))
+        if asks and not self.keeps_autoreset:
             raise TypeError(
                 f"{type(self).__name__} ends episodes by itself, so no env can be reset in the round of its last step "
                 "(autoreset=True): use step(action, reset=terminated | truncated) in the next round"

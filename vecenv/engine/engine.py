@@ -23,7 +23,7 @@ from vecenv.backends.ipc import opcodes
 from vecenv.backends.memory.arena import Layout, Leaf, common_layout
 from vecenv.engine import lifetime
 from vecenv.engine.actions import Actions
-from vecenv.engine.arguments import check_spaces_equal, reset_arguments, reset_rows
+from vecenv.engine.arguments import as_autoreset, check_spaces_equal, reset_arguments, reset_rows
 from vecenv.engine.env_calls import EnvCalls
 from vecenv.engine.lifetime import Lifetime
 from vecenv.engine.recovery import Recovery
@@ -212,7 +212,9 @@ class Engine:
         )
         ops: Any = opcodes.STEP
         encoded: Mapping[int, Any] = NO_ARGUMENTS  # type: ignore[assignment]
-        resets = None if reset is None else reset_rows(ids, reset, self.env_num)
+        resets, chosen = (None, []) if reset is None else reset_rows(ids, reset, self.env_num)
+        if autoreset is not False:
+            autoreset = as_autoreset(autoreset, self.env_num if ids is None else len(ids))
         if not plain:
             self.check_open()
             asked = self.all_ids if ids is None else ids.tolist()
@@ -227,8 +229,8 @@ class Engine:
             if autoreset is not True or self._seeded or not self.autoresets:
                 self._seed_next(... if ids is None else ids, autoreset)
         args: dict[int, dict[str, Any]] = NO_ARGUMENTS  # type: ignore[assignment]
-        if resets is not None and len(rows := resets.nonzero()[0]):
-            args = reset_arguments((rows if ids is None else ids[rows]).tolist(), kwargs)
+        if resets is not None and chosen:
+            args = reset_arguments(chosen, kwargs)
             encoded = {**encoded, **args} if kwargs else {i: encoded[i] for i in encoded if i not in args}
             ops = np.where(resets, np.uint8(opcodes.RESET_KWARGS if kwargs else opcodes.RESET), np.uint8(ops))
         elif kwargs:
