@@ -48,11 +48,11 @@ class BaseVectorEnv(EngineProperties):
         num_workers: how many workers share the envs; default: the CPUs that this process may use, or one worker an
             env with `wait_num` or `timeout`.
         copy: False returns views of the arena for full batches, valid until the next call.
-        stack_obs: False returns Dict and Tuple observations as an object array of one dict or tuple an env.
+        stack_obs: False returns Dict and Tuple observations as an object array of one dict or tuple per env.
         on_error: "raise", or "restart" to turn the failure of an env into a row with the observation before (for which
             each round copies the observations once more), truncated=True, info["restarted"]=True and info["error"], its
-            text; at most `max_restarts` times a minute and env. The end of a worker counts for the env that was
-            running, not for those that share the worker; the error that is raised when they are spent says so.
+            text (both in `final_info` with `autoreset`); at most `max_restarts` times a minute and env. The end of a
+            worker counts for the env that was running alone; the error that is raised when they are spent says so.
         strict: refuse to step an env that was not reset, or whose episode is over.
         check_spaces: refuse envs with unequal spaces.
         check_actions: refuse actions that are not in the action space; else only numbers of another shape are

@@ -283,7 +283,7 @@ class Engine:
         if ids is not None:
             self.statistics.left_out += self.env_num - len(ids)
         if self._absorbs:
-            self.recovery.keep_rows(ids)
+            self.recovery.keep_rows(ids, ops)
             if self.recovery.errors:
                 ids, ops = self.recovery.answer_failed(np.arange(self.env_num) if ids is None else ids, ops)
                 encoded = {i: encoded[i] for i in ids.tolist() if i in encoded}

@@ -206,8 +206,8 @@ class Results:
         extras = taken.extras
         recovery.note_lost()
         failed = []
-        if extras and any(extra.failure is not None for extra in extras.values()):
-            failed = recovery.settle(extras)
+        if extras and (rows or any(extra.failure is not None for extra in extras.values())):
+            failed = recovery.settle(extras, rows)
         if self._env_status.strict:
             self._env_status.note_ends(ids, taken, self._arena)
         if ids is None:
