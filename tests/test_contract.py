@@ -71,6 +71,10 @@ class TestResults:
             assert second[:, 2].tolist() == [1, 1]
             assert not np.shares_memory(venv.step([0], [1])[0], second)
 
+    def test_without_stack_obs_arrays_are_stacked_nevertheless(self):
+        with DummyVectorEnv(counting(2), stack_obs=False) as venv:
+            assert (venv.reset()[0].shape, venv.step([0, 0])[0].dtype) == ((2, 5), np.int64)
+
     def test_unstacked_observations_are_one_dict_an_env(self):
         twins = Twins(2, form="dict")
         with DummyVectorEnv(twins.env_fns, stack_obs=False) as venv:
