@@ -1,4 +1,4 @@
-"""Vector envs with tensors on a device in place of arrays, and with transforms that work on that device."""
+"""`TorchVectorEnv`: a vector env that takes and returns tensors on a device."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Batches of actions: converted once for all envs, whatever array library they come from.
+"""Convert a batch of actions of any array library, once for all envs.
 
 `batch_actions` casts them to the dtype of the action space; `given_actions` leaves each in its own type.
 """

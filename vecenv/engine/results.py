@@ -1,4 +1,4 @@
-"""Results of rounds: batches for the caller made from rows of the arena, the failures among them, and counters."""
+"""Build the caller's batches from rows of the arena, and count steps and failures."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""TransformedVectorEnv: a vector env with transforms around it, which work on its whole batches in this process."""
+"""`TransformedVectorEnv`: a vector env with transforms around it. They work on whole batches in the parent."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from vecenv import nest
 from vecenv.base import BaseVectorEnv
 from vecenv.engine.actions import is_tree_of_batches
 from vecenv.engine.arguments import seed_chain
+from vecenv.spaces import separate_generators
 from vecenv.transforms.compose import Compose, HasTransforms
 from vecenv.transforms.transform import EnvTransform, Rows, Transform
 from vecenv.wrappers import RowWiseWrapper
@@ -100,6 +101,7 @@ class TransformedVectorEnv(HasTransforms, RowWiseWrapper):
         self._observation_space = spaces if transforms else None
         changes = any(new is not old for new, old in zip(actions, own, strict=True))
         self._action_space = [copy.deepcopy(space) for space in actions] if changes else None
+        separate_generators(self._action_space or ())
         return below
 
     # Rounds.

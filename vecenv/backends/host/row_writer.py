@@ -1,4 +1,4 @@
-"""RowWriter: checks what an env returned and writes it into the env's row of the arena.
+"""`RowWriter`: check the values that an env returned, and write them into the env's row of the arena.
 
 The one place that decides which observations, rewards, flags and infos are accepted, for every backend.
 """
