@@ -17,6 +17,7 @@ SPACES: dict[str, Any] = {
     "doubles": spaces.Box(-FAR, FAR, (1, 1), np.float64),
     "half": spaces.Box(-9, 9, (2, 1), np.float16),
     "picture": spaces.Box(0, 255, (2, 3), np.uint8),
+    "image": spaces.Box(0, 255, (4, 5, 3), np.uint8),
     "empty": spaces.Box(-1, 1, (0,), np.float32),
     "discrete": spaces.Discrete(1000, start=-7),
     "multi": spaces.MultiDiscrete([[9, 5], [3, 2]]),
@@ -29,6 +30,7 @@ SPACES: dict[str, Any] = {
             "a": spaces.Tuple((spaces.Discrete(9), spaces.MultiBinary(3), spaces.Text(4))),
         }
     ),
+    "boxes": spaces.Dict({"z": spaces.Box(-FAR, FAR, (3,), np.float32), "k": spaces.Discrete(5)}),
     "tuple": spaces.Tuple((spaces.Box(-1, 1, (2, 2), np.float32), spaces.Dict({"x": spaces.Discrete(4)}))),
 }
 ACTIONS: dict[str, Any] = {
@@ -125,6 +127,9 @@ class Scripted(gymnasium.Env):
 
     def echo(self, *args: Any, **kwargs: Any) -> Any:
         return self.id, self.t, args, kwargs
+
+    def set_mark(self, value: int) -> None:
+        self.mark = value
 
     def render(self) -> Any:
         return np.full((2, 2, 3), self.id, np.uint8)
