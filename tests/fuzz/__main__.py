@@ -17,7 +17,7 @@ import random
 import subprocess
 import sys
 
-FUZZERS = ("engine", "gymnasium", "sb3")
+FUZZERS = ("engine", "gymnasium", "sb3", "transforms")
 
 
 def main() -> int:

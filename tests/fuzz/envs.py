@@ -135,6 +135,26 @@ class Scripted(gymnasium.Env):
         return np.full((2, 2, 3), self.id, np.uint8)
 
 
+def monitored(env: Any) -> Any:
+    from stable_baselines3.common.monitor import Monitor  # imports torch, which takes seconds in a worker
+
+    return Monitor(env)
+
+
+AROUND_EACH: dict[str, Any] = {
+    "none": lambda env: env,
+    "time limit": lambda env: gymnasium.wrappers.TimeLimit(env, 3),
+    "statistics": gymnasium.wrappers.RecordEpisodeStatistics,
+    "scaled": lambda env: gymnasium.wrappers.TransformReward(env, lambda reward: 2 * reward),
+    "monitor": monitored,
+}
+
+
+def make_env(i: int, around: str = "none", **settings: Any) -> Any:
+    """Env i, with this wrapper around it."""
+    return AROUND_EACH[around](Scripted(i, **settings))
+
+
 def type_of(value: Any) -> Any:
     """The types of all parts of an action."""
     if isinstance(value, Mapping):
@@ -203,7 +223,7 @@ def difference(got: Any, want: Any, at: str = "") -> str:
         if want.dtype != object:
             return "" if got.tobytes() == want.tobytes() else f"{at}: {got!r}, expected {want!r}"
         return difference(list(got.ravel()), list(want.ravel()), at)
-    if type(got) is not type(want):
+    if type(got) is not type(want) and not (isinstance(want, Mapping) and isinstance(got, Mapping)):
         return f"{at}: {kind_of(got)} {got!r}, expected {kind_of(want)} {want!r}"
     if isinstance(want, Mapping):
         if list(got) != list(want) and got.keys() != want.keys():
@@ -227,3 +247,21 @@ def kind_of(value: Any) -> str:
 def assert_same(got: Any, want: Any, what: str) -> None:
     text = difference(got, want, what)
     assert not text, text
+
+
+def transformed(env_fn: Any, makers: Sequence[Any]) -> Any:
+    """The env of `env_fn` with these transforms around it."""
+    from vecenv.transforms import Compose, TransformedEnv
+
+    return TransformedEnv(env_fn(), Compose(*(make() for make in makers)))
+
+
+def rows_of(space: Any, batch: Any, count: int) -> list[Any]:
+    """The rows of a batch, each an element of the space."""
+    if isinstance(space, spaces.Dict):
+        parts = {key: rows_of(part, batch[key], count) for key, part in space.spaces.items()}
+        return [{key: part[j] for key, part in parts.items()} for j in range(count)]
+    if isinstance(space, spaces.Tuple):
+        rows = [rows_of(part, batch[k], count) for k, part in enumerate(space.spaces)]
+        return [tuple(part[j] for part in rows) for j in range(count)]
+    return [np.asarray(row) if isinstance(space, spaces.Box) else row for row in batch]
