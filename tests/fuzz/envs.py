@@ -265,3 +265,44 @@ def rows_of(space: Any, batch: Any, count: int) -> list[Any]:
         rows = [rows_of(part, batch[k], count) for k, part in enumerate(space.spaces)]
         return [tuple(part[j] for part in rows) for j in range(count)]
     return [np.asarray(row) if isinstance(space, spaces.Box) else row for row in batch]
+
+
+class Told(gymnasium.Env):
+    """Observes its id, the seed of its episode, the number of the step and the action; so a stale row shows."""
+
+    action_space = spaces.Discrete(1000)
+
+    def __init__(self, id: int, objects: bool = False) -> None:
+        numbers = spaces.Box(-(2**20), 2**20, (4,), np.float64)
+        self.observation_space: Any = numbers
+        if objects:
+            self.observation_space = spaces.Dict({"x": numbers, "text": spaces.Text(9)})
+        self.id, self.objects, self.first, self.t = id, objects, -1, 0
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        super().reset(seed=seed)
+        self.first, self.t = -1 if seed is None else seed, 0
+        return self.observe(-1), {"at": self.t}
+
+    def step(self, action: Any) -> Any:
+        self.t += 1
+        return self.observe(action), float(self.t), self.t == 4, False, {"at": self.t}
+
+    def observe(self, action: Any) -> Any:
+        numbers = np.array([self.id, self.first, self.t, action], np.float64)
+        return {"x": numbers, "text": str(self.t)} if self.objects else numbers
+
+    def get_state(self) -> Any:
+        return self.first, self.t
+
+    def set_state(self, state: Any) -> None:
+        self.first, self.t = state
+
+    def echo(self, value: Any) -> Any:
+        return self.id, value
+
+
+def normed(i: int, objects: bool = False) -> Any:
+    from vecenv import TransformedEnv, VecNorm
+
+    return TransformedEnv(Told(i), VecNorm(in_keys=["observation"], out_keys=["normed"]))
