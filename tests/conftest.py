@@ -99,7 +99,7 @@ def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def forkserver_ends() -> Iterator[None]:
-    """Ends the process from which `benchmarks.kills` forks jobs."""
+    """Ends the process from which `tests.fuzz.kills` forks jobs."""
     yield
     forkserver._forkserver._stop()  # multiprocessing's own
 
