@@ -8,8 +8,10 @@ from typing import Any
 import numpy as np
 
 from vecenv import nest
+from vecenv.backends.memory.arena import merge_trees, space_tree
 from vecenv.base import BaseVectorEnv
 from vecenv.engine.arguments import seed_chain
+from vecenv.transforms.arrays import action_rows
 from vecenv.transforms.compose import Compose, HasTransforms
 from vecenv.transforms.transform import EnvTransform, Rows, Transform
 from vecenv.wrappers import RowWiseWrapper
@@ -51,6 +53,8 @@ class TransformedVectorEnv(HasTransforms, RowWiseWrapper):
         self.transform = Compose()
         self._observation_space: list[Any] | None = None
         self._action_space: list[Any] | None = None
+        self._actions: Any = None
+        """The tree of the leaves of the action space, for all envs."""
         if transform is not None:
             self.append_transform(transform)
 
@@ -97,6 +101,7 @@ class TransformedVectorEnv(HasTransforms, RowWiseWrapper):
                     raise ValueError(f"{each} needs envs with equal action spaces, got {actions}")
                 actions = _each_once(each.transform_action_space, actions)
         self._observation_space = spaces if transforms else None
+        self._actions = merge_trees([space_tree(space, "action") for space in actions], "action")
         changes = any(new is not old for new, old in zip(actions, own, strict=True))
         self._action_space = [copy.deepcopy(space) for space in actions] if changes else None
         return below
@@ -104,12 +109,12 @@ class TransformedVectorEnv(HasTransforms, RowWiseWrapper):
     # Rounds.
 
     def map_action(self, action: Any) -> Any:
-        """The actions for the envs."""
+        """The actions for the envs; ValueError for actions of another shape than the action space."""
         if not self.transform.changes_actions:
             return action
         if isinstance(action, (list, tuple)):
             action = nest.merge(lambda rows: nest.namespace(rows[0]).stack(rows), action)
-        action = self.transform.inv(action)
+        action = self.transform.inv(action_rows(action, self._actions))
         if not isinstance(action, tuple):
             return action
         return [nest.take(action, i) for i in range(len(next(nest.leaves(action))))]  # a tuple is one action an env
