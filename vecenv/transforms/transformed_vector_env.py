@@ -1,4 +1,4 @@
-"""TransformedVectorEnv: a vector env with transforms around it, which work on its whole batches in this process."""
+"""`TransformedVectorEnv`: a vector env with transforms around it. They work on whole batches in the parent."""
 
 from __future__ import annotations
 
@@ -10,7 +10,9 @@ import numpy as np
 from vecenv import nest
 from vecenv.backends.memory.arena import merge_trees, space_tree
 from vecenv.base import BaseVectorEnv
+from vecenv.engine.actions import is_tree_of_batches
 from vecenv.engine.arguments import seed_chain
+from vecenv.spaces import separate_generators
 from vecenv.transforms.arrays import action_rows
 from vecenv.transforms.compose import Compose, HasTransforms
 from vecenv.transforms.transform import EnvTransform, Rows, Transform
@@ -104,6 +106,7 @@ class TransformedVectorEnv(HasTransforms, RowWiseWrapper):
         self._actions = merge_trees([space_tree(space, "action") for space in actions], "action")
         changes = any(new is not old for new, old in zip(actions, own, strict=True))
         self._action_space = [copy.deepcopy(space) for space in actions] if changes else None
+        separate_generators(self._action_space or ())
         return below
 
     # Rounds.
@@ -112,12 +115,9 @@ class TransformedVectorEnv(HasTransforms, RowWiseWrapper):
         """The actions for the envs; ValueError for actions of another shape than the action space."""
         if not self.transform.changes_actions:
             return action
-        if isinstance(action, (list, tuple)):
+        if isinstance(action, (list, tuple)) and not is_tree_of_batches(action, self._actions):
             action = nest.merge(lambda rows: nest.namespace(rows[0]).stack(rows), action)
-        action = self.transform.inv(action_rows(action, self._actions))
-        if not isinstance(action, tuple):
-            return action
-        return [nest.take(action, i) for i in range(len(next(nest.leaves(action))))]  # a tuple is one action an env
+        return self.transform.inv(action_rows(action, self._actions))
 
     def map_reset(self, obs: Any, info: np.ndarray) -> tuple[Any, np.ndarray]:
         """The rows, transformed."""
