@@ -1,4 +1,4 @@
-"""BaseVectorEnv: many envs behind one object. Where the envs live is the backend's business."""
+"""`BaseVectorEnv`: run many envs behind one object. A backend decides where the envs live."""
 
 from __future__ import annotations
 

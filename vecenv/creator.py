@@ -1,4 +1,4 @@
-"""EnvCreator: makes envs whose wrappers and transforms share their counts and statistics."""
+"""`EnvCreator`: build envs whose transforms and wrappers share their statistics."""
 
 from __future__ import annotations
 

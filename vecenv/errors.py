@@ -1,4 +1,4 @@
-"""Every error that vecenv raises by itself, and warnings that point to a line of the user's program.
+"""Errors that vecenv raises, and warnings that point to the user's line.
 
     VectorEnvError(RuntimeError)
     ├── EnvStepError          the env's code raised, and its own exception could not travel

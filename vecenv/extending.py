@@ -1,4 +1,4 @@
-"""Names for packages that extend vecenv, as `collector` does: checks of arguments, layouts, lists of vector envs.
+"""Names for packages that extend vecenv, as `collector` does.
 
 Users of vector envs find theirs in `vecenv`. `collector` imports from there, from here, and from modules of `vecenv`
 itself; nothing below imports this module.

@@ -1,4 +1,4 @@
-"""VectorEnvNormObs: observations normalised by RunningMeanStd, the statistics of a whole vector env."""
+"""`VectorEnvNormObs`: normalise observations by running statistics of the whole vector env."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Wrappers around a whole vector env."""
+"""`VectorEnvWrapper`: base class of wrappers around a whole vector env."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The place of each env: its episode, the steps into it, and whether that episode is over."""
+"""`EnvEpisodes`: record which episode each env plays, how many steps it has, and whether it is over."""
 
 from __future__ import annotations
 

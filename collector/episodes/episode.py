@@ -1,4 +1,4 @@
-"""Whole episodes, cut out of batches in which they begin and end anywhere, and the statistics of `collect`."""
+"""`Episode`, `EpisodeCutter` and `CollectStats`: cut whole episodes out of batches and summarise them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Jobs from files, from the command line, and from the folders that they have filled; and the changes of one."""
+"""Read a `Job` from a file, from command-line flags, or from the folder that it filled."""
 
 from __future__ import annotations
 

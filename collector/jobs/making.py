@@ -1,4 +1,4 @@
-"""From a job to its envs and its policy. `make_env` runs where the env lives, mostly in a worker process."""
+"""Build the envs and the policy of a job."""
 
 from __future__ import annotations
 

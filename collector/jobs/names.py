@@ -1,4 +1,4 @@
-"""The names in a job, and their objects: a closed list by kind, and beside it `module:name`, which is code.
+"""Resolve the names in a job (envs, wrappers, policies) to objects, from a closed list or from `module:name`.
 
     kind       in the list                                             else
     env        a registered id without a module: "CartPole-v1"         "module:Id-v0", "module:function"

@@ -1,4 +1,4 @@
-"""A job on a Ray cluster: tasks play a range of episodes each, with the local player, and the driver merges manifests.
+"""Run a job on a Ray cluster: tasks play ranges of episodes, and the driver merges their shards.
 
     driver  --numbers-->  play_range  --whole episodes-->  shards/w001/, a data set of its own
       shards/000000/  <-------------- adopts its shards --------'

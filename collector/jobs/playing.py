@@ -1,4 +1,4 @@
-"""Playing the episodes of a plan: together, and those whose env failed alone; and committing them.
+"""Play the episodes of a plan, retry episodes whose env failed, and commit the results.
 
     plan --(number, seed)--> collector --batches--> whole episodes --> Commits --> shards
       ^                          |

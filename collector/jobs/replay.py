@@ -1,4 +1,4 @@
-"""Episodes played again: compared with what is stored, bit for bit, and rendered as videos."""
+"""Play stored episodes again: compare them bit for bit, or render them as videos."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Running a job: from its settings to whole episodes in a folder, as often as it takes."""
+"""`run`: run a job until all episodes are stored, and resume a job that was interrupted."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The noise of a collector with `episode_seeds=`: what its policy draws, from the episode and the step alone.
+"""`KeyedNoise`: random numbers for a policy that depend only on the episode and the step.
 
 Random actions come from the env's action space, seeded where the episode begins. Samples of torch's distributions are
 made out of uniform numbers, by the inverse of their distribution functions. Those are float64 and come from the host,

@@ -1,6 +1,4 @@
-"""Calls of a policy by the names of its parameters (see `collector.policy`), what is taken from a distribution that it
-returns, and its output as a dict.
-"""
+"""Call a policy by the names of its parameters, and read actions from its output."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From observations to checked actions, wherever the policy runs."""
+"""`PolicyRunner`: call the policy on observations, and check the actions that it returns."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The arrays of a shard: one for each leaf of the observations and actions, and those that every shard has.
+"""`Layout`: names, dtypes and shapes of the arrays of a shard; pack episodes into these arrays.
 
 A shard with E episodes of S steps in all holds
 

@@ -1,4 +1,4 @@
-"""RecordEpisodes: a data set from any loop, by wrapping its vector env."""
+"""`RecordEpisodes`: wrap a vector env and store every episode that the caller's loop finishes."""
 
 from __future__ import annotations
 

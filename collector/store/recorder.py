@@ -1,4 +1,4 @@
-"""EpisodeRecorder: keeps the rows of rounds as they come, and gives a writer the episodes that have ended."""
+"""`EpisodeRecorder`: keep the rows of each round, and pass finished episodes to a writer."""
 
 from __future__ import annotations
 

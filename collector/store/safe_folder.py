@@ -1,4 +1,4 @@
-"""A folder that others may have made, held open, and its lock: all in it is opened relative to it, without links."""
+"""`SafeFolder`: open files relative to a folder's descriptor, without following links; `FolderLock`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""StoreWriter: fills a folder with episodes, so that what is committed is never lost, whenever the process ends.
+"""`StoreWriter`: append episodes to a folder. A committed episode survives a kill at any time.
 
 A commit writes a shard under another name, flushes it to the disk, renames it, flushes the folder, and then adds a line
 to the manifest and flushes that. A reader believes the manifest only, so that

@@ -1,4 +1,4 @@
-"""Arguments of constructors and calls, checked and brought into one form: env_fns, ids, resets, seeds, keywords."""
+"""Check arguments of constructors and calls, and convert them to one form: env_fns, ids, seeds, keywords."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Engine: runs rounds of operations on the envs of a backend, and keeps their state.
+"""`Engine`: run rounds of operations on the envs of a backend.
 
 BaseVectorEnv, facades, collectors
     |  exchange / send, receive / reset / call / close
@@ -30,6 +30,7 @@ from vecenv.engine.recovery import Recovery
 from vecenv.engine.results import Results, Statistics
 from vecenv.engine.status import INTERRUPTS, EnvStatus
 from vecenv.errors import ClosedError, ConcurrentCallError
+from vecenv.spaces import separate_generators
 
 NO_ARGUMENTS: dict[str, Any] = {}
 HOLD_MEMORY = ["arena", "results", "recovery", "status", "calls", "backend"]
@@ -101,6 +102,7 @@ class Engine:
         self._lifetime = Lifetime(self, self.backend, self._name, warns)
         try:
             self.reports = self.backend.start(env_fns, num_workers, self.is_async)
+            separate_generators([report.action_space for report in self.reports])
             if check_spaces:
                 check_spaces_equal(self.reports)
             layout = common_layout([r.observation_space for r in self.reports], [r.action_space for r in self.reports])
@@ -127,7 +129,7 @@ class Engine:
             except Exception as error:
                 self.abandon(error, self.all_ids)
                 raise
-            if taken is not NOTHING_BESIDES or not plain:
+            if taken is not NOTHING_BESIDES or not plain or self.results.checks_scalars:
                 taken = self.results.settle(None, self.all_ids, taken)
         except INTERRUPTS as error:
             self.abandon(error, self.all_ids)

@@ -1,4 +1,4 @@
-"""Recovery: which envs have failed, and what `on_error` does about it."""
+"""`Recovery`: record which envs have failed, and apply `on_error`."""
 
 from __future__ import annotations
 

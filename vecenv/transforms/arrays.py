@@ -1,4 +1,4 @@
-"""Observations as transforms see them: trees of arrays of numpy or of tensors, parts by their path, bounds of spaces.
+"""Array functions for transforms: numpy or torch, parts of an observation by path, bounds of spaces.
 
 Arrays of both kinds are handled alike: without an import of torch, and without a way over numpy.
 """

@@ -1,4 +1,4 @@
-"""Transforms with a state along an episode: CatFrames, StepCounter, TimeLimit, RewardSum, NormalizeReward."""
+"""Transforms with state per episode: `CatFrames`, `StepCounter`, `TimeLimit`, `RewardSum`, `NormalizeReward`."""
 
 from __future__ import annotations
 

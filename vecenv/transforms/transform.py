@@ -1,4 +1,4 @@
-"""Transform: the interface of a transform of rows, and its bases.
+"""`Transform`: the interface of all transforms.
 
     base env --obs, rew, ...--> transform[0] --> transform[1] --> ... --> caller
     base env <----- action ---- transform[0] <-- transform[1] <-- ... <-- caller

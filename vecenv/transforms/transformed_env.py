@@ -1,4 +1,4 @@
-"""TransformedEnv: a single env with transforms around it, for env_fns: it works in the worker.
+"""`TransformedEnv`: one env with transforms around it. It runs in the worker.
 
 FrameSkip, NoopReset and PixelObservation step or render that env: transforms for it alone.
 """

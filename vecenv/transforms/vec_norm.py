@@ -1,4 +1,4 @@
-"""VecNorm: observations and rewards by the running mean and deviation."""
+"""`VecNorm`: normalise observations and rewards by running mean and deviation."""
 
 from __future__ import annotations
 

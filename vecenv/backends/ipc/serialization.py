@@ -1,4 +1,4 @@
-"""Pickling for other processes: plainly, by value (what the main script defines), or beside file descriptors."""
+"""Pickle objects for other processes, also objects of the main script and file descriptors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Worker processes on this machine: their pool, and its handle of one."""
+"""Pool of worker processes on this machine, and the handle of one worker process."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Start worker processes by fork, forkserver or spawn, none of which imports the user's `__main__` again.
+"""Start worker processes by fork, forkserver or spawn, without importing the user's `__main__` in them.
 
 multiprocessing's own spawn and forkserver run the main script once more in each worker, which is why other vector envs
 need an `if __name__ == "__main__":` guard and fail in notebooks and on `python -`. Here env_fns travel by cloudpickle,
@@ -125,7 +125,7 @@ def _preparation(name: str) -> dict[str, Any]:
     }
 
 
-def _pickled(popen: Any, process_object: process.BaseProcess) -> memoryview:
+def _pickled(popen: Any, process_object: process.BaseProcess) -> bytes:
     buffer = io.BytesIO()
     context.set_spawning_popen(popen)
     try:
@@ -133,7 +133,7 @@ def _pickled(popen: Any, process_object: process.BaseProcess) -> memoryview:
         reduction.dump(process_object, buffer)
     finally:
         context.set_spawning_popen(None)
-    return buffer.getbuffer()
+    return buffer.getvalue()
 
 
 def _ensure_server() -> None:

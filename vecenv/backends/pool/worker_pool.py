@@ -1,5 +1,4 @@
-"""WorkerPool: workers from start to close, the frames that they send, and their deaths. Independent of rounds.
-Watchdog: notices an env that does not return, finds its stack, and ends its worker if `step_timeout` is set.
+"""`WorkerPool`: start workers, receive their frames, notice deaths, close. `Watchdog`: end workers that hang.
 
     parent                                   worker w (envs start .. stop - 1)
     ------                                   ---------------------------------

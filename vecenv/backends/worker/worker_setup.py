@@ -1,4 +1,4 @@
-"""Everything that a worker is started with: its arguments, its surroundings, the seeds of its random generators."""
+"""`WorkerSetup`: everything that a worker gets at its start: envs, options, environment, seeds."""
 
 from __future__ import annotations
 
@@ -9,8 +9,10 @@ import os
 import pickle
 import random
 import sys
+import warnings
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import gymnasium
@@ -45,9 +47,30 @@ class WorkerSetup:
             os.environ.update(self.environ)
         if self.affinity is not None:
             allow_cpus(0, self.affinity)
-        for blob in self.registered:
-            spec = loads_by_value(blob)
-            gymnasium.registry[spec.id] = spec
+        if self.registered:
+            self._register()
+
+    def _register(self) -> None:
+        """Register the program's envs, and keep them registered as the program has them.
+
+        The import of a package of envs may come later. It registers the same ids again: no reason for a warning here.
+        """
+        specs = {spec.id: spec for spec in map(loads_by_value, self.registered)}
+        warnings.filterwarnings("ignore", f".*{OVERRIDING}")
+        gymnasium.registry.update(specs)
+        self.env_fns = [partial(_call_registered, env_fn, specs) for env_fn in self.env_fns]
+
+
+OVERRIDING = "Overriding environment .* already in registry"
+"""What gymnasium says to a second registration of an id."""
+
+
+def _call_registered(env_fn: Any, specs: dict[str, Any]) -> Any:
+    """Call an env_fn, whose modules are imported, while these specs are registered."""
+    if isinstance(env_fn, PickledEnvFn):
+        env_fn = env_fn.load()
+    gymnasium.registry.update(specs)
+    return env_fn()
 
 
 @dataclass
@@ -56,8 +79,12 @@ class PickledEnvFn:
 
     blob: bytes
 
+    def load(self) -> Callable[[], Any]:
+        """The env_fn; its modules are imported."""
+        return loads_by_value(self.blob)
+
     def __call__(self) -> Any:
-        return loads_by_value(self.blob)()
+        return self.load()()
 
 
 def pickle_env_fn(i: int, env_fn: Callable[[], Any]) -> PickledEnvFn:
