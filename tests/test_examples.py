@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.backends import FULL, RAY
+from tests.backends import FULL, NEEDS_DM_CONTROL, RAY
 
 PATIENCE = 500
 """Seconds: a machine on which much else runs takes many times as long as a quiet one."""
@@ -135,6 +135,7 @@ def test_dict_text_spaces(tmp_path):
 
 
 @FULL
+@NEEDS_DM_CONTROL
 def test_dm_control_pixels(tmp_path):
     """Without OpenGL it ends with what to install."""
     done = run(str(ROOT / "examples/dm_control_pixels.py"), "--fast", cwd=tmp_path)
@@ -200,7 +201,7 @@ def test_rllib_ppo(tmp_path):
 JOBS = {
     "cartpole": (["steps=200", "num_envs=2", "device=cpu"], FULL),
     "atari": (["episodes=2", "num_envs=2", "max_episode_steps=40"], pytest.mark.slow),
-    "dm_control_pixels": (["steps=20", "num_envs=2", "max_episode_steps=10"], pytest.mark.slow),
+    "dm_control_pixels": (["steps=20", "num_envs=2", "max_episode_steps=10"], [pytest.mark.slow, NEEDS_DM_CONTROL]),
     "ray": (["episodes=4"], RAY),
 }
 

@@ -9,6 +9,7 @@ from gymnasium_cases import Remembers, Reports, assert_same
 
 from tests.backends import FULL
 from vecenv import AsyncVectorEnv, DummyVectorEnv, GymnasiumVectorEnv, NotStartedError, SerialEnv, SyncVectorEnv
+from vecenv.facades import make_vec
 from vecenv.testing import CountingEnv
 
 
@@ -40,6 +41,13 @@ class TestAttributes:
         assert envs.action_space == gym.spaces.MultiDiscrete([2, 2, 2])
         assert envs.observation_space.shape == (3, 4)
         assert repr(envs) == f"{type(envs).__name__}(num_envs=3)"
+
+    @pytest.mark.parametrize(
+        "cls", [GymnasiumVectorEnv, SyncVectorEnv, AsyncVectorEnv, make_vec.ThreadedVectorEnv, make_vec.ActorVectorEnv]
+    )
+    def test_the_class_of_gymnasium_is_a_direct_base(self, cls):
+        """skrl's `wrap_env` recognises a vector env by the names of its direct bases alone."""
+        assert gym.vector.VectorEnv in cls.__bases__
 
     def test_metadata_is_a_copy_that_names_the_autoreset_mode(self, make):
         """The metadata of the env class must not be written to (gymnasium #1623)."""

@@ -13,7 +13,7 @@ from tests.backends import FULL
 
 ROOT = Path(__file__).resolve().parent.parent
 HEAVY = ["torch", "ray", "tensordict", "pettingzoo", "envpool", "dm_control", "mujoco", "ale_py", "stable_baselines3"]
-HEAVY += ["msgspec", "tyro", "imageio", "yaml", "tomli"]
+HEAVY += ["msgspec", "tyro", "imageio", "yaml"]
 HEAVY += ["pandas", "scipy", "matplotlib", "rich", "psutil", "hypothesis", "pytest"]
 NEED_TORCH = [
     "device.math_libraries",

@@ -46,7 +46,7 @@ OPTIONAL = """
     threadpoolctl: vecenv/backends/pool/spinning_threads.py
     msgspec: collector/jobs/** collector/store/schema.py
     tyro: collector/__main__.py collector/jobs/commands.py
-    yaml tomli: collector/jobs/job_files.py
+    yaml: collector/jobs/job_files.py
     imageio imageio_ffmpeg: collector/jobs/replay.py
     rich: collector/jobs/report.py collector/cluster/cluster_stats.py
     cv2: vecenv/transforms/*

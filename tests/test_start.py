@@ -152,8 +152,7 @@ def test_no_main_guard_is_needed(how: str, context: str, tmp_path: Path) -> None
     script.parent.mkdir()
     if how == "script":
         script.write_text(program)
-        if sys.version_info >= (3, 11):  # PYTHONSAFEPATH came with it
-            (tmp_path / "gymnasium.py").write_text("raise SystemExit('not me')")
+        (tmp_path / "gymnasium.py").write_text("raise SystemExit('not me')")
         reported = python(str(script), cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(ROOT)})
     elif how == "stdin":
         reported = python("-", stdin=program)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import multiprocessing
 import os
 import pickle
+import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +20,7 @@ from gymnasium import spaces
 
 from collector import Dataset, DatasetError, Episode, StoreWriter, make_head
 from collector.store.dataset_head import space_from_json, space_to_json
+from collector.store.safe_folder import FolderInUseError, SafeFolder
 from tests.backends import FULL
 from tests.stored import ACTION, LENGTHS, OBS, assert_same, episode, head, tree_episode, write
 from vecenv import nest
@@ -263,6 +267,29 @@ class TestWriting:
         finally:
             done.set()
             child.join()
+
+    def test_a_writer_comes_in_while_others_make_and_remove_the_folder(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """The folder, or the lock file in it, disappears just before it is locked."""
+        made: list[str] = []
+
+        def after(name: str, disturb: Callable[[], object], call: Any) -> Any:
+            def disturbed(*arguments: Any) -> Any:
+                if name not in made:
+                    made.append(name)
+                    disturb()
+                return call(*arguments)
+
+            return disturbed
+
+        with monkeypatch.context() as patch:
+            remove = lambda: shutil.rmtree(tmp_path / "a")  # noqa: E731
+            patch.setattr(SafeFolder, "open", after("folder", remove, SafeFolder.open))
+            patch.setattr(fcntl, "flock", after("file", lambda: (tmp_path / "a/writer.lock").unlink(), fcntl.flock))
+            with StoreWriter(tmp_path / "a", head()), pytest.raises(FolderInUseError):
+                StoreWriter(tmp_path / "a", head())
+        assert made == ["folder", "file"]
 
     def test_a_data_set_is_not_written_over(self, tmp_path: Path) -> None:
         write(tmp_path / "a")

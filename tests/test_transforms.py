@@ -150,7 +150,8 @@ def test_actions_with_parts_are_cast_for_each_env():
     space = spaces.Tuple((spaces.Box(-2, 2, (1,)), spaces.Discrete(2)))
     with tf.TransformedVectorEnv(DummyVectorEnv([partial(Pair, action_space=space)] * 2), cast) as venv:
         venv.reset(seed=0)
-        for actions in ([(np.ones(1), 1), (np.zeros(1), 0)], ((np.ones(1), 1), (np.zeros(1), 0))):
+        batches = np.array([[1.0], [0.0]]), np.array([1, 0])
+        for actions in ([(np.ones(1), 1), (np.zeros(1), 0)], ((np.ones(1), 1), (np.zeros(1), 0)), batches):
             seen = [info["action"] for info in venv.step(actions)[-1]]
             assert [(x.tolist(), x.dtype, y) for x, y in seen] == [([1], np.float32, 1), ([0], np.float32, 0)]
 

@@ -166,7 +166,7 @@ def check_can_be_tensors(venv: Any, user: str) -> None:
 
 def _stacked(action: Any) -> Any:
     """A list of equal tensors, one for each env, as one tensor: one copy instead of many."""
-    rows = action if isinstance(action, (list, tuple)) else ()
+    rows = action if isinstance(action, list) else ()  # a tuple of tensors may be the batches of a Tuple space
     if not rows or not all(isinstance(row, torch.Tensor) for row in rows):
         return action
     same = len({(row.shape, row.dtype, row.device) for row in rows}) == 1

@@ -201,7 +201,7 @@ def plot_dataset(folder: str | os.PathLike[str], out: str | os.PathLike[str] | N
     content = io.BytesIO()
     figure.savefig(content, format="png", dpi=120)
     with SafeFolder(path.parent) as opened:
-        opened.write(path.name, content.getbuffer())
+        opened.write(path.name, content.getvalue())
     return path
 
 

@@ -48,7 +48,7 @@ def write_shard(
         for array_name, array in arrays.items():
             file = io.BytesIO()
             np.save(file, array, allow_pickle=False)
-            data = gzip.compress(file.getbuffer(), 6, mtime=0) if compress else file.getbuffer()
+            data = gzip.compress(file.getvalue(), 6, mtime=0) if compress else file.getvalue()
             shard.create(file_name(array_name, compress), data)
             files[file_name(array_name, compress)] = len(data), hashlib.sha256(data).hexdigest()
         shard.sync()

@@ -129,7 +129,7 @@ class Engine:
             except Exception as error:
                 self.abandon(error, self.all_ids)
                 raise
-            if taken is not NOTHING_BESIDES or not plain:
+            if taken is not NOTHING_BESIDES or not plain or self.results.checks_scalars:
                 taken = self.results.settle(None, self.all_ids, taken)
         except INTERRUPTS as error:
             self.abandon(error, self.all_ids)

@@ -12,7 +12,7 @@ import numpy as np
 from vecenv import nest
 from vecenv.backends.backend import NOTHING_BESIDES, Taken, WorkerInfo
 from vecenv.backends.host.failure import capture
-from vecenv.backends.host.row_writer import Extra, wrong_reward_shape
+from vecenv.backends.host.row_writer import NOTHING, Extra, wrong_reward_shape
 from vecenv.backends.memory.arena import Arena, Layout, ObjectLeaf
 from vecenv.engine.recovery import Recovery
 from vecenv.engine.status import EnvStatus
@@ -59,8 +59,10 @@ class Results:
         """The arrays that a batch of all envs copies, if observations are one array of numbers, and so are rewards."""
         if copy and self._single is not None and not self._objects:
             self._whole = self._single, arena.reward, arena.terminated, arena.truncated
-        self._reward_shape: tuple[int, ...] = ()
-        """The shape of the reward of every env: that of the first vector, else ()."""
+        self._reward_shape: tuple[int, ...] | None = None
+        """Shape of the reward of every env. The first step decides."""
+        self.checks_scalars = True
+        """True if a scalar reward may be wrong, so that `settle` has to see every round."""
         self._row_shape: tuple[int, ...] | None = None
         self._ragged = False
         self.own_ids: dict[int, Any] = {}
@@ -118,26 +120,30 @@ class Results:
                 vectors[row] = vector
         return vectors
 
-    def _check_rewards(self, asked: Sequence[int], extras: dict[int, Extra]) -> None:
-        """Turn rewards of another shape than those of the other envs into failures of their envs.
+    def _wrong_rewards(self, asked: Sequence[int], extras: Mapping[int, Extra], unstepped: Any) -> dict[int, Extra]:
+        """Return a failure for each env whose reward differs in shape from the rewards of the first step.
 
-        Workers check the rows of their own block; this is for envs of different workers. A 0 beside vectors passes,
-        because the row may be that of a reset.
+        Only this process sees the rewards of all workers, so no worker checks shapes. `unstepped` are envs whose row is
+        not that of a step.
         """
-        shapes: dict[int, tuple[int, ...]] = {
-            i: extra.reward.shape for i, extra in extras.items() if extra.reward is not None
-        }
-        if not shapes and not self._reward_shape:
-            return
-        shapes |= {i: () for i in asked if self._arena.reward[i] and i not in shapes}
-        expected = self._reward_shape = self._reward_shape or (shapes[min(shapes)] if shapes else ())
-        if expected:
-            self._whole = None
+        if self._reward_shape == ():  # a row without an extra has a scalar
+            asked = [i for i, extra in extras.items() if extra.reward is not None]
+        shapes: dict[int, tuple[int, ...]] = {}
+        for i in asked:
+            extra = extras.get(i, NOTHING)
+            if i not in unstepped and (extra.failure is None or extra.failure.stepped):
+                shapes[i] = () if extra.reward is None else extra.reward.shape
+        if self._reward_shape is None and shapes:
+            if shape := shapes[min(shapes)]:
+                self._whole = None
+            self.checks_scalars, self._reward_shape = bool(shape), shape
+        wrong = {}
         for i, shape in shapes.items():
-            if shape != expected:
-                error = wrong_reward_shape(shape, expected)
+            if shape != self._reward_shape:
+                error = wrong_reward_shape(shape, self._reward_shape)  # type: ignore[arg-type]
                 error.env_id, error.args = i, (f"env {i}: {error.args[0]}",)
-                extras[i] = Extra(failure=capture(error, i, "step", local=True))
+                wrong[i] = Extra(failure=capture(error, i, "step", local=True))
+        return wrong
 
     def own_rows(self, ids: np.ndarray | None, taken: Taken) -> OwnStep:
         """As `rows`, with infos as the envs returned them, by env id; empty infos are left out."""
@@ -189,16 +195,19 @@ class Results:
     def settle(self, ids: np.ndarray | None, asked: list[int], taken: Taken) -> Taken:
         """The results to return; raises the first failure, with the results of the other envs in `error.partial`."""
         recovery = self._recovery
+        rows: dict[int, Extra] = {}
         if recovery.rows:
             rows = {i: recovery.rows.pop(i) for i in asked if i in recovery.rows}
             taken = taken._replace(extras={**taken.extras, **rows})
+        if (taken.extras or self.checks_scalars) and (
+            wrong := self._wrong_rewards(asked, taken.extras, {*recovery.resets, *rows})
+        ):
+            taken = taken._replace(extras={**taken.extras, **wrong})
         extras = taken.extras
         recovery.note_lost()
         failed = []
-        if extras:
-            self._check_rewards(asked, extras)
-            if any(extra.failure is not None for extra in extras.values()):
-                failed = recovery.settle(extras)
+        if extras and any(extra.failure is not None for extra in extras.values()):
+            failed = recovery.settle(extras)
         if self._env_status.strict:
             self._env_status.note_ends(ids, taken, self._arena)
         if ids is None:

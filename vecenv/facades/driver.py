@@ -35,14 +35,19 @@ class Driver:
 
     From now on its envs get actions in the types that the caller passes, as in the libraries of the facades.
 
+    Steps are copied if the vector env returns views, because a reset in a second round would write over them. `copy`
+    False leaves the observations as views.
+
     `engine` is that of the vector env where no wrapper or subclass comes before it, else None.
     """
 
-    def __init__(self, venv: Any) -> None:
-        self._venv = venv
+    def __init__(self, venv: Any, copy: bool = True) -> None:
+        self._venv, self._copies_obs = venv, copy
         self.engine = engine_of(venv)
         if (engine := getattr(venv, "engine", None)) is not None:  # also below wrappers
             engine.actions.casts = False
+        self.has_views = engine is not None and not engine.results.copies
+        """True if the vector env returns views of its arena."""
         self.autoresets = resets_in_step(venv)
         """True if a step may reset envs whose episode it ends."""
         self._receives = overrides_nothing(venv, "recv")
@@ -51,17 +56,23 @@ class Driver:
     def step(self, actions: Any, autoreset: bool) -> OwnStep:
         """Step all envs."""
         if self.engine is not None:
-            taken = self.engine.exchange(actions, None, autoreset)
-            return self.engine.results.own_rows(None, taken)
+            return self.exchange(actions, None, autoreset)
         step = self._venv.step(actions, autoreset=True) if autoreset else self._venv.step(actions)
         return self._own(self._ids, step)
+
+    def exchange(self, actions: Any, reset: Any, autoreset: bool) -> OwnStep:
+        """Run a round of all envs by the engine."""
+        engine: Any = self.engine
+        taken = engine.exchange(actions, reset, autoreset)
+        step: OwnStep = engine.results.own_rows(None, taken)
+        return self._copied(step) if self.has_views else step
 
     def receive(self, ids: Sequence[int]) -> OwnStep:
         """Receive the batch of `recv`, which is of `ids`."""
         if self._receives:  # without an info for each env
             rows, _, taken = self._venv.engine.receive()
             own: OwnStep = self._venv.engine.results.own_rows(rows, taken)
-            return own
+            return self._copied(own) if self.has_views else own
         return self._own(ids, self._venv.recv())
 
     def reset(self, ids: Sequence[int] | None, **kwargs: Any) -> tuple[Any, list[dict[str, Any]]]:
@@ -74,7 +85,13 @@ class Driver:
     def _own(self, ids: Sequence[int], step: Step) -> OwnStep:
         *columns, infos = step
         self._restore_infos(ids, infos.tolist())
-        return *columns, {i: info for i, info in zip(ids, infos, strict=True) if info}
+        own: OwnStep = *columns, {i: info for i, info in zip(ids, infos, strict=True) if info}
+        return self._copied(own) if self.has_views else own
+
+    def _copied(self, step: OwnStep) -> OwnStep:
+        obs, rew, terminated, truncated, infos = step
+        obs = nest.map(np.copy, obs) if self._copies_obs else obs
+        return obs, rew.copy(), terminated.copy(), truncated.copy(), infos
 
     def _restore_infos(self, ids: Sequence[int], infos: Sequence[dict[str, Any]]) -> None:
         """Take the `env_id` that the engine added out of the infos of the envs `ids`."""

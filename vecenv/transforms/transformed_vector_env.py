@@ -9,6 +9,7 @@ import numpy as np
 
 from vecenv import nest
 from vecenv.base import BaseVectorEnv
+from vecenv.engine.actions import is_tree_of_batches
 from vecenv.engine.arguments import seed_chain
 from vecenv.spaces import separate_generators
 from vecenv.transforms.compose import Compose, HasTransforms
@@ -109,12 +110,10 @@ class TransformedVectorEnv(HasTransforms, RowWiseWrapper):
         """The actions for the envs."""
         if not self.transform.changes_actions:
             return action
-        if isinstance(action, (list, tuple)):
+        form = nest.tree_of(self.action_space[0])
+        if isinstance(action, (list, tuple)) and not is_tree_of_batches(action, form):
             action = nest.merge(lambda rows: nest.namespace(rows[0]).stack(rows), action)
-        action = self.transform.inv(action)
-        if not isinstance(action, tuple):
-            return action
-        return [nest.take(action, i) for i in range(len(next(nest.leaves(action))))]  # a tuple is one action an env
+        return self.transform.inv(action)
 
     def map_reset(self, obs: Any, info: np.ndarray) -> tuple[Any, np.ndarray]:
         """The rows, transformed."""

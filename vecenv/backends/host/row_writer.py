@@ -85,12 +85,10 @@ class RowWriter:
             _compile(layout.obs, space_tree(space, "obs"), nest.take(block.obs, slice(j, j + 1)), keep)
             for j, space in enumerate(spaces)
         ]
-        self._reward_shape: tuple[int, ...] | None = None
-        # What `EnvHost.run` needs to write the row of a well-behaved env by itself. The dtype is None, and nothing
-        # fits, where an observation is not one array, and until rewards have been seen to be numbers.
+        # `EnvHost.run` writes the row of a well-behaved env with these attributes. If an observation is not one array,
+        # the dtype is None, so that no observation fits.
         leaf = layout.obs if isinstance(layout.obs, Leaf) and layout.obs.shape else None
-        self._leaf = leaf
-        self.dtype: np.dtype | None = None
+        self.dtype = None if leaf is None else leaf.dtype
         self.shape = None if leaf is None else leaf.shape
         self.obs_rows: list[Any] = [None] * len(spaces) if leaf is None else list(block.obs)
         self.reward: Any = block.reward.data
@@ -107,8 +105,6 @@ class RowWriter:
         vector = None
         if reward.__class__ not in REWARDS:
             reward, vector = _odd_reward(reward)
-        if (shape := () if vector is None else vector.shape) != self._reward_shape:
-            self._learn_reward_shape(shape)
         self.reward[j] = reward
         self.terminated[j] = terminated if terminated.__class__ in FLAGS else _odd_flag("terminated", terminated)
         self.truncated[j] = truncated if truncated.__class__ in FLAGS else _odd_flag("truncated", truncated)
@@ -141,15 +137,6 @@ class RowWriter:
         if info.__class__ is not dict:
             info = _odd_info("reset", info)
         return Extra(self.own(info) or None, objects) if info or objects is not None else None
-
-    def _learn_reward_shape(self, shape: tuple[int, ...]) -> None:
-        """The first step of the block decides on the shape of its rewards, also after one that differed."""
-        if self._reward_shape is not None:
-            expected, self._reward_shape, self.dtype = self._reward_shape, None, None
-            raise wrong_reward_shape(shape, expected)
-        self._reward_shape = shape
-        if self._leaf is not None and shape == ():
-            self.dtype = self._leaf.dtype
 
 
 def wrong_reward_shape(shape: tuple[int, ...], expected: tuple[int, ...]) -> EnvContractError:

@@ -132,7 +132,7 @@ def _preparation(name: str) -> dict[str, Any]:
     }
 
 
-def _pickled(popen: Any, process_object: process.BaseProcess) -> memoryview:
+def _pickled(popen: Any, process_object: process.BaseProcess) -> bytes:
     buffer = io.BytesIO()
     context.set_spawning_popen(popen)
     try:
@@ -140,7 +140,7 @@ def _pickled(popen: Any, process_object: process.BaseProcess) -> memoryview:
         reduction.dump(process_object, buffer)
     finally:
         context.set_spawning_popen(None)
-    return buffer.getbuffer()
+    return buffer.getvalue()
 
 
 def _ensure_server() -> None:
