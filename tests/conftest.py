@@ -22,7 +22,7 @@ import pytest
 
 from tests import local_ray as local_ray_of_the_run
 from tests.backends import BACKENDS, PROCESS_BACKENDS, and_ray, one_of, vector_env_classes
-from vecenv.backends.pool import start_methods
+from vecenv.backends.pool import preloading, start_methods
 
 PATIENCE = 2.0
 """Seconds that the system may take to reap what has been closed."""
@@ -99,7 +99,7 @@ def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def forkserver_ends() -> Iterator[None]:
-    """Ends the process from which `benchmarks.kills` forks jobs."""
+    """Ends the process from which `tests.fuzz.kills` forks jobs."""
     yield
     forkserver._forkserver._stop()  # multiprocessing's own
 
@@ -246,13 +246,15 @@ def descriptors() -> dict[int, str]:
 
 def kept_descriptors() -> set[int]:
     """The processes of the forkserver and the resource tracker, which stay for the life of the process."""
-    owned = (start_methods._server._forkserver_alive_fd, resource_tracker._resource_tracker._fd)
+    owned = [start_methods._server._forkserver_alive_fd, resource_tracker._resource_tracker._fd]
+    for server in preloading._all:
+        owned += [server._forkserver_alive_fd, *start_methods.parent_fds(server.process)]
     return {fd for fd in owned if fd is not None}
 
 
 def children() -> set[psutil.Process]:
     """All processes below this one, except the forkserver and the resource tracker."""
-    kept = {start_methods._server._forkserver_pid, resource_tracker._resource_tracker._pid}
+    kept = {start_methods._server._forkserver_pid, resource_tracker._resource_tracker._pid, *preloading.server_pids()}
     found = set()
     for pid in _below(os.getpid()):
         if pid not in kept:

@@ -13,7 +13,6 @@ import msgspec
 import numpy as np
 import pytest
 
-from benchmarks import kills
 from collector import Dataset, DatasetError, Job, load_job, resume_job, run_job, save_statistics
 from collector.__main__ import main
 from collector.jobs.job import Call, JobError
@@ -21,6 +20,7 @@ from collector.jobs.look import dataset_info
 from collector.jobs.replay import replay_episodes
 from collector.jobs.transform_statistics import KEPT, read_statistics
 from tests.backends import FULL
+from tests.fuzz import kills
 from tests.job_envs import assert_same, change_job, counting, job, stop_at
 from vecenv import DummyVectorEnv, EnvCreator, TransformedEnv
 from vecenv.transforms import NormalizeReward, TransformedVectorEnv, VecNorm
