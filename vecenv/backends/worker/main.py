@@ -102,8 +102,6 @@ MOST_FDS = 1 << 16
 
 def bootstrap(args: WorkerArgs) -> None:
     """Set up the process group, the signals, the watch for the parent's end, and the random generators."""
-    for fd in args.parent_fds:
-        os.close(fd)
     if (alive := forkserver._forkserver._forkserver_alive_fd) is not None:  # type: ignore[attr-defined]
         # Held open by a worker, it would keep the forkserver running after the parent is gone.
         os.close(alive)
