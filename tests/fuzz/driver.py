@@ -34,7 +34,7 @@ def _hang(*_: Any) -> None:
 class Program(RuleBasedStateMachine):
     """One random program. `close` releases the resources of the program, and is called once after it."""
 
-    batch: ClassVar[int] = 10
+    per_seed: ClassVar[int] = 10
     """Number of programs per seed."""
     steps: ClassVar[int] = 30
     """Most operations of one program."""
@@ -67,10 +67,10 @@ class Program(RuleBasedStateMachine):
             faulthandler.cancel_dump_traceback_later()
 
 
-def run(program: type[Program], seeds: Iterable[int], deadline: float | None = None) -> None:
-    """Run the batch of each seed, until the deadline (of time.monotonic); raise what the shortest program raised."""
+def run(program: type[Program], seeds: Iterable[int], deadline: float | None = None, count: int = 0) -> None:
+    """Run the batch of each seed (`count` programs) until the deadline; raise what the shortest program raised."""
     options = settings(
-        max_examples=program.batch,
+        max_examples=count or program.per_seed,
         stateful_step_count=program.steps,
         phases=program.phases,
         database=None,

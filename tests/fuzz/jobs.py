@@ -47,7 +47,7 @@ def play(out: str, settings: dict[str, Any], kill_at: str) -> None:
 class Fuzz(Program):
     """Each rule is a run of the job that is killed; at the end it runs to completion."""
 
-    batch = 3
+    per_seed = 3
     steps = 4
     patience = 120.0
 
