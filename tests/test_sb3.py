@@ -179,8 +179,9 @@ class TestVectorEnvsOfGymnasium:
         for each in (ours, theirs):
             each.set_attr("gravity", 5.0)
         assert ours.get_attr("gravity") == [5.0] * 3
-        with pytest.raises(ValueError, match=r"VectorEnv\.call is for all its 3 envs, got \[1\]"):
-            ours.set_attr("gravity", 5.0, [1])
+        if mode == "async":
+            with pytest.raises(ValueError, match=r"VectorEnv\.call is for all its 3 envs, got \[1\]"):
+                ours.set_attr("gravity", 5.0, [1])
         assert ours.env_is_wrapped(TimeLimit, [1]) == [True]
         assert ours.env_method("get_wrapper_attr", "spec", indices=[2, 0, 1])[0].id == "CartPole-v1"
         assert played_alike(ours, theirs, np.random.default_rng(0).integers(0, 2, (60, 3))) >= 6

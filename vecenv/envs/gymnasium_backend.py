@@ -23,6 +23,7 @@ from gymnasium.vector import AutoresetMode
 
 from vecenv import nest
 from vecenv.backends.backend import Answers, Backend, Call, Taken, WorkerInfo
+from vecenv.backends.host.env_access import ENV_CALLS, is_env
 from vecenv.backends.host.env_host import ATTRIBUTES, EnvReport, own_report
 from vecenv.backends.host.failure import capture
 from vecenv.backends.host.row_writer import Extra, Final, fit, own_containers
@@ -31,12 +32,14 @@ from vecenv.backends.memory.arena import Arena, Layout, Leaf
 from vecenv.errors import ClosedError, EnvContractError, ObservationError
 
 Infos = list[dict[str, Any]]
+DIRECT = frozenset({"get_env_attr", "has_attr", "set_env_attr", "call", "wrapper_classes"})
+"""Operations on envs in this process that do not need the VectorEnv."""
 
 
 class NativeBackend(Backend):
     """Base of the backends of envs that a library steps together, in this process: `name` names it in errors."""
 
-    takes_objects = False
+    takes_objects, hosts_here = False, True
     resets_with: tuple[str, ...] = ("seed", "options")
     """The arguments of a reset."""
 
@@ -92,6 +95,13 @@ class NativeBackend(Backend):
 
     def called(self, ids: Sequence[int], op: str, args: Sequence[tuple[Any, ...]]) -> list[Any]:
         """The results of one of ENV_CALLS for the envs `ids`, each with its arguments."""
+        if op == "wrapper_classes":
+            return [[]] * len(ids)
+        if op == "has_attr":
+            try:
+                return [args[0][0] in self.known or bool(self.called(ids, "get_env_attr", args))] * len(ids)
+            except AttributeError:
+                return [False] * len(ids)
         raise NotImplementedError(f"{self.name} has no {op} of single envs")
 
 
@@ -283,11 +293,19 @@ class GymnasiumBackend(NativeBackend):
 
     def called(self, ids: Sequence[int], op: str, args: Sequence[tuple[Any, ...]]) -> list[Any]:
         """AttributeError for what the VectorEnv has no way to, ValueError where it has one for all its envs only."""
-        envs, n, (name, *given) = self.envs, self.env_num, args[0] or (None,)
+        n, (name, *given) = self.env_num, args[0] or (None,)
+        envs = (
+            self.envs if hasattr(self.envs, "call") else self.envs.unwrapped
+        )  # wrappers of gymnasium do not pass it on
         if op == "seed":  # a reset seeds the envs
             return [True] * len(ids)
-        if op == "get_env_attr":
-            values = envs.get_attr(name) if hasattr(envs, "get_attr") else [getattr(envs, name)] * n
+        if op in DIRECT and (own := self.own_envs) is not None:
+            return [ENV_CALLS[op](own[i], *each) for i, each in zip(ids, args, strict=True)]
+        if op == "wrapper_classes" and hasattr(envs, "call"):
+            # gymnasium writes a wrapped env as <Outer<Inner<Env>>>.
+            values = [text.split("<")[1:-1] for text in envs.call("__str__")]
+        elif op == "get_env_attr":
+            values = envs.get_attr(name) if hasattr(envs, "get_attr") else [getattr(self.envs, name)] * n
         elif op == "render":
             frames = envs.render(**name)
             if frames is None or not len(frames):
@@ -303,6 +321,13 @@ class GymnasiumBackend(NativeBackend):
         else:
             return super().called(ids, op, args)
         return [None if values is None else values[i] for i in ids]
+
+    @property
+    def own_envs(self) -> Sequence[Any] | None:
+        """The single envs, if the VectorEnv has them in this process."""
+        envs: Any = getattr(self.envs.unwrapped, "envs", None)
+        is_list = isinstance(envs, (list, tuple)) and len(envs) == self.env_num
+        return envs if is_list and all(map(is_env, envs)) else None
 
     def note_exception(self, error: BaseException) -> None:
         """Pass it on to the outermost wrapper of the VectorEnv that keeps data, if there is one."""

@@ -33,7 +33,8 @@ NOT_OFFERED = {
 class Driver:
     """Steps and resets `venv`, with the infos that the envs returned, by env id: without the `env_id` of the engine.
 
-    From now on its envs get actions in the types that the caller passes, as in the libraries of the facades.
+    From now on its envs get actions in the types that the caller passes, and envs in this process share the objects in
+    calls and options with the caller, as in the libraries of the facades.
 
     Steps are copied if the vector env returns views, because a reset in a second round would write over them. `copy`
     False leaves the observations as views.
@@ -45,7 +46,7 @@ class Driver:
         self._venv, self._copies_obs = venv, copy
         self.engine = engine_of(venv)
         if (engine := getattr(venv, "engine", None)) is not None:  # also below wrappers
-            engine.actions.casts = False
+            engine.actions.casts = engine.backend.copies = False
         self.has_views = engine is not None and not engine.results.copies
         """True if the vector env returns views of its arena."""
         self.autoresets = resets_in_step(venv)
@@ -74,6 +75,13 @@ class Driver:
             own: OwnStep = self._venv.engine.results.own_rows(rows, taken)
             return self._copied(own) if self.has_views else own
         return self._own(ids, self._venv.recv())
+
+    def caller(self) -> Any:
+        """The engine, if no wrapper or subclass has a `call` of its own; else the outermost object that has."""
+        venv = self._venv
+        while type(venv).call is VectorEnvWrapper.call:
+            venv = venv.venv
+        return venv.engine if type(venv).call is BaseVectorEnv.call else venv
 
     def reset(self, ids: Sequence[int] | None, **kwargs: Any) -> tuple[Any, list[dict[str, Any]]]:
         """Reset these envs (None: all): (obs, infos), one info an env."""
