@@ -1,7 +1,6 @@
 """EnvPool's pools behind the interface of every vector env, without crashes, hangs and ghost transitions.
 
-On a double of EnvPool by default, and on the package itself, of 740 MB, in the slow tier: `make test-slow` installs it,
-but not for Python 3.10, for which there is no release.
+On a double of EnvPool by default, and on the package itself, of 740 MB, in the slow tier: `make test-slow` installs it.
 """
 
 import subprocess

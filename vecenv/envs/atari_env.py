@@ -1,4 +1,4 @@
-"""AtariVectorEnv: ALE's own vector env, in C++ threads, with what gymnasium promises of a VectorEnv."""
+"""`AtariVectorEnv`: ALE's C++ vector env, with the behaviour that gymnasium promises of a `VectorEnv`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Names of other libraries, with their first arguments.
+"""Classes with the names and first arguments that other libraries use.
 
 Of tianshou, wrappers of one env: ContinuousToDiscrete, MultiDiscreteToDiscrete, TruncatedAsTerminated. Of torchrl:
 ParallelEnv, SerialEnv and step_mdp.

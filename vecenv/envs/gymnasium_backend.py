@@ -1,4 +1,4 @@
-"""GymnasiumBackend: carries rounds to a `gymnasium.vector.VectorEnv`, which steps all its envs together.
+"""`GymnasiumBackend`: run rounds on a `gymnasium.vector.VectorEnv`, which steps all its envs together.
 
     a round of steps --> envs.step(actions)
 

@@ -1,4 +1,4 @@
-"""AsyncCalls: the methods of a gymnasium VectorEnv besides reset and step: pending call, attributes, close."""
+"""`AsyncCalls`: the methods of a gymnasium `VectorEnv` besides step and reset."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Gymnasium's ways to make a VectorEnv: make_vec, which takes the id of an env, SyncVectorEnv and AsyncVectorEnv.
+"""`make_vec`, `SyncVectorEnv` and `AsyncVectorEnv`, with gymnasium's arguments.
 
 make_vec is also reachable by `gym.make_vec` and whatever calls it, through the `vector_entry_point` of a spec, a string
 that names this module and the id:

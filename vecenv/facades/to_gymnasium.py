@@ -1,4 +1,4 @@
-"""To gymnasium: vector envs as `gymnasium.vector.VectorEnv`, with autoreset, dicts of infos and the async calls."""
+"""`GymnasiumVectorEnv`: a vector env with the interface of `gymnasium.vector.VectorEnv`."""
 
 from __future__ import annotations
 

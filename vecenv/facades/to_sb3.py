@@ -1,4 +1,4 @@
-"""SB3VecEnv: a vector env as the VecEnv that the algorithms of Stable-Baselines3 train on."""
+"""`SB3VecEnv`: a vector env with the interface of Stable-Baselines3's `VecEnv`."""
 
 from __future__ import annotations
 
