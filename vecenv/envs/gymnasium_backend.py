@@ -23,10 +23,10 @@ from gymnasium.vector import AutoresetMode
 
 from vecenv import nest
 from vecenv.backends.backend import Answers, Backend, Call, Taken, WorkerInfo
-from vecenv.backends.host.env_access import ENV_CALLS, is_env
+from vecenv.backends.host.env_access import ENV_CALLS, is_env, own_copy
 from vecenv.backends.host.env_host import ATTRIBUTES, EnvReport, own_report
 from vecenv.backends.host.failure import capture
-from vecenv.backends.host.row_writer import Extra, Final, fit, own_containers
+from vecenv.backends.host.row_writer import Extra, Final, fit, is_exact, own_containers
 from vecenv.backends.ipc import opcodes
 from vecenv.backends.memory.arena import Arena, Layout, Leaf
 from vecenv.errors import ClosedError, EnvContractError, ObservationError
@@ -211,17 +211,17 @@ class GymnasiumBackend(NativeBackend):
         arena.terminated[...], arena.truncated[...] = terminated, truncated
         arena.terminated[resets] = arena.truncated[resets] = False
         self.over, self.begun = arena.terminated | arena.truncated, None
-        ended, finals = np.flatnonzero(self.over), dict[int, Final]()
+        ended, finals, last_obs = np.flatnonzero(self.over), dict[int, Final](), dict[int, Any]()
         if len(ended) and self.mode is AutoresetMode.SAME_STEP:
-            self.begun = self._split_ends(ended, infos)
+            self.begun = self._split_ends(ended, infos, last_obs)
         if len(ended) and autoreset:
             nest.put(arena.final, ended, nest.take(arena.obs, ended))
             first_infos = self._begin(ended, {})
             for i in ended.tolist():
-                infos[i], finals[i] = first_infos[i], Final(None, own_containers(infos[i]))
+                infos[i], finals[i] = first_infos[i], Final(None, own_containers(infos[i]), last_obs.get(i))
         self._answer(range(self.env_num), infos, rewards if rewards.ndim > 1 else None, finals)
 
-    def _split_ends(self, ended: np.ndarray, infos: Infos) -> tuple[Any, Infos]:
+    def _split_ends(self, ended: np.ndarray, infos: Infos, last_obs: dict[int, Any]) -> tuple[Any, Infos]:
         """SAME_STEP: write the last observations, from the infos, into the rows of the envs `ended`, and their last
         infos into `infos`; returns the batch and the infos in which their next episodes begin.
         """
@@ -233,7 +233,10 @@ class GymnasiumBackend(NativeBackend):
                 raise EnvContractError(
                     f"env {i}: {self.name} ended an episode in SAME_STEP mode, but its infos have no final_obs"
                 )
-            nest.put(self.arena.obs, i, self._fitted(info.pop(key), self._row))
+            last = info.pop(key)
+            nest.put(self.arena.obs, i, self._fitted(last, self._row))
+            if not is_exact(last, self._row, self._row):
+                last_obs[i] = own_copy(last)
             last_info = info.pop("final_info", None)
             infos[i] = info if last_info is None else last_info  # some (Atari's) keep no info of the last step apart
         return obs, first_infos

@@ -53,6 +53,7 @@ class Driver:
         """True if a step may reset envs whose episode it ends."""
         self._receives = overrides_nothing(venv, "recv")
         self._ids = range(len(venv))
+        self._as_ints = int_restorer(venv.observation_space[0])  # a wrapper passes on rows of batches
 
     def step(self, actions: Any, autoreset: bool) -> OwnStep:
         """Step all envs."""
@@ -93,6 +94,10 @@ class Driver:
     def _own(self, ids: Sequence[int], step: Step) -> OwnStep:
         *columns, infos = step
         self._restore_infos(ids, infos.tolist())
+        if (as_ints := self._as_ints) is not None:
+            for info in infos:
+                if "final_obs" in info and "final_info" in info:
+                    info["final_obs"] = as_ints(info["final_obs"])
         own: OwnStep = *columns, {i: info for i, info in zip(ids, infos, strict=True) if info}
         return self._copied(own) if self.has_views else own
 
@@ -222,8 +227,8 @@ class EndedStep:
         self.infos = infos = dict(by_id.items())
         self.step = obs, rew, terminated, truncated, infos
         self.last_obs = [_own_row(obs, i) if i in left else infos[i].pop("final_obs") for i in ids]
-        if restore is not None:
-            self.last_obs = [*map(restore, self.last_obs)]
+        if restore is not None and left:  # rows of a batch
+            self.last_obs = [restore(row) if i in left else row for i, row in zip(ids, self.last_obs, strict=True)]
         self.last_infos = [infos.get(i, {}) if i in left else infos[i].pop("final_info") for i in ids]
 
     def begin(self, first_obs: Any, first_infos: Mapping[int, dict[str, Any]]) -> None:

@@ -163,8 +163,8 @@ class SB3VecEnv(VecEnv):
             self.reset_infos[i] = ended.infos[i]
             infos[i] = {
                 **last_info,
-                "terminal_observation": last_obs,
                 "TimeLimit.truncated": bool(truncated[i] > terminated[i]),
+                "terminal_observation": last_obs,
             }
 
     def _drop_pending(self) -> None:
