@@ -184,6 +184,16 @@ class SB3VecEnv(VecEnv):
         self._pending = False
         (self.venv if self._facade is None else self._facade).close()
 
+    @property
+    def waiting(self) -> bool:
+        """True if a step is pending."""
+        return self._pending
+
+    @property
+    def closed(self) -> bool:
+        """True if `close` was called."""
+        return bool(self.venv.is_closed)
+
     # Seeds and options, for the next reset.
 
     def seed(self, seed: int | None = None) -> Sequence[int | None]:
