@@ -416,7 +416,7 @@ def test_seeds_that_are_none_are_refused(seeds, error, message):
 def test_random_actions_of_episodes_need_envs_of_one_action_space():
     spaces = [gymnasium.spaces.Discrete(n) for n in (2, 3)]
     with pytest.raises(TypeError, match=r"an episode may be played in any env, .*; that of env 1 is Discrete"):
-        KeyedNoise(0, 2).random_policy(RandomPolicy(spaces), spaces)
+        KeyedNoise(0, 2).seed_random(RandomPolicy(spaces), spaces)
 
 
 # Numbers and seeds.

@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     import torch
 
 T = TypeVar("T")
-ACTION_MASK = "action_mask"
 
 
 class KeyedNoise:
@@ -40,8 +39,6 @@ class KeyedNoise:
         family is known. What a policy returns as an action may come from anywhere."""
         self.resize(rows)
         self._policy: RandomPolicy | None = None
-        self._masks: list[Any] = [None] * rows
-        self._has_masks = False
 
     def resize(self, rows: int) -> None:
         """Draw for so many rows, none of which is in an episode."""
@@ -49,25 +46,16 @@ class KeyedNoise:
         self.steps = np.zeros(rows, np.int64)
         self._keyed = self._keys = np.zeros(0, np.int64)
 
-    def begin(self, env_ids: np.ndarray, infos: np.ndarray) -> None:
-        """Note that episodes begin in these envs, with these infos."""
+    def begin(self, env_ids: np.ndarray) -> None:
+        """Record that episodes begin in these envs."""
         if self._policy is not None:
             self._policy.seed(env_ids, [action_seed(self.job_seed, each) for each in self.numbers[env_ids].tolist()])
-        self.note_masks(env_ids, infos)
-
-    def note_masks(self, env_ids: np.ndarray, infos: np.ndarray) -> None:
-        """Note the action masks in the infos that came with the last observations of these envs."""
-        if not self._has_masks:
-            self._has_masks = any(ACTION_MASK in info for info in infos)
-        if self._has_masks:
-            for env_id, info in zip(env_ids.tolist(), infos, strict=True):
-                self._masks[env_id] = info.get(ACTION_MASK)
 
     # Random actions.
 
-    def random_policy(self, policy: RandomPolicy, action_spaces: Any) -> Callable[[Any, Any], Any]:
-        """A random policy `(obs, env_ids)`, whose streams of actions begin anew with each episode. Raises `TypeError`
-        where action spaces differ.
+    def seed_random(self, policy: RandomPolicy, action_spaces: Any) -> None:
+        """Seed the streams of random actions of this policy with each episode that begins. Raises `TypeError` if action
+        spaces differ.
         """
         for env_id, space in enumerate(action_spaces):
             if space != action_spaces[0]:
@@ -78,11 +66,6 @@ class KeyedNoise:
         self._policy = policy
         ids = np.arange(len(action_spaces))
         policy.seed(ids, [action_seed(self.job_seed, each) for each in self.numbers[ids].tolist()])
-
-        def draw(obs: Any, env_ids: np.ndarray) -> Any:
-            return policy(obs, env_ids, [self._masks[env] for env in env_ids.tolist()] if self._has_masks else None)
-
-        return draw
 
     # What a policy draws.
 

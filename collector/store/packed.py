@@ -173,8 +173,8 @@ def check_whole(episodes: EpisodeBatch) -> None:
         )
     for which in np.flatnonzero(~np.isfinite(returns_of(episodes))).tolist()[:1]:
         raise DatasetError(
-            f"the rewards of episode {int(episodes.episode[which])} of env {int(episodes.env_id[which])} are finite, and "
-            "their sum is not; NaN and infinity are not stored: leave the episode out or correct the env"
+            f"the rewards of episode {int(episodes.episode[which])} of env {int(episodes.env_id[which])} are finite, "
+            "and their sum is not; NaN and infinity are not stored: leave the episode out or correct the env"
         )
 
 
