@@ -7,6 +7,8 @@ whatever the device and dtype of the policy, so that the same parameters give th
 
 from __future__ import annotations
 
+import pickle
+import random
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -70,15 +72,12 @@ class KeyedNoise:
     # What a policy draws.
 
     def watch(self, call: Callable[[], T]) -> T:
-        """Call a policy and return its result. One that draws from torch's own generators (dropout does) is not
-        keyed.
+        """Call a policy and return its result. A policy that draws from the global generators of torch (dropout does),
+        numpy or Python is not keyed.
         """
-        torch = sys.modules.get("torch")
-        if torch is None:
-            return call()
-        before = _generator_states(torch)
+        before = _generator_states()
         returned = call()
-        self.everything &= all(map(torch.equal, before, _generator_states(torch)))
+        self.everything &= before == _generator_states()
         return returned
 
     @contextmanager
@@ -165,9 +164,13 @@ class KeyedNoise:
         return self.uniforms(int(np.prod(shape[1:]))).reshape(shape)
 
 
-def _generator_states(torch: Any) -> list[Any]:
-    on_cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
-    return [torch.get_rng_state(), *on_cuda]
+def _generator_states() -> list[Any]:
+    """Return the states of all global generators, to be compared."""
+    states: list[Any] = [random.getstate(), pickle.dumps(np.random.get_state(legacy=False))]
+    if (torch := sys.modules.get("torch")) is not None:
+        on_cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
+        states += [each.numpy().tobytes() for each in (torch.get_rng_state(), *on_cuda)]
+    return states
 
 
 def _normals(unit: np.ndarray) -> np.ndarray:
