@@ -185,7 +185,7 @@ class TestFailures:
             ({**counting(every=3, how="inf"), **RAISED}, ValueError, r"episode \d+", True),
             ({**counting(every=3, how="huge"), **RAISED}, ValueError, r"episode \d+ has an infinite .* return", True),
             ({"policy": f"{HERE}:bad"}, KeyError, "no such state", False),
-            ({"env": f"{HERE}:Words"}, DatasetError, "object", True),
+            ({"env": f"{HERE}:Words"}, DatasetError, "only arrays of numbers can be stored: obs", False),
         ],
     )
     def test_an_error_that_ends_the_job_leaves_whole_episodes_or_no_folder(
