@@ -16,7 +16,7 @@ from gymnasium.vector import AutoresetMode
 from vecenv import nest
 from vecenv.base import BaseVectorEnv, engine_of, overrides_nothing
 from vecenv.engine.arguments import check_options, next_seed
-from vecenv.engine.results import OwnStep, Step
+from vecenv.engine.results import OwnStep, Step, own_objects
 from vecenv.wrappers import VectorEnvWrapper, resets_in_step
 
 Restore = Callable[[Any], Any]
@@ -133,6 +133,8 @@ class Episodes:
         self._keeps = isinstance(venv, VectorEnvWrapper)
         """True if observations are kept here: a wrapper may have changed those in the arena of the engine."""
         self._kept: Any = None
+        if (engine := getattr(venv, "engine", None)) is not None:
+            engine.results.repeats_objects = True  # by `latest_obs`
 
     def note_all(self, over: np.ndarray, obs: Any) -> None:
         """Note a step of all envs: the mask `over` of those whose episodes ended, and the observations."""
@@ -152,11 +154,11 @@ class Episodes:
         if self._kept is None:
             n = len(self.over)
             self._kept = nest.map(lambda leaf: np.zeros((n, *leaf.shape[1:]), leaf.dtype), obs)
-        nest.put(self._kept, ids, obs)
+        nest.put(self._kept, ids, nest.map(lambda leaf: own_objects(leaf) if leaf.dtype == object else leaf, obs))
 
     def latest_obs(self) -> Any:
         """The observations of all envs, a copy unless the vector env returns views."""
-        return nest.map(np.copy, self._kept) if self._keeps else self._venv.engine.results.obs(None, {})
+        return nest.map(own_objects, self._kept) if self._keeps else self._venv.engine.results.obs(None, {})
 
     def seeds_for(self, ids: Sequence[int], given: Sequence[int | None] | None = None) -> dict[str, list[int | None]]:
         """The `seed` argument, if any, for a reset of these envs; `begin` makes it the seed of the episode."""
