@@ -43,7 +43,8 @@ def export(dataset: Dataset | str | os.PathLike[str], to: str, out: str | os.Pat
     write, out = getattr(importlib.import_module(f"{__name__}.{TARGETS[to]}"), f"write_{to}"), Path(out)
     if out.exists():
         raise DatasetError(f"{out} exists; choose another place, or remove it")
-    partial = out.with_name(f"{out.name}.partial")
+    # Absolute, because Minari joins relative paths to each other.
+    partial = out.absolute().with_name(f"{out.name}.partial")
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
         shutil.rmtree(partial, ignore_errors=True)
