@@ -46,7 +46,7 @@ def in_a_thread(call: Callable[[], Any]) -> Iterator[list[Any]]:
 
 def sleeps(venv: Any) -> None:
     """Waits until a call sleeps until envs have answered."""
-    wait_until(lambda: venv.engine.backend.sleeps, text="no call waits")
+    wait_until(lambda: len(venv.waiting_id) == len(venv), text="no call waits")
 
 
 def test_close_ends_a_wait_of_another_thread(waiting_backend: type) -> None:

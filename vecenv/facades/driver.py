@@ -51,16 +51,14 @@ class Driver:
     def step(self, actions: Any, autoreset: bool) -> OwnStep:
         """Step all envs."""
         if self.engine is not None:
-            taken = self.engine.exchange(actions, None, autoreset)
-            return self.engine.results.own_rows(None, taken)
+            return self.engine.exchange(actions, None, autoreset, own=True)
         step = self._venv.step(actions, autoreset=True) if autoreset else self._venv.step(actions)
         return self._own(self._ids, step)
 
     def receive(self, ids: Sequence[int]) -> OwnStep:
         """Receive the batch of `recv`, which is of `ids`."""
         if self._receives:  # without an info for each env
-            rows, _, taken = self._venv.engine.receive()
-            own: OwnStep = self._venv.engine.results.own_rows(rows, taken)
+            own: OwnStep = self._venv.engine.receive(own=True)
             return own
         return self._own(ids, self._venv.recv())
 

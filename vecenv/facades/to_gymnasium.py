@@ -201,11 +201,10 @@ class GymnasiumVectorEnv(AsyncCalls):
                 actions = split_actions(actions, self.action_space, self.single_action_space, True)
             engine: Any = self._driver.engine
             try:
-                taken = engine.exchange(actions, episodes.over if episodes.ended else None, self._one_round)
+                step = engine.exchange(actions, episodes.over if episodes.ended else None, self._one_round, own=True)
             except BaseException as error:
                 self._give_up(error)
                 raise
-            step = engine.results.own_rows(None, taken)
             return self._results(self._as_copies(step) if self._has_views else step, None)
         try:
             self.step_async(actions)

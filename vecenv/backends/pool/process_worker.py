@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import select
 import signal
 import socket
 import threading
@@ -66,6 +67,7 @@ class ProcessWorker(WorkerHandle):
             args.parent_fds = _inherited_fds  # filled at the fork, until which other threads may open and close some
         try:
             self.process = start_process(args.method, worker_main, (args,), f"vecenv-worker-{self.index}")
+            self.alive = True
         except BaseException:  # if the process was started nevertheless, it ends when its channel closes
             _parent_fds.discard(ours.fileno())
             ours.close()
@@ -77,14 +79,12 @@ class ProcessWorker(WorkerHandle):
         if args.method != "forkserver":
             # A process that an env has forked may keep the channel and the sentinel open after the worker has ended.
             self._pidfd = pidfd(self.pid)
-        self.alive = True
 
     def fds(self) -> list[int]:
         return [self.channel.fileno(), self.process.sentinel, *([] if self._pidfd is None else [self._pidfd])]
 
     def clean_up(self) -> None:
         # Close our ends, reap it, and kill what its envs left running.
-        self.alive = False
         _parent_fds.difference_update(self._pipes, (self.channel.fileno(),))
         self._pipes = ()  # the system reuses their numbers
         self.channel.close()
@@ -93,6 +93,15 @@ class ProcessWorker(WorkerHandle):
         if self._pidfd is not None:
             pidfd, self._pidfd = self._pidfd, None
             os.close(pidfd)
+        self.alive = False
+
+    def seems_ended(self) -> bool:
+        poller = select.poll()
+        channel, *others = self.fds()
+        poller.register(channel, 0)  # nothing but the hang-up
+        for fd in others:
+            poller.register(fd, select.POLLIN)
+        return bool(poller.poll(0))
 
     def kill(self) -> None:
         self.kill_group()
