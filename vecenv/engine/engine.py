@@ -23,6 +23,7 @@ from vecenv import nest
 from vecenv.backends.backend import NOTHING_BESIDES, Backend
 from vecenv.backends.ipc import opcodes
 from vecenv.backends.memory.arena import Layout, Leaf, common_layout
+from vecenv.backends.memory.shared_state import free_stale_locks, holds
 from vecenv.engine import lifetime
 from vecenv.engine.actions import Actions
 from vecenv.engine.arguments import check_spaces_equal, reset_arguments, reset_rows
@@ -121,6 +122,8 @@ class Engine:
         `action` has one row an env; envs in `reset` (ids, or a mask) are reset instead.
         """
         mark = self.mark
+        if holds:
+            free_stale_locks(sys._getframe(1))
         if mark.is_set:
             self.recover(sys._getframe(1))
         begin = perf_counter()
