@@ -1,6 +1,9 @@
 # Every target installs what it needs into .venv by itself: a fresh machine needs only python3 (with venv) and make.
 PYTHON ?= python3
 VENV := .venv
+CONSTRAINTS := constraints.txt
+# The versions of Python that setup.cfg names.
+SUPPORTED := $(shell sed -n 's/.*Python :: \(3\.[0-9]*\)$$/\1/p' setup.cfg)
 BIN := $(VENV)/bin
 
 # The tests wait more than they compute: several at a time.
@@ -16,10 +19,10 @@ QUICK_TESTS := tests/test_layers.py tests/test_import.py tests/test_examples.py
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help demo test test-all test-slow test-ray check format bench docs check-site wheel clean
+.PHONY: help demo test test-all test-slow test-ray fuzz test-pythons test-oldest constraints check format bench docs check-site wheel clean
 
 help:  ## list the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 demo: $(VENV)/.installed-demo  ## run a job: 50,000 steps of CartPole-v1 from 8 envs into data/cartpole
 	$(BIN)/python -m collector run examples/jobs/cartpole.toml --out data/cartpole --overwrite
@@ -35,6 +38,17 @@ test-slow: $(VENV)/.installed-slow  ## run all tests without Ray, the slow ones 
 
 test-ray: $(VENV)/.installed-dev  ## run the tests on Ray clusters that `make test` leaves out
 	$(BIN)/python -m pytest -n 3 --dist loadfile -m "ray and not slow"
+
+test-pythons:  ## run the quick tier with each supported Python that is installed, and name the missing ones
+	.ci/test-pythons $(SUPPORTED)
+
+test-oldest:  ## run the quick tier with the oldest Python and the oldest version of each dependency that setup.cfg allows
+	$(MAKE) --no-print-directory test VENV=.venv-oldest CONSTRAINTS=constraints-oldest.txt \
+		PYTHON="$$(.ci/find-python $(firstword $(SUPPORTED)))"
+
+MINUTES ?= 1
+fuzz: $(VENV)/.installed-dev  ## run each random program against its oracle for MINUTES=1 minutes; seeds are in the output
+	$(BIN)/python -m tests.fuzz --minutes $(MINUTES)
 
 check: $(VENV)/.installed-dev  ## format, lint, types, quick tests, and the site if `make docs` has run: before every commit
 	$(BIN)/ruff format --check .
@@ -63,8 +77,25 @@ wheel: $(VENV)/.installed-dev  ## build the source distribution and the wheel in
 	$(BIN)/python -m build --outdir dist .
 
 clean:  ## remove what these targets made, except data/
-	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) .venv-* build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+UNIVERSAL := --universal --python-version $(firstword $(SUPPORTED)) --annotation-style line --no-header setup.cfg
+# One version of torch, so that pip takes the CPU build of an index that has one instead of a newer CUDA build.
+NEWEST := echo torch==2.13.0 | uv pip compile --constraint - --all-extras $(UNIVERSAL) --output-file constraints.txt
+OLDEST := uv pip compile --resolution lowest-direct --extra dev $(UNIVERSAL) --output-file constraints-oldest.txt
+
+# uv keeps the versions that constraints.txt has, if setup.cfg allows them. `make constraints UPGRADE=--upgrade` does not.
+constraints: $(VENV)-uv/bin/uv  ## write constraints.txt and constraints-oldest.txt again, after a change of setup.cfg
+	PATH="$(VENV)-uv/bin:$$PATH"; $(NEWEST) $(UPGRADE) > /dev/null
+	PATH="$(VENV)-uv/bin:$$PATH"; $(OLDEST) --upgrade > /dev/null
+	sed -i.old '1i # $(NEWEST)' constraints.txt
+	sed -i.old '1i # $(OLDEST)' constraints-oldest.txt
+	rm constraints.txt.old constraints-oldest.txt.old
+
+$(VENV)-uv/bin/uv:
+	$(PYTHON) -m venv --clear $(VENV)-uv
+	$(VENV)-uv/bin/pip install --quiet "uv>=0.9"
 
 EXTRAS_demo := torch,job
 EXTRAS_dev := dev
@@ -72,8 +103,8 @@ EXTRAS_slow := slow
 EXTRAS_docs := docs
 
 # pip is the last thing that venv writes: where it is missing, an earlier attempt was cut short.
-$(VENV)/.installed-%: setup.py setup.cfg constraints.txt
+$(VENV)/.installed-%: setup.py setup.cfg $(CONSTRAINTS)
 	@echo "Installing vecenv[$(EXTRAS_$*)] into $(VENV); the first time takes some minutes."
 	@test -x $(BIN)/pip || $(PYTHON) -m venv --clear $(VENV)
-	$(BIN)/pip install --quiet --constraint constraints.txt --editable ".[$(EXTRAS_$*)]"
+	$(BIN)/pip install --quiet --constraint $(CONSTRAINTS) --editable ".[$(EXTRAS_$*)]"
 	@touch $@

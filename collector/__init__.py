@@ -1,4 +1,4 @@
-"""From a vector env and a policy to data: batches for a learner, or episodes on disk."""
+"""Run a policy in a vector env and turn the steps into data: batches for a learner, or episodes on disk."""
 
 import importlib
 from typing import TYPE_CHECKING, Any

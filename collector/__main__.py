@@ -1,4 +1,4 @@
-"""`python -m collector` and `vecenv-collect`: choose the command, and turn an error into a line and an exit code."""
+"""Command line of `python -m collector` and `vecenv-collect`: run a command, report errors in one line."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The loop that keeps envs busy while the policy runs.
+"""`AsyncDataCollector`: collect flat batches while envs step and the policy runs at the same time.
 
 Envs are in groups; while the policy chooses for one group, the others step::
 

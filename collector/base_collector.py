@@ -1,4 +1,4 @@
-"""The base of local collectors: arguments, one batch at a time of a vector env and a policy, failures and state."""
+"""Base class of `SyncDataCollector` and `AsyncDataCollector`: arguments, requests for batches, failures, state."""
 
 from __future__ import annotations
 

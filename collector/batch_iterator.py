@@ -1,4 +1,4 @@
-"""BatchIterator: the iterator of batches that every collector is, wherever it collects them."""
+"""Base class of all collectors: iterate over batches, count frames, close."""
 
 from __future__ import annotations
 

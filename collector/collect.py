@@ -1,4 +1,4 @@
-"""The ways to collect: which of them counts, goes on, or has envs of its own.
+"""`collect`, `evaluate` and `state_dict` of the local collectors.
 
 | call | collects | episodes in progress | counted in `frames` |
 |---|---|---|---|

@@ -1,4 +1,4 @@
-"""The arguments of a collector, checked and resolved before anything is built."""
+"""Check and normalise the arguments of a collector."""
 
 from __future__ import annotations
 

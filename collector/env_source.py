@@ -1,4 +1,4 @@
-"""The source of a collector's steps: a vector env, or what makes one."""
+"""Build or check the vector env that a collector steps, and put transforms around it."""
 
 from __future__ import annotations
 

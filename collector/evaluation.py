@@ -1,4 +1,4 @@
-"""Episodes beside the training: with the same policy, in envs of their own."""
+"""`evaluate`: play whole episodes with the current policy in separate envs."""
 
 from __future__ import annotations
 

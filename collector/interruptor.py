@@ -1,4 +1,4 @@
-"""Ends of a batch before its time, also by a signal: soon, whatever the envs do."""
+"""`Interruptor`: end a batch early, from a signal handler or another thread."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`rollout`: steps of a vector env without a collector."""
+"""`rollout`: step a vector env with a policy, without a collector."""
 
 from __future__ import annotations
 

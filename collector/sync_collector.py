@@ -1,4 +1,4 @@
-"""`SyncDataCollector`: the loop in which all envs step together.
+"""`SyncDataCollector`: collect batches while all envs step together.
 
 A round calls the policy for the actions of the envs, and sends them. An env whose episode ends is reset in one of three
 ways, of which each round uses the first that it can::

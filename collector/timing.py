@@ -1,4 +1,4 @@
-"""The time that each part of a collector takes, and the bottleneck."""
+"""`Clock` and `CollectorStats`: measure the seconds of each part of a collector, and name the bottleneck."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """The pages of the reference, from the code.
 
-A page holds blocks that name what belongs there, and the build puts markdown in their place:
+A block names public objects. The build puts a table in its place, and writes one page per object into reference/api:
 
     ```{api} vecenv
     DummyVectorEnv ShmemVectorEnv
@@ -33,11 +33,18 @@ from sphinx.ext.autodoc.mock import mock
 from sphinx.pycode import ModuleAnalyzer
 from sphinx.util import logging
 
+from vecenv import BaseVectorEnv
+from vecenv.venvs import DECIDED
+
 DOCS = Path(__file__).resolve().parent
 MODULES = ("vecenv", "vecenv.transforms", "vecenv.spaces", "vecenv.sb3", "vecenv.testing", "collector")
 BLOCK = re.compile(r"^```\{api\} (\S+)\n(.*?)^```\n", re.M | re.S)
 INDEX = re.compile(r"^```\{api-index\} (\S+)\n```\n", re.M)
 SECTION = re.compile(r"^(Args|Arguments[^:]*|Guarantees|Example)::?\n((?:\n|[ ]{4}.*\n)+)", re.M)
+
+OWN = ("vecenv", "collector")
+PAGES = DOCS / "reference" / "api"
+"""Folder of the generated pages, one per public name. Git ignores it."""
 
 logger = logging.getLogger(__name__)
 
@@ -137,14 +144,24 @@ def language(block: str) -> str:
     return "py"
 
 
+def described_arguments(body: str) -> dict[str, str]:
+    """Read the entries `name, name: text` of a section. Continued lines of an entry are indented."""
+    found: dict[str, str] = {}
+    for heads, text in re.findall(r"^([\w*`][^:\n]*): (.*(?:\n[ ]+.*|\n(?=\n[ ]))*)", body, re.M):
+        found |= dict.fromkeys(re.findall(r"\w+", heads), " ".join(text.split()))
+    return found
+
+
 def sections(doc: str, names: tuple[str, ...] = ()) -> tuple[str, dict[str, str], dict[str, str]]:
     """A docstring as its prose, the descriptions of the arguments `names`, and its other sections by title."""
     arguments: dict[str, str] = {}
     others: dict[str, str] = {}
     for title, body in SECTION.findall(doc + "\n"):
-        if not title.startswith("Arg"):
+        if title.startswith("Arg"):
+            arguments |= described_arguments(textwrap.dedent(body))
+        else:
             others[title] = textwrap.dedent(body).strip("\n")
-    doc = SECTION.sub(lambda match: f"\n{match[2]}\n" if match[1].startswith("Arg") else "", doc + "\n")
+    doc = SECTION.sub("", doc + "\n")
     if not names:
         return doc, arguments, others
     either = "|".join(map(re.escape, names))
@@ -183,14 +200,18 @@ def own_doc(obj: Any) -> str:
 
 
 def docs_of(obj: Any, owner: type | None) -> list[str]:
-    """The docstrings that may describe the arguments of a class, method or function, the nearest first."""
-    if inspect.isclass(obj):
-        return [own_doc(base) for base in obj.__mro__ if base is not object]
-    if owner is None:
+    """Return the docstrings that may describe the arguments of a callable, the nearest first.
+
+    Docstrings of other libraries are left out, because their markup is another.
+    """
+    if owner is None and not inspect.isclass(obj):
         return [own_doc(obj)]
-    return [own_doc(vars(base)[obj.__name__]) for base in owner.__mro__ if obj.__name__ in vars(base)] + [
-        own_doc(owner)
-    ]
+    bases = [base for base in (owner or obj).__mro__ if base.__module__.startswith(OWN)]
+    if owner is None:
+        docs = [own_doc(base) for base in bases]
+        shared = re.findall(r"arguments are those of `?(\w+)", "\n".join(docs))
+        return docs + [own_doc(named(blocks()[name][1], name)) for name in shared if name in blocks()]
+    return [own_doc(vars(base)[obj.__name__]) for base in bases if obj.__name__ in vars(base)] + [own_doc(owner)]
 
 
 def sentences_with(docs: list[str], name: str) -> str:
@@ -253,9 +274,24 @@ def arguments_of(signature: inspect.Signature) -> list[inspect.Parameter]:
     return [each for each in signature.parameters.values() if each.name not in ("self", "cls")]
 
 
+def every_argument(obj: Any) -> list[inspect.Parameter]:
+    """Return the arguments of a callable. For a class, `**options` becomes the arguments of its public bases."""
+    signature = signature_of(obj)
+    found = arguments_of(signature) if signature is not None else []
+    if not inspect.isclass(obj) or not issubclass(obj, BaseVectorEnv):
+        return found
+    taken = {each.name: each for each in found if each.kind is not each.VAR_KEYWORD}
+    for base in obj.__mro__[1:]:
+        if found[-1].kind is found[-1].VAR_KEYWORD and "__init__" in vars(base):
+            found = arguments_of(inspect.signature(vars(base)["__init__"]))
+            more = [each for each in found if each.kind is not each.VAR_KEYWORD and each.name not in DECIDED]
+            taken = {each.name: each.replace(kind=each.KEYWORD_ONLY) for each in more} | taken
+    return list(taken.values())
+
+
 def table(shown: str, obj: Any, owner: type | None, signature: inspect.Signature) -> Iterator[str]:
     """The table of the arguments: name, type and default, meaning."""
-    rows = arguments_of(signature)
+    rows = every_argument(obj) if owner is None else arguments_of(signature)
     if not rows:
         return
     docs = docs_of(obj, owner)
@@ -271,6 +307,9 @@ def table(shown: str, obj: Any, owner: type | None, signature: inspect.Signature
             meaning = f"Keyword arguments of `{bases[0]}`."
         if not meaning:
             logger.warning("%s: no description of the parameter %s", shown, row.name)
+        for glued in re.findall(r"(?:^|[.;] )`?(\w+)`?: ", meaning):
+            if glued in {each.name for each in rows}:
+                logger.warning("%s: the description of %s holds the one of %s", shown, row.name, glued)
         stars = {row.VAR_POSITIONAL: "*", row.VAR_KEYWORD: "**"}.get(row.kind, "")
         kind = "" if stars or plain(row.annotation) in ("", "Any") else f"`{plain(row.annotation)}`"
         default = "" if row.default is row.empty else f"default `{default_of(row)}`"
@@ -347,20 +386,16 @@ def members(cls: type) -> Iterator[tuple[str, str, Any]]:
                 yield "method", key, value
 
 
-OWN = ("vecenv", "collector")
-
-
 def document(module: str, name: str) -> Iterator[str]:
     """The entry of a public name."""
     obj = named(module, name)
     signature = signature_of(obj) if callable(obj) else None
-    full = f"{module}.{name}"
     call = call_of(signature) if signature is not None else ""
     if inspect.isclass(obj) and issubclass(obj, BaseException):
         kind, call = "exception", ""
     else:
         kind = "class" if inspect.isclass(obj) else "function" if callable(obj) else "data"
-    yield from (f"::::::{{py:{kind}}} {full}{call}", "")
+    yield from (f"::::::{{py:{kind}}} {name}{call}", f":module: {module}", "")
     if inspect.isclass(obj) and obj.__name__ != name and obj.__name__ in blocks():
         yield from (f"Another name of {target(obj.__name__)}.", "", "::::::", "")
         return
@@ -389,7 +424,7 @@ def document(module: str, name: str) -> Iterator[str]:
             yield from arguments_table("Attribute", [(key, "", sections(doc)[0]) for key, doc in rows], name)
         for each, key, value in members(obj):
             called = signature_of(value)
-            yield from (f":::::{{py:{each}}} {key}{call_of(called) if called else ''}", "")
+            yield from (f":::::{{py:{each}}} {key}{call_of(called) if called else ''}", f":module: {module}", "")
             yield from entry(key, value, obj, f"{name}.{key}")
             yield from (":::::", "")
     yield from ("::::::", "")
@@ -405,21 +440,42 @@ def index(page: str) -> str:
     return "\n".join(["| section | names |", "|---|---|", *rows])
 
 
+def first_sentence(obj: Any, name: str) -> str:
+    text = " ".join(own_doc(obj).partition("\n\n")[0].split())
+    return linked(re.split(r"(?<=\.) (?=[A-Z`])", text)[0], name)
+
+
+def listing(match: re.Match[str]) -> str:
+    """Return the table of the names of a block, each with a link to its page and the first sentence."""
+    lines = ["```{list-table}", ":class: names", ":widths: auto", ""]
+    for name in match[2].split():
+        lines += [f"* - {target(name)}", f"  - {first_sentence(named(match[1], name), name)}"]
+    pages = [f"api/{match[1]}.{name}" for name in match[2].split()]
+    return "\n".join([*lines, "```", "", "```{toctree}", ":hidden:", "", *pages, "```", ""])
+
+
+def write_pages(app: Sphinx) -> None:
+    """Write a page for each public name. A page that has not changed keeps its time, so Sphinx does not read it."""
+    PAGES.mkdir(exist_ok=True)
+    texts = {}
+    for name, (_, module) in blocks().items():
+        texts[PAGES / f"{module}.{name}.md"] = "\n".join([f"# {name}", "", *document(module, name)]) + "\n"
+    for path in set(PAGES.glob("*.md")) - texts.keys():
+        path.unlink()
+    for path, text in texts.items():
+        if not path.exists() or path.read_text("utf-8") != text:
+            path.write_text(text, "utf-8")
+
+
 def fill(app: Sphinx, docname: str, source: list[str]) -> None:
-    """Put the reference in the place of the blocks of a page."""
-    if not docname.startswith("reference/"):
-        return
-
-    def written(match: re.Match[str]) -> str:
-        return "\n".join(line for name in match[2].split() for line in document(match[1], name)) + "\n"
-
-    source[0] = BLOCK.sub(written, source[0])
-    source[0] = INDEX.sub(lambda match: index(match[1]) + "\n", source[0])
-    for package in OWN:
-        for path in sorted((DOCS.parent / package).rglob("*.py")):
+    """Put a table of names in the place of each block of a page."""
+    if docname.startswith("reference/") and not docname.startswith("reference/api/"):
+        source[0] = BLOCK.sub(listing, source[0])
+        source[0] = INDEX.sub(lambda match: index(match[1]) + "\n", source[0])
+        for path in (path for package in OWN for path in sorted((DOCS.parent / package).rglob("*.py"))):
             app.env.note_dependency(path)
-    for name in ("api_pages.py", "api_words.py", "command_pages.py"):
-        app.env.note_dependency(DOCS / name)
+        for name in ("api_pages.py", "api_words.py", "command_pages.py"):
+            app.env.note_dependency(DOCS / name)
 
 
 def check(app: Sphinx) -> None:
@@ -433,5 +489,6 @@ def check(app: Sphinx) -> None:
 
 def setup(app: Sphinx) -> dict[str, Any]:
     app.connect("builder-inited", check)
+    app.connect("builder-inited", write_pages)
     app.connect("source-read", fill)
     return {"parallel_read_safe": True, "version": "1"}

@@ -12,7 +12,8 @@ project = "vecenv"
 author = "The vecenv authors"
 version = release = vecenv.__version__
 
-extensions = ["myst_parser", "sphinx_copybutton", "sphinx_design", "api_pages", "command_pages"]
+extensions = ["myst_parser", "sphinx_copybutton", "sphinx_design", "sphinx.ext.viewcode", "api_pages", "command_pages"]
+viewcode_line_numbers = True
 source_suffix = {".md": "markdown"}
 nitpicky = True
 toc_object_entries_show_parents = "hide"

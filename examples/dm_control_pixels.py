@@ -2,7 +2,7 @@
 
 python examples/dm_control_pixels.py [--fast]
 
-Needs `pip install 'vecenv[dm-control]'` and an OpenGL; no display.
+Needs `pip install 'vecenv[dmcontrol]'`, Python 3.11 or 3.12, and an OpenGL; no display.
 """
 
 import argparse

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
+from importlib.util import find_spec
 from typing import Any
 
 import pytest
@@ -18,6 +20,10 @@ RAY = [pytest.mark.local_ray, pytest.mark.ray]
 """The marks of what runs on Ray, by `make test-ray`."""
 ON_RAY = pytest.param(RayVectorEnv, marks=RAY)
 """One more class for a test: its actors are spread over two nodes."""
+NEEDS_DM_CONTROL = pytest.mark.skipif(
+    sys.version_info >= (3, 13) and find_spec("dm_control") is None,
+    reason="labmaze, which dm_control needs, has no wheel for Python 3.13",
+)
 
 
 def one_of(classes: Sequence[type]) -> list[Any]:

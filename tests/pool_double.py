@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
-MISSING = "EnvPool is not installed: make test-slow does that, for Python 3.11 and newer"
+MISSING = "EnvPool is not installed: make test-slow does that"
 RESET = None
 MAX_STEPS = 6
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,24 +11,23 @@ import numpy as np
 from gymnasium import spaces
 
 
-class Failing(gymnasium.Env):
+class Failing(gymnasium.Wrapper):
     """Fails in its fourth step after a reset with one of these seeds, the first time only."""
 
-    observation_space, action_space = spaces.Box(0, 9, (1,)), spaces.Discrete(2)
-
-    def __init__(self, seeds: set[int], path: Path) -> None:
+    def __init__(self, seeds: set[int], path: Path, env_fn: Callable[[], gymnasium.Env]) -> None:
+        super().__init__(env_fn())
         self._seeds, self._path = seeds, path
 
     def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
         self._seed, self._steps = seed, 0
-        return np.zeros(1, np.float32), {}
+        return super().reset(seed=seed, options=options)
 
     def step(self, action: Any) -> Any:
         self._steps += 1
         if self._steps == 4 and self._seed in self._seeds and not (self._path / str(self._seed)).exists():
             (self._path / str(self._seed)).touch()
             raise RuntimeError("failed")
-        return np.full(1, self._steps, np.float32), 1.0, self._steps == 6, False, {}
+        return super().step(action)
 
 
 class Masked(gymnasium.Env):

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from cases import Records, Writes, equal_bits
+from cases import NEAR_ON_RAY, WITH_TWO_WORKERS, Records, Writes, equal_bits
 from gymnasium import spaces
 
 from vecenv import BaseVectorEnv, DummyVectorEnv, nest
@@ -15,6 +15,7 @@ N = 3
 FLOAT32 = np.array([[1, 2], [3, 4], [5, 6]], np.float32)
 DISCRETE, BOX = spaces.Discrete(9), spaces.Box(-9, 9, (2,), np.float32)
 NESTED = spaces.Dict({"a": DISCRETE, "b": spaces.Dict({"c": BOX})})
+INTS = np.arange(N)
 TREE = {"a": np.array([1, 2, 3]), "b": {"c": FLOAT32}}
 
 
@@ -71,6 +72,14 @@ CONVERTED = [
     (NESTED, {"a": torch.tensor([1, 2, 3]), "b": {"c": FLOAT32.astype(float)}}, TREE),
     (NESTED, [{"a": i + 1, "b": {"c": FLOAT32[i]}} for i in range(N)], TREE),
     (spaces.Tuple([DISCRETE, BOX]), [(i, FLOAT32[i]) for i in range(N)], (np.arange(3), FLOAT32)),
+    (spaces.Tuple([DISCRETE, BOX]), (torch.arange(N), FLOAT32.astype(float)), (np.arange(3), FLOAT32)),
+    # As many parts as envs: a tuple of tuples has one action per env, a tuple of anything else has batches.
+    (spaces.Tuple([DISCRETE] * N), ([1, 2, 3], np.array([4, 5, 6]), [7, 8, 9]), tuple(np.arange(1, 10).reshape(N, N))),
+    (spaces.Tuple([DISCRETE] * N), ((1, 4, 7), (2, 5, 8), (3, 6, 9)), tuple(np.arange(1, 10).reshape(N, N))),
+    (spaces.Tuple([DISCRETE] * N), [[1, 4, 7], [2, 5, 8], [3, 6, 9]], tuple(np.arange(1, 10).reshape(N, N))),
+    (spaces.Tuple([spaces.Tuple([DISCRETE, DISCRETE])] * 2), ((INTS, INTS + 1), (INTS, INTS)),
+     ((INTS, INTS + 1), (INTS, INTS))),
+    (spaces.Tuple([NESTED, DISCRETE]), ({"a": [1, 2, 3], "b": {"c": FLOAT32}}, INTS), (TREE, INTS)),
     (spaces.Dict({"b": spaces.Sequence(BOX)}), [{"b": (torch.ones(2, requires_grad=True),)}] * N,
      [{"b": (np.ones(2, np.float32),)}] * N),
 ]  # fmt: skip
@@ -84,6 +93,7 @@ REFUSED = [
      r"action\['b'\] for envs .* shape \(3, 3\), expected \(3, 2\)"),
     (spaces.Tuple([DISCRETE, BOX]), [(0, [0.0])] * N, r"action\[1\] for envs .* shape \(3, 1\), expected \(3, 2\)"),
     (spaces.Dict({"a": DISCRETE, "b": DISCRETE}), {"a": [0] * N, "b": [0] * 2}, "got 2 actions for 3 envs"),
+    (spaces.Tuple([DISCRETE, DISCRETE]), ([0] * N, [0] * 2), "got 2 actions for 3 envs"),
 ]  # fmt: skip
 
 
@@ -118,6 +128,20 @@ class TestConversion:
                 venv.step(batch)
                 venv.step(batch[1:], [2, 0], reset=[2])
                 assert venv.call("kinds") == [[kind] * 2, [kind], [kind]]
+
+    @pytest.mark.parametrize("make", [DummyVectorEnv, NEAR_ON_RAY, *WITH_TWO_WORKERS], ids=lambda make: make.__name__)
+    def test_a_tuple_of_batches_reaches_the_envs_also_with_parts_that_are_no_arrays(self, make):
+        for space, batch, one in (
+            (spaces.Tuple([DISCRETE, DISCRETE]), (INTS[:2], INTS[1:]), [(0, 1), (1, 2)]),
+            (spaces.Tuple([DISCRETE, spaces.Text(5)]), (INTS[:2], ["a", "bc"]), [(0, "a"), (1, "bc")]),
+            (spaces.Tuple([spaces.Sequence(DISCRETE), DISCRETE]), ([(1, 2), ()], INTS[:2]), [((1, 2), 0), ((), 1)]),
+            (spaces.Dict({"s": spaces.Sequence(DISCRETE)}), {"s": [(1, 2), ()]}, [{"s": (1, 2)}, {"s": ()}]),
+        ):
+            with make([lambda space=space: Records(space)] * 2) as venv:
+                venv.reset()
+                venv.step(batch)
+                venv.step(nest.map(lambda part: part[1:], batch), [1])
+                assert venv.get_env_attr("actions") == [[one[0]], [one[1]] * 2]
 
     def test_check_actions_looks_at_the_value_not_at_the_type(self):
         with DummyVectorEnv([lambda: Records(BOX)] * N, check_actions=True) as venv:

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.backends import NEEDS_DM_CONTROL
+
 ROOT = Path(__file__).resolve().parent.parent
 MODULES = [
     path.relative_to(ROOT).with_suffix("").as_posix().replace("/", ".")
@@ -21,7 +23,10 @@ def test_there_are_examples_to_run():
     assert {"vecenv.venvs", "vecenv.nest", "vecenv.facades.to_gymnasium", "collector.sync_collector"} <= set(MODULES)
 
 
-@pytest.mark.parametrize("name", MODULES)
+MARKS = {"vecenv.envs.dm_control_env": NEEDS_DM_CONTROL}
+
+
+@pytest.mark.parametrize("name", [pytest.param(name, marks=MARKS.get(name, ())) for name in MODULES])
 def test_the_examples_in_docstrings_are_true(name):
     failed, tried = doctest.testmod(importlib.import_module(name))
     assert failed == 0

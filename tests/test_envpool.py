@@ -1,7 +1,6 @@
 """EnvPool's pools behind the interface of every vector env, without crashes, hangs and ghost transitions.
 
-On a double of EnvPool by default, and on the package itself, of 740 MB, in the slow tier: `make test-slow` installs it,
-but not for Python 3.10, for which there is no release.
+On a double of EnvPool by default, and on the package itself, of 740 MB, in the slow tier: `make test-slow` installs it.
 """
 
 import subprocess
@@ -301,12 +300,16 @@ def test_attributes_frames_and_life(make):
             use()
 
 
-@pytest.mark.parametrize("mode", ["NextStep", "SameStep"])
+@pytest.mark.parametrize("mode", ["NextStep", "SameStep", "Disabled"])
 def test_gymnasiums_autoreset_around_it_has_no_ghosts_but_its_own(make, mode):
     envs = GymnasiumVectorEnv(EnvPoolVectorEnv(make(3, seed=1)), autoreset_mode=mode)
     _, infos = envs.reset()
     ages, over, ends = infos["elapsed_step"], np.zeros(3, np.bool_), 0
     for _ in range(40):
+        if mode == "Disabled" and over.any():
+            _, infos = envs.reset(options={"reset_mask": over})
+            assert infos["_elapsed_step"].tolist() == over.tolist()
+            ages, over = np.where(over, 0, ages), np.zeros(3, np.bool_)
         _, _, terminations, truncations, infos = envs.step(np.ones(3, int))
         done = terminations | truncations
         ages = np.where(done if mode == "SameStep" else over, 0, ages + 1)
@@ -315,6 +318,8 @@ def test_gymnasiums_autoreset_around_it_has_no_ghosts_but_its_own(make, mode):
         if mode == "SameStep" and done.any():
             assert [obs is not None for obs in infos["final_obs"]] == done.tolist()
     assert ends > 3
+    with pytest.raises(TypeError, match=r"takes nothing but seed, got \['options'\]"):
+        envs.reset(options={"speed": 2})
     envs.close()
 
 

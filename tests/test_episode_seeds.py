@@ -185,6 +185,63 @@ def test_no_action_of_those_networks_is_rounded_out_of_its_bounds():
         assert noise.sample(policy(torch.zeros(1, 3))).numpy() <= high
 
 
+def counting_arrays(obs: np.ndarray, state: Any = None) -> dict[str, Any]:
+    """A recurrent policy whose state is the number of its steps in the episode."""
+    state = np.zeros(len(obs), np.int64) if state is None else state
+    return {"action": (state // 2 + (obs[:, 2] > 0)) % 2, "seen": state, "state": state + 1}
+
+
+class CountingTensors(torch.nn.Module):
+    """The same on tensors."""
+
+    def forward(self, obs: torch.Tensor, env_id: torch.Tensor, state: Any = None) -> Any:
+        state = torch.zeros(len(obs), dtype=torch.int64) if state is None else state
+        return {"action": (state // 2 + (obs[:, 2] > 0)) % 2, "seen": state, "state": state + 1}
+
+
+@pytest.mark.filterwarnings("ignore:.*broke off where envs failed:RuntimeWarning")
+@pytest.mark.parametrize("policy", [counting_arrays, CountingTensors()], ids=["arrays", "tensors"])
+@pytest.mark.parametrize(
+    ("backend", "options"),
+    [
+        (DummyVectorEnv, {}),
+        (ShmemVectorEnv, {"num_workers": 2}),
+        pytest.param(ThreadVectorEnv, {"num_workers": 2}, marks=FULL),
+        pytest.param(SubprocVectorEnv, {"num_workers": 2}, marks=FULL),
+    ],
+)
+@pytest.mark.parametrize(
+    ("limit", "fails"), [(None, False), (9, False), pytest.param(None, True, marks=FULL)], ids=["", "limit", "fails"]
+)
+def test_the_state_of_a_recurrent_policy_follows_from_its_episode(backend, options, policy, limit, fails, tmp_path):
+    """Also of envs that wait for others, because they have their rows, or because these are reset."""
+    failing = {episode_seed(SEED, number) for number in (1, 4)} if fails else set()
+    venv = backend([partial(Failing, failing, tmp_path, *cartpoles(1))] * 4, on_error="restart", **options)
+    seeds, cutter, whole = EpisodeSeeds(SEED, numbers=range(16)), EpisodeCutter(), {}
+    collector = SyncDataCollector(venv, policy, frames_per_batch=36, max_frames_per_traj=limit, episode_seeds=seeds)
+    with collector:
+        while not collector.all_played:
+            batch = collector.rollout()
+            np.testing.assert_array_equal(batch.extras["seen"][batch.mask], batch.step_count[batch.mask])
+            for number in batch.broken_ids.tolist():
+                seeds.again(number)
+            whole |= {each.number: each for each in cutter.cut(batch)}
+    assert whole.keys() == set(range(16))
+    for number, episode in whole.items():
+        np.testing.assert_array_equal(episode.action, counted_by_hand(episode_seed(SEED, number), limit))
+
+
+def counted_by_hand(seed: int, limit: int | None) -> list[int]:
+    """The actions of the counting policy in one env."""
+    env, actions, over = gymnasium.make("CartPole-v1"), list[int](), False
+    obs, _ = env.reset(seed=seed)
+    while not over and len(actions) != limit:
+        actions.append((len(actions) // 2 + int(obs[2] > 0)) % 2)
+        obs, _, *flags, _ = env.step(actions[-1])
+        over = any(flags)
+    return actions
+
+
 IN_A_PROGRAM = """
 import numpy as np, torch
 from collector import EpisodeCutter, EpisodeSeeds, MLPPolicy, SyncDataCollector
@@ -288,7 +345,9 @@ def test_step_hooks_get_the_steps_of_their_rows():
 @pytest.mark.filterwarnings("ignore:.*broke off where envs failed:RuntimeWarning")
 def test_an_episode_that_broke_off_can_be_played_again(tmp_path):
     failing = {episode_seed(SEED, number) for number in (1, 4)}
-    venv = SubprocVectorEnv([partial(Failing, failing, tmp_path)] * 2, num_workers=1, on_error="restart")
+    venv = SubprocVectorEnv(
+        [partial(Failing, failing, tmp_path, *countdowns(6))] * 2, num_workers=1, on_error="restart"
+    )
     seeds, cutter = EpisodeSeeds(SEED, numbers=range(6)), EpisodeCutter()
     lengths, broken = {}, []
     with SyncDataCollector(venv, frames_per_batch=4, episode_seeds=seeds) as collector:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import builtins
 import gc
 import os
 import threading
@@ -129,9 +128,12 @@ def zoo() -> dict[str, tuple[Any, type[BaseException], str]]:
         "BaseException": (partial(oddities.OwnBase, "base"), EnvStepError, "OwnBase: base"),
         "percent and braces": (faulty.boom, ValueError, BOOM),
         "exits when rebuilt": (partial(oddities.ExitsWhenRebuilt, "x"), EnvStepError, "x"),
+        "ExceptionGroup": (
+            partial(ExceptionGroup, "several", [ValueError("one"), KeyError("two")]),
+            ExceptionGroup,
+            "several",
+        ),
     }
-    if (group := getattr(builtins, "ExceptionGroup", None)) is not None:  # Python 3.11
-        entries["ExceptionGroup"] = (partial(group, "several", [ValueError("one"), KeyError("two")]), group, "several")
     return entries
 
 

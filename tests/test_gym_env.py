@@ -1,6 +1,7 @@
 """GymEnv: names, repeated actions, and observations in pixels, alone and in workers."""
 
 import contextlib
+import re
 import subprocess
 import sys
 import threading
@@ -17,7 +18,7 @@ from gymnasium.utils.env_checker import check_env, data_equivalence
 from gymnasium.wrappers import AtariPreprocessing, MaxAndSkipObservation, RepeatAction, TimeLimit
 
 from tests.backends import FULL
-from vecenv import GymEnv, ShmemVectorEnv, ThreadVectorEnv, make_vec
+from vecenv import DMControlEnv, GymEnv, ShmemVectorEnv, ThreadVectorEnv, make_vec
 from vecenv.backends.host.env_access import render_in_turn
 from vecenv.testing import CountingEnv
 
@@ -117,6 +118,12 @@ class TestNames:
         )
         missing = "ALE/Pong-v5 needs ale-py: pip install 'vecenv[atari]'\n"
         assert printed_by(program) == missing + "True ['pixels'] ALE/Pong-v5\n"
+
+    def test_without_dm_control_the_error_says_what_to_install_or_on_which_python(self, monkeypatch):
+        advice = "pip install 'vecenv[dmcontrol]'" if sys.version_info < (3, 13) else "use Python 3.12, because labmaze"
+        monkeypatch.setitem(sys.modules, "dm_control", None)
+        with pytest.raises(ImportError, match=re.escape(advice)):
+            DMControlEnv("cartpole", "swingup")
 
     @FULL
     def test_a_gymnasium_without_the_wrappers_that_skip_is_good_enough(self):

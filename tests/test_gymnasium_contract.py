@@ -9,6 +9,7 @@ from gymnasium_cases import Remembers, Reports, assert_same
 
 from tests.backends import FULL
 from vecenv import AsyncVectorEnv, DummyVectorEnv, GymnasiumVectorEnv, NotStartedError, SerialEnv, SyncVectorEnv
+from vecenv.facades import make_vec
 from vecenv.testing import CountingEnv
 
 
@@ -41,14 +42,22 @@ class TestAttributes:
         assert envs.observation_space.shape == (3, 4)
         assert repr(envs) == f"{type(envs).__name__}(num_envs=3)"
 
+    @pytest.mark.parametrize(
+        "cls", [GymnasiumVectorEnv, SyncVectorEnv, AsyncVectorEnv, make_vec.ThreadedVectorEnv, make_vec.ActorVectorEnv]
+    )
+    def test_the_class_of_gymnasium_is_a_direct_base(self, cls):
+        """skrl's `wrap_env` recognises a vector env by the names of its direct bases alone."""
+        assert gym.vector.VectorEnv in cls.__bases__
+
     def test_metadata_is_a_copy_that_names_the_autoreset_mode(self, make):
         """The metadata of the env class must not be written to (gymnasium #1623)."""
+        before = dict(gym.make("CartPole-v1").unwrapped.metadata)
         for given, mode in [(mode, mode) for mode in AutoresetMode] + [(mode.value, mode) for mode in AutoresetMode]:
             envs = make([cartpole()] * 2, autoreset_mode=given)
             assert envs.metadata["autoreset_mode"] is mode
             assert envs.autoreset_mode is mode
             assert envs.metadata["render_fps"] == 50
-        assert "autoreset_mode" not in gym.make("CartPole-v1").unwrapped.metadata
+        assert gym.make("CartPole-v1").unwrapped.metadata == before
 
     def test_seeds_of_the_envs_are_a_tuple_that_a_reset_without_seed_leaves(self, make):
         envs = make([cartpole()] * 3)

@@ -24,6 +24,10 @@ from collector.jobs.making import make_policy
 from collector.jobs.playing import JobFailedError
 from collector.jobs.run import resume_job, run_job
 from collector.store import safe_folder
+from collector.store.dataset_head import make_head
+from collector.store.safe_folder import FolderInUseError
+from collector.store.writer import StoreWriter
+from tests import job_envs
 from tests.backends import FULL
 from tests.job_envs import HERE, assert_equal, assert_same, assert_whole, change_job, counting, job, process, stop_at
 from vecenv import DummyVectorEnv
@@ -137,6 +141,7 @@ class TestFailures:
         [
             ("raise", "step", "dummy"),
             ("nan", "step", "dummy"),
+            ("huge", "step", "dummy"),
             *(pytest.param(*each, marks=FULL) for each in (("raise", "reset", "dummy"), ("inf", "step", "dummy"))),
             pytest.param("kill", "step", "shmem", marks=FULL),
             pytest.param("raise", "reset", "shmem", marks=pytest.mark.slow),
@@ -178,6 +183,7 @@ class TestFailures:
             ({**counting(every=episode_seed(0, 90)), **RAISED}, OverflowError, "cannot be played", True),
             ({**counting(every=3, how="nan"), **RAISED}, ValueError, r"episode \d+", False),
             ({**counting(every=3, how="inf"), **RAISED}, ValueError, r"episode \d+", True),
+            ({**counting(every=3, how="huge"), **RAISED}, ValueError, r"episode \d+ has an infinite .* return", True),
             ({"policy": f"{HERE}:bad"}, KeyError, "no such state", False),
             ({"env": f"{HERE}:Words"}, DatasetError, "object", True),
         ],
@@ -327,6 +333,27 @@ class TestFolders:
             with pytest.raises(JobError):
                 run_job(job(**changes), tmp_path / "a", overwrite=True)
         assert len(Dataset(tmp_path / "a")) == 5, "a job that cannot run removes nothing"
+
+    @pytest.mark.parametrize("error", [None, KeyboardInterrupt], ids=str)
+    def test_a_job_that_does_not_begin_leaves_the_lock_of_another(
+        self, error: type[BaseException] | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """The other job begins in the same new folder while this one plays its first batch."""
+        writers: list[StoreWriter] = []
+
+        def act(obs: Any) -> Any:
+            writers.append(StoreWriter(tmp_path / "a", make_head(None, None)))
+            monkeypatch.setattr(job_envs, "bad", lambda obs: np.zeros(len(obs), np.int64))
+            if error is not None:
+                raise error
+            return np.zeros(len(obs), np.int64)
+
+        monkeypatch.setattr(job_envs, "bad", act)
+        with pytest.raises(error or FolderInUseError):
+            run_job(job(policy=f"{HERE}:bad", num_envs=1, episodes=1), tmp_path / "a")
+        with writers[0], pytest.raises(FolderInUseError, match=f"is being written by pid {os.getpid()}"):
+            StoreWriter(tmp_path / "a", None, resume=True)
+        StoreWriter(tmp_path / "a", None, resume=True).close()
 
     def test_a_folder_that_cannot_be_made_is_an_error_with_the_reason(self, tmp_path: Path) -> None:
         (tmp_path / "file").write_text("")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import re
 import subprocess
@@ -165,8 +166,8 @@ class TestPrograms:
             Job(**{"env": "CartPole-v1", "episodes": 3, **settings})
 
     def test_help_describes_each_field(self) -> None:
-        text = str(Job.__doc__).partition("Args:")[2]
-        assert re.findall(r"^        (\w+): ", text, re.M) == list(Job.__struct_fields__)
+        text = str(inspect.getdoc(Job)).partition("Args:")[2]
+        assert re.findall(r"^    (\w+): ", text, re.M) == list(Job.__struct_fields__)
 
     @FULL
     @pytest.mark.parametrize("backend", ["dummy", "shmem"])

@@ -8,7 +8,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 from action_cases import ROWS, arrived
-from cases import counting
+from cases import LocalWorker, counting
 from gymnasium.vector import AutoresetMode
 from gymnasium.wrappers import TimeAwareObservation, TimeLimit
 from gymnasium_cases import Reads, assert_same, cartpoles, kinds
@@ -19,6 +19,7 @@ from stable_baselines3.common.vec_env import DummyVecEnv, VecEnv, VecFrameStack,
 
 from tests.backends import FULL, one_of
 from vecenv import (
+    BaseVectorEnv,
     DummyVectorEnv,
     SB3VecEnv,
     ShmemVectorEnv,
@@ -128,6 +129,21 @@ class TestWithSB3:
             "MultiInputPolicy", env, replay_buffer_class=HerReplayBuffer, learning_starts=12, seed=0, device="cpu"
         )
         assert model.learn(40).num_timesteps == 40
+
+    @pytest.mark.parametrize("below", ["wrapper", "workers"])
+    def test_a_reset_in_a_second_round_changes_nothing_of_the_step_with_or_without_copies(self, below):
+        class Plain(VectorEnvWrapper):
+            def reset(self, id=None, **kwargs):  # the env cannot be reset in the round of its last step
+                return super().reset(id, **kwargs)
+
+        for copy in (False, True):
+            if below == "wrapper":
+                venv = Plain(DummyVectorEnv(cartpoles(3, 7), copy=copy))
+            else:
+                venv = BaseVectorEnv(cartpoles(3, 7), LocalWorker, copy=copy)
+            ours, theirs = SB3VecEnv(venv), DummyVecEnv(cartpoles(3, 7))
+            assert ours.seed(11) == theirs.seed(11)
+            assert played_alike(ours, theirs, np.random.default_rng(0).integers(0, 2, (40, 3))) >= 10
 
     def test_wrappers_of_the_vector_env_work_below(self):
         """Also those that change `step` alone."""

@@ -208,9 +208,8 @@ class TestRewards:
                 assert equal_bits(venv.step([0, 0])[1], np.array([one, one], float))
 
     @pytest.mark.parametrize("make", [sharing(ThreadVectorEnv, k) for k in (1, 2)], ids=lambda make: make.__name__)
-    @pytest.mark.parametrize("wrong", [-7, [1, 2, 3]], ids=str)
+    @pytest.mark.parametrize("wrong", [-7, 0, [1, 2, 3]], ids=str)
     def test_an_env_whose_rewards_have_another_shape_fails_alone(self, wrong, make):
-        """The worker sees it if it has both, else the caller."""
         env_fns = [playing(spaces.Discrete(1), [0], rewards=[reward])[0] for reward in ([1, 2], wrong)]
         with make(env_fns) as venv:
             venv.reset()
@@ -221,6 +220,29 @@ class TestRewards:
             assert caught.value.env_id == 1
             assert caught.value.partial.rew.tolist() == [[1, 2]]
             assert venv.failed_id == [1]
+
+    @pytest.mark.parametrize("make", [DummyVectorEnv, NEAR_ON_RAY, *WITH_TWO_WORKERS], ids=lambda make: make.__name__)
+    @pytest.mark.parametrize(
+        "rewards", [(5.0, [1, 2]), (0.0, [1, 2]), ([1, 2], 5.0), ([1, 2], 0.0), ([1, 2], [1, 2, 3])], ids=str
+    )
+    def test_the_first_step_decides_the_shape_of_rewards_also_for_envs_of_other_workers(self, make, rewards):
+        env_fns = [playing(spaces.Box(0, 1, (2,)), [np.zeros(2, np.float32)], rewards=[r])[0] for r in rewards]
+        with make(env_fns) as venv:
+            venv.reset()
+            assert equal_bits(venv.step([0], [0])[1], np.array([rewards[0]], float))
+            for _ in range(2):  # an env that failed decides nothing
+                with pytest.raises(EnvContractError, match=r"env 1: step\(\) returned a reward of shape"):
+                    venv.step([0], [1])
+                venv.reset(1)
+            with pytest.raises(EnvContractError, match="env 1") as caught:
+                venv.step([0, 0])
+            assert equal_bits(caught.value.partial.rew, np.array([rewards[0]], float))
+
+    def test_rewards_of_envs_that_are_reset_beside_vectors_are_zeros(self):
+        with DummyVectorEnv(playing(spaces.Discrete(1), [0], [0], rewards=[[1, 2]])) as venv:
+            venv.reset()
+            assert venv.step([0, 0], reset=[0])[1].tolist() == [[0, 0], [1, 2]]
+            assert venv.step([0, 0], reset=[0, 1])[1].tolist() == [[0, 0], [0, 0]]
 
     @pytest.mark.parametrize("rewards", [[[1, 2], -7.0], [1.0, [1, 2]], [1.0, 2.0, [3.0, 4.0]], [[1, 2], [1, 2, 3]]])
     def test_an_env_does_not_change_the_shape_of_its_rewards(self, rewards):

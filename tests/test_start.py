@@ -152,8 +152,7 @@ def test_no_main_guard_is_needed(how: str, context: str, tmp_path: Path) -> None
     script.parent.mkdir()
     if how == "script":
         script.write_text(program)
-        if sys.version_info >= (3, 11):  # PYTHONSAFEPATH came with it
-            (tmp_path / "gymnasium.py").write_text("raise SystemExit('not me')")
+        (tmp_path / "gymnasium.py").write_text("raise SystemExit('not me')")
         reported = python(str(script), cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(ROOT)})
     elif how == "stdin":
         reported = python("-", stdin=program)
@@ -304,6 +303,35 @@ def test_what_the_program_registered_is_looked_up_once_for_all_workers(
         dies_and_is_reset(ledger, 1)
         assert len(looks) == 2
         assert ledger.venv.call("knows", "Local/Later-v0") == [i == 1 for i in range(N)]
+
+
+SUITE = """
+import gymnasium
+for k in range(30):
+    gymnasium.register(f"Suite/E{k}-v0", entry_point="gymnasium.envs.classic_control:CartPoleEnv", max_episode_steps=9)
+"""
+
+USES_SUITE = """
+import gymnasium, suite, vecenv
+gymnasium.registry["Suite/E1-v0"].max_episode_steps = 7  # as the program has it
+def late():
+    import suite
+    return gymnasium.make("Suite/E0-v0")
+makers = [lambda: gymnasium.make("suite:Suite/E0-v0"), lambda: gymnasium.make("Suite/E1-v0"), late]
+for backend in (vecenv.SubprocVectorEnv, vecenv.ShmemVectorEnv):
+    with backend(makers, num_workers=1, context=CONTEXT) as venv:
+        print([spec.max_episode_steps for spec in venv.spec])
+"""
+
+
+@pytest.mark.parametrize("context", ["forkserver", *full(["spawn"])])
+def test_a_package_that_registers_its_envs_again_in_a_worker_is_no_reason_for_warnings(
+    context: str, tmp_path: Path
+) -> None:
+    (tmp_path / "suite.py").write_text(SUITE)
+    (tmp_path / "main.py").write_text(f"CONTEXT = {context!r}\n{USES_SUITE}")
+    reported = python(str(tmp_path / "main.py"), env={**os.environ, "PYTHONPATH": str(ROOT)})
+    assert reported == "[9, 7, 9]\n" * 2
 
 
 MODULES = """

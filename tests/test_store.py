@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import multiprocessing
 import os
 import pickle
+import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +20,7 @@ from gymnasium import spaces
 
 from collector import Dataset, DatasetError, Episode, StoreWriter, make_head
 from collector.store.dataset_head import space_from_json, space_to_json
+from collector.store.safe_folder import FolderInUseError, SafeFolder
 from tests.backends import FULL
 from tests.stored import ACTION, LENGTHS, OBS, assert_same, episode, head, tree_episode, write
 from vecenv import nest
@@ -264,6 +268,29 @@ class TestWriting:
             done.set()
             child.join()
 
+    def test_a_writer_comes_in_while_others_make_and_remove_the_folder(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """The folder, or the lock file in it, disappears just before it is locked."""
+        made: list[str] = []
+
+        def after(name: str, disturb: Callable[[], object], call: Any) -> Any:
+            def disturbed(*arguments: Any) -> Any:
+                if name not in made:
+                    made.append(name)
+                    disturb()
+                return call(*arguments)
+
+            return disturbed
+
+        with monkeypatch.context() as patch:
+            remove = lambda: shutil.rmtree(tmp_path / "a")  # noqa: E731
+            patch.setattr(SafeFolder, "open", after("folder", remove, SafeFolder.open))
+            patch.setattr(fcntl, "flock", after("file", lambda: (tmp_path / "a/writer.lock").unlink(), fcntl.flock))
+            with StoreWriter(tmp_path / "a", head()), pytest.raises(FolderInUseError):
+                StoreWriter(tmp_path / "a", head())
+        assert made == ["folder", "file"]
+
     def test_a_data_set_is_not_written_over(self, tmp_path: Path) -> None:
         write(tmp_path / "a")
         with pytest.raises(DatasetError, match="already holds 6 episodes of Numbers-v0: go on with it"):
@@ -321,6 +348,10 @@ class TestWriting:
     def test_what_cannot_be_stored_is_refused_and_the_rest_is_kept(self, tmp_path: Path) -> None:
         refused: tuple[tuple[dict[str, Any], str], ...] = (
             ({"reward": np.array([1.0, np.nan, 1.0])}, "episode 2 of env 2 has the reward nan in step 1"),
+            (
+                {"reward": np.array([1e308, 1e308, -1e308])},
+                "episode 2 of env 2 are finite, and their sum is not",
+            ),
             ({"obs": np.zeros((3, 3), np.float32)}, r"has \[3\] observations and \[3\] actions; expected T \+ 1"),
             ({"obs": np.array([None] * 4)}, "Python objects"),
             ({"obs": np.zeros((4, 3), np.complex64)}, "obs is complex64"),

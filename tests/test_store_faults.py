@@ -5,6 +5,8 @@ from __future__ import annotations
 import errno
 import os
 import signal
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
@@ -18,6 +20,7 @@ from collector.store import safe_folder
 from tests.backends import FULL
 from tests.stored import assert_same, episode, head
 
+ROOT = Path(__file__).resolve().parent.parent
 CALLS = ("write", "fsync", "rename", "truncate", "unlink", "mkdir")
 SHARDS = ((0, 2), (3, 1), (5, 4))
 
@@ -191,6 +194,38 @@ def test_ctrl_c_between_the_disk_and_the_writer_commits_nothing_twice(tmp_path: 
                 collect(folder, lambda numbers: None)
             assert_readable(folder, [])
             assert_finished(folder)
+
+
+PROGRAM_WITH_A_CYCLE = """
+import gc, sys, traceback
+import numpy as np
+from collector.store import safe_folder
+from collector.store.shard import write_shard
+
+def write(fd, data):
+    raise OSError("No space left on device")
+
+def commit():
+    try:
+        with safe_folder.SafeFolder(sys.argv[1]) as folder:
+            write_shard(folder, "a", {"x": np.zeros(9)}, compress=False)
+    except OSError as error:
+        kept = error  # the error holds its traceback, the traceback this frame, and the frame the error
+        frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+        print(sum(isinstance(value, memoryview) for frame in frames for value in frame.f_locals.values()), "views")
+
+safe_folder.write = write
+gc.disable()
+commit()
+gc.collect()
+"""
+
+
+def test_the_error_of_a_failed_commit_may_be_freed_in_a_garbage_cycle(tmp_path: Path) -> None:
+    """CPython 3.12 crashes if a garbage cycle holds a view of an `io.BytesIO`."""
+    command = [sys.executable, "-c", PROGRAM_WITH_A_CYCLE, str(tmp_path)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "0 views\n", "")
 
 
 def run_and_kill(folder: Path, at: int, after: bool, part: str = "") -> list[int]:

@@ -10,7 +10,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from cases import Writes, counting, playing  # noqa: E402
+from cases import Records, Writes, counting, playing  # noqa: E402
 from device_double import LateTransfer  # noqa: E402
 from gymnasium import spaces  # noqa: E402
 
@@ -144,6 +144,14 @@ class TestActions:
             venv.reset()
             x = torch.tensor([[1.0, 2.0], [3.0, 4.0]], device=device)
             same(venv.step({"x": x, "n": torch.tensor([0, 2], device=device)})[0], x.cpu().numpy())
+
+    @devices
+    def test_a_tuple_of_batches_for_a_tuple_space(self, device: str) -> None:
+        space = spaces.Tuple([spaces.Discrete(9), spaces.Discrete(9)])
+        with TorchVectorEnv(DummyVectorEnv([lambda: Records(space)] * 2), device) as venv:
+            venv.reset()
+            venv.step((torch.tensor([1, 2], device=device), torch.tensor([3, 4], device=device)))
+            assert venv.get_env_attr("actions") == [[(1, 3)], [(2, 4)]]
 
     def test_a_wrong_number_is_refused_before_anything_is_sent(self) -> None:
         with TorchVectorEnv(DummyVectorEnv(counting(2)), "cpu") as venv:

@@ -1,4 +1,4 @@
-"""`python -m vecenv tune CartPole-v1 --num-envs 8`: measure which vector env is the fastest for an env."""
+"""Command line of `python -m vecenv tune CartPole-v1 --num-envs 8`: measure which vector env is the fastest."""
 
 from __future__ import annotations
 

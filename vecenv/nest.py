@@ -1,4 +1,4 @@
-"""Trees of arrays: a tree is a dict of trees, a tuple of trees, or a leaf (anything else)."""
+"""Functions for trees of arrays: a tree is a dict of trees, a tuple of trees, or a leaf (anything else)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""System calls that only Linux has, used in this file alone: None or False means that the caller takes its fallback.
+"""System calls that only Linux has. A result of None or False tells the caller to use its fallback.
 
 `VECENV_PORTABLE=1` in the environment, set before Python starts, hides them in every process, so that the fallbacks of
 macOS can be tested on Linux; docs/explanation/design.md lists them.

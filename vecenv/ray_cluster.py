@@ -1,4 +1,4 @@
-"""The connection to Ray, and what its users share: the only file that imports ray.
+"""Connect to Ray, and place workers on its nodes. The only file that imports ray.
 
 `connect()` joins the cluster that `ray.init`, its address or `RAY_ADDRESS` gave, or starts a local one; the last
 `release()` undoes what `connect()` did, and nothing else. Actors are made with `actor_options`: Ray never restarts them

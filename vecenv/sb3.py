@@ -1,4 +1,4 @@
-"""DummyVecEnv and SubprocVecEnv: the two vector envs of Stable-Baselines3, with the same names and arguments.
+"""`DummyVecEnv` and `SubprocVecEnv`, with the arguments of Stable-Baselines3.
 
 from vecenv.sb3 import SubprocVecEnv  # was: from stable_baselines3.common.vec_env import SubprocVecEnv
 

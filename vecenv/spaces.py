@@ -1,7 +1,10 @@
-"""Spaces as numpy sees them: whether values are in one, the nearest that are, and random ones."""
+"""Check, clip and draw elements of gymnasium spaces with numpy."""
 
 from __future__ import annotations
 
+import copy
+import pickle
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -73,6 +76,38 @@ def rand(space: spaces.Space[Any], n: int | None = None) -> Any:
         return nest.map(lambda part: rand(part, n), tree_of(space))
     low, _ = _bounds(space)
     return np.array([space.sample() for _ in range(n)], low.dtype).reshape((n, *low.shape))
+
+
+def separate_generators(given: Sequence[Any]) -> None:
+    """Give each space whose random generator is a copy of an earlier space's generator one of its own.
+
+    Copies of one space would all draw the same values. The new seeds follow from the copied generator.
+
+    >>> first = spaces.Discrete(1000, seed=0)
+    >>> copies = [first, copy.deepcopy(first)]
+    >>> separate_generators(copies)
+    >>> bool(copies[0].sample() == copies[1].sample())
+    False
+    """
+    sources: dict[bytes, np.random.Generator] = {}
+    for space in given:
+        generators = list(_generators(space))
+        if not generators:  # drawn from entropy at the first sample
+            continue
+        state = pickle.dumps([each.bit_generator.state for each in generators])
+        if state in sources:
+            space.seed(int(sources[state].integers(2**31)))
+        else:
+            sources[state] = copy.deepcopy(generators[0])
+
+
+def _generators(space: Any) -> Iterator[np.random.Generator]:
+    """Yield the random generators that exist already in a space and its parts."""
+    if (own := getattr(space, "_np_random", None)) is not None:
+        yield own
+    parts = getattr(space, "spaces", ())
+    for part in parts.values() if isinstance(parts, dict) else parts:
+        yield from _generators(part)
 
 
 def _bounds(space: spaces.Space[Any]) -> tuple[np.ndarray, np.ndarray]:

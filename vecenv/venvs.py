@@ -1,4 +1,4 @@
-"""The vector envs: each is BaseVectorEnv with a backend."""
+"""The vector env classes: `BaseVectorEnv` with each backend."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Import public names from `collector`, and the files here only inside `collector`: batches of collected steps."""
+"""Batches of collected steps."""

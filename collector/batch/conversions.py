@@ -1,4 +1,4 @@
-"""The columns of a batch in another shape: flat, or with a row for each trajectory.
+"""Convert batches between the forms `(env, time, ...)`, flat, and one row per trajectory.
 
 These functions take a batch and return the columns of another by name, so `Rollout` and `FlatRollout` can be made of
 each other without their modules importing each other.

@@ -1,4 +1,4 @@
-"""MultiStep: steps as learners with n-step returns take them."""
+"""`MultiStep`: turn one-step transitions into n-step transitions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Batches of collected steps: `Rollout`, `(env, time, ...)`, and `FlatRollout`, in one dimension; and their rewards."""
+"""`Rollout` `(env, time, ...)` and `FlatRollout` `(step, ...)`: batches of collected steps."""
 
 from __future__ import annotations
 

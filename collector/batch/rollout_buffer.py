@@ -1,4 +1,4 @@
-"""The memory into which a batch is recorded.
+"""`RolloutBuffer`: the preallocated memory into which a collector records a batch.
 
 It is laid out time first, because that is how it is written: one row of all envs after another. What the user sees is
 env first, `(N, T, ...)`, as views of that memory::

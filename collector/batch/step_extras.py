@@ -1,4 +1,4 @@
-"""Extras: what the policy returns with its action, or a step hook after the round, and is stored with the step."""
+"""Extras: additional columns of a batch, from the policy, from a step hook, or from infos."""
 
 from __future__ import annotations
 

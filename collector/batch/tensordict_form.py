@@ -1,4 +1,4 @@
-"""Tensordicts: batches in the form of torchrl's collectors, and policies that take a `TensorDict`."""
+"""Convert batches to tensordicts, and call policies that take a `TensorDict`."""
 
 from __future__ import annotations
 

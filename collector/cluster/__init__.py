@@ -1,1 +1,1 @@
-"""Import `RayCollector` from `collector`, and nothing from here elsewhere: rollouts on a Ray cluster."""
+"""Collect rollouts on a Ray cluster."""

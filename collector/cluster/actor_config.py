@@ -1,4 +1,4 @@
-"""Arguments of `RayCollector`: an object with those of its actors, and the check of all before anything is started."""
+"""`ActorConfig`: the checked arguments of `RayCollector` that concern its actors."""
 
 from __future__ import annotations
 

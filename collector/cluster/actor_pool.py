@@ -1,4 +1,4 @@
-"""Actors on a Ray cluster: started, asked, watched, and replaced when they die.
+"""`ActorPool`: start Ray actors, call them, watch them, and replace actors that die.
 
 An actor answers its calls in order, so only its oldest call is waited for: what comes after a call that fails is lost
 with the actor, and nothing is taken twice. Whatever fails, the actor is killed before anything else is done, because a

@@ -1,4 +1,4 @@
-"""Counts of the frames of a `RayCollector` and the state of its actors: as numbers, a table and a bar."""
+"""Statistics of a `RayCollector`: frames and actors, as numbers, a table and a progress bar."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`RayCollector`: rollouts of actors on a Ray cluster, each with envs and a copy of the policy of its own.
+"""`RayCollector`: collect batches with actors on a Ray cluster. Each actor has its own envs and policy.
 
 driver          weights --put once a version--> object store --read by--> actors
 RayCollector    batch <--one copy-- object store <--whole rollouts-- actors

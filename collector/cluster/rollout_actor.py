@@ -1,4 +1,4 @@
-"""The actor's side of `RayCollector`: a local collector, whose rollouts are numbered as part of all envs.
+"""Actor of a `RayCollector`: a local collector that runs in a Ray worker process.
 
 Actor a of A, with N envs, has the envs a * N ... a * N + N - 1 of a vector env of A * N. Nothing here imports ray: the
 class also works as it is, in the process that makes it.

@@ -1,4 +1,4 @@
-"""From rollouts of actors to batches: which actors are asked for how many, and for which a batch waits.
+"""Decide which actors collect the next rollouts, and combine rollouts into batches.
 
 With `sync` a batch has a rollout of each actor, and nothing is in flight between batches but those that came too late.
 Without, a batch is the rollout that was finished first, and actors always have another one to collect.

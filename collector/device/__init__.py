@@ -1,1 +1,1 @@
-"""Import public names from `collector`, and the files here only inside `collector`: tensors and transfers."""
+"""Torch tensors and devices."""

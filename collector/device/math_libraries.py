@@ -1,5 +1,4 @@
-"""The libraries under torch's CPU operations, OpenMP and Intel's MKL: how many threads they use, and whether a row of
-a matrix product has the same bits wherever in the batch it stands.
+"""Control OpenMP and MKL under torch: number of threads, and bits that do not depend on the batch size.
 
 Threads: `torch.set_num_threads` sets the count of the calling thread in OpenMP and in MKL, and the one with which
 threads begin that use torch later. Here only the first two change, through the libraries themselves: what another

@@ -1,4 +1,4 @@
-"""Arrays as tensors and back, names of devices, and transfers of rows between this process and a device.
+"""Convert arrays to tensors and back, and transfer rows between CPU and device.
 
 All modules that need torch import it from here, so that one message names what to install.
 

@@ -1,4 +1,4 @@
-"""to_torchrl: any vector env of ours as an env of TorchRL."""
+"""`to_torchrl`: use a vector env as an env of TorchRL."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Import public names from `collector`, and the files here only inside it: episodes, their numbers and seeds."""
+"""Episodes: numbers, seeds, progress in each env, and whole episodes cut out of batches."""

@@ -1,4 +1,4 @@
-"""Numbers, seeds and random bits of the episodes that a collector plays.
+"""Number the episodes of a collector, and derive a seed and random bits for each.
 
 The bits depend on a key alone, (job seed, episode number, step): a generator that is advanced gives other numbers where
 episodes run in another order. They are a hash of where they are used, so that an episode gets the same ones in any env,

@@ -1,1 +1,1 @@
-"""Import public names from `collector`, and `main` from `cli`: jobs, from a command line to episodes on disk."""
+"""Collection jobs: from a command line or a job file to a data set on disk."""

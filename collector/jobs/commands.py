@@ -1,4 +1,4 @@
-"""The command line of collection jobs: `python -m collector run cartpole.toml --out data/cartpole`.
+"""Commands of jobs: `python -m collector run cartpole.toml --out data/cartpole`, `info`, `export`, `verify`, ...
 
 Each command is a function, whose arguments and docstring tyro reads, as it reads those of `Job`.
 

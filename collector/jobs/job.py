@@ -1,4 +1,4 @@
-"""Job: which episodes to collect and how, as one value that a file, the command line or a program makes."""
+"""`Job`: the settings of a collection job as one dataclass."""
 
 from __future__ import annotations
 

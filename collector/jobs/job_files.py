@@ -1,4 +1,4 @@
-"""Jobs from files, from the command line, and from the folders that they have filled; and the changes of one."""
+"""Read a `Job` from a file, from command-line flags, or from the folder that it filled."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import numpy as np
 
 import vecenv
 from collector.jobs.job import ANYWHERE, Job, JobError, as_record, as_shown
-from collector.jobs.making import hash_of, with_statistics
+from collector.jobs.making import with_statistics
 from collector.jobs.names import check_names
 from collector.jobs.transform_statistics import with_frozen
 from collector.store.dataset_head import HEAD, changes, make_head, read_head
@@ -171,10 +171,11 @@ def job_of(folder: Path, allow_import: Iterable[str] = ()) -> Job:
     return job
 
 
-def job_head(job: Job, batches: Any, device: str) -> dict[str, Any]:
+def job_head(job: Job, batches: Any, device: str, policy_hash: str | None) -> dict[str, Any]:
     """The head of the folder of a job: all that another run needs to give the same episodes.
 
     batches: the collector, which has collected a first batch.
+    policy_hash: hash of the policy before that batch, because a policy may change while it acts.
     """
     venv, policy, torch = batches.env, batches.policy, sys.modules.get("torch")
     # A policy says by `repeatable = True` that its actions follow from what it gets alone.
@@ -187,7 +188,7 @@ def job_head(job: Job, batches: Any, device: str) -> dict[str, Any]:
         ran_on={"vector_env": type(venv).__name__, "num_workers": venv.num_workers},
         cpu=cpu_capability(),
         device=f"{device}{name}",
-        policy_hash=hash_of(policy),
+        policy_hash=policy_hash,
         repeatable=keyed and not with_statistics(job),
     )
     # torch decides about bits, beside numpy and gymnasium.

@@ -1,4 +1,4 @@
-"""A look at the results of a job: metrics while it runs, the numbers of its folder, and their picture."""
+"""Show the results of a job: metrics while it runs, a summary of its folder, and a chart."""
 
 from __future__ import annotations
 
@@ -28,6 +28,8 @@ LARGEST_LINE = 4096
 SHOWN = ("time", "seconds", "steps_per_second")
 """The numbers that are drawn and printed."""
 LARGEST_NUMBER = 2.0**53
+LARGEST_SQUARED = 1e140
+"""Sums of squares of this number are finite."""
 
 
 # Metrics.
@@ -160,8 +162,9 @@ def spread(values: np.ndarray) -> dict[str, float] | None:
     """
     if not len(values):
         return None
-    values = np.asarray(values, np.float64)
-    return {name: float(getattr(values, name)()) for name in ("mean", "std", "min", "max")}
+    values, largest = np.asarray(values, np.float64), float(np.abs(values).max())
+    scale = 1.0 if largest < LARGEST_SQUARED else largest  # so that neither a sum nor a square overflows
+    return {name: float(getattr(values / scale, name)()) * scale for name in ("mean", "std", "min", "max")}
 
 
 # The picture.
@@ -201,7 +204,7 @@ def plot_dataset(folder: str | os.PathLike[str], out: str | os.PathLike[str] | N
     content = io.BytesIO()
     figure.savefig(content, format="png", dpi=120)
     with SafeFolder(path.parent) as opened:
-        opened.write(path.name, content.getbuffer())
+        opened.write(path.name, content.getvalue())
     return path
 
 

@@ -1,11 +1,9 @@
-"""From a job to its envs and its policy. `make_env` runs where the env lives, mostly in a worker process."""
+"""Build the envs and the policy of a job."""
 
 from __future__ import annotations
 
-import hashlib
 import importlib
 import importlib.util
-import inspect
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from functools import partial
@@ -241,25 +239,3 @@ def _load_weights(policy: Any, checkpoint: str) -> None:
         policy.load_state_dict(weights)
     except (RuntimeError, TypeError, AttributeError, KeyError) as error:
         raise JobError(f"checkpoint: {path} does not fit {type(policy).__name__}: {error}") from None
-
-
-def hash_of(policy: Any) -> str | None:
-    """A hash of a policy's weights, or of its source where it has none; None for random actions and where neither can
-    be read.
-    """
-    if policy is None:
-        return None
-    digest = hashlib.sha256()
-    if hasattr(policy, "state_dict"):
-        import torch
-
-        for name, value in sorted(policy.state_dict().items()):
-            array = value.detach().cpu().contiguous()
-            digest.update(f"{name} {array.dtype} {tuple(array.shape)} ".encode())
-            digest.update(array.flatten().view(torch.uint8).numpy().tobytes())
-    else:
-        try:
-            digest.update(inspect.getsource(policy if inspect.isroutine(policy) else type(policy)).encode())
-        except (OSError, TypeError):
-            return None
-    return digest.hexdigest()

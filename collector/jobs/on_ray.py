@@ -1,4 +1,4 @@
-"""A job on a Ray cluster: tasks play a range of episodes each, with the local player, and the driver merges manifests.
+"""Run a job on a Ray cluster: tasks play ranges of episodes, and the driver merges their shards.
 
     driver  --numbers-->  play_range  --whole episodes-->  shards/w001/, a data set of its own
       shards/000000/  <-------------- adopts its shards --------'
@@ -28,15 +28,14 @@ import msgspec
 
 from collector.interruptor import Stopping
 from collector.jobs.job import Job, JobError, as_record
-from collector.jobs.job_files import check_head, job_head
+from collector.jobs.job_files import check_head
 from collector.jobs.making import with_statistics
 from collector.jobs.plan import Plan
-from collector.jobs.playing import Commits, Episodes, JobFailedError, Player, Tally, give_up
+from collector.jobs.playing import Commits, Episodes, HeadOf, JobFailedError, Player, Tally, give_up
 from collector.jobs.transform_statistics import States
 from collector.store.safe_folder import DatasetError
 from collector.store.schema import ShardLine
 from collector.store.writer import SHARDS, StoreWriter
-from collector.sync_collector import SyncDataCollector
 from vecenv.errors import WorkerTimeoutError
 from vecenv.ray_cluster import RayCluster, cause_of, connect, free_places, is_loss, reason_of, start_task, unscheduled
 
@@ -153,8 +152,8 @@ def play_range(task: Range) -> Played:
     plan.skipped.update(task.skipped)
     commits = Commits(job, plan, Tally(), lambda head: StoreWriter(task.part, head, compress=job.compress))
 
-    def take(batches: SyncDataCollector, episodes: Episodes, statistics: States | None) -> None:
-        played.head = played.head or job_head(job, batches, device)
+    def take(head_of: HeadOf, episodes: Episodes, statistics: States | None) -> None:
+        played.head = played.head or head_of(job)
         if task.head is None:
             stop.stop_collection()
             return

@@ -1,4 +1,4 @@
-"""Plan: the episodes of a job that are still to be played, and the results of the others."""
+"""`Plan`: the episodes of a job that remain to be played, and the outcomes of the others."""
 
 from __future__ import annotations
 

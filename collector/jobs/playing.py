@@ -1,4 +1,4 @@
-"""Playing the episodes of a plan: together, and those whose env failed alone; and committing them.
+"""Play the episodes of a plan, retry episodes whose env failed, and commit the results.
 
     plan --(number, seed)--> collector --batches--> whole episodes --> Commits --> shards
       ^                          |
@@ -26,9 +26,11 @@ from collector.batch.rollout import RewardError
 from collector.episodes.episode import Episode, EpisodeBatch, EpisodeCutter
 from collector.interruptor import OutOfTime, Stopping
 from collector.jobs.job import Job, JobError
+from collector.jobs.job_files import job_head
 from collector.jobs.making import make_policy, make_venv, transforms_with_statistics
 from collector.jobs.plan import Plan
 from collector.jobs.transform_statistics import States, statistics_of, write_statistics
+from collector.policy.policy_state import hash_of
 from collector.store.safe_folder import DatasetError
 from collector.store.writer import StoreWriter
 from collector.sync_collector import SyncDataCollector
@@ -39,8 +41,10 @@ from vecenv.extending import Leaf, common_layout
 BATCH_BYTES = 64 * 2**20
 BATCH_STEPS = 64
 Episodes = Sequence[Episode] | EpisodeBatch
-Take = Callable[[SyncDataCollector, Episodes, States | None], object]
-"""Takes the episodes that have ended in a batch, and the statistics that the transforms of the envs have by then."""
+HeadOf = Callable[[Job], dict[str, Any]]
+Take = Callable[[HeadOf, Episodes, States | None], object]
+"""Takes a function that returns the head of the folder of a job, the episodes that have ended in a batch, and the
+statistics that the transforms of the envs have by then."""
 
 
 class JobFailedError(JobError):
@@ -153,6 +157,7 @@ class Player:
 
     def __post_init__(self) -> None:
         self._suspects: set[int] = set()
+        self._policy_hash: str | None = None
         self._learning = bool(transforms_with_statistics(self.job))
 
     def play(self) -> None:
@@ -182,6 +187,7 @@ class Player:
         try:
             with make_venv(job, self.statistics) as env:
                 policy, size = make_policy(job, env, self.device), env.env_num * steps_per_batch(job, env)
+                self._policy_hash = hash_of(policy)
                 options: Any = {"policy_threads": job.policy_threads, "episode_seeds": plan}
                 self._play_batches(
                     SyncDataCollector(env, policy, frames_per_batch=size, interruptor=self.stop, **options)
@@ -203,11 +209,11 @@ class Player:
                 self.tally.frames += batch.frames
                 self._suspect(batch.broken_ids.tolist())
                 whole = cutter.cut(batch)
-                infinite = [each.number for each in whole if not np.isfinite(each.reward).all()]
+                infinite = [each.number for each in whole if not np.isfinite(each.total_reward)]
                 self._suspect(infinite)
                 self._keep(batches, [each for each in whole if each.number not in infinite] if infinite else whole)
                 if infinite and job.on_error == "raise":
-                    raise RewardError(f"episode {infinite[0]} has an infinite reward")
+                    raise RewardError(f"episode {infinite[0]} has an infinite reward or return")
 
     def _play_alone(self, number: int) -> None:
         """Play one episode again until it ends well, or give it up."""
@@ -237,7 +243,8 @@ class Player:
                 # There may be fewer envs than statistics: an episode is played alone.
                 self.statistics = [*found, *(self.statistics or [])[len(found) :]]
             self.tally.bottleneck = batches.stats().bottleneck_share
-            self.take(batches, episodes, self.statistics if self._learning else None)
+            head_of = lambda job: job_head(job, batches, self.device, self._policy_hash)  # noqa: E731
+            self.take(head_of, episodes, self.statistics if self._learning else None)
         for episode in episodes:
             self.plan.finished(episode.number, len(episode))
 

@@ -1,4 +1,4 @@
-"""Episodes played again: compared with what is stored, bit for bit, and rendered as videos."""
+"""Play stored episodes again: compare them bit for bit, or render them as videos."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def replay_episodes(folder: str | os.PathLike[str], count: int, allow_import: It
             return {number: difference(episode, repeat_actions(env, episode)) for number, episode in stored.items()}
     played: dict[int, Episode] = {}
 
-    def take(batches: Any, episodes: Iterable[Episode], statistics: Any) -> None:
+    def take(head_of: Any, episodes: Iterable[Episode], statistics: Any) -> None:
         played.update({episode.number: episode for episode in episodes})
 
     # Another device may give other bits: a job on a cluster takes a GPU only where it asks for one.

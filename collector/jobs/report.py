@@ -1,4 +1,4 @@
-"""The output of a job: progress while it runs, tables when it ends and for `info`.
+"""Terminal output of a job: progress bar, final tables, and `info`.
 
 On a terminal progress is a bar; elsewhere (a log file, CI) a plain line now and then, without control characters.
 """

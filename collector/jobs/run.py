@@ -1,11 +1,11 @@
-"""Running a job: from its settings to whole episodes in a folder, as often as it takes."""
+"""`run`: run a job until all episodes are stored, and resume a job that was interrupted."""
 
 from __future__ import annotations
 
 import os
 import time
 from collections.abc import Callable, Iterable
-from contextlib import ExitStack, closing, suppress
+from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,21 +18,19 @@ from collector.jobs.job_files import (
     check_head,
     check_unchanged,
     compared,
-    job_head,
     read_job,
     with_settings,
 )
-from collector.jobs.look import Metrics, import_tensorboard
+from collector.jobs.look import Metrics, import_tensorboard, spread
 from collector.jobs.making import check_env, resolve_device, transforms_with_statistics, wrappers_with_statistics
 from collector.jobs.names import check_names
 from collector.jobs.on_ray import RayPlayer, check_cluster, connect_to, device_of_tasks
 from collector.jobs.plan import Plan
-from collector.jobs.playing import Commits, Episodes, JobFailedError, Player, Tally, skipped_in
+from collector.jobs.playing import Commits, Episodes, HeadOf, JobFailedError, Player, Tally, skipped_in
 from collector.jobs.transform_statistics import States, read_statistics, with_frozen
 from collector.store.manifest import MANIFEST, Manifest, read_manifest
-from collector.store.safe_folder import LOCK, DatasetError
+from collector.store.safe_folder import DatasetError
 from collector.store.writer import StoreWriter, check_folder
-from collector.sync_collector import SyncDataCollector
 from vecenv.venvs import DummyVectorEnv
 
 RECENT = 100
@@ -81,7 +79,8 @@ class JobState(Tally):
     @property
     def recent_return(self) -> float:
         """The mean return of the last 100 episodes; NaN where there are none."""
-        return float(np.mean(self.returns[-RECENT:])) if self.returns else float("nan")
+        found = spread(np.array(self.returns[-RECENT:]))
+        return found["mean"] if found else float("nan")
 
     def metrics(self) -> dict[str, Any]:
         """The figures for a line of `metrics.jsonl`."""
@@ -131,15 +130,8 @@ def run_job(
         print(state.status, state.steps)
     """
     run = _Run(with_frozen(job), Path(out), cluster, cluster_actors, tensorboard, on_progress)
-    is_new = not run.out.exists()
     check_folder(run.out, overwrite)
-    try:
-        return run.play(lambda head: StoreWriter(run.out, head, overwrite=overwrite, compress=job.compress))
-    finally:
-        if is_new and run.metrics is None:  # the job has not begun
-            with suppress(OSError):
-                (run.out / LOCK).unlink()
-                run.out.rmdir()
+    return run.play(lambda head: StoreWriter(run.out, head, overwrite=overwrite, compress=job.compress))
 
 
 def resume_job(
@@ -248,9 +240,9 @@ class _Run:
                 self.metrics = context.enter_context(closing(Metrics(writer.opened, self.tensorboard)))
                 return writer
 
-            def take(batches: SyncDataCollector, episodes: Episodes, statistics: States | None) -> None:
+            def take(head_of: HeadOf, episodes: Episodes, statistics: States | None) -> None:
                 if commits.writer is None:
-                    commits.open(job_head(job, batches, state.device))
+                    commits.open(head_of(job))
                 commits.add(episodes, statistics)
                 self.played([len(each) for each in episodes], [each.total_reward for each in episodes])
 

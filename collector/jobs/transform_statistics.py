@@ -1,4 +1,4 @@
-"""Statistics of transforms: as JSON, in a file that a job names (`frozen`), and in one that a running job keeps.
+"""Save and load the statistics of transforms as JSON.
 
 Frozen ones are read when the job is made, stored with it, and never updated: they travel with the job, to workers,
 other machines and the head of the folder.

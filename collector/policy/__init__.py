@@ -1,4 +1,4 @@
-"""Import public names from `collector`, and the files here only inside it: policies, and the forms that one may have.
+"""Policies: their forms, random actions, keyed noise, weights.
 
 A policy is any callable that takes a batch of observations `(k, ...)`, one row for each env that is about to step, and
 returns one of

@@ -1,4 +1,4 @@
-"""Actions of Dict and Tuple spaces: trees of batched arrays; the name of a leaf is `action['key']`, `action[0]`, ..."""
+"""Flatten actions of Dict and Tuple spaces into named arrays, and rebuild them."""
 
 from __future__ import annotations
 

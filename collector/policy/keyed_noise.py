@@ -1,4 +1,4 @@
-"""The noise of a collector with `episode_seeds=`: what its policy draws, from the episode and the step alone.
+"""`KeyedNoise`: random numbers for a policy that depend only on the episode and the step.
 
 Random actions come from the env's action space, seeded where the episode begins. Samples of torch's distributions are
 made out of uniform numbers, by the inverse of their distribution functions. Those are float64 and come from the host,
@@ -8,13 +8,15 @@ whatever the device and dtype of the policy, so that the same parameters give th
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
 from collector.episodes.seeds import action_seed, episode_keys, random_bits, uniforms
 from collector.policy.policy_call import ExplorationType, choose, draws_as_torch, is_distribution
+from collector.policy.policy_state import marks_of
 from collector.policy.random_policy import RandomPolicy
 from vecenv.nest import as_array
 
@@ -95,6 +97,16 @@ class KeyedNoise:
         returned = call()
         self.everything &= all(map(torch.equal, before, _generator_states(torch)))
         return returned
+
+    @contextmanager
+    def watch_state(self, policy: Any) -> Iterator[None]:
+        """Watch a batch. The actions of a policy that changes itself while it acts are not keyed, because they depend
+        on the episodes before.
+        """
+        before = marks_of(policy)
+        yield
+        if before is not None and marks_of(policy) != before:
+            self.everything = False
 
     def uniforms(self, words: int) -> np.ndarray:
         """`words` numbers between 0 and 1 for each env: float64 `(N, words)`, the same ones at each call of a step."""

@@ -1,4 +1,4 @@
-"""A small policy network, so that a job has something to run."""
+"""`MLPPolicy`: a small network, so that a job can run without user code."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""Calls of a policy by the names of its parameters (see `collector.policy`), what is taken from a distribution that it
-returns, and its output as a dict.
-"""
+"""Call a policy by the names of its parameters, and read actions from its output."""
 
 from __future__ import annotations
 
@@ -234,9 +232,9 @@ class PolicyCall:
             policy = torch.compile(policy, **compile)
         self._policy = policy if cudagraph is None else self._graphed(policy, rows, cudagraph)
 
-    def rows_of(self, env_ids: np.ndarray) -> tuple[np.ndarray, ...]:
-        """Facts about the rows that the policy needs: their envs, and which of them begin an episode."""
-        return (env_ids,) if self.state is None else self.state.rows(env_ids, self._signature.env_id)
+    def rows_of(self, env_ids: np.ndarray, stepping: np.ndarray | None = None) -> tuple[np.ndarray, ...]:
+        """Facts about the rows that the policy needs; `stepping` and the result are as for `RecurrentState.rows`."""
+        return (env_ids,) if self.state is None else self.state.rows(env_ids, stepping, self._signature.env_id)
 
     def __call__(self, inputs: Any) -> dict[str, Any]:
         """The policy's outputs by name, for observations `(k, ...)`, or a tuple of them and `rows_of`."""
@@ -292,7 +290,7 @@ class RecurrentState:
 
     def __init__(self, policy: Policy, env_num: int) -> None:
         self._initial = getattr(policy, "initial_state", None)
-        self._all_ids = self._env_ids = np.arange(env_num)
+        self._all_ids = self._env_ids = self._stepping = np.arange(env_num)
         self._in_order = False
         self._begun = np.ones(env_num, np.bool_)
         self._state: Any = None
@@ -303,13 +301,18 @@ class RecurrentState:
         """Note that episodes begin in these envs."""
         self._begun[env_ids] = True
 
-    def rows(self, env_ids: np.ndarray, needs_ids: bool) -> tuple[np.ndarray, ...]:
-        """The envs of the next call, and which of its rows begin an episode.
+    def rows(self, env_ids: np.ndarray, stepping: np.ndarray | None, needs_ids: bool) -> tuple[np.ndarray, ...]:
+        """Return the envs of the next call, which of its rows begin an episode, and `stepping` if it is not None.
 
-        Empty where these are all envs in order and in mid-episode, unless `needs_ids` is set.
+        stepping: the envs that step, if the call has a row for each env: only their state is kept. None: all of them.
+
+        The result is empty if all envs step, in order and in mid-episode, and `needs_ids` is not set.
         """
         begun = self._begun[env_ids].nonzero()[0]
         self._env_ids, self._in_order = env_ids, np.array_equal(env_ids, self._all_ids)
+        self._stepping = env_ids if stepping is None else stepping
+        if stepping is not None:
+            return env_ids, begun, stepping
         return () if self._in_order and not len(begun) and not needs_ids else (env_ids, begun)
 
     def recall(self, rows: tuple[Any, ...]) -> Any:
@@ -345,8 +348,11 @@ class RecurrentState:
                 )
         if self._state is None:
             self._state = nest.map(self._zeros, state)
-        nest.put(self._state, slice(None) if self._in_order else rows[0], state)
-        self._begun[self._env_ids] = False
+        if len(rows) > 2:
+            nest.put(self._state, rows[2], nest.take(state, rows[2]))
+        else:
+            nest.put(self._state, slice(None) if self._in_order else rows[0], state)
+        self._begun[self._stepping] = False
         return output
 
     def _zeros(self, leaf: Any) -> Any:

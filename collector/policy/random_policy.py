@@ -1,4 +1,4 @@
-"""Uniform random actions."""
+"""`RandomPolicy`: draw uniform random actions, with action masks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From observations to checked actions, wherever the policy runs."""
+"""`PolicyRunner`: call the policy on observations, and check the actions that it returns."""
 
 from __future__ import annotations
 
@@ -83,6 +83,8 @@ class PolicyRunner:
         """Returns the tensors of observations that are on the policy's device already."""
         self._is_random = policy is None or isinstance(policy, RandomPolicy)
         self._random: Any = self._random_policy(policy) if self._is_random else None
+        self._policy: Any = None
+        """The policy that is called, on its device; None for random actions."""
         self._call: PolicyCall | None = None
         if policy is not None and not self._is_random:
             faster = {"compile": _keywords(compile), "cudagraph": _keywords(cudagraph)}
@@ -111,6 +113,7 @@ class PolicyRunner:
                 "compile_policy and cudagraph_policy are for policies on tensors; this one gets arrays: "
                 "pass a torch module, or name a policy_device"
             )
+        self._policy = policy
         pick = choose if self.noise is None else self.noise.choose
         return PolicyCall(policy, signature, len(self._row_ids), exploration, pick, **faster)
 
@@ -151,7 +154,8 @@ class PolicyRunner:
         rows, some = self._row_ids, len(env_ids) < self._env_num
         if len(rows) > self._env_num:  # those behind are that of the last env
             obs, some = nest.take(obs, np.minimum(rows, self._env_num - 1)), True
-        call = partial(self._outputs, obs, rows)
+        # An env that does not step keeps its state.
+        call = partial(self._outputs, obs, rows, env_ids if len(env_ids) < self._env_num else None)
         outputs = call() if self._is_watched else self.noise.watch(call)
         self._is_watched = True
         return nest.take(outputs, env_ids) if some else outputs
@@ -169,15 +173,15 @@ class PolicyRunner:
         self._clock.lap("policy")
         return outputs
 
-    def _outputs(self, obs: Any, env_ids: np.ndarray) -> Outputs:
-        """The checked outputs of the policy for rows of these envs."""
+    def _outputs(self, obs: Any, env_ids: np.ndarray, stepping: np.ndarray | None = None) -> Outputs:
+        """Return the checked outputs of the policy for rows of these envs, of which `stepping` step (None: all)."""
         call: PolicyCall = self._call  # type: ignore[assignment]
         if call.state is not None and not call.state.is_known:
             self._learn_state(call.state, obs, env_ids)
         if self._on_device is not None and (tensors := self._on_device(obs)) is not None:
             obs = tensors
         # Rows are transferred like the observations, to the device of the policy.
-        inputs = (obs, call.rows_of(env_ids)) if call.wants_rows else obs
+        inputs = (obs, call.rows_of(env_ids, stepping)) if call.wants_rows else obs
         if self._transfer is None:
             self._clock.lap("transfer")
             found = self._called(inputs)
@@ -250,7 +254,8 @@ class PolicyRunner:
         if self._call is not None:
             self._call.exploration = wanted
         self._is_watched = False
-        with exploring(wanted), threads:
+        is_unchanged = nullcontext() if self.noise is None else self.noise.watch_state(self._policy)
+        with exploring(wanted), threads, is_unchanged:
             yield
 
     def begin(self, env_ids: Any, infos: np.ndarray | None = None) -> None:
@@ -309,7 +314,7 @@ class PolicyRunner:
 
     def close(self) -> None:
         """Release the pinned memory and the graphs of a policy on a device; it is not called again."""
-        self._transfer = self._call = None
+        self._transfer = self._call = self._policy = None
 
     def _check(self, outputs: Outputs, rows: int) -> None:
         """Raise where outputs do not fit each other, those before, or the action space."""

@@ -1,4 +1,4 @@
-"""Weights of the policy: replaced between batches, all of them or none."""
+"""Update the weights of the policy between batches, in this process or in actors."""
 
 from __future__ import annotations
 

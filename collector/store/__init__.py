@@ -1,1 +1,1 @@
-"""Import public names from `collector`, and the files here only inside it: data sets on disk, never trusted."""
+"""Data sets of whole episodes on disk. A reader does not trust the files."""

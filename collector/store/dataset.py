@@ -1,4 +1,4 @@
-"""Dataset: the episodes of a folder, by number, from shards that are opened when they are needed."""
+"""`Dataset`: read the episodes of a folder by number."""
 
 from __future__ import annotations
 

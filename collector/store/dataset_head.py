@@ -1,4 +1,4 @@
-"""dataset.json: the head of a data set, written once, before its first episode, with its spaces as JSON."""
+"""Read and write dataset.json, the head of a data set: spaces and job, as JSON."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""manifest.jsonl: a line for each committed shard, with all that is known of it without opening it (see `schema`).
+"""Read and write manifest.jsonl, which has one line per committed shard (see `schema`).
 
 Bytes after the last line end belong to a line that is being written, or was when its writer was killed.
 """

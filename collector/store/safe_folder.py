@@ -1,4 +1,4 @@
-"""A folder that others may have made, held open, and its lock: all in it is opened relative to it, without links."""
+"""`SafeFolder`: open files relative to a folder's descriptor, without following links; `FolderLock`."""
 
 from __future__ import annotations
 
@@ -127,6 +127,12 @@ class SafeFolder(Closable, os.PathLike[str]):
             )
         return found
 
+    def is_here(self, name: str, fd: int) -> bool:
+        """Return whether an open file is still the file of that name. Raises `DatasetError` as `kind`."""
+        return self.kind(name) is not None and os.path.samestat(
+            os.stat(name, dir_fd=self._fd, follow_symlinks=False), os.fstat(fd)
+        )
+
     def entries(self) -> list[tuple[str, str]]:
         """Name and kind of all that is in it, sorted. Raises as `kind`."""
         with os.scandir(self._fd) as found:
@@ -247,10 +253,18 @@ class FolderLock(Closable):
     """
 
     def __init__(self, folder: SafeFolder) -> None:
-        self._fd = folder.open(LOCK, os.O_RDWR | os.O_CREAT)
+        self._folder = folder
         _HELD.add(self)
+        while not self._lock():  # the holder before has removed its file
+            super().close()
+
+    def _lock(self) -> bool:
+        """Lock the file; returns whether it is still the one in the folder."""
+        self._fd = self._folder.open(LOCK, os.O_RDWR | os.O_CREAT)
         try:
             fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if not self._folder.is_here(LOCK, self._fd):
+                return False
             os.ftruncate(self._fd, 0)
             os.pwrite(self._fd, f"pid {os.getpid()} on {socket.gethostname()}\n".encode(), 0)
         except BaseException as error:
@@ -259,8 +273,16 @@ class FolderLock(Closable):
             if not isinstance(error, BlockingIOError):
                 raise
             raise FolderInUseError(
-                f"{folder.path} is being written by {holder}: wait for its end, or choose another folder"
+                f"{self._folder.path} is being written by {holder}: wait for its end, or choose another folder"
             ) from None
+        return True
+
+    def remove_if_empty(self) -> None:
+        """Remove the folder if it holds nothing but this lock; the lock is removed first, while it is held."""
+        if [name for name, _ in self._folder.entries()] == [LOCK]:
+            self._folder.remove(LOCK)
+            with suppress(OSError):  # another writer has come
+                rmdir(self._folder.path)
 
     def close(self) -> None:
         """Let others have it; once more does nothing."""

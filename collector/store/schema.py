@@ -1,4 +1,4 @@
-"""The JSON of a data set: structs for head, spaces and manifest lines, which check each value that is read.
+"""Structs for the JSON of a data set: head, spaces and manifest lines. Each value is checked when it is read.
 
 `line` is the kind of a line of manifest.jsonl::
 

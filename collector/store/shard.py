@@ -1,4 +1,4 @@
-"""A shard: a folder with a .npy file for each array of a `Layout`, for `numpy.load`, or .npy.gz where it is compressed.
+"""Write and read a shard: a folder with one .npy file (or .npy.gz, if compressed) per array of a `Layout`.
 
 Nothing in a shard is believed: sizes and hashes must be those of the manifest, dtypes and shapes those of the layout.
 Plain files are mapped, compressed ones inflated; both are read in the same way then.
@@ -48,7 +48,7 @@ def write_shard(
         for array_name, array in arrays.items():
             file = io.BytesIO()
             np.save(file, array, allow_pickle=False)
-            data = gzip.compress(file.getbuffer(), 6, mtime=0) if compress else file.getbuffer()
+            data = gzip.compress(file.getvalue(), 6, mtime=0) if compress else file.getvalue()
             shard.create(file_name(array_name, compress), data)
             files[file_name(array_name, compress)] = len(data), hashlib.sha256(data).hexdigest()
         shard.sync()

@@ -1,4 +1,4 @@
-"""Data sets as those of torch: for its DataLoader, with workers."""
+"""Torch datasets over a `Dataset`, for `torch.utils.data.DataLoader` with workers."""
 
 from __future__ import annotations
 

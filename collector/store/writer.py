@@ -1,4 +1,4 @@
-"""StoreWriter: fills a folder with episodes, so that what is committed is never lost, whenever the process ends.
+"""`StoreWriter`: append episodes to a folder. A committed episode survives a kill at any time.
 
 A commit writes a shard under another name, flushes it to the disk, renames it, flushes the folder, and then adds a line
 to the manifest and flushes that. A reader believes the manifest only, so that
@@ -16,6 +16,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +36,8 @@ OURS = re.compile(
 )
 """Names in the folder of a data set; a folder with other names is never written to."""
 SHARDS = "shards"
+MOST_ATTEMPTS = 10
+"""Attempts to lock a folder that others make and remove."""
 _SHARD = re.compile(r"\d{6,12}(\.partial)?|w\d{3,9}", re.ASCII)
 """A shard, or a folder for a part of the data set, whose shards are then adopted."""
 
@@ -90,10 +93,8 @@ class StoreWriter(Closable):
             raise DatasetError(f"a new data set in {self.folder} needs a head: pass make_head(...)")
         content = None if head is None else head_bytes(head)
         with writing(self.folder, "choose another folder"), ExitStack() as undo:
-            self.opened = undo.enter_context(SafeFolder.make(self.folder))
+            self.opened, _ = _open_locked(self.folder, undo)
             """The folder, for what else is written there; it is closed with the writer."""
-            _check_files(self.opened)
-            undo.enter_context(FolderLock(self.opened))
             if resume and self.opened.kind(HEAD):
                 self.manifest = _resume(self.opened, head, check, reopen)
             elif content is None:
@@ -269,13 +270,29 @@ class StoreWriter(Closable):
 
 
 def check_folder(path: Path, overwrite: bool) -> None:
-    """Make a folder, with its parents, and raise `DatasetError` where no new data set may be written there, early: a
-    `StoreWriter` asks the same.
+    """Raise `DatasetError` early where no new data set may be written to a folder: a `StoreWriter` asks the same.
+
+    A folder that is not there is made with its parents, and removed again.
     """
-    with writing(path, "choose another folder"), SafeFolder.make(path) as folder:
-        _check_files(folder)
-        FolderLock(folder).close()
+    with writing(path, "choose another folder"), ExitStack() as context:
+        is_new = not path.exists()
+        folder, lock = _open_locked(path, context)
         _check_free(folder, overwrite)
+        if is_new:
+            lock.remove_if_empty()
+
+
+def _open_locked(path: Path, context: ExitStack) -> tuple[SafeFolder, FolderLock]:
+    """Open a folder, made with its parents if it is missing, and lock it. Raises as `StoreWriter`."""
+    for attempt in count(1):
+        folder = context.enter_context(SafeFolder.make(path))
+        _check_files(folder)
+        try:
+            return folder, context.enter_context(FolderLock(folder))
+        except FileNotFoundError:  # another `check_folder` has made and removed the folder
+            if attempt == MOST_ATTEMPTS:
+                raise
+    raise AssertionError
 
 
 def _check_files(folder: SafeFolder) -> None:

@@ -1,1 +1,1 @@
-"""Backends, where envs live; engine and vector envs import `backend` (the seam) and the backends themselves."""
+"""Backends: where the envs of a vector env live."""

@@ -1,4 +1,4 @@
-"""Backend: the seam between the engine and the place where envs live."""
+"""`Backend`: the interface between the engine and the place where envs live."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""DummyBackend: all envs in this process, one after the other."""
+"""`DummyBackend`: step all envs in this process, one after the other."""
 
 from __future__ import annotations
 

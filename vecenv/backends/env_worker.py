@@ -1,4 +1,4 @@
-"""EnvWorkerBackend: workers that the user defines, one for each env, with the interface of tianshou's EnvWorker."""
+"""`EnvWorkerBackend`: step envs through user-defined workers with the interface of tianshou's `EnvWorker`."""
 
 from __future__ import annotations
 

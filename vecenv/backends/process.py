@@ -1,4 +1,4 @@
-"""ProcessBackend: blocks of envs in worker processes. It has a worker pool, and a transport for the rounds.
+"""`ProcessBackend`: step envs in worker processes, through a worker pool and a transport.
 
     engine -- send, wait, take, call --> ProcessBackend: results, extras, calls, losses
                                            |-- Transport    how a round and its answer travel (Subproc, Shmem)

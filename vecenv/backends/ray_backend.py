@@ -1,4 +1,4 @@
-"""RayBackend: workers that are actors of Ray. On the driver's node they share its arena, elsewhere calls carry rounds.
+"""`RayBackend`: step envs in Ray actors, through shared memory on the driver's node and calls elsewhere.
 
 driver --+-- shared arena, wakeups (as Shmem)       actors on the driver's node: no call of Ray in a round
          |

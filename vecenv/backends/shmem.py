@@ -1,4 +1,4 @@
-"""ShmemBackend: worker processes that write into an arena in shared memory.
+"""`ShmemBackend`: step envs in worker processes that write results into shared memory.
 
     parent                                        worker
     ------                                        ------

@@ -1,4 +1,4 @@
-"""SubprocBackend: worker processes that exchange arrays through their channel, one message per worker and round."""
+"""`SubprocBackend`: step envs in worker processes that send one message per round over a socket."""
 
 from __future__ import annotations
 

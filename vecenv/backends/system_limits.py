@@ -1,4 +1,4 @@
-"""Limits of this process: CPUs, memory and file descriptors."""
+"""Read the limits of this process: CPUs, memory, file descriptors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""ThreadBackend: blocks of envs in threads of this process, for envs that wait or release the interpreter lock.
+"""`ThreadBackend`: step envs in threads, for envs that wait or release the interpreter lock.
 
     engine -- send, call --> work queue of a block --> BlockThread: its EnvHost writes into an arena of its own
     engine <-- wait, take -- the arena of the batch <- copies its rows there, wakes the caller if its wait is over

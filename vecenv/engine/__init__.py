@@ -1,1 +1,1 @@
-"""The machinery of a vector env; vector envs, facades and collectors may import all of it."""
+"""Engine of a vector env: rounds, ids, results, failures."""

@@ -1,4 +1,4 @@
-"""Batches of actions: converted once for all envs, whatever array library they come from.
+"""Convert a batch of actions of any array library, once for all envs.
 
 `batch_actions` casts them to the dtype of the action space; `given_actions` leaves each in its own type.
 """
@@ -12,7 +12,7 @@ import numpy as np
 
 from vecenv import nest
 from vecenv.backends.host.row_writer import cast_exactly
-from vecenv.backends.memory.arena import Leaf
+from vecenv.backends.memory.arena import Leaf, ObjectLeaf, merge_trees, space_tree
 from vecenv.nest import tensor_on_host
 
 
@@ -27,11 +27,14 @@ class Actions:
 
     def __init__(self, layout: Any, spaces: Sequence[Any], takes_objects: bool, checks: bool) -> None:
         self._layout, self._spaces, self._takes_objects, self._checks = layout, spaces, takes_objects, checks
+        self._form = merge_trees([space_tree(space, "action") for space in spaces], "action")
         self.casts = True
 
     def batch(self, action: Any, ids: Sequence[int], resets: np.ndarray | None) -> Any:
         """`batch_actions`, or `given_actions`, of `action`; those of the rows `resets` (a mask) are not checked."""
         casts = self.casts or not self._takes_objects
+        if self._layout is None and is_tree_of_batches(action, self._form):
+            action = _rows_of_tree(action, ids, self._form)
         batch = batch_actions(action, ids, self._layout) if casts or self._checks else None
         if self._checks:
             self._check(batch, ids, resets)
@@ -52,32 +55,57 @@ def batch_actions(action: Any, ids: Sequence[int], layout: Any) -> Any:
     """`action` as a tree of arrays (k, *shape) of the dtypes of the action space, whose leaves are `layout`; or, where
     it does not fit such a tree, as a list of k objects.
 
-    For Dict and Tuple spaces, `action` is a dict of batches, or a sequence of one dict or tuple an env. Integers are
-    cast where they keep their value; floats for an integer space must be whole numbers (else TypeError). Floats are
-    cast between float types. ValueError if there are not k rows, or for numbers of another shape than the space's,
-    where () and (1,) are the same. What is no number, or a value that the dtype of the space cannot hold, becomes an
-    object: the env decides.
+    For Dict and Tuple spaces, `action` is a tree of batches (see `is_tree_of_batches`), or a sequence of one dict or
+    tuple per env. Integers are cast where they keep their value; floats for an integer space must be whole numbers
+    (else TypeError). Floats are cast between float types. ValueError if there are not k rows, or for numbers of another
+    shape than the space's, where () and (1,) are the same. What is no number, or a value that the dtype of the space
+    cannot hold, becomes an object: the env decides.
     """
     if layout.__class__ is Leaf:
         return _array(action, ids, layout)
     action = on_host(action)
-    rows = None if isinstance(action, Mapping) else _as_rows(action, ids)
+    rows = None if is_tree_of_batches(action, layout) else _as_rows(action, ids)
     batch = None if layout is None else _tree(action if rows is None else rows, ids, layout, _array, rows is not None)
     if batch is None:
-        return _as_rows(action, ids) if rows is None else rows
+        return _rows_of_tree(action, ids, layout) if rows is None else rows
     return batch
+
+
+def is_tree_of_batches(action: Any, form: Any) -> bool:
+    """Return whether `action` is a dict or tuple of batches for a space whose tree of leaves is `form`.
+
+    A tuple may also be a sequence of one action per env. It is one if each entry has the form of `space.sample()`:
+    tuples for Tuple spaces, and dicts for Dict spaces. Lists and arrays are batches then.
+
+    >>> form = (0, 0)
+    >>> is_tree_of_batches(([1, 2], [3, 4]), form), is_tree_of_batches(((1, 3), (2, 4)), form)
+    (True, False)
+    """
+    if isinstance(action, Mapping):
+        return True
+    if not (isinstance(action, tuple) and isinstance(form, tuple) and len(action) == len(form)):
+        return False
+    return not all(_is_sample(each, form) for each in action)
+
+
+def _is_sample(action: Any, form: Any) -> bool:
+    if isinstance(form, tuple):
+        return isinstance(action, tuple) and len(action) == len(form) and all(map(_is_sample, action, form))
+    if isinstance(form, dict):
+        return _has_form(action, form) and all(_is_sample(action[key], child) for key, child in form.items())
+    return True
 
 
 def given_actions(action: Any, ids: Sequence[int], layout: Any) -> Any:
     """`action` as a tree of arrays (k, *shape) where an env gets from them what it was given, in type, dtype and shape;
     else as a list of k objects.
 
-    For Dict and Tuple spaces, `action` is a sequence of one dict or tuple an env. ValueError as by `batch_actions`.
+    `action` is as in `batch_actions`. ValueError as by `batch_actions`.
     """
     is_array = action.__class__ is np.ndarray and layout.__class__ is Leaf
     if is_array and action.dtype == layout.dtype and action.shape == (len(ids), *layout.shape):
         return action
-    rows = _as_rows(action, ids)
+    rows = _rows_of_tree(action, ids, layout) if is_tree_of_batches(action, layout) else _as_rows(action, ids)
     batch = None if layout is None else _tree(rows, ids, layout, _same_rows, by_env=True)
     return rows if batch is None else batch
 
@@ -192,21 +220,39 @@ def _numeric(array: np.ndarray) -> np.ndarray:
 
 def _as_rows(action: Any, ids: Sequence[int]) -> list[Any]:
     """One object for each env; a dict of batches is split into a dict for each env."""
+    if isinstance(action, Mapping):
+        return _rows_of_tree(action, ids, None)
     action = on_host(action)
     if isinstance(action, (str, bytes, Set)):
         raise TypeError(
             f"got the {type(action).__name__} {action!r} for envs {list(ids)}; pass a list with one action each"
         )
-    if isinstance(action, Mapping):
-        batch = nest.map(np.asarray, on_host(dict(action)))
-        leaves = list(nest.leaves(batch))
-        if not leaves:
-            raise ValueError(f"got an empty dict of actions for envs {list(ids)}; pass one action for each")
-        for leaf in leaves:
-            _check_count(leaf, ids)
-        return [nest.take(batch, j) for j in range(len(ids))]
     _check_count(action, ids)
     return list(action)
+
+
+def _rows_of_tree(action: Any, ids: Sequence[int], form: Any) -> list[Any]:
+    """Split a dict or tuple of batches into one dict or tuple per env."""
+    action = on_host(action)
+    batch = _batches(dict(action) if isinstance(action, Mapping) else action, form)
+    leaves = list(nest.leaves(batch))
+    if not leaves:
+        raise ValueError(f"got an empty {type(action).__name__} of actions for envs {list(ids)}; pass one for each env")
+    for leaf in leaves:
+        _check_count(leaf, ids)
+    return [nest.take(batch, j) for j in range(len(ids))]
+
+
+def _batches(tree: Any, form: Any) -> Any:
+    """The tree with an array in place of each batch. A batch of objects stays as it is."""
+    if isinstance(tree, dict):
+        return {key: _batches(child, form.get(key) if isinstance(form, dict) else None) for key, child in tree.items()}
+    if isinstance(form, ObjectLeaf) and isinstance(tree, (list, tuple)):
+        return nest.object_array(tree)
+    if isinstance(tree, tuple):
+        parts = form if isinstance(form, tuple) and len(form) == len(tree) else [None] * len(tree)
+        return tuple(map(_batches, tree, parts))
+    return np.asarray(tree)
 
 
 def _check_count(action: Any, ids: Sequence[int]) -> None:

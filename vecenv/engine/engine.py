@@ -1,4 +1,4 @@
-"""Engine: runs rounds of operations on the envs of a backend, and keeps their state.
+"""`Engine`: run rounds of operations on the envs of a backend.
 
 BaseVectorEnv, facades, collectors
     |  exchange / send, receive / reset / call / close
@@ -26,7 +26,7 @@ from vecenv.backends.memory.arena import Layout, Leaf, common_layout
 from vecenv.backends.memory.shared_state import free_stale_locks, holds
 from vecenv.engine import lifetime
 from vecenv.engine.actions import Actions
-from vecenv.engine.arguments import check_spaces_equal, reset_arguments, reset_rows
+from vecenv.engine.arguments import as_autoreset, check_spaces_equal, reset_arguments, reset_rows
 from vecenv.engine.env_calls import EnvCalls
 from vecenv.engine.lifetime import Lifetime
 from vecenv.engine.mark import Mark, is_one_call, sets_mark
@@ -34,6 +34,7 @@ from vecenv.engine.recovery import Recovery
 from vecenv.engine.results import Results, Statistics
 from vecenv.engine.status import EnvStatus
 from vecenv.errors import ClosedError, ConcurrentCallError
+from vecenv.spaces import separate_generators
 
 NO_ARGUMENTS: dict[str, Any] = {}
 HOLD_MEMORY = ["arena", "results", "recovery", "status", "calls", "backend"]
@@ -103,6 +104,7 @@ class Engine:
         self._lifetime = Lifetime(self, self.backend, self._name, warns)
         try:
             self.reports = self.backend.start(env_fns, num_workers, self.is_async)
+            separate_generators([report.action_space for report in self.reports])
             if check_spaces:
                 check_spaces_equal(self.reports)
             layout = common_layout([r.observation_space for r in self.reports], [r.action_space for r in self.reports])
@@ -132,7 +134,7 @@ class Engine:
             waited = self.backend.wait(self.status.all_answered, None)
             taken = self.backend.take(None)
             results, ids = self.results, self.all_ids
-            if taken is not NOTHING_BESIDES or not plain:
+            if taken is not NOTHING_BESIDES or not plain or results.checks_scalars:
                 taken = results.settle(None, ids, taken)
             rows = results.own_rows(None, taken) if own else results.rows(None, ids, taken)
             seconds, statistics = perf_counter() - begin, self.statistics
@@ -256,7 +258,9 @@ class Engine:
         )
         ops: Any = opcodes.STEP
         encoded: Mapping[int, Any] = NO_ARGUMENTS  # type: ignore[assignment]
-        resets = None if reset is None else reset_rows(ids, reset, self.env_num)
+        resets, chosen = (None, []) if reset is None else reset_rows(ids, reset, self.env_num)
+        if autoreset is not False:
+            autoreset = as_autoreset(autoreset, self.env_num if ids is None else len(ids))
         if not plain:
             self.check_open()
             if self._saw_end:
@@ -273,8 +277,8 @@ class Engine:
             if autoreset is not True or self._seeded or not self.autoresets:
                 self._seed_next(... if ids is None else ids, autoreset)
         args: dict[int, dict[str, Any]] = NO_ARGUMENTS  # type: ignore[assignment]
-        if resets is not None and len(rows := resets.nonzero()[0]):
-            args = reset_arguments((rows if ids is None else ids[rows]).tolist(), kwargs)
+        if resets is not None and chosen:
+            args = reset_arguments(chosen, kwargs)
             encoded = {**encoded, **args} if kwargs else {i: encoded[i] for i in encoded if i not in args}
             ops = np.where(resets, np.uint8(opcodes.RESET_KWARGS if kwargs else opcodes.RESET), np.uint8(ops))
         elif kwargs:
@@ -329,7 +333,7 @@ class Engine:
         if ids is not None:
             self.statistics.left_out += self.env_num - len(ids)
         if self._absorbs:
-            self.recovery.keep_rows(ids)
+            self.recovery.keep_rows(ids, ops)
             if self.recovery.errors:
                 ids, ops = self.recovery.answer_failed(np.arange(self.env_num) if ids is None else ids, ops)
                 encoded = {i: encoded[i] for i in ids.tolist() if i in encoded}

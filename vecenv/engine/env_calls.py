@@ -1,4 +1,4 @@
-"""Operations on envs besides steps and resets, and properties of a vector env that its engine has."""
+"""Operations on envs besides step and reset: attributes, methods, frames, states."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The beginning and end of engines: lazy ones before they start; close() by the user, at deletion or at exit."""
+"""Start engines lazily, and close them by call, at deletion or at exit."""
 
 from __future__ import annotations
 

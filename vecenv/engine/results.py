@@ -1,4 +1,4 @@
-"""Results of rounds: batches for the caller made from rows of the arena, the failures among them, and counters."""
+"""Build the caller's batches from rows of the arena, and count steps and failures."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ import numpy as np
 
 from vecenv import nest
 from vecenv.backends.backend import NOTHING_BESIDES, Taken, WorkerInfo
+from vecenv.backends.host.env_access import own_copy
 from vecenv.backends.host.failure import capture
-from vecenv.backends.host.row_writer import Extra, wrong_reward_shape
+from vecenv.backends.host.row_writer import NOTHING, Extra, wrong_reward_shape
 from vecenv.backends.memory.arena import Arena, Layout, ObjectLeaf
 from vecenv.engine.recovery import Recovery
 from vecenv.engine.status import EnvStatus
@@ -59,10 +60,14 @@ class Results:
         """The arrays that a batch of all envs copies, if observations are one array of numbers, and so are rewards."""
         if copy and self._single is not None and not self._objects:
             self._whole = self._single, arena.reward, arena.terminated, arena.truncated
-        self._reward_shape: tuple[int, ...] = ()
-        """The shape of the reward of every env: that of the first vector, else ()."""
+        self._reward_shape: tuple[int, ...] | None = None
+        """Shape of the reward of every env. The first step decides."""
+        self.checks_scalars = True
+        """True if a scalar reward may be wrong, so that `settle` has to see every round."""
         self._row_shape: tuple[int, ...] | None = None
         self._ragged = False
+        self.repeats_objects = recovery.absorbs
+        """True if rows are also returned of envs that did not answer, so that the caller gets copies of objects."""
         self.own_ids: dict[int, Any] = {}
         """By env id: what envs themselves had put under "env_id", which holds the id in infos of the last batch."""
 
@@ -87,12 +92,15 @@ class Results:
             return self._rows(self._single, ids)
         if self.splits:
             ids_list = self._all if ids is None else ids.tolist()
-            return nest.object_array([nest.map(partial(_row, i=i), self._arena.obs) for i in ids_list])
+            row = partial(_row, owns_objects=self.repeats_objects)
+            return nest.object_array([nest.map(partial(row, i=i), self._arena.obs) for i in ids_list])
         if self._unspaced:
             return self._stack_if_even(self._rows(self._arena.obs, ids))
         return nest.map(lambda leaf: self._rows(leaf, ids), self._arena.obs)
 
     def _rows(self, leaf: np.ndarray, ids: np.ndarray | None) -> np.ndarray:
+        if leaf.dtype == object and self.repeats_objects:
+            return own_objects(leaf if ids is None else leaf[ids])
         if ids is not None:
             return leaf[ids]
         return leaf.copy() if self.copies else leaf
@@ -118,26 +126,30 @@ class Results:
                 vectors[row] = vector
         return vectors
 
-    def _check_rewards(self, asked: Sequence[int], extras: dict[int, Extra]) -> None:
-        """Turn rewards of another shape than those of the other envs into failures of their envs.
+    def _wrong_rewards(self, asked: Sequence[int], extras: Mapping[int, Extra], unstepped: Any) -> dict[int, Extra]:
+        """Return a failure for each env whose reward differs in shape from the rewards of the first step.
 
-        Workers check the rows of their own block; this is for envs of different workers. A 0 beside vectors passes,
-        because the row may be that of a reset.
+        Only this process sees the rewards of all workers, so no worker checks shapes. `unstepped` are envs whose row is
+        not that of a step.
         """
-        shapes: dict[int, tuple[int, ...]] = {
-            i: extra.reward.shape for i, extra in extras.items() if extra.reward is not None
-        }
-        if not shapes and not self._reward_shape:
-            return
-        shapes |= {i: () for i in asked if self._arena.reward[i] and i not in shapes}
-        expected = self._reward_shape = self._reward_shape or (shapes[min(shapes)] if shapes else ())
-        if expected:
-            self._whole = None
+        if self._reward_shape == ():  # a row without an extra has a scalar
+            asked = [i for i, extra in extras.items() if extra.reward is not None]
+        shapes: dict[int, tuple[int, ...]] = {}
+        for i in asked:
+            extra = extras.get(i, NOTHING)
+            if i not in unstepped and (extra.failure is None or extra.failure.stepped):
+                shapes[i] = () if extra.reward is None else extra.reward.shape
+        if self._reward_shape is None and shapes:
+            if shape := shapes[min(shapes)]:
+                self._whole = None
+            self.checks_scalars, self._reward_shape = bool(shape), shape
+        wrong = {}
         for i, shape in shapes.items():
-            if shape != expected:
-                error = wrong_reward_shape(shape, expected)
+            if shape != self._reward_shape:
+                error = wrong_reward_shape(shape, self._reward_shape)  # type: ignore[arg-type]
                 error.env_id, error.args = i, (f"env {i}: {error.args[0]}",)
-                extras[i] = Extra(failure=capture(error, i, "step", local=True))
+                wrong[i] = Extra(failure=capture(error, i, "step", local=True))
+        return wrong
 
     def own_rows(self, ids: np.ndarray | None, taken: Taken) -> OwnStep:
         """As `rows`, with infos as the envs returned them, by env id; empty infos are left out."""
@@ -189,16 +201,19 @@ class Results:
     def settle(self, ids: np.ndarray | None, asked: list[int], taken: Taken) -> Taken:
         """The results to return; raises the first failure, with the results of the other envs in `error.partial`."""
         recovery = self._recovery
+        rows: dict[int, Extra] = {}
         if recovery.rows:
             rows = {i: recovery.rows.pop(i) for i in asked if i in recovery.rows}
             taken = taken._replace(extras={**taken.extras, **rows})
+        if (taken.extras or self.checks_scalars) and (
+            wrong := self._wrong_rewards(asked, taken.extras, {*recovery.resets, *rows})
+        ):
+            taken = taken._replace(extras={**taken.extras, **wrong})
         extras = taken.extras
         recovery.note_lost()
         failed = []
-        if extras:
-            self._check_rewards(asked, extras)
-            if any(extra.failure is not None for extra in extras.values()):
-                failed = recovery.settle(extras)
+        if extras and (rows or any(extra.failure is not None for extra in extras.values())):
+            failed = recovery.settle(extras, rows)
         if self._env_status.strict:
             self._env_status.note_ends(ids, taken, self._arena)
         if ids is None:
@@ -225,9 +240,16 @@ class Results:
         raise errors[first]
 
 
-def _row(leaf: np.ndarray, i: int) -> Any:
+def own_objects(leaf: np.ndarray) -> np.ndarray:
+    """A copy of an array, in which objects are copies too."""
+    return nest.object_array([own_copy(value) for value in leaf]) if leaf.dtype == object else leaf.copy()
+
+
+def _row(leaf: np.ndarray, i: int, owns_objects: bool = False) -> Any:
     row = leaf[i]
-    return row.copy() if isinstance(row, np.ndarray) and leaf.dtype != object else row
+    if leaf.dtype == object:
+        return own_copy(row) if owns_objects else row
+    return row.copy() if isinstance(row, np.ndarray) else row
 
 
 KEPT_ROUNDS = 1024

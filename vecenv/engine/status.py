@@ -1,4 +1,4 @@
-"""The state of envs: in flight (read from the status bytes), ready, or in a call that an interrupt ended."""
+"""Status of each env: in flight, ready, or waiting for a reset after an interrupt."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Sources of envs: import their public names from `vecenv`; each file adapts one library, imported when it is used."""
+"""Adapters for envs of other libraries. Each file adapts one library."""

@@ -1,4 +1,4 @@
-"""AgentSpaces: the agents of a PettingZoo env, their spaces, and where their action masks are.
+"""`AgentSpaces`: the agents of a PettingZoo env, their spaces, and their action masks.
 
 AgentActions checks the actions for a batch of such envs before anything is sent.
 """

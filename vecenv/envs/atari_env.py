@@ -1,4 +1,4 @@
-"""AtariVectorEnv: ALE's own vector env, in C++ threads, with what gymnasium promises of a VectorEnv."""
+"""`AtariVectorEnv`: ALE's C++ vector env, with the behaviour that gymnasium promises of a `VectorEnv`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from gymnasium.error import AlreadyPendingCallError, ClosedEnvironmentError, NoAsyncCallError, ResetNeeded
 from gymnasium.spaces import Box, Discrete
-from gymnasium.vector import AutoresetMode
+from gymnasium.vector import AutoresetMode, VectorEnv
 
 from vecenv.engine.arguments import check_count
 from vecenv.envs.gymnasium_arguments import as_autoreset_mode, as_seeds, split_options
@@ -26,7 +26,7 @@ _MAX_SEED = 2**31
 VectorStep = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, dict[str, Any]]
 
 
-class AtariVectorEnv(_AleVectorEnv):
+class AtariVectorEnv(_AleVectorEnv, VectorEnv):  # skrl looks at the direct bases alone
     """`ale_py.vector_env.AtariVectorEnv` with its arguments and speed, corrected to follow gymnasium's contract.
 
     `game` is a ROM of ale-py, which brings them all: "breakout", "Breakout" or "ALE/Breakout-v5". The other arguments

@@ -1,4 +1,4 @@
-"""DMControlEnv: a task of the DeepMind control suite as a gymnasium env.
+"""`DMControlEnv`: a task of the DeepMind control suite as a gymnasium env.
 
 The way to render with OpenGL without a display is chosen before MuJoCo's renderer is imported, which fixes it. Without
 this, on a machine without a display, that renderer picks GLFW and ends the first frame with a fatal error.
@@ -99,7 +99,8 @@ class DMControlEnv(gymnasium.Env):
 
     Where there is no display, MUJOCO_GL is set to "egl" or "osmesa", whichever the machine has, before dm_control is
     imported; a MUJOCO_GL that is set already stays. Rendering that does not work is a RuntimeError when the env is
-    made, with what to install. ImportError without dm_control: `pip install 'vecenv[dm-control]'`.
+    made, with what to install. ImportError without dm_control: `pip install 'vecenv[dmcontrol]'`,
+    on Python 3.11 or 3.12.
 
     >>> env = DMControlEnv("cartpole", "swingup", frame_skip=2)
     >>> obs, info = env.reset(seed=0)
@@ -231,9 +232,11 @@ def _load_suite() -> Any:
     try:
         from dm_control import suite
     except ImportError as error:
-        raise ImportError(
-            f"DMControlEnv needs dm_control, which cannot be imported ({error}): pip install 'vecenv[dm-control]'"
-        ) from error
+        advice = "pip install 'vecenv[dmcontrol]'"
+        if sys.version_info >= (3, 13):
+            version = f"{sys.version_info[0]}.{sys.version_info[1]}"
+            advice = f"use Python 3.12, because labmaze, which dm_control needs, has no wheel for Python {version}"
+        raise ImportError(f"DMControlEnv needs dm_control, which cannot be imported ({error}): {advice}") from error
     return suite
 
 

@@ -1,4 +1,4 @@
-"""Names of other libraries, with their first arguments.
+"""Classes with the names and first arguments that other libraries use.
 
 Of tianshou, wrappers of one env: ContinuousToDiscrete, MultiDiscreteToDiscrete, TruncatedAsTerminated. Of torchrl:
 ParallelEnv, SerialEnv and step_mdp.
@@ -30,7 +30,8 @@ NEXT = "next"
 class ContinuousToDiscrete(gymnasium.ActionWrapper, RecordConstructorArgs):
     """Offers an env with a Box action space as MultiDiscrete (as tianshou's wrapper).
 
-    In dimension i, the choices 0 .. action_per_dim[i] - 1 are evenly spaced values from its low to its high.
+    In dimension i, the choices 0 .. action_per_dim[i] - 1 are evenly spaced values from its low to its high. The env
+    gets them in tianshou's dtype: float64 if all dimensions have as many choices, else the dtype of the Box.
 
     Arguments:
         env: an env whose action space is a Box of shape (d,) with finite bounds; TypeError or ValueError otherwise.
@@ -38,7 +39,7 @@ class ContinuousToDiscrete(gymnasium.ActionWrapper, RecordConstructorArgs):
 
     >>> env = ContinuousToDiscrete(gymnasium.make("Pendulum-v1"), action_per_dim=5)
     >>> env.action_space, env.action(np.array([1]))
-    (MultiDiscrete([5]), array([-1.], dtype=float32))
+    (MultiDiscrete([5]), array([-1.]))
     """
 
     def __init__(self, env: gymnasium.Env[Any, Any], action_per_dim: int | Sequence[int]) -> None:
@@ -52,8 +53,9 @@ class ContinuousToDiscrete(gymnasium.ActionWrapper, RecordConstructorArgs):
         if not box.is_bounded():
             raise ValueError(f"ContinuousToDiscrete needs an action space with finite bounds, got {box}")
         counts = _counts(action_per_dim, box.shape[0])
-        self.mesh = [np.linspace(*bounds, dtype=box.dtype) for bounds in zip(box.low, box.high, counts, strict=True)]
-        """The values to choose from in each dimension."""
+        choices = [np.linspace(*bounds) for bounds in zip(box.low, box.high, counts, strict=True)]
+        self.mesh = np.array(choices, dtype=object)
+        """The values to choose from in each dimension: as in tianshou, Python floats if all have as many choices."""
         self.action_space = spaces.MultiDiscrete(counts)
 
     def action(self, action: Any) -> np.ndarray:
@@ -66,7 +68,8 @@ class ContinuousToDiscrete(gymnasium.ActionWrapper, RecordConstructorArgs):
             )
         if (choices < 0).any() or (choices >= counts).any():
             raise ValueError(f"action {action!r} is not in {self.action_space}")
-        return np.stack([values[choices[..., i]] for i, values in enumerate(self.mesh)], axis=-1)
+        values = [[self.mesh[i][choice] for i, choice in enumerate(row)] for row in np.atleast_2d(choices)]
+        return np.array(values if choices.ndim == 2 else values[0])
 
 
 class MultiDiscreteToDiscrete(gymnasium.ActionWrapper, RecordConstructorArgs):

@@ -1,4 +1,4 @@
-"""EnvPoolVectorEnv, and MultiThreadedEnv: an EnvPool pool as any other vector env, also by the names of torchrl."""
+"""`EnvPoolVectorEnv`: an EnvPool pool as a vector env. `MultiThreadedEnv`: the same under torchrl's name."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""flatten_agents: the agents of a ParallelVectorEnv as the rows of one gymnasium vector env."""
+"""`flatten_agents`: use each agent of a `ParallelVectorEnv` as one env of a vector env."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""from_gymnasium: a gymnasium VectorEnv with the interface of every other vector env of ours."""
+"""`from_gymnasium`: use a gymnasium `VectorEnv` as a vector env of vecenv."""
 
 from __future__ import annotations
 

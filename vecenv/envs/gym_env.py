@@ -1,4 +1,4 @@
-"""GymEnv: a gymnasium env by its name; and its wrappers for steps of several frames and observations in pixels."""
+"""`GymEnv`: a gymnasium env by its id, with frame skip and pixel observations."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The arguments of gymnasium's vector API: autoreset modes, seeds for n envs, options that may name some of them."""
+"""Arguments of gymnasium's vector API: autoreset modes, seeds, options with a reset mask."""
 
 from __future__ import annotations
 

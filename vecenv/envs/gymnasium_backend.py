@@ -1,4 +1,4 @@
-"""GymnasiumBackend: carries rounds to a `gymnasium.vector.VectorEnv`, which steps all its envs together.
+"""`GymnasiumBackend`: run rounds on a `gymnasium.vector.VectorEnv`, which steps all its envs together.
 
     a round of steps --> envs.step(actions)
 
@@ -72,7 +72,7 @@ class NativeBackend(Backend):
                 raise ValueError(
                     f"the action for env {i} is {payload!r}, which does not fit {self.known['action_space']}"
                 )
-            given = {name for name, value in payload.items() if name != "options" or value is not None}
+            given = {name for name, value in payload.items() if name != "options" or value}
             if unknown := sorted(given.difference(self.resets_with)):
                 raise TypeError(
                     f"the reset of {self.name} takes nothing but {' and '.join(self.resets_with)}, got {unknown}"

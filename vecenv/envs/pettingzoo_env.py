@@ -1,4 +1,4 @@
-"""PettingZoo envs as envs of gymnasium's form: PettingZooEnv, and rows with all agents in one Dict observation.
+"""PettingZoo envs with gymnasium's interface: `PettingZooEnv`, and one Dict observation for all agents.
 
 The workers of ParallelVectorEnv and AECVectorEnv host these. A row of the batch is
 

@@ -1,4 +1,4 @@
-"""ParallelVectorEnv and AECVectorEnv: batches of PettingZoo envs, simultaneous and turn-based."""
+"""`ParallelVectorEnv` and `AECVectorEnv`: batches of simultaneous and turn-based PettingZoo envs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""PoolBackend: carries rounds to an EnvPool pool, whose envs are C++ in threads of this process.
+"""`PoolBackend`: run rounds on an EnvPool pool, whose envs are C++ in threads of this process.
 
     round --> pool._reset (envs in mid-episode), pool._send (all others) --> pool._recv --> rows of the arena
 

@@ -1,1 +1,1 @@
-"""Other vector APIs over the engine: import the facades from `vecenv`, and from their files here only inside vecenv."""
+"""Facades: the vector APIs of other libraries on top of the engine."""

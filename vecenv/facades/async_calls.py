@@ -1,4 +1,4 @@
-"""AsyncCalls: the methods of a gymnasium VectorEnv besides reset and step: pending call, attributes, close."""
+"""`AsyncCalls`: the methods of a gymnasium `VectorEnv` besides step and reset."""
 
 from __future__ import annotations
 
@@ -16,6 +16,8 @@ from vecenv.base import BaseVectorEnv
 from vecenv.wrappers import VectorEnvWrapper
 
 RESET, STEP, CALL = "reset", "step", "call"
+AnyVectorEnv = VectorEnv[Any, Any, np.ndarray]
+"""Gymnasium's class. Classes that users get name it as a direct base, because skrl looks at the direct bases alone."""
 
 
 def as_deadline(timeout: Any) -> float | None:
@@ -28,7 +30,7 @@ def as_deadline(timeout: Any) -> float | None:
     return time.monotonic() + float(timeout)
 
 
-class AsyncCalls(VectorEnv[Any, Any, np.ndarray]):
+class AsyncCalls(AnyVectorEnv):
     """Used through GymnasiumVectorEnv only.
 
     At most one call is pending: `x_async` was called and `x_wait` not yet, or it timed out. Anything else is refused

@@ -1,4 +1,4 @@
-"""Batched spaces: the spaces of a gymnasium VectorEnv, and actions and observations in their form.
+"""Batch the spaces of a gymnasium `VectorEnv`, and convert actions and observations to that form.
 
 All but arrays goes through gymnasium's own functions (`batch_space`, `iterate`, `create_empty_array`, `concatenate`),
 because users register their spaces with these.

@@ -1,4 +1,4 @@
-"""Driver: steps a vector env for a facade: by its engine unless that bypasses a wrapper, else by its methods.
+"""`Driver`: step a vector env for a facade, through the engine or through the wrappers around it.
 
 Episodes: which envs of a facade have finished theirs, the seed of each, and the latest observations.
 """
@@ -16,7 +16,7 @@ from gymnasium.vector import AutoresetMode
 from vecenv import nest
 from vecenv.base import BaseVectorEnv, engine_of, overrides_nothing
 from vecenv.engine.arguments import check_options, next_seed
-from vecenv.engine.results import OwnStep, Step
+from vecenv.engine.results import OwnStep, Step, own_objects
 from vecenv.wrappers import VectorEnvWrapper, resets_in_step
 
 Restore = Callable[[Any], Any]
@@ -35,14 +35,19 @@ class Driver:
 
     From now on its envs get actions in the types that the caller passes, as in the libraries of the facades.
 
+    Steps are copied if the vector env returns views, because a reset in a second round would write over them. `copy`
+    False leaves the observations as views.
+
     `engine` is that of the vector env where no wrapper or subclass comes before it, else None.
     """
 
-    def __init__(self, venv: Any) -> None:
-        self._venv = venv
+    def __init__(self, venv: Any, copy: bool = True) -> None:
+        self._venv, self._copies_obs = venv, copy
         self.engine = engine_of(venv)
         if (engine := getattr(venv, "engine", None)) is not None:  # also below wrappers
             engine.actions.casts = False
+        self.has_views = engine is not None and not engine.results.copies
+        """True if the vector env returns views of its arena."""
         self.autoresets = resets_in_step(venv)
         """True if a step may reset envs whose episode it ends."""
         self._receives = overrides_nothing(venv, "recv")
@@ -51,15 +56,21 @@ class Driver:
     def step(self, actions: Any, autoreset: bool) -> OwnStep:
         """Step all envs."""
         if self.engine is not None:
-            return self.engine.exchange(actions, None, autoreset, own=True)
+            return self.exchange(actions, None, autoreset)
         step = self._venv.step(actions, autoreset=True) if autoreset else self._venv.step(actions)
         return self._own(self._ids, step)
+
+    def exchange(self, actions: Any, reset: Any, autoreset: bool) -> OwnStep:
+        """Run a round of all envs by the engine."""
+        engine: Any = self.engine
+        step: OwnStep = engine.exchange(actions, reset, autoreset, own=True)
+        return self._copied(step) if self.has_views else step
 
     def receive(self, ids: Sequence[int]) -> OwnStep:
         """Receive the batch of `recv`, which is of `ids`."""
         if self._receives:  # without an info for each env
             own: OwnStep = self._venv.engine.receive(own=True)
-            return own
+            return self._copied(own) if self.has_views else own
         return self._own(ids, self._venv.recv())
 
     def reset(self, ids: Sequence[int] | None, **kwargs: Any) -> tuple[Any, list[dict[str, Any]]]:
@@ -72,7 +83,13 @@ class Driver:
     def _own(self, ids: Sequence[int], step: Step) -> OwnStep:
         *columns, infos = step
         self._restore_infos(ids, infos.tolist())
-        return *columns, {i: info for i, info in zip(ids, infos, strict=True) if info}
+        own: OwnStep = *columns, {i: info for i, info in zip(ids, infos, strict=True) if info}
+        return self._copied(own) if self.has_views else own
+
+    def _copied(self, step: OwnStep) -> OwnStep:
+        obs, rew, terminated, truncated, infos = step
+        obs = nest.map(np.copy, obs) if self._copies_obs else obs
+        return obs, rew.copy(), terminated.copy(), truncated.copy(), infos
 
     def _restore_infos(self, ids: Sequence[int], infos: Sequence[dict[str, Any]]) -> None:
         """Take the `env_id` that the engine added out of the infos of the envs `ids`."""
@@ -114,6 +131,8 @@ class Episodes:
         self._keeps = isinstance(venv, VectorEnvWrapper)
         """True if observations are kept here: a wrapper may have changed those in the arena of the engine."""
         self._kept: Any = None
+        if (engine := getattr(venv, "engine", None)) is not None:
+            engine.results.repeats_objects = True  # by `latest_obs`
 
     def note_all(self, over: np.ndarray, obs: Any) -> None:
         """Note a step of all envs: the mask `over` of those whose episodes ended, and the observations."""
@@ -133,11 +152,11 @@ class Episodes:
         if self._kept is None:
             n = len(self.over)
             self._kept = nest.map(lambda leaf: np.zeros((n, *leaf.shape[1:]), leaf.dtype), obs)
-        nest.put(self._kept, ids, obs)
+        nest.put(self._kept, ids, nest.map(lambda leaf: own_objects(leaf) if leaf.dtype == object else leaf, obs))
 
     def latest_obs(self) -> Any:
         """The observations of all envs, a copy unless the vector env returns views."""
-        return nest.map(np.copy, self._kept) if self._keeps else self._venv.engine.results.obs(None, {})
+        return nest.map(own_objects, self._kept) if self._keeps else self._venv.engine.results.obs(None, {})
 
     def seeds_for(self, ids: Sequence[int], given: Sequence[int | None] | None = None) -> dict[str, list[int | None]]:
         """The `seed` argument, if any, for a reset of these envs; `begin` makes it the seed of the episode."""

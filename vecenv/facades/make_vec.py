@@ -1,4 +1,4 @@
-"""Gymnasium's ways to make a VectorEnv: make_vec, which takes the id of an env, SyncVectorEnv and AsyncVectorEnv.
+"""`make_vec`, `SyncVectorEnv` and `AsyncVectorEnv`, with gymnasium's arguments.
 
 make_vec is also reachable by `gym.make_vec` and whatever calls it, through the `vector_entry_point` of a spec, a string
 that names this module and the id:
@@ -22,6 +22,7 @@ from gymnasium.vector import AutoresetMode
 from vecenv.base import BaseVectorEnv
 from vecenv.engine.arguments import check_count, check_env_fns, option_meant
 from vecenv.envs.gym_env import find_spec
+from vecenv.facades.async_calls import AnyVectorEnv
 from vecenv.facades.driver import check_facade_options
 from vecenv.facades.to_gymnasium import GymnasiumVectorEnv, check_arguments
 from vecenv.tuning.auto_backend import ONLY_PROCESSES, make_auto
@@ -62,7 +63,7 @@ class _OwningVectorEnv(GymnasiumVectorEnv):
             raise
 
 
-class SyncVectorEnv(_OwningVectorEnv):
+class SyncVectorEnv(_OwningVectorEnv, AnyVectorEnv):
     """All envs in this process, one after the other: `gymnasium.vector.SyncVectorEnv` with its arguments.
 
     Besides those, as keywords: `final_info_format`, `seed_episodes` and `random_initial_steps` of GymnasiumVectorEnv,
@@ -87,7 +88,7 @@ class SyncVectorEnv(_OwningVectorEnv):
         return self.venv.envs
 
 
-class AsyncVectorEnv(_OwningVectorEnv):
+class AsyncVectorEnv(_OwningVectorEnv, AnyVectorEnv):
     """Envs in worker processes: `gymnasium.vector.AsyncVectorEnv` with its arguments.
 
     A worker hosts a block of envs, as many workers as CPUs by default. The arguments in which that matters:
@@ -139,13 +140,13 @@ class AsyncVectorEnv(_OwningVectorEnv):
         self._open(kind, fns, {**options, "context": context}, **arguments)
 
 
-class ThreadedVectorEnv(_OwningVectorEnv):
+class ThreadedVectorEnv(_OwningVectorEnv, AnyVectorEnv):
     """Envs in threads of this process, with the arguments of SyncVectorEnv and the options of ThreadVectorEnv."""
 
     _kind = ThreadVectorEnv
 
 
-class ActorVectorEnv(_OwningVectorEnv):
+class ActorVectorEnv(_OwningVectorEnv, AnyVectorEnv):
     """Envs in actors of Ray, with the arguments of SyncVectorEnv and the options of RayVectorEnv."""
 
     _kind = RayVectorEnv

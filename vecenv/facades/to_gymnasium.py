@@ -1,4 +1,4 @@
-"""To gymnasium: vector envs as `gymnasium.vector.VectorEnv`, with autoreset, dicts of infos and the async calls."""
+"""`GymnasiumVectorEnv`: a vector env with the interface of `gymnasium.vector.VectorEnv`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from vecenv.engine.lifetime import NotStarted
 from vecenv.engine.results import OwnStep
 from vecenv.envs.gymnasium_arguments import as_autoreset_mode, as_seeds, split_options
 from vecenv.errors import Partial
-from vecenv.facades.async_calls import RESET, STEP, AsyncCalls, as_deadline
+from vecenv.facades.async_calls import RESET, STEP, AnyVectorEnv, AsyncCalls, as_deadline
 from vecenv.facades.batched_spaces import (
     action_spaces,
     check_observation_mode,
@@ -55,7 +55,7 @@ def check_arguments(
         raise ValueError(f"random_initial_steps must be an integer of at least 0, got {steps!r}")
 
 
-class GymnasiumVectorEnv(AsyncCalls):
+class GymnasiumVectorEnv(AsyncCalls, AnyVectorEnv):
     """Any vector env of ours as a `gymnasium.vector.VectorEnv` (the contract of gymnasium 1.4's AsyncVectorEnv).
 
         envs = GymnasiumVectorEnv(ShmemVectorEnv(env_fns, num_workers=4))
@@ -114,7 +114,7 @@ class GymnasiumVectorEnv(AsyncCalls):
         )
         self.action_space, self.single_action_space = action_spaces(venv.action_space)
         self.venv = venv  # from here on `close` closes it: nothing is refused any more
-        self._driver = Driver(venv)
+        self._driver = Driver(venv, copy)
         self._final_as_list = final_info_format == "list"
         self._random_initial_steps = random_initial_steps
         self._takes_arrays = takes_arrays(self.action_space, self.single_action_space)
@@ -125,7 +125,6 @@ class GymnasiumVectorEnv(AsyncCalls):
         self._one_round = (
             self.autoreset_mode is AutoresetMode.SAME_STEP and not seed_episodes and self._driver.autoresets
         )
-        self._has_views = not venv.engine.results.copies
         self._episodes = Episodes(venv, seed_episodes)
         own_halves = all(
             getattr(type(self), name) is getattr(GymnasiumVectorEnv, name) for name in ("step_async", "step_wait")
@@ -182,7 +181,10 @@ class GymnasiumVectorEnv(AsyncCalls):
             except BaseException as error:
                 self._give_up(error)
                 raise
-        return self._joined(self._owned(self._episodes.latest_obs())), batch_infos(infos, self.num_envs)
+        obs = self._episodes.latest_obs()
+        if self.copy and self._driver.has_views:
+            obs = nest.map(np.copy, obs)
+        return self._joined(obs), batch_infos(infos, self.num_envs)
 
     # Step.
 
@@ -199,13 +201,12 @@ class GymnasiumVectorEnv(AsyncCalls):
             self._begin("step_async")
             if actions.__class__ is not np.ndarray or not actions.ndim:
                 actions = split_actions(actions, self.action_space, self.single_action_space, True)
-            engine: Any = self._driver.engine
             try:
-                step = engine.exchange(actions, episodes.over if episodes.ended else None, self._one_round, own=True)
+                step = self._driver.exchange(actions, episodes.over if episodes.ended else None, self._one_round)
             except BaseException as error:
                 self._give_up(error)
                 raise
-            return self._results(self._as_copies(step) if self._has_views else step, None)
+            return self._results(step, None)
         try:
             self.step_async(actions)
             return self.step_wait()
@@ -303,12 +304,7 @@ class GymnasiumVectorEnv(AsyncCalls):
                 self._give_up(error)
             raise
         self._pending = None
-        return self._as_copies(step) if self._has_views else step
-
-    def _as_copies(self, step: OwnStep) -> OwnStep:
-        """Copy a step that the engine returned as views; only observations may be returned as views."""
-        obs, rew, terminated, truncated, infos = step
-        return self._owned(obs), rew.copy(), terminated.copy(), truncated.copy(), infos
+        return step
 
     def _is_waiting(self) -> bool:
         return not self.venv.is_closed and bool(self.venv.waiting_id)
@@ -333,9 +329,6 @@ class GymnasiumVectorEnv(AsyncCalls):
             whole = Partial(np.arange(self.num_envs), obs, rew, terminated, truncated, info)
             error.partial = whole  # type: ignore[attr-defined]
         self._pending = self._ended = None
-
-    def _owned(self, obs: Any) -> Any:
-        return nest.map(np.copy, obs) if self.copy and self._has_views else obs
 
 
 def _render_mode(venv: Any) -> str | None:

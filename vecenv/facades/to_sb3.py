@@ -1,4 +1,4 @@
-"""SB3VecEnv: a vector env as the VecEnv that the algorithms of Stable-Baselines3 train on."""
+"""`SB3VecEnv`: a vector env with the interface of Stable-Baselines3's `VecEnv`."""
 
 from __future__ import annotations
 
@@ -69,7 +69,6 @@ class SB3VecEnv(VecEnv):
         # bypass: it is stepped in `step_wait`.
         self._has_own_step = engine is None
         self._one_round = self._driver.autoresets
-        self._owns_obs = engine is not None and engine.results.copies
         self._has_own_halves = all(
             getattr(type(self), name) is getattr(SB3VecEnv, name) for name in ("step_async", "step_wait")
         )
@@ -138,7 +137,7 @@ class SB3VecEnv(VecEnv):
         infos = list(map(dict.copy, self._plain_infos))  # without a Python loop over envs
         for i, info in env_infos.items():
             infos[i] = {**info, "TimeLimit.truncated": False}
-        if not self._owns_obs:
+        if self._driver.engine is None:  # a wrapper may return views
             obs = nest.map(_own, obs)
         if dones.any():
             self._end_episodes((obs, rewards, terminated, truncated, env_infos), dones.nonzero()[0].tolist(), infos)

@@ -1,4 +1,4 @@
-"""Vector infos: the infos of n envs as one dict of arrays with masks, as gymnasium's VectorEnv returns them."""
+"""Convert infos of n envs to one dict of arrays with masks, as gymnasium's `VectorEnv` returns them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tools for tests of vector envs: envs that name themselves or misbehave, gates that hold them, and the contract.
+"""Test tools for vector envs: envs that misbehave, gates that hold envs, and the contract.
 
 Import all of it from here.
 

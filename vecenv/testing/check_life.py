@@ -1,4 +1,4 @@
-"""Checks of the life of envs, also after mistakes and errors, and of all calls but those that step them."""
+"""Contract checks of start, calls, errors and close."""
 
 from __future__ import annotations
 

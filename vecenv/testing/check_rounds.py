@@ -1,4 +1,4 @@
-"""Checks of rounds: steps and resets alone, mixed and while others are in flight, and the batches that come back."""
+"""Contract checks of steps and resets: alone, mixed, and while other envs are in flight."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The contract of a vector env as a list of checks that anyone can run on a backend of their own.
+"""The contract of a vector env: a list of checks that anyone can run on a new backend.
 
 Each check opens a fresh vector env of CountingEnvs, drives it, and compares every row with what the same envs do when
 they are called one by one in this process.

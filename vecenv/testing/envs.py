@@ -1,4 +1,4 @@
-"""Envs for tests: CountingEnv, whose observations say which and when they are, and small ones that misbehave.
+"""Envs for tests: `CountingEnv`, whose observations name the env and the step, and envs that misbehave.
 
 Gates hold envs in the middle of a step, and let them go on in the order that a test wants, without any sleep.
 """

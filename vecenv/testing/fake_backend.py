@@ -1,4 +1,4 @@
-"""FakeBackend: the seam between engine and envs in its smallest form, to test without processes."""
+"""`FakeBackend`: the smallest backend, to test the engine without processes."""
 
 from __future__ import annotations
 

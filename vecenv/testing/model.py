@@ -1,4 +1,4 @@
-"""The model that checks compare a vector env with: the same envs, called one by one in the process of the test."""
+"""Reference model for the contract checks: call the same envs one by one in the test's process."""
 
 from __future__ import annotations
 

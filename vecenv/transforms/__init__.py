@@ -1,4 +1,4 @@
-"""Import transforms, TransformedEnv and TransformedVectorEnv from here, and the files only inside vecenv.
+"""Transforms of observations, rewards and actions: in the worker, in the parent, or on tensors.
 
 docs/guides/transforms.md says where each can be.
 """

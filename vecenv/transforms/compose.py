@@ -1,4 +1,4 @@
-"""Compose: several transforms in a row; and HasTransforms, for envs that have such a row."""
+"""`Compose`: apply several transforms in order."""
 
 from __future__ import annotations
 

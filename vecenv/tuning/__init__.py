@@ -1,3 +1,1 @@
-"""Import `tune`, `TuneResult` and `TuneRow` from `vecenv`, and `auto_vector_env` from `auto_backend`: which vector env
-is the fastest for some envs, measured or (backend="auto") predicted.
-"""
+"""Find the fastest vector env: `tune` measures all backends, and `auto_vector_env` predicts from one env."""

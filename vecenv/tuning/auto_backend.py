@@ -1,4 +1,4 @@
-"""backend="auto": envs in this process or in worker processes, whichever is faster for them.
+"""`backend="auto"`: choose between envs in this process and envs in worker processes.
 
 One env is stepped in a worker for a moment, where neither a crash nor a hang of it reaches the program, and the time of
 a round is predicted from its cost. Predictions are rough; `vecenv.tune` measures, where they are not hopeless.

@@ -1,4 +1,4 @@
-"""tune: measure which vector env is the fastest for one's envs, in a loop in which the caller computes between rounds.
+"""`tune`: measure the speed of each vector env in a loop that computes between rounds.
 
 cost of one env (auto_backend)  ->  candidates, without those that cannot win
 open all, some rounds each  ->  those that fail become rows with the reason

@@ -1,4 +1,4 @@
-"""`export`: a data set in the format of another tool, written completely or not at all."""
+"""`export`: write a data set in the format of another tool, completely or not at all."""
 
 from __future__ import annotations
 

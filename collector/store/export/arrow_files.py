@@ -1,4 +1,4 @@
-"""Exports as Parquet files: the plain one, and LeRobot's format, version 3.
+"""Export to Parquet: plain Parquet files, or the LeRobot format, version 3.
 
 The plain one has two files: steps.parquet with a row an observation, and episodes.parquet. LeRobot's has data and
 episodes in Parquet, pictures as PNG in them, and the rest in meta/.

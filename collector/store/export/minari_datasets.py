@@ -1,4 +1,4 @@
-"""Data sets of Minari: written, and read back."""
+"""Export to Minari."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ try:
     from minari.data_collector.episode_buffer import EpisodeBuffer
     from minari.dataset.minari_storage import MinariStorage
 except ImportError as error:
-    raise ImportError("Minari is missing: pip install vecenv[export], with Python 3.11 or later") from error
+    raise ImportError("Minari is missing: pip install 'vecenv[export]'") from error
 
 _ID = re.compile(r"[\w-]{2,}/[\w-]+-v\d+", re.ASCII)
 

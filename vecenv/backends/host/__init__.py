@@ -1,1 +1,1 @@
-"""Runs a block of envs, wherever it lives; backends and workers may import all of it, and `env_access` envs too."""
+"""Run a block of envs, in whichever process the block lives."""

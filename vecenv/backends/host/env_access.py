@@ -1,4 +1,4 @@
-"""Access to one env besides step and reset: layers, attributes, seeds, frames, states; and copies of what passes."""
+"""Access one env beyond step and reset: wrappers, attributes, seeds, frames, saved states."""
 
 from __future__ import annotations
 

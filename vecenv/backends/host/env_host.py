@@ -1,4 +1,4 @@
-"""EnvHost: runs all operations of a block of envs, in this process, a thread or a worker.
+"""`EnvHost`: run all operations on a block of envs. Every backend uses this class.
 
 It never raises for what an env does: a failure is returned as an `Extra`, so that the other envs of a round continue.
 """

@@ -1,4 +1,4 @@
-"""A failure on its way to the caller: what a host reports when an env raised, in strings that any process can read.
+"""`Failure`: describe an env's exception in strings that any process can read.
 
 The exception itself travels only when it was seen to survive pickling in the worker; text is never used as a format
 template.
@@ -42,15 +42,13 @@ class Failure:
         """The exception to raise in the caller's process: the env's own class, or EnvStepError."""
         error = self.error or self._rebuilt() or self.as_step_error()
         where = f"env {self.env_id}, {self.op}()" + ("" if pid is None else f", worker pid {pid}")
-        # Python 3.10 does not print notes.
-        trace = self.trace if hasattr(error, "add_note") else f"{where}\n{self.trace}"
         try:
             error.partial = None  # type: ignore[attr-defined]
             if self.error is None:
-                error.__cause__ = RemoteTraceback(trace)
+                error.__cause__ = RemoteTraceback(self.trace)
         except Exception:  # a class that takes no attributes could not carry the results of the others
             error = self.as_step_error()
-            error.__cause__ = self.error or RemoteTraceback(trace)
+            error.__cause__ = self.error or RemoteTraceback(self.trace)
         add_note(error, where)
         if isinstance(error, VectorEnvError):
             error.env_id, error.op, error.pid = self.env_id, self.op, pid
@@ -138,13 +136,7 @@ def _blob(error: Exception) -> bytes | None:
 
 
 def add_note(error: BaseException, note: str) -> None:
-    """`error.add_note(note)`, once, also on Python 3.10, and also where the class forbids it."""
-    if note in getattr(error, "__notes__", ()):
-        return
-    try:
-        if hasattr(error, "add_note"):
+    """Call `error.add_note(note)` unless the error has this note, or its class forbids notes."""
+    if note not in getattr(error, "__notes__", ()):
+        with contextlib.suppress(Exception):
             error.add_note(note)
-        else:
-            error.__notes__ = [*getattr(error, "__notes__", ()), note]
-    except Exception:
-        pass

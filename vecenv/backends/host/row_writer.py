@@ -1,4 +1,4 @@
-"""RowWriter: checks what an env returned and writes it into the env's row of the arena.
+"""`RowWriter`: check the values that an env returned, and write them into the env's row of the arena.
 
 The one place that decides which observations, rewards, flags and infos are accepted, for every backend.
 """
@@ -85,12 +85,10 @@ class RowWriter:
             _compile(layout.obs, space_tree(space, "obs"), nest.take(block.obs, slice(j, j + 1)), keep)
             for j, space in enumerate(spaces)
         ]
-        self._reward_shape: tuple[int, ...] | None = None
-        # What `EnvHost.run` needs to write the row of a well-behaved env by itself. The dtype is None, and nothing
-        # fits, where an observation is not one array, and until rewards have been seen to be numbers.
+        # `EnvHost.run` writes the row of a well-behaved env with these attributes. If an observation is not one array,
+        # the dtype is None, so that no observation fits.
         leaf = layout.obs if isinstance(layout.obs, Leaf) and layout.obs.shape else None
-        self._leaf = leaf
-        self.dtype: np.dtype | None = None
+        self.dtype = None if leaf is None else leaf.dtype
         self.shape = None if leaf is None else leaf.shape
         self.obs_rows: list[Any] = [None] * len(spaces) if leaf is None else list(block.obs)
         self.reward: Any = block.reward.data
@@ -106,12 +104,10 @@ class RowWriter:
         self._put[j](obs, objects)
         vector = None
         if reward.__class__ not in REWARDS:
-            reward, vector = _odd_reward(reward)
-        if (shape := () if vector is None else vector.shape) != self._reward_shape:
-            self._learn_reward_shape(shape)
+            reward, vector = odd_reward(reward)
         self.reward[j] = reward
-        self.terminated[j] = terminated if terminated.__class__ in FLAGS else _odd_flag("terminated", terminated)
-        self.truncated[j] = truncated if truncated.__class__ in FLAGS else _odd_flag("truncated", truncated)
+        self.terminated[j] = terminated if terminated.__class__ in FLAGS else odd_flag("terminated", terminated)
+        self.truncated[j] = truncated if truncated.__class__ in FLAGS else odd_flag("truncated", truncated)
         if info.__class__ is not dict:
             info = _odd_info("step", info)
         if info or objects is not None or vector is not None:
@@ -142,15 +138,6 @@ class RowWriter:
             info = _odd_info("reset", info)
         return Extra(self.own(info) or None, objects) if info or objects is not None else None
 
-    def _learn_reward_shape(self, shape: tuple[int, ...]) -> None:
-        """The first step of the block decides on the shape of its rewards, also after one that differed."""
-        if self._reward_shape is not None:
-            expected, self._reward_shape, self.dtype = self._reward_shape, None, None
-            raise wrong_reward_shape(shape, expected)
-        self._reward_shape = shape
-        if self._leaf is not None and shape == ():
-            self.dtype = self._leaf.dtype
-
 
 def wrong_reward_shape(shape: tuple[int, ...], expected: tuple[int, ...]) -> EnvContractError:
     """The error of an env whose rewards differ in shape from those of the others."""
@@ -160,8 +147,8 @@ def wrong_reward_shape(shape: tuple[int, ...], expected: tuple[int, ...]) -> Env
     )
 
 
-def _odd_reward(reward: Any) -> tuple[float, np.ndarray | None]:
-    """The reward as (scalar, vector or None), for all that is not a plain number."""
+def odd_reward(reward: Any) -> tuple[float, np.ndarray | None]:
+    """Return the reward as (scalar, vector or None), for all that is not a plain number."""
     try:
         array = np.asarray(reward)
     except Exception:  # ragged, or a tensor that cannot be read here
@@ -222,12 +209,17 @@ def _dict_put(children: dict[Any, Put], own: Any) -> Put:
                 f"{_path(own)} is a {type(obs).__name__}, expected a dict with the keys {list(keys)}"
             )
         if obs.keys() != keys:
-            missing, extra = [k for k in keys if k not in obs], [k for k in obs if k not in keys]
-            raise ObservationError(f"{_path(own)} has the wrong keys: missing {missing}, not in the space {extra}")
+            raise wrong_keys(obs, own)
         for key, child in children.items():
             child(obs[key], objects)
 
     return put
+
+
+def wrong_keys(obs: Mapping[Any, Any], own: Mapping[Any, Any]) -> ObservationError:
+    """The error of a dict whose keys differ from the keys of its space, whose leaves are `own`."""
+    missing, extra = [k for k in own if k not in obs], [k for k in obs if k not in own]
+    return ObservationError(f"{_path(own)} has the wrong keys: missing {missing}, not in the space {extra}")
 
 
 def _tuple_put(children: list[Put], own: Any) -> Put:
@@ -330,7 +322,8 @@ def _as_tuple(result: Any, length: int, op: str, form: str) -> tuple[Any, ...]:
     )
 
 
-def _odd_flag(name: str, flag: Any) -> bool:
+def odd_flag(name: str, flag: Any) -> bool:
+    """Return the flag as a bool; EnvContractError for one that is neither true nor false."""
     if isinstance(flag, (int, float)) or hasattr(flag, "__array__"):
         array = np.asarray(flag)
         if array.size == 1 and array.dtype.kind in "biuf" and array.reshape(()) in (0, 1):

@@ -1,1 +1,1 @@
-"""Messages between the parent and its workers; memory, backends and workers import it, and all may use `opcodes`."""
+"""Communication between the parent and its workers: messages, status bytes, wakeups."""

@@ -1,4 +1,4 @@
-"""Channel: framed messages between the parent and one worker, over one end of a socket pair.
+"""`Channel`: send framed messages between the parent and one worker over a socket pair.
 
     frame = length u64 | kind u8 | number u64 | payload
 

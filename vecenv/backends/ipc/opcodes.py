@@ -1,4 +1,4 @@
-"""Status bytes: one byte for each env, in the arena: the operation requested of the env, or that it has answered.
+"""Opcodes: the values of an env's status byte, which say what the env must do or that it is done.
 
 A status byte has one writer at a time: the parent writes an opcode over IDLE, the host writes DONE over the opcode.
 """

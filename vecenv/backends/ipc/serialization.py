@@ -1,4 +1,4 @@
-"""Pickling for other processes: plainly, by value (what the main script defines), or beside file descriptors."""
+"""Pickle objects for other processes, also objects of the main script and file descriptors."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def dumps_by_value(value: Any) -> bytes:
     classes with a `functools.cached_property`.
     """
     with io.BytesIO() as file:
-        _Pickler(file).dump(value)
+        ByValuePickler(file).dump(value)
         return file.getvalue()
 
 
@@ -86,7 +86,7 @@ def _is_importable(function: Any) -> bool:
     return found is function
 
 
-class _Pickler(cloudpickle.Pickler):
+class ByValuePickler(cloudpickle.Pickler):
     dispatch_table = ChainMap(
         {_CachedFunction: _reduce_cached_function, functools.cached_property: _reduce_cached_property},
         cloudpickle.Pickler.dispatch_table,

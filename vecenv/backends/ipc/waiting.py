@@ -1,4 +1,4 @@
-"""SpinWait: looks for something for a moment before its process sleeps. Wakeup: wakes a process that sleeps.
+"""`SpinWait` looks for a change for a moment before its process sleeps. `Wakeup` wakes a sleeping process.
 
 No system call is made to wake a process that is awake. The sleeper sets a flag in shared memory *before* its last check
 for data; the waker writes data *before* it reads the flag. A fence on both sides keeps these orders, so no wakeup is

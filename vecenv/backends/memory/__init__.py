@@ -1,1 +1,1 @@
-"""The memory of a batch: arena, infos, shared memory and its control page; all layers above may import it."""
+"""Memory of a batch: arena, rows of infos, shared memory."""

@@ -1,4 +1,4 @@
-"""The arena: one contiguous array for each leaf of the batch, all in one block of memory that may be shared.
+"""`Arena`: one array per leaf of the batch, all in one block of memory that processes can share.
 
 status      (n,)  uint8     what each env is asked to do, or that it has answered (see `opcodes`)
 reward      (n,)  float64

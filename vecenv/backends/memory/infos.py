@@ -1,4 +1,4 @@
-"""Infos of numbers and small arrays as bytes in rows of the arena, one value after the other, without gaps.
+"""Encode infos of numbers and small arrays as bytes in rows of the arena.
 
     number of the schema u8 | value | value | ...
 

@@ -1,4 +1,4 @@
-"""Memory that processes can share: files without a name, reserved before they are used, and the control page."""
+"""Allocate memory that processes share, and the control page of a pool of workers."""
 
 from __future__ import annotations
 

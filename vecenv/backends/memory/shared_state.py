@@ -1,4 +1,4 @@
-"""SharedState: named arrays that several envs update, in one process or in many; each update is whole or absent.
+"""`SharedState`: named arrays that envs in several processes update. Each update is complete or absent.
 
     header   one byte: which of the two buffers is the current one; the pid of the holder of the lock
     buffer 0 the arrays, one after the other
@@ -78,7 +78,7 @@ class Stateful(Protocol):
 
 
 class _Hold:
-    """What this thread does with a lock, recorded before it does so. `frame`: the frame that makes the update."""
+    """Record of how a thread takes and gives back a lock. `frame`: the frame that makes the update."""
 
     def __init__(self, lock: ProcessLock, frame: FrameType) -> None:
         self.lock, self.at = lock, frame.f_lasti

@@ -1,1 +1,1 @@
-"""The parent's side of workers, processes or threads; only backends import it; `extending` has `release_pool`."""
+"""Start, watch, restart and end workers, from the parent's side."""

@@ -1,4 +1,4 @@
-"""Workers that are actors of Ray: their pool, its handle of one, and frames that travel as calls."""
+"""Pool of workers that are Ray actors, and the handle of one actor."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Threads of OpenMP and OpenBLAS in this process, which spin on CPUs that workers need.
+"""Keep threads of OpenMP and OpenBLAS in this process from spinning on CPUs that workers need.
 
 After each parallel operation the threads of libgomp (torch) spin for milliseconds, and those of OpenBLAS (numpy, scipy)
 for about 20, in case another one follows. OpenMP 5.0 can end the idle threads of the calling thread's pool; the next

@@ -1,4 +1,4 @@
-"""WorkerHandle: the parent's side of one worker, and of those that replace it."""
+"""`WorkerHandle`: the parent's side of one worker, which survives the worker's restarts."""
 
 from __future__ import annotations
 

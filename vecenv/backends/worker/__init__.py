@@ -1,1 +1,1 @@
-"""The child's side: the life of a worker; backends and the pool import it to start workers and to serve them."""
+"""The worker's side: life of a worker process, and the rounds that it serves."""

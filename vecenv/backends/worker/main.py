@@ -1,4 +1,4 @@
-"""The life of a worker process: bootstrap, construct the envs, serve rounds, close.
+"""`main` of a worker process: set up, build the envs, serve rounds, close.
 
 Whatever happens to the parent, the worker does not outlive it: a thread waits for the parent's end, and the kernel
 kills the worker if its own starter ends (for envs that hold the interpreter lock); where the kernel cannot, the

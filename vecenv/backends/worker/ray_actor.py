@@ -1,4 +1,4 @@
-"""EnvActor: the actor of Ray that hosts a block of envs, in one of two ways.
+"""`EnvActor`: the Ray actor that hosts a block of envs.
 
 driver                                   actor
 ------                                   -----

@@ -1,4 +1,4 @@
-"""RoundServer: the worker's side of rounds and calls, whichever way they travel. BlockRounds: its rounds of envs.
+"""`RoundServer`: serve rounds and calls in a worker, over any transport.
 
 BlockingMeter: detects envs that wait more than they compute, which should not share a worker.
 """

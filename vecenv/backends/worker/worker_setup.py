@@ -1,4 +1,4 @@
-"""Everything that a worker is started with: its arguments, its surroundings, the seeds of its random generators."""
+"""`WorkerSetup`: everything that a worker gets at its start: envs, options, environment, seeds."""
 
 from __future__ import annotations
 
@@ -9,14 +9,17 @@ import os
 import pickle
 import random
 import sys
+import warnings
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import gymnasium
 import numpy as np
 
 from vecenv.backends.ipc.serialization import Descriptor, dumps_by_value, loads_by_value
+from vecenv.backends.ipc.used_modules import dumps_and_modules
 from vecenv.backends.memory.shared_state import SharedState
 from vecenv.portability import allow_cpus
 
@@ -40,14 +43,40 @@ class WorkerSetup:
         """Give this process the environment variables, the affinity and the registry of the program."""
         sys.path += [path for path in self.paths if path not in sys.path]
         if self.environ is not None:
-            for name in os.environ.keys() - self.environ.keys():
-                del os.environ[name]
-            os.environ.update(self.environ)
+            set_environment(self.environ)
         if self.affinity is not None:
             allow_cpus(0, self.affinity)
-        for blob in self.registered:
-            spec = loads_by_value(blob)
-            gymnasium.registry[spec.id] = spec
+        if self.registered:
+            self._register()
+
+    def _register(self) -> None:
+        """Register the program's envs, and keep them registered as the program has them.
+
+        The import of a package of envs may come later. It registers the same ids again: no reason for a warning here.
+        """
+        specs = {spec.id: spec for spec in map(loads_by_value, self.registered)}
+        warnings.filterwarnings("ignore", f".*{OVERRIDING}")
+        gymnasium.registry.update(specs)
+        self.env_fns = [partial(_call_registered, env_fn, specs) for env_fn in self.env_fns]
+
+
+def set_environment(environ: dict[str, str]) -> None:
+    """Give this process these environment variables, and no others."""
+    for name in os.environ.keys() - environ.keys():
+        del os.environ[name]
+    os.environ.update(environ)
+
+
+OVERRIDING = "Overriding environment .* already in registry"
+"""Warning of gymnasium if an id is registered again."""
+
+
+def _call_registered(env_fn: Any, specs: dict[str, Any]) -> Any:
+    """Call an env_fn, whose modules are imported, while these specs are registered."""
+    if isinstance(env_fn, PickledEnvFn):
+        env_fn = env_fn.load()
+    gymnasium.registry.update(specs)
+    return env_fn()
 
 
 @dataclass
@@ -55,15 +84,22 @@ class PickledEnvFn:
     """An env_fn that is unpickled when it is called, so that a failure is the failure of its env."""
 
     blob: bytes
+    modules: frozenset[str] = frozenset()
+    """The modules that it needs and that take long to import."""
+
+    def load(self) -> Callable[[], Any]:
+        """The env_fn; its modules are imported."""
+        return loads_by_value(self.blob)
 
     def __call__(self) -> Any:
-        return loads_by_value(self.blob)()
+        return self.load()()
 
 
 def pickle_env_fn(i: int, env_fn: Callable[[], Any]) -> PickledEnvFn:
     """TypeError if `env_fn` cannot be pickled."""
     try:
-        return PickledEnvFn(dumps_by_value(env_fn))
+        blob, modules = dumps_and_modules(env_fn)
+        return PickledEnvFn(blob, frozenset(modules))
     except Exception as error:
         raise TypeError(
             f"env_fns[{i}] cannot be sent to a worker: {type(error).__name__}: {error}. "

@@ -1,0 +1,436 @@
+"""The engine against a plain loop over the same envs: every operation of a vector env, in random order."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from functools import partial
+from typing import Any
+
+import numpy as np
+from hypothesis import strategies as st
+from hypothesis.stateful import initialize, invariant, rule
+
+from tests.fuzz.driver import Program
+from tests.fuzz.envs import ACTIONS, SPACES, Died, Scripted, assert_same, draw, objects, stacked
+from vecenv import (
+    DummyVectorEnv,
+    EnvContractError,
+    EnvStepError,
+    ObservationError,
+    ShmemVectorEnv,
+    SubprocVectorEnv,
+    ThreadVectorEnv,
+    VectorEnvError,
+    WorkerDiedError,
+)
+
+BACKENDS = [DummyVectorEnv, ThreadVectorEnv, ShmemVectorEnv, SubprocVectorEnv]
+ERRORS: dict[str, Any] = {
+    "raise": KeyError,
+    "short": EnvContractError,
+    "misfit": ObservationError,
+    "unpicklable": EnvStepError,
+    "die": WorkerDiedError,
+}
+N = 5
+"""Most envs of a program. Draws depend on no answer of the vector env: the order in which envs return is random."""
+SMALL = st.integers(0, 99)
+IDS = st.lists(st.integers(0, N - 1), unique=True)
+SEEDS = st.lists(st.none() | SMALL, min_size=N, max_size=N)
+FORM = st.sampled_from(["list", "array", "mask", "none"])
+ROUND = {
+    "action": SMALL,
+    "reset": st.none() | IDS,
+    "autoreset": st.sampled_from([False, False, True]) | st.lists(st.integers(-1, 50), min_size=N, max_size=N),
+    "form": FORM,
+}
+FAULTS = st.dictionaries(
+    st.tuples(st.sampled_from(["step", "reset"]), st.integers(1, 11)), st.sampled_from(list(ERRORS)), max_size=3
+).filter(lambda faults: faults.get(("reset", 1)) != "die")  # no new worker would help
+
+
+class Failed:
+    """The failure of an env in the oracle; `row`: of the step that ended the episode, if the reset after it failed."""
+
+    def __init__(self, error: Any, row: Any = None) -> None:
+        self.error, self.row = error, row
+
+
+class Fuzz(Program):
+    """`envs` are the oracle. `flying` has the rows of the envs in flight, in the order in which they were sent."""
+
+    @initialize(
+        backend=st.sampled_from(BACKENDS),
+        n=st.integers(1, N),
+        workers=st.integers(1, N),
+        space=st.sampled_from(list(SPACES)),
+        actions=st.sampled_from(list(ACTIONS)),
+        rewards=st.sampled_from(["float", "int", "float32", "vector"]),
+        restarts=st.booleans(),
+        strict=st.booleans(),
+        copy=st.sampled_from([True, True, False]),
+        faults=st.lists(FAULTS, min_size=N, max_size=N),
+        wait_num=st.sampled_from([None, None, None, *range(1, N + 1)]),
+        timeout=st.sampled_from([None, None, 1e-3]),
+    )
+    def make(
+        self, backend: Any, n: int, workers: int, faults: Any, wait_num: Any, timeout: Any, **options: Any
+    ) -> None:
+        self.n, self.space, self.actions = n, options.pop("space"), options.pop("actions")
+        self.rewards, self.restarts = options.pop("rewards"), options.pop("restarts")
+        self.strict, self.copy = options["strict"], options["copy"]
+        self.remote, workers = backend in (ShmemVectorEnv, SubprocVectorEnv), min(workers, n)
+        impossible = {"misfit"} if self.space in ("text", "sequence") else set()
+        if not self.remote or workers < n:
+            impossible.add("die")  # would take the other envs of the worker with it
+        self.settings = [
+            {
+                "space": self.space,
+                "actions": self.actions,
+                "rewards": self.rewards,
+                "faults": {place: kind for place, kind in each.items() if kind not in impossible},
+            }
+            for each in faults
+        ]
+        options |= {"on_error": "restart" if self.restarts else "raise", "max_restarts": 10**6}
+        options |= {} if backend is DummyVectorEnv else {"num_workers": workers}
+        options |= {"wait_num": min(wait_num or n, n), "timeout": timeout}
+        self.wait_num = options["wait_num"]
+        self.is_async = self.wait_num < n or timeout is not None
+        self.envs = [self.oracle(i) for i in range(n)]
+        self.flying: dict[int, Any] = {}
+        self.errors: dict[int, Any] = {}
+        self.needs_reset = set(range(n))
+        self.last: dict[int, Any] = {}
+        self.kept: list[tuple[Any, Any]] = []
+        self.venv = backend([partial(Scripted, i, **self.settings[i]) for i in range(n)], **options)
+        self.reset_all(list(range(n)), {"seed": 0})
+
+    def close(self) -> None:
+        with warnings.catch_warnings(action="ignore", category=RuntimeWarning):  # workers that have died
+            if hasattr(self, "venv"):
+                self.venv.close()
+
+    def oracle(self, i: int) -> Scripted:
+        return Scripted(i, **self.settings[i], is_oracle=True)
+
+    # The oracle.
+
+    def call_oracle(self, i: int, op: str, *args: Any, **kwargs: Any) -> Any:
+        """(obs, reward, terminated, truncated, info) of an operation, or Failed."""
+        env = self.envs[i]
+        try:
+            result = getattr(env, op)(*args, **kwargs)
+        except Died:
+            self.envs[i] = self.oracle(i)
+            return Failed("die")
+        except Exception as error:
+            return Failed("unpicklable" if self.remote and type(error) is not KeyError else error)
+        if len(result) == 3:
+            return Failed("short")
+        obs, *middle, info = result
+        if type(obs) is object:
+            return Failed("misfit")
+        row = (obs, *(middle or (0.0, False, False)), info)
+        if middle and self.rewards == "vector":
+            row = (obs, np.asarray(middle[0], np.float64), *middle[1:], info)
+        return row
+
+    def one_reset(self, i: int, **kwargs: Any) -> Any:
+        while isinstance(row := self.call_oracle(i, "reset", **kwargs), Failed) and self.restarts:
+            pass
+        return row
+
+    def one_step(self, i: int, action: Any, seed: int | None) -> Any:
+        """`seed`: of a reset in the round of the last step, -1: without one, None: no reset."""
+        if i in self.errors:
+            return self.cut_off(i, self.errors[i])
+        row = self.call_oracle(i, "step", action)
+        if isinstance(row, Failed):
+            return self.cut_off(i, row) if self.restarts else row
+        if seed is None or not (row[2] or row[3]):
+            return row
+        first = self.call_oracle(i, "reset", **({} if seed < 0 else {"seed": seed}))
+        if isinstance(first, Failed):
+            return Failed(first.error, row)
+        return (first[0], *row[1:4], {**first[4], "final_obs": row[0], "final_info": row[4]})
+
+    def cut_off(self, i: int, failed: Failed) -> Any:
+        self.errors[i] = failed
+        return self.last[i], 0.0, False, True, {"restarted": True, "error": ...}
+
+    def settle(self, rows: dict[int, Any]) -> tuple[dict[int, Any], list[int]]:
+        """Note what these rows mean for the next calls; returns the rows that arrive, and the envs that failed."""
+        arrived, failed = {}, []
+        for i, row in rows.items():
+            if isinstance(row, Failed):
+                failed.append(i)
+                self.errors[i], row = row, row.row
+                if row is None:
+                    continue
+            arrived[i] = row
+            self.last[i] = row[0]
+            if (row[2] or row[3]) and "final_obs" not in row[4]:
+                self.needs_reset.add(i)
+            else:
+                self.needs_reset.discard(i)
+        return arrived, failed
+
+    def compare(self, batch: Any, rows: dict[int, Any], kept: bool = True) -> None:
+        """The batch (of a reset: obs and info) has these rows."""
+        infos = [{**row[4], "env_id": i} for i, row in rows.items()]
+        obs, *middle, info = batch
+        for got, want in zip(info, infos, strict=True):
+            if "final_obs" in want:  # scalars may come as arrays
+                ends = [stacked(SPACES[self.space], [each["final_obs"]]) for each in (got, want)]
+                assert_same(*ends, "final_obs")
+                want["final_obs"] = got["final_obs"]
+        texts = [each.get("error") for each in info]
+        infos = [{**want, "error": text} if "error" in want else want for want, text in zip(infos, texts, strict=True)]
+        vector = self.rewards == "vector"
+        values = list(rows.values())
+        assert_same(info, objects(infos), "info")
+        assert_same(obs, stacked(SPACES[self.space], [row[0] for row in values]), "obs")
+        if middle:
+            rewards = np.array([np.broadcast_to(row[1], (2,)) if vector else row[1] for row in values], np.float64)
+            if vector and middle[0].ndim == 1:
+                assert not rewards.any(), "rewards are no vectors"  # nobody has returned one yet
+                rewards = rewards[:, 0]
+            assert_same(middle[0], rewards, "reward")
+            assert_same(middle[1], np.array([row[2] for row in values], bool), "terminated")
+            assert_same(middle[2], np.array([row[3] for row in values], bool), "truncated")
+        if kept and (self.copy or len(rows) < self.n):
+            self.kept = [*self.kept[-3:], (batch, copy.deepcopy(batch))]
+
+    def arrive(self, rows: dict[int, Any], call: Any) -> None:
+        """The call returns these rows, or raises the failure of the first env with the rows of the others."""
+        rows, failed = self.settle(rows)
+        if failed:
+            self.raises(min(failed), call, rows)
+        else:
+            self.compare(call(), rows)
+
+    def raises(self, i: int, call: Any, rows: dict[int, Any] | None = None) -> None:
+        expected = self.errors[i].error
+        kind = ERRORS[expected] if isinstance(expected, str) else type(expected)
+        error = self.refused(kind, call)
+        assert isinstance(expected, str) or str(error) == str(expected), f"{error!r}, expected {expected!r}"
+        if isinstance(error, VectorEnvError):
+            assert error.env_id == i, f"the error is of env {error.env_id}, expected {i}"
+        if rows:
+            assert error.partial.env_id.tolist() == list(rows), f"{error.partial} has not the rows {list(rows)}"
+            self.compare(error.partial[1:], rows, kept=False)
+        else:
+            assert error.partial is None, f"{error.partial!r}, expected no rows"
+
+    def refused(self, kind: Any, call: Any) -> Any:
+        """The error of this kind that the call raises."""
+        try:
+            result = call()
+        except kind as error:
+            return error
+        raise AssertionError(f"expected {kind}, and the call returned {result!r}")
+
+    # The operations.
+
+    @property
+    def idle(self) -> list[int]:
+        return [i for i in range(self.n) if i not in self.flying]
+
+    def steppable(self) -> list[int]:
+        stuck = set() if self.restarts else set(self.errors)
+        return [i for i in self.idle if i not in stuck and not (self.strict and i in self.needs_reset)]
+
+    def as_argument(self, ids: list[int], form: str) -> Any:
+        """These ids as an argument; a mask and None have an order of their own."""
+        if form == "mask" and ids == sorted(ids):
+            return np.isin(np.arange(self.n), ids)
+        if form == "none" and ids == list(range(self.n)):
+            return None
+        return np.array(ids) if form == "array" else ids
+
+    def batch(self, ids: list[int], seed: int) -> tuple[list[Any], Any]:
+        """Actions of these envs as rows and as a batch."""
+        space, rng = ACTIONS[self.actions], np.random.default_rng(seed)
+        rows = [draw(space, rng) for _ in ids]
+        return rows, (stacked(space, rows) if seed % 3 or self.actions == "dict" else rows)
+
+    def round(self, ids: list[int], action: int, reset: Any, autoreset: Any, form: str) -> tuple[dict[int, Any], Any]:
+        """The rows of a round of these envs, and the arguments of `send` for it."""
+        rows, batch = self.batch(ids, action)
+        resets = None if reset is None else [i for i in reset if i in ids]
+        if self.restarts:
+            autoreset = False  # an env that failed stays failed until it is reset
+        if isinstance(autoreset, list):
+            autoreset = np.array(autoreset[: len(ids)])
+        seeds = autoreset if isinstance(autoreset, np.ndarray) else [autoreset] * len(ids)
+        for i in resets or ():
+            self.errors.pop(i, None)
+        results = {
+            i: self.one_reset(i)
+            if i in (resets or ())
+            else self.one_step(i, action, None if flag is False else -1 if flag is True else int(flag))
+            for i, action, flag in zip(ids, rows, seeds, strict=True)
+        }
+        arguments = {"action": batch, "id": self.as_argument(ids, form), "autoreset": autoreset, "reset": resets}
+        return results, arguments
+
+    def reset_all(self, ids: list[int], kwargs: dict[str, Any], argument: Any = None) -> None:
+        seed = kwargs.get("seed")
+        seeds = seed if isinstance(seed, list) else [None if seed is None else seed + i for i in ids]
+        rows = {}
+        for i, own in zip(ids, seeds, strict=True):
+            self.errors.pop(i, None)
+            rows[i] = self.one_reset(i, **{**kwargs, "seed": own})
+        self.arrive(rows, lambda: self.venv.reset(ids if argument is None else argument, **kwargs))
+
+    @rule(ids=IDS | st.just(list(range(N))), **ROUND)
+    def step(self, ids: list[int], **round: Any) -> None:
+        ids = [i for i in ids if i in self.steppable()]
+        if not ids or self.flying:
+            return
+        rows, arguments = self.round(ids, **round)
+        if self.is_async:
+            self.flying |= rows
+            self.receive(lambda: self.venv.step(**arguments))
+        else:
+            self.arrive(rows, lambda: self.venv.step(**arguments))
+
+    @rule(ids=IDS, **ROUND)
+    def send(self, ids: list[int], **round: Any) -> None:
+        if ids := [i for i in ids if i in self.steppable()]:
+            rows, arguments = self.round(ids, **round)
+            self.flying |= rows
+            self.venv.send(**arguments)
+
+    @rule(ids=IDS, seed=st.none() | SMALL)
+    def send_resets(self, ids: list[int], seed: int | None) -> None:
+        if ids := [i for i in ids if i in self.idle]:
+            for i in ids:
+                self.errors.pop(i, None)
+                self.flying[i] = self.one_reset(i, seed=None if seed is None else seed + i)
+            self.venv.send(None, reset=ids, **({} if seed is None else {"seed": seed}))
+
+    @rule()
+    def recv(self) -> None:
+        if self.flying:
+            self.receive(self.venv.recv)
+
+    def receive(self, call: Any) -> None:
+        if not self.is_async:
+            rows, self.flying = self.flying, {}
+            self.arrive(rows, call)
+            return
+        before, need = dict(self.flying), min(self.wait_num, len(self.flying))
+        if self.venv.timeout is not None:
+            need = 1
+        try:
+            batch = call()
+        except Exception as error:
+            partial_rows = getattr(error, "partial", None)
+            here = [] if partial_rows is None else partial_rows.env_id.tolist()
+            failed = [i for i in self.venv.failed_id if i in before and i not in self.venv.waiting_id]
+            returned = sorted({*here, *failed})
+            caught = error
+
+            def again() -> Any:
+                raise caught
+        else:
+            returned = [info["env_id"] for info in batch[-1]]
+
+            def again() -> Any:
+                return batch
+
+        assert len(returned) >= need, f"{len(returned)} envs returned, {need} are wanted"
+        assert returned == sorted(set(returned)), f"the rows of {returned} are not in ascending order"
+        rows = {i: self.flying.pop(i) for i in returned}
+        self.arrive(rows, again)
+
+    @rule(ids=IDS, seed=st.none() | SMALL | SEEDS, at=st.none() | SMALL, form=FORM)
+    def reset(self, ids: list[int], seed: Any, at: int | None, form: str) -> None:
+        if ids := [i for i in ids if i in self.idle]:
+            kwargs = {} if at is None else {"options": {"at": at}}
+            if seed is not None:
+                kwargs["seed"] = seed[: len(ids)] if isinstance(seed, list) else seed
+            self.reset_all(ids, kwargs, self.as_argument(ids, form))
+
+    @rule(seed=SMALL)
+    def seed(self, seed: int) -> None:
+        if self.flying or self.errors:
+            return
+        rows, failed = self.settle({i: self.one_reset(i, seed=seed + i) for i in range(self.n)})
+        if failed:
+            self.raises(min(failed), lambda: self.venv.seed(seed), rows)
+        else:
+            assert self.venv.seed(seed) == [seed + i for i in range(self.n)]
+
+    @rule(ids=IDS, value=SMALL)
+    def call(self, ids: list[int], value: int) -> None:
+        if not (ids := [i for i in ids if i in self.alive()]):
+            return
+        got = self.venv.call("echo", value, x=[value], id=ids)
+        assert_same(got, [self.envs[i].echo(value, x=[value]) for i in ids], "echo")
+        self.venv.set_env_attr("mark", value, ids)
+        for i in ids:
+            self.envs[i].mark = value
+        for name in ("mark", "t", "calls", "episode"):
+            assert_same(self.venv.get_env_attr(name, ids), [getattr(self.envs[i], name) for i in ids], name)
+
+    @rule(ids=IDS)
+    def swap_states(self, ids: list[int]) -> None:
+        if not (ids := [i for i in ids if i in self.alive()]):
+            return
+        own, targets = [self.envs[i].get_state() for i in ids], ids[1:] + ids[:1]
+        self.venv.set_state(self.venv.get_state(ids), targets)
+        for i, state in zip(targets, own, strict=True):
+            self.envs[i].set_state(state)
+            self.errors.pop(i, None)
+            self.needs_reset.discard(i)
+
+    def alive(self) -> list[int]:
+        dead = {i for i, failed in self.errors.items() if failed.error == "die"}
+        return [i for i in self.idle if i not in dead]
+
+    @rule()
+    def step_failed(self) -> None:
+        """An env that failed is refused with its old error, and no other env is stepped."""
+        wrong = [i for i in self.idle if i not in self.steppable()]
+        if not wrong:
+            return
+        _, batch = self.batch(self.idle, 1)
+        if wrong[0] in self.errors and not self.restarts:
+            self.raises(wrong[0], lambda: self.venv.send(batch, self.idle))
+        else:
+            self.refused(RuntimeError, lambda: self.venv.send(batch, self.idle))
+
+    @rule(which=st.integers(0, 8))
+    def mistake(self, which: int) -> None:
+        """A refused call changes nothing: the next operations show it."""
+        venv, idle = self.venv, self.idle
+        _, batch = self.batch(idle or [0], 1)
+        calls: list[Any] = [
+            (IndexError, lambda: venv.step(batch, self.n)),
+            (ValueError, lambda: venv.reset([0, 0])),
+            (TypeError, lambda: venv.reset("x")),
+            (ValueError, lambda: venv.reset(np.zeros(self.n, bool))),
+            (ValueError, lambda: venv.step(self.batch(range(self.n + 1), 2)[1])),
+            ((ValueError, RuntimeError), lambda: venv.reset(seed=[1] * (self.n + 1))),
+            ((ValueError, RuntimeError), lambda: venv.reset(seed=-1)),
+            ((ValueError, RuntimeError), lambda: venv.set_state([])),
+        ]
+        if not self.flying:
+            calls.append((RuntimeError, venv.recv))
+        else:
+            calls.append((RuntimeError, lambda: venv.reset(list(self.flying))))
+        self.refused(*calls[which])
+
+    @invariant()
+    def states(self) -> None:
+        if not hasattr(self, "venv"):
+            return
+        idle_failed = sorted(i for i in self.errors if i not in self.flying)
+        assert self.venv.waiting_id == sorted(self.flying), "waiting_id"
+        assert self.venv.failed_id == idle_failed, f"failed_id is {self.venv.failed_id}, expected {idle_failed}"
+        for batch, before in self.kept:
+            assert_same(tuple(batch), tuple(before), "an earlier result has changed")

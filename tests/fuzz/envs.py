@@ -1,0 +1,308 @@
+"""The env of the fuzzers, and comparisons that share no code with vecenv."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import gymnasium
+import numpy as np
+from gymnasium import spaces
+
+FAR = 2**40
+SPACES: dict[str, Any] = {
+    "floats": spaces.Box(-FAR, FAR, (3,), np.float32),
+    "doubles": spaces.Box(-FAR, FAR, (1, 1), np.float64),
+    "half": spaces.Box(-9, 9, (2, 1), np.float16),
+    "picture": spaces.Box(0, 255, (2, 3), np.uint8),
+    "image": spaces.Box(0, 255, (4, 5, 3), np.uint8),
+    "empty": spaces.Box(-1, 1, (0,), np.float32),
+    "discrete": spaces.Discrete(1000, start=-7),
+    "multi": spaces.MultiDiscrete([[9, 5], [3, 2]]),
+    "binary": spaces.MultiBinary(5),
+    "text": spaces.Text(8),
+    "sequence": spaces.Sequence(spaces.Discrete(9)),
+    "dict": spaces.Dict(
+        {
+            "b": spaces.Box(-FAR, FAR, (2,), np.int64),
+            "a": spaces.Tuple((spaces.Discrete(9), spaces.MultiBinary(3), spaces.Text(4))),
+        }
+    ),
+    "boxes": spaces.Dict({"z": spaces.Box(-FAR, FAR, (3,), np.float32), "k": spaces.Discrete(5)}),
+    "tuple": spaces.Tuple((spaces.Box(-1, 1, (2, 2), np.float32), spaces.Dict({"x": spaces.Discrete(4)}))),
+}
+ACTIONS: dict[str, Any] = {
+    "discrete": spaces.Discrete(100),
+    "box": spaces.Box(-9, 9, (2,), np.float32),
+    "scalar": spaces.Box(-9, 9, (), np.float64),
+    "multi": spaces.MultiDiscrete([5, 6, 7]),
+    "dict": spaces.Dict({"go": spaces.Discrete(5), "at": spaces.Box(-1, 1, (2,), np.float32)}),
+}
+INFOS = {}, {"t": 1, "x": 0.5}, {"at": np.arange(3)}, {"deep": {"k": [1, "a"]}, "flag": np.bool_(True)}, {"s": "text"}
+
+
+class Died(Exception):
+    """Takes the place of the end of the process, in the oracle."""
+
+
+class Unpicklable(Exception):
+    """Cannot travel between processes."""
+
+    def __init__(self, one: Any, two: Any) -> None:
+        super().__init__("cannot travel")
+
+    def __reduce__(self) -> Any:
+        raise TypeError("cannot pickle this")
+
+
+class Scripted(gymnasium.Env):
+    """Observations, rewards and infos follow from the env's id, and from all that was done to it.
+
+    `faults`: by ("step" or "reset", number of this call modulo 12), one of "raise", "short", "misfit", "unpicklable"
+    and "die". Episodes end after `2 + (id + episode) % 5` steps, in turn by termination, truncation and both.
+    """
+
+    metadata = {"render_modes": ["rgb_array"]}
+
+    def __init__(
+        self,
+        id: int,
+        space: str = "floats",
+        actions: str = "discrete",
+        rewards: str = "float",
+        faults: Mapping[tuple[str, int], str] | None = None,
+        is_oracle: bool = False,
+    ) -> None:
+        self.observation_space, self.action_space = SPACES[space], ACTIONS[actions]
+        self.id, self.rewards, self.faults, self.is_oracle = id, rewards, faults or {}, is_oracle
+        self.calls = self.episode = self.t = 0
+        self.seeded, self.options, self.mark = -1, 0, 0
+        self.received: Any = None
+        """The types of the last action."""
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
+        super().reset(seed=seed)
+        self.episode, self.t = self.episode + 1, 0
+        self.seeded = self.seeded if seed is None else seed
+        self.options = (options or {}).get("at", 0)
+        row = self._row("reset", 0)
+        return row if len(row) == 3 else (row[0], row[-1])
+
+    def step(self, action: Any) -> Any:
+        self.t += 1
+        self.received = type_of(action)
+        return self._row("step", action)
+
+    def _row(self, op: str, action: Any) -> Any:
+        self.calls += 1
+        fault = self.faults.get((op, self.calls % 12))
+        if fault == "raise":
+            raise KeyError(f"boom in {op} {self.calls}")
+        if fault == "unpicklable":
+            raise Unpicklable(1, 2)
+        if fault == "die":
+            if self.is_oracle:
+                raise Died
+            os.kill(os.getpid(), signal.SIGKILL)
+        rng = np.random.default_rng([self.id, self.episode, self.t, self.seeded + 1, self.options, self.mark])
+        over = self.t >= 2 + (self.id + self.episode) % 5
+        kind = self.episode % 3
+        obs = object() if fault == "misfit" else draw(self.observation_space, rng, number(action))
+        reward = float(rng.normal())
+        value: Any = {"float": reward, "int": int(9 * reward), "float32": np.float32(reward)}.get(self.rewards)
+        if self.rewards == "vector":
+            value = np.array([reward, self.t])
+        info = dict(INFOS[(self.calls + self.id) % len(INFOS)])
+        if fault == "short":
+            return (obs,) * 3
+        return obs, value, over and kind != 1, over and kind != 0, info
+
+    def get_state(self) -> Any:
+        return self.calls, self.episode, self.t, self.seeded, self.options, self.mark
+
+    def set_state(self, state: Any) -> None:
+        self.calls, self.episode, self.t, self.seeded, self.options, self.mark = state
+
+    def echo(self, *args: Any, **kwargs: Any) -> Any:
+        return self.id, self.t, args, kwargs
+
+    def set_mark(self, value: int) -> None:
+        self.mark = value
+
+    def render(self) -> Any:
+        return np.full((2, 2, 3), self.id, np.uint8)
+
+
+def monitored(env: Any) -> Any:
+    from stable_baselines3.common.monitor import Monitor  # imports torch, which takes seconds in a worker
+
+    return Monitor(env)
+
+
+AROUND_EACH: dict[str, Any] = {
+    "none": lambda env: env,
+    "time limit": lambda env: gymnasium.wrappers.TimeLimit(env, 3),
+    "statistics": gymnasium.wrappers.RecordEpisodeStatistics,
+    "scaled": lambda env: gymnasium.wrappers.TransformReward(env, lambda reward: 2 * reward),
+    "monitor": monitored,
+}
+
+
+def make_env(i: int, around: str = "none", **settings: Any) -> Any:
+    """Env i, with this wrapper around it."""
+    return AROUND_EACH[around](Scripted(i, **settings))
+
+
+def type_of(value: Any) -> Any:
+    """The types of all parts of an action."""
+    if isinstance(value, Mapping):
+        return {key: type_of(part) for key, part in value.items()}
+    if isinstance(value, (tuple, list)):
+        return type(value).__name__, [type_of(part) for part in value]
+    return type(value).__name__, str(getattr(value, "dtype", "")), np.shape(value)
+
+
+def number(value: Any) -> int:
+    """A number that follows from every part of an action."""
+    if isinstance(value, Mapping):
+        return sum((k + 1) * number(value[key]) for k, key in enumerate(sorted(value)))
+    if isinstance(value, (tuple, list)):
+        return sum((k + 1) * number(part) for k, part in enumerate(value))
+    flat = np.asarray(value, np.float64).ravel()
+    return int(np.round((flat * 64).dot(np.arange(1, len(flat) + 1))))
+
+
+def draw(space: Any, rng: np.random.Generator, action: int = 0) -> Any:
+    """An element of the space that follows from the generator and, in numbers, from the action."""
+    if isinstance(space, spaces.Dict):
+        return {key: draw(part, rng, action) for key, part in space.spaces.items()}
+    if isinstance(space, spaces.Tuple):
+        return tuple(draw(part, rng, action) for part in space.spaces)
+    if isinstance(space, spaces.Box):
+        if space.dtype.kind in "iu":
+            low, high = int(space.low.min(initial=0)), int(space.high.max(initial=1))
+            return (low + (rng.integers(0, 2**30, space.shape) + action) % (high - low)).astype(space.dtype)
+        values = rng.uniform(-1, 1, space.shape) + (action % 7 if space.high.max(initial=0) > 8 else 0)
+        return np.asarray(values, space.dtype)
+    if isinstance(space, spaces.Discrete):
+        return int(space.start + (rng.integers(0, 2**30) + action) % space.n)
+    if isinstance(space, spaces.MultiDiscrete):
+        return (rng.integers(0, 2**30, space.shape) % space.nvec).astype(space.dtype)
+    if isinstance(space, spaces.MultiBinary):
+        return rng.integers(0, 2, space.shape, np.int8)
+    if isinstance(space, spaces.Text):
+        return "abcdefgh"[: 1 + int(rng.integers(space.max_length))]
+    return tuple(np.int64(part) for part in rng.integers(0, 9, int(rng.integers(4))))
+
+
+def stacked(space: Any, rows: Sequence[Any]) -> Any:
+    """The batch of these rows, by a plain loop."""
+    if isinstance(space, spaces.Dict):
+        return {key: stacked(part, [row[key] for row in rows]) for key, part in space.spaces.items()}
+    if isinstance(space, spaces.Tuple):
+        return tuple(stacked(part, [row[k] for row in rows]) for k, part in enumerate(space.spaces))
+    if isinstance(space, (spaces.Text, spaces.Sequence)):
+        return objects(rows)
+    return np.stack([np.asarray(row, space.dtype) for row in rows])
+
+
+def objects(rows: Sequence[Any]) -> np.ndarray:
+    batch = np.empty(len(rows), object)
+    for j, row in enumerate(rows):
+        batch[j] = row
+    return batch
+
+
+def difference(got: Any, want: Any, at: str = "") -> str:
+    """The first difference of two trees in type, dtype, shape or bits; "" if they are equal."""
+    if isinstance(want, np.ndarray):
+        if not isinstance(got, np.ndarray) or (got.dtype, got.shape) != (want.dtype, want.shape):
+            return f"{at}: {kind_of(got)} {got!r}, expected {kind_of(want)} {want!r}"
+        if want.dtype != object:
+            return "" if got.tobytes() == want.tobytes() else f"{at}: {got!r}, expected {want!r}"
+        return difference(list(got.ravel()), list(want.ravel()), at)
+    if type(got) is not type(want) and not (isinstance(want, Mapping) and isinstance(got, Mapping)):
+        return f"{at}: {kind_of(got)} {got!r}, expected {kind_of(want)} {want!r}"
+    if isinstance(want, Mapping):
+        if list(got) != list(want) and got.keys() != want.keys():
+            return f"{at}: keys {list(got)}, expected {list(want)}"
+        pairs = [(f"{at}[{key!r}]", got[key], want[key]) for key in want]
+    elif isinstance(want, (list, tuple)):
+        if len(got) != len(want):
+            return f"{at}: {len(got)} entries {got!r}, expected {len(want)}: {want!r}"
+        pairs = [(f"{at}[{k}]", *pair) for k, pair in enumerate(zip(got, want, strict=True))]
+    else:
+        same = got == want or (got != got and want != want)
+        return "" if same else f"{at}: {got!r}, expected {want!r}"
+    return next((text for place, a, b in pairs if (text := difference(a, b, place))), "")
+
+
+def kind_of(value: Any) -> str:
+    array = isinstance(value, np.ndarray)
+    return f"{value.dtype}{value.shape}" if array else type(value).__name__
+
+
+def assert_same(got: Any, want: Any, what: str) -> None:
+    text = difference(got, want, what)
+    assert not text, text
+
+
+def transformed(env_fn: Any, makers: Sequence[Any]) -> Any:
+    """The env of `env_fn` with these transforms around it."""
+    from vecenv.transforms import Compose, TransformedEnv
+
+    return TransformedEnv(env_fn(), Compose(*(make() for make in makers)))
+
+
+def rows_of(space: Any, batch: Any, count: int) -> list[Any]:
+    """The rows of a batch, each an element of the space."""
+    if isinstance(space, spaces.Dict):
+        parts = {key: rows_of(part, batch[key], count) for key, part in space.spaces.items()}
+        return [{key: part[j] for key, part in parts.items()} for j in range(count)]
+    if isinstance(space, spaces.Tuple):
+        rows = [rows_of(part, batch[k], count) for k, part in enumerate(space.spaces)]
+        return [tuple(part[j] for part in rows) for j in range(count)]
+    return [np.asarray(row) if isinstance(space, spaces.Box) else row for row in batch]
+
+
+class Told(gymnasium.Env):
+    """Observes its id, the seed of its episode, the number of the step and the action; so a stale row shows."""
+
+    action_space = spaces.Discrete(1000)
+
+    def __init__(self, id: int, objects: bool = False) -> None:
+        numbers = spaces.Box(-(2**20), 2**20, (4,), np.float64)
+        self.observation_space: Any = numbers
+        if objects:
+            self.observation_space = spaces.Dict({"x": numbers, "text": spaces.Text(9)})
+        self.id, self.objects, self.first, self.t = id, objects, -1, 0
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        super().reset(seed=seed)
+        self.first, self.t = -1 if seed is None else seed, 0
+        return self.observe(-1), {"at": self.t}
+
+    def step(self, action: Any) -> Any:
+        self.t += 1
+        return self.observe(action), float(self.t), self.t == 4, False, {"at": self.t}
+
+    def observe(self, action: Any) -> Any:
+        numbers = np.array([self.id, self.first, self.t, action], np.float64)
+        return {"x": numbers, "text": str(self.t)} if self.objects else numbers
+
+    def get_state(self) -> Any:
+        return self.first, self.t
+
+    def set_state(self, state: Any) -> None:
+        self.first, self.t = state
+
+    def echo(self, value: Any) -> Any:
+        return self.id, value
+
+
+def normed(i: int, objects: bool = False) -> Any:
+    from vecenv import TransformedEnv, VecNorm
+
+    return TransformedEnv(Told(i), VecNorm(in_keys=["observation"], out_keys=["normed"]))
