@@ -11,8 +11,8 @@ import numpy as np
 from vecenv import nest
 from vecenv.base import BaseVectorEnv, engine_of
 from vecenv.engine.arguments import as_ids, round_envs
+from vecenv.engine.mark import INTERRUPTS
 from vecenv.engine.recovery import is_repeated
-from vecenv.engine.status import INTERRUPTS
 from vecenv.errors import Partial
 from vecenv.nest import tensor_on_host
 

@@ -171,8 +171,7 @@ class EnvWorkerBackend(Backend):
                     self.env_workers[i].send(None, **(payloads[i] if op == opcodes.RESET_KWARGS else {}))
                 else:
                     self.env_workers[i].send(payloads[i] if op == opcodes.STEP_OBJECT else actions[i])
-            except KeyboardInterrupt:  # the user's own: the engine abandons the round
-                self._answers.put(i, None)
+            except KeyboardInterrupt:  # the user's own
                 raise
             except BaseException as error:
                 self._answers.put(i, Extra(failure=self._failure(error, i)))
@@ -212,15 +211,16 @@ class EnvWorkerBackend(Backend):
     def _note_end(self, i: int, error: BaseException | None) -> None:
         """Note that the env is lost, if its worker has ended, as the error says or the worker itself."""
         worker = self.env_workers[i]
-        if i in self.lost or not (
-            isinstance(error, ENDED) or not getattr(type(worker), "is_alive", EnvWorker.is_alive)(worker)
-        ):
+        if i in self.lost or not (isinstance(error, ENDED) or not _is_alive(worker)):
             return
         reason = "" if error is None else f" ({describe(error)})"
         lost = self.lost[i] = WorkerDiedError(
             f"env {i} is lost: its worker has ended{reason}; reset({i}) makes it usable again, with a new worker."
         )
         lost.env_id, lost.env_ids = i, (i,)
+
+    def ended(self) -> list[int]:
+        return [i for i, worker in enumerate(self.env_workers) if i in self.lost or not _is_alive(worker)]
 
     def restart(self, env_id: int) -> Sequence[int]:
         old = self.env_workers[env_id]
@@ -280,6 +280,10 @@ def _made_by(make: Callable[[], Any]) -> Backend:
     if not isinstance(backend := make(), Backend):
         raise TypeError(f"backend must be a Backend or a function that makes one, got {make!r}, which made {backend!r}")
     return backend
+
+
+def _is_alive(worker: Any) -> bool:
+    return bool(getattr(type(worker), "is_alive", EnvWorker.is_alive)(worker))
 
 
 def _check_worker(worker: Any) -> None:

@@ -16,6 +16,7 @@ from vecenv.backends.backend import Backend
 from vecenv.backends.host.failure import Failure, add_note, died_failure
 from vecenv.backends.host.row_writer import Extra, Final
 from vecenv.backends.ipc import opcodes
+from vecenv.engine.mark import Mark
 from vecenv.errors import VectorEnvError
 
 WINDOW = 60.0
@@ -37,12 +38,12 @@ class Recovery:
     for the env that was running (for each env of the worker if none was), not for those that only share the worker.
     """
 
-    def __init__(self, backend: Backend, on_error: Any, max_restarts: Any) -> None:
+    def __init__(self, backend: Backend, on_error: Any, max_restarts: Any, mark: Mark) -> None:
         if on_error not in ("raise", "restart"):
             raise ValueError(f'on_error must be "raise" or "restart", got {on_error!r}')
         if isinstance(max_restarts, bool) or not isinstance(max_restarts, int) or max_restarts < 1:
             raise ValueError(f"max_restarts must be a positive integer, got {max_restarts!r}")
-        self._backend = backend
+        self._backend, self.mark = backend, mark
         self._max_restarts = max_restarts
         self._times: dict[int, deque[float]] = {}
         self.absorbs = on_error == "restart"
@@ -71,12 +72,15 @@ class Recovery:
             for i in lost:
                 self.errors[i] = self._backend.lost[i]
 
-    def note_replaced(self, i: int, same_worker: Iterable[int]) -> None:
-        """Note that env i did not return and its worker was replaced; the envs that share it need a reset too."""
-        self.restarts += 1
-        for j in same_worker:
-            text = f"env {j} was restarted because env {i}, which shares its worker, did not return"
-            self.errors.setdefault(j, VectorEnvError(f"{text}; reset({j}) makes it usable again"))
+    def note_interrupted(self, ids: Iterable[int], cause: str) -> None:
+        """Note that these envs need a reset, because an exception of the class `cause` interrupted their call."""
+        self.resets, self.rows = {}, {}
+        self.restore_rows(list(ids))
+        for i in ids:
+            self.errors[i] = VectorEnvError(
+                f"env {i} was in a call that {cause} interrupted, and its result was discarded; "
+                f"reset({i}) makes it usable again"
+            )
 
     def exception_of(self, failure: Failure) -> BaseException:
         """The exception to raise for a failure, with the pid of its worker."""
@@ -109,6 +113,7 @@ class Recovery:
                 except Exception as error:
                     if not self._may_absorb(i):
                         self._note_budget(i, error)
+                        self.mark.is_set = False
                         raise
 
     def discard_errors(self, asked: Iterable[int]) -> None:

@@ -242,6 +242,7 @@ class Results:
         errors = self._recovery.errors
         first = min(failed, key=lambda i: (getattr(errors[i], "bystander", False), i))
         errors[first].partial = partial  # type: ignore[attr-defined]
+        self._recovery.mark.is_set = False
         raise errors[first]
 
 

@@ -85,6 +85,9 @@ class NativeBackend(Backend):
     def take(self, ids: Sequence[int] | None) -> Taken:
         return self.answers.take(ids)
 
+    def resynchronise(self, deadline: float) -> None:
+        self.take(None)
+
     def call(self, ids: Sequence[int], op: str, args: Sequence[tuple[Any, ...]]) -> Call:
         try:
             if op == "get_env_attr" and args[0][0] in self.known:
@@ -184,17 +187,13 @@ class GymnasiumBackend(NativeBackend):
         asked = np.arange(self.env_num) if ids is None else ids
         steps, resets = _steps_and_resets(asked, ops)
         self.arena.status[asked] = ops  # a call from another thread finds that they are stepping
-        try:
-            if len(steps):
-                self._step(resets, autoreset=bool(np.any(np.asarray(ops) & opcodes.AUTORESET)))
-            else:
-                infos = self._begin(resets, payloads)
-                self.arena.reward[resets] = 0.0
-                self.arena.terminated[resets] = self.arena.truncated[resets] = False
-                self._answer(resets.tolist(), infos, None, {})
-        except BaseException:  # the engine abandons the round, and all its envs have to be reset
-            self.answers.take(asked.tolist())
-            raise
+        if len(steps):
+            self._step(resets, autoreset=bool(np.any(np.asarray(ops) & opcodes.AUTORESET)))
+        else:
+            infos = self._begin(resets, payloads)
+            self.arena.reward[resets] = 0.0
+            self.arena.terminated[resets] = self.arena.truncated[resets] = False
+            self._answer(resets.tolist(), infos, None, {})
         self.busy_seconds += perf_counter() - begin
 
     def _step(self, resets: np.ndarray, autoreset: bool) -> None:

@@ -65,15 +65,13 @@ class Driver:
     def exchange(self, actions: Any, reset: Any, autoreset: bool) -> OwnStep:
         """Run a round of all envs by the engine."""
         engine: Any = self.engine
-        taken = engine.exchange(actions, reset, autoreset)
-        step: OwnStep = engine.results.own_rows(None, taken)
+        step: OwnStep = engine.exchange(actions, reset, autoreset, own=True)
         return self._copied(step) if self.has_views else step
 
     def receive(self, ids: Sequence[int]) -> OwnStep:
         """Receive the batch of `recv`, which is of `ids`."""
         if self._receives:  # without an info for each env
-            rows, _, taken = self._venv.engine.receive()
-            own: OwnStep = self._venv.engine.results.own_rows(rows, taken)
+            own: OwnStep = self._venv.engine.receive(own=True)
             return self._copied(own) if self.has_views else own
         return self._own(ids, self._venv.recv())
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import select
 import signal
 import socket
 import threading
@@ -70,6 +71,7 @@ class ProcessWorker(WorkerHandle):
         args.socket = theirs
         try:
             self.process = start_process(args.method, worker_main, (args,), f"vecenv-worker-{self.index}", self.server)
+            self.alive = True
         except BaseException:  # if the process was started nevertheless, it ends when its channel closes
             self.close_ends()
             raise
@@ -79,7 +81,6 @@ class ProcessWorker(WorkerHandle):
         if args.method != "forkserver":
             # A process that an env has forked may keep the channel and the sentinel open after the worker has ended.
             self._pidfd = pidfd(self.pid)
-        self.alive = True
 
     def close_ends(self) -> None:
         """Close the parent's ends of channel and pipes without ending the worker."""
@@ -93,7 +94,6 @@ class ProcessWorker(WorkerHandle):
 
     def clean_up(self) -> None:
         # Close our ends, reap it, and kill what its envs left running.
-        self.alive = False
         self._pipes = ()  # multiprocessing closes them; the system reuses their numbers
         self.channel.close()
         self.kill_group()
@@ -101,6 +101,15 @@ class ProcessWorker(WorkerHandle):
         if self._pidfd is not None:
             pidfd, self._pidfd = self._pidfd, None
             os.close(pidfd)
+        self.alive = False
+
+    def seems_ended(self) -> bool:
+        poller = select.poll()
+        channel, *others = self.fds()
+        poller.register(channel, 0)  # nothing but the hang-up
+        for fd in others:
+            poller.register(fd, select.POLLIN)
+        return bool(poller.poll(0))
 
     def kill(self) -> None:
         self.kill_group()

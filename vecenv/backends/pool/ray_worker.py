@@ -103,6 +103,13 @@ class CallChannel:
             self.receive()
         return self.ended
 
+    def seems_ended(self) -> bool:
+        """Return whether the first call has failed, or closed the envs. Nothing is changed."""
+        first = next(iter(tuple(self._calls)), None)
+        return self.ended or (
+            first is not None and first.done() and (first.exception() is not None or first.result() is None)
+        )
+
     def close(self) -> None:
         with self._lock:
             if self._open:
@@ -181,6 +188,9 @@ class RayWorker(WorkerHandle):
     def has_ended(self, timeout: float) -> bool:
         return self._calls.await_end(timeout)
 
+    def seems_ended(self) -> bool:
+        return self._calls.seems_ended() or (self.on_this_node and bool(self._peer) and self._is_gone(0.0))
+
     def kill(self) -> None:
         ray_cluster.end_actor(self._actor)
         # What it still writes into memory that is shared would be taken for answers of the next worker.
@@ -198,10 +208,10 @@ class RayWorker(WorkerHandle):
     def clean_up(self) -> None:
         if self.alive and self.reason is None and self.problems is None:
             self._calls.await_end(CAUSE_TIMEOUT)
-        self.alive = False
         self.channel.close()
         self._calls.close()
         ray_cluster.end_actor(self._actor)
+        self.alive = False
 
     def stack(self) -> str:
         if self._peer:
