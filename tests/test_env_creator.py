@@ -26,6 +26,7 @@ from vecenv import EnvCreator, RayVectorEnv, SharedState, ShmemVectorEnv, Worker
 from vecenv.backends.memory import shared_state
 from vecenv.creator import stateful_parts
 from vecenv.testing import CountingEnv
+from vecenv.transforms import NormalizeReward, TransformedEnv, VecNorm
 
 start_methods = pytest.mark.parametrize(
     "context", ["fork", *(pytest.param(each, marks=FULL) for each in ("forkserver", "spawn"))]
@@ -378,3 +379,26 @@ def test_envs_that_are_made_to_be_measured_do_not_count() -> None:
         collector.next()
         assert collector.env.get_env_attr("env_id") == [5, 6]
     assert calls_of(creator) == 2 + 4
+
+
+@pytest.mark.parametrize(
+    "copied",
+    [
+        lambda fn: EnvCreator(fn, share_memory=False).frozen_copy(),
+        lambda fn: EnvCreator(fn).frozen_copy().unshared(),
+        lambda fn: EnvCreator(EnvCreator(fn).frozen_copy(), share_memory=False),
+        lambda fn: EnvCreator(fn).frozen_copy().make_variant(),
+    ],
+    ids=["not shared", "unshared", "nested", "variant"],
+)
+def test_no_copy_that_is_frozen_learns(copied: Any) -> None:
+    """Also of what envs do not share: the statistics of rewards."""
+    learnt = VecNorm()
+    TransformedEnv(gym.make("CartPole-v1"), learnt).reset(seed=0)
+    creator = copied(lambda: TransformedEnv(gym.make("CartPole-v1"), [learnt.clone(), NormalizeReward()]))
+    with ShmemVectorEnv([creator] * 2) as venv:
+        before = venv.call("state_dict")
+        venv.reset(seed=1)
+        venv.step([0, 1])
+        assert repr(venv.call("state_dict")) == repr(before)
+        assert before[0]["0.VecNorm"]["observation_count"] == 1, "what the env was made with"

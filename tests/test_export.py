@@ -139,7 +139,7 @@ def test_lerobot(make: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     np.testing.assert_array_equal(table["next.done"].to_pylist(), every.terminated | every.truncated)
     assert table["frame_index"].to_pylist() == every.step.tolist()
     assert table["episode_index"].to_pylist() == every.episode.tolist()
-    np.testing.assert_allclose(table["timestamp"].to_pylist(), every.step / 10)
+    np.testing.assert_allclose(table["timestamp"].to_pylist(), every.step / 10, atol=1e-6)
     episodes = parquet.read_table(out / "meta/episodes/chunk-000/file-000.parquet").to_pylist()
     assert [each["dataset_to_index"] for each in episodes] == np.cumsum(data.lengths).tolist()
     assert episodes[-1]["data/file_index"] > 1
@@ -149,8 +149,8 @@ def test_lerobot(make: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
             parquet.read_table(out / file)["episode_index"].to_pylist().count(each["episode_index"]) == each["length"]
         )
     stats = json.loads((out / "meta/stats.json").read_text())
-    np.testing.assert_allclose(stats["next.reward"]["mean"], [every.reward.mean()])
-    np.testing.assert_allclose(stats["next.reward"]["std"], [every.reward.std()])
+    np.testing.assert_allclose(stats["next.reward"]["mean"], [every.reward.mean()], atol=1e-6)
+    np.testing.assert_allclose(stats["next.reward"]["std"], [every.reward.std()], atol=1e-6)
 
 
 @each

@@ -94,10 +94,10 @@ def test_rows_are_those_of_the_same_envs_one_by_one(mode: str, form: str) -> Non
 @FULL
 def test_processes_of_gymnasium_and_those_that_reset_twice_which_are_refused() -> None:
     """Without shared memory its workers do not note that a reset was made, and make one more in the next step."""
-    envs = AsyncVectorEnv(counting(), shared_memory=False, context="fork", autoreset_mode="Disabled")
+    envs = AsyncVectorEnv(counting(), shared_memory=False, context="spawn", autoreset_mode="Disabled")
     with from_gymnasium(envs) as venv, DummyVectorEnv(counting()) as plain:
         assert_same(drive(venv, "reset"), drive(plain, "reset"))
-    envs = AsyncVectorEnv(counting(), shared_memory=False, context="fork")
+    envs = AsyncVectorEnv(counting(), shared_memory=False, context="spawn")
     with pytest.raises(ValueError, match="resets an env again in the step after its reset: make it with shared_memory"):
         from_gymnasium(envs)
     envs.reset(seed=0)

@@ -117,7 +117,7 @@ class TestObservationModes:
         # What multiprocessing shares for it is never given back.
         theirs = {
             "sync": gym.vector.SyncVectorEnv,
-            "async": functools.partial(gym.vector.AsyncVectorEnv, shared_memory=False),
+            "async": functools.partial(gym.vector.AsyncVectorEnv, shared_memory=False, context="spawn"),
         }
         want, got = (refusal(make[kind], env_fns, observation_mode=mode) for make in (theirs, OURS))
         assert type(got) is type(want)

@@ -11,7 +11,7 @@ import pytest
 from collector import Dataset
 from collector.__main__ import main
 from collector.jobs.job import JobError
-from collector.jobs.look import dataset_info, read_metrics
+from collector.jobs.look import dataset_info, read_metrics, spread
 from collector.jobs.playing import JobFailedError
 from collector.jobs.replay import make_videos, replay_episodes
 from collector.jobs.run import run_job
@@ -78,6 +78,13 @@ class TestNumbers:
         assert lines
         assert lines[-1]["steps"] == Dataset(tmp_path).steps
         assert {"time", "episodes", "steps_per_second", "mean_return", "bottleneck"} <= lines[-1].keys()
+
+
+def test_figures_of_large_returns_are_finite() -> None:
+    largest = float(np.finfo(np.float64).max)
+    found = spread(np.array([largest, -largest, largest]))
+    assert found is not None
+    assert found == pytest.approx({"mean": largest / 3, "std": largest / 3 * 8**0.5, "min": -largest, "max": largest})
 
 
 @pytest.mark.slow  # TensorBoard takes seconds to import

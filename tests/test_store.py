@@ -348,6 +348,10 @@ class TestWriting:
     def test_what_cannot_be_stored_is_refused_and_the_rest_is_kept(self, tmp_path: Path) -> None:
         refused: tuple[tuple[dict[str, Any], str], ...] = (
             ({"reward": np.array([1.0, np.nan, 1.0])}, "episode 2 of env 2 has the reward nan in step 1"),
+            (
+                {"reward": np.array([1e308, 1e308, -1e308])},
+                "episode 2 of env 2 are finite, and their sum is not",
+            ),
             ({"obs": np.zeros((3, 3), np.float32)}, r"has \[3\] observations and \[3\] actions; expected T \+ 1"),
             ({"obs": np.array([None] * 4)}, "Python objects"),
             ({"obs": np.zeros((4, 3), np.complex64)}, "obs is complex64"),

@@ -66,9 +66,9 @@ class EnvCreator:
         self._report: EnvReport | None = None
         if isinstance(create_env_fn, EnvCreator):  # a creator of the same envs, as the arguments of both have it
             self._fn, self._kwargs = create_env_fn._fn, _merged(self._kwargs, create_env_fn._kwargs)
+            self._freezes = create_env_fn._freezes
             if share_memory:
                 self._states, self._names = create_env_fn._states, create_env_fn._names
-                self._freezes = create_env_fn._freezes
         if share_memory and self._states is None:
             self._look()
 
@@ -88,6 +88,10 @@ class EnvCreator:
         env = self._fn(**{**kwargs, **self._kwargs})
         if self._states is not None:
             self._bind(env, self._states)
+        for part in parts(env) if self._freezes else ():
+            is_known = isinstance(part, Stateful) or hasattr(part, "frozen")
+            if is_known and callable(freeze := getattr(part, "freeze", None)):
+                freeze()
         return env
 
     def for_env(self, i: int, n: int) -> EnvCreator:
@@ -119,8 +123,10 @@ class EnvCreator:
         return self._variant(_shares=False, _states=None, _names=[])
 
     def frozen_copy(self) -> EnvCreator:
-        """A creator of the same envs for evaluation: they share a copy of the state as it is now, and those parts of
-        it that can be frozen (`VecNorm`) are not updated.
+        """Return a creator of the same envs for evaluation. They share a copy of the state as it is now, and those of
+        their parts that can be frozen (`VecNorm`, `NormalizeReward`) are not updated.
+
+        With `share_memory=False` there is no state to copy: each env is frozen as `create_env_fn` makes it.
         """
         states = self._states and [SharedState(state.read(), share=True) for state in self._states]
         return self._variant(_freezes=True, _states=states)
@@ -211,8 +217,6 @@ class EnvCreator:
             )
         for part, state in zip(parts, states, strict=True):
             part.bind_shared_state(state)
-            if self._freezes and callable(freeze := getattr(part, "freeze", None)):
-                freeze()
 
     # Copies. `create_env_fn` is pickled with cloudpickle, which multiprocessing's own pickling does not use.
 

@@ -120,8 +120,8 @@ class RunningMeanStd:
         self.mean += new * delta
 
     def norm(self, batch: np.ndarray) -> np.ndarray:
-        """`batch` with the mean taken off, divided by the deviation, clipped; float32 stays float32, all else becomes
-        float64.
+        """`batch` with the mean taken off, divided by the deviation, clipped; floats keep their dtype, other numbers
+        become float64.
         """
         batch = np.asarray(batch)
         dtype = batch.dtype if np.issubdtype(batch.dtype, np.floating) else np.dtype(np.float64)
@@ -178,8 +178,8 @@ class VectorEnvNormObs(RowWiseWrapper):
     """Normalises observations by their running mean and deviation (as tianshou's, also of Dict and Tuple spaces).
 
     Every batch that is returned first updates the statistics, unless `update_obs_rms` is False. `get_obs_rms` and
-    `set_obs_rms` share them with another wrapper, so that a test env uses those of training. float32 stays float32,
-    other dtypes become float64. Envs without an observation space have one RunningMeanStd: they must return arrays of
+    `set_obs_rms` share them with another wrapper, so that a test env uses those of training. Floats keep their dtype,
+    other numbers become float64. Envs without an observation space have one RunningMeanStd: they must return arrays of
     one shape. ValueError, before any env is touched, for a part of the observation that is no array of numbers;
     TypeError for a gymnasium env or vector env. For rewards there is `TransformedVectorEnv(venv, NormalizeReward())`,
     around it or within.

@@ -209,11 +209,11 @@ class Player:
                 self.tally.frames += batch.frames
                 self._suspect(batch.broken_ids.tolist())
                 whole = cutter.cut(batch)
-                infinite = [each.number for each in whole if not np.isfinite(each.reward).all()]
+                infinite = [each.number for each in whole if not np.isfinite(each.total_reward)]
                 self._suspect(infinite)
                 self._keep(batches, [each for each in whole if each.number not in infinite] if infinite else whole)
                 if infinite and job.on_error == "raise":
-                    raise RewardError(f"episode {infinite[0]} has an infinite reward")
+                    raise RewardError(f"episode {infinite[0]} has an infinite reward or return")
 
     def _play_alone(self, number: int) -> None:
         """Play one episode again until it ends well, or give it up."""

@@ -143,14 +143,15 @@ def batch_of(layout: Layout, arrays: Mapping[str, np.ndarray]) -> EpisodeBatch:
 def returns_of(episodes: EpisodeBatch) -> np.ndarray:
     """float64 `(E,)`: the sum of the rewards of each, as `Episode.total_reward` has it."""
     reward, offsets = episodes.reward, offsets_of(episodes)
-    exact = bool((reward == np.rint(reward)).all() and np.abs(reward).sum() < 2**53)  # as of integers, in any order
-    if reward.ndim == 1 and exact and len(episodes):
-        return np.add.reduceat(reward, offsets[:-1])
-    return np.array([reward[a:b].sum() for a, b in pairwise(offsets.tolist())], np.float64)
+    with np.errstate(over="ignore", invalid="ignore"):  # `check_whole` refuses infinity
+        exact = bool((reward == np.rint(reward)).all() and np.abs(reward).sum() < 2**53)  # as of integers, in any order
+        if reward.ndim == 1 and exact and len(episodes):
+            return np.add.reduceat(reward, offsets[:-1])
+        return np.array([reward[a:b].sum() for a, b in pairwise(offsets.tolist())], np.float64)
 
 
 def check_whole(episodes: EpisodeBatch) -> None:
-    """Raise `DatasetError` where these are no whole episodes, or have rewards that are not finite."""
+    """Raise `DatasetError` where these are no whole episodes, or have rewards or returns that are not finite."""
     steps, count, offsets = len(episodes.reward), len(episodes), offsets_of(episodes)
     expected = Layout.of(episodes).arrays(steps, count)
     if wrong := [name for name, array in arrays_of(episodes).items() if len(array) != expected[name][0]]:
@@ -159,6 +160,9 @@ def check_whole(episodes: EpisodeBatch) -> None:
         raise DatasetError(f"the lengths of {count} episodes are {episodes.lengths[:5]}..., for {steps} steps")
     if not np.array_equal(np.flatnonzero(episodes.terminated | episodes.truncated), offsets[1:] - 1):
         raise DatasetError("only whole episodes can be stored: each must be over in its last step, and in no other")
+    with np.errstate(over="ignore"):
+        if np.isfinite(np.abs(episodes.reward).sum()):  # then so is the sum of any of them
+            return
     if not np.isfinite(episodes.reward).all():
         step = int(np.flatnonzero(~np.isfinite(episodes.reward.reshape(steps, -1)).all(1))[0])
         which = int(np.searchsorted(offsets[1:] - 1, step))
@@ -166,6 +170,11 @@ def check_whole(episodes: EpisodeBatch) -> None:
             f"episode {int(episodes.episode[which])} of env {int(episodes.env_id[which])} has the reward "
             f"{episodes.reward[step]} in step {step - int(offsets[which])}; NaN and infinity are not stored: "
             "leave the episode out or correct the env"
+        )
+    for which in np.flatnonzero(~np.isfinite(returns_of(episodes))).tolist()[:1]:
+        raise DatasetError(
+            f"the rewards of episode {int(episodes.episode[which])} of env {int(episodes.env_id[which])} are finite, "
+            "and their sum is not; NaN and infinity are not stored: leave the episode out or correct the env"
         )
 
 

@@ -15,9 +15,11 @@ import traceback
 from collections.abc import Iterable
 from typing import Any, ClassVar
 
+import hypothesis.internal.conjecture.engine as hypothesis_engine
 from hypothesis import HealthCheck, Phase, Verbosity, seed, settings
 from hypothesis.stateful import RuleBasedStateMachine, invariant, run_state_machine_as_test
 
+hypothesis_engine.MAX_SHRINKING_SECONDS = 60  # there is no setting for it; a program that hangs is shrunk for minutes
 BATCH = 10
 """Number of programs per seed."""
 

@@ -104,10 +104,10 @@ class RowWriter:
         self._put[j](obs, objects)
         vector = None
         if reward.__class__ not in REWARDS:
-            reward, vector = _odd_reward(reward)
+            reward, vector = odd_reward(reward)
         self.reward[j] = reward
-        self.terminated[j] = terminated if terminated.__class__ in FLAGS else _odd_flag("terminated", terminated)
-        self.truncated[j] = truncated if truncated.__class__ in FLAGS else _odd_flag("truncated", truncated)
+        self.terminated[j] = terminated if terminated.__class__ in FLAGS else odd_flag("terminated", terminated)
+        self.truncated[j] = truncated if truncated.__class__ in FLAGS else odd_flag("truncated", truncated)
         if info.__class__ is not dict:
             info = _odd_info("step", info)
         if info or objects is not None or vector is not None:
@@ -147,8 +147,8 @@ def wrong_reward_shape(shape: tuple[int, ...], expected: tuple[int, ...]) -> Env
     )
 
 
-def _odd_reward(reward: Any) -> tuple[float, np.ndarray | None]:
-    """The reward as (scalar, vector or None), for all that is not a plain number."""
+def odd_reward(reward: Any) -> tuple[float, np.ndarray | None]:
+    """Return the reward as (scalar, vector or None), for all that is not a plain number."""
     try:
         array = np.asarray(reward)
     except Exception:  # ragged, or a tensor that cannot be read here
@@ -209,12 +209,17 @@ def _dict_put(children: dict[Any, Put], own: Any) -> Put:
                 f"{_path(own)} is a {type(obs).__name__}, expected a dict with the keys {list(keys)}"
             )
         if obs.keys() != keys:
-            missing, extra = [k for k in keys if k not in obs], [k for k in obs if k not in keys]
-            raise ObservationError(f"{_path(own)} has the wrong keys: missing {missing}, not in the space {extra}")
+            raise wrong_keys(obs, own)
         for key, child in children.items():
             child(obs[key], objects)
 
     return put
+
+
+def wrong_keys(obs: Mapping[Any, Any], own: Mapping[Any, Any]) -> ObservationError:
+    """The error of a dict whose keys differ from the keys of its space, whose leaves are `own`."""
+    missing, extra = [k for k in own if k not in obs], [k for k in obs if k not in own]
+    return ObservationError(f"{_path(own)} has the wrong keys: missing {missing}, not in the space {extra}")
 
 
 def _tuple_put(children: list[Put], own: Any) -> Put:
@@ -317,7 +322,8 @@ def _as_tuple(result: Any, length: int, op: str, form: str) -> tuple[Any, ...]:
     )
 
 
-def _odd_flag(name: str, flag: Any) -> bool:
+def odd_flag(name: str, flag: Any) -> bool:
+    """Return the flag as a bool; EnvContractError for one that is neither true nor false."""
     if isinstance(flag, (int, float)) or hasattr(flag, "__array__"):
         array = np.asarray(flag)
         if array.size == 1 and array.dtype.kind in "biuf" and array.reshape(()) in (0, 1):

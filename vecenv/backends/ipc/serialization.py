@@ -35,7 +35,7 @@ def dumps_by_value(value: Any) -> bytes:
     classes with a `functools.cached_property`.
     """
     with io.BytesIO() as file:
-        _Pickler(file).dump(value)
+        ByValuePickler(file).dump(value)
         return file.getvalue()
 
 
@@ -87,7 +87,7 @@ def _is_importable(function: Any) -> bool:
     return found is function
 
 
-class _Pickler(cloudpickle.Pickler):
+class ByValuePickler(cloudpickle.Pickler):
     dispatch_table = ChainMap(
         {_CachedFunction: _reduce_cached_function, functools.cached_property: _reduce_cached_property},
         cloudpickle.Pickler.dispatch_table,

@@ -8,9 +8,11 @@ import signal
 import socket
 import threading
 import weakref
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, cast
 
 from vecenv.backends.ipc.messages import Channel
+from vecenv.backends.pool.preloading import preloaded_server
 from vecenv.backends.pool.start_methods import ONE_THREAD, check_method, parent_fds, start_process
 from vecenv.backends.pool.worker_handle import WorkerHandle, stack_of_process
 from vecenv.backends.pool.worker_pool import WorkerPool
@@ -47,6 +49,8 @@ class ProcessWorker(WorkerHandle):
     def __init__(self, index: int, ids: range) -> None:
         super().__init__(index, ids)
         self.process: Any = None
+        self.server: Any = None
+        """The forkserver that has imported the modules of the env_fns, if there is one."""
         self._pipes: tuple[int, ...] = ()
         self._pidfd: int | None = None
 
@@ -65,7 +69,7 @@ class ProcessWorker(WorkerHandle):
         _launched.add(self)
         args.socket = theirs
         try:
-            self.process = start_process(args.method, worker_main, (args,), f"vecenv-worker-{self.index}")
+            self.process = start_process(args.method, worker_main, (args,), f"vecenv-worker-{self.index}", self.server)
         except BaseException:  # if the process was started nevertheless, it ends when its channel closes
             self.close_ends()
             raise
@@ -145,13 +149,25 @@ class ProcessPool(WorkerPool):
     def handle(self, index: int, ids: range) -> ProcessWorker:
         return ProcessWorker(index, ids)
 
+    def preload(self, env_fns: Sequence[Any]) -> None:
+        if self._method == "forkserver":
+            modules = frozenset[str]().union(*(env_fn.modules for env_fn in env_fns))
+            server = preloaded_server(modules, _environ(), self.start_timeout)
+            for worker in self.workers:
+                cast(ProcessWorker, worker).server = server
+
     def complete(self, args: WorkerArgs) -> None:
         args.method = self._method
         args.starter = os.getpid() if threading.current_thread() is threading.main_thread() else 0
         if self._method == "forkserver":  # it has the environment variables of the moment at which it was started
-            args.setup.environ = {**dict.fromkeys(ONE_THREAD, "1"), **os.environ}
+            args.setup.environ = _environ()
         if cpus := sorted(allowed_cpus() or ()) if self._affinity else []:
             args.setup.affinity = {cpus[args.index % len(cpus)]}
+
+
+def _environ() -> dict[str, str]:
+    """The environment variables of workers."""
+    return {**dict.fromkeys(ONE_THREAD, "1"), **os.environ}
 
 
 def enlarge_buffers(*ends: socket.socket) -> None:

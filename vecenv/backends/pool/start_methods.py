@@ -17,6 +17,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
+from functools import partial
 from multiprocessing import (
     context,
     forkserver,
@@ -61,9 +62,15 @@ def check_method(method: str | None) -> str:
     return method
 
 
-def start_process(method: str, target: Callable[..., None], args: tuple[Any, ...], name: str) -> process.BaseProcess:
-    """Start a process that runs `target(*args)`; returns once it has been created, not once it runs."""
-    popen: Any = {"fork": popen_fork.Popen, "forkserver": _ForkServerPopen, "spawn": _SpawnPopen}[method]
+def start_process(
+    method: str, target: Callable[..., None], args: tuple[Any, ...], name: str, server: Any = None
+) -> process.BaseProcess:
+    """Start a process that runs `target(*args)`; returns once it has been created, not once it runs.
+
+    `server`: a forkserver that is used in place of the plain one, while it runs.
+    """
+    popen: Any = {"fork": popen_fork.Popen, "forkserver": partial(_ForkServerPopen, server), "spawn": _SpawnPopen}
+    popen = popen[method]
     worker: Any = process.BaseProcess(target=target, args=args, name=name, daemon=False)  # envs may start processes
     worker._start_method = method
     if method != "fork":
@@ -183,22 +190,38 @@ os.register_at_fork(after_in_child=_discard_server)
 class _ForkServerPopen(popen_forkserver.Popen):
     _fds: list[int]
 
+    def __init__(self, server: Any, process_obj: process.BaseProcess) -> None:
+        self._server = server
+        """Referred to as long as the process runs, because a server ends with the last reference."""
+        super().__init__(process_obj)
+
     def _launch(self, process_obj: process.BaseProcess) -> None:
         data = _pickled(self, process_obj, MOST_FDS)
-        _ensure_server()
-        further = self._fds[MOST_FDS:]
-        ours, theirs = socket.socketpair()
-        with ours, theirs:
-            with_request = self._fds[:MOST_FDS] + ([theirs.fileno()] if further else [])
-            self.sentinel, write_end = _server.connect_to_new_process(with_request)
-            if further:
-                send_descriptors(ours, further)
+        self.sentinel, write_end = self._connect()
         # Stays open as long as this process lives: the worker takes the hang-up of the other end as our death.
         kept = os.dup(write_end)
         self.finalizer = util.Finalize(self, _util.close_fds, (kept, self.sentinel))
         with open(write_end, "wb", closefd=True) as stream:
             stream.write(data)
         self.pid = forkserver.read_signed(self.sentinel)
+
+    def _connect(self) -> Any:
+        further = self._fds[MOST_FDS:]
+        ours, theirs = socket.socketpair()
+        with ours, theirs:
+            pipes = self._request(self._fds[:MOST_FDS] + ([theirs.fileno()] if further else []))
+            if further:
+                send_descriptors(ours, further)
+        return pipes
+
+    def _request(self, fds: list[int]) -> Any:
+        if self._server is not None:
+            try:
+                return self._server.connect_to_new_process(fds)
+            except OSError:  # it has ended
+                self._server = None
+        _ensure_server()
+        return _server.connect_to_new_process(fds)
 
 
 class _SpawnPopen(popen_spawn_posix.Popen):
