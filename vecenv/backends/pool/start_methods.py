@@ -197,7 +197,12 @@ class _ForkServerPopen(popen_forkserver.Popen):
 
     def _launch(self, process_obj: process.BaseProcess) -> None:
         data = _pickled(self, process_obj, MOST_FDS)
-        self.sentinel, write_end = self._connect()
+        further = self._fds[MOST_FDS:]
+        ours, theirs = socket.socketpair()
+        with ours, theirs:
+            self.sentinel, write_end = self._connect(self._fds[:MOST_FDS] + ([theirs.fileno()] if further else []))
+            if further:
+                send_descriptors(ours, further)
         # Stays open as long as this process lives: the worker takes the hang-up of the other end as our death.
         kept = os.dup(write_end)
         self.finalizer = util.Finalize(self, _util.close_fds, (kept, self.sentinel))
@@ -205,16 +210,7 @@ class _ForkServerPopen(popen_forkserver.Popen):
             stream.write(data)
         self.pid = forkserver.read_signed(self.sentinel)
 
-    def _connect(self) -> Any:
-        further = self._fds[MOST_FDS:]
-        ours, theirs = socket.socketpair()
-        with ours, theirs:
-            pipes = self._request(self._fds[:MOST_FDS] + ([theirs.fileno()] if further else []))
-            if further:
-                send_descriptors(ours, further)
-        return pipes
-
-    def _request(self, fds: list[int]) -> Any:
+    def _connect(self, fds: list[int]) -> Any:
         if self._server is not None:
             try:
                 return self._server.connect_to_new_process(fds)
