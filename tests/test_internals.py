@@ -10,6 +10,7 @@ from contextlib import closing
 
 import numpy as np
 import pytest
+import torch
 from gymnasium import spaces
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -71,6 +72,8 @@ class TestSeeds:
         assert spread_seeds(3, [0, 2]) == [3, 5]
         assert spread_seeds([None, np.uint8(4)], [0, 2]) == [None, 4]
         assert spread_seeds(None, range(3)) == [None] * 3
+        assert spread_seeds(torch.tensor(3), [0, 2]) == [3, 5]
+        assert spread_seeds(torch.tensor([4, 7]), [0, 2]) == [4, 7]
         assert all(type(seed) is int for seed in spread_seeds(np.array([1, 2]), [0, 1]))
 
 

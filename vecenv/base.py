@@ -142,7 +142,6 @@ class BaseVectorEnv(EngineProperties):
         observation of the next episode and the reward and flags of the last step, and its info is that of the reset,
         with `final_obs` and `final_info` of the step (as SAME_STEP mode of gymnasium's vector envs). Instead of True
         it takes the seeds of these resets: an array or list with one for each env that steps (-1 or None: no seed).
-        Anything else is a TypeError or ValueError.
 
         obs: stacked (k, ...), a dict or tuple of such, or an object array for what cannot be stacked; rew: float64
         (k,) or (k, m); terminated, truncated: bool (k,); info: object array of dicts.

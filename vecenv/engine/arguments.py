@@ -142,7 +142,10 @@ def reset_rows(ids: np.ndarray | None, reset: Any, n: int) -> tuple[np.ndarray, 
     """Return a mask of the rows that are resets in a round of the envs `ids`, and the ids of these envs, in the order
     of their seeds. `reset` holds ids in this order, or is a mask of all envs.
     """
-    mask = np.asarray(reset)
+    try:
+        mask = np.asarray(reset)
+    except ValueError:
+        raise TypeError(f"reset= must be ids or a mask, got {reset!r}") from None
     if mask.dtype == np.bool_ and mask.shape == (n,):
         chosen = mask.nonzero()[0]
         if ids is None:
@@ -174,7 +177,7 @@ def as_autoreset(autoreset: Any, k: int) -> bool | np.ndarray:
         value = value.tolist()
         if isinstance(value, bool):
             return value
-    if not isinstance(value, Iterable) or isinstance(value, (str, bytes, Mapping, Set)):
+    if not isinstance(value, Iterable) or isinstance(value, NO_LISTS):
         raise TypeError(
             f"autoreset must be True, False, or one seed per env that steps (-1: no seed), got {autoreset!r}"
         )
@@ -200,6 +203,8 @@ def round_envs(n: int, action: Any, id: Any, kwargs: dict[str, Any]) -> tuple[np
 
 
 MAX_SEED = 2**63
+NO_LISTS = (str, bytes, bytearray, memoryview, Mapping, Set)
+"""Iterables that are not lists of seeds."""
 
 
 def check_seed(seed: Any) -> int:
@@ -222,9 +227,9 @@ def spread_seeds(seed: Any, env_ids: Iterable[int]) -> list[int | None]:
     ids = list(env_ids)
     if seed is None:
         return [None] * len(ids)
-    if isinstance(seed, np.ndarray):
+    if isinstance(seed := tensor_on_host(seed), np.ndarray):
         seed = seed.tolist()
-    if not isinstance(seed, Iterable) or isinstance(seed, (str, bytes, Mapping, Set)):
+    if not isinstance(seed, Iterable) or isinstance(seed, NO_LISTS):
         first = check_seed(seed)
         return [check_seed(first + i) for i in ids]
     seeds = [None if s is None else check_seed(s) for s in seed]

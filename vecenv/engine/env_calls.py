@@ -86,8 +86,12 @@ class EnvCalls:
     def set_states(self, ids: np.ndarray | None, states: Sequence[Any]) -> None:
         """Put each of these envs into its entry of `states`; it needs no reset then, also if it had failed."""
         asked = self._status.all_ids if ids is None else ids.tolist()
-        if len(states) != len(asked):
-            raise ValueError(f"set_state() got {len(states)} states for {len(asked)} envs; pass one for each env")
+        try:
+            count = len(states)
+        except TypeError:
+            raise TypeError(f"set_state() takes a list with one state for each env, got {states!r}") from None
+        if count != len(asked):
+            raise ValueError(f"set_state() got {count} states for {len(asked)} envs; pass one for each env")
         self._finish(self._start(ids, "set_state", [(state,) for state in states]))
         self._recovery.discard_errors(asked)
         for i in asked:

@@ -58,8 +58,8 @@ class Recovery:
         """Failures that the caller did not see as exceptions."""
         self.resets: dict[int, dict[str, Any]] = {}
         """The envs that are being reset, with their arguments."""
-        self._autoresets: set[int] = set()
-        """on_error="restart": the envs whose latest operation is a step with autoreset."""
+        self._autoresets = np.zeros(0, np.bool_)
+        """on_error="restart": a mask of the envs whose latest operation is a step with autoreset."""
         self._last: list[tuple[np.ndarray, np.ndarray]] = []
         """on_error="restart": the observations in the arena, where those of idle envs are whole, and a copy from before
         the operation in flight.
@@ -128,9 +128,9 @@ class Recovery:
 
         An env that fails may have written over its own in part, and the results of others of its worker are lost.
         """
-        asked = np.arange(len(self._backend.arena.status)) if ids is None else ids
-        self._autoresets.difference_update(asked.tolist())
-        self._autoresets.update(asked[(np.broadcast_to(ops, asked.shape) & opcodes.AUTORESET) > 0].tolist())
+        if not len(self._autoresets):
+            self._autoresets = np.zeros(len(self._backend.arena.status), np.bool_)
+        self._autoresets[... if ids is None else ids] = ops & opcodes.AUTORESET
         if not self._last:
             arrays = [leaf for leaf in nest.leaves(self._backend.arena.obs) if leaf.dtype != object]
             self._last = [(array, np.zeros_like(array)) for array in arrays]
@@ -178,7 +178,7 @@ class Recovery:
                     self.absorbed += free
                     extra = extra._replace(failure=None) if failure.stepped else self._truncated_row(i)
             absorbed = extra.failure is None and (failure is not None or i in answered)
-            if absorbed and i not in resets and i in self._autoresets:
+            if absorbed and i not in resets and self._autoresets[i]:
                 extra = self._next_episode(i, extra)
             if extra.failure is not None:
                 failed.append(i)

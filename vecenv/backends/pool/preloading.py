@@ -27,6 +27,8 @@ from vecenv.backends.pool.start_methods import search_path, start_process
 from vecenv.backends.worker.preloaded_server import Report, serve
 from vecenv.portability import signals_at_end_of_starter
 
+LONGEST_POLL = 1e6
+"""Seconds. `poll` refuses longer waits."""
 MOST_SERVERS = 4
 """Servers that are kept while no worker of theirs runs."""
 CHANGES = {"PYTEST_CURRENT_TEST"}
@@ -73,7 +75,7 @@ class PreloadedServer(forkserver.ForkServer):
         try:
             poller, deadline, data = select.poll(), time.monotonic() + timeout, b""
             poller.register(fd, select.POLLIN)
-            while poller.poll(max(0.0, deadline - time.monotonic()) * 1000):
+            while poller.poll(min(max(0.0, deadline - time.monotonic()), LONGEST_POLL) * 1000):
                 if not (part := os.read(fd, 1 << 16)):
                     return pickle.loads(data) if data else Report(names[0], "its import ends the process")
                 data += part
