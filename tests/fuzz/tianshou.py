@@ -6,6 +6,7 @@ from functools import partial
 from typing import Any
 
 import numpy as np
+from gymnasium import spaces
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize, rule
 from tianshou.algorithm.algorithm_base import Policy
@@ -19,7 +20,6 @@ from vecenv import DummyVectorEnv, ShmemVectorEnv, SubprocVectorEnv, ThreadVecto
 N = 4
 SMALL = st.integers(0, 99)
 COLUMNS = ("obs", "act", "rew", "terminated", "truncated", "obs_next")
-VectorReplayBuffer(8, 2)  # numba compiles it, which takes longer than a program may
 
 
 class ByObservation(Policy):
@@ -28,6 +28,11 @@ class ByObservation(Policy):
     def forward(self, batch: Any, state: Any = None, **kwargs: Any) -> Any:
         obs = np.asarray(batch.obs)
         return Batch(act=(abs(obs.reshape(len(obs), -1)[:, 0] * 16)).astype(np.int64) % 90)
+
+
+# numba compiles these when they are first made, which takes longer than a program may.
+ByObservation(action_space=spaces.Discrete(2))
+VectorReplayBuffer(8, 2)
 
 
 class Fuzz(Program):
