@@ -13,11 +13,23 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import importlib.util
 import random
 import subprocess
 import sys
 
-FUZZERS = ("engine", "gymnasium", "sb3", "transforms", "interrupts", "threads", "collectors", "jobs", "pettingzoo")
+FUZZERS = (
+    "engine",
+    "gymnasium",
+    "sb3",
+    "transforms",
+    "interrupts",
+    "threads",
+    "collectors",
+    "jobs",
+    "pettingzoo",
+    "tianshou",
+)
 
 
 def main() -> int:
@@ -34,6 +46,9 @@ def main() -> int:
     if len(names) == 1:
         from tests.fuzz.driver import fuzz
 
+        if names[0] == "tianshou" and importlib.util.find_spec("tianshou") is None:
+            print("tianshou: skipped, because tianshou is not installed (pip install tianshou)")
+            return 0
         return fuzz(names[0], importlib.import_module(f"tests.fuzz.{names[0]}").Fuzz, seed, minutes)
     more = [] if minutes is None else ["--minutes", str(minutes)]
     command = [sys.executable, "-m", "tests.fuzz", "--seed", str(seed), *more]

@@ -15,6 +15,7 @@ FAR = 2**40
 SPACES: dict[str, Any] = {
     "floats": spaces.Box(-FAR, FAR, (3,), np.float32),
     "doubles": spaces.Box(-FAR, FAR, (1, 1), np.float64),
+    "scalar": spaces.Box(-FAR, FAR, (), np.float64),
     "half": spaces.Box(-9, 9, (2, 1), np.float16),
     "picture": spaces.Box(0, 255, (2, 3), np.uint8),
     "image": spaces.Box(0, 255, (4, 5, 3), np.uint8),

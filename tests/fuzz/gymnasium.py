@@ -66,6 +66,8 @@ class Fuzz(Program):
     )
     def make(self, n: int, ours: str, mode: str, actions: str, wrapped: list[str], **settings: Any) -> None:
         self.n, self.actions, self.mode = n, ACTIONS[actions], mode
+        if ours == "wrapper" and settings["space"] == "scalar":
+            settings["space"] = "floats"  # a wrapper hands on batches, which do not tell a scalar from an array
         env_fns = [partial(make_env, i, actions=actions, **settings) for i in range(n)]
         self.both = [
             gymnasium.vector.SyncVectorEnv(env_fns, autoreset_mode=mode),

@@ -34,6 +34,7 @@ from vecenv import (
     TransformedVectorEnv,
     VectorEnvNormObs,
 )
+from vecenv.facades.to_sb3 import SB3VecEnv
 from vecenv.transforms import CatFrames, Compose, StepCounter
 
 PACKAGES = tuple(str(Path(str(package.__file__)).parent) + os.sep for package in (vecenv, collector))
@@ -99,7 +100,7 @@ class Fuzz(Program):
     """After an interrupt `usable` is False, until a reset of all envs."""
 
     steps = 15
-    patience = 12.0
+    patience = 20.0
 
     @initialize(kind=st.sampled_from(KINDS), backend=st.sampled_from(list(BACKENDS)), n=st.integers(1, N))
     def make(self, kind: str, backend: str, n: int) -> None:
@@ -118,8 +119,6 @@ class Fuzz(Program):
         elif kind == "gymnasium":
             self.envs = GymnasiumVectorEnv(venv, autoreset_mode="SameStep")
         elif kind == "sb3":
-            from vecenv import SB3VecEnv
-
             self.envs = SB3VecEnv(venv)
         elif kind == "collector":
             self.envs = SyncDataCollector(venv, frames_per_batch=2 * n)

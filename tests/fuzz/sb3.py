@@ -75,6 +75,8 @@ class Fuzz(Program):
     )
     def make(self, n: int, ours: str, space: str, actions: str, wrapped: list[str], **settings: Any) -> None:
         self.n, self.actions = n, ACTIONS[actions]
+        if ours == "wrapper" and space == "scalar":
+            space = "floats"  # a wrapper hands on batches, which do not tell a scalar from an array without dimensions
         if ours in ("shmem", "shmem, one worker", "subproc", "async") and settings["around"] == "monitor":
             settings["around"] = "none"  # would make each worker import torch
         env_fns = [partial(make_env, i, space=space, actions=actions, **settings) for i in range(n)]

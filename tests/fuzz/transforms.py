@@ -6,9 +6,11 @@ from functools import partial
 from typing import Any
 
 import numpy as np
+import torch
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize, rule
 
+from collector.device.torch_vector_env import TorchVectorEnv
 from tests.fuzz.driver import Program
 from tests.fuzz.envs import SPACES, Scripted, assert_same, draw, rows_of, stacked, transformed
 from vecenv import DummyVectorEnv, ShmemVectorEnv, SubprocVectorEnv, TransformedVectorEnv
@@ -83,8 +85,6 @@ class Fuzz(Program):
         chain=st.lists(st.sampled_from(list(CHAINS)), max_size=4),
     )
     def make(self, n: int, backend: Any, space: str, actions: str, rewards: str, chain: list[str]) -> None:
-        from collector.device.torch_vector_env import TorchVectorEnv
-
         self.n = n if not set(LEARNS) & set(chain) else 1  # in a worker they see one env
         self.places: list[Any] = []
         plain = [partial(Scripted, i, space, actions, rewards) for i in range(self.n)]
@@ -103,7 +103,7 @@ class Fuzz(Program):
         if space not in ("text", "sequence", "dict") and not rounds:
             tensors = tf.Compose(*(make() for make in makers))
             self.places.append(
-                TorchVectorEnv(DummyVectorEnv(plain), "cpu", transforms=tensors, reward_dtype=torch_float64())
+                TorchVectorEnv(DummyVectorEnv(plain), "cpu", transforms=tensors, reward_dtype=torch.float64)
             )
         first = self.places[0]
         for place in self.places[1:]:
@@ -199,9 +199,3 @@ class Lost:
 
     def __getattr__(self, name: str) -> Any:
         return lambda *args, **kwargs: (None,) * (2 if name == "reset" else 5)
-
-
-def torch_float64() -> Any:
-    import torch
-
-    return torch.float64
