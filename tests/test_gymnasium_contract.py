@@ -62,8 +62,8 @@ class TestAttributes:
     def test_clients_find_the_processes_and_the_latest_observations_of_async_vector_env(self):
         envs = AsyncVectorEnv([cartpole()] * 3, num_workers=2)
         assert envs.observations.shape == (3, 4)
-        assert np.array_equal(envs.observations, envs.reset(seed=0)[0])
-        assert np.array_equal(envs.observations, envs.step(np.ones(3, int))[0])
+        assert np.array_equal(envs.reset(seed=0)[0], envs.observations)
+        assert np.array_equal(envs.step(np.ones(3, int))[0], envs.observations)
         assert [process.is_alive() for process in envs.processes] == [True, True]
         envs.close()
 

@@ -93,7 +93,15 @@ class TestWithSB3:
 
     @pytest.mark.parametrize(
         "kind",
-        one_of([sb3.DummyVecEnv, sb3.SubprocVecEnv, lambda env_fns: SB3VecEnv(ThreadVectorEnv(env_fns)), "theirs"]),
+        one_of(
+            [
+                lambda env_fns: SB3VecEnv(VectorEnvWrapper(DummyVectorEnv(env_fns))),
+                sb3.DummyVecEnv,
+                sb3.SubprocVecEnv,
+                lambda env_fns: SB3VecEnv(ThreadVectorEnv(env_fns)),
+                "theirs",
+            ]
+        ),
     )
     def test_last_observations_are_what_the_envs_returned(self, kind):
         for form in ("numpy64", "wide", "array", "scalar", "list", "unsorted"):

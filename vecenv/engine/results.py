@@ -70,6 +70,8 @@ class Results:
         """True if rows are also returned of envs that did not answer, so that the caller gets copies of objects."""
         self.own_ids: dict[int, Any] = {}
         """By env id: what envs themselves had put under "env_id", which holds the id in infos of the last batch."""
+        self.lasts: dict[int, tuple[Any, Any]] = {}
+        """By env id: `final_obs` of the last batch, and the observation that the env returned, if its types differ."""
 
     def rows(self, ids: np.ndarray | None, asked: Sequence[int], taken: Taken) -> Step:
         """Return the result of `step` for the envs `ids` (None for all), which are those in `asked`."""
@@ -160,8 +162,8 @@ class Results:
 
     def info(self, asked: Sequence[int], taken: Taken) -> np.ndarray:
         """Infos: an object array (k,) of fresh dicts, each with its `env_id`."""
-        if self.own_ids:
-            self.own_ids = {}
+        if self.own_ids or self.lasts:
+            self.own_ids, self.lasts = {}, {}
         if taken is not NOTHING_BESIDES:
             return self._infos_of(asked, taken)
         return COPIES(self._empty_infos if asked is self._all else self._empty_infos[asked])
@@ -178,6 +180,8 @@ class Results:
                 self.own_ids[i] = info["env_id"]
             info["env_id"] = i
             infos[row_of[i]] = info
+            if i in taken.extras and (final := taken.extras[i].final) is not None:
+                self.lasts[i] = info["final_obs"], final.obs
         return infos
 
     def own_infos(self, taken: Taken) -> Mapping[int, dict[str, Any]]:

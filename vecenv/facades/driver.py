@@ -92,10 +92,9 @@ class Driver:
     def _own(self, ids: Sequence[int], step: Step) -> OwnStep:
         *columns, infos = step
         self._restore_infos(ids, infos.tolist())
-        if (as_ints := self._as_ints) is not None:
-            for info in infos:
-                if "final_obs" in info and "final_info" in info:
-                    info["final_obs"] = as_ints(info["final_obs"])
+        for i, info in zip(ids, infos, strict=True):
+            if "final_obs" in info and "final_info" in info:
+                info["final_obs"] = self._returned(i, info["final_obs"])
         own: OwnStep = *columns, {i: info for i, info in zip(ids, infos, strict=True) if info}
         return self._copied(own) if self.has_views else own
 
@@ -103,6 +102,14 @@ class Driver:
         obs, rew, terminated, truncated, infos = step
         obs = nest.map(np.copy, obs) if self._copies_obs else obs
         return obs, rew.copy(), terminated.copy(), truncated.copy(), infos
+
+    def _returned(self, i: int, last_obs: Any) -> Any:
+        """The last observation of env i as the env returned it, unless a wrapper has changed it."""
+        is_ours = isinstance(self._venv, BaseVectorEnv)
+        row, returned = self._venv.engine.results.lasts.get(i, (None, None)) if is_ours else (None, None)
+        if row is last_obs:
+            return row if returned is None else returned
+        return last_obs if self._as_ints is None else self._as_ints(last_obs)
 
     def _restore_infos(self, ids: Sequence[int], infos: Sequence[dict[str, Any]]) -> None:
         """Take the `env_id` that the engine added out of the infos of the envs `ids`."""
