@@ -55,7 +55,7 @@ class Counting(gymnasium.Env):
         if self._seconds:
             threading.Event().wait(self._seconds)
         reward = float(action[0]) + self._taken
-        if self._at == "step" and self._taken == 2:
+        if self._at == "step" and self._taken in ((2, 3) if self._how == "huge" else (2,)):
             reward = self._fail() or reward
         return self._observe(), reward, self._taken == self._length, False, {}
 
@@ -66,6 +66,8 @@ class Counting(gymnasium.Env):
             if (flag := Path(os.environ["FAILS_ONCE"])).exists():
                 return 0.0
             flag.touch()
+        if self._how == "huge":
+            return 1.7e308  # two of them overflow
         if self._how in ("nan", "inf"):
             return float(self._how)
         if self._how == "kill":

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ from collector import Dataset, DatasetError, StoreWriter, export, make_head
 from collector.__main__ import main
 from collector.store.packed import arrays_of, is_of_obs
 from tests.backends import FULL
-from tests.stored import OBS, episode, tree_episode, write
+from tests.stored import ACTION, OBS, episode, tree_episode, write
 from vecenv import nest
 
 pytestmark = pytest.mark.usefixtures("no_fsync")
@@ -139,7 +140,7 @@ def test_lerobot(make: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     np.testing.assert_array_equal(table["next.done"].to_pylist(), every.terminated | every.truncated)
     assert table["frame_index"].to_pylist() == every.step.tolist()
     assert table["episode_index"].to_pylist() == every.episode.tolist()
-    np.testing.assert_allclose(table["timestamp"].to_pylist(), every.step / 10)
+    np.testing.assert_allclose(table["timestamp"].to_pylist(), every.step / 10, atol=1e-6)
     episodes = parquet.read_table(out / "meta/episodes/chunk-000/file-000.parquet").to_pylist()
     assert [each["dataset_to_index"] for each in episodes] == np.cumsum(data.lengths).tolist()
     assert episodes[-1]["data/file_index"] > 1
@@ -149,8 +150,8 @@ def test_lerobot(make: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
             parquet.read_table(out / file)["episode_index"].to_pylist().count(each["episode_index"]) == each["length"]
         )
     stats = json.loads((out / "meta/stats.json").read_text())
-    np.testing.assert_allclose(stats["next.reward"]["mean"], [every.reward.mean()])
-    np.testing.assert_allclose(stats["next.reward"]["std"], [every.reward.std()])
+    np.testing.assert_allclose(stats["next.reward"]["mean"], [every.reward.mean()], atol=1e-6)
+    np.testing.assert_allclose(stats["next.reward"]["std"], [every.reward.std()], atol=1e-6)
 
 
 @each
@@ -194,6 +195,51 @@ def test_an_export_is_whole_or_not_there(to: str, tmp_path: Path, monkeypatch: p
         export(data, to, tmp_path / "out")
     with pytest.raises(DatasetError, match="no episodes yet"):
         export(data[:0], to, tmp_path / "other")
+
+
+@each
+def test_an_export_leaves_other_folders_alone(to: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two exports to one place at once have a folder each."""
+    pytest.importorskip(FORMATS[to])
+    data = Dataset(write(tmp_path / "a"))
+    (tmp_path / "out.partial").mkdir()
+    (tmp_path / "out.partial/thesis.tex").write_text("ten years")
+    rename, others = os.rename, [lambda: export(data, to, tmp_path / "out")]
+
+    def late(*arguments: Any) -> None:
+        """Another export has ended meanwhile."""
+        if others:
+            others.pop()()
+        rename(*arguments)
+
+    monkeypatch.setattr(os, "rename", late)
+    with pytest.raises(DatasetError, match=r"cannot write .*out: "):
+        export(data, to, tmp_path / "out")
+    assert {path.name for path in tmp_path.iterdir()} == {"a", "out", "out.partial"}
+    assert (tmp_path / "out.partial/thesis.tex").exists()
+
+
+@pytest.mark.parametrize("to", ["parquet", "lerobot"])
+@pytest.mark.parametrize(
+    ("parts", "message"),
+    [
+        ({"a": spaces.Box(0, 1, (0,)), "b": spaces.Discrete(2)}, "Parquet has no column of nothing"),
+        ({"arm/pos": spaces.Discrete(2), "arm_pos": spaces.Discrete(2)}, "become the feature 'observation.arm_pos'"),
+    ],
+)
+def test_what_has_no_columns_of_its_own_is_refused(to: str, parts: Any, message: str, tmp_path: Path) -> None:
+    pytest.importorskip("pyarrow")
+    space, steps = spaces.Dict(parts), len(episode(0)) + 1
+    obs = {key: np.zeros((steps, *part.shape), part.dtype) for key, part in space.items()}
+    with StoreWriter(tmp_path / "a", make_head(space, ACTION)) as writer:
+        writer.add(episode(0, obs=obs))
+        writer.end()
+    if to == "parquet" and "arm/pos" in parts:  # which has a column for each array
+        assert export(tmp_path / "a", to, tmp_path / "out").exists()
+        return
+    with pytest.raises(DatasetError, match=message):
+        export(tmp_path / "a", to, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
 
 
 @FULL

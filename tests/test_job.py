@@ -141,6 +141,7 @@ class TestFailures:
         [
             ("raise", "step", "dummy"),
             ("nan", "step", "dummy"),
+            ("huge", "step", "dummy"),
             *(pytest.param(*each, marks=FULL) for each in (("raise", "reset", "dummy"), ("inf", "step", "dummy"))),
             pytest.param("kill", "step", "shmem", marks=FULL),
             pytest.param("raise", "reset", "shmem", marks=pytest.mark.slow),
@@ -182,8 +183,9 @@ class TestFailures:
             ({**counting(every=episode_seed(0, 90)), **RAISED}, OverflowError, "cannot be played", True),
             ({**counting(every=3, how="nan"), **RAISED}, ValueError, r"episode \d+", False),
             ({**counting(every=3, how="inf"), **RAISED}, ValueError, r"episode \d+", True),
+            ({**counting(every=3, how="huge"), **RAISED}, ValueError, r"episode \d+ has an infinite .* return", True),
             ({"policy": f"{HERE}:bad"}, KeyError, "no such state", False),
-            ({"env": f"{HERE}:Words"}, DatasetError, "object", True),
+            ({"env": f"{HERE}:Words"}, DatasetError, "only arrays of numbers can be stored: obs", False),
         ],
     )
     def test_an_error_that_ends_the_job_leaves_whole_episodes_or_no_folder(

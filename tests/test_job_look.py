@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import pytest
 from collector import Dataset
 from collector.__main__ import main
 from collector.jobs.job import JobError
-from collector.jobs.look import dataset_info, read_metrics
+from collector.jobs.look import dataset_info, read_metrics, spread
 from collector.jobs.playing import JobFailedError
 from collector.jobs.replay import make_videos, replay_episodes
 from collector.jobs.run import run_job
@@ -78,6 +79,22 @@ class TestNumbers:
         assert lines
         assert lines[-1]["steps"] == Dataset(tmp_path).steps
         assert {"time", "episodes", "steps_per_second", "mean_return", "bottleneck"} <= lines[-1].keys()
+
+
+def test_text_of_others_in_an_error_cannot_move_the_cursor(tmp_path: Path, capsys: Any) -> None:
+    run_job(job(episodes=1), tmp_path)
+    head = json.loads((tmp_path / "dataset.json").read_text())
+    for name in ("version", "format"):
+        (tmp_path / "dataset.json").write_text(json.dumps({**head, name: "\x1b[2J"}))
+        assert main(["info", str(tmp_path)]) == 1
+        assert "\x1b" not in capsys.readouterr().err
+
+
+def test_figures_of_large_returns_are_finite() -> None:
+    largest = float(np.finfo(np.float64).max)
+    found = spread(np.array([largest, -largest, largest]))
+    assert found is not None
+    assert found == pytest.approx({"mean": largest / 3, "std": largest / 3 * 8**0.5, "min": -largest, "max": largest})
 
 
 @pytest.mark.slow  # TensorBoard takes seconds to import

@@ -8,6 +8,7 @@ import pickle
 import shutil
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -308,6 +309,18 @@ class TestAllowed:
             folder = Path(shutil.copytree(good, tmp_path / str(i)))
             change(folder, changes)
             assert resume_job(folder, allow_import=["own_package"]).status == "complete", changes
+
+    @pytest.mark.parametrize("version", ["", "-v0", "-v1", "-v00", "-v\u0660"])
+    @pytest.mark.parametrize("own", ["GymV21Environment", "GymV26Environment"])
+    def test_no_prefix_allows_an_env_that_its_kwargs_name(
+        self, own: str, version: str, folder: Path, canary: Path
+    ) -> None:
+        for prefix in ("", "own_package:", "own_package.inner:", "gymnasium:", "ale_py:", ":"):
+            change(folder, env(f"{prefix}{own}{version}", env_id=f"{MODULE}:X-v0"))
+            for use in (resume_job, partial(replay_episodes, count=1)):
+                with pytest.raises(JobError, match="which no --allow-import allows"):
+                    use(folder, allow_import=["own_package", "own_package.inner", "gymnasium", "ale_py"])
+        assert not canary.exists()
 
     def test_what_it_has_from_elsewhere_does_not(self, folder: Path) -> None:
         inner = r"is defined in own_package\.inner: where .*, pass --allow-import own_package\.inner"

@@ -232,7 +232,7 @@ def test_a_data_set_that_is_reopened_stays_as_it_is_until_the_next_commit(tmp_pa
 
 @pytest.mark.usefixtures("no_fsync")
 @pytest.mark.parametrize("kind", [DummyVectorEnv, partial(SyncVectorEnv, autoreset_mode=AutoresetMode.SAME_STEP)])
-@pytest.mark.parametrize("number", [float("nan"), float("inf")])
+@pytest.mark.parametrize("number", [float("nan"), float("inf"), 1.7e308], ids=str)
 def test_one_episode_that_cannot_be_stored_loses_no_other(kind: Any, number: float, tmp_path: Path) -> None:
     class Broken(Numbered):
         def step(self, action: Any) -> Any:
@@ -249,7 +249,8 @@ def test_one_episode_that_cannot_be_stored_loses_no_other(kind: Any, number: flo
         with pytest.raises(DatasetError if left is None else ZeroDivisionError) as error:
             play_on(RecordEpisodes(kind([partial(Broken, 0), *env_fns()[1:]]), tmp_path / name), left)
         text = str(error.value) if left is None else error.value.__notes__[0]
-        assert f"of env 0 has the reward {number} in step 0; NaN and infinity are not stored" in text
+        cause = "are finite, and their sum is not" if np.isfinite(number) else f"has the reward {number} in step 0"
+        assert f"of env 0 {cause}; NaN and infinity are not stored" in text
         found = assert_whole(Dataset(tmp_path / name), complete=False)
         assert [each in found for each in ((0, 4), (0, 5), (0, 6))] == [True, False, True]
 

@@ -144,7 +144,19 @@ def test_what_cannot_be_recorded_is_refused_at_once(tmp_path: Path) -> None:
             super().__init__(0)
             self.observation_space = spaces.Box(-1, 9, (4,), np.float32)
 
+    class Keyed(Numbered):
+        def __init__(self) -> None:
+            super().__init__(0)
+            self.observation_space = spaces.Dict({1: spaces.Discrete(2)})
+
+    class Long(Numbered):
+        def __init__(self) -> None:
+            super().__init__(0)
+            self.action_space = spaces.Box(0, 1, (1,), np.longdouble)
+
     for fns, options, kind, message in (
+        ([Keyed], {}, DatasetError, r"keys of a Dict space are \[1\]; only text"),
+        ([Long], {}, DatasetError, "action is (float128|longdouble)"),
         ([Words], {}, DatasetError, "only arrays of numbers"),
         ([Wider, partial(Numbered, 1)], {}, DatasetError, "obs is no array with"),
         (env_fns(tree=True), {"stack_obs": False}, ValueError, "stack_obs=True"),
@@ -208,3 +220,87 @@ def test_envs_get_the_actions_that_are_stored(recorded: Any, form: Any, tmp_path
         x, y = (0, columns) if form is list else columns.values() if form is dict else columns
         assert form is list or set(x) == {episode.env_id + 1}
         np.testing.assert_array_equal(episode.reward, x + y[:, 0].astype(np.float64) + y[:, 1])
+
+
+class Mapped(gymnasium.vector.VectorWrapper):
+    """Passes the observations of `reset`, of `step` and of the ends of episodes through three functions."""
+
+    def __init__(self, envs: Any, first: Any, later: Any, last: Any) -> None:
+        super().__init__(envs)
+        self.first, self.later, self.last = first, later, last
+
+    def reset(self, **kwargs: Any) -> Any:
+        obs, infos = self.env.reset(**kwargs)
+        return self.first(obs), infos
+
+    def step(self, actions: Any) -> Any:
+        obs, *rest, infos = self.env.step(actions)
+        for row in np.flatnonzero(infos.get("_final_obs", ())):
+            infos["final_obs"][row] = self.last(infos["final_obs"][row])
+        return self.later(obs), *rest, infos
+
+
+def whole(obs: Any) -> Any:
+    return obs.astype(np.int64)
+
+
+def halved(obs: Any) -> Any:
+    return obs.astype(np.float64) + 0.5
+
+
+@pytest.mark.parametrize("mode", MODES, ids=lambda mode: mode.name)
+def test_observations_are_stored_in_the_dtype_of_their_space(mode: AutoresetMode, tmp_path: Path) -> None:
+    """Whatever dtype the VectorEnv returns first."""
+    inner = MAKERS["gymnasium_sync"](env_fns(), mode)
+    with RecordEpisodes(Mapped(inner, whole, halved, halved), tmp_path) as envs:
+        play(envs, mode)
+    data = Dataset(tmp_path)
+    assert len(data) > 20
+    for episode in data:
+        assert episode.obs.dtype == np.float32
+        assert episode.obs[1:, 2].tolist() == [step + 0.5 for step in range(1, len(episode) + 1)]
+
+
+@pytest.mark.parametrize(
+    ("broken", "message"),
+    [
+        ((lambda obs: halved(obs) + 1e300, whole, whole), "float64"),
+        ((whole, lambda obs: obs[:, :2], halved), r"obs as float32 in the shape \(2,\) .* says float32 in the shape"),
+        ((whole, lambda obs: {"a": obs}, halved), "as dict"),
+        ((whole, halved, lambda obs: obs.astype(str)), "<U"),
+    ],
+    ids=["too large", "narrow", "tree", "text"],
+)
+def test_observations_that_would_change_are_refused(broken: Any, message: str, tmp_path: Path) -> None:
+    """The episodes before are kept, and others can follow."""
+    inner = MAKERS["gymnasium_sync"](env_fns(), AutoresetMode.SAME_STEP)
+    mapped = Mapped(inner, whole, whole, whole)
+    with RecordEpisodes(mapped, tmp_path) as envs:
+        play(envs, AutoresetMode.SAME_STEP, steps=9)
+        mapped.first, mapped.later, mapped.last = broken
+        with pytest.raises(DatasetError, match=message):
+            play(envs, AutoresetMode.SAME_STEP, steps=4)
+        mapped.first = mapped.later = mapped.last = whole
+        play(envs, AutoresetMode.SAME_STEP, steps=9)
+    assert len(assert_whole(Dataset(tmp_path))) > 10
+
+
+def test_tensors_are_stored_as_arrays(tmp_path: Path) -> None:
+    torch = pytest.importorskip("torch")
+    from gymnasium.wrappers.vector import NumpyToTorch
+
+    from collector import TorchVectorEnv
+
+    with RecordEpisodes(NumpyToTorch(gymnasium.vector.SyncVectorEnv(env_fns())), tmp_path / "a") as envs:
+        envs.reset(seed=5)
+        for step in range(STEPS):
+            obs, *_ = envs.step(torch.from_numpy(actions(step)))
+            assert isinstance(obs, torch.Tensor)
+    assert len(assert_whole(Dataset(tmp_path / "a"))) > 20
+    with RecordEpisodes(TorchVectorEnv(DummyVectorEnv(env_fns()), "cpu"), tmp_path / "b") as venv:
+        venv.reset()
+        for step in range(STEPS):
+            _, _, terminated, truncated, _ = venv.step(torch.from_numpy(actions(step)), autoreset=step % 2 == 0)
+            if step % 2 and (done := terminated | truncated).any():
+                venv.reset(done)
+    assert len(assert_whole(Dataset(tmp_path / "b"))) > 20

@@ -419,4 +419,4 @@ def test_a_transform_stays_on_the_device_of_the_rows(case):
                         assert np.abs(two.astype(np.int64) - one.astype(np.int64)).max() <= (one.dtype == np.uint8)
         actions = np.full((N, 2), 0.5, np.float32)
         want, got = reference.transform.inv(actions), other.transform.inv(to_device(actions))
-        np.testing.assert_allclose(from_device(got), want, rtol=1e-6)
+        np.testing.assert_allclose(from_device(got), want, rtol=1e-6, atol=1e-6)

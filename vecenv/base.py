@@ -48,11 +48,11 @@ class BaseVectorEnv(EngineProperties):
         num_workers: how many workers share the envs; default: the CPUs that this process may use, or one worker an
             env with `wait_num` or `timeout`.
         copy: False returns views of the arena for full batches, valid until the next call.
-        stack_obs: False returns Dict and Tuple observations as an object array of one dict or tuple an env.
+        stack_obs: False returns Dict and Tuple observations as an object array of one dict or tuple per env.
         on_error: "raise", or "restart" to turn the failure of an env into a row with the observation before (for which
             each round copies the observations once more), truncated=True, info["restarted"]=True and info["error"], its
-            text; at most `max_restarts` times a minute and env. The end of a worker counts for the env that was
-            running, not for those that share the worker; the error that is raised when they are spent says so.
+            text (both in `final_info` with `autoreset`); at most `max_restarts` times a minute and env. The end of a
+            worker counts for the env that was running alone; the error that is raised when they are spent says so.
         strict: refuse to step an env that was not reset, or whose episode is over.
         check_spaces: refuse envs with unequal spaces.
         check_actions: refuse actions that are not in the action space; else only numbers of another shape are
@@ -139,7 +139,8 @@ class BaseVectorEnv(EngineProperties):
         `autoreset` an env whose episode this step ends is reset in the same round too: its row has the first
         observation of the next episode and the reward and flags of the last step, and its info is that of the reset,
         with `final_obs` and `final_info` of the step (as SAME_STEP mode of gymnasium's vector envs). Instead of True
-        it takes the seeds of these resets: an int64 array with one for each env that steps (-1: none).
+        it takes the seeds of these resets: an array or list with one for each env that steps (-1 or None: no seed).
+        Anything else is a TypeError or ValueError.
 
         obs: stacked (k, ...), a dict or tuple of such, or an object array for what cannot be stacked; rew: float64
         (k,) or (k, m); terminated, truncated: bool (k,); info: object array of dicts.
@@ -180,9 +181,9 @@ class BaseVectorEnv(EngineProperties):
     ) -> None:
         """The first half of `step`: check everything, start the envs, return at once.
 
-        `kwargs` go to the envs in `reset`. `send(None, reset=ids)` only resets. ValueError for a wrong number of
-        actions or no action, IndexError, TypeError and ValueError for ids, RuntimeError for an env that is stepping,
-        and the old error of an env that failed: then nothing is sent.
+        `kwargs` go to the envs in `reset`; a list as `seed` follows the order of `reset`. `send(None, reset=ids)` only
+        resets. ValueError for a wrong number of actions or no action, IndexError, TypeError and ValueError for ids,
+        RuntimeError for an env that is stepping, and the old error of an env that failed: then nothing is sent.
         """
         self.engine.check_open()
         if action is not None:

@@ -45,8 +45,9 @@ class Episode:
 
     @property
     def total_reward(self) -> float:
-        """The sum of the rewards: the episode's return."""
-        return float(self.reward.sum())
+        """The sum of the rewards: the episode's return. It may overflow to infinity."""
+        with np.errstate(over="ignore", invalid="ignore"):
+            return float(self.reward.sum())
 
     @property
     def nbytes(self) -> int:
@@ -251,8 +252,10 @@ class EpisodeCutter:
                 self._returns[: len(known)] = known
         if not len(ids):
             return Ended(runs.env, np.zeros((0, *reward.shape[1:])), np.zeros(0, np.int64))
-        returns, follows = np.add.reduceat(reward, runs.start), usable & (runs.before > 0)
-        returns[follows] += self._returns[runs.env[follows]]
+        follows = usable & (runs.before > 0)
+        with np.errstate(over="ignore", invalid="ignore"):  # as `Episode.total_reward`
+            returns = np.add.reduceat(reward, runs.start)
+            returns[follows] += self._returns[runs.env[follows]]
         self._returns[runs.env[~runs.ends]] = returns[~runs.ends]
         whole = runs.ends & usable
         return Ended(runs.env[whole], returns[whole], (runs.before + runs.steps)[whole])

@@ -17,8 +17,8 @@ from collector.jobs.job import as_shown
 from collector.jobs.names import TRANSFORM, find_class, is_listed
 from collector.store import schema
 from collector.store.dataset import Dataset
+from collector.store.dataset_folder import writing
 from collector.store.safe_folder import SafeFolder
-from collector.store.writer import writing
 from vecenv.extending import Freezable
 
 METRICS = "metrics.jsonl"
@@ -28,6 +28,8 @@ LARGEST_LINE = 4096
 SHOWN = ("time", "seconds", "steps_per_second")
 """The numbers that are drawn and printed."""
 LARGEST_NUMBER = 2.0**53
+LARGEST_SQUARED = 1e140
+"""Sums of squares of this number are finite."""
 
 
 # Metrics.
@@ -160,8 +162,9 @@ def spread(values: np.ndarray) -> dict[str, float] | None:
     """
     if not len(values):
         return None
-    values = np.asarray(values, np.float64)
-    return {name: float(getattr(values, name)()) for name in ("mean", "std", "min", "max")}
+    values, largest = np.asarray(values, np.float64), float(np.abs(values).max())
+    scale = 1.0 if largest < LARGEST_SQUARED else largest  # so that neither a sum nor a square overflows
+    return {name: float(getattr(values / scale, name)()) * scale for name in ("mean", "std", "min", "max")}
 
 
 # The picture.

@@ -139,7 +139,8 @@ def check_names(job: Job, allow_import: Iterable[str], where: Any) -> None:
     for kind, name in code:
         module, _, env_id = name.partition(":")
         is_env = kind is ENV and CODE.fullmatch(f"{module}:x") and is_listed(ENV, env_id)
-        if not (is_env or CODE.fullmatch(name)):
+        is_by_kwargs = kind is ENV and ENVS_BY_KWARGS.fullmatch(env_id)  # without a version it looks like a class
+        if not (is_env or CODE.fullmatch(name)) or is_by_kwargs:
             known = f"one of {kind.module} that takes data alone" if kind.module else "one that is known by its name"
             raise JobError(
                 f"{named} {name!r} as a {kind.word}, which no --allow-import allows: it is neither {known}, nor a "

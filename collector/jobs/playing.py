@@ -31,6 +31,7 @@ from collector.jobs.making import make_policy, make_venv, transforms_with_statis
 from collector.jobs.plan import Plan
 from collector.jobs.transform_statistics import States, statistics_of, write_statistics
 from collector.policy.policy_state import hash_of
+from collector.store.packed import row_layout
 from collector.store.safe_folder import DatasetError
 from collector.store.writer import StoreWriter
 from collector.sync_collector import SyncDataCollector
@@ -186,6 +187,7 @@ class Player:
             return
         try:
             with make_venv(job, self.statistics) as env:
+                row_layout(env.observation_space, env.action_space)  # which refuses envs whose episodes have no arrays
                 policy, size = make_policy(job, env, self.device), env.env_num * steps_per_batch(job, env)
                 self._policy_hash = hash_of(policy)
                 options: Any = {"policy_threads": job.policy_threads, "episode_seeds": plan}
@@ -209,11 +211,11 @@ class Player:
                 self.tally.frames += batch.frames
                 self._suspect(batch.broken_ids.tolist())
                 whole = cutter.cut(batch)
-                infinite = [each.number for each in whole if not np.isfinite(each.reward).all()]
+                infinite = [each.number for each in whole if not np.isfinite(each.total_reward)]
                 self._suspect(infinite)
                 self._keep(batches, [each for each in whole if each.number not in infinite] if infinite else whole)
                 if infinite and job.on_error == "raise":
-                    raise RewardError(f"episode {infinite[0]} has an infinite reward")
+                    raise RewardError(f"episode {infinite[0]} has an infinite reward or return")
 
     def _play_alone(self, number: int) -> None:
         """Play one episode again until it ends well, or give it up."""

@@ -21,16 +21,17 @@ from collector.jobs.job_files import (
     read_job,
     with_settings,
 )
-from collector.jobs.look import Metrics, import_tensorboard
+from collector.jobs.look import Metrics, import_tensorboard, spread
 from collector.jobs.making import check_env, resolve_device, transforms_with_statistics, wrappers_with_statistics
 from collector.jobs.names import check_names
 from collector.jobs.on_ray import RayPlayer, check_cluster, connect_to, device_of_tasks
 from collector.jobs.plan import Plan
 from collector.jobs.playing import Commits, Episodes, HeadOf, JobFailedError, Player, Tally, skipped_in
 from collector.jobs.transform_statistics import States, read_statistics, with_frozen
+from collector.store.dataset_folder import check_folder
 from collector.store.manifest import MANIFEST, Manifest, read_manifest
 from collector.store.safe_folder import DatasetError
-from collector.store.writer import StoreWriter, check_folder
+from collector.store.writer import StoreWriter
 from vecenv.venvs import DummyVectorEnv
 
 RECENT = 100
@@ -79,7 +80,8 @@ class JobState(Tally):
     @property
     def recent_return(self) -> float:
         """The mean return of the last 100 episodes; NaN where there are none."""
-        return float(np.mean(self.returns[-RECENT:])) if self.returns else float("nan")
+        found = spread(np.array(self.returns[-RECENT:]))
+        return found["mean"] if found else float("nan")
 
     def metrics(self) -> dict[str, Any]:
         """The figures for a line of `metrics.jsonl`."""

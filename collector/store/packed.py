@@ -29,6 +29,8 @@ from collector.episodes.episode import Episode, EpisodeBatch, columns_of
 from collector.store.safe_folder import DatasetError
 from collector.store.schema import DTYPES, LayoutLine
 from vecenv import nest
+from vecenv.extending import Layout as RowLayout
+from vecenv.extending import ObjectLeaf, common_layout
 
 OF_EPISODES = {"episode": "<i8", "seed": "<i8", "env_id": "<i4"}
 FLAGS = ("terminated", "truncated")
@@ -57,7 +59,7 @@ class Layout:
 
     def line(self) -> LayoutLine:
         """The line of the manifest."""
-        texts = {name: " ".join(map(str, (row.base.str, *row.shape))) for name, row in self.rows.items()}
+        texts = {name: _text(row) for name, row in self.rows.items()}
         return LayoutLine(*(nest.map(texts.__getitem__, self.names[key]) for key in ("obs", "action", "reward")))
 
     def arrays(self, steps: int, episodes: int) -> dict[str, tuple[int, np.dtype]]:
@@ -69,6 +71,46 @@ class Layout:
     def nbytes(self, steps: int, episodes: int) -> int:
         """Size of the arrays of a shard."""
         return sum(count * row.itemsize for count, row in self.arrays(steps, episodes).values())
+
+
+def row_layout(observation_spaces: Sequence[Any], action_spaces: Sequence[Any]) -> RowLayout:
+    """Return the leaves of the observations and actions of envs with these spaces.
+
+    Raises `DatasetError` if their episodes cannot be stored.
+    """
+    layout = common_layout(observation_spaces, action_spaces)
+    objects = [leaf.path for leaf in nest.leaves(layout.obs) if isinstance(leaf, ObjectLeaf)]
+    if objects or layout.action is None:
+        raise DatasetError(
+            f"only arrays of numbers can be stored: {[*objects, 'action'][0]} is no array with the same shape and "
+            "dtype in all envs"
+        )
+    for name, tree in (("obs", layout.obs), ("action", layout.action)):
+        _rows_of_leaves(name, tree)
+    return layout
+
+
+def check_spaces(layout: Layout, spaces: Mapping[str, Any]) -> None:
+    """Raise `DatasetError` if the arrays of a data set are not those of its `spaces`: by name, None if unknown."""
+    for name, space in spaces.items():
+        if space is None:
+            continue
+        key = "obs" if name == "observation_space" else "action"
+        found = nest.map(layout.rows.__getitem__, layout.names[key])
+        expected = _rows_of_leaves(key, common_layout([space], [space]).obs)
+        if found != expected:
+            raise DatasetError(
+                f"the episodes are not of the {name.replace('_', ' ')}: {key} is {nest.map(_text, found)!s:.200}, "
+                f"and the space has {nest.map(_text, expected)!s:.200}"
+            )
+
+
+def _text(row: np.dtype) -> str:
+    return " ".join(map(str, (row.base.str, *row.shape)))
+
+
+def _rows_of_leaves(name: str, tree: Any) -> Any:
+    return _rows(name, nest.map(lambda leaf: np.empty((0, *leaf.shape), leaf.dtype), tree))
 
 
 def is_of_obs(name: str) -> bool:
@@ -143,14 +185,15 @@ def batch_of(layout: Layout, arrays: Mapping[str, np.ndarray]) -> EpisodeBatch:
 def returns_of(episodes: EpisodeBatch) -> np.ndarray:
     """float64 `(E,)`: the sum of the rewards of each, as `Episode.total_reward` has it."""
     reward, offsets = episodes.reward, offsets_of(episodes)
-    exact = bool((reward == np.rint(reward)).all() and np.abs(reward).sum() < 2**53)  # as of integers, in any order
-    if reward.ndim == 1 and exact and len(episodes):
-        return np.add.reduceat(reward, offsets[:-1])
-    return np.array([reward[a:b].sum() for a, b in pairwise(offsets.tolist())], np.float64)
+    with np.errstate(over="ignore", invalid="ignore"):  # `check_whole` refuses infinity
+        exact = bool((reward == np.rint(reward)).all() and np.abs(reward).sum() < 2**53)  # as of integers, in any order
+        if reward.ndim == 1 and exact and len(episodes):
+            return np.add.reduceat(reward, offsets[:-1])
+        return np.array([reward[a:b].sum() for a, b in pairwise(offsets.tolist())], np.float64)
 
 
 def check_whole(episodes: EpisodeBatch) -> None:
-    """Raise `DatasetError` where these are no whole episodes, or have rewards that are not finite."""
+    """Raise `DatasetError` where these are no whole episodes, or have rewards or returns that are not finite."""
     steps, count, offsets = len(episodes.reward), len(episodes), offsets_of(episodes)
     expected = Layout.of(episodes).arrays(steps, count)
     if wrong := [name for name, array in arrays_of(episodes).items() if len(array) != expected[name][0]]:
@@ -159,6 +202,9 @@ def check_whole(episodes: EpisodeBatch) -> None:
         raise DatasetError(f"the lengths of {count} episodes are {episodes.lengths[:5]}..., for {steps} steps")
     if not np.array_equal(np.flatnonzero(episodes.terminated | episodes.truncated), offsets[1:] - 1):
         raise DatasetError("only whole episodes can be stored: each must be over in its last step, and in no other")
+    with np.errstate(over="ignore"):
+        if np.isfinite(np.abs(episodes.reward).sum()):  # then so is the sum of any of them
+            return
     if not np.isfinite(episodes.reward).all():
         step = int(np.flatnonzero(~np.isfinite(episodes.reward.reshape(steps, -1)).all(1))[0])
         which = int(np.searchsorted(offsets[1:] - 1, step))
@@ -166,6 +212,11 @@ def check_whole(episodes: EpisodeBatch) -> None:
             f"episode {int(episodes.episode[which])} of env {int(episodes.env_id[which])} has the reward "
             f"{episodes.reward[step]} in step {step - int(offsets[which])}; NaN and infinity are not stored: "
             "leave the episode out or correct the env"
+        )
+    for which in np.flatnonzero(~np.isfinite(returns_of(episodes))).tolist()[:1]:
+        raise DatasetError(
+            f"the rewards of episode {int(episodes.episode[which])} of env {int(episodes.env_id[which])} are finite, "
+            "and their sum is not; NaN and infinity are not stored: leave the episode out or correct the env"
         )
 
 
@@ -187,6 +238,24 @@ def pack(episodes: Sequence[Episode]) -> EpisodeBatch:
         seed=np.array([-1 if each.seed is None else each.seed for each in episodes], np.int64),
         env_id=np.array([each.env_id for each in episodes], np.int32),
     )
+
+
+def split_batch(episodes: EpisodeBatch, most: int) -> Iterator[EpisodeBatch]:
+    """Yield these episodes in batches of at most so many; the arrays are views."""
+    if len(episodes) <= most:
+        yield episodes
+        return
+    offsets = offsets_of(episodes)
+    for first in range(0, len(episodes), most):
+        last = min(first + most, len(episodes))
+        steps = slice(int(offsets[first]), int(offsets[last]))
+        rows = dict.fromkeys(("action", "reward", *FLAGS), steps) | {
+            "obs": slice(steps.start + first, steps.stop + last)
+        }
+        fields = EpisodeBatch.__dataclass_fields__
+        yield EpisodeBatch(
+            **{name: nest.take(getattr(episodes, name), rows.get(name, slice(first, last))) for name in fields}
+        )
 
 
 def join_batches(parts: Sequence[EpisodeBatch]) -> EpisodeBatch:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import weakref
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -12,10 +13,12 @@ from gymnasium.vector import AutoresetMode, VectorEnv, VectorWrapper
 from gymnasium.vector.utils import iterate
 
 from collector.store.dataset_head import make_head
-from collector.store.recorder import EpisodeRecorder, row_layout
+from collector.store.packed import row_layout
+from collector.store.recorder import EpisodeRecorder
 from collector.store.writer import StoreWriter
 from vecenv import BaseVectorEnv, nest
-from vecenv.extending import as_ids, is_repeated, round_envs, spread_seeds
+from vecenv.extending import as_autoreset, as_ids, is_repeated, round_envs, spread_seeds
+from vecenv.nest import as_array
 from vecenv.wrappers import RowWiseWrapper
 
 HALVES = ("reset_async", "reset_wait", "step_async", "step_wait")
@@ -130,15 +133,16 @@ class RecordedVectorEnv(VectorWrapper):
         recorder, same_step = self._recorder, self._mode is AutoresetMode.SAME_STEP
         if isinstance(actions, tuple) and isinstance(recorder.sent, tuple):  # batches of a Tuple space
             actions = list(iterate(self.env.action_space, actions))
-        actions = recorder.actions(actions, self._ids)
+        given, actions = actions, recorder.actions(actions, self._ids)
         try:
-            result = obs, reward, terminated, truncated, infos = self.env.step(actions)
+            result = obs, reward, terminated, truncated, infos = self.env.step(_like(given, actions))
+            rows = nest.map(as_array, (obs, reward, terminated, truncated))
             if "restarted" in infos or "restarted" in infos.get("final_info", ()):
                 recorder.discard(_restarted(infos, self.num_envs))
-            ended = recorder.step(None, actions, obs, reward, terminated, truncated)
+            ended = recorder.step(None, actions, *rows)
             begun = ended if same_step else self._over  # in NEXT_STEP mode their rows are their resets, and no steps
             if ended.size:
-                recorder.end(ended, _final_obs(infos, ended) if same_step else nest.take(obs, ended))
+                recorder.end(ended, _final_obs(infos, ended) if same_step else nest.take(rows[0], ended))
             if begun.size:
                 recorder.begin(begun, None)
             if self._mode is AutoresetMode.NEXT_STEP:
@@ -179,6 +183,15 @@ class RecordedVectorEnv(VectorWrapper):
     __exit__: Any = BaseVectorEnv.__exit__
 
 
+def _like(given: Any, rows: Any) -> Any:
+    """Return the rows as tensors on the device of the actions that were given, if these are tensors."""
+    if not hasattr(given, "detach"):
+        return rows
+    from collector.device.tensors import to_device
+
+    return to_device(rows, given.device)
+
+
 def _final_obs(infos: dict[str, Any], rows: np.ndarray) -> Any:
     """The last observations of envs in SAME_STEP mode, from an array of objects or the arrays of a batch.
 
@@ -186,8 +199,12 @@ def _final_obs(infos: dict[str, Any], rows: np.ndarray) -> Any:
     """
     found = infos["final_obs"] if "final_obs" in infos else infos["final_observation"]
     if isinstance(found, np.ndarray) and found.dtype == object:
-        return nest.merge(np.array, found[rows])
+        return _stacked(found[rows])
     return nest.take(found, rows)
+
+
+def _stacked(rows: Sequence[Any]) -> Any:
+    return nest.merge(lambda parts: np.array([*map(as_array, parts)]), rows)
 
 
 def _restarted(infos: dict[str, Any], n: int) -> np.ndarray:
@@ -237,11 +254,11 @@ class RecordedEngine(RowWiseWrapper):
         self._in_order = ids is None and not resets
         if action is not None:
             rows = recorder.actions(action, range(recorder.n) if ids is None else ids.tolist())
-            stepped, seeds = ... if ids is None else ids, kwargs.get("autoreset")
+            stepped = ... if ids is None else ids
+            seeds = as_autoreset(kwargs.get("autoreset"), recorder.n if ids is None else len(ids))
             nest.put(recorder.sent, stepped, rows)
-            self._seeds[stepped] = seeds if seeds.__class__ is np.ndarray else -1
-            is_tuple = isinstance(rows, tuple)  # for the vector env a tuple is one action an env
-            self._stored = [nest.take(rows, row) for row in range(len(next(nest.leaves(rows))))] if is_tuple else rows
+            self._seeds[stepped] = -1 if isinstance(seeds, bool) else seeds
+            self._stored = rows
         if resets:
             self._seeds[resets] = [-1 if seed is None else seed for seed in spread_seeds(kwargs.get("seed"), resets)]
 
@@ -274,7 +291,7 @@ class RecordedEngine(RowWiseWrapper):
 
     def _record(self, columns: Any, info: np.ndarray) -> None:
         """Record rows of steps, and the resets that followed the last one of an episode in the same round."""
-        obs, reward, terminated, truncated = columns
+        obs, reward, terminated, truncated = nest.map(as_array, columns)
         recorder, ids = self._recorder, None
         if not self._in_order or len(info) != recorder.n:
             ids = np.array([row["env_id"] for row in info], np.int64)
@@ -283,13 +300,13 @@ class RecordedEngine(RowWiseWrapper):
         if not ended.size:
             return
         envs, infos = ended if ids is None else ids[ended], info[ended].tolist()
-        truncations = np.asarray(truncated)[ended].tolist()
+        truncations = truncated[ended].tolist()
         broken = [env for env, cut, each in zip(envs, truncations, infos, strict=True) if cut and is_repeated(each)]
         if broken:
             recorder.discard(broken)
         begun = ["final_obs" in each and "final_info" in each for each in infos]  # in the same round
         if all(begun):
-            last = nest.merge(np.array, [each["final_obs"] for each in infos])
+            last = _stacked([each["final_obs"] for each in infos])
         else:
             last = nest.take(obs, ended)
             for row in np.flatnonzero(begun).tolist():

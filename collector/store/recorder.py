@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -17,7 +17,8 @@ from collector.interruptor import sigint_deferred
 from collector.store.safe_folder import DatasetError
 from collector.store.writer import StoreWriter
 from vecenv import nest
-from vecenv.extending import Layout, ObjectLeaf, add_note, batch_actions, common_layout
+from vecenv.extending import Layout, add_note, batch_actions, cast_exactly
+from vecenv.nest import as_array
 
 ROUNDS = 1024
 _BYTES = 2**24
@@ -26,16 +27,43 @@ _NONE = 2**62
 """The beginning of an episode that is not recorded."""
 
 
-def row_layout(observation_spaces: Sequence[Any], action_spaces: Sequence[Any]) -> Layout:
-    """The arrays of one form that observations and actions are. Raises `DatasetError` where they are none."""
-    layout = common_layout(observation_spaces, action_spaces)
-    objects = [leaf.path for leaf in nest.leaves(layout.obs) if isinstance(leaf, ObjectLeaf)]
-    if objects or layout.action is None:
-        raise DatasetError(
-            f"only arrays of numbers can be stored: {[*objects, 'action'][0]} is no array with the same shape and "
-            "dtype in all envs"
-        )
-    return layout
+def fit_rows(rows: Any, layout: Any) -> Any:
+    """Return observations `(k, ...)` as arrays of the shapes and dtypes of their space, whose tree of leaves is
+    `layout`.
+
+    Raises `DatasetError` if that would change a value, apart from rounding to a float type.
+    """
+    if isinstance(layout, dict):
+        if not isinstance(rows, Mapping) or rows.keys() != layout.keys():
+            raise _misfit("observations", rows, f"a dict with the keys {[*layout]}")
+        return {key: fit_rows(rows[key], child) for key, child in layout.items()}
+    if isinstance(layout, tuple):
+        if not isinstance(rows, tuple) or len(rows) != len(layout):
+            raise _misfit("observations", rows, f"a tuple of {len(layout)}")
+        return tuple(map(fit_rows, rows, layout))
+    array = rows if rows.__class__ is np.ndarray or isinstance(rows, (dict, tuple)) else as_array(rows)
+    if array.__class__ is not np.ndarray:
+        raise _misfit(layout.path, rows, f"{layout.dtype} in the shape {layout.shape}")
+    if array.dtype == layout.dtype and array.shape[1:] == layout.shape:
+        return array
+    if array.shape[1:] + layout.shape == (1,):  # as in the vector envs, () and (1,) are one
+        array = array.reshape(len(array), *layout.shape)
+    cast = cast_exactly(array, layout.dtype) if array.shape[1:] == layout.shape else None
+    if cast is None:
+        raise _misfit(layout.path, array, f"{layout.dtype} in the shape {layout.shape}")
+    return cast
+
+
+def _misfit(path: str, rows: Any, expected: str) -> DatasetError:
+    found = type(rows).__name__
+    if isinstance(rows, np.ndarray):
+        found = f"{rows.dtype} in the shape {rows.shape[1:]}"
+        if rows.dtype.kind in "biuf" and rows.size:
+            found += f" with values in [{rows.min()}, {rows.max()}]"
+    return DatasetError(
+        f"the vector env returned {path} as {found}; its observation space says {expected}, and storing them so would "
+        "change them: correct the space or the env"
+    )
 
 
 class EpisodeRecorder:
@@ -50,7 +78,7 @@ class EpisodeRecorder:
     def __init__(
         self, n: int, writer: StoreWriter, layout: Layout, shard_bytes: int, shard_seconds: float, memory: int
     ) -> None:
-        self.n, self._writer, self._actions, self._memory = n, writer, layout.action, memory
+        self.n, self._writer, self._layout, self._memory = n, writer, layout, memory
         self._shard_bytes, self._shard_seconds = shard_bytes, shard_seconds
         self.sent = nest.map(lambda leaf: np.zeros((n, *leaf.shape), leaf.dtype), layout.action)
         """The latest action of each env."""
@@ -73,7 +101,7 @@ class EpisodeRecorder:
         """The actions of these envs as they are stored: a tree of arrays. Raises as a vector env of vecenv does for
         them, and `DatasetError` for those that the dtypes of the action space cannot hold.
         """
-        rows = batch_actions(action, ids, self._actions)
+        rows = batch_actions(action, ids, self._layout.action)
         if rows.__class__ is list:
             raise DatasetError(f"these actions are no elements of the action space, and cannot be stored: {action!r}")
         return rows
@@ -94,7 +122,7 @@ class EpisodeRecorder:
         envs = self._all if ids is None else ids
         at = self._count[envs]
         if obs is not None:
-            self._buffer.write("obs", at * self.n + envs, obs)
+            self._buffer.write("obs", at * self.n + envs, fit_rows(obs, self._layout.obs))
         self._seeds[envs] = -1 if seeds is None else [-1 if seed is None else seed for seed in seeds]
         self._began[envs] = at
 
@@ -109,7 +137,7 @@ class EpisodeRecorder:
         an episode, for `end`.
         """
         self._check_open()
-        n, buffer = self.n, self._buffer
+        n, buffer, obs = self.n, self._buffer, fit_rows(obs, self._layout.obs)
         if time.monotonic() >= self._due or (self._count[0] if self._together else self._count.max()) == buffer.steps:
             self.cut()
             self._check_memory()
@@ -124,7 +152,7 @@ class EpisodeRecorder:
             after = at + n
         flags = np.asarray(terminated, np.bool_), np.asarray(truncated, np.bool_)
         buffer.write("action", at, action)
-        buffer.write_step(at, after, obs, np.asarray(nest.as_array(reward), np.float64), *flags)
+        buffer.write_step(at, after, obs, np.asarray(reward, np.float64), *flags)
         if ids is None:
             self._count += 1
         else:
@@ -144,7 +172,7 @@ class EpisodeRecorder:
 
     def end(self, envs: np.ndarray, last_obs: Any) -> None:
         """End the episodes of these envs with their last steps; `last_obs` are rows in memory of their own."""
-        self._ended.append((self._state[:, envs], last_obs))
+        self._ended.append((self._state[:, envs], fit_rows(last_obs, self._layout.obs)))
         self._began[envs] = _NONE
         self._due = min(self._due, time.monotonic() + self._shard_seconds)
 

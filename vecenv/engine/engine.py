@@ -23,7 +23,7 @@ from vecenv.backends.ipc import opcodes
 from vecenv.backends.memory.arena import Layout, Leaf, common_layout
 from vecenv.engine import lifetime
 from vecenv.engine.actions import Actions
-from vecenv.engine.arguments import check_spaces_equal, reset_arguments, reset_rows
+from vecenv.engine.arguments import as_autoreset, check_spaces_equal, reset_arguments, reset_rows
 from vecenv.engine.env_calls import EnvCalls
 from vecenv.engine.lifetime import Lifetime
 from vecenv.engine.recovery import Recovery
@@ -214,7 +214,9 @@ class Engine:
         )
         ops: Any = opcodes.STEP
         encoded: Mapping[int, Any] = NO_ARGUMENTS  # type: ignore[assignment]
-        resets = None if reset is None else reset_rows(ids, reset, self.env_num)
+        resets, chosen = (None, []) if reset is None else reset_rows(ids, reset, self.env_num)
+        if autoreset is not False:
+            autoreset = as_autoreset(autoreset, self.env_num if ids is None else len(ids))
         if not plain:
             self.check_open()
             asked = self.all_ids if ids is None else ids.tolist()
@@ -229,8 +231,8 @@ class Engine:
             if autoreset is not True or self._seeded or not self.autoresets:
                 self._seed_next(... if ids is None else ids, autoreset)
         args: dict[int, dict[str, Any]] = NO_ARGUMENTS  # type: ignore[assignment]
-        if resets is not None and len(rows := resets.nonzero()[0]):
-            args = reset_arguments((rows if ids is None else ids[rows]).tolist(), kwargs)
+        if resets is not None and chosen:
+            args = reset_arguments(chosen, kwargs)
             encoded = {**encoded, **args} if kwargs else {i: encoded[i] for i in encoded if i not in args}
             ops = np.where(resets, np.uint8(opcodes.RESET_KWARGS if kwargs else opcodes.RESET), np.uint8(ops))
         elif kwargs:
@@ -283,7 +285,7 @@ class Engine:
         if ids is not None:
             self.statistics.left_out += self.env_num - len(ids)
         if self._absorbs:
-            self.recovery.keep_rows(ids)
+            self.recovery.keep_rows(ids, ops)
             if self.recovery.errors:
                 ids, ops = self.recovery.answer_failed(np.arange(self.env_num) if ids is None else ids, ops)
                 encoded = {i: encoded[i] for i in ids.tolist() if i in encoded}

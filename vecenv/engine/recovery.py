@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from types import TracebackType
 from typing import Any
 
@@ -14,7 +14,7 @@ import numpy as np
 from vecenv import nest
 from vecenv.backends.backend import Backend
 from vecenv.backends.host.failure import Failure, add_note, died_failure
-from vecenv.backends.host.row_writer import Extra
+from vecenv.backends.host.row_writer import Extra, Final
 from vecenv.backends.ipc import opcodes
 from vecenv.errors import VectorEnvError
 
@@ -24,8 +24,9 @@ logger.addHandler(logging.NullHandler())  # silent unless the program configures
 
 
 def is_repeated(info: Mapping[str, Any]) -> bool:
-    """True if the info is that of a row which `on_error="restart"` makes of a failure: it repeats an observation."""
-    return info.get("restarted") is True and "error" in info
+    """True if `on_error="restart"` made the row of this info from a failure: its last observation is a repeated one."""
+    last = info.get("final_info", info)
+    return isinstance(last, Mapping) and last.get("restarted") is True and "error" in last
 
 
 class Recovery:
@@ -56,6 +57,8 @@ class Recovery:
         """Failures that the caller did not see as exceptions."""
         self.resets: dict[int, dict[str, Any]] = {}
         """The envs that are being reset, with their arguments."""
+        self._autoresets: set[int] = set()
+        """on_error="restart": the envs whose latest operation is a step with autoreset."""
         self._last: list[tuple[np.ndarray, np.ndarray]] = []
         """on_error="restart": the observations in the arena, where those of idle envs are whole, and a copy from before
         the operation in flight.
@@ -115,11 +118,14 @@ class Recovery:
                 self.errors.pop(i, None)
                 self._traces.pop(i, None)
 
-    def keep_rows(self, ids: np.ndarray | None) -> None:
+    def keep_rows(self, ids: np.ndarray | None, ops: Any) -> None:
         """on_error="restart": keep the latest observations of these envs (None: all), before a round of them.
 
         An env that fails may have written over its own in part, and the results of others of its worker are lost.
         """
+        asked = np.arange(len(self._backend.arena.status)) if ids is None else ids
+        self._autoresets.difference_update(asked.tolist())
+        self._autoresets.update(asked[(np.broadcast_to(ops, asked.shape) & opcodes.AUTORESET) > 0].tolist())
         if not self._last:
             arrays = [leaf for leaf in nest.leaves(self._backend.arena.obs) if leaf.dtype != object]
             self._last = [(array, np.zeros_like(array)) for array in arrays]
@@ -147,8 +153,11 @@ class Recovery:
             self._backend.arena.status[i] = opcodes.DONE
         return ids[~failed], ops[~failed]
 
-    def settle(self, extras: dict[int, Extra]) -> list[int]:
-        """Absorb failures of a round as `on_error` requires; returns the ids of the envs whose failure is raised."""
+    def settle(self, extras: dict[int, Extra], answered: Collection[int]) -> list[int]:
+        """Absorb failures of a round as `on_error` requires; returns the ids of the envs whose failure is raised.
+
+        `answered` are the envs with a row of `answer_failed`.
+        """
         failed, resets = [], self.resets
         for i, extra in extras.items():
             failure = extra.failure
@@ -163,11 +172,32 @@ class Recovery:
                 elif i not in resets and (free or self._may_absorb(i)):
                     self.absorbed += free
                     extra = extra._replace(failure=None) if failure.stepped else self._truncated_row(i)
+            absorbed = extra.failure is None and (failure is not None or i in answered)
+            if absorbed and i not in resets and i in self._autoresets:
+                extra = self._next_episode(i, extra)
             if extra.failure is not None:
                 failed.append(i)
                 self._note_budget(i, self.errors[i])
             extras[i] = extra
         return failed
+
+    def _next_episode(self, i: int, last: Extra) -> Extra:
+        """Reset env i, whose failure was absorbed in a step with autoreset. `last` is the extra of its row."""
+        arena = self._backend.arena
+        rows = [(obs, final) for obs, final in zip(nest.leaves(arena.obs), nest.leaves(arena.final), strict=True)]
+        arrays = [(obs, final) for obs, final in rows if obs.dtype != object]
+        for obs, final in arrays:
+            final[i] = obs[i]
+        objects = last.objects or [obs[i] for obs, _ in rows if obs.dtype == object]
+        outcome = arena.reward[i], arena.terminated[i], arena.truncated[i]
+        first = self._reset_again(i, {} if arena.seed[i] < 0 else {"seed": int(arena.seed[i])})
+        arena.reward[i], arena.terminated[i], arena.truncated[i] = outcome
+        if first.failure is None:
+            return first._replace(reward=last.reward, final=Final(objects, last.info or {}))
+        for obs, final in arrays:
+            obs[i] = final[i]
+        first.failure.stepped = True
+        return last._replace(failure=first.failure)
 
     def _reset_again(self, i: int, kwargs: dict[str, Any]) -> Extra:
         """Repeat a failed reset, in a new worker if needed, until it succeeds or the budget is spent."""

@@ -74,6 +74,9 @@ class WorkerPool(ABC):
     def prepare(self, num_workers: int) -> None:
         """Called before the first worker is launched. Raises if there cannot be so many."""
 
+    def preload(self, env_fns: Sequence[Any]) -> None:  # noqa: B027
+        """Import the modules of the pickled env_fns once for all workers, if that is possible."""
+
     @abstractmethod
     def handle(self, index: int, ids: range) -> WorkerHandle:
         """A handle for a worker that is yet to be launched."""
@@ -111,6 +114,7 @@ class WorkerPool(ABC):
         self._states = list(states.values())
         self._transport_args = transport_args
         registered = self._registered()
+        self.preload(self._env_fns)
         for worker in self.workers:
             self._launch(worker, registered)
         self._await_ready(self.workers)
