@@ -92,7 +92,7 @@ def test_pictures_are_lossless_in_minari(minari: Any, tmp_path: Path) -> None:
         with StoreWriter(folder / "a", make_head(spaces.Box(0, 255, shape, np.uint8), spaces.Discrete(5))) as writer:
             writer.add(episode(0, obs=pixels))
             writer.end()
-        export(folder / "a", "minari", folder / "out")
+        export(folder / "a", "minari", os.path.relpath(folder / "out"))
         (found,) = minari.MinariDataset(folder / "out/data").iterate_episodes()
         np.testing.assert_array_equal(found.observations, pixels)
 
@@ -105,7 +105,7 @@ def test_minari_keeps_the_spec_of_an_env_that_is_known(minari: Any, tmp_path: Pa
         with StoreWriter(folder / "a", make_head(space.observation_space, space.action_space, {"env": env})) as writer:
             writer.add(episode(0, obs=np.zeros((6, 4), np.float32), action=np.zeros(5, np.int64)))
             writer.end()
-        export(folder / "a", "minari", folder / "out")
+        export(folder / "a", "minari", os.path.relpath(folder / "out"))
         spec = minari.MinariDataset(folder / "out/data").env_spec
         assert (spec and spec.id) == expected
     assert "antigravity" not in sys.modules

@@ -238,12 +238,24 @@ def test_the_command_line_prints_the_table_and_lines_that_work() -> None:
     envs.close()
 
 
+@pytest.mark.parametrize("env", ["CartPole-v1", "gymnasium.envs.classic_control.cartpole:CartPoleEnv"])
+def test_envs_get_their_arguments(env: str, capsys: pytest.CaptureFixture[str]) -> None:
+    kwargs = '{"render_mode": "rgb_array"}'
+    assert main(["tune", env, "--num-envs", "2", "--seconds", "0.1", "--env-kwargs", kwargs]) == 0
+    assert ("render_mode='rgb_array'" in capsys.readouterr().out) == (env == "CartPole-v1")
+    with pytest.raises(SystemExit):
+        main(["tune", env, "--num-envs", "2", "--env-kwargs", '{"no_such": 1}'])
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
         ([], "required: COMMAND"),
         (["tune"], "required: ENV_ID"),
         (["tune", "CartPoll-v1"], "Environment `CartPoll` doesn't exist"),
+        (["tune", "CartPoll-v1"], "One that a package registers is found as package:CartPoll-v1"),
+        (["tune", "tests.tuned_envs:nothing"], "there is no function tests.tuned_envs:nothing"),
+        (["tune", "CartPole-v1", "--env-kwargs", "[1]"], "it must be a JSON object"),
         (["tune", "CartPole-v1", "--num-envs", "0"], "--num-envs must be at least 1, got 0"),
         (["tune", "CartPole-v1", "--policy-ms", "-1"], "pause must be a number of seconds"),
     ],

@@ -86,6 +86,9 @@ class Results:
         """The observations of `ids` (None for all, in order)."""
         for i, extra in extras.items():
             if extra.objects is not None:
+                if len(extra.objects) == 1:
+                    self._objects[0][i] = extra.objects[0]
+                    continue
                 for leaf, value in zip(self._objects, extra.objects, strict=True):
                     leaf[i] = value
         if self._single is not None:

@@ -115,7 +115,7 @@ class RowWriter:
         if info.__class__ is not dict:
             info = _odd_info("step", info)
         if info or objects is not None or vector is not None:
-            return Extra(self.own(info) or None, objects, vector)
+            return Extra(self.own(info) if info else None, objects, vector)
         return None
 
     def final(self, j: int, extra: Extra, last: Any) -> Final:
@@ -132,7 +132,7 @@ class RowWriter:
 
     def write_reset(self, j: int, result: Any) -> Extra | None:
         """Take what `reset` of env j returned; reward and flags of the row become 0 and False."""
-        if result.__class__ is not tuple or len(result) != 2 or not isinstance(result[1], (dict, Mapping)):
+        if result.__class__ is not tuple or len(result) != 2 or result[1].__class__ is not dict:
             result = _as_tuple(result, 2, "reset", "(obs, info)")
         obs, info = result
         objects: list[Any] | None = [] if self._has_objects else None
@@ -200,22 +200,22 @@ def _object_put(own: Any, keep: Keep | None) -> Put:
         if isinstance(own, Leaf):  # an array in a batch whose envs differ
             objects.append(np.array(fit(obs, own)))
         else:
-            objects.append(obs if keep is None else keep(obs))
+            objects.append(obs if keep is None or obs.__class__ in UNCHANGING else keep(obs))
 
     return put
 
 
 def _dict_put(children: dict[Any, Put], own: Any) -> Put:
-    keys = children.keys()
+    keys, items = children.keys(), tuple(children.items())
 
     def put(obs: Any, objects: list[Any] | None) -> None:
-        if not isinstance(obs, Mapping):
+        if obs.__class__ is not dict and not isinstance(obs, Mapping):
             raise ObservationError(
                 f"{_path(own)} is a {type(obs).__name__}, expected a dict with the keys {list(keys)}"
             )
         if obs.keys() != keys:
             raise wrong_keys(obs, own)
-        for key, child in children.items():
+        for key, child in items:
             child(obs[key], objects)
 
     return put
@@ -303,12 +303,24 @@ def _as_floats(array: np.ndarray, dtype: np.dtype) -> np.ndarray | None:
 
 def own_containers(value: Any) -> Any:
     """Copies of the containers and arrays, because the env may write into its own later."""
-    if value.__class__ is dict and UNCHANGING.issuperset(map(type, value.values())):
-        return value.copy()
     try:
-        return _own_arrays(value)
+        return _own_dict(value) if value.__class__ is dict else _own_arrays(value)
     except RecursionError:  # nested too deep
         return value
+
+
+def _own_dict(value: dict[Any, Any]) -> dict[Any, Any]:
+    """As `_own_arrays`, of a dict: without a call for most of its values."""
+    copied = value.copy()
+    for key, child in value.items():
+        kind = child.__class__
+        if kind in UNCHANGING:
+            continue
+        if kind is np.ndarray:
+            copied[key] = child.copy()
+        else:
+            copied[key] = _own_dict(child) if kind is dict else _own_arrays(child)
+    return copied
 
 
 def _own_arrays(value: Any) -> Any:
@@ -316,10 +328,12 @@ def _own_arrays(value: Any) -> Any:
 
     Other objects stay: an info may hold anything, the env itself included.
     """
+    if value.__class__ is dict:
+        return _own_dict(value)
     if isinstance(value, np.ndarray):
         return value.copy()
-    if value.__class__ in (dict, OrderedDict):
-        return value.__class__((key, _own_arrays(child)) for key, child in value.items())
+    if value.__class__ is OrderedDict:
+        return OrderedDict((key, _own_arrays(child)) for key, child in value.items())
     if value.__class__ is defaultdict:
         return defaultdict(value.default_factory, ((key, _own_arrays(child)) for key, child in value.items()))
     if value.__class__ in (list, tuple):
