@@ -236,6 +236,14 @@ class TestCollectors:
             kind([CHEAP] * 2, frames_per_batch=20, backend="threads")
 
 
+def test_a_delay_that_began_before_the_measurement_leaves_the_cost_of_the_cpu(monkeypatch):
+    delays = iter(["0 0 0", f"0 {9e9:.0f} 0"])
+    monkeypatch.setattr(auto_backend, "system_file", lambda path: next(delays))
+    cost = time_steps(Draws(), 0.05)
+    assert 0 < cost.cpu == cost.wall
+    assert not cost.waits
+
+
 def test_an_env_that_other_programs_preempt_costs_no_more(monkeypatch):
     steps = []
 

@@ -10,7 +10,7 @@ from transform_envs import MIXED, VECTOR, Samples, normalised, plain
 
 from collector import save_statistics
 from tests.backends import FULL
-from vecenv import DummyVectorEnv, EnvCreator, ShmemVectorEnv
+from vecenv import DummyVectorEnv, EnvCreator, ShmemVectorEnv, nest
 from vecenv.nest import tree_of
 from vecenv.transforms import Compose, RenameTransform, Rows, TransformedEnv, TransformedVectorEnv, VecNorm
 from vecenv.transforms.arrays import leaves_of, part
@@ -144,6 +144,31 @@ def test_parts_are_known_by_their_names():
         for key in ("x", "v", "pixels"):
             np.testing.assert_allclose(got[key], want[key], rtol=1e-4, atol=1e-5)
         np.testing.assert_allclose(got["deep"]["y"], want["deep"]["y"], rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("space", "keys", "targets"),
+    [
+        (MIXED, ["x", "v"], ["v", "x"]),
+        (MIXED, ["x", ("deep", "y")], ["z", "x"]),
+        (spaces.Tuple((VECTOR, VECTOR)), [(0,), (1,)], ["a", "b"]),
+        (spaces.Tuple((VECTOR, VECTOR)), [(0,), (1,)], [(1,), (0,)]),
+        (VECTOR, ["observation"], ["z"]),
+    ],
+    ids=["swapped", "moved", "names", "places", "an array"],
+)
+def test_the_fixed_norm_of_parts_that_it_moves_is_the_same(space, keys, targets):
+    with attached(VecNorm(keys, targets), space) as venv, attached(None, space) as raw:
+        venv.reset(seed=0)
+        [norm] = venv.transform
+        norm.freeze()
+        want, own = venv.reset(seed=1)[0], raw.reset(seed=1)[0]
+        nest.merge(
+            lambda pair: np.testing.assert_allclose(*pair, rtol=1e-4, atol=1e-4),
+            [norm.to_observation_norm()(own), want],
+        )
+        with attached(norm.to_observation_norm(), space) as fixed:
+            assert nest.map(type, fixed.observation_space[0]) == nest.map(type, venv.observation_space[0])
 
 
 def odd(*keys):

@@ -27,6 +27,7 @@ from vecenv.transforms.arrays import (
     part,
 )
 from vecenv.transforms.compose import Compose
+from vecenv.transforms.shapes import RenameTransform
 from vecenv.transforms.transform import Freezable, Keys, Rows, Transform
 from vecenv.transforms.values import ObservationNorm
 
@@ -208,11 +209,13 @@ class VecNorm(Freezable):
     def to_observation_norm(self) -> Transform:
         """Its present normalisation of observations as an ObservationNorm (of several parts: a Compose of them)."""
         moments = self.moments()
-        norms = []
-        for name, source, target in self._entries:
-            keys = {} if source == () and target == () else {"in_keys": [source or (WHOLE,)], "out_keys": [target]}
-            norms.append(ObservationNorm(*moments[name], standard_normal=True, **keys))
-        return norms[0] if len(norms) == 1 else Compose(*norms)
+        # Copies first: all parts are read before one is written.
+        moved = [(source or (WHOLE,), target) for _, source, target in self._entries if source != target]
+        sources, targets = [source for source, _ in moved], [target for _, target in moved]
+        chain: list[Transform] = [RenameTransform(sources, targets, create_copy=True)] if moved else []
+        for name, _, target in self._entries:
+            chain.append(ObservationNorm(*moments[name], in_keys=[target or (WHOLE,)], standard_normal=True))
+        return chain[0] if len(chain) == 1 else Compose(*chain)
 
     def state_dict(self) -> dict[str, Any]:
         """The statistics: copies of numpy, safe to keep."""

@@ -123,10 +123,10 @@ def time_steps(env: Any, seconds: float) -> EnvCost:
     space.seed(0)
     actions = [space.sample() for _ in range(64)]  # drawn before, because that may take longer than a step
     env.reset()
+    begin, own = clock(), time.thread_time()
     before, delayed = resource.getrusage(resource.RUSAGE_SELF), _preempted()
-    steps, in_resets, begin = list[float](), 0.0, clock()
-    now = begin
-    while now - begin < (seconds if len(steps) >= LEAST_STEPS else 4 * seconds):
+    steps, in_resets, now = list[float](), 0.0, clock()
+    while not steps or now - begin < (seconds if len(steps) >= LEAST_STEPS else 4 * seconds):
         start = now
         _, _, terminated, truncated, _ = env.step(actions[len(steps) % len(actions)])
         now = clock()
@@ -137,10 +137,11 @@ def time_steps(env: Any, seconds: float) -> EnvCost:
             now = clock()
             in_resets += now
     after, delay, count = resource.getrusage(resource.RUSAGE_SELF), _preempted(), len(steps)
+    own, total = time.thread_time() - own, clock() - begin
     # Resets count as they are, because most parts may have none. A median of parts leaves a preemption out.
     wall = _usual(steps[slow_steps(steps) :]) + in_resets / count
     if delay is not None and delayed is not None:
-        wall = min(wall, (now - begin - (delay - delayed)) / count)
+        wall = max(own / count, min(wall, (total - (delay - delayed)) / count))
     cpu = (after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime) / count
     # Where the kernel does not say how long the env was preempted, it may seem to wait, but never gave its CPU up.
     waits = after.ru_nvcsw - before.ru_nvcsw >= count / 2 or (delay is not None and cpu < 0.5 * wall)
