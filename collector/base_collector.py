@@ -315,6 +315,11 @@ class BatchCollector(BatchIterator):
         """
         return self._runner.noise is not None and self._runner.noise.everything
 
+    @property
+    def not_keyed_because(self) -> str:
+        """The reason why `everything_keyed` is False; "" if it is True."""
+        return self._runner.noise.reason if self._runner.noise is not None else "the collector has no episode_seeds"
+
     def _refuse_with_seeds(self, what: str) -> None:
         if self._seeded:
             raise ValueError(

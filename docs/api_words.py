@@ -64,6 +64,7 @@ WORDS: dict[str, str] = {
     "wrapper_class": "The class of a wrapper.",
     "AECVectorEnv.reset.id": "Ids of the envs, or a bool mask. Default: all envs.",
     "ParallelVectorEnv.reset.id": "Ids of the envs, or a bool mask. Default: all envs.",
+    "separate_generators.given": "The spaces, one per env.",
     "from_gymnasium.envs": "The vector env. The result owns it and closes it.",
     "Partial.merge_into.obs": "The batch of observations from before the failed step. It is not changed.",
     "AECVectorEnv.autoreset_mode": "When an env begins its next episode, as for `GymnasiumVectorEnv`.",

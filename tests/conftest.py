@@ -4,6 +4,7 @@ import contextlib
 import gc
 import multiprocessing
 import os
+import random
 import shutil
 import signal
 import sys
@@ -15,16 +16,17 @@ from multiprocessing import forkserver, resource_tracker
 from multiprocessing.util import Finalize
 from pathlib import Path
 
+import numpy as np
 import psutil
 import pytest
 
 from tests import local_ray as local_ray_of_the_run
 from tests.backends import BACKENDS, PROCESS_BACKENDS, and_ray, one_of, vector_env_classes
-from vecenv.backends.pool import start_methods
+from vecenv.backends.pool import preloading, start_methods
 
 PATIENCE = 2.0
 """Seconds that the system may take to reap what has been closed."""
-PATIENCE_WITH_RAY = 15.0
+PATIENCE_WITH_RAY = 45.0
 """As long as Ray may take to end an actor, on a busy machine."""
 
 # A folder for temporary files of its own: tests that count what is left there may run beside others.
@@ -97,7 +99,7 @@ def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def forkserver_ends() -> Iterator[None]:
-    """Ends the process from which `benchmarks.kills` forks jobs."""
+    """Ends the process from which `tests.fuzz.kills` forks jobs."""
     yield
     forkserver._forkserver._stop()  # multiprocessing's own
 
@@ -166,6 +168,16 @@ def fonts() -> None:
 
 
 @pytest.fixture(autouse=True)
+def seeded() -> None:
+    """Every test draws the same random numbers, alone and beside others. TEST_SEED=7 makes them different ones."""
+    seed = int(os.environ.get("TEST_SEED", "0"))
+    random.seed(seed)
+    np.random.seed(seed)
+    if (torch := sys.modules.get("torch")) is not None:
+        torch.manual_seed(seed)
+
+
+@pytest.fixture(autouse=True)
 def no_leaks(cuda_has_started: None, request: pytest.FixtureRequest) -> Iterator[None]:
     """Fails a test that leaves a process, a file descriptor, shared memory or thread of ours behind."""
     for name in ("local_ray", "own_ray"):
@@ -191,8 +203,8 @@ def leaks(
     """One line for each thing that is there now and was not then."""
     kept = kept_descriptors()
     new_files = {fd: name for fd, name in descriptors().items() if files.get(fd) != name and fd not in kept}
-    # What CUDA opens when it is used, and the connections of Ray.
-    new_files = {fd: name for fd, name in new_files.items() if not name.startswith(("/dev/nvidia", "tcp socket"))}
+    # CUDA, Ray, and pygame as gymnasium 1.3 starts it, keep descriptors that they opened when they were first used.
+    new_files = {fd: name for fd, name in new_files.items() if not name.startswith(("/dev/nvidia", "network socket"))}
     return [
         *(f"process {child}" for child in children() - processes),
         *(f"descriptor {fd} ({name})" for fd, name in new_files.items()),
@@ -225,22 +237,24 @@ def descriptors() -> dict[int, str]:
             found[int(fd)] = os.readlink(f"/proc/self/fd/{fd}")
         except OSError:  # the one that listed the folder
             continue
-    if "ray" in sys.modules:
-        tcp = "".join(Path(f"/proc/self/net/{name}").read_text() for name in ("tcp", "tcp6"))
-        inodes = {line.split()[9] for line in tcp.splitlines()}
-        found = {fd: f"tcp {name}" if name[8:-1] in inodes else name for fd, name in found.items()}
+    if not sys.modules.keys().isdisjoint(("ray", "pygame")):
+        table = "".join(Path(f"/proc/self/net/{name}").read_text() for name in ("tcp", "tcp6", "netlink"))
+        inodes = {line.split()[9] for line in table.splitlines()}
+        found = {fd: f"network {name}" if name[8:-1] in inodes else name for fd, name in found.items()}
     return found
 
 
 def kept_descriptors() -> set[int]:
     """The processes of the forkserver and the resource tracker, which stay for the life of the process."""
-    owned = (start_methods._server._forkserver_alive_fd, resource_tracker._resource_tracker._fd)
+    owned = [start_methods._server._forkserver_alive_fd, resource_tracker._resource_tracker._fd]
+    for server in preloading._all:
+        owned += [server._forkserver_alive_fd, *start_methods.parent_fds(server.process)]
     return {fd for fd in owned if fd is not None}
 
 
 def children() -> set[psutil.Process]:
     """All processes below this one, except the forkserver and the resource tracker."""
-    kept = {start_methods._server._forkserver_pid, resource_tracker._resource_tracker._pid}
+    kept = {start_methods._server._forkserver_pid, resource_tracker._resource_tracker._pid, *preloading.server_pids()}
     found = set()
     for pid in _below(os.getpid()):
         if pid not in kept:

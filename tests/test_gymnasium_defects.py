@@ -4,6 +4,7 @@ W1 to W17 number these defects; a test says in its docstring which it is about. 
 in test_gymnasium_async, W7 in test_facade_faults, W8 in the contract, W9 in test_gymnasium_spaces.
 """
 
+import contextlib
 import os
 import threading
 
@@ -11,6 +12,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
+from cases import playing
 from gymnasium import spaces
 from gymnasium_cases import OURS, Echo, Foreign, OneBuffer, Remembers, Reports
 
@@ -19,8 +21,12 @@ from vecenv import (
     AsyncVectorEnv,
     DummyVectorEnv,
     GymnasiumVectorEnv,
+    ShmemVectorEnv,
+    SubprocVectorEnv,
     SyncVectorEnv,
+    ThreadVectorEnv,
     VectorEnvNormObs,
+    VectorEnvWrapper,
 )
 
 
@@ -73,6 +79,22 @@ def test_a_manual_reset_does_not_swallow_the_next_step(mode, options):
     obs, rewards, *_ = envs.step([1, 1])
     assert rewards.tolist() == [1.0, 1.0]
     assert obs[0].tolist() == [1, 1]
+
+
+@pytest.mark.parametrize("wrap", [lambda venv: venv, VectorEnvWrapper], ids=["alone", "wrapped"])
+@pytest.mark.parametrize("backend", [DummyVectorEnv, ShmemVectorEnv, SubprocVectorEnv, ThreadVectorEnv])
+def test_what_the_caller_does_to_an_object_is_not_in_a_later_batch(backend, wrap):
+    sequence = spaces.Sequence(spaces.Box(0, 9, (1,), np.float32))
+    space = spaces.Dict({"seen": sequence, "at": spaces.Discrete(9)})
+    script = [{"seen": (np.full(1, t, np.float32),) * 2, "at": t} for t in range(9)]
+    envs = GymnasiumVectorEnv(wrap(backend(playing(space, script, script))), autoreset_mode="Disabled")
+    with contextlib.closing(envs):
+        envs.reset()
+        for t in range(1, 4):
+            batches = [envs.step([0, 0])[0], envs.reset(options={"reset_mask": np.array([True, False])})[0]]
+            for batch in batches:
+                assert [each.tolist() for each in batch["seen"][1]] == [[t], [t]]
+                batch["seen"][1][0][:] = -1  # the caller's own
 
 
 def test_a_wrong_number_of_actions_does_not_shift_later_answers():

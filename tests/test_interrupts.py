@@ -11,6 +11,7 @@ import signal
 import time
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -23,7 +24,7 @@ import vecenv.engine.status
 from tests.backends import BACKENDS, ON_RAY, PROCESS_BACKENDS, and_ray, on_this_node, one_of
 from tests.ctrl_c import interrupt_at_random, interrupted, interrupting
 from tests.faulty import Counter, DiesOnReset, HangsInInit, HangsOnStep, RaisesElsewhere, counters
-from tests.ledger import CLOSED, STARTED, gone, kill, pids
+from tests.ledger import CLOSED, STARTED, gone, kill, pids, wait_until
 from tests.local_ray import FAR, NEAR
 from vecenv import DummyVectorEnv, GymnasiumVectorEnv, RayVectorEnv, RowWiseWrapper, VectorEnvError, WorkerDiedError
 from vecenv.backends.ipc.messages import Channel
@@ -146,20 +147,22 @@ def test_with_on_error_restart_the_envs_of_an_interrupted_call_are_truncated() -
 
 
 def test_an_env_that_does_not_return_from_an_interrupted_step_gets_a_new_worker(
-    remote_backend: Any, monkeypatch: pytest.MonkeyPatch
+    remote_backend: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(vecenv.engine.status, "DRAIN_TIMEOUT", 0.3)
-    fns = [partial(Counter, 0), partial(HangsOnStep, 1, at=1), partial(Counter, 2)]
+    monkeypatch.setattr(vecenv.engine.status, "RECOVERY_TIMEOUT", 0.3)
+    seen = tmp_path / "seen"
+    fns = [partial(Counter, 0), partial(HangsOnStep, 1, at=1, seen=str(seen)), partial(Counter, 2)]
     with remote_backend(fns, num_workers=2) as venv:
         venv.reset()
         with interrupting(venv.engine.backend, "wait", first=True):
             venv.step([0], [1])
+        wait_until(seen.exists)  # before that the step would be discarded
         begin = time.monotonic()
         assert venv.reset(1)[0][:, 2].tolist() == [0]
         assert time.monotonic() - begin < (STARTED if remote_backend is RayVectorEnv else CLOSED)
         mates = [i for i in (0, 2) if i in venv.failed_id]
         assert len(mates) == 1  # those of the same worker are new envs
-        with pytest.raises(VectorEnvError, match="was restarted because env 1, which shares its worker, did not"):
+        with pytest.raises(VectorEnvError, match="because env 1, which shares its worker, did not return"):
             venv.step([0] * len(mates), mates)
         venv.reset(mates)
         assert venv.stats()["restarts"] == 1

@@ -1,6 +1,6 @@
 """Jobs that are killed by SIGKILL at any moment: nothing committed is lost, nothing comes twice.
 
-`python -m benchmarks.kills` does it 200 times.
+`python -m tests.fuzz.kills` does it 200 times.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import kills, ray_kills
+from tests.fuzz import kills, ray_kills
 
 pytestmark = pytest.mark.usefixtures("forkserver_ends")
 

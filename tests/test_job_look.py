@@ -157,6 +157,9 @@ class TestPictures:
         run_job(job(episodes=2), tmp_path / "a")
         with pytest.raises(JobError, match="has no episode 7; it has 2"):
             make_videos(tmp_path / "a", [7])
+        run_job(job(env=f"{HERE}:Undrawn", episodes=2), tmp_path / "b")
+        with pytest.raises(JobError, match=r"cannot be rendered: RuntimeError: no OpenGL context.*MUJOCO_GL=egl"):
+            make_videos(tmp_path / "b", [0], allow_import=[HERE])
 
 
 class TestTables:

@@ -32,14 +32,14 @@ def test_it_joins_the_steps_of_an_episode(kind, n):
             flat = batch.flatten()
             rewards, last = zip(*loop(flat, n, 0.9), strict=True)
             last = np.array(last)
-            np.testing.assert_allclose(joined.reward, rewards)
+            np.testing.assert_allclose(joined.reward, rewards, atol=1e-6)
             assert np.array_equal(joined.obs, flat.obs)
             assert np.array_equal(joined.action, flat.action)
             assert np.array_equal(joined.next.obs, flat.next.obs[last])
             assert np.array_equal(joined.terminated, flat.terminated[last])
             assert np.array_equal(joined.truncated, flat.truncated[last])
             assert np.array_equal(joined.extras["steps"], last - np.arange(len(last)) + 1)
-            np.testing.assert_allclose(joined.extras["discount"], 0.9 ** joined.extras["steps"])
+            np.testing.assert_allclose(joined.extras["discount"], 0.9 ** joined.extras["steps"], atol=1e-6)
             assert np.array_equal(joined.extras["original_reward"], flat.reward)
 
 
@@ -54,9 +54,9 @@ def test_batches_may_be_tensors():
             results.append(collector.next())
     arrays, tensors = results
     assert isinstance(tensors.reward, torch.Tensor)
-    np.testing.assert_allclose(tensors.reward.numpy(), arrays.reward)
+    np.testing.assert_allclose(tensors.reward.numpy(), arrays.reward, atol=1e-6)
     assert np.array_equal(tensors.next.obs.numpy(), arrays.next.obs)
-    np.testing.assert_allclose(tensors.extras["discount"].numpy(), arrays.extras["discount"])
+    np.testing.assert_allclose(tensors.extras["discount"].numpy(), arrays.extras["discount"], atol=1e-6)
 
 
 def n_step_batch(fns, n, rows=20, **options):
@@ -104,7 +104,7 @@ class TestTensordict:
             if lmbda is not None and not done[row]:
                 ahead = (1 - lmbda) * ahead + lmbda * expected[row + 1]
             expected[row] = reward[row] + (0 if terminated[row] else 0.9 ** steps[row] * ahead)
-        np.testing.assert_allclose(targets.numpy().ravel(), expected, rtol=1e-5)
+        np.testing.assert_allclose(targets.numpy().ravel(), expected, rtol=1e-5, atol=1e-6)
         assert done.sum() == (14 if terminated.any() else 2)
 
 

@@ -13,7 +13,7 @@ import pytest
 
 pytest.importorskip("rich")
 
-from benchmarks.ray_soak import Found, Receipts
+from tests.fuzz.ray_soak import Found, Receipts
 
 pytestmark = pytest.mark.full
 ROOT = Path(__file__).resolve().parent.parent
@@ -69,7 +69,7 @@ def run(*arguments: str) -> subprocess.CompletedProcess[str]:
 @pytest.mark.timeout(300)
 def test_a_short_soak_holds_all_but_its_speed(tmp_path: Path) -> None:
     """The speed of restarts depends on what else the machine does."""
-    done = run("benchmarks.ray_soak", "--minutes", "0.4", "--every", "8", "--json", str(tmp_path / "soak.json"))
+    done = run("tests.fuzz.ray_soak", "--minutes", "0.4", "--every", "8", "--json", str(tmp_path / "soak.json"))
     assert done.returncode in (0, 1), done.stderr
     measured = json.loads((tmp_path / "soak.json").read_text())
     del measured["share"], measured["growth"]

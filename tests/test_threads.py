@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 import signal
 import threading
 import time
@@ -14,7 +15,8 @@ from typing import Any
 import pytest
 
 import vecenv.engine.lifetime
-from tests.backends import PROCESS_BACKENDS, and_ray
+from tests.backends import BACKENDS, PROCESS_BACKENDS, and_ray
+from tests.faulty import counters
 from tests.ledger import CLOSED, wait_until
 from vecenv import ClosedError, ConcurrentCallError, DummyVectorEnv, ThreadVectorEnv
 from vecenv.testing import Gates
@@ -46,7 +48,7 @@ def in_a_thread(call: Callable[[], Any]) -> Iterator[list[Any]]:
 
 def sleeps(venv: Any) -> None:
     """Waits until a call sleeps until envs have answered."""
-    wait_until(lambda: venv.engine.backend.sleeps, text="no call waits")
+    wait_until(lambda: len(venv.waiting_id) == len(venv), text="no call waits")
 
 
 def test_close_ends_a_wait_of_another_thread(waiting_backend: type) -> None:
@@ -109,3 +111,42 @@ def test_another_thread_finds_that_the_envs_of_dummy_are_stepping() -> None:
                     call()
             gates.open()
         assert outcome[0][0][:, 2].tolist() == [1, 1]
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_other_threads_that_ask_disturb_no_round(backend: Any) -> None:
+    """They saw a round that was being sent as one that an interrupt had cut off, and ended its workers."""
+    with backend(counters(4), num_workers=2) as venv:
+        venv.reset()
+        over = threading.Event()
+
+        def ask() -> None:
+            while not over.is_set():
+                assert venv.alive() == [True] * 4
+                assert venv.stats()["restarts"] == 0
+                assert set(venv.waiting_id) <= {0, 1, 2, 3}
+
+        with in_a_thread(ask) as outcome:
+            for t in range(1, 301):
+                assert venv.step([0] * 4)[0][:, 2].tolist() == [t] * 4
+            over.set()
+        assert outcome == [None]
+        assert venv.failed_id == []
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_call_that_another_thread_closes_raises_nothing_but_a_closed_error(backend: Any) -> None:
+    rng = random.Random(0)
+    for _ in range(12):
+        venv = backend(counters(4), num_workers=2)
+        venv.reset()
+
+        def play(venv: Any = venv) -> None:
+            while True:
+                venv.step([0] * 4)
+                venv.get_env_attr("t")
+
+        with in_a_thread(play) as outcome:
+            time.sleep(rng.uniform(0, 0.005))  # a random instant of the rounds, not an order of events
+            venv.close()
+        assert [type(error) for error in outcome] == [ClosedError]

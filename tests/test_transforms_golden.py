@@ -2,11 +2,14 @@
 
 from pathlib import Path
 
+import gymnasium
 import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
+from gymnasium.wrappers import GrayscaleObservation, ResizeObservation
 
+from tests.backends import FULL
 from vecenv import DummyVectorEnv
 from vecenv import transforms as tf
 
@@ -38,6 +41,13 @@ class Shows:
 
     def step(self, action):
         return None, 0.0, False, False, {}
+
+
+class Played(gymnasium.Env):
+    """Has observations of this space, for wrappers of gymnasium."""
+
+    def __init__(self, space):
+        self.observation_space, self.action_space = space, spaces.Discrete(2)
 
 
 def stacked(**options):
@@ -113,13 +123,39 @@ def test_images_of_integers_and_by_area_are_those_of_opencv_and_gymnasium(image_
         return np.abs(left.astype(int) - right).max()
 
     assert np.array_equal(tf.GrayScale(keep_dim=False)(PIXELS), GOLDEN["opencv gray"])
-    assert levels(tf.GrayScale("709")(SMALL), GOLDEN["gymnasium gray"]) <= 1  # which rounds down
+    assert np.array_equal(tf.GrayScale("709")(SMALL), GOLDEN["gymnasium gray"])
+    assert np.array_equal(tf.GrayScale("709")(torch.from_numpy(SMALL)), GOLDEN["gymnasium gray"])
     for name in ("smaller", "half"):
         area = tf.Resize(*SIZES[name])
         assert levels(area(IMAGES[name]), GOLDEN[f"gymnasium resize {name}"]) <= 1
         made = area(IMAGES[name] / np.float32(255))
         assert made.dtype == np.float32
         np.testing.assert_allclose(made, GOLDEN[f"opencv resize {name}"], rtol=1e-6, atol=1e-6)
+
+
+@FULL
+def test_every_gray_value_is_that_of_gymnasium():
+    box = spaces.Box(0, 255, (256, 256, 3), np.uint8)
+    theirs, own = GrayscaleObservation(Played(box)), tf.GrayScale("709", keep_dim=False)
+    image = np.zeros(box.shape, np.uint8)
+    image[..., 0], image[..., 1] = np.indices(box.shape[:2])
+    for image[..., 2] in range(256):
+        assert np.array_equal(theirs.observation(image), own(image[None])[0])
+        assert np.array_equal(theirs.observation(image), own(torch.from_numpy(image)[None])[0])
+
+
+def test_every_size_is_that_of_gymnasium():
+    """Also if one side grows and the other shrinks. Tensors differ by rounding."""
+    pytest.importorskip("cv2")
+    rng = np.random.default_rng(0)
+    for _ in range(40):
+        height, width, *size = rng.integers(1, 60, 4).tolist()
+        image = rng.integers(0, 256, (height, width, *[(), (1,), (3,)][rng.integers(3)]), np.uint8)
+        theirs = ResizeObservation(Played(spaces.Box(0, 255, image.shape, np.uint8)), tuple(size))
+        own, want = tf.Resize(*size, channels="last"), theirs.observation(image)
+        assert np.array_equal(own(image[None])[0], want)
+        on_tensors = own(torch.from_numpy(image)[None])[0].numpy()
+        assert np.abs(on_tensors.astype(int) - want).max() <= 1
 
 
 @pytest.mark.parametrize("dtype", ["uint8", "int16", "uint16", "int32", "uint32", "int64"])

@@ -11,7 +11,9 @@ from transform_envs import MIXED, VECTOR, Samples, normalised, plain
 from collector import save_statistics
 from tests.backends import FULL
 from vecenv import DummyVectorEnv, EnvCreator, ShmemVectorEnv
+from vecenv.nest import tree_of
 from vecenv.transforms import Compose, RenameTransform, Rows, TransformedEnv, TransformedVectorEnv, VecNorm
+from vecenv.transforms.arrays import leaves_of, part
 
 
 def attached(transform, space=VECTOR, n=4):
@@ -49,7 +51,7 @@ def test_frozen_it_normalises_without_updates_and_can_be_undone():
             raw_obs = raw.reset(seed=2)[0]
             raw_rewards = raw.step(np.ones((3, 2), np.float32))[1]
             np.testing.assert_allclose(norm.to_observation_norm()(raw_obs), fixed, rtol=1e-5, atol=1e-6)
-            np.testing.assert_allclose(frozen.denorm_reward(rewards), raw_rewards)
+            np.testing.assert_allclose(frozen.denorm_reward(rewards), raw_rewards, atol=1e-6)
         count = norm.state_dict()["observation_count"]
         norm.freeze()
         venv.reset()
@@ -117,8 +119,8 @@ def test_from_a_file_it_normalises_the_same(tmp_path, keys):
         norm.load_state_dict(state)
         norm.freeze()
         raw = Samples(VECTOR, 3).reset(seed=1)[0]
-        np.testing.assert_allclose(norm.to_observation_norm()(raw[None])[0], want, rtol=1e-6)
-        np.testing.assert_allclose(norm.denorm(want[None])[0], raw, rtol=1e-5)
+        np.testing.assert_allclose(norm.to_observation_norm()(raw[None])[0], want, rtol=1e-6, atol=1e-6)
+        np.testing.assert_allclose(norm.denorm(want[None])[0], raw, rtol=1e-5, atol=1e-6)
         assert set(norm.moments()) == {"observation", "reward"}
         with attached(norm, n=1) as venv:
             np.testing.assert_array_equal(venv.reset(seed=1)[0][0], want)
@@ -142,6 +144,60 @@ def test_parts_are_known_by_their_names():
         for key in ("x", "v", "pixels"):
             np.testing.assert_allclose(got[key], want[key], rtol=1e-4, atol=1e-5)
         np.testing.assert_allclose(got["deep"]["y"], want["deep"]["y"], rtol=1e-4, atol=1e-5)
+
+
+def odd(*keys):
+    return spaces.Dict([(key, spaces.Box(-1, 1, (2,), np.float32)) for key in keys])
+
+
+ODD = {
+    "a reward": odd("reward", "x"),
+    "points": spaces.Dict({"a.b": spaces.Box(-1, 1, (2,)), "a": odd("b", "reward")}),
+    "numbers": spaces.Tuple((odd("0", "1.2"), spaces.Tuple((spaces.Box(-1, 1, (2,)), odd("x"))))),
+    "odd": odd("", "(", "observation", "_mean", "VecNorm", "('a.b',)", "\u00b2", 7),
+    "like a creator's": spaces.Tuple((spaces.Dict({"VecNorm": odd("x")}), odd("y"))),
+}
+
+
+@pytest.mark.parametrize("space", ODD.values(), ids=ODD)
+@pytest.mark.parametrize("keys", [None, "paths"])
+def test_each_part_has_statistics_of_its_own_whatever_it_is_called(space, keys):
+    paths = [path for path, _ in leaves_of(tree_of(space))]
+    keys = keys and [*paths, "reward"]
+    with attached(VecNorm(keys), space) as venv, attached(None, space) as raw:
+        norm = venv.transform[0]
+        for seed in range(3):
+            (obs, _), (own, _) = venv.reset(seed=seed), raw.reset(seed=seed)
+        rewards = [each.step(np.ones((4, 2), np.float32))[1] for each in (venv, raw)]
+        assert len(norm.moments()) == len(paths) + 1
+        np.testing.assert_allclose(norm.denorm_reward(rewards[0]), rewards[1], rtol=1e-5, atol=1e-5)
+        assert norm.moments()["reward"][0].shape == ()
+        obs, own = venv.reset(seed=5)[0], raw.reset(seed=5)[0]
+        state = json.loads(json.dumps({name: array.tolist() for name, array in norm.state_dict().items()}))
+        loaded, attached_first = VecNorm(keys), VecNorm(keys)
+        loaded.load_state_dict(state)
+        with attached(loaded.clone(), space) as other, attached(attached_first, space) as third:
+            attached_first.load_state_dict(state)
+            for each in (loaded, other.transform[0], third.transform[0], pickle.loads(pickle.dumps(norm))):
+                each.freeze()
+                for path in paths:
+                    for found, before in ((each.denorm(obs), own), (each.denorm(each.to_observation_norm()(own)), own)):
+                        np.testing.assert_allclose(part(found, path), part(before, path), rtol=1e-4, atol=1e-4)
+            for each in (other, third):
+                assert each.transform[0].state_dict().keys() == state.keys()
+
+
+def test_the_states_of_a_creator_have_parts_of_any_name():
+    creator = EnvCreator(lambda: TransformedEnv(Samples(ODD["points"]), VecNorm()))
+    creator().reset(seed=0)
+    norm = VecNorm()
+    norm.load_state_dict(creator.state_dict())
+    assert {name: moments[0].shape for name, moments in norm.moments().items()} == {
+        "('a.b',)": (2,),
+        "a.b": (2,),
+        "a.reward": (2,),
+        "reward": (),
+    }
 
 
 def test_a_state_that_does_not_fit_is_refused():

@@ -22,8 +22,8 @@ from vecenv.engine.arguments import (
 from vecenv.engine.engine import Engine
 from vecenv.engine.env_calls import EngineProperties
 from vecenv.engine.lifetime import NotStarted
+from vecenv.engine.mark import INTERRUPTS
 from vecenv.engine.results import Step
-from vecenv.engine.status import INTERRUPTS
 
 
 class BaseVectorEnv(EngineProperties):
@@ -48,11 +48,11 @@ class BaseVectorEnv(EngineProperties):
         num_workers: how many workers share the envs; default: the CPUs that this process may use, or one worker an
             env with `wait_num` or `timeout`.
         copy: False returns views of the arena for full batches, valid until the next call.
-        stack_obs: False returns Dict and Tuple observations as an object array of one dict or tuple an env.
+        stack_obs: False returns Dict and Tuple observations as an object array of one dict or tuple per env.
         on_error: "raise", or "restart" to turn the failure of an env into a row with the observation before (for which
             each round copies the observations once more), truncated=True, info["restarted"]=True and info["error"], its
-            text; at most `max_restarts` times a minute and env. The end of a worker counts for the env that was
-            running, not for those that share the worker; the error that is raised when they are spent says so.
+            text (both in `final_info` with `autoreset`); at most `max_restarts` times a minute and env. The end of a
+            worker counts for the env that was running alone; the error that is raised when they are spent says so.
         strict: refuse to step an env that was not reset, or whose episode is over.
         check_spaces: refuse envs with unequal spaces.
         check_actions: refuse actions that are not in the action space; else only numbers of another shape are
@@ -92,8 +92,10 @@ class BaseVectorEnv(EngineProperties):
         self.num_workers = num_workers if num_workers is None else check_count("num_workers", num_workers, n)
         """Number of workers that share the envs."""
         self.is_async = self.wait_num != n or self.timeout is not None
-        self._exchanges = not self.is_async and overrides_nothing(self, "send", "recv")
-        """True if `step` of all envs may do without `send` and `recv`."""
+        self._is_plain = overrides_nothing(self, "send", "recv")
+        """True if `step` may do without `send` and `recv`."""
+        self._exchanges = not self.is_async and self._is_plain
+        """True if `step` of all envs is one exchange with the engine."""
         make_backend, name = backend_maker(worker_fn, backend, lazy), type(self).__name__
         options: dict[str, Any] = {"wait_num": self.wait_num, "timeout": self.timeout, "num_workers": self.num_workers}
         options |= {"copy": copy, "stack_obs": stack_obs, "on_error": on_error, "max_restarts": max_restarts}
@@ -139,19 +141,15 @@ class BaseVectorEnv(EngineProperties):
         `autoreset` an env whose episode this step ends is reset in the same round too: its row has the first
         observation of the next episode and the reward and flags of the last step, and its info is that of the reset,
         with `final_obs` and `final_info` of the step (as SAME_STEP mode of gymnasium's vector envs). Instead of True
-        it takes the seeds of these resets: an int64 array with one for each env that steps (-1: none).
+        it takes the seeds of these resets: an array or list with one for each env that steps (-1 or None: no seed).
+        Anything else is a TypeError or ValueError.
 
         obs: stacked (k, ...), a dict or tuple of such, or an object array for what cannot be stacked; rew: float64
         (k,) or (k, m); terminated, truncated: bool (k,); info: object array of dicts.
         """
         engine = self.engine
         if self._exchanges and action is not None and id is None and env_id is None:
-            try:
-                taken = engine.exchange(action, reset, autoreset)
-                return engine.results.rows(None, engine.all_ids, taken)
-            except INTERRUPTS as error:  # also after the round, whose results are lost then
-                engine.abandon(error, engine.all_ids)
-                raise
+            return engine.exchange(action, reset, autoreset)
         if action is None and reset is None:
             engine.check_open()
             self._as_ids(id, env_id)
@@ -161,10 +159,12 @@ class BaseVectorEnv(EngineProperties):
                     "action must be not-None for non-async: pass one action for each env"
                 )
             return self.recv()
+        if self._is_plain:
+            return engine.step(action, self._ids_of_round(action, id, env_id, reset), reset, autoreset)
         try:
             self.send(action, id, env_id=env_id, reset=reset, autoreset=autoreset)
             return self.recv()
-        except INTERRUPTS as error:  # also between the two
+        except INTERRUPTS as error:  # between the two
             engine.abandon(error)
             raise
 
@@ -180,19 +180,26 @@ class BaseVectorEnv(EngineProperties):
     ) -> None:
         """The first half of `step`: check everything, start the envs, return at once.
 
-        `kwargs` go to the envs in `reset`. `send(None, reset=ids)` only resets. ValueError for a wrong number of
-        actions or no action, IndexError, TypeError and ValueError for ids, RuntimeError for an env that is stepping,
-        and the old error of an env that failed: then nothing is sent.
+        `kwargs` go to the envs in `reset`; a list as `seed` follows the order of `reset`. `send(None, reset=ids)` only
+        resets. ValueError for a wrong number of actions or no action, IndexError, TypeError and ValueError for ids,
+        RuntimeError for an env that is stepping, and the old error of an env that failed: then nothing is sent.
         """
+        ids = self._ids_of_round(action, id, env_id, reset)
+        if action is not None:
+            self.engine.send(action, ids, reset, autoreset, kwargs)
+        else:
+            self.engine.send(None, ids, None, False, kwargs)
+
+    def _ids_of_round(self, action: Any, id: Any, env_id: Any, reset: Any) -> np.ndarray | None:
+        """The ids of a call of `send`, None for all in their order."""
         self.engine.check_open()
         if action is not None:
-            self.engine.send(action, self._as_ids(id, env_id), reset, autoreset, kwargs)
-        elif reset is None:
+            return self._as_ids(id, env_id)
+        if reset is None:
             raise ValueError("send() needs one action for each env, or ids to reset")
-        elif id is not None or env_id is not None:
+        if id is not None or env_id is not None:
             raise ValueError("send(None, id) has nothing to do for these envs; pass actions, or only reset=")
-        else:
-            self.engine.send(None, self._as_ids(reset), None, False, kwargs)
+        return self._as_ids(reset)
 
     def recv(self) -> Step:
         """The second half of `step`: wait for what is in flight and return it.
@@ -200,13 +207,7 @@ class BaseVectorEnv(EngineProperties):
         All of it, or as much as `wait_num` and `timeout` say. RuntimeError if nothing is in flight. The error of an env
         that failed is raised with the others' results in its `partial`.
         """
-        engine = self.engine
-        received = engine.receive()
-        try:
-            return engine.results.rows(*received)
-        except INTERRUPTS as error:
-            engine.abandon(error, received[1])
-            raise
+        return self.engine.receive()
 
     def rand_step(self, id: Any = None, **kwargs: Any) -> Step:
         """`step` with an action drawn from the action space of each env `id` (default all), which `seed` seeds."""

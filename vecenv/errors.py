@@ -68,7 +68,7 @@ class Partial(NamedTuple):
         >>> obs.tolist(), rew.tolist(), truncated.tolist()
         ([[1.0], [7.0]], [0.0, 1.0], [True, False])
         """
-        if not isinstance(self.info, np.ndarray) or not isinstance(self.rew, np.ndarray):
+        if not isinstance(self.info, np.ndarray) or not hasattr(self.rew, "shape"):
             raise TypeError(
                 "merge_into makes batches of arrays, got a partial whose infos or rewards are dicts; take its rows by "
                 "env_id"
@@ -82,13 +82,12 @@ class Partial(NamedTuple):
                 f"obs has {n} rows but {found}: pass the batch of obs from before the step, and id= for a step of some"
             )
         rows = [row_of[i] for i in self.env_id.tolist()]
-        merged = nest.map(np.array, obs)
-        rew = np.zeros((n, *self.rew.shape[1:]), self.rew.dtype)
-        terminated, truncated = np.zeros(n, np.bool_), np.ones(n, np.bool_)
+        merged = nest.map(lambda leaf: leaf.clone() if hasattr(leaf, "clone") else np.array(leaf), obs)
+        # Copies of rows, of the library and the device of the columns.
+        rew, terminated, truncated = nest.take((self.rew, self.terminated, self.truncated), np.zeros(n, np.int64))
+        rew[:], terminated[:], truncated[:] = 0, False, True
         info = nest.object_array([{"env_id": i, "restarted": False} for i in ids])
-        nest.put(merged, rows, self.obs)
-        for column, own in ((rew, self.rew), (terminated, self.terminated), (truncated, self.truncated)):
-            column[rows] = own
+        nest.put((merged, rew, terminated, truncated), rows, (self.obs, self.rew, self.terminated, self.truncated))
         info[rows] = self.info
         return merged, rew, terminated, truncated, info
 

@@ -14,6 +14,7 @@ from vecenv.backends.pool.spinning_threads import release_pool as release_pool
 from vecenv.backends.worker.worker_setup import seed_generators as seed_generators
 from vecenv.backends.worker.worker_setup import worker_seeds as worker_seeds
 from vecenv.engine.actions import batch_actions as batch_actions
+from vecenv.engine.arguments import as_autoreset as as_autoreset
 from vecenv.engine.arguments import as_ids as as_ids
 from vecenv.engine.arguments import check_count as check_count
 from vecenv.engine.arguments import check_options as check_options

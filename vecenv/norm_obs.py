@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import operator
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from itertools import repeat
 from typing import Any, TypeVar
 
 import gymnasium
@@ -19,6 +22,8 @@ PARTS = ("mean", "var", "count", "skipped")
 LARGEST = 1e100
 """Rows with a larger number are left out: the sum of its squares may be infinite."""
 TINY = 1e-300
+IN_ONE_CALL = deque[Any](maxlen=0).extend
+SET_ITEM: Callable[..., None] = operator.setitem
 
 
 class RunningMeanStd:
@@ -76,8 +81,8 @@ class RunningMeanStd:
         if not len(batch):
             return
         if self.mean.shape != batch.shape[1:]:  # the first rows say what shape a row has
-            self.mean = np.broadcast_to(self.mean, batch.shape[1:]).copy()
-            self.var = np.broadcast_to(self.var, batch.shape[1:]).copy()
+            mean, var = (np.broadcast_to(part, batch.shape[1:]).copy() for part in (self.mean, self.var))
+            vars(self).update(mean=mean, var=var)  # both or none
         self.add(batch)
 
     def add(self, rows: Any, decay: float = 1.0) -> Any:
@@ -93,10 +98,9 @@ class RunningMeanStd:
                 shift = _sum(centred) / total
                 left = centred - shift
                 centred *= left
-                self.mean += shift
-                self.var *= before / total
-                self.var += _sum(centred) / total
-                self._count[...] = total
+                var = self.var * (before / total)
+                var += _sum(centred) / total
+                self._change(self.mean + shift, var, total, self._skipped)
                 return left
         xp = nest.namespace(rows)
         usable = (abs(rows) < LARGEST).reshape(len(rows), -1).all(1)
@@ -109,19 +113,21 @@ class RunningMeanStd:
 
     def merge(self, count: Any, mean: Any, var: Any, decay: float = 1.0, skipped: Any = 0) -> None:
         """Add `count` rows of this mean and variance (Chan's formula), which may be tensors."""
-        self._count *= decay
-        self._count += count
-        self._skipped += skipped
-        new = count / (self._count + TINY)
+        total = self._count * decay + count
+        new = count / (total + TINY)
         old = 1 - new
         delta = mean - self.mean
-        self.var *= old
-        self.var += new * (var + old * delta * delta)
-        self.mean += new * delta
+        var = self.var * old + new * (var + old * delta * delta)
+        self._change(self.mean + new * delta, var, total, self._skipped + skipped)
+
+    def _change(self, *new: Any) -> None:
+        """Write all four arrays within one call of C: an interrupt comes before or after it."""
+        own: Any = self.mean, self.var, self._count, self._skipped
+        IN_ONE_CALL(map(SET_ITEM, own, repeat(...), new))
 
     def norm(self, batch: np.ndarray) -> np.ndarray:
-        """`batch` with the mean taken off, divided by the deviation, clipped; float32 stays float32, all else becomes
-        float64.
+        """`batch` with the mean taken off, divided by the deviation, clipped; floats keep their dtype, other numbers
+        become float64.
         """
         batch = np.asarray(batch)
         dtype = batch.dtype if np.issubdtype(batch.dtype, np.floating) else np.dtype(np.float64)
@@ -142,11 +148,11 @@ class RunningMeanStd:
         mean, var = np.array(state["mean"], dtype=np.float64), np.array(state["var"], dtype=np.float64)
         if not mean.shape == var.shape == (mean.shape if shape is None else shape):
             raise ValueError(f"the state does not fit {self}: it is of rows of shapes {mean.shape} and {var.shape}")
+        count, skipped = np.array(float(state["count"])), np.array(float(state["skipped"]))
         if (mean.shape, var.shape) == (self.mean.shape, self.var.shape):
-            self.mean[...], self.var[...] = mean, var
+            self._change(mean, var, count, skipped)
         else:
-            self.mean, self.var = mean, var
-        self._count[...], self._skipped[...] = float(state["count"]), float(state["skipped"])
+            vars(self).update(mean=mean, var=var, _count=count, _skipped=skipped)
 
     @staticmethod
     def merged(states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -178,8 +184,8 @@ class VectorEnvNormObs(RowWiseWrapper):
     """Normalises observations by their running mean and deviation (as tianshou's, also of Dict and Tuple spaces).
 
     Every batch that is returned first updates the statistics, unless `update_obs_rms` is False. `get_obs_rms` and
-    `set_obs_rms` share them with another wrapper, so that a test env uses those of training. float32 stays float32,
-    other dtypes become float64. Envs without an observation space have one RunningMeanStd: they must return arrays of
+    `set_obs_rms` share them with another wrapper, so that a test env uses those of training. Floats keep their dtype,
+    other numbers become float64. Envs without an observation space have one RunningMeanStd: they must return arrays of
     one shape. ValueError, before any env is touched, for a part of the observation that is no array of numbers;
     TypeError for a gymnasium env or vector env. For rewards there is `TransformedVectorEnv(venv, NormalizeReward())`,
     around it or within.

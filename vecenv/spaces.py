@@ -86,7 +86,7 @@ def separate_generators(given: Sequence[Any]) -> None:
     >>> first = spaces.Discrete(1000, seed=0)
     >>> copies = [first, copy.deepcopy(first)]
     >>> separate_generators(copies)
-    >>> copies[0].sample() == copies[1].sample()
+    >>> bool(copies[0].sample() == copies[1].sample())
     False
     """
     sources: dict[bytes, np.random.Generator] = {}

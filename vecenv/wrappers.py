@@ -11,8 +11,8 @@ import numpy as np
 from vecenv import nest
 from vecenv.base import BaseVectorEnv, engine_of
 from vecenv.engine.arguments import as_ids, round_envs
+from vecenv.engine.mark import INTERRUPTS
 from vecenv.engine.recovery import is_repeated
-from vecenv.engine.status import INTERRUPTS
 from vecenv.errors import Partial
 from vecenv.nest import tensor_on_host
 
@@ -153,7 +153,8 @@ class RowWiseWrapper(VectorEnvWrapper):
         """
         if not self._resets and "reset" not in kwargs and "autoreset" not in kwargs:
             return
-        if not self.keeps_autoreset and kwargs.get("autoreset", False) is not False:
+        asks = all(kwargs.get("autoreset") is not no for no in (None, False, np.False_))
+        if asks and not self.keeps_autoreset:
             raise TypeError(
                 f"{type(self).__name__} ends episodes by itself, so no env can be reset in the round of its last step "
                 "(autoreset=True): use step(action, reset=terminated | truncated) in the next round"
@@ -273,18 +274,18 @@ class RowWiseWrapper(VectorEnvWrapper):
         is_stepped[repeated], begins[ended] = False, True
         stepped, first, again = is_stepped.nonzero()[0], begins.nonzero()[0], np.array(repeated, np.int64)
         begun = nest.take(columns[0], first)
-        obs, rew, terminated, truncated = nest.take(columns, stepped)  # copies
-        last = list(zip(ended, np.searchsorted(stepped, ended).tolist(), strict=True))
-        for row, at in last:
-            nest.put(obs, at, info[row]["final_obs"])
         mapped: list[tuple[np.ndarray, tuple[Any, ...]]] = []  # rows, and their columns
-        if len(stepped):
-            mapped.append((stepped, self.map_step(obs, rew, terminated, truncated, info[stepped])[:4]))
-        for row, at in last:
-            info[row]["final_obs"] = nest.map(_own, nest.take(mapped[0][1][0], at))
-        if repeated:
-            obs, rew, terminated, truncated = nest.take(columns, again)
-            mapped.append((again, self.map_repeated(obs, rew, terminated, truncated, info[again])[:4]))
+        kinds: list[tuple[np.ndarray, Callable[..., Any]]] = [(stepped, self.map_step), (again, self.map_repeated)]
+        for rows, function in kinds:
+            if not len(rows):
+                continue
+            obs, *others = nest.take(columns, rows)  # copies
+            last = [(at, row) for at, row in enumerate(rows.tolist()) if row in ended]
+            for at, row in last:
+                nest.put(obs, at, info[row]["final_obs"])
+            mapped.append((rows, function(obs, *others, info[rows])[:4]))
+            for at, row in last:
+                info[row]["final_obs"] = nest.map(_own, nest.take(mapped[-1][1][0], at))
         if len(first):
             mapped.append((first, (self.map_reset(begun, info[first])[0],)))
         # Rows of the right kind, whatever array library they are of, to be written over.

@@ -33,15 +33,15 @@ class TorchVectorEnv(VectorEnvWrapper):
 
     Observations keep their dtype and shape (uint8 frames are transferred as uint8) and come as a tensor, or a dict or
     tuple of tensors; `terminated` and `truncated` are bool. Rewards are cast to `reward_dtype` before they go to the
-    device: float32 by default; float64 keeps every bit. Infos stay an array of dicts, and the `partial` of an error
-    arrays. Actions, ids and masks may be tensors on any device, or what `venv` takes. Everything else (spaces,
+    device: float32 by default; float64 keeps every bit. The `partial` of an error has tensors too. Infos stay an array
+    of dicts. Actions, ids and masks may be tensors on any device, or what `venv` takes. Everything else (spaces,
     attributes, `seed`, `close`, ...) is that of `venv`.
 
     docs/semantics.md ("Copies") says to whom tensors belong. On CUDA a step makes one copy a leaf and waits once.
 
     With `transforms` (see `vecenv.transforms`) what is returned is transformed on the device, as by a
     `TransformedVectorEnv`, whose `transform`, `append_transform`, `insert_transform`, `state_dict` and spaces this
-    object then has. Then `final_obs` in infos and the `partial` of errors hold tensors too.
+    object then has. Then `final_obs` in infos has tensors too.
 
     Assumes that `venv` itself is stepped and reset through this object only, and one thread.
 
@@ -66,7 +66,7 @@ class TorchVectorEnv(VectorEnvWrapper):
         self._reward_dtype = _numpy_dtype(reward_dtype)
         self._inner, self._has_transforms = venv, transforms is not None
         self._all_tensors = False
-        """True if `final_obs` in infos and the `partial` of an error become tensors."""
+        """True if `final_obs` in infos becomes tensors."""
         self._transfer = Transfer(self.device, venv.env_num if hasattr(venv, "env_num") else venv.num_envs)
         if transforms is not None:
             plain = TorchVectorEnv(venv, self.device, reward_dtype=reward_dtype)
@@ -108,12 +108,12 @@ class TorchVectorEnv(VectorEnvWrapper):
         return self._result(self._checked(self.venv.recv))
 
     def _checked(self, call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """The result of `call`; the partial of its error as tensors, if those are wanted."""
+        """The result of `call`; the partial of its error as tensors."""
         try:
             return call(*args, **kwargs)
         except Exception as error:
             partial = getattr(error, "partial", None)
-            if self._all_tensors and isinstance(partial, Partial):
+            if not self._has_transforms and isinstance(partial, Partial):
                 error.partial = Partial(partial.env_id, *self._result(partial[1:]))  # type: ignore[attr-defined]
             raise
 

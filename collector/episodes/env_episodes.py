@@ -148,6 +148,7 @@ class EnvEpisodes:
         # Both are there after a restart; the infos of an env may have one of these keys too.
         failed = [row for row in rows.tolist() if is_repeated(info[row])]
         if failed and not self.broken:
-            self.first_failure = f"env {env_ids[failed[0]]}: {info[failed[0]]['error']}"
+            last = info[failed[0]].get("final_info", info[failed[0]])
+            self.first_failure = f"env {env_ids[failed[0]]}: {last['error']}"
         self.broken += len(failed)
         return failed

@@ -133,7 +133,7 @@ def dataset_info(folder: str | os.PathLike[str]) -> dict[str, Any]:
         **{name: last.get(name) for name in ("seconds", "steps_per_second")},
         "shards": len(data.shard_files),
         "bytes": data.nbytes,
-        **{name: data.head.get(name) for name in ("repeatable", "versions", "cpu", "device")},
+        **{name: data.head.get(name) for name in ("repeatable", "not_repeatable_because", "versions", "cpu", "device")},
     }
 
 

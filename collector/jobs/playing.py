@@ -187,7 +187,7 @@ class Player:
             return
         try:
             with make_venv(job, self.statistics) as env:
-                row_layout(env.observation_space, env.action_space)  # which refuses envs whose episodes have no arrays
+                row_layout(env.observation_space, env.action_space)  # refused now, not when the first episode is stored
                 policy, size = make_policy(job, env, self.device), env.env_num * steps_per_batch(job, env)
                 self._policy_hash = hash_of(policy)
                 options: Any = {"policy_threads": job.policy_threads, "episode_seeds": plan}

@@ -28,6 +28,12 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
+UNKNOWN = (
+    "the randomness of the policy is unknown: return a distribution, or declare that its actions follow from its "
+    "inputs alone, by the attribute repeatable = True of the policy"
+)
+
+
 class KeyedNoise:
     """Draws for the rows with which a policy is called, each of which is at a step of an episode.
 
@@ -36,11 +42,20 @@ class KeyedNoise:
 
     def __init__(self, job_seed: int, rows: int) -> None:
         self.job_seed = job_seed
-        self.everything = True
-        """True if all actions so far were keyed: random, the mode or mean of a distribution, or a sample of one whose
-        family is known. What a policy returns as an action may come from anywhere."""
+        self.reason = ""
+        """The reason why not all actions so far were keyed; "" if all were: random, the mode or mean of a distribution,
+        or a sample of a known family. What a policy returns as an action may come from anywhere."""
         self.resize(rows)
         self._policy: RandomPolicy | None = None
+
+    @property
+    def everything(self) -> bool:
+        """True if all actions so far were keyed."""
+        return not self.reason
+
+    def not_keyed(self, reason: str) -> None:
+        """Record why actions are not keyed; the first reason stays."""
+        self.reason = self.reason or reason
 
     def resize(self, rows: int) -> None:
         """Draw for so many rows, none of which is in an episode."""
@@ -77,7 +92,8 @@ class KeyedNoise:
         """
         before = _generator_states()
         returned = call()
-        self.everything &= before == _generator_states()
+        if before != _generator_states():
+            self.not_keyed("the policy draws from the global random generators of torch, numpy or Python")
         return returned
 
     @contextmanager
@@ -88,7 +104,7 @@ class KeyedNoise:
         before = marks_of(policy)
         yield
         if before is not None and marks_of(policy) != before:
-            self.everything = False
+            self.not_keyed("the policy changes itself while it acts (training mode, a counter or a normaliser)")
 
     def uniforms(self, words: int) -> np.ndarray:
         """`words` numbers between 0 and 1 for each env: float64 `(N, words)`, the same ones at each call of a step."""
@@ -103,7 +119,10 @@ class KeyedNoise:
                 return choose(action, wanted)
             if (sample := self.sample(action)) is not None:
                 return sample
-        self.everything = False  # those in a dict or tuple are not keyed
+        if is_distribution(type(action)):  # type: ignore[arg-type]
+            self.not_keyed(f"samples of {type(action).__name__} are drawn by torch")
+        else:  # also distributions in a dict or tuple
+            self.not_keyed(UNKNOWN)
         return choose(action, wanted)
 
     def sample(self, distribution: Any) -> torch.Tensor | None:

@@ -36,6 +36,11 @@ Layout = dict[str, RowLayout]
 Options = bool | dict[str, Any]
 
 
+KERNELS = (
+    "the math library may choose other kernels for other rows of a batch: set MKL_CBWR=COMPATIBLE before Python starts"
+)
+
+
 class PolicyRunner:
     """Calls the policy of a collector for some envs, and checks its outputs against the action space.
 
@@ -135,7 +140,8 @@ class PolicyRunner:
             if not keeps_rows:  # a policy may know the envs by their ids
                 self._row_ids = np.arange(full_rows(self._env_num))
             self.noise.resize(len(self._row_ids))
-            self.noise.everything &= rows_are_exact(len(self._row_ids), target)
+            if not rows_are_exact(len(self._row_ids), target):
+                self.noise.not_keyed(KERNELS)
         self._transfer = Transfer(target, len(self._row_ids))
         if getattr(self._env, "device", None) == target:
             self._on_device = getattr(self._env, "on_device", None)
@@ -298,11 +304,11 @@ class PolicyRunner:
         """
         if not self._returned:
             self._is_watched = True  # this call counts for nothing
-            keyed = self.noise is None or self.noise.everything
+            reason = "" if self.noise is None else self.noise.reason
             with generators_kept():
                 self(nest.map(np.copy, obs), env_ids)  # a policy may write into what it gets
             if self.noise is not None:
-                self.noise.everything = keyed
+                self.noise.reason = reason
             self.begin(slice(None))
             check_policy_names(self.layout)
 

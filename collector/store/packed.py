@@ -80,6 +80,15 @@ def row_layout(observation_spaces: Sequence[Any], action_spaces: Sequence[Any]) 
     """
     layout = common_layout(observation_spaces, action_spaces)
     objects = [leaf.path for leaf in nest.leaves(layout.obs) if isinstance(leaf, ObjectLeaf)]
+    if objects and isinstance(layout.obs, dict):
+        odd = [
+            key for key, part in layout.obs.items() if any(isinstance(each, ObjectLeaf) for each in nest.leaves(part))
+        ]
+        raise DatasetError(
+            f"only arrays of numbers can be stored: {objects[0]} is no array with the same shape and dtype in all "
+            f"envs; leave {', '.join(map(repr, odd))} out with the wrapper gymnasium.wrappers.FilterObservation, "
+            f"filter_keys={[key for key in layout.obs if key not in odd]}"
+        )
     if objects or layout.action is None:
         raise DatasetError(
             f"only arrays of numbers can be stored: {[*objects, 'action'][0]} is no array with the same shape and "

@@ -17,7 +17,7 @@ from collector.store.packed import row_layout
 from collector.store.recorder import EpisodeRecorder
 from collector.store.writer import StoreWriter
 from vecenv import BaseVectorEnv, nest
-from vecenv.extending import as_ids, is_repeated, round_envs, spread_seeds
+from vecenv.extending import as_autoreset, as_ids, is_repeated, round_envs, spread_seeds
 from vecenv.nest import as_array
 from vecenv.wrappers import RowWiseWrapper
 
@@ -254,11 +254,11 @@ class RecordedEngine(RowWiseWrapper):
         self._in_order = ids is None and not resets
         if action is not None:
             rows = recorder.actions(action, range(recorder.n) if ids is None else ids.tolist())
-            stepped, seeds = ... if ids is None else ids, kwargs.get("autoreset")
+            stepped = ... if ids is None else ids
+            seeds = as_autoreset(kwargs.get("autoreset"), recorder.n if ids is None else len(ids))
             nest.put(recorder.sent, stepped, rows)
-            self._seeds[stepped] = seeds if seeds.__class__ is np.ndarray else -1
-            is_tuple = isinstance(rows, tuple)  # for the vector env a tuple is one action an env
-            self._stored = [nest.take(rows, row) for row in range(len(next(nest.leaves(rows))))] if is_tuple else rows
+            self._seeds[stepped] = -1 if isinstance(seeds, bool) else seeds
+            self._stored = rows
         if resets:
             self._seeds[resets] = [-1 if seed is None else seed for seed in spread_seeds(kwargs.get("seed"), resets)]
 

@@ -17,6 +17,7 @@ SPACES: dict[str, Any] = {
     "doubles": spaces.Box(-FAR, FAR, (1, 1), np.float64),
     "half": spaces.Box(-9, 9, (2, 1), np.float16),
     "picture": spaces.Box(0, 255, (2, 3), np.uint8),
+    "image": spaces.Box(0, 255, (4, 5, 3), np.uint8),
     "empty": spaces.Box(-1, 1, (0,), np.float32),
     "discrete": spaces.Discrete(1000, start=-7),
     "multi": spaces.MultiDiscrete([[9, 5], [3, 2]]),
@@ -29,6 +30,7 @@ SPACES: dict[str, Any] = {
             "a": spaces.Tuple((spaces.Discrete(9), spaces.MultiBinary(3), spaces.Text(4))),
         }
     ),
+    "boxes": spaces.Dict({"z": spaces.Box(-FAR, FAR, (3,), np.float32), "k": spaces.Discrete(5)}),
     "tuple": spaces.Tuple((spaces.Box(-1, 1, (2, 2), np.float32), spaces.Dict({"x": spaces.Discrete(4)}))),
 }
 ACTIONS: dict[str, Any] = {
@@ -126,8 +128,31 @@ class Scripted(gymnasium.Env):
     def echo(self, *args: Any, **kwargs: Any) -> Any:
         return self.id, self.t, args, kwargs
 
+    def set_mark(self, value: int) -> None:
+        self.mark = value
+
     def render(self) -> Any:
         return np.full((2, 2, 3), self.id, np.uint8)
+
+
+def monitored(env: Any) -> Any:
+    from stable_baselines3.common.monitor import Monitor  # imports torch, which takes seconds in a worker
+
+    return Monitor(env)
+
+
+AROUND_EACH: dict[str, Any] = {
+    "none": lambda env: env,
+    "time limit": lambda env: gymnasium.wrappers.TimeLimit(env, 3),
+    "statistics": gymnasium.wrappers.RecordEpisodeStatistics,
+    "scaled": lambda env: gymnasium.wrappers.TransformReward(env, lambda reward: 2 * reward),
+    "monitor": monitored,
+}
+
+
+def make_env(i: int, around: str = "none", **settings: Any) -> Any:
+    """Env i, with this wrapper around it."""
+    return AROUND_EACH[around](Scripted(i, **settings))
 
 
 def type_of(value: Any) -> Any:
@@ -198,7 +223,7 @@ def difference(got: Any, want: Any, at: str = "") -> str:
         if want.dtype != object:
             return "" if got.tobytes() == want.tobytes() else f"{at}: {got!r}, expected {want!r}"
         return difference(list(got.ravel()), list(want.ravel()), at)
-    if type(got) is not type(want):
+    if type(got) is not type(want) and not (isinstance(want, Mapping) and isinstance(got, Mapping)):
         return f"{at}: {kind_of(got)} {got!r}, expected {kind_of(want)} {want!r}"
     if isinstance(want, Mapping):
         if list(got) != list(want) and got.keys() != want.keys():
@@ -222,3 +247,63 @@ def kind_of(value: Any) -> str:
 def assert_same(got: Any, want: Any, what: str) -> None:
     text = difference(got, want, what)
     assert not text, text
+
+
+def transformed(env_fn: Any, makers: Sequence[Any]) -> Any:
+    """The env of `env_fn` with these transforms around it."""
+    from vecenv.transforms import Compose, TransformedEnv
+
+    return TransformedEnv(env_fn(), Compose(*(make() for make in makers)))
+
+
+def rows_of(space: Any, batch: Any, count: int) -> list[Any]:
+    """The rows of a batch, each an element of the space."""
+    if isinstance(space, spaces.Dict):
+        parts = {key: rows_of(part, batch[key], count) for key, part in space.spaces.items()}
+        return [{key: part[j] for key, part in parts.items()} for j in range(count)]
+    if isinstance(space, spaces.Tuple):
+        rows = [rows_of(part, batch[k], count) for k, part in enumerate(space.spaces)]
+        return [tuple(part[j] for part in rows) for j in range(count)]
+    return [np.asarray(row) if isinstance(space, spaces.Box) else row for row in batch]
+
+
+class Told(gymnasium.Env):
+    """Observes its id, the seed of its episode, the number of the step and the action; so a stale row shows."""
+
+    action_space = spaces.Discrete(1000)
+
+    def __init__(self, id: int, objects: bool = False, length: int | None = 4) -> None:
+        numbers = spaces.Box(-(2**20), 2**20, (4,), np.float64)
+        self.observation_space: Any = numbers
+        if objects:
+            self.observation_space = spaces.Dict({"x": numbers, "text": spaces.Text(9)})
+        self.id, self.objects, self.first, self.t, self.length = id, objects, -1, 0, length
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        super().reset(seed=seed)
+        self.first, self.t = -1 if seed is None else seed, 0
+        return self.observe(-1), {"at": self.t}
+
+    def step(self, action: Any) -> Any:
+        self.t += 1
+        over = self.t == (2 + self.first % 5 if self.length is None else self.length)
+        return self.observe(action), float(self.t), over, False, {"at": self.t}
+
+    def observe(self, action: Any) -> Any:
+        numbers = np.array([self.id, self.first, self.t, action], np.float64)
+        return {"x": numbers, "text": str(self.t)} if self.objects else numbers
+
+    def get_state(self) -> Any:
+        return self.first, self.t
+
+    def set_state(self, state: Any) -> None:
+        self.first, self.t = state
+
+    def echo(self, value: Any) -> Any:
+        return self.id, value
+
+
+def normed(i: int, objects: bool = False) -> Any:
+    from vecenv import TransformedEnv, VecNorm
+
+    return TransformedEnv(Told(i), VecNorm(in_keys=["observation"], out_keys=["normed"]))

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import initialize, rule
 
 from tests.fuzz.driver import Program
-from tests.fuzz.envs import ACTIONS, SPACES, Scripted, assert_same, draw, stacked
+from tests.fuzz.envs import ACTIONS, SPACES, assert_same, draw, make_env, stacked
 from vecenv import AsyncVectorEnv, DummyVectorEnv, GymnasiumVectorEnv, SyncVectorEnv, ThreadVectorEnv, VectorEnvWrapper
 
 N = 4
@@ -35,18 +35,8 @@ WRAPPERS: dict[str, Any] = {
     "dtype": partial(wrappers.DtypeObservation, dtype=np.float64),
     "list": wrappers.DictInfoToList,
 }
-AROUND_EACH: dict[str, Any] = {
-    "none": lambda env: env,
-    "time limit": lambda env: gymnasium.wrappers.TimeLimit(env, 3),
-    "statistics": gymnasium.wrappers.RecordEpisodeStatistics,
-    "clip": lambda env: gymnasium.wrappers.TransformReward(env, lambda reward: 2 * reward),
-}
 FLOATS = ("floats", "doubles", "half")
 SMALL = st.integers(0, 99)
-
-
-def make_env(i: int, around: str, space: str, actions: str, rewards: str) -> Any:
-    return AROUND_EACH[around](Scripted(i, space, actions, rewards))
 
 
 def without_times(value: Any) -> Any:
@@ -71,7 +61,7 @@ class Fuzz(Program):
         space=st.sampled_from(list(SPACES)),
         actions=st.sampled_from(list(ACTIONS)),
         rewards=st.sampled_from(["float", "int", "float32"]),
-        around=st.sampled_from(list(AROUND_EACH)),
+        around=st.sampled_from(["none", "time limit", "statistics", "scaled"]),
         wrapped=st.lists(st.sampled_from(list(WRAPPERS)), max_size=2, unique=True),
     )
     def make(self, n: int, ours: str, mode: str, actions: str, wrapped: list[str], **settings: Any) -> None:

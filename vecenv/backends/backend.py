@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -15,6 +15,7 @@ from vecenv.backends.host.row_writer import Extra
 from vecenv.backends.ipc import opcodes
 from vecenv.backends.memory.arena import Arena, Layout
 from vecenv.backends.memory.infos import InfoColumns
+from vecenv.errors import WorkerDiedError
 
 
 class Taken(NamedTuple):
@@ -46,10 +47,12 @@ class Call:
     def __init__(self, ids: Sequence[int], op: str, values: Sequence[Any] | None = None) -> None:
         self.ids, self.op = ids, op
         self.found: dict[int, Any] = {} if values is None else dict(zip(ids, values, strict=True))
+        self.discarded = False
+        """True if no answer will come, because another call was interrupted."""
 
     def done(self) -> bool:
         """True once all have answered; `Backend.wait` takes it."""
-        return len(self.found) == len(self.ids)
+        return len(self.found) == len(self.ids) or self.discarded
 
     def values(self) -> list[Any]:
         """The values, in the order of the ids."""
@@ -84,8 +87,8 @@ class Backend(ABC):
 
     A backend guarantees: (1) the answer to every operation arrives exactly once, as a row and a status byte, or as an
     `Extra` with a Failure; (2) `wait` returns within 0.1 s of the death of a worker; (3) `close` returns in bounded
-    time, whatever happened before. A call that is interrupted (KeyboardInterrupt) may lose the round; the next `wait`
-    finds the workers with a message that was sent or received only in part, and ends them.
+    time, whatever happened before. An exception of a signal handler (KeyboardInterrupt) may end any method between two
+    bytecodes: then the engine calls `resynchronise` before anything else but `close`.
     """
 
     num_workers: int
@@ -94,6 +97,13 @@ class Backend(ABC):
     """True if steps with `opcodes.AUTORESET` are understood."""
     takes_objects: bool = True
     """True if an action may be any object; else it is an array of its space's dtype."""
+    hosts_here: bool = False
+    """True if envs are in this process, or may be: then they may share objects with the caller."""
+    copies: bool = True
+    """True if the arguments and results of calls, and the options of resets, are copied for envs in this process.
+
+    Facades set it to False, because the original libraries share these objects.
+    """
     arena: Arena
     """The arena that `bind` returned."""
 
@@ -131,7 +141,11 @@ class Backend(ABC):
         `actions` are the rows (k, ...) that the arena is about to take, or None. Raises TypeError or ValueError, with
         the env named, for what cannot travel. This one is for envs in this process: it copies, and rejects nothing.
         """
-        return {i: own_copy(payload) for i, payload in payloads.items()}
+        resets = np.equal(ops, opcodes.RESET_KWARGS)
+        if self.copies or not resets.any():
+            return {i: own_copy(payload) for i, payload in payloads.items()}
+        shares = dict(zip(ids, np.broadcast_to(resets, len(ids)).tolist(), strict=True))
+        return {i: _own_dicts(payload) if shares[i] else own_copy(payload) for i, payload in payloads.items()}
 
     @abstractmethod
     def send(self, ids: np.ndarray | None, ops: int | np.ndarray, payloads: Mapping[int, Any]) -> None:
@@ -142,7 +156,7 @@ class Backend(ABC):
         """Return when `done()` holds or the deadline (of time.monotonic) has passed: the seconds that it took.
 
         None as `done` only notices deaths, without waiting. Rounds and calls are waited for alike. ClosedError if
-        `close` is called meanwhile, ConcurrentCallError if another call waits already.
+        `close` or `end_wait` is called meanwhile.
         """
 
     @abstractmethod
@@ -153,8 +167,32 @@ class Backend(ABC):
     def call(self, ids: Sequence[int], op: str, args: Sequence[tuple[Any, ...]]) -> Call:
         """Start `ENV_CALLS[op]` on idle envs, in all workers at once, with one tuple of arguments an env."""
 
+    def resynchronise(self, deadline: float) -> None:
+        """After an interrupted call: discard operations, answers and calls in progress, so that all envs are idle.
+
+        Envs whose worker does not return by the deadline (of time.monotonic) are lost. This one is for backends that
+        can be interrupted only between two messages.
+        """
+        status = self.arena.status
+
+        def busy() -> list[int]:
+            return np.flatnonzero((status > opcodes.IDLE) & (status < opcodes.DONE)).tolist()
+
+        self.wait(lambda: not busy(), deadline)
+        for i in busy():
+            error = self.lost[i] = unreturned(i, [i], i)
+            error.env_id, error.env_ids = i, (i,)
+        self.take(None)
+
+    def ended(self) -> Collection[int]:
+        """The envs that do not exist any more. Another thread may ask: nothing is changed."""
+        return self.lost
+
+    def end_wait(self) -> None:  # noqa: B027  most backends have no waits that could be ended
+        """End the wait of another thread with a ClosedError; `close` follows."""
+
     def restart(self, env_id: int) -> Sequence[int]:
-        """Replace the worker of an env, which is lost or does not return, by a new one; returns the ids of its block.
+        """Replace the worker of an env, which is lost, by a new one; returns the ids of its block.
 
         All envs of the block exist again, idle, and have to be reset. Raises what their constructors raise.
         """
@@ -166,6 +204,24 @@ class Backend(ABC):
 
         Legal in any state, also before `start`, twice, and from another thread or a signal handler.
         """
+
+
+def _own_dicts(kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments of a reset with a dict of options of their own, whose values are the caller's objects."""
+    return {name: dict(value) if isinstance(value, dict) else value for name, value in kwargs.items()}
+
+
+def unreturned(env_id: int, block: Sequence[int], running: int) -> WorkerDiedError:
+    """The error of an env whose worker was ended because its env `running` did not return from an interrupted call."""
+    subject = (
+        f"env {env_id}"
+        if env_id == running
+        else f"env {env_id} is lost because env {running}, which shares its worker,"
+    )
+    return WorkerDiedError(
+        f"{subject} did not return from an interrupted call, so the worker of envs {list(block)} was ended; "
+        f"reset({env_id}) starts it again"
+    )
 
 
 class Answers:

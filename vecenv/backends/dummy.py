@@ -20,7 +20,7 @@ class DummyBackend(Backend):
     """Calls the host; a round is done when `send` returns."""
 
     num_workers = 1
-    autoresets = True
+    autoresets = hosts_here = True
     _busy_seconds = 0.0
     _host: EnvHost | None = None
 
@@ -55,13 +55,9 @@ class DummyBackend(Backend):
         asked = np.zeros(len(status), dtype=np.uint8)
         asked[rows] = ops
         status[rows] = ops  # a call from another thread finds that they are stepping
-        try:
-            extras = self._host.run(asked.tobytes(), self.arena.action, lambda i, op: payloads[i])
-            self._answers.extras.update(extras)
-            status[rows] = opcodes.DONE
-        except BaseException:  # Ctrl-C, between two envs or in one: the engine abandons the round
-            self._answers.take(None if ids is None else ids.tolist())
-            raise
+        extras = self._host.run(asked.tobytes(), self.arena.action, lambda i, op: payloads[i])
+        self._answers.extras.update(extras)
+        status[rows] = opcodes.DONE
         self._busy_seconds += perf_counter() - begin
 
     def wait(self, done: Callable[[], bool] | None, deadline: float | None) -> float:
@@ -72,7 +68,12 @@ class DummyBackend(Backend):
 
     def call(self, ids: Sequence[int], op: str, args: Sequence[tuple[Any, ...]]) -> Call:
         assert self._host is not None
+        if not self.copies:
+            return Call(ids, op, [self._host.call(i, op, a) for i, a in zip(ids, args, strict=True)])
         return Call(ids, op, [plain_copy(self._host.call(i, op, own_copy(a))) for i, a in zip(ids, args, strict=True)])
+
+    def resynchronise(self, deadline: float) -> None:
+        self.take(None)
 
     def close(self, timeout: float) -> list[str]:
         return [] if self._host is None else self._host.close()

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from vecenv.backends.backend import Answers, Backend, Call, Taken, WorkerInfo
-from vecenv.backends.host.env_access import own_copy, plain_copy
+from vecenv.backends.host.env_access import own_copy, plain_copy, wrapper_classes
 from vecenv.backends.host.env_host import ATTRIBUTES, EnvReport, own_actions, own_report
 from vecenv.backends.host.failure import Failure, capture, describe
 from vecenv.backends.host.row_writer import Extra, RowWriter
@@ -57,7 +57,7 @@ class EnvWorker(ABC):
     def set_env_attr(self, key: str, value: Any) -> None:
         """Set an attribute of the env."""
 
-    def call(self, name: str, *args: Any, **kwargs: Any) -> Any:
+    def call(self, name: str, /, *args: Any, **kwargs: Any) -> Any:
         """The attribute of the env, called with the arguments if it can be called; TypeError for a method of a copy of
         the env, which `get_env_attr` returns where it is pickled on its way.
         """
@@ -127,6 +127,8 @@ class EnvWorker(ABC):
 class EnvWorkerBackend(Backend):
     """Drives one worker an env; `worker_fn(env_fn)` makes it."""
 
+    hosts_here = True
+
     def __init__(self, worker_fn: Callable[[Callable[[], Any]], Any]) -> None:
         super().__init__()
         self._worker_fn = worker_fn
@@ -169,8 +171,7 @@ class EnvWorkerBackend(Backend):
                     self.env_workers[i].send(None, **(payloads[i] if op == opcodes.RESET_KWARGS else {}))
                 else:
                     self.env_workers[i].send(payloads[i] if op == opcodes.STEP_OBJECT else actions[i])
-            except KeyboardInterrupt:  # the user's own: the engine abandons the round
-                self._answers.put(i, None)
+            except KeyboardInterrupt:  # the user's own
                 raise
             except BaseException as error:
                 self._answers.put(i, Extra(failure=self._failure(error, i)))
@@ -210,15 +211,16 @@ class EnvWorkerBackend(Backend):
     def _note_end(self, i: int, error: BaseException | None) -> None:
         """Note that the env is lost, if its worker has ended, as the error says or the worker itself."""
         worker = self.env_workers[i]
-        if i in self.lost or not (
-            isinstance(error, ENDED) or not getattr(type(worker), "is_alive", EnvWorker.is_alive)(worker)
-        ):
+        if i in self.lost or not (isinstance(error, ENDED) or not _is_alive(worker)):
             return
         reason = "" if error is None else f" ({describe(error)})"
         lost = self.lost[i] = WorkerDiedError(
             f"env {i} is lost: its worker has ended{reason}; reset({i}) makes it usable again, with a new worker."
         )
         lost.env_id, lost.env_ids = i, (i,)
+
+    def ended(self) -> list[int]:
+        return [i for i, worker in enumerate(self.env_workers) if i in self.lost or not _is_alive(worker)]
 
     def restart(self, env_id: int) -> Sequence[int]:
         old = self.env_workers[env_id]
@@ -236,7 +238,8 @@ class EnvWorkerBackend(Backend):
         values = []
         for i, a in zip(ids, args, strict=True):
             try:
-                values.append(plain_copy(_call(self.env_workers[i], op, own_copy(a))))
+                value = _call(self.env_workers[i], op, own_copy(a) if self.copies else a)
+                values.append(plain_copy(value) if self.copies else value)
             except Exception as error:
                 self._note_end(i, error)
                 values.append(capture(error, i, op, local=True))
@@ -279,6 +282,10 @@ def _made_by(make: Callable[[], Any]) -> Backend:
     return backend
 
 
+def _is_alive(worker: Any) -> bool:
+    return bool(getattr(type(worker), "is_alive", EnvWorker.is_alive)(worker))
+
+
 def _check_worker(worker: Any) -> None:
     """TypeError for what `worker_fn` returned if it is no EnvWorker."""
     missing = [name for name in REQUIRED if not callable(getattr(worker, name, None))]
@@ -294,10 +301,22 @@ def _call(worker: Any, op: str, args: tuple[Any, ...]) -> Any:
         return getattr(type(worker), "call", EnvWorker.call)(worker, name, *positional, **keywords)
     if op == "render":
         return worker.render(**args[0])
+    if op == "has_attr":
+        return _has_attr(worker, *args)
+    if op == "wrapper_classes":  # of an env in this process; a worker's envs elsewhere cannot be looked into
+        return wrapper_classes(getattr(worker, "env", None))
     value = getattr(worker, op)(*args)
     if op != "seed":
         return value
     return getattr(worker.seed, "__func__", None) is EnvWorker.seed  # which seeds the action space only
+
+
+def _has_attr(worker: Any, name: str) -> bool:
+    try:
+        worker.get_env_attr(name)
+    except AttributeError:
+        return False
+    return True
 
 
 def _attr_or_none(worker: Any, name: str) -> Any:

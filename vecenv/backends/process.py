@@ -11,14 +11,14 @@ from __future__ import annotations
 
 import pickle
 import time
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from time import perf_counter
 from typing import Any
 
 import numpy as np
 
-from vecenv.backends.backend import NOTHING_BESIDES, Answers, Backend, Call, Taken, WorkerInfo
+from vecenv.backends.backend import NOTHING_BESIDES, Answers, Backend, Call, Taken, WorkerInfo, unreturned
 from vecenv.backends.host.env_host import EnvReport
 from vecenv.backends.host.failure import Failure, died_failure, read_value
 from vecenv.backends.host.row_writer import RENEWED, Extra
@@ -28,59 +28,18 @@ from vecenv.backends.ipc.serialization import dumps, dumps_by_value
 from vecenv.backends.ipc.waiting import fence
 from vecenv.backends.memory.arena import Arena, Layout
 from vecenv.backends.memory.infos import InfoReader
-from vecenv.backends.memory.shared_memory import A_ROUND, BUSY_NS, DOING, ELSEWHERE, SENDING
+from vecenv.backends.memory.shared_memory import A_ROUND, BUSY_NS, DOING, ELSEWHERE, FRAMES, PROGRESS, SENDING
 from vecenv.backends.pool.spinning_threads import SpinningThreads, is_enabled
+from vecenv.backends.pool.watchdog import Watchdog
 from vecenv.backends.pool.worker_handle import WorkerHandle
-from vecenv.backends.pool.worker_pool import Watchdog, WorkerPool
-from vecenv.backends.worker.round_server import RoundServer, advice
-from vecenv.errors import ClosedError, ConcurrentCallError, WorkerWarnings
+from vecenv.backends.pool.worker_pool import WorkerPool
+from vecenv.backends.transport import Transport
+from vecenv.backends.worker.round_server import advice
+from vecenv.errors import ClosedError, WorkerWarnings
 from vecenv.portability import IN_ORDER
 
 REVIEW_WAITS = 8
 """Waits between two reviews."""
-
-
-class Transport(ABC):
-    """The parent's side of carrying rounds and answers; `server` is the worker's side."""
-
-    server: type[RoundServer]
-
-    def open(self, pool: WorkerPool, n: int) -> None:
-        """Prepare for the workers of `n` envs, which are not started yet."""
-        self._pool = pool
-
-    def worker_args(self, worker: WorkerHandle) -> Any:
-        """The arguments of the server besides `WorkerArgs`."""
-        return None
-
-    @abstractmethod
-    def bind(self, layout: Layout, n: int) -> Arena:
-        """Make the parent's arena for `n` envs."""
-
-    def serves(self, worker: WorkerHandle) -> None:  # noqa: B027
-        """Called when the envs of a worker have been made, at first and after a restart."""
-
-    @abstractmethod
-    def send(self, ids: np.ndarray | None, ops: int | np.ndarray, payloads: Mapping[int, Any]) -> None:
-        """As `Backend.send`."""
-
-    @abstractmethod
-    def spin(self, done: Callable[[], bool], last_wait: float) -> bool:
-        """Look for answers for a moment, without sleeping; returns `done()`. `last_wait`: seconds of the last wait."""
-
-    def sleeping(self, done: Callable[[], bool]) -> Callable[[], bool]:
-        """Called before the parent sleeps until `done()`; returns the test to use while it sleeps."""
-        return done
-
-    def awake(self) -> None:  # noqa: B027  most transports have nothing to do
-        """Called when the parent sleeps no longer."""
-
-    @abstractmethod
-    def take_rows(self, worker: WorkerHandle, payload: bytes) -> bytes | memoryview:
-        """Take the rows of an ANSWERS frame into the arena; returns the pickled extras."""
-
-    def notify(self, worker: WorkerHandle) -> None:  # noqa: B027
-        """Called when a frame was posted to a worker that serves rounds."""
 
 
 class ProcessBackend(Backend):
@@ -99,7 +58,8 @@ class ProcessBackend(Backend):
         super().__init__()
         self.pool, self._transport = pool, transport
         pool.server, pool.start_timeout = transport.server, start_timeout
-        pool.on_frame, pool.on_loss, pool.notify = self._on_frame, self._on_loss, transport.notify
+        pool.on_frame, pool.on_loss = self._on_frame, self._on_loss
+        pool.announce, pool.notify = transport.announce, transport.notify
         self._watchdog = Watchdog(step_timeout, pool.kill)
         self._ends_spinning = release_openmp
         self._spinning: SpinningThreads | None = None
@@ -111,8 +71,10 @@ class ProcessBackend(Backend):
         self._number = 0
         """The number of the last frame of a call."""
         self._warnings = WorkerWarnings()
-        self.sleeps = False
-        """True if a call sleeps until envs have answered."""
+        self._epoch = 0
+        """The number of the last SYNC."""
+        self._unsynced: set[WorkerHandle] = set()
+        """The workers that have not answered it: what they send belongs to an earlier epoch."""
         self._waits = REVIEW_WAITS
         """Number of waits until the next review."""
         self._last_wait = 0.0
@@ -124,6 +86,11 @@ class ProcessBackend(Backend):
     @property
     def own_stats(self) -> dict[str, Any]:
         return {} if self._spinning is None else self._spinning.stats()
+
+    @property
+    def processes(self) -> list[Any]:
+        """The processes of the workers, if they were started here."""
+        return [getattr(worker, "process", None) for worker in self.pool.workers]
 
     def start(self, env_fns: Sequence[Callable[[], Any]], num_workers: int | None, eager: bool) -> list[EnvReport]:
         n = self._n = len(env_fns)
@@ -169,22 +136,15 @@ class ProcessBackend(Backend):
         return {i: blobs[id(payload)] for i, payload in payloads.items()}
 
     def send(self, ids: np.ndarray | None, ops: int | np.ndarray, payloads: Mapping[int, Any]) -> None:
-        pool = self.pool
-        if pool.torn:
-            pool.end_torn()
         if self._engaged is not None:
             self._engaged.before_round()
-        pool.torn = pool.workers
         self._transport.send(ids, ops, payloads)
-        pool.torn = ()
         if self.lost:
             self._answer_lost()
 
     def wait(self, done: Callable[[], bool] | None, deadline: float | None) -> float:
         begin = perf_counter()
         if done is None:  # only what is there already, without waiting
-            if self.pool.torn and not self.sleeps:
-                self.pool.end_torn()
             self.pool.handle_events(self.pool.events(None))
         elif not self._transport.spin(done, self._last_wait):
             self._sleep(done, deadline)
@@ -196,14 +156,9 @@ class ProcessBackend(Backend):
 
     def _sleep(self, done: Callable[[], bool], deadline: float | None) -> None:
         """Handle events until `done()` or the deadline, and check at intervals for workers that hang."""
-        if self.sleeps:
-            raise ConcurrentCallError("another call waits for this vector env; make the calls one after the other")
         pool = self.pool
-        if pool.torn:
-            pool.end_torn()
         check_at, transport = self._watchdog.start(), self._transport
         try:
-            self.sleeps = True
             done = transport.sleeping(done)
             while not done():
                 events = pool.events(check_at if deadline is None else min(check_at, deadline))
@@ -217,7 +172,6 @@ class ProcessBackend(Backend):
                     check_at = self._watchdog.check(self._unanswered())
         finally:
             transport.awake()
-            self.sleeps = False
 
     def _review(self) -> None:
         spinning = self._spinning
@@ -234,6 +188,7 @@ class ProcessBackend(Backend):
     def _unanswered(self) -> dict[WorkerHandle, Sequence[int]]:
         """The workers that have not answered in full, with the envs whose answers are missing."""
         called: dict[WorkerHandle, Sequence[int]] = {worker: worker.ids for worker, _ in self._requests.values()}
+        called |= {worker: worker.ids for worker in self._unsynced if worker.alive}
         return called | {worker: ids for worker in self.pool.workers if (ids := self._pending(worker))}
 
     def take(self, ids: Sequence[int] | None) -> Taken:
@@ -269,10 +224,43 @@ class ProcessBackend(Backend):
         if missing := list(filter(self._lacks_rest, ids)):
             self._sleep(lambda: not any(map(self._lacks_rest, missing)), None)
 
+    # After an interrupt.
+
+    def resynchronise(self, deadline: float) -> None:
+        pool = self.pool
+        pool.resume()
+        for worker in pool.workers:
+            lost = [i for i in worker.ids if i in self.lost]
+            if worker.alive and lost:  # it was being started in the place of one that had ended
+                pool.kill(worker, None)
+            elif not worker.alive and len(lost) < len(worker.ids):
+                self._on_loss(worker)
+        for _, call in self._requests.values():
+            call.discarded = True
+        self._requests = {}
+        self._epoch += 1
+        self._unsynced = {worker for worker in pool.workers if worker.alive}
+        for worker in list(self._unsynced):
+            counted = worker.line[FRAMES] + 1  # by `announce`, also frames that were not posted
+            pool.request(worker, messages.SYNC, self._epoch, counted.to_bytes(8, "little"))
+        self._sleep(lambda: not any(worker.alive for worker in self._unsynced), deadline)
+        for worker in [worker for worker in self._unsynced if worker.alive]:
+            running = worker.start + worker.line[PROGRESS] % len(worker.ids)
+            pool.kill(worker, partial(unreturned, block=worker.ids, running=running))
+        self._unsynced = set()
+        self._transport.resynchronise()
+        self._answers.extras.clear()
+        self.arena.status[...] = opcodes.IDLE
+
     # What workers send.
 
     def _on_frame(self, worker: WorkerHandle, frame: Frame) -> None:
-        if frame.kind == messages.ANSWERS:
+        if frame.kind == messages.SYNCED:
+            if frame.number == self._epoch:
+                self._unsynced.discard(worker)
+        elif frame.kind in (messages.ANSWERS, messages.REPLY) and worker in self._unsynced:
+            pass
+        elif frame.kind == messages.ANSWERS:
             # An extra that cannot be unpickled is the failure of its env.
             extras = self._transport.take_rows(worker, frame.payload)
             for j, blob in pickle.loads(extras) if extras else ():
@@ -349,14 +337,19 @@ class ProcessBackend(Backend):
 
     def restart(self, env_id: int) -> Sequence[int]:
         worker = self.pool.workers[int(self.pool.worker_of[env_id])]
-        if worker.alive:  # it did not return from an interrupted call
-            self.pool.kill(worker, None)
         self._watchdog.discard(worker)
         self.pool.restart(worker, self._setup)
         self._transport.serves(worker)
         for i in worker.ids:  # answers from before the loss can still be taken
             self.lost.pop(i, None)
         return worker.ids
+
+    def ended(self) -> set[int]:
+        ended = {i for worker in self.pool.workers if not worker.alive or worker.seems_ended() for i in worker.ids}
+        return ended.union(self.lost)
+
+    def end_wait(self) -> None:
+        self.pool.end_wait()
 
     def close(self, timeout: float) -> list[str]:
         pool, transport = self.pool, self._transport
@@ -365,7 +358,7 @@ class ProcessBackend(Backend):
         vars(self).clear()
         vars(transport).clear()
         self.pool, self._transport = pool, transport
-        pool.on_frame = pool.on_loss = pool.notify = _ignore
+        pool.on_frame = pool.on_loss = pool.announce = pool.notify = _ignore
         return problems
 
 

@@ -72,6 +72,10 @@ class RayTransport(ShmemTransport):
             near = {i: payload for i, payload in payloads.items() if not self._is_far[i]}
             super().send(ids[~far], all_ops[~far], near)
 
+    def announce(self, worker: WorkerHandle) -> None:
+        if worker.on_this_node:
+            super().announce(worker)
+
     def notify(self, worker: WorkerHandle) -> None:
         if worker.on_this_node:
             super().notify(worker)
@@ -79,7 +83,7 @@ class RayTransport(ShmemTransport):
     def spin(self, done: Callable[[], bool], last_wait: float) -> bool:
         return False if self._any_far else super().spin(done, last_wait)
 
-    def take_rows(self, worker: WorkerHandle, payload: bytes) -> bytes | memoryview:
+    def take_rows(self, worker: WorkerHandle, payload: bytes | bytearray) -> bytes | bytearray | memoryview:
         return payload if worker.on_this_node else self._frames.take_rows(worker, payload)
 
 

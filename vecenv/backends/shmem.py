@@ -29,7 +29,7 @@ import numpy as np
 from vecenv.backends.host.env_host import EnvHost
 from vecenv.backends.host.row_writer import Extra
 from vecenv.backends.ipc import messages, opcodes
-from vecenv.backends.ipc.messages import Channel, WorkerChannel
+from vecenv.backends.ipc.messages import Channel, Frame, WorkerChannel
 from vecenv.backends.ipc.serialization import Descriptor
 from vecenv.backends.ipc.waiting import SpinWait, Wakeup, fence, wakeup_fds
 from vecenv.backends.memory.arena import Arena, Layout, arena_bytes, used_bytes
@@ -38,8 +38,9 @@ from vecenv.backends.memory.shared_memory import FRAMES, Control, anonymous_file
 from vecenv.backends.pool.process_worker import ProcessPool
 from vecenv.backends.pool.worker_handle import WorkerHandle
 from vecenv.backends.pool.worker_pool import WorkerPool
-from vecenv.backends.process import ProcessBackend, Transport
+from vecenv.backends.process import ProcessBackend
 from vecenv.backends.system_limits import usable_cpus
+from vecenv.backends.transport import Transport
 from vecenv.backends.worker.round_server import RoundServer, answer_of
 from vecenv.backends.worker.worker_setup import WorkerArgs
 from vecenv.portability import IN_ORDER, allow_cpus, allowed_cpus, binds_to_cpus
@@ -114,7 +115,13 @@ class ShmemServer(RoundServer):
             if not IN_ORDER:
                 fence()
             while line[FRAMES] != self._handled:
-                if self._read_frame(channel):
+                frame = channel.read()
+                self._handled += 1
+                if frame.kind == messages.SYNC:  # the parent has counted rounds and frames that it has not sent
+                    announced = seen = rounds[0] + full[0]
+                    self._handled = int.from_bytes(frame.payload, "little")
+                    self._payloads = {}
+                if self._serve_frame(frame):
                     return
             if announced != seen:
                 seen = announced
@@ -153,10 +160,8 @@ class ShmemServer(RoundServer):
             with contextlib.suppress(OSError):  # a CPU was taken away from the process meanwhile
                 allow_cpus(0, self._cpus[awake])
 
-    def _read_frame(self, channel: Channel) -> bool:
-        """Handle the next frame; returns True if it was CLOSE."""
-        frame = channel.read()
-        self._handled += 1
+    def _serve_frame(self, frame: Frame) -> bool:
+        """Handle a frame; returns True if it was CLOSE."""
         if frame.kind == messages.PAYLOADS:
             self._payloads.update(pickle.loads(frame.payload))
             return False
@@ -265,8 +270,11 @@ class ShmemTransport(Transport):
         for w in workers:
             self._wakeups[w].wake()
 
+    def announce(self, worker: WorkerHandle) -> None:
+        # The worker looks at this count, not at its channel. It is never too small, so that no frame stays unread.
+        worker.line[FRAMES] += 1
+
     def notify(self, worker: WorkerHandle) -> None:
-        worker.line[FRAMES] += 1  # the worker looks at this count, not at its channel
         fence()
         self._wakeups[worker.index].wake()
 
@@ -286,8 +294,13 @@ class ShmemTransport(Transport):
         if hasattr(self, "_control"):  # else `close` was called meanwhile
             self._control.sleepers[self._parent] = 0
 
-    def take_rows(self, worker: WorkerHandle, payload: bytes) -> bytes | memoryview:
+    def take_rows(self, worker: WorkerHandle, payload: bytes | bytearray) -> bytes | bytearray | memoryview:
         return payload
+
+    def resynchronise(self) -> None:
+        self._woken = False
+        for wakeup in (*self._everyone, self._wakeup):
+            wakeup.clear()
 
 
 class ShmemBackend(ProcessBackend):

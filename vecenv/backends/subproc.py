@@ -19,7 +19,8 @@ from vecenv.backends.memory.shared_memory import DOING, SENDING
 from vecenv.backends.pool.process_worker import ProcessPool
 from vecenv.backends.pool.worker_handle import WorkerHandle
 from vecenv.backends.pool.worker_pool import WorkerPool
-from vecenv.backends.process import ProcessBackend, Transport
+from vecenv.backends.process import ProcessBackend
+from vecenv.backends.transport import Transport
 from vecenv.backends.worker.round_server import RoundServer, answer_of
 
 SPINS, WORKER_SPINS = 50, 100
@@ -167,7 +168,7 @@ class SubprocTransport(Transport):
 
         return self._looking.until(have_answered)
 
-    def take_rows(self, worker: WorkerHandle, payload: bytes) -> bytes | memoryview:
+    def take_rows(self, worker: WorkerHandle, payload: bytes | bytearray) -> bytes | bytearray | memoryview:
         view, block = memoryview(payload), self._blocks[worker.index]
         answered = payload[: len(worker.ids)]
         if opcodes.IDLE not in answered:
@@ -184,7 +185,7 @@ class SubprocTransport(Transport):
             self._arena.status[i] = answered[i - worker.start]
         return rest
 
-    def _take_rest(self, worker: WorkerHandle, answered: bytes, payload: memoryview) -> memoryview:
+    def _take_rest(self, worker: WorkerHandle, answered: bytes | bytearray, payload: memoryview) -> memoryview:
         """Copy the last observations of episodes and info rows into the arena; returns the rest of the payload."""
         ended, informed = (
             [worker.start + j for j, byte in enumerate(answered) if byte & kind]

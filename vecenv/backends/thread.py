@@ -22,19 +22,19 @@ from typing import Any
 
 import numpy as np
 
-from vecenv.backends.backend import Answers, Backend, Call, Taken, WorkerInfo
-from vecenv.backends.host.env_access import plain_copy
+from vecenv.backends.backend import Answers, Backend, Call, Taken, WorkerInfo, unreturned
+from vecenv.backends.host.env_access import own_copy, plain_copy
 from vecenv.backends.host.env_host import EnvHost, EnvReport, check_distinct
 from vecenv.backends.host.failure import Failure, describe, died_failure
 from vecenv.backends.host.row_writer import Extra
 from vecenv.backends.ipc import opcodes
 from vecenv.backends.memory.arena import Arena, Layout
-from vecenv.backends.memory.shared_memory import A_CALL, BUSY_NS, DOING, LINE, NOTHING
+from vecenv.backends.memory.shared_memory import A_CALL, BUSY_NS, DOING, LINE, NOTHING, PROGRESS
+from vecenv.backends.pool.watchdog import Watchdog
 from vecenv.backends.pool.worker_handle import Reason, Watched
-from vecenv.backends.pool.worker_pool import Watchdog
 from vecenv.backends.system_limits import blocks_of, default_num_workers
 from vecenv.backends.worker.round_server import BlockRounds, advice
-from vecenv.errors import ClosedError, ConcurrentCallError, WorkerDiedError, WorkerTimeoutError, WorkerWarnings
+from vecenv.errors import ClosedError, WorkerDiedError, WorkerTimeoutError, WorkerWarnings
 
 LONGEST_SLEEP = 60.0
 """Seconds, at most, of one wait: the system rejects very long timeouts, so the caller waits again."""
@@ -61,7 +61,7 @@ class BlockThread(Watched):
         """Held while an answer is delivered, and while the block is abandoned."""
         self._host = EnvHost(backend.env_fns[ids.start : ids.stop], ids.start, local=True)
         self._host.progress = self.line
-        warn = partial(self._deliver, backend.warn, len(ids))
+        warn = partial(self.deliver, backend.warn, len(ids))
         self._rounds = BlockRounds(self._host, len(ids), backend.eager, self.line, warn)
         self.thread = Thread(target=self._run, name=f"vecenv-block-{index}", daemon=True)
 
@@ -81,6 +81,11 @@ class BlockThread(Watched):
             "that env returns"
         )
 
+    @property
+    def has_ended(self) -> bool:
+        """True if its answers are not used any more, or it will give none."""
+        return not self.alive or (self.thread.ident is not None and not self.thread.is_alive())
+
     def stack(self) -> str:
         frame = sys._current_frames().get(self.thread.ident or 0)
         return "(the thread has ended)" if frame is None else "".join(traceback.format_stack(frame))
@@ -99,23 +104,22 @@ class BlockThread(Watched):
         with self._lock:
             self.alive = False
         self.work.put(None)
-        numbers, self.line = self.line, self.line.copy()
+        numbers: list[int] = self._host.progress
+        if self.line is numbers:
+            self.line = numbers.copy()
         numbers.clear()  # the host writes there before it uses an env: an IndexError comes before the next env is used
 
     def _run(self) -> None:
-        last = None
         try:
-            self._deliver(setattr, self, "reports", self._host.construct())
+            self.deliver(setattr, self, "reports", self._host.construct())
             while (work := self.work.get()) is not None:
-                if work is not last:  # put twice by a `send` that was interrupted
-                    work()
-                    last = work
+                work()
         except BaseException as error:  # no error of an env, which would be an answer; expected once abandoned
             self._backend.note_end(self, error)
         finally:
             self.problems = self._host.close()
 
-    def _deliver(self, callback: Callable[..., None], *args: Any) -> None:
+    def deliver(self, callback: Callable[..., None], *args: Any) -> None:
         """Call `callback(*args)`, unless the block is abandoned, and wake the caller if it waits for that."""
         with self._lock:
             if self.alive:
@@ -131,7 +135,7 @@ class BlockThread(Watched):
         self._rounds.timed(self._rounds.run_block, asked, self._rows.action, payload, self._answer)
 
     def _answer(self, places: Sequence[int], extras: dict[int, Extra]) -> None:
-        self._deliver(self._write, places, extras)
+        self.deliver(self._write, places, extras)
 
     def _write(self, places: Sequence[int], extras: dict[int, Extra]) -> None:
         rows: Any = ... if places is self._rounds.everyone else places
@@ -146,15 +150,17 @@ class BlockThread(Watched):
     def call(self, call: Call, args: Mapping[int, tuple[Any, ...]]) -> None:
         """Run an operation, with arguments by env id."""
         self.line[DOING] = A_CALL
-        values = {i: plain_copy(self._host.call(i - self.start, call.op, args[i])) for i in args}
+        values = {i: self._host.call(i - self.start, call.op, args[i]) for i in args}
+        if self._backend.copies:
+            values = {i: plain_copy(value) for i, value in values.items()}
         self.line[DOING] = NOTHING
-        self._deliver(call.found.update, values)
+        self.deliver(call.found.update, values)
 
 
 class ThreadBackend(Backend):
     """Runs rounds in the threads of blocks."""
 
-    autoresets = True
+    autoresets = hosts_here = True
 
     def __init__(self, start_timeout: float, step_timeout: float | None = None) -> None:
         super().__init__()
@@ -164,15 +170,12 @@ class ThreadBackend(Backend):
         self._answers: Answers
         self._calls: list[Call] = []
         self._warnings = WorkerWarnings()
-        self._unsent: deque[tuple[BlockThread, Callable[[], None]]] = deque()
         self._wakeups: SimpleQueue[None] = SimpleQueue()
         self._done: Callable[[], bool] | None = None
         """The test of the wait in progress."""
         self._ended: deque[tuple[BlockThread, BaseException]] = deque()
         """The blocks whose threads have ended by an error."""
         self._closing = False
-        self.sleeps = False
-        """True if a call waits for envs."""
 
     @property
     def workers(self) -> list[WorkerInfo]:
@@ -223,21 +226,44 @@ class ThreadBackend(Backend):
 
     def restart(self, env_id: int) -> Sequence[int]:
         old = self._block_of[env_id]
-        if old.alive:  # it did not return from an interrupted call
-            self._end(old, f"its {old.title} was abandoned because env {env_id} did not return")
         new = BlockThread(old.index, old.ids, self)
+        self.blocks[new.index] = new
+        self._block_of[new.start : new.stop] = [new] * len(new.ids)
         try:
             new.thread.start()
             self._await_reports([new])
         except BaseException:
             new.abandon()
             raise
-        self.blocks[new.index] = new
-        self._block_of[new.start : new.stop] = [new] * len(new.ids)
         new.bind(self._layout, self.arena.block(new.start, new.stop), self._answers)
         for i in new.ids:  # answers from before the loss can still be taken
             self.lost.pop(i, None)
         return new.ids
+
+    def resynchronise(self, deadline: float) -> None:
+        for block in self.blocks:
+            lost = [i for i in block.ids if i in self.lost]
+            if block.has_ended if not lost else block.alive or len(lost) < len(block.ids):
+                self._end(block, f"its {block.title} has ended")
+        for call in self._calls:
+            call.discarded = not call.done()
+        self._calls, answered = [], set[BlockThread]()
+        for block in self.blocks:
+            block.work.put(partial(block.deliver, answered.add, block))
+        self._sleep(lambda: all(block in answered or not block.alive for block in self.blocks), deadline)
+        for block in self.blocks:
+            if block.alive and block not in answered:
+                running = block.start + block.line[PROGRESS] % len(block.ids)
+                self._lose(block, partial(unreturned, block=block.ids, running=running))
+        self._done = None
+        self._answers.take(None)
+
+    def ended(self) -> set[int]:
+        return {i for block in self.blocks if block.has_ended for i in block.ids}
+
+    def end_wait(self) -> None:
+        self._closing = True
+        self._wakeups.put(None)
 
     def close(self, timeout: float) -> list[str]:
         deadline = time.monotonic() + timeout
@@ -270,20 +296,14 @@ class ThreadBackend(Backend):
         raw = asked.tobytes()
         blocks = self.blocks if ids is None else dict.fromkeys(map(self._block_of.__getitem__, ids.tolist()))
         self.arena.status[rows] = ops
-        self._unsent.extend([(b, partial(b.round, raw[b.start : b.stop], payloads)) for b in blocks])
-        self._put_unsent()
+        for block in blocks:
+            block.work.put(partial(block.round, raw[block.start : block.stop], payloads))
         if self.lost:
             self._answer_lost()
 
-    def _put_unsent(self) -> None:
-        """Queue work for threads. What an interrupt leaves unsent is queued by the next wait."""
-        while self._unsent:
-            block, work = self._unsent[0]
-            block.work.put(work)
-            self._unsent.popleft()
-
     def call(self, ids: Sequence[int], op: str, args: Sequence[tuple[Any, ...]]) -> Call:
-        payloads, call = self.encode(ids, 0, None, dict(zip(ids, args, strict=True))), Call(ids, op)
+        given = map(own_copy, args) if self.copies else args
+        payloads, call = dict(zip(ids, given, strict=True)), Call(ids, op)
         self._calls = [*(other for other in self._calls if not other.done()), call]
         for block in dict.fromkeys(map(self._block_of.__getitem__, ids)):
             block.work.put(partial(block.call, call, {i: payloads[i] for i in block.ids if i in payloads}))
@@ -293,18 +313,12 @@ class ThreadBackend(Backend):
 
     def wait(self, done: Callable[[], bool] | None, deadline: float | None) -> float:
         begin = perf_counter()
-        if self.sleeps:
-            if done is None:
-                return 0.0
-            raise ConcurrentCallError("another call waits for this vector env; make the calls one after the other")
         try:
-            self.sleeps = True
-            self._put_unsent()
             self._note_ends()
             if done is not None:
                 self._sleep(done, deadline)
         finally:
-            self.sleeps, self._done = False, None
+            self._done = None
         return perf_counter() - begin
 
     # In the threads of blocks.

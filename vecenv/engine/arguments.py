@@ -138,23 +138,50 @@ def reset_arguments(asked: Sequence[int], kwargs: dict[str, Any]) -> dict[int, d
     return {i: {**kwargs, "seed": seed} for i, seed in zip(asked, seeds, strict=True)}
 
 
-def reset_rows(ids: np.ndarray | None, reset: Any, n: int) -> np.ndarray:
-    """Mask of the rows that are resets in a round of the envs `ids`; `reset` holds ids or is a mask of all envs."""
+def reset_rows(ids: np.ndarray | None, reset: Any, n: int) -> tuple[np.ndarray, list[int]]:
+    """Return a mask of the rows that are resets in a round of the envs `ids`, and the ids of these envs, in the order
+    of their seeds. `reset` holds ids in this order, or is a mask of all envs.
+    """
     mask = np.asarray(reset)
     if mask.dtype == np.bool_ and mask.shape == (n,):
+        chosen = mask.nonzero()[0]
         if ids is None:
-            return mask
-        mask = np.flatnonzero(mask)
-    if mask.size == 0:
-        return np.zeros(n if ids is None else len(ids), dtype=np.bool_)
-    chosen = as_ids(mask, n)
+            return mask, chosen.tolist()
+    else:
+        chosen = as_ids(mask, n) if mask.size else mask
+    if chosen.size == 0:
+        return np.zeros(n if ids is None else len(ids), dtype=np.bool_), []
     asked = np.arange(n) if ids is None else ids
     is_chosen = np.zeros(n, dtype=np.bool_)
     is_chosen[chosen] = True
     rows = is_chosen[asked]
     if rows.sum() != len(chosen):
         raise ValueError(f"reset={chosen.tolist()} must be among the envs of this round, {asked.tolist()}")
-    return rows
+    return rows, chosen.tolist()
+
+
+def as_autoreset(autoreset: Any, k: int) -> bool | np.ndarray:
+    """`autoreset` of a round of `k` envs: a bool, or one seed per env (-1: no seed) as an int64 array.
+
+    TypeError or ValueError for anything else but None, which is False, and seeds in another form.
+    """
+    if autoreset is None or isinstance(autoreset, (bool, np.bool_)):
+        return bool(autoreset)
+    value = tensor_on_host(autoreset)
+    if isinstance(value, np.ndarray):
+        if value.dtype == np.int64 and value.shape == (k,) and value.min() >= -1:
+            return value
+        value = value.tolist()
+        if isinstance(value, bool):
+            return value
+    if not isinstance(value, Iterable) or isinstance(value, (str, bytes, Mapping, Set)):
+        raise TypeError(
+            f"autoreset must be True, False, or one seed per env that steps (-1: no seed), got {autoreset!r}"
+        )
+    seeds = [-1 if seed is None or seed == -1 else check_seed(seed) for seed in value]
+    if len(seeds) != k:
+        raise ValueError(f"got {len(seeds)} seeds in autoreset for {k} envs; pass one per env that steps (-1: no seed)")
+    return np.array(seeds, np.int64)
 
 
 def round_envs(n: int, action: Any, id: Any, kwargs: dict[str, Any]) -> tuple[np.ndarray | None, list[int]]:
@@ -169,8 +196,7 @@ def round_envs(n: int, action: Any, id: Any, kwargs: dict[str, Any]) -> tuple[np
     asked = None if id is None else as_ids(tensor_on_host(id), n)
     if reset is None:
         return asked, []
-    rows = np.arange(n) if asked is None else asked
-    return asked, rows[reset_rows(asked, reset, n)].tolist()
+    return asked, reset_rows(asked, reset, n)[1]
 
 
 MAX_SEED = 2**63

@@ -10,41 +10,42 @@ Backend: envs in this process, in threads, in worker processes, ...
 from __future__ import annotations
 
 import os
+import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from time import perf_counter
+from types import FrameType
 from typing import Any
 
 import numpy as np
 
 from vecenv import nest
-from vecenv.backends.backend import NOTHING_BESIDES, Backend, Taken
+from vecenv.backends.backend import NOTHING_BESIDES, Backend
 from vecenv.backends.ipc import opcodes
 from vecenv.backends.memory.arena import Layout, Leaf, common_layout
+from vecenv.backends.memory.shared_state import free_stale_locks, holds
 from vecenv.engine import lifetime
 from vecenv.engine.actions import Actions
-from vecenv.engine.arguments import check_spaces_equal, reset_arguments, reset_rows
+from vecenv.engine.arguments import as_autoreset, check_spaces_equal, reset_arguments, reset_rows
 from vecenv.engine.env_calls import EnvCalls
 from vecenv.engine.lifetime import Lifetime
+from vecenv.engine.mark import Mark, is_one_call, sets_mark
 from vecenv.engine.recovery import Recovery
 from vecenv.engine.results import Results, Statistics
-from vecenv.engine.status import INTERRUPTS, EnvStatus
+from vecenv.engine.status import EnvStatus
 from vecenv.errors import ClosedError, ConcurrentCallError
 from vecenv.spaces import separate_generators
 
 NO_ARGUMENTS: dict[str, Any] = {}
 HOLD_MEMORY = ["arena", "results", "recovery", "status", "calls", "backend"]
 
-Received = tuple["np.ndarray | None", "list[int]", Taken]
-"""(ids or None for all, the ids as a list, the results): the arguments of `Results.rows`."""
-
 
 class Engine:
     """Runs rounds on `backend`: the machinery of one vector env, without its public methods.
 
-    A round is started by `send` and ended by `receive`; `exchange` is both for a round of all envs. What it
-    guarantees is in docs/semantics.md. One thread at a time; another one may call `close`, `alive`, `stats` and
-    `waiting_ids`.
+    A round is started by `send` and ended by `receive`; `step` is both, `exchange` both for a round of all envs. What
+    they guarantee is in docs/semantics.md. One thread at a time; another one may call `close`, `alive`, `stats` and
+    `waiting_ids`. A call that an interrupt ends leaves `mark` set, and the next call begins with `recover`.
 
     Arguments are those of `BaseVectorEnv`; `name` is the name of the vector env's class for messages, `warns` whether
     an engine that is dropped unclosed warns.
@@ -75,7 +76,8 @@ class Engine:
         self.closed, self.usable = False, True
         """False after `close`, and in a forked copy of the process."""
         self._name, self.backend = name, backend
-        self.recovery = Recovery(backend, on_error, max_restarts)
+        self.mark = Mark()
+        self.recovery = Recovery(backend, on_error, max_restarts, self.mark)
         self._absorbs = self.recovery.absorbs
         layout = self._open(env_fns, num_workers, check_spaces, warns)
         self.num_workers, self.autoresets = backend.num_workers, backend.autoresets
@@ -86,15 +88,15 @@ class Engine:
         if isinstance(layout.action, Leaf) and not strict and not check_actions:
             self._plain_shape, self._plain_dtype = (n, *layout.action.shape), layout.action.dtype
         spaced = any(report.observation_space is not None for report in self.reports)
-        self.status = EnvStatus(backend, self.recovery, self.is_async, strict)
+        self.status = EnvStatus(backend, self.recovery, self.mark, self.is_async, strict)
         self.all_ids = self.status.all_ids
         self.results = Results(
             self.arena, layout, self.recovery, self.status, copy=copy, stack_obs=stack_obs, spaced=spaced
         )
-        self.calls = EnvCalls(backend, self.recovery, self.reports, self.status)
+        self.calls = EnvCalls(backend, self.recovery, self.reports, self.status, self.mark)
         self.statistics = Statistics(n)
-        self._order: list[np.ndarray | None] = []
-        """The ids of each round in flight, as they were asked for (None: all)."""
+        self._saw_end = False
+        """True if `alive` saw the end of a worker, of which the backend takes note in the next round."""
 
     def _open(self, env_fns: Sequence[Any], num_workers: int | None, check_spaces: bool, warns: bool) -> Layout:
         """Make the envs and the memory for their batches; if that fails, close what was made."""
@@ -115,83 +117,125 @@ class Engine:
             raise
         return layout
 
-    def exchange(self, action: Any, reset: Any = None, autoreset: Any = False) -> Taken:
-        """Run a round of all envs; its results are the rows of the arena and the `Taken` that is returned.
+    @sets_mark
+    def exchange(self, action: Any, reset: Any = None, autoreset: Any = False, own: bool = False) -> Any:
+        """Run a round of all envs and return its rows: `Results.rows`, or with `own` `Results.own_rows`.
 
         `action` has one row an env; envs in `reset` (ids, or a mask) are reset instead.
         """
+        mark = self.mark
+        if holds:
+            free_stale_locks(sys._getframe(1))
+        if mark.is_set:
+            self.recover(sys._getframe(1))
         begin = perf_counter()
         try:
             plain = self._start_steps(None, action, reset, autoreset, NO_ARGUMENTS)
-            try:
-                waited = self.backend.wait(self.status.all_answered, None)
-                taken = self.backend.take(None)
-            except Exception as error:
-                self.abandon(error, self.all_ids)
-                raise
-            if taken is not NOTHING_BESIDES or not plain or self.results.checks_scalars:
-                taken = self.results.settle(None, self.all_ids, taken)
-        except INTERRUPTS as error:
-            self.abandon(error, self.all_ids)
+            waited = self.backend.wait(self.status.all_answered, None)
+            taken = self.backend.take(None)
+            results, ids = self.results, self.all_ids
+            if taken is not NOTHING_BESIDES or not plain or results.checks_scalars:
+                taken = results.settle(None, ids, taken)
+            rows = results.own_rows(None, taken) if own else results.rows(None, ids, taken)
+            seconds, statistics = perf_counter() - begin, self.statistics
+            statistics.wait_seconds += waited
+            statistics.call_seconds += seconds
+            statistics.round_seconds.append(seconds)
+        except BaseException as error:
+            mark.note_end(error)
             raise
-        seconds, statistics = perf_counter() - begin, self.statistics
-        statistics.wait_seconds += waited
-        statistics.call_seconds += seconds
-        statistics.round_seconds.append(seconds)
-        return taken
+        mark.is_set = False
+        return rows
 
+    @is_one_call
+    def step(self, action: Any, ids: np.ndarray | None, reset: Any, autoreset: Any) -> Any:
+        """`send` and `receive` as one call."""
+        self._send(action, ids, reset, autoreset, NO_ARGUMENTS)
+        return self._receive(False)
+
+    @is_one_call
     def send(self, action: Any, ids: np.ndarray | None, reset: Any, autoreset: Any, kwargs: dict[str, Any]) -> None:
         """Check a round of the envs `ids` (None: all) and start it; `kwargs` go to the envs in `reset`."""
-        begin = perf_counter()
-        try:
-            if action is None:
-                self.check_open()
-                self._start_resets(ids, kwargs)
-            else:
-                self._start_steps(ids, action, reset, autoreset, kwargs)
-            self._order.append(ids)
-        except INTERRUPTS as error:
-            self.abandon(error, self.all_ids if ids is None else ids.tolist())
-            raise
-        self.statistics.call_seconds += perf_counter() - begin
+        self._send(action, ids, reset, autoreset, kwargs)
 
-    def receive(self) -> Received:
-        """Wait for what is in flight, or as much of it as `wait_num` and `timeout` require, and take it."""
-        self.check_open()
-        whole = len(self._order) == 1 and self._order[0] is None and not self.is_async
-        before = self.all_ids if whole else self.status.waiting_ids
-        try:
-            if whole:
-                self._wait(self.status.all_answered, None)
-                self._order = []
-                return None, self.all_ids, self._take(None, self.all_ids)
-            in_flight = self.status.in_flight
-            if in_flight == 0:
-                raise RuntimeError("step(None): no step is in flight; call step(action) or send(action) first")
-            need = min(self.wait_num, in_flight) if self.is_async else in_flight
-            self._wait(self.status.enough(need), None if self.timeout is None else time.monotonic() + self.timeout)
-            if self.is_async and not (one := self.status.enough(1))():
-                self._wait(one, None)
-            order, self._order = self._order, []
-            ids = self.status.finished_ids(order)
-            asked = ids.tolist()
-            return ids, asked, self._take(ids, asked)
-        except INTERRUPTS as error:
-            self.abandon(error, before)
-            raise
+    @is_one_call
+    def receive(self, own: bool = False) -> Any:
+        """Wait for what is in flight, or as much of it as `wait_num` and `timeout` require, and return its rows."""
+        return self._receive(own)
 
+    @is_one_call
     def reset(self, ids: np.ndarray | None, kwargs: dict[str, Any]) -> tuple[Any, np.ndarray]:
         """Reset these envs (None: all) and wait for them, also in async mode: (obs, info)."""
         self.check_open()
         asked = self.all_ids if ids is None else ids.tolist()
-        try:
+        self._start_resets(ids, kwargs)
+        self._wait(self.status.answered(asked), None)
+        taken = self.results.settle(ids, asked, self.backend.take(None if ids is None else asked))
+        return self.results.obs(ids, taken.extras), self.results.info(asked, taken)
+
+    @is_one_call
+    def wait_for_all(self, deadline: float | None) -> bool:
+        """Wait until the deadline (of time.monotonic) for all that is in flight; returns whether all has arrived."""
+        done = self.status.enough(self.status.in_flight)
+        self._set_mark(self.status.waiting_ids)
+        self._wait(done, deadline)
+        return done()
+
+    def _set_mark(self, ids: Collection[int]) -> None:
+        """Set the mark for a call of these envs; before the first change, and after the last refusal."""
+        self.mark.ids = ids
+        self.mark.is_set = True
+
+    # Recovery.
+
+    def abandon(self, error: BaseException, asked: Sequence[int] = ()) -> None:
+        """Set the mark after an exception that ended the work of a layer above: what is in flight is discarded, and its
+        envs, and those `asked`, need a reset.
+        """
+        if not self.closed and not isinstance(error, (ClosedError, ConcurrentCallError, Warning)):
+            mark = self.mark
+            mark.ids, mark.cause = {*(mark.ids if mark.is_set else ()), *asked}, type(error).__name__
+            mark.is_set = True
+
+    def recover(self, caller: FrameType) -> None:
+        """Recover from an interrupted call; `caller` is the frame that called the method which found the mark set."""
+        self.check_open()
+        self.status.recover(caller)
+
+    # Rounds.
+
+    def _send(self, action: Any, ids: np.ndarray | None, reset: Any, autoreset: Any, kwargs: dict[str, Any]) -> None:
+        begin = perf_counter()
+        if action is None:
+            self.check_open()
             self._start_resets(ids, kwargs)
-            self._wait(self.status.answered(asked), None)
-            taken = self._take(ids, asked)
-            return self.results.obs(ids, taken.extras), self.results.info(asked, taken)
-        except INTERRUPTS as error:
-            self.abandon(error, asked)
-            raise
+        else:
+            self._start_steps(ids, action, reset, autoreset, kwargs)
+        self.status.order.append(ids)
+        self.statistics.call_seconds += perf_counter() - begin
+
+    def _receive(self, own: bool) -> Any:
+        self.check_open()
+        status = self.status
+        ids: np.ndarray | None = None
+        if len(status.order) == 1 and status.order[0] is None and not self.is_async:
+            asked = self.all_ids
+            self._set_mark(asked)
+            self._wait(status.all_answered, None)
+            self.status.order = []
+        else:
+            in_flight = status.in_flight
+            if in_flight == 0:
+                raise RuntimeError("step(None): no step is in flight; call step(action) or send(action) first")
+            self._set_mark(status.waiting_ids)
+            need = min(self.wait_num, in_flight) if self.is_async else in_flight
+            self._wait(status.enough(need), None if self.timeout is None else time.monotonic() + self.timeout)
+            if self.is_async and not (one := status.enough(1))():
+                self._wait(one, None)
+            ids = status.finished_ids()
+            asked = ids.tolist()
+        taken = self.results.settle(ids, asked, self.backend.take(None if ids is None else asked))
+        return self.results.own_rows(ids, taken) if own else self.results.rows(ids, asked, taken)
 
     def _start_steps(
         self, ids: np.ndarray | None, action: Any, reset: Any, autoreset: Any, kwargs: dict[str, Any]
@@ -210,17 +254,21 @@ class Engine:
             )  # equal ones may be two objects
             and self.usable
             and self.status.bytes.tobytes() == self.status.all_idle
-            and not (self.backend.lost or self.recovery.errors or kwargs)
+            and not (self.backend.lost or self.recovery.errors or kwargs or self._saw_end)
         )
         ops: Any = opcodes.STEP
         encoded: Mapping[int, Any] = NO_ARGUMENTS  # type: ignore[assignment]
-        resets = None if reset is None else reset_rows(ids, reset, self.env_num)
+        resets, chosen = (None, []) if reset is None else reset_rows(ids, reset, self.env_num)
+        if autoreset is not False:
+            autoreset = as_autoreset(autoreset, self.env_num if ids is None else len(ids))
         if not plain:
             self.check_open()
+            if self._saw_end:
+                self._set_mark(())
+                self.backend.wait(None, None)
+                self._saw_end = self.mark.is_set = False
             asked = self.all_ids if ids is None else ids.tolist()
             action = self.actions.batch(action, asked, resets)
-            if self.status.abandoned and (self._absorbs or resets is not None):
-                self.status.drain(ids)
             self.status.check_steps(ids, resets)
             if action.__class__ is list:
                 ops, encoded = opcodes.STEP_OBJECT, dict(zip(asked, action, strict=True))
@@ -229,19 +277,22 @@ class Engine:
             if autoreset is not True or self._seeded or not self.autoresets:
                 self._seed_next(... if ids is None else ids, autoreset)
         args: dict[int, dict[str, Any]] = NO_ARGUMENTS  # type: ignore[assignment]
-        if resets is not None and len(rows := resets.nonzero()[0]):
-            args = reset_arguments((rows if ids is None else ids[rows]).tolist(), kwargs)
+        if resets is not None and chosen:
+            args = reset_arguments(chosen, kwargs)
             encoded = {**encoded, **args} if kwargs else {i: encoded[i] for i in encoded if i not in args}
             ops = np.where(resets, np.uint8(opcodes.RESET_KWARGS if kwargs else opcodes.RESET), np.uint8(ops))
         elif kwargs:
             raise TypeError(f"send() got {sorted(kwargs)}, which are for resets, but no ids to reset")
         if plain:
+            self.mark.ids = self.all_ids
+            self.mark.is_set = True
             self.arena.action[...] = action
-        elif action.__class__ is list:
-            encoded = self.backend.encode(asked, ops, None, encoded)
         else:
-            encoded = self.backend.encode(asked, ops, action, encoded)
-            nest.put(self.arena.action, ... if ids is None else ids, action)
+            is_list = action.__class__ is list
+            encoded = self.backend.encode(asked, ops, None if is_list else action, encoded)
+            self._set_mark(asked)
+            if not is_list:
+                nest.put(self.arena.action, ... if ids is None else ids, action)
         if args:
             self._begin_resets(args)
             plain = False
@@ -259,13 +310,12 @@ class Engine:
             self.arena.seed[rows], self._seeded = seeds if given else -1, True
 
     def _start_resets(self, ids: np.ndarray | None, kwargs: dict[str, Any]) -> None:
-        if self.status.abandoned:
-            self.status.drain(ids)
         self.status.check_idle(ids)
         asked = self.all_ids if ids is None else ids.tolist()
         args = reset_arguments(asked, kwargs)
         op = opcodes.RESET_KWARGS if kwargs else opcodes.RESET
         encoded = self.backend.encode(asked, op, None, args if kwargs else NO_ARGUMENTS)  # type: ignore[arg-type]
+        self._set_mark(asked)
         self.backend.wait(None, None)  # notices workers that died idle, to restart them now
         self._begin_resets(args)
         self._start(ids, op, encoded)
@@ -283,59 +333,27 @@ class Engine:
         if ids is not None:
             self.statistics.left_out += self.env_num - len(ids)
         if self._absorbs:
-            self.recovery.keep_rows(ids)
+            self.recovery.keep_rows(ids, ops)
             if self.recovery.errors:
                 ids, ops = self.recovery.answer_failed(np.arange(self.env_num) if ids is None else ids, ops)
                 encoded = {i: encoded[i] for i in ids.tolist() if i in encoded}
                 if not len(ids):
                     return
-        try:
-            self.backend.send(ids, ops, encoded)
-        except Exception as error:
-            self.abandon(error, self.all_ids if ids is None else ids.tolist())
-            raise
+        self.backend.send(ids, ops, encoded)
 
     def _wait(self, done: Callable[[], bool], deadline: float | None) -> None:
         """Wait until the deadline (of time.monotonic)."""
-        try:
-            waited = self.backend.wait(done, deadline)
-        except Exception as error:
-            self.abandon(error)
-            raise
+        waited = self.backend.wait(done, deadline)
         self.statistics.wait_seconds += waited
         self.statistics.call_seconds += waited
         self.statistics.round_seconds.append(waited)
-
-    def wait_for_all(self, deadline: float | None) -> bool:
-        """Wait until the deadline (of time.monotonic) for all that is in flight; returns whether all has arrived."""
-        done = self.status.enough(self.status.in_flight)
-        self._wait(done, deadline)
-        return done()
-
-    def _take(self, ids: np.ndarray | None, asked: list[int]) -> Taken:
-        """Take the answers of these envs; raises for those that failed, with the results of the others."""
-        try:
-            taken = self.backend.take(None if ids is None else asked)
-        except Exception as error:
-            self.abandon(error, asked)
-            raise
-        return self.results.settle(ids, asked, taken)
-
-    def abandon(self, error: BaseException, asked: Sequence[int] = ()) -> None:
-        """After an exception ended a call: discard what is in flight; its envs, and those `asked`, need a reset."""
-        if self.closed:
-            if not isinstance(error, ClosedError) and isinstance(error, Exception):
-                self.check_open()  # another thread has closed the engine
-        elif not isinstance(error, (ClosedError, ConcurrentCallError, Warning)):
-            self._order, self.recovery.resets, self.recovery.rows = [], {}, {}
-            self.status.abandon(error, asked)
 
     def check_open(self) -> None:
         """ClosedError after `close`, and in a forked copy of the process."""
         if self.usable:
             return
         if self.closed:
-            raise ClosedError(f"Methods of {self._name} cannot be called after close.")
+            raise ClosedError(self.mark.closed)
         raise ClosedError(
             f"this vector env belongs to process {self._lifetime.pid} and cannot be used in process {os.getpid()}; "
             "make one here"
@@ -344,8 +362,9 @@ class Engine:
     def alive(self) -> list[bool]:
         """Return for each env if it exists: False if its worker has ended. Does not wait."""
         self.check_open()
-        self.backend.wait(None, None)
-        return [i not in self.backend.lost for i in self.all_ids]
+        ended = self.backend.ended()
+        self._saw_end = self._saw_end or len(ended) > len(self.backend.lost)
+        return [i not in ended for i in self.all_ids]
 
     def stats(self) -> dict[str, Any]:
         """Counts and seconds since the start (see `BaseVectorEnv.stats`)."""
@@ -357,8 +376,12 @@ class Engine:
         """Close all envs and end the workers: at most 5 seconds, then by force. A second call does nothing."""
         if self.closed:
             return
+        self.mark.closed = f"Methods of {self._name} cannot be called after close."
         self.closed, self.usable = True, False
         try:
+            if self.mark.is_set:  # another thread is in a call, which must not use what is closed
+                self.backend.end_wait()
+                self.mark.await_end(lifetime.CALL_TIMEOUT)
             self._lifetime.close()
         finally:
             # The memory is freed with the last view of it that the caller holds, not with this object.

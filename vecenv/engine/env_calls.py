@@ -10,18 +10,44 @@ import numpy as np
 from vecenv.backends.backend import Backend, Call
 from vecenv.backends.host.env_host import EnvReport
 from vecenv.backends.host.failure import Failure
+from vecenv.engine.mark import Mark, is_one_call
 from vecenv.engine.recovery import Recovery
 from vecenv.engine.status import EnvStatus
+from vecenv.errors import VectorEnvError
 
 
 class EnvCalls:
     """Runs operations (of `ENV_CALLS`) on idle envs, in all workers at once."""
 
-    def __init__(self, backend: Backend, recovery: Recovery, reports: Sequence[EnvReport], status: EnvStatus) -> None:
+    def __init__(
+        self, backend: Backend, recovery: Recovery, reports: Sequence[EnvReport], status: EnvStatus, mark: Mark
+    ) -> None:
         self._backend, self._recovery, self._reports, self._status = backend, recovery, reports, status
+        self.mark, self.recover = mark, status.recover
 
+    @is_one_call
     def start(self, ids: np.ndarray | None, op: str, args: Sequence[tuple[Any, ...]]) -> Call:
         """Start an operation with one tuple of arguments an env; returns at once."""
+        return self._start(ids, op, args)
+
+    @is_one_call
+    def wait(self, call: Call, deadline: float | None) -> bool:
+        """Wait until the deadline (of time.monotonic) for the answers of a call; returns whether all have arrived."""
+        self._set_mark(call)
+        self._backend.wait(call.done, deadline)
+        return call.done()
+
+    @is_one_call
+    def finish(self, call: Call) -> list[Any]:
+        """Wait for the answers of all envs; the first failure is raised once all have answered."""
+        return self._finish(call)
+
+    @is_one_call
+    def run(self, ids: np.ndarray | None, op: str, args: tuple[Any, ...]) -> list[Any]:
+        """Start an operation with the same arguments for each env, and return what each env returned."""
+        return self._finish(self._start(ids, op, [args] * len(self._status.all_ids if ids is None else ids)))
+
+    def _start(self, ids: np.ndarray | None, op: str, args: Sequence[tuple[Any, ...]]) -> Call:
         self._status.check_idle(ids)
         asked = self._status.all_ids if ids is None else ids.tolist()
         if self._backend.lost:
@@ -29,38 +55,45 @@ class EnvCalls:
             for i in asked:
                 if i in self._backend.lost:
                     self._recovery.check(i)
-        return self._backend.call(asked, op, args)
+        self.mark.ids = asked
+        self.mark.is_set = True
+        try:
+            return self._backend.call(asked, op, args)
+        except (TypeError, ValueError):  # the arguments cannot travel: nothing was sent
+            self.mark.is_set = False
+            raise
 
-    def wait(self, call: Call, deadline: float | None) -> bool:
-        """Wait until the deadline (of time.monotonic) for the answers of a call; returns whether all have arrived."""
-        self._backend.wait(call.done, deadline)
-        return call.done()
-
-    def finish(self, call: Call) -> list[Any]:
-        """Wait for the answers of all envs; the first failure is raised once all have answered."""
+    def _finish(self, call: Call) -> list[Any]:
+        if call.discarded:
+            raise VectorEnvError(f"an interrupted call has discarded the pending call ({call.op}); make it again")
+        self._set_mark(call)
         if not call.done():
             self._backend.wait(call.done, None)
         values = call.values()
         self._recovery.note_lost()
         for value in values:
             if isinstance(value, Failure):
-                raise self._recovery.exception_of(value)
+                error = self._recovery.exception_of(value)
+                self.mark.is_set = False
+                raise error
         return values
 
-    def run(self, ids: np.ndarray | None, op: str, args: tuple[Any, ...]) -> list[Any]:
-        """Start an operation with the same arguments for each env, and return what each env returned."""
-        return self.finish(self.start(ids, op, [args] * len(self._status.all_ids if ids is None else ids)))
+    def _set_mark(self, call: Call) -> None:
+        self.mark.ids = call.ids
+        self.mark.is_set = True
 
+    @is_one_call
     def set_states(self, ids: np.ndarray | None, states: Sequence[Any]) -> None:
         """Put each of these envs into its entry of `states`; it needs no reset then, also if it had failed."""
         asked = self._status.all_ids if ids is None else ids.tolist()
         if len(states) != len(asked):
             raise ValueError(f"set_state() got {len(states)} states for {len(asked)} envs; pass one for each env")
-        self.finish(self.start(ids, "set_state", [(state,) for state in states]))
+        self._finish(self._start(ids, "set_state", [(state,) for state in states]))
         self._recovery.discard_errors(asked)
         for i in asked:
             self._status.note_begun(i)
 
+    @is_one_call
     def seed(self, seeds: Sequence[int | None]) -> list[int]:
         """Seed each env and its action space with its entry of `seeds`; None leaves them as they are.
 
@@ -69,7 +102,7 @@ class EnvCalls:
         chosen = [i for i, seed in enumerate(seeds) if seed is not None]
         if not chosen:
             return []
-        want_reset = self.finish(self.start(np.array(chosen), "seed", [(seeds[i],) for i in chosen]))
+        want_reset = self._finish(self._start(np.array(chosen), "seed", [(seeds[i],) for i in chosen]))
         for i, wants_reset in zip(chosen, want_reset, strict=True):
             if (space := self._reports[i].action_space) is not None:
                 space.seed(seeds[i])

@@ -14,6 +14,9 @@ from vecenv.errors import NotStartedError, warn_caller
 CLOSE_TIMEOUT = 5.0
 """Seconds after which workers that have not closed are ended by force."""
 
+CALL_TIMEOUT = 1.0
+"""Seconds that `close` waits for a call of another thread to end; then the call meets closed objects."""
+
 _open: weakref.WeakSet[Any] = weakref.WeakSet()
 
 

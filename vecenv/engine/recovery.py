@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from types import TracebackType
 from typing import Any
 
@@ -14,8 +14,9 @@ import numpy as np
 from vecenv import nest
 from vecenv.backends.backend import Backend
 from vecenv.backends.host.failure import Failure, add_note, died_failure
-from vecenv.backends.host.row_writer import Extra
+from vecenv.backends.host.row_writer import Extra, Final
 from vecenv.backends.ipc import opcodes
+from vecenv.engine.mark import Mark
 from vecenv.errors import VectorEnvError
 
 WINDOW = 60.0
@@ -24,8 +25,9 @@ logger.addHandler(logging.NullHandler())  # silent unless the program configures
 
 
 def is_repeated(info: Mapping[str, Any]) -> bool:
-    """True if the info is that of a row which `on_error="restart"` makes of a failure: it repeats an observation."""
-    return info.get("restarted") is True and "error" in info
+    """True if `on_error="restart"` made the row of this info from a failure: its last observation is a repeated one."""
+    last = info.get("final_info", info)
+    return isinstance(last, Mapping) and last.get("restarted") is True and "error" in last
 
 
 class Recovery:
@@ -36,12 +38,12 @@ class Recovery:
     for the env that was running (for each env of the worker if none was), not for those that only share the worker.
     """
 
-    def __init__(self, backend: Backend, on_error: Any, max_restarts: Any) -> None:
+    def __init__(self, backend: Backend, on_error: Any, max_restarts: Any, mark: Mark) -> None:
         if on_error not in ("raise", "restart"):
             raise ValueError(f'on_error must be "raise" or "restart", got {on_error!r}')
         if isinstance(max_restarts, bool) or not isinstance(max_restarts, int) or max_restarts < 1:
             raise ValueError(f"max_restarts must be a positive integer, got {max_restarts!r}")
-        self._backend = backend
+        self._backend, self.mark = backend, mark
         self._max_restarts = max_restarts
         self._times: dict[int, deque[float]] = {}
         self.absorbs = on_error == "restart"
@@ -56,6 +58,8 @@ class Recovery:
         """Failures that the caller did not see as exceptions."""
         self.resets: dict[int, dict[str, Any]] = {}
         """The envs that are being reset, with their arguments."""
+        self._autoresets: set[int] = set()
+        """on_error="restart": the envs whose latest operation is a step with autoreset."""
         self._last: list[tuple[np.ndarray, np.ndarray]] = []
         """on_error="restart": the observations in the arena, where those of idle envs are whole, and a copy from before
         the operation in flight.
@@ -68,12 +72,15 @@ class Recovery:
             for i in lost:
                 self.errors[i] = self._backend.lost[i]
 
-    def note_replaced(self, i: int, same_worker: Iterable[int]) -> None:
-        """Note that env i did not return and its worker was replaced; the envs that share it need a reset too."""
-        self.restarts += 1
-        for j in same_worker:
-            text = f"env {j} was restarted because env {i}, which shares its worker, did not return"
-            self.errors.setdefault(j, VectorEnvError(f"{text}; reset({j}) makes it usable again"))
+    def note_interrupted(self, ids: Iterable[int], cause: str) -> None:
+        """Note that these envs need a reset, because an exception of the class `cause` interrupted their call."""
+        self.resets, self.rows = {}, {}
+        self.restore_rows(list(ids))
+        for i in ids:
+            self.errors[i] = VectorEnvError(
+                f"env {i} was in a call that {cause} interrupted, and its result was discarded; "
+                f"reset({i}) makes it usable again"
+            )
 
     def exception_of(self, failure: Failure) -> BaseException:
         """The exception to raise for a failure, with the pid of its worker."""
@@ -106,6 +113,7 @@ class Recovery:
                 except Exception as error:
                     if not self._may_absorb(i):
                         self._note_budget(i, error)
+                        self.mark.is_set = False
                         raise
 
     def discard_errors(self, asked: Iterable[int]) -> None:
@@ -115,11 +123,14 @@ class Recovery:
                 self.errors.pop(i, None)
                 self._traces.pop(i, None)
 
-    def keep_rows(self, ids: np.ndarray | None) -> None:
+    def keep_rows(self, ids: np.ndarray | None, ops: Any) -> None:
         """on_error="restart": keep the latest observations of these envs (None: all), before a round of them.
 
         An env that fails may have written over its own in part, and the results of others of its worker are lost.
         """
+        asked = np.arange(len(self._backend.arena.status)) if ids is None else ids
+        self._autoresets.difference_update(asked.tolist())
+        self._autoresets.update(asked[(np.broadcast_to(ops, asked.shape) & opcodes.AUTORESET) > 0].tolist())
         if not self._last:
             arrays = [leaf for leaf in nest.leaves(self._backend.arena.obs) if leaf.dtype != object]
             self._last = [(array, np.zeros_like(array)) for array in arrays]
@@ -147,8 +158,11 @@ class Recovery:
             self._backend.arena.status[i] = opcodes.DONE
         return ids[~failed], ops[~failed]
 
-    def settle(self, extras: dict[int, Extra]) -> list[int]:
-        """Absorb failures of a round as `on_error` requires; returns the ids of the envs whose failure is raised."""
+    def settle(self, extras: dict[int, Extra], answered: Collection[int]) -> list[int]:
+        """Absorb failures of a round as `on_error` requires; returns the ids of the envs whose failure is raised.
+
+        `answered` are the envs with a row of `answer_failed`.
+        """
         failed, resets = [], self.resets
         for i, extra in extras.items():
             failure = extra.failure
@@ -163,11 +177,32 @@ class Recovery:
                 elif i not in resets and (free or self._may_absorb(i)):
                     self.absorbed += free
                     extra = extra._replace(failure=None) if failure.stepped else self._truncated_row(i)
+            absorbed = extra.failure is None and (failure is not None or i in answered)
+            if absorbed and i not in resets and i in self._autoresets:
+                extra = self._next_episode(i, extra)
             if extra.failure is not None:
                 failed.append(i)
                 self._note_budget(i, self.errors[i])
             extras[i] = extra
         return failed
+
+    def _next_episode(self, i: int, last: Extra) -> Extra:
+        """Reset env i, whose failure was absorbed in a step with autoreset. `last` is the extra of its row."""
+        arena = self._backend.arena
+        rows = [(obs, final) for obs, final in zip(nest.leaves(arena.obs), nest.leaves(arena.final), strict=True)]
+        arrays = [(obs, final) for obs, final in rows if obs.dtype != object]
+        for obs, final in arrays:
+            final[i] = obs[i]
+        objects = last.objects or [obs[i] for obs, _ in rows if obs.dtype == object]
+        outcome = arena.reward[i], arena.terminated[i], arena.truncated[i]
+        first = self._reset_again(i, {} if arena.seed[i] < 0 else {"seed": int(arena.seed[i])})
+        arena.reward[i], arena.terminated[i], arena.truncated[i] = outcome
+        if first.failure is None:
+            return first._replace(reward=last.reward, final=Final(objects, last.info or {}))
+        for obs, final in arrays:
+            obs[i] = final[i]
+        first.failure.stepped = True
+        return last._replace(failure=first.failure)
 
     def _reset_again(self, i: int, kwargs: dict[str, Any]) -> Extra:
         """Repeat a failed reset, in a new worker if needed, until it succeeds or the budget is spent."""

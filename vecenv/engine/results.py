@@ -11,6 +11,7 @@ import numpy as np
 
 from vecenv import nest
 from vecenv.backends.backend import NOTHING_BESIDES, Taken, WorkerInfo
+from vecenv.backends.host.env_access import own_copy
 from vecenv.backends.host.failure import capture
 from vecenv.backends.host.row_writer import NOTHING, Extra, wrong_reward_shape
 from vecenv.backends.memory.arena import Arena, Layout, ObjectLeaf
@@ -65,6 +66,8 @@ class Results:
         """True if a scalar reward may be wrong, so that `settle` has to see every round."""
         self._row_shape: tuple[int, ...] | None = None
         self._ragged = False
+        self.repeats_objects = recovery.absorbs
+        """True if rows are also returned of envs that did not answer, so that the caller gets copies of objects."""
         self.own_ids: dict[int, Any] = {}
         """By env id: what envs themselves had put under "env_id", which holds the id in infos of the last batch."""
 
@@ -83,18 +86,24 @@ class Results:
         """The observations of `ids` (None for all, in order)."""
         for i, extra in extras.items():
             if extra.objects is not None:
+                if len(extra.objects) == 1:
+                    self._objects[0][i] = extra.objects[0]
+                    continue
                 for leaf, value in zip(self._objects, extra.objects, strict=True):
                     leaf[i] = value
         if self._single is not None:
             return self._rows(self._single, ids)
         if self.splits:
             ids_list = self._all if ids is None else ids.tolist()
-            return nest.object_array([nest.map(partial(_row, i=i), self._arena.obs) for i in ids_list])
+            row = partial(_row, owns_objects=self.repeats_objects)
+            return nest.object_array([nest.map(partial(row, i=i), self._arena.obs) for i in ids_list])
         if self._unspaced:
             return self._stack_if_even(self._rows(self._arena.obs, ids))
         return nest.map(lambda leaf: self._rows(leaf, ids), self._arena.obs)
 
     def _rows(self, leaf: np.ndarray, ids: np.ndarray | None) -> np.ndarray:
+        if leaf.dtype == object and self.repeats_objects:
+            return own_objects(leaf if ids is None else leaf[ids])
         if ids is not None:
             return leaf[ids]
         return leaf.copy() if self.copies else leaf
@@ -172,10 +181,13 @@ class Results:
         return infos
 
     def own_infos(self, taken: Taken) -> Mapping[int, dict[str, Any]]:
-        """Infos as the envs returned them, by env id; empty ones are left out."""
+        """Infos and last observations as the envs returned them, by env id; empty infos are left out."""
         if len(taken.infos) == 1 and not taken.extras:
             return taken.infos[0]
         infos = self._own_infos(taken)
+        for i, extra in taken.extras.items():
+            if extra.final is not None and extra.final.obs is not None:
+                infos[i]["final_obs"] = extra.final.obs
         return {i: infos[i] for i in sorted(infos) if infos[i]}  # facades name keys in the order of the envs
 
     def _own_infos(self, taken: Taken) -> dict[int, dict[str, Any]]:
@@ -206,8 +218,8 @@ class Results:
         extras = taken.extras
         recovery.note_lost()
         failed = []
-        if extras and any(extra.failure is not None for extra in extras.values()):
-            failed = recovery.settle(extras)
+        if extras and (rows or any(extra.failure is not None for extra in extras.values())):
+            failed = recovery.settle(extras, rows)
         if self._env_status.strict:
             self._env_status.note_ends(ids, taken, self._arena)
         if ids is None:
@@ -230,12 +242,20 @@ class Results:
         errors = self._recovery.errors
         first = min(failed, key=lambda i: (getattr(errors[i], "bystander", False), i))
         errors[first].partial = partial  # type: ignore[attr-defined]
+        self._recovery.mark.is_set = False
         raise errors[first]
 
 
-def _row(leaf: np.ndarray, i: int) -> Any:
+def own_objects(leaf: np.ndarray) -> np.ndarray:
+    """A copy of an array, in which objects are copies too."""
+    return nest.object_array([own_copy(value) for value in leaf]) if leaf.dtype == object else leaf.copy()
+
+
+def _row(leaf: np.ndarray, i: int, owns_objects: bool = False) -> Any:
     row = leaf[i]
-    return row.copy() if isinstance(row, np.ndarray) and leaf.dtype != object else row
+    if leaf.dtype == object:
+        return own_copy(row) if owns_objects else row
+    return row.copy() if isinstance(row, np.ndarray) else row
 
 
 KEPT_ROUNDS = 1024

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from types import FrameType
 from typing import Any
 
 import numpy as np
@@ -11,28 +12,18 @@ import numpy as np
 from vecenv.backends.backend import Backend, Taken
 from vecenv.backends.ipc import opcodes
 from vecenv.backends.memory.arena import Arena
+from vecenv.engine.mark import RECOVERY_TIMEOUT, SIGNAL, Mark
 from vecenv.engine.recovery import Recovery
-from vecenv.errors import VectorEnvError
-
-Order = Sequence["np.ndarray | None"]
-"""The ids of rounds in flight, as they were asked for (None: all)."""
-
-
-INTERRUPTS = (KeyboardInterrupt, SystemExit)
-"""Exceptions that signal handlers raise in the middle of a call, mainly KeyboardInterrupt on Ctrl-C."""
-DRAIN_TIMEOUT = 5.0
-"""Seconds that a reset waits for the envs of an interrupted call before it starts their workers again."""
+from vecenv.errors import ConcurrentCallError
 
 
 class EnvStatus:
     """Reads the status bytes of the envs of an engine; refuses envs that are still stepping, that failed or, with
     `strict`, that need a reset.
-
-    An env is abandoned when a call that waited for it was interrupted: its answer will be discarded.
     """
 
-    def __init__(self, backend: Backend, recovery: Recovery, is_async: bool, strict: bool) -> None:
-        self._backend, self._recovery = backend, recovery
+    def __init__(self, backend: Backend, recovery: Recovery, mark: Mark, is_async: bool, strict: bool) -> None:
+        self._backend, self._recovery, self._mark = backend, recovery, mark
         self._array = backend.arena.status
         self.bytes: Any = self._array.data
         self.is_async, self.strict = is_async, strict
@@ -41,31 +32,56 @@ class EnvStatus:
         self.all_ids = list(range(n))
         self.all_idle = bytes([opcodes.IDLE]) * n
         self._all_done = bytes([opcodes.DONE]) * n
-        self.abandoned: set[int] = set()
+        self.order: list[np.ndarray | None] = []
+        """The ids of each round in flight, as they were asked for (None: all)."""
         self.all_answered = self.enough(n)
 
     @property
     def in_flight(self) -> int:
         """Number of envs with an operation whose result is not taken yet."""
-        return self._n - self.bytes.tobytes().count(opcodes.IDLE) - len(self.abandoned)
+        return 0 if self.was_interrupted else self._n - self.bytes.tobytes().count(opcodes.IDLE)
 
     @property
     def waiting_ids(self) -> list[int]:
         """The ids of the envs in flight."""
-        if self.bytes.tobytes() == self.all_idle:
-            return []
-        return [i for i in self.all_ids if self.bytes[i] != opcodes.IDLE and i not in self.abandoned]
+        return [] if self.was_interrupted else self._busy_ids()
 
-    def has_answered(self, i: int) -> bool:
-        """True if the result of env i can be taken."""
-        return bool(self.bytes[i] >= opcodes.DONE)
+    def _busy_ids(self) -> list[int]:
+        raw = self.bytes.tobytes()
+        return [] if raw == self.all_idle else [i for i in self.all_ids if raw[i] != opcodes.IDLE]
+
+    @property
+    def was_interrupted(self) -> bool:
+        """True if an interrupt has ended the last call: the next one discards what is in flight."""
+        return self._mark.is_set and not self._mark.is_in_use()
+
+    @property
+    def interrupted_ids(self) -> list[int]:
+        """The envs that need a reset because an interrupt has ended the last call."""
+        return sorted({*self._mark.ids, *self._busy_ids()})
+
+    def recover(self, caller: FrameType) -> None:
+        """After an interrupted call: discard what is in flight, and clear the mark. Its envs need a reset then.
+
+        `caller` is the frame that called the method which found the mark set. An interrupt in here leaves it set.
+        """
+        mark = self._mark
+        if mark.is_in_use(caller):
+            busy = self._busy_ids()
+            raise ConcurrentCallError(
+                "another call waits for this vector env, and "
+                + (f"env {busy[0]} is still stepping" if busy else "has not ended")
+                + "; make the calls one after the other"
+            )
+        mark.ids = self.interrupted_ids
+        self._backend.resynchronise(time.monotonic() + RECOVERY_TIMEOUT)
+        self._recovery.note_interrupted(mark.ids, mark.cause)
+        self.order = []
+        mark.is_set, mark.cause = False, SIGNAL
 
     def enough(self, need: int) -> Callable[[], bool]:
         """A test whether `need` envs have answered, fast enough to poll in a loop."""
         status, all_done = self.bytes, self._all_done
-        if self.abandoned:
-            ids = [i for i in self.all_ids if i not in self.abandoned]
-            return lambda: sum(status[i] >= opcodes.DONE for i in ids) >= need
 
         def enough() -> bool:
             raw = status.tobytes()
@@ -75,42 +91,42 @@ class EnvStatus:
 
     def answered(self, asked: Sequence[int]) -> Callable[[], bool]:
         """A test whether these envs have answered."""
-        if self.in_flight == len(asked):
+        if len(self._busy_ids()) == len(asked):
             return self.enough(len(asked))
         status = self.bytes
         return lambda: all(status[i] >= opcodes.DONE for i in asked)
 
-    def finished_ids(self, order: Order) -> np.ndarray:
+    def finished_ids(self) -> np.ndarray:
         """The envs to return now: in the order in which they were sent when all are back, else in ascending order."""
+        order, self.order = self.order, []
         if not self.is_async:
             parts = [np.arange(self._n) if part is None else part for part in order]
-            if sum(map(len, parts)) == self.in_flight:
+            if sum(map(len, parts)) == len(self._busy_ids()):
                 return np.concatenate(parts)
-        answered = self._array >= opcodes.DONE
-        answered[list(self.abandoned)] = False
-        return np.flatnonzero(answered)
+        return np.flatnonzero(self._array >= opcodes.DONE)
 
     @property
     def failed_ids(self) -> list[int]:
         """The envs that failed and accept nothing but a reset."""
+        if self.was_interrupted:
+            return sorted({*self._recovery.errors, *self.interrupted_ids})
         waiting = self.waiting_ids
         return [i for i in sorted(self._recovery.errors) if i not in waiting]
 
     @property
     def ready_ids(self) -> list[int]:
         """The envs that can be stepped."""
-        return [i for i in self.all_ids if self.bytes[i] == opcodes.IDLE and i not in self._recovery.errors]
+        busy, failed = self._busy_ids(), self.failed_ids
+        return [i for i in self.all_ids if i not in busy and i not in failed]
 
     def check_idle(self, ids: np.ndarray | None) -> None:
         """RuntimeError, with the env named, if one of these envs (None: any) is still stepping."""
         if self.bytes.tobytes() == self.all_idle:
             return
         busy = np.flatnonzero(self._array[... if ids is None else ids] != opcodes.IDLE)
-        if not len(busy):
+        if not len(busy) or self.was_interrupted:
             return
         first = int(busy[0] if ids is None else ids[busy[0]])
-        if first in self.abandoned:
-            self._recovery.check(first)
         raise RuntimeError(
             f"Cannot interact with environment {first} which is stepping now: env {first} is still stepping; "
             "wait for it with step(None)"
@@ -144,29 +160,3 @@ class EnvStatus:
     def note_begun(self, i: int, needs_reset: bool = False) -> None:
         """Note that env i was reset, or put into a state, without a round; or that it needs a reset."""
         self._unreset[i] = needs_reset
-
-    def abandon(self, error: BaseException, asked: Sequence[int]) -> None:
-        """Mark what is in flight as discarded; its envs, and those `asked`, need a reset."""
-        in_flight = set(self.waiting_ids)
-        self.abandoned |= in_flight
-        needing = sorted(in_flight.union(asked))
-        self._recovery.restore_rows(needing)
-        for i in needing:
-            self._recovery.errors[i] = VectorEnvError(
-                f"env {i} was in a call that {type(error).__name__} interrupted, and its result was discarded; "
-                f"reset({i}) makes it usable again"
-            )
-        self._backend.wait(None, None)  # ends the workers with a message that was cut off
-
-    def drain(self, ids: np.ndarray | None) -> None:
-        """Before a reset of these envs (None: all): discard the results of interrupted calls."""
-        backend = self._backend
-        chosen = self.abandoned.intersection(self.all_ids if ids is None else ids.tolist())
-        backend.wait(lambda: all(map(self.has_answered, chosen)), time.monotonic() + DRAIN_TIMEOUT)
-        for i in sorted(chosen):
-            if not self.has_answered(i):
-                same_worker = set(backend.restart(i)).difference(chosen, self.waiting_ids)
-                self._recovery.note_replaced(i, same_worker)
-        backend.take(sorted(chosen))
-        self._recovery.restore_rows(sorted(chosen))
-        self.abandoned -= chosen

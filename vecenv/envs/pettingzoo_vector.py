@@ -14,7 +14,7 @@ from gymnasium.vector import AutoresetMode
 from vecenv import nest
 from vecenv.base import BaseVectorEnv
 from vecenv.engine.arguments import as_ids, check_env_fns, check_options, own_env_fns, spread_seeds
-from vecenv.engine.status import INTERRUPTS
+from vecenv.engine.mark import INTERRUPTS
 from vecenv.envs.agent_spaces import AgentActions, common_spaces, make_env
 from vecenv.envs.gymnasium_arguments import as_autoreset_mode
 from vecenv.envs.pettingzoo_env import COLUMNS, AECRows, ParallelRows

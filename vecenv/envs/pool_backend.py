@@ -48,8 +48,6 @@ class PoolBackend(NativeBackend):
         super().__init__(n, "a pool", num_threads or min(self.batch_size, usable_cpus()))
         self._pool: Any = pool
         self._in_flight = 0
-        self._torn = False
-        """True after an interrupt fell into an exchange with the pool: then its results are not known any more."""
         self._all = list(range(n))
         self._order = np.arange(n, dtype=np.int32)
         self._rows: Any = ...
@@ -80,7 +78,7 @@ class PoolBackend(NativeBackend):
             if name.startswith("_render_"):  # what `envpool.make` wrote there
                 setattr(self._pool, name, value)
         quiet_spaces(self._pool)
-        self._in_flight, self._torn = 0, False
+        self._in_flight = 0
         self._fresh[:] = True
         old.close()
 
@@ -118,7 +116,6 @@ class PoolBackend(NativeBackend):
         resets = (wanted == opcodes.RESET) | (wanted == opcodes.RESET_KWARGS)
         if any(args.get("seed") is not None for args in payloads.values()):
             self._rebuild([args["seed"] for _, args in sorted(payloads.items())])  # of all envs, as was checked
-        self._torn = True
         # The pool itself resets the envs whose episode is over, in the round of steps.
         forced = resets if resets.all() else resets & ~self._fresh[asked]
         if not forced.any():
@@ -127,7 +124,6 @@ class PoolBackend(NativeBackend):
             self._start(asked[forced], opcodes.RESET)
             if not forced.all():
                 self._start(asked[~forced], opcodes.STEP)
-        self._torn = False
 
     def _start(self, ids: np.ndarray, op: int) -> None:
         while self.is_sync and self._in_flight:
@@ -142,22 +138,17 @@ class PoolBackend(NativeBackend):
 
     def wait(self, done: Callable[[], bool] | None, deadline: float | None) -> float:
         begin = perf_counter()
-        if self._torn:
-            self._lose_all()
         if done is not None:
             while not done() and self._in_flight:
-                self._torn = True
                 self._receive()
-                self._torn = False
         return perf_counter() - begin
 
-    def _lose_all(self) -> None:
-        """An interrupt fell into an exchange with the pool: a new one has to take its place."""
-        self._torn = False
+    def resynchronise(self, deadline: float) -> None:
+        """Lose all envs: the old pool may be in the middle of a round, so that a new one has to take its place."""
         for i in range(self.env_num):
             text = "an interrupt fell into an exchange with the pool, whose results are lost"
             self.lost[i] = VectorEnvError(f"env {i}: {text}; reset() makes a new pool")
-            self.answers.fail(i, self.lost[i])
+        super().resynchronise(deadline)
 
     def restart(self, env_id: int) -> Sequence[int]:
         self._rebuild(None)

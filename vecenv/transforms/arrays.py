@@ -5,13 +5,15 @@ Arrays of both kinds are handled alike: without an import of torch, and without 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from functools import lru_cache
 from typing import Any
 
 import numpy as np
 from gymnasium import spaces
 
+from vecenv import nest
 from vecenv import spaces as spaces_of_numbers
 from vecenv.backends.memory.arena import Leaf, ObjectLeaf
 from vecenv.nest import as_array, namespace
@@ -30,6 +32,34 @@ def bounds_of(space: Any) -> tuple[np.ndarray, np.ndarray]:
     if (bounds := spaces_of_numbers.bounds_of(space)) is None:
         raise ValueError(f"a space of arrays of numbers is needed, got {space}")
     return bounds
+
+
+def cast_box(space: Any, dtype: str, inside: bool = False) -> spaces.Box:
+    """The Box of the values of an array space that are cast to the dtype.
+
+    It holds each value that `cast` makes: if a bound does not fit in an integer dtype, every integer may result. With
+    `inside`, each element of the Box is one of the space when it is cast back. ValueError if there is none.
+    """
+    ends, kind = bounds_of(space), np.dtype(dtype).kind
+    exact = [end.astype(np.longdouble) for end in ends]
+    with np.errstate(all="ignore"):
+        if kind == "f":
+            low, high = (end.astype(dtype) for end in ends)
+            if inside:
+                low = np.where(low < exact[0], np.nextafter(low, low.dtype.type(np.inf)), low)
+                high = np.where(high > exact[1], np.nextafter(high, high.dtype.type(-np.inf)), high)
+        else:
+            least, most = (0, 1) if kind == "b" else (np.iinfo(dtype).min, np.iinfo(dtype).max)
+            if inside:
+                exact = [np.ceil(exact[0]).clip(least, None), np.floor(exact[1]).clip(None, most)]
+            fits = (exact[0] >= least) & (exact[1] <= most)
+            low, high = (
+                np.where(fits, end.astype(np.longdouble).astype(dtype), np.asarray(other).astype(dtype))
+                for end, other in zip(exact, (least, most), strict=True)
+            )
+    if not (low <= high).all():
+        raise ValueError(f"{space} has no numbers of {dtype} between its bounds")
+    return box(low, high)
 
 
 def box(low: np.ndarray, high: np.ndarray) -> spaces.Box:
@@ -74,22 +104,69 @@ def with_part(tree: Any, path: Path, value: Any) -> Any:
     if not path or (path == (WHOLE,) and not isinstance(tree, dict)):
         return value
     key, *rest = path
-    if isinstance(tree, tuple):
-        parts = list(tree)
-        parts[key] = with_part(parts[key], tuple(rest), value)
-        return tuple(parts)
+    if isinstance(tree, tuple) and isinstance(key, int):
+        if key >= len(tree):
+            raise ValueError(f"a tuple of {len(tree)} parts has no place {key} to write to")
+        return (*tree[:key], with_part(tree[key], tuple(rest), value), *tree[key + 1 :])
     children = dict(tree if isinstance(tree, dict) else {WHOLE: tree})
     children[key] = with_part(children.get(key, {}), tuple(rest), value)
     return children
 
 
-def without_parts(tree: Any, paths: Iterable[Path]) -> Any:
-    """A tree of dicts without the parts at the paths; an empty one where such a part is all of it."""
-    for first, *rest in (path or (WHOLE,) for path in paths):
-        children = tree if isinstance(tree, dict) else {first: tree}
-        below = {first: without_parts(children[first], [tuple(rest)])} if rest else {}
-        tree = {key: child for key, child in children.items() if key != first} | below
-    return tree
+REMOVED: Any = object()
+"""Stands for a part that is removed, until all others have been written: the places in a tuple stay the same so."""
+
+
+def moved_parts(tree: Any, removed: Sequence[Path], written: Iterable[tuple[Path, Any]]) -> Any:
+    """A copy of the tree without the removed parts and with the written ones, which shares all others.
+
+    A tuple that gets a part with a name becomes a dict, in which its other parts are the tuple "observation".
+    """
+    for path in removed:
+        tree = with_part(tree, path, REMOVED)
+    for path, value in written:
+        if path == (WHOLE,) and isinstance(tree, tuple):
+            if any(leaf is not REMOVED for leaf in nest.leaves(tree)):
+                raise ValueError(f"the other parts of the tuple get the name {WHOLE!r}: write to another one")
+            tree = {}
+        tree = with_part(tree, path, value)
+    return _without_removed(tree) if removed else tree
+
+
+def _without_removed(tree: Any) -> Any:
+    if isinstance(tree, tuple):
+        return tuple(_without_removed(child) for child in tree if child is not REMOVED)
+    if not isinstance(tree, dict):
+        return {} if tree is REMOVED else tree
+    kept = {key: _without_removed(child) for key, child in tree.items() if child is not REMOVED}
+    emptied = [key for key, child in kept.items() if isinstance(child, tuple) and len(child) < 1 <= len(tree[key])]
+    return {key: child for key, child in kept.items() if key not in emptied}
+
+
+def action_rows(action: Any, layout: Any, one: bool = False) -> Any:
+    """Actions as a tree of arrays (k, *shape) of the form of `layout`, the leaves of the action space; dtypes stay.
+
+    `one`: `action` is that of one env, and becomes a batch of one row. ValueError for another form or shape; () and
+    (1,) are the same.
+    """
+    if isinstance(layout, (dict, tuple)):
+        keys = list(layout) if isinstance(layout, dict) else range(len(layout))
+        if isinstance(layout, dict):
+            fits = isinstance(action, Mapping) and action.keys() == layout.keys()
+        else:
+            fits = isinstance(action, (tuple, list)) and len(action) == len(layout)
+        if not fits:
+            raise ValueError(f"the action {action!r} has not the parts {list(keys)} of its action space")
+        parts = [action_rows(action[key], layout[key], one) for key in keys]
+        return dict(zip(keys, parts, strict=True)) if isinstance(layout, dict) else tuple(parts)
+    rows = action if hasattr(action, "detach") else np.asarray(action)
+    rows = rows[None] if one else rows
+    if not isinstance(layout, Leaf) or tuple(rows.shape[1:]) == layout.shape:
+        return rows
+    if rows.ndim and tuple(rows.shape[1:]) + layout.shape == (1,):
+        return rows.reshape(len(rows), *layout.shape)
+    found, expected = (rows.shape[1:], layout.shape) if one else (rows.shape, (*rows.shape[:1], *layout.shape))
+    raise ValueError(f"{layout.path} has the shape {tuple(found)}, expected {tuple(expected)} as in the action space")
 
 
 def described(tree: Any) -> str:
@@ -149,6 +226,11 @@ def full(shape: Sequence[int], array: Array, value: float, dtype: str | None = N
     return array.new_full(tuple(shape), value, dtype=getattr(namespace(array), dtype) if dtype else None)
 
 
+def in_any_mode(array: Array) -> Any:
+    """A context in which tensors of the kind of `array` are made for use in and outside of torch's inference mode."""
+    return nullcontext() if isinstance(array, np.ndarray) else namespace(array).inference_mode(False)
+
+
 class Constants:
     """An array of numpy, and its copies in other dtypes and on devices, each made once."""
 
@@ -160,7 +242,8 @@ class Constants:
         """The values as an array of the kind of `array`, on its device and in its dtype."""
         key = array.dtype, None if isinstance(array, np.ndarray) else array.device
         if key not in self._copies:
-            self._copies[key] = like(self.values.astype(dtype_name(array)), array)
+            with in_any_mode(array):
+                self._copies[key] = like(self.values.astype(dtype_name(array)), array)
         return self._copies[key]
 
     def __getstate__(self) -> dict[str, Any]:

@@ -14,15 +14,17 @@ from functools import lru_cache
 from typing import Any
 
 import numpy as np
+from gymnasium import spaces
 
 from vecenv.nest import namespace
-from vecenv.transforms.arrays import Array, Constants, cast, dtype_name, is_float, permute
+from vecenv.transforms.arrays import Array, Constants, bounds_of, box, cast, dtype_name, is_float, permute
 from vecenv.transforms.transform import Keys, Place, Transform
 
 WEIGHTS = {"601": (0.299, 0.587, 0.114), "709": (0.2125, 0.7154, 0.0721)}
 """Red, green and blue in gray: of ITU-R 601 (OpenCV, torchvision) and 709 (gymnasium, scikit-image)."""
 SHIFT = 15
 """Gray values of integers are sums in units of 2**-15, as those of OpenCV: exact, whatever the size of a batch."""
+HALF = 1 << SHIFT - 1
 UNITS = {"601": (9798, 19235, 3735), "709": (6963, 23442, 2363)}
 LARGE = ("int32", "uint32", "int64", "uint64")
 """The dtypes whose numbers are computed with in 64 bits, others in 32."""
@@ -128,7 +130,8 @@ class GrayScale(ImageTransform):
         keep_dim: False leaves the dimension of the channel out.
         channels, in_keys, out_keys: see this module and `Transform`.
 
-    Integers are rounded to the nearest. OpenCV does it where it is installed, with the same result.
+    Integers are rounded to the nearest; uint8 with "709" is rounded down, bit for bit as by gymnasium. If OpenCV is
+    installed, it computes "601" of uint8, with the same result.
 
     >>> GrayScale()(np.full((1, 4, 5, 3), 100, np.uint8)).shape
     (1, 4, 5, 1)
@@ -163,13 +166,30 @@ class GrayScale(ImageTransform):
         return gray[:, None] if axis == 1 else gray[..., None]
 
     def _weighted(self, red: Array, green: Array, blue: Array) -> Array:
-        if is_float(red):
+        dtype, channels = dtype_name(red), (red, green, blue)
+        if dtype in ("float32", "float64"):
             r, g, b = WEIGHTS[self.weights]
             return red * r + green * g + blue * b
-        units = UNITS[self.weights]
-        wide = "int64" if dtype_name(red) in LARGE else "int32"
-        r, g, b = (cast(channel, wide) * unit for channel, unit in zip((red, green, blue), units, strict=True))
-        return cast((r + g + b + (1 << SHIFT - 1)) >> SHIFT, dtype_name(red))
+        if is_float(red):  # numpy rounds the weights to a float16, torch does not
+            return cast(self._weighted(*(cast(channel, "float32") for channel in channels)), dtype)
+        if dtype == "uint8" and self.weights == "709":  # the arithmetic of gymnasium, bit for bit
+            return cast(self._weighted(*(cast(channel, "float64") for channel in channels)), dtype)
+        if dtype not in LARGE:
+            r, g, b = (
+                cast(channel, "int32") * unit for channel, unit in zip(channels, UNITS[self.weights], strict=True)
+            )
+            return cast((r + g + b + HALF) >> SHIFT, dtype)
+        wide = "uint64" if dtype == "uint64" and isinstance(red, np.ndarray) else "int64"
+        pairs = [(cast(channel, wide), unit) for channel, unit in zip(channels, UNITS[self.weights], strict=True)]
+        # In two parts, because the sum of whole numbers would overflow.
+        upper, lower = (
+            sum(part * unit for part, unit in each)
+            for each in (
+                [(channel >> SHIFT, unit) for channel, unit in pairs],
+                [(channel & (1 << SHIFT) - 1, unit) for channel, unit in pairs],
+            )
+        )
+        return cast(upper + ((lower + HALF) >> SHIFT), dtype)
 
 
 class CenterCrop(ImageTransform):
@@ -216,11 +236,13 @@ class Resize(ImageTransform):
         height, width: of the result; one number is both. torchrl's Resize calls the first one `w`, but it is the height
             there too: the same positions mean the same.
         interpolation: "area", the mean of the area that a pixel covers (OpenCV's INTER_AREA, as gymnasium and SB3 use
-            it); "bilinear", with antialiasing where the image becomes smaller (torchvision, torchrl's default).
+            it; if a side grows, both sides are interpolated between two pixels, as there); "bilinear", with
+            antialiasing where the image becomes smaller (torchvision, torchrl's default).
         channels, in_keys, out_keys: see this module and `Transform`.
 
-    Integers are rounded to the nearest. OpenCV makes images smaller by area where it is installed; the products differ
-    from that by one at most, in float32 by rounding.
+    Integers are rounded to the nearest. If OpenCV is installed, it computes "area" of uint8 and float32, bit for bit as
+    for gymnasium. The products, for tensors too, differ from that by one at most, in float32 by rounding. Results are
+    within the numbers of the image.
 
     >>> Resize(2)(np.arange(16.0).reshape(1, 4, 4))
     array([[[ 2.5,  4.5],
@@ -254,14 +276,14 @@ class Resize(ImageTransform):
 
     def _resized(self, images: Array) -> Array:
         """Images (k, H, W) or (k, H, W, C) in the other size."""
-        is_smaller = images.shape[1] >= self.height and images.shape[2] >= self.width
-        if self.interpolation == "area" and is_smaller and isinstance(images, np.ndarray):
+        if self.interpolation == "area" and isinstance(images, np.ndarray):
             is_known = images.dtype in (np.uint8, np.float32) and (images.ndim == 3 or images.shape[3] <= 4)
             if is_known and (cv2 := opencv()) is not None:
                 size, shape = (self.width, self.height), (len(images), self.height, self.width, *images.shape[3:])
-                return one_by_one(
+                resized = one_by_one(
                     images, shape, lambda image, target: cv2.resize(image, size, target, 0, 0, cv2.INTER_AREA)
                 )
+                return resized if resized.dtype == np.uint8 else _within(resized, images, (1, 2))
         if images.ndim == 4:
             return permute(self._by_products(permute(images, (0, 3, 1, 2))), (0, 2, 3, 1))
         return self._by_products(images)
@@ -270,12 +292,29 @@ class Resize(ImageTransform):
         """Resize the last two axes."""
         dtype = dtype_name(images)
         if dtype in ("float32", "float64"):
-            rows = METHODS[self.interpolation](images.shape[-2], self.height).like(images)
-            columns = METHODS[self.interpolation](images.shape[-1], self.width).like(images)
+            height, width = images.shape[-2:]
+            weights = METHODS[self.interpolation]
+            if self.interpolation == "area" and (height < self.height or width < self.width):
+                weights = enlarging_weights
+            rows, columns = (weights(*each).like(images) for each in ((height, self.height), (width, self.width)))
             xp = namespace(images)
-            return xp.matmul(xp.matmul(rows, images), columns.T)
+            return _within(xp.matmul(xp.matmul(rows, images), columns.T), images, (-2, -1))
         resized = self._by_products(cast(images, "float64" if dtype in LARGE else "float32"))
-        return cast(resized if is_float(images) else namespace(images).round(resized), dtype)
+        if is_float(images):
+            return cast(resized, dtype)
+        if dtype in ("int64", "uint64"):  # the largest one of them is no float64
+            resized = resized.clip(None, float(np.nextafter(2.0 ** (63 if dtype == "int64" else 64), 0)))
+        return cast(namespace(images).round(resized), dtype)
+
+    def transform_space(self, space: spaces.Space[Any]) -> spaces.Space[Any]:
+        low, high = bounds_of(space)
+        axis = self.channel_axis((1, *low.shape))
+        sides = (0, 1) if axis in (None, 3) else (1, 2)
+        if tuple(low.shape[side] for side in sides) == (self.height, self.width):
+            return space
+        # Of each channel one bound: sums of bounds that differ from pixel to pixel are rounded.
+        ends = low.min(sides, keepdims=True), high.max(sides, keepdims=True)
+        return super().transform_space(box(*(np.broadcast_to(end, low.shape) for end in ends)))
 
 
 @lru_cache(maxsize=64)
@@ -295,6 +334,30 @@ def bilinear_weights(size: int, target: int) -> Constants:
     middle = (np.arange(target)[:, None] + 0.5) * scale
     distance = np.abs(np.arange(size)[None] + 0.5 - middle)
     return _normalised(np.maximum(1 - distance / max(scale, 1), 0))
+
+
+@lru_cache(maxsize=64)
+def enlarging_weights(size: int, target: int) -> Constants:
+    """(target, size): the two old pixels between which OpenCV interpolates "area", if one side of the image grows."""
+    at, growth = np.arange(target), target / size
+    first = np.floor(at * (1 / growth)).astype(int)  # this rounding and the next are OpenCV's: floors depend on them
+    second = ((at + 1) - (first + 1) * growth).astype(np.float32)
+    second = np.where(second <= 0, 0, second - np.floor(second))
+    weights = np.zeros((target, size))
+    weights[at, first] = 1 - second
+    weights[at, np.minimum(first + 1, size - 1)] += second
+    return Constants(weights)
+
+
+def _within(resized: Array, images: Array, sides: tuple[int, int]) -> Array:
+    """The resized images without the rounding of sums beyond the smallest and the largest number of each image."""
+    xp = namespace(images)
+    if isinstance(images, np.ndarray):
+        least, most = images.min(sides, keepdims=True), images.max(sides, keepdims=True)
+    else:
+        least, most = images.amin(sides, keepdim=True), images.amax(sides, keepdim=True)
+    resized = xp.where(resized < least, least, resized)  # `clip` would make everything NaN, if one pixel is
+    return xp.where(resized > most, most, resized)
 
 
 def _normalised(weights: np.ndarray) -> Constants:

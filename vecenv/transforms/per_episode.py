@@ -13,7 +13,19 @@ from vecenv.backends.host.row_writer import cast_exactly
 from vecenv.engine.arguments import check_count
 from vecenv.nest import as_array, namespace, space_of, tree_of
 from vecenv.norm_obs import RunningMeanStd
-from vecenv.transforms.arrays import Array, EnvRows, bounds_of, box, cast, concat, full, part, with_part
+from vecenv.transforms.arrays import (
+    WHOLE,
+    Array,
+    EnvRows,
+    bounds_of,
+    box,
+    cast,
+    concat,
+    full,
+    moved_parts,
+    part,
+    with_part,
+)
 from vecenv.transforms.shapes import axis_of
 from vecenv.transforms.transform import Freezable, Keys, Rows, Transform
 
@@ -49,8 +61,8 @@ class PerEpisode(Transform):
 
 class EpisodeSum(PerEpisode):
     """Base of transforms that add up a number along each episode, and add the sum to the observation as the entry
-    `key`, of shape (1,) (None: not). The episode is truncated where the sum reaches
-    `max_steps`.
+    `key`, of shape (1,) (None: not). An observation that is no dict becomes one, with the key "observation". The
+    episode is truncated where the sum reaches `max_steps`.
     """
 
     def __init__(self, key: str | None, entry: spaces.Box | None = None, max_steps: int | None = None) -> None:
@@ -66,9 +78,7 @@ class EpisodeSum(PerEpisode):
     def transform_observation_space(self, space: spaces.Space[Any]) -> spaces.Space[Any]:
         if self.key is None:
             return space
-        if isinstance(space, spaces.Tuple):
-            raise ValueError(f"{self} adds an entry to the observation, which cannot be a Tuple")
-        if isinstance(space, spaces.Dict) and self.key in space.spaces:
+        if self.key in (space.spaces if isinstance(space, spaces.Dict) else (WHOLE,)):
             raise ValueError(f"{self} adds {self.key!r}, which the observation has already; give it another key")
         return space_of(with_part(tree_of(space), (self.key,), self.entry))
 
@@ -202,16 +212,19 @@ class NormalizeReward(PerEpisode, Freezable):
 
     def step(self, rows: Rows) -> None:
         rows.check_reward(self)
+        kept = self.rows_of("returns")  # they go on while it is frozen, so that it can be released in an episode
+        before = kept.take(rows.ids, rows.reward)
+        returns = rows.reward if before is None else before * self.gamma + rows.reward
         if not self.frozen:
-            kept = self.rows_of("returns")
-            before = kept.take(rows.ids, rows.reward)
-            returns = rows.reward if before is None else before * self.gamma + rows.reward
             self.return_rms.update(as_array(returns))
-            xp = namespace(returns)
-            ends = rows.terminated | rows.truncated | ~xp.isfinite(returns)
-            kept.put(rows.ids, xp.where(ends, xp.zeros_like(returns), returns))
+        xp = namespace(returns)
+        ends = rows.terminated | rows.truncated | ~xp.isfinite(returns)
+        kept.put(rows.ids, xp.where(ends, xp.zeros_like(returns), returns))
         scaled = rows.reward / float(np.sqrt(self.return_rms.var + self.epsilon))
         rows.reward = scaled if self.clip is None else scaled.clip(-self.clip, self.clip)
+
+    def again(self, rows: Rows) -> None:
+        pass  # rewards stay as they are
 
     def state_dict(self) -> dict[str, Any]:
         """The statistics: copies, safe to keep."""
@@ -270,12 +283,14 @@ class CatFrames(PerEpisode):
         self._each(rows, lambda frame, kept: kept)
 
     def _each(self, rows: Rows, stacked: Any) -> None:
+        written = []
         for source, target in self.found(rows.obs):
             kept, frame = self.rows_of((source, target)), part(rows.obs, source)
             older = kept.take(rows.ids, frame)
             stack = self._first(frame) if older is None else stacked(frame, older)  # no env was ever reset
             kept.put(rows.ids, stack)
-            rows.obs = with_part(rows.obs, target, stack)
+            written.append((target, stack))
+        rows.obs = moved_parts(rows.obs, (), written)
 
     def _first(self, frame: Array) -> Array:
         before = frame if self.padding == "same" else full(frame.shape, frame, self.padding_value)

@@ -21,10 +21,9 @@ from vecenv.transforms.arrays import (
     concat,
     leaves_of,
     like,
+    moved_parts,
     part,
     row_of,
-    with_part,
-    without_parts,
 )
 from vecenv.transforms.transform import Keys, Place, Transform
 
@@ -148,8 +147,9 @@ class CatTensors(Transform):
             vectors of one.
         sort: False joins in the order of `in_keys`.
 
-    The bounds of the result are those of the parts, its dtype the one to which numpy promotes theirs. ValueError for a
-    key that is missing, with those that there are, and for parts that do not fit each other.
+    The bounds of the result are those of the parts, its dtype the one to which numpy promotes theirs. A Tuple becomes a
+    Dict, with its other parts as the tuple "observation". ValueError for a key that is missing, with those that there
+    are, and for parts that do not fit each other.
 
     >>> import numpy as np
     >>> CatTensors(["v", "x"])({"x": np.zeros((2, 3)), "v": np.ones((2, 1))})["observation_vector"]
@@ -181,7 +181,7 @@ class CatTensors(Transform):
         found = super().places(tree)
         if ((), ()) in found:
             raise ValueError(f"{self} joins parts of a Dict observation, this one has no parts")
-        return sorted(found, key=lambda place: [str(key) for key in place[0]]) if self.sort else found
+        return sorted(found, key=lambda place: [_order(key) for key in place[0]]) if self.sort else found
 
     def observe(self, obs: Any) -> Any:
         sources = [source for source, _ in self.found(obs)]
@@ -198,7 +198,7 @@ class CatTensors(Transform):
         return concat(arrays, axis)
 
     def _written(self, tree: Any, sources: list[Path], joined: Any) -> Any:
-        return with_part(without_parts(tree, sources if self.del_keys else ()), self.out_key, joined)
+        return moved_parts(tree, sources if self.del_keys else (), [(self.out_key, joined)])
 
     def transform_observation_space(self, space: spaces.Space[Any]) -> spaces.Space[Any]:
         sources = [source for source, _ in self.places(space)]
@@ -208,11 +208,17 @@ class CatTensors(Transform):
         return space_of(self._written(tree, sources, box(low, high)))
 
 
+def _order(key: Any) -> tuple[int, int, str]:
+    """Return the order of a key: places in a tuple by number, so that 2 comes before 10, then names."""
+    return (0, key, "") if isinstance(key, int) else (1, 0, str(key))
+
+
 class RenameTransform(Transform):
     """Gives parts of the observation other names (as torchrl's RenameTransform).
 
     `in_keys[i]` becomes `out_keys[i]`; with `create_copy` it stays there too. The name "observation" stands for an
-    observation that is no dict.
+    observation that is no dict. A Tuple whose parts get names becomes a Dict, with its other parts as the tuple
+    "observation".
 
     >>> import numpy as np
     >>> RenameTransform(["pixels"], ["frame"])({"pixels": np.zeros(1)})
@@ -230,7 +236,5 @@ class RenameTransform(Transform):
         return self._renamed(obs, self.found(obs))
 
     def _renamed(self, tree: Any, places: list[Place]) -> Any:
-        new = without_parts(tree, () if self.create_copy else [source for source, _ in places])
-        for source, target in places:
-            new = with_part(new, target, part(tree, source))
-        return new
+        removed = () if self.create_copy else [source for source, _ in places]
+        return moved_parts(tree, removed, [(target, part(tree, source)) for source, target in places])

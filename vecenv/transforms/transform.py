@@ -12,7 +12,7 @@ from __future__ import annotations
 import copy
 import inspect
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 import gymnasium
@@ -22,7 +22,7 @@ from gymnasium import spaces
 from vecenv import nest
 from vecenv.backends.memory.arena import space_tree
 from vecenv.nest import space_of, tree_of
-from vecenv.transforms.arrays import WHOLE, Array, Path, bounds_of, box, described, leaves_of, part, row_of, with_part
+from vecenv.transforms.arrays import WHOLE, Array, Path, bounds_of, box, described, leaves_of, moved_parts, part, row_of
 
 Self = TypeVar("Self", bound="Transform")
 AnyFreezable = TypeVar("AnyFreezable", bound="Freezable")
@@ -165,10 +165,9 @@ class Transform:
 
     def transform_observation_space(self, space: spaces.Space[Any]) -> spaces.Space[Any]:
         """The space of the observations that it returns, given the space of those that it receives."""
-        tree = tree_of(space)
-        for source, target in (places := self.places(space)):
-            tree = with_part(tree, target, self.transform_space(part(tree, source)))
-        return space_of(tree) if places else space
+        tree, places = tree_of(space), self.places(space)
+        written = [(target, self.transform_space(part(tree, source))) for source, target in places]
+        return space_of(moved_parts(tree, (), written)) if places else space
 
     def transform_action_space(self, space: Any) -> Any:
         """The space of the actions that it takes, given the space of those that `inv` returns."""
@@ -202,16 +201,21 @@ class Transform:
 
     def observe(self, obs: Any) -> Any:
         """The observation, a tree of arrays (k, ...), with `apply` done to the parts that this transform takes."""
-        for source, target in self.found(obs):
-            obs = with_part(obs, target, self.apply(part(obs, source)))
-        return obs
+        return self.written(obs, self.apply)
+
+    def written(self, obs: Any, apply: Callable[[Array], Array]) -> Any:
+        """The observation with `apply` done to these parts, all of which are read before one is written."""
+        return moved_parts(obs, (), [(target, apply(part(obs, source))) for source, target in self.found(obs)])
 
     def __call__(self, obs: Any) -> Any:
         """A batch of observations, transformed; RuntimeError for a transform with a state by env."""
         if self.has_state:
             raise RuntimeError(f"{self} keeps a state for each env: use it in a TransformedEnv or TransformedVectorEnv")
-        self._places = None
-        return self.observe(obs)
+        own, self._places = self._places, None  # those of its env stay
+        try:
+            return self.observe(obs)
+        finally:
+            self._places = own
 
     def places(self, tree: Any) -> list[Place]:
         """The places in observations of this space, or in this tree of arrays; ValueError where there are none."""

@@ -6,17 +6,19 @@ FrameSkip, NoopReset and PixelObservation step or render that env: transforms fo
 from __future__ import annotations
 
 import copy
+from collections.abc import Mapping
 from typing import Any
 
 import gymnasium
 import numpy as np
 
 from vecenv import nest
-from vecenv.backends.host.row_writer import fit
+from vecenv.backends.host.row_writer import fit, odd_flag, odd_reward, wrong_keys
 from vecenv.backends.memory.arena import Leaf, space_tree
 from vecenv.engine.arguments import check_count
 from vecenv.envs.gym_env import Pixels, check_frame_skip, skip_frames
-from vecenv.errors import EnvContractError, ObservationError
+from vecenv.errors import ObservationError
+from vecenv.transforms.arrays import action_rows
 from vecenv.transforms.compose import Compose, HasTransforms
 from vecenv.transforms.transform import EnvTransform, Rows, Transform
 
@@ -37,8 +39,9 @@ class TransformedEnv(HasTransforms, Wrapper):
     itself. Spaces are those of what comes out and goes in. For a whole vector env there is `TransformedVectorEnv`.
 
     Raises TypeError for what is no gymnasium env or no transform, ValueError where a transform does not fit what it
-    gets, RuntimeError for a transform that belongs to another env; in `step` and `reset`, ObservationError for an
-    observation that is not in the env's space.
+    gets, RuntimeError for a transform that belongs to another env. `step` and `reset` raise ObservationError for an
+    observation that has another form than the env's space, EnvContractError for a reward that is no number and a flag
+    that is no bool, ValueError for an action of another shape than the action space.
 
     >>> from vecenv.transforms.shapes import UnsqueezeTransform
     >>> env = TransformedEnv(gymnasium.make("CartPole-v1"), UnsqueezeTransform(0))
@@ -109,6 +112,7 @@ class TransformedRows(Wrapper):
         self._tree = space_tree(own, "obs")
         self.observation_space = transform.transform_observation_space(own)
         self.action_space = transform.transform_action_space(env.action_space)
+        self._actions = space_tree(self.action_space, "action")
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         """Start an episode: (obs, info)."""
@@ -120,13 +124,12 @@ class TransformedRows(Wrapper):
     def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
         """Step the env."""
         if self.transform.changes_actions:
-            action = nest.take(self.transform.inv(nest.map(lambda leaf: np.asarray(leaf)[None], action)), 0)
+            action = nest.take(self.transform.inv(action_rows(action, self._actions, one=True)), 0)
         obs, reward, terminated, truncated, info = self.env.step(action)
-        paid = np.asarray(reward)
-        if paid.dtype.kind not in "biuf":
-            raise EnvContractError(f"a reward must be a number or an array of numbers, {self.env} returned {reward!r}")
-        flags = np.array([[bool(terminated)], [bool(truncated)]])
-        rows = Rows(self._batch(obs), [info], paid.astype(np.float64)[None], flags[0], flags[1], ONLY_ENV)
+        number, vector = odd_reward(reward)
+        paid = np.array([number]) if vector is None else vector[None]
+        flags = np.array([[odd_flag("terminated", terminated)], [odd_flag("truncated", truncated)]])
+        rows = Rows(self._batch(obs), [info], paid, flags[0], flags[1], ONLY_ENV)
         self.transform.step(rows)
         reward = float(rows.reward[0]) if rows.reward.ndim == 1 else rows.reward[0]
         return nest.take(rows.obs, 0), reward, bool(rows.terminated[0]), bool(rows.truncated[0]), info
@@ -134,14 +137,24 @@ class TransformedRows(Wrapper):
     def _batch(self, obs: Any) -> Any:
         """The observation as a batch of one row, in the dtypes of the space."""
         try:
-            return nest.merge(_as_row, [self._tree, obs])
-        except (KeyError, ValueError, TypeError, ObservationError) as error:
+            return _as_rows(self._tree, obs)
+        except (ValueError, TypeError, ObservationError) as error:
             raise ObservationError(f"{self.env} returned an observation that is not of its space: {error}") from error
 
 
-def _as_row(leaf_and_value: list[Any]) -> np.ndarray:
-    leaf, value = leaf_and_value
-    return fit(value, leaf)[None] if isinstance(leaf, Leaf) else nest.object_array([value])
+def _as_rows(tree: Any, obs: Any) -> Any:
+    """The observation as a batch of one row, of the form of the tree of leaves of its space."""
+    if isinstance(tree, Leaf):
+        return fit(obs, tree)[None]
+    if isinstance(tree, dict):
+        if not isinstance(obs, Mapping):
+            raise ObservationError(f"it is a {type(obs).__name__}, expected a dict with the keys {list(tree)}")
+        if obs.keys() != tree.keys():
+            raise wrong_keys(obs, tree)
+        return {key: _as_rows(leaf, obs[key]) for key, leaf in tree.items()}
+    if isinstance(tree, tuple):
+        return tuple(_as_rows(leaf, value) for leaf, value in zip(tree, obs, strict=True))
+    return nest.object_array([obs])
 
 
 class FrameSkip(EnvTransform):

@@ -8,10 +8,12 @@ from typing import Any
 import numpy as np
 
 from vecenv import nest
+from vecenv.backends.memory.arena import merge_trees, space_tree
 from vecenv.base import BaseVectorEnv
 from vecenv.engine.actions import is_tree_of_batches
 from vecenv.engine.arguments import seed_chain
 from vecenv.spaces import separate_generators
+from vecenv.transforms.arrays import action_rows
 from vecenv.transforms.compose import Compose, HasTransforms
 from vecenv.transforms.transform import EnvTransform, Rows, Transform
 from vecenv.wrappers import RowWiseWrapper
@@ -53,6 +55,8 @@ class TransformedVectorEnv(HasTransforms, RowWiseWrapper):
         self.transform = Compose()
         self._observation_space: list[Any] | None = None
         self._action_space: list[Any] | None = None
+        self._actions: Any = None
+        """The tree of the leaves of the action space, for all envs."""
         if transform is not None:
             self.append_transform(transform)
 
@@ -99,6 +103,7 @@ class TransformedVectorEnv(HasTransforms, RowWiseWrapper):
                     raise ValueError(f"{each} needs envs with equal action spaces, got {actions}")
                 actions = _each_once(each.transform_action_space, actions)
         self._observation_space = spaces if transforms else None
+        self._actions = merge_trees([space_tree(space, "action") for space in actions], "action")
         changes = any(new is not old for new, old in zip(actions, own, strict=True))
         self._action_space = [copy.deepcopy(space) for space in actions] if changes else None
         separate_generators(self._action_space or ())
@@ -107,13 +112,12 @@ class TransformedVectorEnv(HasTransforms, RowWiseWrapper):
     # Rounds.
 
     def map_action(self, action: Any) -> Any:
-        """The actions for the envs."""
+        """The actions for the envs; ValueError for actions of another shape than the action space."""
         if not self.transform.changes_actions:
             return action
-        form = nest.tree_of(self.action_space[0])
-        if isinstance(action, (list, tuple)) and not is_tree_of_batches(action, form):
+        if isinstance(action, (list, tuple)) and not is_tree_of_batches(action, self._actions):
             action = nest.merge(lambda rows: nest.namespace(rows[0]).stack(rows), action)
-        return self.transform.inv(action)
+        return self.transform.inv(action_rows(action, self._actions))
 
     def map_reset(self, obs: Any, info: np.ndarray) -> tuple[Any, np.ndarray]:
         """The rows, transformed."""

@@ -9,8 +9,8 @@ import numpy as np
 from gymnasium import spaces
 
 from vecenv import nest
-from vecenv.nest import space_of, tree_of
-from vecenv.transforms.arrays import Array, Constants, bounds_of, box, cast, dtype_name, is_float
+from vecenv.nest import namespace, space_of, tree_of
+from vecenv.transforms.arrays import Array, Constants, bounds_of, cast, cast_box, dtype_name, is_float
 from vecenv.transforms.transform import Keys, Rows, Transform
 
 
@@ -60,7 +60,10 @@ class DTypeCast(Transform):
         return space if self.needs_parts else space_of(nest.map(self._offered, tree_of(space)))
 
     def _offered(self, space: Any) -> Any:
-        return box(*(cast(end, self.dtype_out) for end in bounds_of(space))) if self._casts(space) else space
+        return cast_box(space, self.dtype_out, inside=True) if self._casts(space) else space
+
+    def transform_space(self, space: spaces.Space[Any]) -> spaces.Space[Any]:
+        return cast_box(space, self.dtype_out) if bounds_of(space)[0].dtype.name == self.dtype_in else space
 
     def inv(self, action: Any) -> Any:
         return action if self._is_cast is None else nest.merge(self._cast_back, [self._is_cast, action])
@@ -150,6 +153,7 @@ class ActionScaling(Transform):
     """Offers a bounded Box of actions as one from `low` to `high` in each dimension (as torchrl's ActionScaling and
     gymnasium's RescaleAction).
 
+    Actions within these bounds are within the env's bounds; others are mapped in the same way, to numbers beyond them.
     ValueError for an action space that is no Box of floats with finite bounds.
 
     >>> import gymnasium as gym
@@ -171,14 +175,29 @@ class ActionScaling(Transform):
             raise ValueError(
                 f"ActionScaling needs an action space that is a Box of floats with finite bounds, got {space}"
             )
-        return spaces.Box(self.low, self.high, space.shape, space.dtype.type)
+        low, high = self._ends(space)
+        if not (np.isfinite([low, high]).all() and low < high):
+            raise ValueError(f"{self} offers bounds that are infinite or one number as {space.dtype}: {low} and {high}")
+        return spaces.Box(low, high, space.shape, space.dtype.type)
+
+    def _ends(self, space: Any) -> tuple[float, float]:
+        """The bounds that it offers, as the dtype of the space holds them."""
+        with np.errstate(over="ignore"):
+            low, high = np.array([self.low, self.high]).astype(space.dtype).tolist()
+        return low, high
 
     def attach(self, owner: Any, num_envs: int, observation_space: Any, action_space: Any) -> None:
         super().attach(owner, num_envs, observation_space, action_space)
-        low, high = action_space.low.astype(np.float64), action_space.high.astype(np.float64)
-        scale = (high - low) / (self.high - self.low)
-        self._constants = Constants(low - self.low * scale), Constants(scale)
-        self._dtype = action_space.dtype.name
+        ends, self._dtype = self._ends(action_space), action_space.dtype.name
+        bounds = [end.astype(np.float64) for end in (action_space.low, action_space.high)]
+        scale = bounds[1] / (ends[1] - ends[0]) - bounds[0] / (ends[1] - ends[0])
+        self._constants = Constants(bounds[0] - ends[0] * scale), Constants(scale)
+        self._bounds: tuple[Constants, ...] | None = None
+        offered = [np.full(action_space.shape, end, self._dtype) for end in ends]
+        with np.errstate(all="ignore"):
+            rounded = self.inv(offered[0]), self.inv(offered[1])
+        if (rounded[0] < action_space.low).any() or (rounded[1] > action_space.high).any():
+            self._bounds = tuple(map(Constants, (*offered, *bounds)))
 
     def inv(self, action: Any) -> Any:
         if self._constants is None:
@@ -187,4 +206,9 @@ class ActionScaling(Transform):
             )
         action = cast(action, self._dtype)
         loc, scale = (each.like(action) for each in self._constants)
-        return action * scale + loc
+        scaled = action * scale + loc
+        if self._bounds is None:
+            return scaled
+        # The sum of a bound is rounded to a number beyond the env's bound.
+        low, high, least, most = (each.like(action) for each in self._bounds)
+        return namespace(action).where((action >= low) & (action <= high), scaled.clip(least, most), scaled)

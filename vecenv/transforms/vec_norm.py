@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ast
+import re
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from typing import Any
@@ -11,7 +13,19 @@ from gymnasium import spaces
 
 from vecenv.nest import as_array, tree_of
 from vecenv.norm_obs import PARTS, RunningMeanStd, check_keys
-from vecenv.transforms.arrays import WHOLE, Array, Path, bounds_of, cast, dtype_name, is_float, like, part, with_part
+from vecenv.transforms.arrays import (
+    WHOLE,
+    Array,
+    Path,
+    bounds_of,
+    cast,
+    dtype_name,
+    in_any_mode,
+    is_float,
+    like,
+    moved_parts,
+    part,
+)
 from vecenv.transforms.compose import Compose
 from vecenv.transforms.transform import Freezable, Keys, Rows, Transform
 from vecenv.transforms.values import ObservationNorm
@@ -32,14 +46,16 @@ class VecNorm(Freezable):
     `<name>_skipped`; it is returned normalised as the others, so a NaN stays one.
 
     Arguments:
-        in_keys: parts of the observation, and "reward"; None: all arrays of numbers in the observation, and the reward.
+        in_keys: parts of the observation, and "reward", the reward; None: all arrays of numbers in the observation, and
+            the reward. A part of the observation with that name is ("reward",).
         out_keys: see `Transform`; of the observation only.
         decay, eps: see above.
 
     Floats keep their dtype, other numbers become float32. In a `TransformedVectorEnv` it sees whole batches; in
     workers each env has its own, unless `EnvCreator` makes the envs, which then share one. `freeze` ends the updates.
     `state_dict` has `<name>_mean`, `<name>_var`, `<name>_count` and `<name>_skipped` of each entry; the arrays are
-    updated in place. One that is loaded before the transform is part of an env has to fit the env then.
+    updated in place. The name of part "y" of part "deep" is "deep.y". A state that is loaded before the transform is
+    part of an env has to fit that env.
 
     ValueError for vector rewards: leave "reward" out; and for an env that what it has learnt does not fit.
 
@@ -69,6 +85,8 @@ class VecNorm(Freezable):
         """The SharedState that has them, where envs share them."""
         self._entries: list[tuple[str, Path, Path]] = []
         super().__init__(keys, out_keys)
+        if len(set(self.in_keys or ())) < len(self.in_keys or ()):
+            raise ValueError(f"in_keys={in_keys!r} names a part twice, whose rows would count twice")
 
     # As a transform.
 
@@ -119,8 +137,8 @@ class VecNorm(Freezable):
             rows.reward = self._normed(REWARD, rows.reward)
 
     def _norm_rows(self, rows: Rows) -> None:
-        for name, source, target in self._entries:
-            rows.obs = with_part(rows.obs, target, self._normed(name, part(rows.obs, source)))
+        written = [(target, self._normed(name, part(rows.obs, source))) for name, source, target in self._entries]
+        rows.obs = moved_parts(rows.obs, (), written)
 
     def _normed(self, name: str, array: Array) -> Array:
         """The rows normalised, after an update with them unless it is frozen."""
@@ -157,7 +175,8 @@ class VecNorm(Freezable):
         if self._shared is not None:
             raise RuntimeError("VecNorm that processes share works on arrays of numpy")
         if isinstance(next(iter(self._arrays.values())), np.ndarray):
-            self._keep({key: like(array.copy(), rows) for key, array in self._arrays.items()})
+            with in_any_mode(rows):
+                self._keep({key: like(array.copy(), rows) for key, array in self._arrays.items()})
 
     def _keep(self, arrays: dict[str, Array]) -> None:
         """Have these arrays as its own statistics from now on."""
@@ -168,9 +187,8 @@ class VecNorm(Freezable):
 
     def denorm(self, obs: Any) -> Any:
         """Observations (a batch, or one) as they were before, in the dtype that they have."""
-        for name, source, target in self._entries:
-            obs = with_part(obs, source, self._denormed(name, part(obs, target)))
-        return obs
+        written = [(source, self._denormed(name, part(obs, target))) for name, source, target in self._entries]
+        return moved_parts(obs, (), written)
 
     def denorm_reward(self, reward: Array) -> Array:
         """Rewards as they were before."""
@@ -206,7 +224,7 @@ class VecNorm(Freezable):
         ValueError, with nothing changed, where names or shapes differ from those of its env. Before it is part of one,
         names that are no entries of a VecNorm are a ValueError; the others are compared when it becomes part of one.
         """
-        state = _of_one(state, type(self).__name__)
+        state = state if state.keys() == self._read().keys() else _of_one(state, type(self).__name__)
         arrays = {key: np.array(state[key], np.float64) for key in state}
         if not self._read():
             self._take_names(arrays)
@@ -267,16 +285,32 @@ def _names(state: Mapping[str, Any]) -> list[str]:
 
 def _of_one(state: Mapping[str, Any], name: str) -> Mapping[str, Any]:
     """The part of the only VecNorm in the state of an `EnvCreator`; any other state as it is."""
-    found = [key.partition(f".{name}.") for key in state]
-    if len({place for place, mark, _ in found if mark}) != 1:
+    found = [re.fullmatch(r"(\d+)\.([^.]+)\.(.*)", key, re.DOTALL) for key in state]
+    own = [match for match in found if match and match[2] == name]
+    if not all(found) or len({match[1] for match in own}) != 1:
         return state
-    return {own: state[place + mark + own] for place, mark, own in found if mark}
-
-
-def _path(name: str) -> Path:
-    """The path that `_name` gives this name; numbers are places in a Tuple."""
-    return tuple(int(key) if key.isdigit() else key for key in name.split("."))
+    return {match[3]: state[match[0]] for match in own}
 
 
 def _name(path: Path) -> str:
-    return ".".join(map(str, path)) or "observation"
+    """The name of an entry, another one for each path: "a.b" is part "b" of part "a", "('a.b',)" is part "a.b"."""
+    if path == (REWARD,) or not all(map(_is_plain, path)):
+        return repr(path)  # "reward" is the name of the reward
+    return ".".join(map(str, path)) or WHOLE
+
+
+def _is_plain(key: Any) -> bool:
+    if isinstance(key, str):
+        return bool(key) and "." not in key and key[0] != "(" and not key.isdecimal()
+    return type(key) is int and key >= 0
+
+
+def _path(name: str) -> Path:
+    """The path that has this name; numbers are places in a Tuple. ValueError for one that cannot be read."""
+    if not name.startswith("("):
+        return tuple(int(key) if key.isdecimal() else key for key in name.split("."))
+    try:
+        path: Path = ast.literal_eval(name)
+    except (SyntaxError, ValueError):
+        raise ValueError(f"{name} names a part that only the env knows: load the state when it has one") from None
+    return path

@@ -46,7 +46,7 @@ def export(dataset: Dataset | str | os.PathLike[str], to: str, out: str | os.Pat
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=f".{out.name}.", suffix=".partial", dir=out.parent) as folder:
-            partial = Path(folder, "data")
+            partial = Path(folder, "data").absolute()  # because Minari joins relative paths to each other
             write(data, partial, name=out, **options)
             os.rename(partial, out)
     except OSError as error:

@@ -4,20 +4,28 @@
 
 The worker's end blocks. The parent's end never does: what cannot be sent at once waits in a buffer until `flush`, and
 `receive` reads what has arrived. So no message, however large, can make the two wait for each other.
+
+An interrupt in the parent (see `vecenv.engine.mark`) may lose a frame, but never a part of one: bytes pass between the
+socket and the buffers within one call of C. SYNC then finds the end of what was under way: the worker answers it after
+all frames before it, and with its number, so that answers to frames of an earlier epoch are known.
 """
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import socket
 import struct
-from typing import NamedTuple, Protocol
+from collections import deque
+from typing import Any, NamedTuple, Protocol
 
 from vecenv.backends.ipc.waiting import SpinWait
 
 HEADER = struct.Struct("<QBQ")
 CHUNK = 1 << 18
+IN_ONE_CALL = deque[Any](maxlen=0).extend
+"""Consumes an iterator. With one of C, such as `map` of methods of C, no interrupt falls into it."""
+ONE_CHUNK, DONT_WAIT = (CHUNK,), (socket.MSG_DONTWAIT,)
+NOTHING: tuple[bytes, deque[int]] = b"", deque(maxlen=0)
 GONE_ON_A_MAC = (errno.ENOTCONN, errno.EPROTOTYPE)
 """Errors of macOS, besides EPIPE, when the other end closes while we send."""
 
@@ -27,6 +35,7 @@ ANSWERS = 2  # of a round: rows and extras (Subproc), or the extras alone (Shmem
 REPLY = 3  # to a CALL, with its number
 WARNING = 4  # a warning for the user
 CLOSED = 5  # the envs are closed; a list of problems
+SYNCED = 7  # to a SYNC, with its number
 INFO_SCHEMA = 6  # how infos lie in the info rows of the block that have the frame's number
 # Parent to worker.
 SETUP = 16  # the layout
@@ -34,6 +43,7 @@ ROUND = 17  # opcodes and actions (Subproc)
 PAYLOADS = 18  # actions and arguments that do not fit the arena (Shmem)
 CALL = 19  # run an operation on envs
 CLOSE = 20
+SYNC = 21  # answer after all frames before it; its number is the epoch, its payload how many were announced
 
 
 class Frame(NamedTuple):
@@ -41,7 +51,7 @@ class Frame(NamedTuple):
 
     kind: int
     number: int
-    payload: bytes
+    payload: bytes | bytearray
 
 
 class WorkerChannel(Protocol):
@@ -57,7 +67,8 @@ class Channel:
     def __init__(self, sock: socket.socket) -> None:
         self._sock = sock
         self._in = bytearray()
-        self._out = bytearray()
+        self._out: tuple[bytes, deque[int]] = NOTHING
+        """The bytes that are being sent, and how many of them each call of `send` has taken."""
         self.ended = False
         """The other end is gone."""
 
@@ -101,43 +112,49 @@ class Channel:
         """Send a frame, or as much of it as there is room for; returns True if all of it went."""
         size = sum(map(len, parts))
         frame = b"".join((HEADER.pack(size, kind, number), *parts))
-        sent = 0
-        if not self._out and not self.ended and size < CHUNK:
-            with contextlib.suppress(OSError):  # full, or the worker is gone: as `flush` finds out
-                sent = self._sock.send(frame, socket.MSG_DONTWAIT)
-        if sent == len(frame):  # nearly always
-            return True
-        self._out += frame[sent:]
+        if self._out[0]:
+            frame = b"".join((self._unsent(), frame))
+        sent = deque[int]()
+        self._out = frame, sent
+        if size < CHUNK and not self.ended:
+            try:
+                sent.extend(map(self._sock.send, (frame,), DONT_WAIT))
+            except OSError:  # full, or the worker is gone: as `flush` finds out
+                return self.flush()
+            if sent[0] == len(frame):  # nearly always
+                self._out = NOTHING
+                return True
         return self.flush()
+
+    def _unsent(self) -> memoryview:
+        data, sent = self._out
+        return memoryview(data)[sum(sent) :]
 
     def flush(self) -> bool:
         """Send what is waiting; returns True if nothing is left."""
-        while self._out and not self.ended:
+        while not self.ended and (unsent := self._unsent()):
             try:
-                sent = self._sock.send(memoryview(self._out)[:CHUNK], socket.MSG_DONTWAIT)
+                self._out[1].extend(map(self._sock.send, (unsent[:CHUNK],), DONT_WAIT))
             except BlockingIOError:
                 return False
             except OSError:  # the worker is gone: its sentinel reports the rest
                 self.ended = True
-                break
-            del self._out[:sent]
-        if self.ended:
-            self._out.clear()
+        self._out = NOTHING
         return True
 
     def receive(self) -> None:
         """Read what has arrived, without waiting; `take` returns the frames."""
         while not self.ended:
+            size = len(self._in)
             try:
-                chunk = self._sock.recv(CHUNK, socket.MSG_DONTWAIT)
+                IN_ONE_CALL(map(self._in.extend, map(self._sock.recv, ONE_CHUNK, DONT_WAIT)))
             except BlockingIOError:
                 return
             except OSError:
-                chunk = b""
-            if not chunk:
                 self.ended = True
-            self._in += chunk
-            if len(chunk) < CHUNK:
+            read = len(self._in) - size
+            self.ended = self.ended or not read
+            if read < CHUNK:
                 return
 
     def take(self) -> Frame | None:
@@ -148,6 +165,6 @@ class Channel:
         end = HEADER.size + size
         if len(self._in) < end:
             return None
-        payload = bytes(memoryview(self._in)[HEADER.size : end])
+        payload = self._in[HEADER.size : end]
         del self._in[:end]
         return Frame(kind, number, payload)

@@ -30,16 +30,22 @@ Protocol of a wrapper or a transform with such a state (running statistics, coun
 
 from __future__ import annotations
 
+import _thread
+import contextlib
 import fcntl
 import mmap
 import os
 import secrets
+import sys
 import threading
 import time
 import weakref
+from collections import deque
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
+from itertools import starmap
 from queue import Empty, SimpleQueue
+from types import FrameType
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
@@ -71,12 +77,47 @@ class Stateful(Protocol):
         """
 
 
+class _Hold:
+    """Record of how a thread takes and gives back a lock. `frame`: the frame that makes the update."""
+
+    def __init__(self, lock: ProcessLock, frame: FrameType) -> None:
+        self.lock, self.at = lock, frame.f_lasti
+        self.frame: FrameType | None = frame
+        self.key = threading.get_ident(), id(lock)
+        self.taken, self.helper, self.decided, self.given_back = (
+            deque[bool](),
+            deque[int](),
+            deque[bool](),
+            deque[Any](),
+        )
+        """The result of each step, once it has been made: step and record are one call of C, so none is unknown."""
+        self.first = threading.Lock()
+        """Taken by the first of the helper and this thread, to decide for whom the helper waits."""
+
+    def is_stale(self, at: FrameType | None) -> bool:
+        """Return whether an interrupt has ended the update, seen from a call that the frame `at` makes."""
+        if at is not None and at is self.frame and at.f_lasti == self.at:
+            return True  # the same statement again
+        while at is not None and at is not self.frame:
+            at = at.f_back
+        return at is None
+
+    def decide(self) -> bool:
+        """Leave what the helper obtains to the helper, which gives it back; False if it has obtained the lock."""
+        if not self.decided:
+            self.decided.extend(map(self.first.acquire, (False,)))
+        return self.decided[0]
+
+
 class ProcessLock:
     """The lock of the file `fd`, which it owns from now on, or (None) a lock of this process alone.
 
     A record lock (`fcntl.lockf`) belongs to a process: the system releases it when the process ends, however it ends,
     and as soon as the process closes *any* descriptor of the file: hold one descriptor a process. It does not exclude
     threads of one process from each other, which a lock of `threading` in front of it does.
+
+    A thread records that it takes the lock before it does. If an interrupt ends its update without giving the lock
+    back, the thread finds the record at its next update, or at its next call of a vector env (`free_stale_locks`).
     """
 
     def __init__(self, fd: int | None) -> None:
@@ -88,58 +129,68 @@ class ProcessLock:
 
     def renew(self) -> None:
         """In a forked process: no thread of the original is here to release it."""
-        self._threads, self._owner = threading.Lock(), 0
+        self._threads = threading.Lock()
 
-    def acquire(self, timeout: float) -> bool:
-        """Take the lock; False if it is held for `timeout` seconds, RuntimeError in the thread that has it."""
-        if self._owner == threading.get_ident():
-            raise RuntimeError("this thread is in an update of the shared state already: make one after the other")
+    def acquire(self, timeout: float, frame: FrameType) -> _Hold | None:
+        """Take the lock; None if it is held for `timeout` seconds, RuntimeError in the thread that has it."""
+        hold = _Hold(self, frame)
+        if (old := holds.get(hold.key)) is not None:
+            if not old.is_stale(frame):
+                raise RuntimeError("this thread is in an update of the shared state already: make one after the other")
+            self.release(old)
+        holds[hold.key] = hold
         deadline = time.monotonic() + timeout
-        if not self._threads.acquire(timeout=timeout):
-            return False
-        try:
-            obtained = self.fd is None or any(_lock_at_once(self.fd) for _ in range(TRIES))
-        except BaseException:  # an interrupt
-            self.release()
-            raise
-        if not obtained and not self._wait(max(0.0, deadline - time.monotonic())):
-            return False
-        self._owner = threading.get_ident()
-        return True
+        hold.taken.extend(map(self._threads.acquire, (True,), (timeout,)))
+        if hold.taken[0] and (self.fd is None or any(_lock_at_once(self.fd) for _ in range(TRIES))):
+            return hold
+        if hold.taken[0] and self._wait(max(0.0, deadline - time.monotonic()), hold):
+            return hold
+        self.release(hold)
+        return None
 
-    def _wait(self, timeout: float) -> bool:
+    def _wait(self, timeout: float, hold: _Hold) -> bool:
         """Wait in a thread, because the system's own wait has no timeout. One that comes too late gives the lock back,
         and until then no other thread of this process obtains it.
         """
-        decided, obtained = threading.Lock(), SimpleQueue[None]()
+        obtained = SimpleQueue[None]()
 
         def wait() -> None:
             assert self.fd is not None
-            while not decided.locked():
+            while not hold.first.locked():
                 with suppress(OSError):  # EDEADLK: for the kernel the threads of a process hold and wait as one
                     fcntl.lockf(self.fd, fcntl.LOCK_EX)
                     break
-            if decided.acquire(blocking=False):
+            if hold.first.acquire(blocking=False):
                 obtained.put(None)
             else:
-                self.release()
+                fcntl.lockf(self.fd, fcntl.LOCK_UN)
+                self._threads.release()
 
-        threading.Thread(target=wait, name="vecenv-lock", daemon=True).start()
-        try:
-            with suppress(Empty):
-                obtained.get(timeout=timeout)
-        except BaseException:  # an interrupt
-            if not decided.acquire(blocking=False):
-                self.release()
-            raise
-        return not decided.acquire(blocking=False)
+        hold.helper.extend(starmap(_thread.start_new_thread, ((wait, ()),)))
+        with suppress(Empty):
+            obtained.get(timeout=timeout)
+        return not hold.decide()
 
-    def release(self) -> None:
-        """Give the lock back."""
-        self._owner = 0
-        if self.fd is not None:
-            fcntl.lockf(self.fd, fcntl.LOCK_UN)
-        self._threads.release()
+    def release(self, hold: _Hold) -> None:
+        """Give the lock back, as far as it was taken."""
+        if hold.taken and hold.taken[0] and not hold.given_back and not (hold.helper and hold.decide()):
+            if self.fd is not None:
+                fcntl.lockf(self.fd, fcntl.LOCK_UN)
+            hold.given_back.extend(starmap(self._threads.release, ((),)))
+        if holds.get(hold.key) is hold:
+            del holds[hold.key]
+        hold.frame = None  # which may refer to the hold
+
+
+holds: dict[tuple[int, int], _Hold] = {}
+"""By thread and lock: the locks that are being taken, held or given back. Empty nearly always."""
+
+
+def free_stale_locks(frame: FrameType) -> None:
+    """Give back the locks that this thread still holds after an interrupt; `frame` is not part of an update."""
+    for key, hold in list(holds.items()):
+        if key[0] == threading.get_ident() and hold.is_stale(frame):
+            hold.lock.release(hold)
 
 
 def _lock_at_once(fd: int) -> bool:
@@ -155,6 +206,7 @@ _locks: weakref.WeakSet[ProcessLock] = weakref.WeakSet()
 
 
 def _renew_locks() -> None:
+    holds.clear()
     for lock in list(_locks):
         lock.renew()
 
@@ -224,7 +276,10 @@ class SharedState:
         alone. Raises TimeoutError after 60 seconds in which another process is inside one update, RuntimeError inside
         of another update of the same state by this thread.
         """
-        self._acquire()
+        frame: Any = sys._getframe(1)
+        while frame.f_code.co_filename == contextlib.__file__:
+            frame = frame.f_back
+        hold = self._acquire(frame)
         try:
             current = self._current[0]
             following = 1 - int(current)
@@ -237,23 +292,24 @@ class SharedState:
                     view[...] = arrays[name]
             self._current[0] = following
         finally:
-            self._lock.release()
+            self._lock.release(hold)
 
     def read(self) -> dict[str, np.ndarray]:
         """The arrays as they were after one and the same update: copies. Raises as `update`."""
-        self._acquire()
+        hold = self._acquire(sys._getframe())
         try:
             return {name: view.copy() for name, view in self._views[self._current[0]].items()}
         finally:
-            self._lock.release()
+            self._lock.release(hold)
 
-    def _acquire(self) -> None:
-        if not self._lock.acquire(LOCK_TIMEOUT):
+    def _acquire(self, frame: FrameType) -> _Hold:
+        if (hold := self._lock.acquire(LOCK_TIMEOUT, frame)) is None:
             raise TimeoutError(
                 f"{self!r} has been locked for {LOCK_TIMEOUT:g} s by process {self._holder[0]}, which is stopped or "
                 "hangs in an update; end it, and the state is free again"
             )
         self._holder[0] = os.getpid()
+        return hold
 
     def __repr__(self) -> str:
         arrays = ", ".join(f"{name}: {np.dtype(dtype).name}{list(shape)}" for name, shape, dtype in self.form)

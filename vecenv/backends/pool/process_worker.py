@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import os
+import select
 import signal
 import socket
 import threading
-from typing import Any
+import weakref
+from collections.abc import Sequence
+from typing import Any, cast
 
 from vecenv.backends.ipc.messages import Channel
+from vecenv.backends.pool.preloading import preloaded_server
 from vecenv.backends.pool.start_methods import ONE_THREAD, check_method, parent_fds, start_process
 from vecenv.backends.pool.worker_handle import WorkerHandle, stack_of_process
 from vecenv.backends.pool.worker_pool import WorkerPool
@@ -23,20 +27,21 @@ SOCKET_BUFFER = 1 << 16
 FDS_PER_WORKER = 7  # channel, sentinel, the pipe that it watches, wakeup, pidfd (or a pipe's other end), two at start
 FDS_BESIDES = 24
 
-_parent_fds: set[int] = set()
-"""The parent's ends of the channels and multiprocessing pipes of all workers that this process has started."""
-_inherited_fds: set[int] = set()
-"""In a forked process: what `_parent_fds` was in the original at the fork. A forked worker closes them."""
+_launched: weakref.WeakSet[ProcessWorker] = weakref.WeakSet()
+"""Workers of which this process has the parent's ends of channel and pipes."""
 
 
-def _inherit_fds() -> None:
-    """In a forked copy of the process: the descriptors so far are those of the original's workers."""
-    _inherited_fds.clear()
-    _inherited_fds.update(_parent_fds)
-    _parent_fds.clear()
+def _close_inherited() -> None:
+    """In a forked copy of the process: close the parent's ends, which belong to the original.
+
+    A worker ends when its channel closes, and the copy, which may be another worker, may live longer.
+    """
+    for worker in list(_launched):
+        worker.close_ends()
+    _launched.clear()
 
 
-os.register_at_fork(after_in_child=_inherit_fds)
+os.register_at_fork(after_in_child=_close_inherited)
 
 
 class ProcessWorker(WorkerHandle):
@@ -45,6 +50,8 @@ class ProcessWorker(WorkerHandle):
     def __init__(self, index: int, ids: range) -> None:
         super().__init__(index, ids)
         self.process: Any = None
+        self.server: Any = None
+        """The forkserver that has imported the modules of the env_fns, if there is one."""
         self._pipes: tuple[int, ...] = ()
         self._pidfd: int | None = None
 
@@ -60,39 +67,49 @@ class ProcessWorker(WorkerHandle):
         ours, theirs = socket.socketpair()
         enlarge_buffers(ours, theirs)
         self.channel = Channel(ours)
-        _parent_fds.add(ours.fileno())
+        _launched.add(self)
         args.socket = theirs
-        if args.method == "fork":
-            args.parent_fds = _inherited_fds  # filled at the fork, until which other threads may open and close some
         try:
-            self.process = start_process(args.method, worker_main, (args,), f"vecenv-worker-{self.index}")
+            self.process = start_process(args.method, worker_main, (args,), f"vecenv-worker-{self.index}", self.server)
+            self.alive = True
         except BaseException:  # if the process was started nevertheless, it ends when its channel closes
-            _parent_fds.discard(ours.fileno())
-            ours.close()
+            self.close_ends()
             raise
         finally:
             theirs.close()  # so that the end of the worker is the end of the stream
         self._pipes = parent_fds(self.process)
-        _parent_fds.update(self._pipes)
         if args.method != "forkserver":
             # A process that an env has forked may keep the channel and the sentinel open after the worker has ended.
             self._pidfd = pidfd(self.pid)
-        self.alive = True
+
+    def close_ends(self) -> None:
+        """Close the parent's ends of channel and pipes without ending the worker."""
+        self.channel.close()
+        pipes, self._pipes = self._pipes, ()
+        for fd in pipes:
+            os.close(fd)
 
     def fds(self) -> list[int]:
         return [self.channel.fileno(), self.process.sentinel, *([] if self._pidfd is None else [self._pidfd])]
 
     def clean_up(self) -> None:
         # Close our ends, reap it, and kill what its envs left running.
-        self.alive = False
-        _parent_fds.difference_update(self._pipes, (self.channel.fileno(),))
-        self._pipes = ()  # the system reuses their numbers
+        self._pipes = ()  # multiprocessing closes them; the system reuses their numbers
         self.channel.close()
         self.kill_group()
         self.process.join(1.0)
         if self._pidfd is not None:
             pidfd, self._pidfd = self._pidfd, None
             os.close(pidfd)
+        self.alive = False
+
+    def seems_ended(self) -> bool:
+        poller = select.poll()
+        channel, *others = self.fds()
+        poller.register(channel, 0)  # nothing but the hang-up
+        for fd in others:
+            poller.register(fd, select.POLLIN)
+        return bool(poller.poll(0))
 
     def kill(self) -> None:
         self.kill_group()
@@ -141,13 +158,25 @@ class ProcessPool(WorkerPool):
     def handle(self, index: int, ids: range) -> ProcessWorker:
         return ProcessWorker(index, ids)
 
+    def preload(self, env_fns: Sequence[Any]) -> None:
+        if self._method == "forkserver":
+            modules = frozenset[str]().union(*(env_fn.modules for env_fn in env_fns))
+            server = preloaded_server(modules, _environ(), self.start_timeout)
+            for worker in self.workers:
+                cast(ProcessWorker, worker).server = server
+
     def complete(self, args: WorkerArgs) -> None:
         args.method = self._method
         args.starter = os.getpid() if threading.current_thread() is threading.main_thread() else 0
         if self._method == "forkserver":  # it has the environment variables of the moment at which it was started
-            args.setup.environ = {**dict.fromkeys(ONE_THREAD, "1"), **os.environ}
+            args.setup.environ = _environ()
         if cpus := sorted(allowed_cpus() or ()) if self._affinity else []:
             args.setup.affinity = {cpus[args.index % len(cpus)]}
+
+
+def _environ() -> dict[str, str]:
+    """The environment variables of workers."""
+    return {**dict.fromkeys(ONE_THREAD, "1"), **os.environ}
 
 
 def enlarge_buffers(*ends: socket.socket) -> None:

@@ -19,7 +19,7 @@ from typing import Any
 
 from vecenv import ray_cluster
 from vecenv.backends.ipc.messages import CLOSED, Channel, Frame
-from vecenv.backends.ipc.serialization import dumps_apart
+from vecenv.backends.ipc.serialization import dumps_apart, send_descriptors
 from vecenv.backends.ipc.waiting import wakeup_fds
 from vecenv.backends.memory.shared_memory import BUSY_NS, DOING, ELSEWHERE, NOTHING, PROGRESS
 from vecenv.backends.pool.start_methods import search_path
@@ -103,6 +103,13 @@ class CallChannel:
             self.receive()
         return self.ended
 
+    def seems_ended(self) -> bool:
+        """Return whether the first call has failed, or closed the envs. Nothing is changed."""
+        first = next(iter(tuple(self._calls)), None)
+        return self.ended or (
+            first is not None and first.done() and (first.exception() is not None or first.result() is None)
+        )
+
     def close(self) -> None:
         with self._lock:
             if self._open:
@@ -181,6 +188,9 @@ class RayWorker(WorkerHandle):
     def has_ended(self, timeout: float) -> bool:
         return self._calls.await_end(timeout)
 
+    def seems_ended(self) -> bool:
+        return self._calls.seems_ended() or (self.on_this_node and bool(self._peer) and self._is_gone(0.0))
+
     def kill(self) -> None:
         ray_cluster.end_actor(self._actor)
         # What it still writes into memory that is shared would be taken for answers of the next worker.
@@ -198,10 +208,10 @@ class RayWorker(WorkerHandle):
     def clean_up(self) -> None:
         if self.alive and self.reason is None and self.problems is None:
             self._calls.await_end(CAUSE_TIMEOUT)
-        self.alive = False
         self.channel.close()
         self._calls.close()
         ray_cluster.end_actor(self._actor)
+        self.alive = False
 
     def stack(self) -> str:
         if self._peer:
@@ -278,7 +288,7 @@ class RayPool(WorkerPool):
             assert isinstance(worker, RayWorker)
             if not hmac.compare_digest(token, self._token) or not worker.alive:
                 return None
-            socket.send_fds(sock, [b"+"], worker.fds_to_send)
+            send_descriptors(sock, worker.fds_to_send)
         except (OSError, struct.error, IndexError):  # it went away, or is no worker
             return None
         sock.setblocking(True)

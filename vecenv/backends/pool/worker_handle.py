@@ -75,8 +75,6 @@ class WorkerHandle(Watched):
         """Problems in closing its envs; None until it has closed them."""
         self.reason: Reason | None = None
         """The reason why the parent killed it, if it did."""
-        self.torn = False
-        """True if it was killed because a message was cut off."""
 
     @property
     @abstractmethod
@@ -114,12 +112,16 @@ class WorkerHandle(Watched):
         """True if the worker has ended; waits up to `timeout` seconds for that."""
 
     @abstractmethod
+    def seems_ended(self) -> bool:
+        """Return whether the worker has ended. Another thread may ask: nothing is changed."""
+
+    @abstractmethod
     def kill(self) -> None:
         """End the worker by force, with all that its envs started; returns once it is gone."""
 
     @abstractmethod
     def clean_up(self) -> None:
-        """After the end of the worker: close and free what belonged to it. Idempotent."""
+        """After the end of the worker: close and free what belonged to it; `alive` changes last. Idempotent."""
 
     def discard(self) -> None:
         """Called last, when the pool is closed."""
@@ -153,15 +155,6 @@ class WorkerHandle(Watched):
             error.bystander = running is not None and running != env_id
         error.env_id, error.env_ids, error.pid = env_id, tuple(self.ids), self.pid
         return error
-
-
-def torn(worker: WorkerHandle) -> Reason:
-    """The reason that a worker was killed: an interrupt (Ctrl-C) fell between two parts of a message to or from it."""
-    where = worker.where
-    return lambda env_id: WorkerDiedError(
-        f"the worker of env {env_id} ({where}) was killed because an interrupt cut off a message to or from it; "
-        f"reset({env_id}) starts it again."
-    )
 
 
 def hung(ending: str, hung_id: int, limit: float, stack: str) -> Reason:

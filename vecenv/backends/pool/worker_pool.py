@@ -1,4 +1,4 @@
-"""`WorkerPool`: start workers, receive their frames, notice deaths, close. `Watchdog`: end workers that hang.
+"""`WorkerPool`: start workers, receive their frames, notice deaths, close.
 
     parent                                   worker w (envs start .. stop - 1)
     ------                                   ---------------------------------
@@ -13,12 +13,13 @@ Death is an event: every wait polls the sentinels of the processes together with
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pickle
 import select
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -28,13 +29,14 @@ from vecenv.backends.host.failure import Failure, read_value
 from vecenv.backends.ipc import messages
 from vecenv.backends.ipc.messages import Frame
 from vecenv.backends.ipc.serialization import Descriptor
-from vecenv.backends.memory.shared_memory import DOING, ELSEWHERE, NOTHING, PROGRESS, Control, anonymous_file
+from vecenv.backends.ipc.waiting import wakeup_fds
+from vecenv.backends.memory.shared_memory import DOING, NOTHING, Control, anonymous_file
 from vecenv.backends.memory.shared_state import pickled_by_name
-from vecenv.backends.pool.worker_handle import Reason, Watched, WorkerHandle, hung, torn
+from vecenv.backends.pool.worker_handle import Reason, WorkerHandle
 from vecenv.backends.system_limits import blocks_of
 from vecenv.backends.worker.round_server import RoundServer
 from vecenv.backends.worker.worker_setup import WorkerArgs, WorkerSetup, pickle_env_fn, registered_envs, worker_seeds
-from vecenv.errors import WorkerTimeoutError, warn_caller
+from vecenv.errors import WorkerTimeoutError
 
 LONGEST_POLL = 3600.0
 
@@ -43,14 +45,15 @@ class WorkerPool(ABC):
     """The workers of one vector env; each kind of worker has a class of its own.
 
     `start_timeout` are the seconds that all constructors together may take, `server` is the class that serves rounds in
-    the workers. The owner sets both, and three callbacks: `on_frame` for a frame from a worker, `on_loss` for a worker
-    that has ended, and `notify` for a frame that was posted to a worker that serves rounds.
+    the workers. The owner sets both, and four callbacks: `on_frame` for a frame from a worker, `on_loss` for a worker
+    that has ended, `announce` before a frame is posted to a worker that serves rounds, and `notify` after that.
     """
 
     server: type[RoundServer]
     start_timeout: float
     on_frame: Callable[[WorkerHandle, Frame], None]
     on_loss: Callable[[WorkerHandle], None]
+    announce: Callable[[WorkerHandle], None]
     notify: Callable[[WorkerHandle], None]
     forked = False
     """True if workers inherit the program's objects, so that env_fns need not be pickled."""
@@ -60,9 +63,9 @@ class WorkerPool(ABC):
         self._by_fd: dict[int, WorkerHandle | Callable[[], None]] = {}
         self._poller = select.poll()
         self.closing = False
+        self._waker: tuple[int, int] | None = None
+        """Ends a wait; the descriptors to poll and to write to."""
         self._own_fds: list[int] = []
-        self.torn: Sequence[WorkerHandle] = ()
-        """The workers with a message that is partly handled. Those that an interrupt leaves here are killed."""
 
     # The kind of the workers.
 
@@ -73,6 +76,9 @@ class WorkerPool(ABC):
     @abstractmethod
     def prepare(self, num_workers: int) -> None:
         """Called before the first worker is launched. Raises if there cannot be so many."""
+
+    def preload(self, env_fns: Sequence[Any]) -> None:  # noqa: B027
+        """Import the modules of the pickled env_fns once for all workers, if that is possible."""
 
     @abstractmethod
     def handle(self, index: int, ids: range) -> WorkerHandle:
@@ -95,6 +101,10 @@ class WorkerPool(ABC):
         self.eager = eager
         self.control = Control(num_workers)
         self.own_fd(self.control.fd)
+        self._waker = wakeup_fds()
+        for fd in set(self._waker):
+            self.own_fd(fd)
+        self.watch(self._waker[0], _stay_awake)
         stacks = self.own_fd(anonymous_file("vecenv-stacks"))
         self.workers = [self.handle(w, ids) for w, ids in enumerate(blocks_of(n, num_workers))]
         for worker in self.workers:
@@ -111,6 +121,7 @@ class WorkerPool(ABC):
         self._states = list(states.values())
         self._transport_args = transport_args
         registered = self._registered()
+        self.preload(self._env_fns)
         for worker in self.workers:
             self._launch(worker, registered)
         self._await_ready(self.workers)
@@ -144,7 +155,6 @@ class WorkerPool(ABC):
     def _launch(self, worker: WorkerHandle, registered: list[bytes]) -> None:
         worker.line[DOING] = NOTHING
         worker.ready = worker.reason = worker.problems = None
-        worker.torn = False
         args = WorkerArgs(
             index=worker.index,
             num_workers=len(self.workers),
@@ -183,13 +193,12 @@ class WorkerPool(ABC):
 
     def post(self, worker: WorkerHandle, kind: int, number: int, *parts: bytes | memoryview) -> None:
         """Send a frame to a worker; what the socket does not take at once is sent in the next waits."""
-        outer, self.torn = self.torn, self.torn or (worker,)
         if not worker.channel.post(kind, number, *parts):
             self._poller.modify(worker.channel.fileno(), select.POLLIN | select.POLLOUT)
-        self.torn = outer
 
     def request(self, worker: WorkerHandle, kind: int, number: int, payload: bytes = b"") -> None:
         """Send a frame that a serving worker reads between rounds."""
+        self.announce(worker)
         self.post(worker, kind, number, payload)
         self.notify(worker)
 
@@ -208,12 +217,10 @@ class WorkerPool(ABC):
         for found, fd, event in [(self._by_fd.get(fd), fd, event) for fd, event in events]:
             if isinstance(found, WorkerHandle):
                 if found.alive:
-                    self.torn = (found,)
                     if fd == found.channel.fileno():
                         self._on_channel(found, event)
                     else:
                         self._on_end(found)
-                    self.torn = ()
             elif found is not None:
                 found()
 
@@ -257,36 +264,47 @@ class WorkerPool(ABC):
     def _unregister(self, *fds: int) -> None:
         for fd in fds:
             if self._by_fd.pop(fd, None) is not None:
-                self._poller.unregister(fd)
+                with contextlib.suppress(KeyError):  # an interrupt came before it was registered
+                    self._poller.unregister(fd)
 
     def kill(self, worker: WorkerHandle, reason: Reason | None) -> None:
         """End a worker by force, and handle its end immediately; `reason` is the cause."""
         worker.reason = reason
-        outer, self.torn = self.torn, self.torn or (worker,)
         worker.kill()
         self._on_end(worker)
-        self.torn = outer
 
-    def end_torn(self) -> None:
-        """Kill the workers with a message that an interrupt cut off: what they send next could be misread."""
-        while self.torn:
-            worker = self.torn[0]
-            if worker.launched and not worker.torn:
-                worker.torn, worker.reason = True, worker.reason or torn(worker)
-                worker.kill()
-            if worker.launched:
-                self._note_end(worker)  # without reading what is left in its channel
-            self.torn = self.torn[1:]
+    def resume(self) -> None:
+        """After an interrupt: complete the ends of workers, and poll again for all that are alive."""
+        for worker in self.workers:
+            if worker.alive and (worker.reason is not None or not isinstance(worker.ready, list)):
+                self.kill(worker, worker.reason)
+        self._renew_poller()
+
+    def _renew_poller(self) -> None:
+        found = {fd: owner for fd, owner in self._by_fd.items() if not isinstance(owner, WorkerHandle) or owner.alive}
+        for worker in self.workers:
+            if worker.alive:
+                found |= {fd: worker for fd in (*worker.fds(), worker.channel.fileno()) if fd >= 0}
+        poller = select.poll()
+        for fd in found:
+            poller.register(fd, select.POLLIN)
+        self._by_fd, self._poller = found, poller
 
     # Close.
+
+    def end_wait(self) -> None:
+        """End the wait of another thread, which finds that the pool is being closed."""
+        self.closing = True
+        if self._waker is not None:
+            os.write(self._waker[1], (1).to_bytes(8, "little"))
 
     def close(self, timeout: float) -> list[str]:
         """Close the envs and end the workers; returns a line for each problem."""
         self.closing = True
         # A new poller: the old one may be in use by another thread, or by a call that a signal handler interrupted.
-        self._poller = select.poll()
-        for fd in self._by_fd:
-            self._poller.register(fd, select.POLLIN)
+        if self._waker is not None:  # it is for the waits of others
+            self._by_fd.pop(self._waker[0], None)
+        self._renew_poller()
         started = [worker for worker in self.workers if worker.launched]
         try:
             problems = self._stop(started, time.monotonic() + timeout)
@@ -322,64 +340,5 @@ class WorkerPool(ABC):
         ]
 
 
-WARN_AFTER = 60.0
-"""Without `step_timeout`: seconds after which a warning shows the stack of an env that hangs."""
-
-
-class Watchdog:
-    """Adds up, for each worker, how long it has made no progress while an answer is missing. `limit`: `step_timeout`.
-
-    The sum goes on from one wait to the next, because waits may be short, and the time between them counts too. It is
-    looked at once in a tenth of the limit, within waits and after each: so a hang is noticed at most two tenths late
-    while the caller waits, else by its next call. Of the time between two looks at most half the limit counts, because
-    this program and its workers may have been stopped meanwhile. `kill(worker, reason)` ends a worker.
-    """
-
-    def __init__(self, limit: float | None, kill: Callable[[Any, Reason], None]) -> None:
-        self._kill = None if limit is None else kill
-        self._limit = WARN_AFTER if limit is None else limit
-        self._interval = self._limit / 10
-        self._next = 0.0
-        self._seen: dict[Watched, tuple[Any, float, float]] = {}
-        """Of each worker at the last check: its numbers, for how long they have been these, and when that was."""
-
-    def is_due(self) -> bool:
-        """True if it is time for the next check."""
-        return time.monotonic() >= self._next
-
-    def discard(self, worker: Watched) -> None:
-        """Discard what was seen of a worker that has been replaced."""
-        self._seen.pop(worker, None)
-
-    def start(self) -> float:
-        """To be called when a wait begins; returns the time of the next check (of time.monotonic)."""
-        return max(self._next, time.monotonic() + self._interval / 2)
-
-    def check(self, unanswered: Mapping[Any, Sequence[int]]) -> float:
-        """Check the workers whose answers are missing, and end those that hang; returns the time of the next check.
-
-        `unanswered` are the workers that have not answered in full, with the envs whose answers are missing.
-        """
-        now = time.monotonic()
-        before, self._seen = self._seen, {}
-        for worker, ids in unanswered.items():
-            numbers = worker.line[PROGRESS], worker.line[DOING]
-            seen, spent, at = before.get(worker, (None, 0.0, 0.0))
-            spent = spent + min(now - at, self._limit / 2) if seen == numbers else 0.0
-            if spent >= self._limit and worker.alive:
-                self._hung(worker, ids, *numbers)
-                spent = 0.0
-            now = time.monotonic()
-            self._seen[worker] = numbers, spent, now
-        self._next = now + self._interval
-        return self._next
-
-    def _hung(self, worker: Watched, ids: Sequence[int], progress: int, doing: int) -> None:
-        env_id = worker.start + progress % len(worker.ids)
-        if doing in (NOTHING, ELSEWHERE):  # the progress number is that of the env that it used last
-            env_id = next(iter(ids), env_id)
-        stack = worker.stack()
-        if self._kill is None:
-            warn_caller(f"env {env_id} ({worker.title}) has been busy for {self._limit:.0f} s; it is at\n{stack}")
-        else:
-            self._kill(worker, hung(worker.ending, env_id, self._limit, stack))
+def _stay_awake() -> None:
+    """The waker stays readable, for waits that begin later."""

@@ -163,6 +163,9 @@ class RoundServer(BlockRounds, ABC):
             reply = self._call(*pickle.loads(frame.payload))
             self.line[DOING] = NOTHING
             self.channel.write(messages.REPLY, frame.number, reply)
+        elif frame.kind == messages.SYNC:
+            self.infos.sent = 0  # what the parent has read of the schemas is not known
+            self.channel.write(messages.SYNCED, frame.number)
         elif frame.kind == messages.CLOSE:
             self.channel.write(messages.CLOSED, 0, pickle.dumps(self.host.close()))
             return True

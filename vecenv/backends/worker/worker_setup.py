@@ -10,7 +10,7 @@ import pickle
 import random
 import sys
 import warnings
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -19,6 +19,7 @@ import gymnasium
 import numpy as np
 
 from vecenv.backends.ipc.serialization import Descriptor, dumps_by_value, loads_by_value
+from vecenv.backends.ipc.used_modules import dumps_and_modules
 from vecenv.backends.memory.shared_state import SharedState
 from vecenv.portability import allow_cpus
 
@@ -42,9 +43,7 @@ class WorkerSetup:
         """Give this process the environment variables, the affinity and the registry of the program."""
         sys.path += [path for path in self.paths if path not in sys.path]
         if self.environ is not None:
-            for name in os.environ.keys() - self.environ.keys():
-                del os.environ[name]
-            os.environ.update(self.environ)
+            set_environment(self.environ)
         if self.affinity is not None:
             allow_cpus(0, self.affinity)
         if self.registered:
@@ -61,8 +60,15 @@ class WorkerSetup:
         self.env_fns = [partial(_call_registered, env_fn, specs) for env_fn in self.env_fns]
 
 
+def set_environment(environ: dict[str, str]) -> None:
+    """Give this process these environment variables, and no others."""
+    for name in os.environ.keys() - environ.keys():
+        del os.environ[name]
+    os.environ.update(environ)
+
+
 OVERRIDING = "Overriding environment .* already in registry"
-"""What gymnasium says to a second registration of an id."""
+"""Warning of gymnasium if an id is registered again."""
 
 
 def _call_registered(env_fn: Any, specs: dict[str, Any]) -> Any:
@@ -78,6 +84,8 @@ class PickledEnvFn:
     """An env_fn that is unpickled when it is called, so that a failure is the failure of its env."""
 
     blob: bytes
+    modules: frozenset[str] = frozenset()
+    """The modules that it needs and that take long to import."""
 
     def load(self) -> Callable[[], Any]:
         """The env_fn; its modules are imported."""
@@ -90,7 +98,8 @@ class PickledEnvFn:
 def pickle_env_fn(i: int, env_fn: Callable[[], Any]) -> PickledEnvFn:
     """TypeError if `env_fn` cannot be pickled."""
     try:
-        return PickledEnvFn(dumps_by_value(env_fn))
+        blob, modules = dumps_and_modules(env_fn)
+        return PickledEnvFn(blob, frozenset(modules))
     except Exception as error:
         raise TypeError(
             f"env_fns[{i}] cannot be sent to a worker: {type(error).__name__}: {error}. "
@@ -134,8 +143,6 @@ class WorkerArgs:
     starter: int = 0
     """The parent, if its main thread starts the process; else 0."""
     socket: Any = None
-    parent_fds: Collection[int] = ()
-    """Descriptors of the parent that a forked worker has to close: it would keep other workers' channels open."""
 
 
 _launches = itertools.count()

@@ -1,8 +1,8 @@
-"""`python -m benchmarks.kills`: kill jobs by SIGKILL, resume them, and compare with what a job writes undisturbed.
+"""`python -m tests.fuzz.kills`: kill jobs by SIGKILL, resume them, and compare with what a job writes undisturbed.
 
-    python -m benchmarks.kills                            # 200 kills: some minutes
-    python -m benchmarks.kills --kills 20 --backend shmem
-    python -m benchmarks.kills --kills 30 --backend ray   # drivers and actors of jobs on a cluster that it starts
+    python -m tests.fuzz.kills                            # 200 kills: some minutes
+    python -m tests.fuzz.kills --kills 20 --backend shmem
+    python -m tests.fuzz.kills --kills 30 --backend ray   # drivers and actors of jobs on a cluster that it starts
 
 A job runs in a process of its own, with small shards, so that it commits all the time. Two of three kills are injected:
 the process kills itself before or after the k-th system call of its commits (write, fsync, rename, the line of the
@@ -44,7 +44,7 @@ def job_process(out: str, backend: str, episodes: str, kill_at: str, transforms:
     settings: dict[str, Any] = {"env": "CartPole-v1", "backend": backend}
     options: dict[str, Any] = {}
     if backend.startswith("ray"):
-        from benchmarks import ray_kills
+        from tests.fuzz import ray_kills
 
         logging.getLogger("vecenv").setLevel(logging.ERROR)  # it warns of actors that die
         settings = ray_kills.settings(Path(out).parent / "orders")
@@ -107,7 +107,7 @@ def kill_jobs(folder: Path, backend: str, kills: int, seed: int, episodes: int =
     rng = random.Random(seed)
     whole, undisturbed, kill = folder / "whole", backend, kill_until_complete
     if backend.startswith("ray"):
-        from benchmarks import ray_kills
+        from tests.fuzz import ray_kills
 
         undisturbed, kill = ray_kills.PREFIX, ray_kills.kill_until_complete  # undisturbed it needs no cluster
     finish(start(whole, undisturbed, episodes))
@@ -196,7 +196,7 @@ def place(backend: str) -> Any:
     """A context that gives the backend as `kill_jobs` takes it: for "ray" with a cluster that it starts."""
     if backend != "ray":
         return nullcontext(backend)
-    from benchmarks import ray_kills
+    from tests.fuzz import ray_kills
 
     return ray_kills.cluster()
 

@@ -1,7 +1,7 @@
-"""`python -m benchmarks.ray_soak [--minutes 20]`: a RayCollector whose actors are killed again and again.
+"""`python -m tests.fuzz.ray_soak [--minutes 20]`: a RayCollector whose actors are killed again and again.
 
-    python -m benchmarks.ray_soak                        # twenty minutes, and two before and after without kills
-    python -m benchmarks.ray_soak --minutes 1 --every 5  # does it still hold?
+    python -m tests.fuzz.ray_soak                        # twenty minutes, and two before and after without kills
+    python -m tests.fuzz.ray_soak --minutes 1 --every 5  # does it still hold?
 
 A cluster is started on this machine. Every `--every` seconds the process of an actor gets SIGKILL while it collects;
 the collector starts another one. Each env counts its steps where a kill cannot take the count away, and signs its
@@ -215,7 +215,7 @@ def kill_one(collector: Any, rng: random.Random) -> bool:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="benchmarks.ray_soak", description=(__doc__ or "").split("\n")[0])
+    parser = argparse.ArgumentParser(prog="tests.fuzz.ray_soak", description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--minutes", type=float, default=20.0)
     parser.add_argument("--every", type=float, default=20.0, metavar="SECONDS", help="between two kills")
     parser.add_argument("--actors", type=int, default=2)

@@ -1,4 +1,4 @@
-"""The part of `benchmarks.kills` on a Ray cluster: drivers and actors are killed.
+"""The part of `tests.fuzz.kills` on a Ray cluster: drivers and actors are killed.
 
 An actor finds orders in a folder when it makes its first env: it writes its pid there, and where there is an order to
 kill itself at a system call of a commit, it takes it.
@@ -17,7 +17,7 @@ from typing import Any
 
 import gymnasium
 
-from benchmarks import kills
+from tests.fuzz import kills
 
 ACTORS = 2
 PREFIX = "ray@"
@@ -43,7 +43,7 @@ def cartpole(orders: str) -> gymnasium.Env[Any, Any]:
 def settings(orders: Path) -> dict[str, Any]:
     """Of the job, in the place of those of a local one: envs in the process of the actor."""
     orders.mkdir(exist_ok=True)
-    return {"env": "benchmarks.ray_kills:cartpole", "env_kwargs": {"orders": str(orders)}, "backend": "dummy"}
+    return {"env": "tests.fuzz.ray_kills:cartpole", "env_kwargs": {"orders": str(orders)}, "backend": "dummy"}
 
 
 def kill_until_complete(out: Path, backend: str, episodes: int, rng: random.Random) -> Iterator[bool]:

@@ -1,0 +1,77 @@
+"""The modules that a pickled function needs, and which of them take long to import."""
+
+from __future__ import annotations
+
+import io
+import sys
+from collections.abc import Iterable
+from types import FunctionType, ModuleType
+from typing import Any
+
+import gymnasium
+
+from vecenv.backends.ipc.serialization import ByValuePickler
+
+KNOWN = {"__main__", "numpy", "gymnasium", "vecenv", "cloudpickle", *sys.stdlib_module_names}
+"""Packages that workers have loaded already, or that load quickly."""
+LIBRARIES = ("site-packages", "dist-packages")
+
+
+def dumps_and_modules(value: Any) -> tuple[bytes, set[str]]:
+    """Return the bytes of `dumps_by_value`, and the names of the slow modules that the value needs."""
+    with io.BytesIO() as file:
+        pickler = _Recorder(file)
+        pickler.dump(value)
+        return file.getvalue(), slow_modules(pickler.modules)
+
+
+class _Recorder(ByValuePickler):
+    """Records the modules of what it pickles, and of the envs whose ids it pickles."""
+
+    def __init__(self, file: Any) -> None:
+        super().__init__(file)
+        self.modules = set[str]()
+
+    def persistent_id(self, value: Any) -> None:
+        """Record the module of a value; the value itself is pickled as always."""
+        if isinstance(value, str):
+            self._record_text(value)
+        elif isinstance(value, ModuleType):
+            self.modules.add(value.__name__)
+        elif isinstance(value, (type, FunctionType)):
+            self.modules.add(value.__module__)
+
+    def _record_text(self, text: str) -> None:
+        """Record the module of "module:name", and of the env with a registered id."""
+        module, colon, id = text.partition(":")
+        if colon and module in sys.modules:
+            self.modules.add(module)
+        spec = gymnasium.registry.get(id or text)
+        if spec is not None and isinstance(spec.entry_point, str):
+            self.modules.add(spec.entry_point.partition(":")[0])
+
+
+def slow_modules(names: Iterable[str]) -> set[str]:
+    """Return those modules which import a library that is not in `KNOWN`, directly or through modules of the user."""
+    return {name for name in names if name and _root(name) not in KNOWN and _is_slow(name)}
+
+
+def _is_slow(name: str) -> bool:
+    seen, ahead = {name}, [name]
+    while ahead:
+        module = sys.modules.get(ahead.pop())
+        file = getattr(module, "__file__", None)
+        if module is None or (file and any(f"/{folder}/" in file for folder in LIBRARIES)):
+            return True
+        for value in list(vars(module).values()):
+            found = value.__name__ if isinstance(value, ModuleType) else getattr(type(value), "__module__", None)
+            if isinstance(value, (type, FunctionType)):
+                found = value.__module__
+            if isinstance(found, str) and found not in seen and _root(found) not in KNOWN and found in sys.modules:
+                seen.add(found)
+                ahead.append(found)
+    return False
+
+
+def _root(name: str) -> str:
+    return name.partition(".")[0]

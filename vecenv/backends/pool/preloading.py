@@ -1,0 +1,140 @@
+"""The parent's side of preloaded servers: one for each set of modules, kept for the next vector env.
+
+A server is not used again if the environment variables, the search path or a file of a module have changed since its
+imports: its workers would not be what a fresh import gives.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pickle
+import secrets
+import select
+import signal
+import socket
+import sys
+import threading
+import time
+import weakref
+from collections import OrderedDict
+from collections.abc import Collection, Sequence
+from multiprocessing import forkserver, resource_tracker
+from typing import Any
+
+from vecenv.backends.ipc.serialization import Descriptor
+from vecenv.backends.pool.start_methods import search_path, start_process
+from vecenv.backends.worker.preloaded_server import Report, serve
+from vecenv.portability import signals_at_end_of_starter
+
+MOST_SERVERS = 4
+"""Servers that are kept while no worker of theirs runs."""
+CHANGES = {"PYTEST_CURRENT_TEST"}
+"""Environment variables that modules do not read."""
+
+_lock = threading.Lock()
+_kept: OrderedDict[Any, PreloadedServer] = OrderedDict()
+_refused: dict[Any, str] = {}
+"""Reasons not to preload modules, by their name and surroundings."""
+_all: weakref.WeakSet[PreloadedServer] = weakref.WeakSet()
+
+
+class PreloadedServer(forkserver.ForkServer):
+    """A server that has imported modules. It ends once no one refers to this object."""
+
+    _forkserver_address: Any
+    _forkserver_alive_fd: Any
+
+    def __init__(self, names: Sequence[str], environ: dict[str, str], timeout: float) -> None:
+        super().__init__()
+        report_r, report_w = os.pipe()
+        alive_r, self._forkserver_alive_fd = os.pipe()
+        self.close = weakref.finalize(self, os.close, self._forkserver_alive_fd)
+        self.close.atexit = False
+        _all.add(self)
+        try:
+            with socket.socket(socket.AF_UNIX) as listener:
+                listener.bind(f"\0vecenv-{os.getpid()}-{secrets.token_hex(8)}")  # a name that is no file
+                listener.listen()
+                self._forkserver_address = listener.getsockname()
+                fds = [Descriptor(fd) for fd in (listener.fileno(), alive_r, report_w)]
+                self.process = start_process("forkserver", serve, (*fds, environ, names), "vecenv-preloaded")
+            os.close(report_w)
+            report_w = -1
+            self.report = self._read_report(report_r, names, timeout)
+        finally:
+            for fd in (alive_r, report_r, *([] if report_w < 0 else [report_w])):
+                os.close(fd)
+        if self.report.refused:
+            self.close()
+
+    def _read_report(self, fd: int, names: Sequence[str], timeout: float) -> Report:
+        """Wait for the end of the imports; kill the process if it is late, or if the wait is interrupted."""
+        try:
+            poller, deadline, data = select.poll(), time.monotonic() + timeout, b""
+            poller.register(fd, select.POLLIN)
+            while poller.poll(max(0.0, deadline - time.monotonic()) * 1000):
+                if not (part := os.read(fd, 1 << 16)):
+                    return pickle.loads(data) if data else Report(names[0], "its import ends the process")
+                data += part
+            self._kill()
+            return Report(names[0], f"the imports take longer than start_timeout={timeout} s")
+        except BaseException:
+            self._kill()
+            self.close()
+            raise
+
+    def _kill(self) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(int(self.process.pid or 0), signal.SIGKILL)
+
+    def ensure_running(self) -> None:
+        """Nothing to do: a server that ended is not started again. The connection to it fails."""
+        resource_tracker.ensure_running()
+
+    def is_current(self) -> bool:
+        """Return whether the process runs, and no file that it has imported has changed."""
+        try:
+            return self.process.is_alive() and all(
+                os.stat(file).st_mtime_ns == changed for file, changed in self.report.files.items()
+            )
+        except OSError:
+            return False
+
+
+def preloaded_server(modules: Collection[str], environ: dict[str, str], timeout: float) -> PreloadedServer | None:
+    """Return a server that has imported these modules, or None if none can be preloaded."""
+    if not modules or not signals_at_end_of_starter():
+        return None
+    variables = frozenset((name, value) for name, value in environ.items() if name not in CHANGES)
+    surroundings = (variables, tuple(search_path()), sys.flags)
+    with _lock:
+        while names := tuple(sorted(name for name in modules if (name, surroundings) not in _refused)):
+            key = (names, surroundings)
+            server = _kept.pop(key, None)
+            if server is None or not server.is_current():
+                server = PreloadedServer(names, environ, timeout)
+            if not server.report.refused:
+                _kept[key] = server
+                while len(_kept) > MOST_SERVERS:
+                    _kept.popitem(last=False)
+                return server
+            _refused[server.report.refused, surroundings] = server.report.reason
+    return None
+
+
+def server_pids() -> set[int]:
+    """The processes of the servers that exist."""
+    return {int(server.process.pid or 0) for server in _all if server.close.alive}
+
+
+def _discard_servers() -> None:
+    """In a forked child: the servers are the parent's. Held open here, their pipes would keep them running."""
+    global _lock
+    _lock = threading.Lock()
+    for server in list(_all):
+        server.close()
+    _kept.clear()
+
+
+os.register_at_fork(after_in_child=_discard_servers)

@@ -1,0 +1,138 @@
+"""A forkserver that has imported the modules of env functions once, for all workers that it forks.
+
+It is itself forked from our plain forkserver, imports, reports, and then serves as multiprocessing's forkserver does. A
+module that leaves something behind which processes must not inherit is reported, and the process ends.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import importlib
+import os
+import pickle
+import random
+import signal
+import sys
+from collections.abc import Sequence
+from multiprocessing import forkserver
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from vecenv import portability
+from vecenv.backends.ipc.serialization import Descriptor
+from vecenv.backends.worker.worker_setup import set_environment
+
+HARMLESS = ("/dev/null", "/dev/urandom", "/dev/random")
+DRIVERS = ("libcuda.so", "libnvidia", "libEGL", "libGLX", "libOSMesa")
+"""Libraries whose state a forked process cannot use."""
+GENERATORS = (np.random.Generator, np.random.RandomState, random.Random)
+
+
+class Report(NamedTuple):
+    """Result of the imports."""
+
+    refused: str = ""
+    """The module that cannot be preloaded; "": all were imported."""
+    reason: str = ""
+    files: dict[str, int] = {}
+    """The files of the modules that were imported, with the time of their last change."""
+
+
+def serve(
+    listener: Descriptor, alive: Descriptor, report: Descriptor, environ: dict[str, str], names: Sequence[str]
+) -> None:
+    """Entry point of the process."""
+    # Imported by the plain server already. In any other process the import could change the signal handlers.
+    from vecenv.backends.worker import forkserver_preload
+
+    if (inherited := forkserver._forkserver._forkserver_alive_fd) is not None:  # type: ignore[attr-defined]
+        # Held open here, it would keep the plain server running after the parent is gone.
+        os.close(inherited)
+        forkserver._forkserver._forkserver_alive_fd = None  # type: ignore[attr-defined]
+    portability.signal_at_end_of_starter(signal.SIGKILL)  # an import may hang
+    set_environment(environ)
+    result = import_all(names)
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(Exception):
+            stream.flush()  # else each worker writes it again
+    if not result.refused:
+        gc.collect()
+        gc.freeze()
+        forkserver_preload.record_forks()
+    with open(report.fd, "wb") as file:
+        pickle.dump(result, file)
+    if result.refused:
+        for pid in _children():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        os._exit(0)
+    portability.signal_at_end_of_starter(0)  # the end of the parent ends this process, once it has killed its workers
+    try:
+        forkserver.main(listener.fd, alive.fd, [])
+    finally:
+        forkserver_preload.kill_workers()
+        os._exit(0)
+
+
+def import_all(names: Sequence[str]) -> Report:
+    """Import the modules, until one leaves something behind that workers must not inherit."""
+    before, fds, libraries = set(sys.modules), set(_descriptors()), _drivers()
+    for name in names:
+        try:
+            importlib.import_module(name)
+            reason = _problem(name, before, fds, libraries)
+        except BaseException as error:
+            reason = f"its import raised {type(error).__name__}: {error}"
+        if reason:
+            return Report(name, reason)
+    files = {}
+    for module in set(sys.modules) - before:
+        file = getattr(sys.modules[module], "__file__", None)
+        if isinstance(file, str) and os.path.isabs(file):
+            with contextlib.suppress(OSError):
+                files[file] = os.stat(file).st_mtime_ns
+    return Report(files=files)
+
+
+def _problem(name: str, before: set[str], fds: set[int], libraries: set[str]) -> str:
+    """Return why processes must not inherit what the import has left; "" if nothing speaks against it."""
+    if len(os.listdir("/proc/self/task")) > 1:
+        return "its import starts threads"
+    if _children():
+        return "its import starts processes"
+    if opened := [target for fd, target in _descriptors().items() if fd not in fds and target not in HARMLESS]:
+        return f"its import opens {opened[0]}"
+    if loaded := _drivers() - libraries:
+        return f"its import loads {min(loaded)}"
+    root = name.partition(".")[0]
+    for module in set(sys.modules) - before:
+        if module.partition(".")[0] == root:
+            for attribute, value in list(vars(sys.modules[module]).items()):
+                if type(value) in GENERATORS:  # unseeded, it would give every worker the same numbers
+                    return f"its import makes the random generator {module}.{attribute}"
+    return ""
+
+
+def _children() -> list[int]:
+    found = list[int]()
+    for task in os.listdir("/proc/self/task"):
+        with contextlib.suppress(OSError):
+            found += map(int, Path(f"/proc/self/task/{task}/children").read_text().split())
+    return found
+
+
+def _descriptors() -> dict[int, str]:
+    found = {}
+    for fd in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError):  # the one that listed the folder
+            found[int(fd)] = os.readlink(f"/proc/self/fd/{fd}")
+    return found
+
+
+def _drivers() -> set[str]:
+    lines = Path("/proc/self/maps").read_text(errors="replace").splitlines()
+    names = {line.rpartition("/")[2] for line in lines if "/" in line}
+    return {name for name in names if name.startswith(DRIVERS)}
