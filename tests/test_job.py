@@ -21,6 +21,7 @@ from collector.interruptor import Stopping
 from collector.jobs.job import JobError
 from collector.jobs.look import Metrics
 from collector.jobs.making import make_policy
+from collector.jobs.plan import Plan
 from collector.jobs.playing import JobFailedError
 from collector.jobs.run import resume_job, run_job
 from collector.store import safe_folder
@@ -269,6 +270,14 @@ class TestGoingOn:
         run_job(job(**counting(), steps=300), tmp_path / "a", on_progress=stop_at(5))
         resume_job(tmp_path / "a", allow_import=[HERE])
         assert_same(tmp_path / "a", tmp_path / "whole")
+
+    def test_a_job_of_steps_plays_what_is_missing_before_episodes_that_were_committed(self) -> None:
+        """Such as an episode whose env had failed, if a signal came before it was played again."""
+        plan = Plan(0, steps=10)
+        plan.restore(np.array([0, 2, 4]), np.array([3, 9, 9]))
+        assert [number for number, _ in plan] == [1, 3]
+        plan.finished(1, 1)
+        assert (plan.is_complete, plan.end, plan.end_steps) == (True, 3, 13)
 
     def test_one_that_is_complete_stays_as_it_is(self, uninterrupted: Path) -> None:
         before = {path: path.read_bytes() for path in uninterrupted.rglob("*") if path.is_file()}

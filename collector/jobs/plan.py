@@ -89,6 +89,9 @@ class Plan:
         self._beyond |= known | dict.fromkeys(self.skipped, 0)
         self.steps += int(lengths.sum())
         self._advance()
+        if self._wanted is not None and self._beyond:  # the steps of later episodes may suffice, and earlier ones lack
+            self._next = max(self._beyond) + 1
+            self.waiting = [number for number in range(self.end, self._next) if number not in self._beyond]
 
     def again(self, numbers: Iterable[int]) -> None:
         """Hand these numbers, which have not come back, out once more."""
