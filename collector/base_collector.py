@@ -315,6 +315,11 @@ class BatchCollector(BatchIterator):
         """
         return self._runner.noise is not None and self._runner.noise.everything
 
+    @property
+    def not_keyed_because(self) -> str:
+        """The reason why `everything_keyed` is False; "" if it is True."""
+        return self._runner.noise.reason if self._runner.noise is not None else "the collector has no episode_seeds"
+
     def _refuse_with_seeds(self, what: str) -> None:
         if self._seeded:
             raise ValueError(
@@ -334,9 +339,9 @@ class BatchCollector(BatchIterator):
         self._finish_steps(discard=len(ids) == self._env_num)
         self._episodes.abandon(ids)
         if kwargs:
-            obs, _ = self.env.reset(ids, **kwargs)
+            obs, infos = self.env.reset(ids, **kwargs)
             self._put_obs(ids, obs)
-            self._begin(ids)
+            self._begin(ids, infos)
 
     def _put_obs(self, ids: np.ndarray, obs: Any) -> None:
         """Set the observations that the policy gets next for these envs."""

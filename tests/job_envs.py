@@ -103,6 +103,18 @@ class Words(gymnasium.Env):
         return "world", 0.0, True, False, {}
 
 
+class Mission(Words):
+    """A picture with a text beside it. An episode of it would never end."""
+
+    observation_space = spaces.Dict({"image": spaces.Box(0, 255, (3,), np.uint8), "mission": spaces.Text(8)})
+
+    def reset(self, *, seed: int | None = None, options: dict | None = None) -> Any:
+        return {"image": np.zeros(3, np.uint8), "mission": "go"}, {}
+
+    def step(self, action: Any) -> Any:
+        return {"image": np.zeros(3, np.uint8), "mission": "go"}, 0.0, False, False, {}
+
+
 class Forgetful(gymnasium.Env):
     """Its episodes depend on those before: `reset(seed=)` does not reset it."""
 
@@ -117,6 +129,20 @@ class Forgetful(gymnasium.Env):
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict]:
         self._steps += 1
         return np.array([self._steps], np.float32), 1.0, self._steps % 5 == 0, False, {}
+
+
+class Undrawn(Forgetful):
+    """Cannot render."""
+
+    render_mode = None
+
+    def __init__(self, render_mode: str | None = None) -> None:
+        super().__init__()
+        self.render_mode = render_mode
+        self.metadata = {"render_modes": ["rgb_array"]}
+
+    def render(self) -> Any:
+        raise RuntimeError("no OpenGL context")
 
 
 class Drawn(gymnasium.Env):

@@ -87,7 +87,9 @@ class TestWhatAJobWrites:
         for name, backend in (("a", "dummy"), ("b", "shmem")):
             state = run_job(job(policy=policy, device="cpu", backend=backend), tmp_path / name)
             assert state.repeatable is repeatable
-            assert Dataset(tmp_path / name).head["repeatable"] is repeatable
+            head = Dataset(tmp_path / name).head
+            assert head["repeatable"] is repeatable
+            assert ("repeatable = True" in head["not_repeatable_because"]) is not repeatable
         if repeatable:
             assert_same(tmp_path / "a", tmp_path / "b")
 
@@ -185,7 +187,13 @@ class TestFailures:
             ({**counting(every=3, how="inf"), **RAISED}, ValueError, r"episode \d+", True),
             ({**counting(every=3, how="huge"), **RAISED}, ValueError, r"episode \d+ has an infinite .* return", True),
             ({"policy": f"{HERE}:bad"}, KeyError, "no such state", False),
-            ({"env": f"{HERE}:Words"}, DatasetError, "object", True),
+            ({"env": f"{HERE}:Words"}, DatasetError, "only arrays of numbers", False),
+            (
+                {"env": f"{HERE}:Mission"},
+                DatasetError,
+                r"leave 'mission' out with the wrapper .*FilterObservation, filter_keys=\['image'\]",
+                False,
+            ),
         ],
     )
     def test_an_error_that_ends_the_job_leaves_whole_episodes_or_no_folder(

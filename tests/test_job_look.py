@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -80,6 +81,15 @@ class TestNumbers:
         assert {"time", "episodes", "steps_per_second", "mean_return", "bottleneck"} <= lines[-1].keys()
 
 
+def test_text_of_others_in_an_error_cannot_move_the_cursor(tmp_path: Path, capsys: Any) -> None:
+    run_job(job(episodes=1), tmp_path)
+    head = json.loads((tmp_path / "dataset.json").read_text())
+    for name in ("version", "format"):
+        (tmp_path / "dataset.json").write_text(json.dumps({**head, name: "\x1b[2J"}))
+        assert main(["info", str(tmp_path)]) == 1
+        assert "\x1b" not in capsys.readouterr().err
+
+
 def test_figures_of_large_returns_are_finite() -> None:
     largest = float(np.finfo(np.float64).max)
     found = spread(np.array([largest, -largest, largest]))
@@ -147,6 +157,9 @@ class TestPictures:
         run_job(job(episodes=2), tmp_path / "a")
         with pytest.raises(JobError, match="has no episode 7; it has 2"):
             make_videos(tmp_path / "a", [7])
+        run_job(job(env=f"{HERE}:Undrawn", episodes=2), tmp_path / "b")
+        with pytest.raises(JobError, match=r"cannot be rendered: RuntimeError: no OpenGL context.*MUJOCO_GL=egl"):
+            make_videos(tmp_path / "b", [0], allow_import=[HERE])
 
 
 class TestTables:

@@ -10,6 +10,7 @@ from gymnasium import spaces
 from gymnasium.vector import AutoresetMode
 from stable_baselines3 import PPO
 
+from collector import SyncDataCollector
 from tests.backends import FULL
 from vecenv import AECVectorEnv, ParallelVectorEnv, SB3VecEnv, flatten_agents
 from vecenv.sb3 import AgentMonitor, AgentRolloutBuffer
@@ -221,3 +222,11 @@ def test_what_does_not_fit_is_refused(herds):
     space, action_space = envs.single_observation_space, envs.single_action_space
     with pytest.raises(TypeError, match="takes the AgentMonitor around the envs as monitor="):
         AgentRolloutBuffer(4, space, action_space, n_envs=3, monitor=SB3VecEnv(envs))
+
+
+def test_agents_with_episodes_of_their_own_need_the_async_collector():
+    with pytest.raises(ValueError, match="use AsyncDataCollector"):
+        SyncDataCollector(flatten_agents(ParallelVectorEnv([Herd] * 2, "dummy"), own_episodes=True), frames_per_batch=8)
+    made = flatten_agents(ParallelVectorEnv([Herd] * 2, "dummy", autoreset_mode="same_step"), own_episodes=True)
+    with SyncDataCollector(made, frames_per_batch=240) as collector:
+        assert collector.next().done.any()

@@ -179,7 +179,9 @@ def job_head(job: Job, batches: Any, device: str, policy_hash: str | None) -> di
     """
     venv, policy, torch = batches.env, batches.policy, sys.modules.get("torch")
     # A policy says by `repeatable = True` that its actions follow from what it gets alone.
-    keyed = getattr(policy, "repeatable", False) is True or batches.everything_keyed
+    reason = "" if getattr(policy, "repeatable", False) is True else batches.not_keyed_because
+    if not reason and (carried := with_statistics(job)):
+        reason = f"{', '.join(carried)} carries statistics from one episode to the next; frozen ones do not"
     name = f" ({torch.cuda.get_device_name(device)})" if torch is not None and device.startswith("cuda") else ""
     head = make_head(
         venv.observation_space[0],
@@ -189,7 +191,8 @@ def job_head(job: Job, batches: Any, device: str, policy_hash: str | None) -> di
         cpu=cpu_capability(),
         device=f"{device}{name}",
         policy_hash=policy_hash,
-        repeatable=keyed and not with_statistics(job),
+        repeatable=not reason,
+        not_repeatable_because=reason,
     )
     # torch decides about bits, beside numpy and gymnasium.
     head["versions"] |= {"vecenv": vecenv.__version__, **({} if torch is None else {"torch": str(torch.__version__)})}

@@ -17,8 +17,8 @@ from collector.jobs.job import as_shown
 from collector.jobs.names import TRANSFORM, find_class, is_listed
 from collector.store import schema
 from collector.store.dataset import Dataset
+from collector.store.dataset_folder import writing
 from collector.store.safe_folder import SafeFolder
-from collector.store.writer import writing
 from vecenv.extending import Freezable
 
 METRICS = "metrics.jsonl"
@@ -133,7 +133,7 @@ def dataset_info(folder: str | os.PathLike[str]) -> dict[str, Any]:
         **{name: last.get(name) for name in ("seconds", "steps_per_second")},
         "shards": len(data.shard_files),
         "bytes": data.nbytes,
-        **{name: data.head.get(name) for name in ("repeatable", "versions", "cpu", "device")},
+        **{name: data.head.get(name) for name in ("repeatable", "not_repeatable_because", "versions", "cpu", "device")},
     }
 
 

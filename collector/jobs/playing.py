@@ -31,6 +31,7 @@ from collector.jobs.making import make_policy, make_venv, transforms_with_statis
 from collector.jobs.plan import Plan
 from collector.jobs.transform_statistics import States, statistics_of, write_statistics
 from collector.policy.policy_state import hash_of
+from collector.store.packed import row_layout
 from collector.store.safe_folder import DatasetError
 from collector.store.writer import StoreWriter
 from collector.sync_collector import SyncDataCollector
@@ -186,6 +187,7 @@ class Player:
             return
         try:
             with make_venv(job, self.statistics) as env:
+                row_layout(env.observation_space, env.action_space)  # refused now, not when the first episode is stored
                 policy, size = make_policy(job, env, self.device), env.env_num * steps_per_batch(job, env)
                 self._policy_hash = hash_of(policy)
                 options: Any = {"policy_threads": job.policy_threads, "episode_seeds": plan}

@@ -28,6 +28,9 @@ from vecenv.venvs import ShmemVectorEnv
 
 VIDEOS = "videos"
 FPS = 30
+NO_DISPLAY = (
+    "; without a display, envs of MuJoCo and dm_control need MUJOCO_GL=egl, or MUJOCO_GL=osmesa, in the environment"
+)
 HEADLESS = {"SDL_VIDEODRIVER": "dummy", "SDL_AUDIODRIVER": "dummy"}
 """The drivers of pygame in a worker, where the program has not set them."""
 
@@ -200,7 +203,12 @@ class Renderer(gymnasium.Wrapper[Any, Any, Any, Any]):
         name = f"episode-{episode.number:06d}.mp4"
 
         def write_frame(env: Any) -> None:
-            picture = env.render()
+            try:
+                picture = env.render()
+            except Exception as error:
+                raise JobError(
+                    f"{self._job.env} cannot be rendered: {type(error).__name__}: {error}{NO_DISPLAY}"
+                ) from error
             if not isinstance(picture, np.ndarray) or picture.ndim != 3:
                 raise JobError(f"{self._job.env} renders no pictures: render() returned {type(picture).__name__}")
             writer.append_data(even(np.asarray(picture, np.uint8)))

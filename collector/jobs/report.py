@@ -125,7 +125,7 @@ def rows_of(info: dict[str, Any]) -> list[tuple[str, str]]:
         ("env", str(job.get("env", "written by a program, not a job"))),
         ("policy", f"{job.get('policy', '?')}; seed {job.get('seed', '?')}"),
         *(("transform", text) for text in info["statistics"]),
-        ("repeatable", {"True": "yes", "False": "no"}.get(str(info["repeatable"]), "?")),
+        ("repeatable", repeatable_in_words(info)),
         ("episodes", f"{info['episodes']:,}" + (f" of a job of {asked}" if asked else "")),
         ("steps", f"{info['steps']:,}"),
         ("return", spread_of(info["returns"])),
@@ -135,6 +135,12 @@ def rows_of(info: dict[str, Any]) -> list[tuple[str, str]]:
         ("size", f"{info['shards']} shard{'s' * (info['shards'] != 1)}, {decimal(info['bytes'])}"),
         ("made on", f"{info['cpu'] or '?'}, {info['device'] or '?'}"),
     ]
+
+
+def repeatable_in_words(info: dict[str, Any]) -> str:
+    """Yes, or no with the reason."""
+    answer = {"True": "yes", "False": "no"}.get(str(info["repeatable"]), "?")
+    return f"no: {info['not_repeatable_because']}" if answer == "no" and info["not_repeatable_because"] else answer
 
 
 def table_of(rows: list[tuple[str, str]]) -> Table:

@@ -7,6 +7,8 @@ whatever the device and dtype of the policy, so that the same parameters give th
 
 from __future__ import annotations
 
+import pickle
+import random
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -24,7 +26,12 @@ if TYPE_CHECKING:
     import torch
 
 T = TypeVar("T")
-ACTION_MASK = "action_mask"
+
+
+UNKNOWN = (
+    "the randomness of the policy is unknown: return a distribution, or declare that its actions follow from its "
+    "inputs alone, by the attribute repeatable = True of the policy"
+)
 
 
 class KeyedNoise:
@@ -35,13 +42,20 @@ class KeyedNoise:
 
     def __init__(self, job_seed: int, rows: int) -> None:
         self.job_seed = job_seed
-        self.everything = True
-        """True if all actions so far were keyed: random, the mode or mean of a distribution, or a sample of one whose
-        family is known. What a policy returns as an action may come from anywhere."""
+        self.reason = ""
+        """The reason why not all actions so far were keyed; "" if all were: random, the mode or mean of a distribution,
+        or a sample of a known family. What a policy returns as an action may come from anywhere."""
         self.resize(rows)
         self._policy: RandomPolicy | None = None
-        self._masks: list[Any] = [None] * rows
-        self._has_masks = False
+
+    @property
+    def everything(self) -> bool:
+        """True if all actions so far were keyed."""
+        return not self.reason
+
+    def not_keyed(self, reason: str) -> None:
+        """Record why actions are not keyed; the first reason stays."""
+        self.reason = self.reason or reason
 
     def resize(self, rows: int) -> None:
         """Draw for so many rows, none of which is in an episode."""
@@ -49,25 +63,16 @@ class KeyedNoise:
         self.steps = np.zeros(rows, np.int64)
         self._keyed = self._keys = np.zeros(0, np.int64)
 
-    def begin(self, env_ids: np.ndarray, infos: np.ndarray) -> None:
-        """Note that episodes begin in these envs, with these infos."""
+    def begin(self, env_ids: np.ndarray) -> None:
+        """Record that episodes begin in these envs."""
         if self._policy is not None:
             self._policy.seed(env_ids, [action_seed(self.job_seed, each) for each in self.numbers[env_ids].tolist()])
-        self.note_masks(env_ids, infos)
-
-    def note_masks(self, env_ids: np.ndarray, infos: np.ndarray) -> None:
-        """Note the action masks in the infos that came with the last observations of these envs."""
-        if not self._has_masks:
-            self._has_masks = any(ACTION_MASK in info for info in infos)
-        if self._has_masks:
-            for env_id, info in zip(env_ids.tolist(), infos, strict=True):
-                self._masks[env_id] = info.get(ACTION_MASK)
 
     # Random actions.
 
-    def random_policy(self, policy: RandomPolicy, action_spaces: Any) -> Callable[[Any, Any], Any]:
-        """A random policy `(obs, env_ids)`, whose streams of actions begin anew with each episode. Raises `TypeError`
-        where action spaces differ.
+    def seed_random(self, policy: RandomPolicy, action_spaces: Any) -> None:
+        """Seed the streams of random actions of this policy with each episode that begins. Raises `TypeError` if action
+        spaces differ.
         """
         for env_id, space in enumerate(action_spaces):
             if space != action_spaces[0]:
@@ -79,23 +84,16 @@ class KeyedNoise:
         ids = np.arange(len(action_spaces))
         policy.seed(ids, [action_seed(self.job_seed, each) for each in self.numbers[ids].tolist()])
 
-        def draw(obs: Any, env_ids: np.ndarray) -> Any:
-            return policy(obs, env_ids, [self._masks[env] for env in env_ids.tolist()] if self._has_masks else None)
-
-        return draw
-
     # What a policy draws.
 
     def watch(self, call: Callable[[], T]) -> T:
-        """Call a policy and return its result. One that draws from torch's own generators (dropout does) is not
-        keyed.
+        """Call a policy and return its result. A policy that draws from the global generators of torch (dropout does),
+        numpy or Python is not keyed.
         """
-        torch = sys.modules.get("torch")
-        if torch is None:
-            return call()
-        before = _generator_states(torch)
+        before = _generator_states()
         returned = call()
-        self.everything &= all(map(torch.equal, before, _generator_states(torch)))
+        if before != _generator_states():
+            self.not_keyed("the policy draws from the global random generators of torch, numpy or Python")
         return returned
 
     @contextmanager
@@ -106,7 +104,7 @@ class KeyedNoise:
         before = marks_of(policy)
         yield
         if before is not None and marks_of(policy) != before:
-            self.everything = False
+            self.not_keyed("the policy changes itself while it acts (training mode, a counter or a normaliser)")
 
     def uniforms(self, words: int) -> np.ndarray:
         """`words` numbers between 0 and 1 for each env: float64 `(N, words)`, the same ones at each call of a step."""
@@ -121,7 +119,10 @@ class KeyedNoise:
                 return choose(action, wanted)
             if (sample := self.sample(action)) is not None:
                 return sample
-        self.everything = False  # those in a dict or tuple are not keyed
+        if is_distribution(type(action)):  # type: ignore[arg-type]
+            self.not_keyed(f"samples of {type(action).__name__} are drawn by torch")
+        else:  # also distributions in a dict or tuple
+            self.not_keyed(UNKNOWN)
         return choose(action, wanted)
 
     def sample(self, distribution: Any) -> torch.Tensor | None:
@@ -182,9 +183,13 @@ class KeyedNoise:
         return self.uniforms(int(np.prod(shape[1:]))).reshape(shape)
 
 
-def _generator_states(torch: Any) -> list[Any]:
-    on_cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
-    return [torch.get_rng_state(), *on_cuda]
+def _generator_states() -> list[Any]:
+    """Return the states of all global generators, to be compared."""
+    states: list[Any] = [random.getstate(), pickle.dumps(np.random.get_state(legacy=False))]
+    if (torch := sys.modules.get("torch")) is not None:
+        on_cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
+        states += [each.numpy().tobytes() for each in (torch.get_rng_state(), *on_cuda)]
+    return states
 
 
 def _normals(unit: np.ndarray) -> np.ndarray:

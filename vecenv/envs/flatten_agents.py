@@ -60,7 +60,7 @@ class FlattenedAgents(VectorEnv):
     """A ParallelVectorEnv with a row for each agent, as `flatten_agents` returns it."""
 
     def __init__(self, env: ParallelVectorEnv, own_episodes: bool = False, mask_in_obs: bool = False) -> None:
-        self.env, self._own_episodes = env, own_episodes
+        self.env, self.own_episodes = env, own_episodes
         self._mask_in_obs = mask_in_obs
         self._agents = env.agents
         self._shape = (env.num_envs, len(env.agents))
@@ -104,13 +104,13 @@ class FlattenedAgents(VectorEnv):
         now = np.array([self._as_rows(flags).reshape(self._shape) for flags in (terminations, truncations)])
         done = infos["done"]
         self._ended |= now
-        terminated, truncated = now if self._own_episodes else self._ended & done[:, None]
+        terminated, truncated = now if self.own_episodes else self._ended & done[:, None]
         terminated |= done[:, None] & ~truncated  # also rows of agents that had ended before, or never appeared
         self._ended[:, done] = False
         all_ids = np.arange(len(done))
         obs, rows = self._take(obs, infos, all_ids)
         same_step = self.autoreset_mode is AutoresetMode.SAME_STEP
-        early = np.flatnonzero(now.any(0) & ~done[:, None]).tolist() if self._own_episodes and same_step else []
+        early = np.flatnonzero(now.any(0) & ~done[:, None]).tolist() if self.own_episodes and same_step else []
         if early:
             self._begin_zeros(early, obs, rows, infos)
         return obs, self._as_rows(rewards), terminated.reshape(-1), truncated.reshape(-1), rows

@@ -78,7 +78,7 @@ def from_gymnasium(
             "in the step after its reset: make it with shared_memory=True or another mode"
         )
     if resets_by_id is None:
-        resets_by_id = not classes.isdisjoint(_RESET_BY_ID)
+        resets_by_id = not classes.isdisjoint(_RESET_BY_ID) and not getattr(inner, "own_episodes", False)
     return NativeVectorEnv(envs, mode, resets_by_id)
 
 

@@ -23,6 +23,7 @@ from vecenv.facades.batched_spaces import (
     is_tree_of_arrays,
     join_rows,
     observation_spaces,
+    row_joiner,
     split_actions,
     takes_arrays,
 )
@@ -119,6 +120,7 @@ class GymnasiumVectorEnv(AsyncCalls, AnyVectorEnv):
         self._random_initial_steps = random_initial_steps
         self._takes_arrays = takes_arrays(self.action_space, self.single_action_space)
         self._is_tree = is_tree_of_arrays(self.single_observation_space)
+        self._join = row_joiner(self.single_observation_space, self.num_envs)
         self._reused = None if copy or self._is_tree else empty_batch(self.single_observation_space, self.num_envs)
         self._as_ints = int_restorer(self.single_observation_space)
         # The seed of an episode has to be sent before it is known whether one ends.
@@ -276,8 +278,9 @@ class GymnasiumVectorEnv(AsyncCalls, AnyVectorEnv):
         """A batch of the engine in gymnasium's form: arrays as they are; else in the same objects with copy=False."""
         if self._is_tree:
             return obs
-        single, n = self.single_observation_space, self.num_envs
-        return join_rows(obs, single, n, empty_batch(single, n) if self._reused is None else self._reused)
+        if self._reused is None:
+            return self._join(obs)
+        return join_rows(obs, self.single_observation_space, self.num_envs, self._reused)
 
     # The engine.
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from vecenv.backends.memory.infos import InfoColumns
+from vecenv.backends.memory.infos import SCALARS, InfoColumns
 from vecenv.facades.driver import EndedStep
 
 
@@ -22,6 +22,65 @@ def vector_infos(rows: Iterable[tuple[int, Mapping[Any, Any]]], n: int) -> dict[
     >>> vector_infos([(0, {"lives": 3}), (2, {"lives": 2.5})], 3)
     {'lives': array([3. , 0. , 2.5]), '_lives': array([ True, False,  True])}
     """
+    rows = list(rows)
+    if not rows:
+        return {}
+    ids, infos = zip(*rows, strict=True)
+    return _batched(ids, infos, n, _mask(ids, n))
+
+
+def _batched(ids: Sequence[int], infos: Sequence[Mapping[Any, Any]], n: int, mask: np.ndarray) -> dict[Any, Any]:
+    """As `vector_infos`, of the infos of the envs `ids`, whose mask is known; it is copied."""
+    if n > 1 and len(set(map(tuple, infos))) > 1:
+        return _uneven_infos(zip(ids, infos, strict=True), n)
+    # As usual, all have the same keys: without a Python loop over the values.
+    batch: dict[Any, Any] = {}
+    keys, is_whole = infos[0].keys(), len(ids) == n
+    for key, values in zip(keys, zip(*[info.values() for info in infos], strict=True), strict=True):
+        if key.__class__ is str and key[:1] == "_" and key[1:] in keys:  # see _is_mask_of_another
+            continue
+        kind = values[0].__class__
+        column: Any = None
+        if key == "final_obs":
+            column = object_column(ids, values, n)
+        elif (kind is dict or is_whole) and (n == 1 or len(set(map(type, values))) == 1):
+            if kind is dict:
+                column = _batched(ids, values, n, mask)
+            elif kind in DTYPES:
+                column = _numbers(values, DTYPES[kind])
+            elif kind is np.ndarray:
+                column = _arrays(values)
+        batch[key] = _column(ids, values, n) if column is None else column
+        batch[f"_{key}"] = mask.copy()
+    return batch
+
+
+def _numbers(values: Sequence[Any], dtype: np.dtype) -> np.ndarray | None:
+    try:
+        return np.array(values, dtype)
+    except OverflowError:  # an int beyond 64 bits
+        return None
+
+
+def _arrays(values: Sequence[np.ndarray]) -> np.ndarray | None:
+    """The column of the arrays of all envs; None if they differ in dtype, or are of a dtype or shape that is rare."""
+    shape, dtype = values[0].shape, values[0].dtype
+    if not shape or dtype.kind not in "biufc":
+        return None
+    for value in values:
+        if value.shape != shape:
+            return np.fromiter(values, object, len(values))
+        if value.dtype != dtype:
+            return None
+    return np.concatenate(values).reshape(len(values), *shape)
+
+
+DTYPES = {kind: dtype for kind, dtype in SCALARS.items() if kind is not np.bool_}
+"""By type of a number, the dtype of its column; `np.bool_` is no number of numpy's."""
+
+
+def _uneven_infos(rows: Iterable[tuple[int, Mapping[Any, Any]]], n: int) -> dict[Any, Any]:
+    """As `vector_infos`, of infos that differ in their keys."""
     columns: dict[Any, tuple[list[int], list[Any]]] = {}
     for i, info in rows:
         for key, value in info.items():
@@ -32,10 +91,9 @@ def vector_infos(rows: Iterable[tuple[int, Mapping[Any, Any]]], n: int) -> dict[
             column[1].append(value)
     infos: dict[Any, Any] = {}
     for key, (ids, values) in columns.items():
-        if _is_mask_of_another(key, columns):
-            continue
-        infos[key] = object_column(ids, values, n) if key == "final_obs" else _column(ids, values, n)
-        infos[f"_{key}"] = _mask(ids, n)
+        if not _is_mask_of_another(key, columns):
+            infos[key] = object_column(ids, values, n) if key == "final_obs" else _column(ids, values, n)
+            infos[f"_{key}"] = _mask(ids, n)
     return infos
 
 
@@ -76,6 +134,8 @@ def ended_infos(ended: EndedStep, n: int, as_list: bool) -> dict[Any, Any]:
 
 def object_column(ids: Sequence[int], values: Sequence[Any], n: int) -> np.ndarray:
     """`values` as they are in an object array (n,), None for the other envs."""
+    if len(ids) == n:
+        return np.fromiter(values, object, n)
     column = np.full(n, None, dtype=object)
     for i, value in zip(ids, values, strict=True):
         column[i] = value
@@ -83,6 +143,8 @@ def object_column(ids: Sequence[int], values: Sequence[Any], n: int) -> np.ndarr
 
 
 def _mask(ids: Sequence[int], n: int) -> np.ndarray:
+    if len(ids) == n:
+        return np.ones(n, dtype=np.bool_)
     mask = np.zeros(n, dtype=np.bool_)
     mask[list(ids)] = True
     return mask
@@ -90,10 +152,10 @@ def _mask(ids: Sequence[int], n: int) -> np.ndarray:
 
 def _is_mask_of_another(key: Any, columns: Collection[Any]) -> bool:
     """Return whether an env returns both `x` and `_x`: the name of the second belongs to the mask of the first."""
-    return isinstance(key, str) and key[:1] == "_" and key[1:] in columns
+    return key.__class__ is str and key[:1] == "_" and key[1:] in columns
 
 
-def _column(ids: list[int], values: list[Any], n: int) -> Any:
+def _column(ids: Sequence[int], values: Sequence[Any], n: int) -> Any:
     kinds = set(map(type, values))
     if all(issubclass(kind, dict) for kind in kinds):
         return vector_infos(zip(ids, values, strict=True), n)
@@ -106,12 +168,14 @@ def _column(ids: list[int], values: list[Any], n: int) -> Any:
     return object_column(ids, values, n) if column is None else column
 
 
-def _filled(shape: tuple[int, ...], dtypes: set[Any], ids: list[int], values: list[Any], n: int) -> np.ndarray | None:
+def _filled(
+    shape: tuple[int, ...], dtypes: set[Any], ids: Sequence[int], values: Sequence[Any], n: int
+) -> np.ndarray | None:
     """The values in a column of one dtype, or None if no dtype holds them all as they are."""
     mixed = len(dtypes) > 1
     try:
         column = np.zeros((n, *shape), dtype=np.result_type(*dtypes) if mixed else next(iter(dtypes)))
-        column[ids] = values
+        column[list(ids)] = values
     except (TypeError, OverflowError):  # no common dtype; an int beyond 64 bits
         return None
     unchanged = not mixed or all(_same(column[i], value) for i, value in zip(ids, values, strict=True))

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from vecenv import nest
+from vecenv.backends.host.env_access import own_copy
 from vecenv.backends.host.failure import Failure
 from vecenv.backends.memory.arena import Arena, Layout, Leaf, ObjectLeaf, space_tree
 from vecenv.errors import EnvContractError, ObservationError
@@ -29,6 +30,8 @@ class Final(NamedTuple):
 
     objects: list[Any] | None
     info: Mapping[str, Any]
+    obs: Any = None
+    """The last observation as the env returned it, if its row has other types: facades hand it over."""
 
 
 class Extra(NamedTuple):
@@ -81,9 +84,10 @@ class RowWriter:
         self._obs_and_final = list(zip(arrays, block.finals(), strict=True))
         self.own: Keep = (lambda value: value) if keep is None else own_containers
         self._has_objects = any(isinstance(leaf, ObjectLeaf) for leaf in nest.leaves(layout.obs))
+        self._layout, self._trees = layout.obs, [space_tree(space, "obs") for space in spaces]
         self._put = [
-            _compile(layout.obs, space_tree(space, "obs"), nest.take(block.obs, slice(j, j + 1)), keep)
-            for j, space in enumerate(spaces)
+            _compile(layout.obs, tree, nest.take(block.obs, slice(j, j + 1)), keep)
+            for j, tree in enumerate(self._trees)
         ]
         # `EnvHost.run` writes the row of a well-behaved env with these attributes. If an observation is not one array,
         # the dtype is None, so that no observation fits.
@@ -111,14 +115,15 @@ class RowWriter:
         if info.__class__ is not dict:
             info = _odd_info("step", info)
         if info or objects is not None or vector is not None:
-            return Extra(self.own(info) or None, objects, vector)
+            return Extra(self.own(info) if info else None, objects, vector)
         return None
 
-    def final(self, j: int, extra: Extra) -> Final:
+    def final(self, j: int, extra: Extra, last: Any) -> Final:
         """Copy what env j has just returned, so that neither its next row nor the env itself changes it."""
         for obs, final in self._obs_and_final:
             final[j] = obs[j]
-        return Final(copy.deepcopy(extra.objects), own_containers(extra.info or {}))
+        returned = None if is_exact(last, self._trees[j], self._layout) else own_copy(last)
+        return Final(copy.deepcopy(extra.objects), own_containers(extra.info or {}), returned)
 
     def restore(self, j: int) -> None:
         """Put the last observation of an episode back into the row."""
@@ -127,7 +132,7 @@ class RowWriter:
 
     def write_reset(self, j: int, result: Any) -> Extra | None:
         """Take what `reset` of env j returned; reward and flags of the row become 0 and False."""
-        if result.__class__ is not tuple or len(result) != 2 or not isinstance(result[1], (dict, Mapping)):
+        if result.__class__ is not tuple or len(result) != 2 or result[1].__class__ is not dict:
             result = _as_tuple(result, 2, "reset", "(obs, info)")
         obs, info = result
         objects: list[Any] | None = [] if self._has_objects else None
@@ -195,22 +200,22 @@ def _object_put(own: Any, keep: Keep | None) -> Put:
         if isinstance(own, Leaf):  # an array in a batch whose envs differ
             objects.append(np.array(fit(obs, own)))
         else:
-            objects.append(obs if keep is None else keep(obs))
+            objects.append(obs if keep is None or obs.__class__ in UNCHANGING else keep(obs))
 
     return put
 
 
 def _dict_put(children: dict[Any, Put], own: Any) -> Put:
-    keys = children.keys()
+    keys, items = children.keys(), tuple(children.items())
 
     def put(obs: Any, objects: list[Any] | None) -> None:
-        if not isinstance(obs, Mapping):
+        if obs.__class__ is not dict and not isinstance(obs, Mapping):
             raise ObservationError(
                 f"{_path(own)} is a {type(obs).__name__}, expected a dict with the keys {list(keys)}"
             )
         if obs.keys() != keys:
             raise wrong_keys(obs, own)
-        for key, child in children.items():
+        for key, child in items:
             child(obs[key], objects)
 
     return put
@@ -257,6 +262,23 @@ def fit(value: Any, leaf: Leaf) -> np.ndarray:
     return cast
 
 
+def is_exact(obs: Any, tree: Any, layout: Any) -> bool:
+    """Return whether a row of `layout` gives back the observation with its types, dtypes, shapes and order of keys.
+
+    `tree` is the layout that the env has by itself.
+    """
+    if isinstance(layout, ObjectLeaf):
+        return not isinstance(tree, Leaf)
+    if isinstance(tree, dict):
+        same_keys = obs.__class__ is dict and list(obs) == list(tree)
+        return same_keys and all(is_exact(obs[key], child, layout[key]) for key, child in tree.items())
+    if isinstance(tree, tuple):
+        return obs.__class__ is tuple and all(map(is_exact, obs, tree, layout))
+    if not tree.shape:
+        return bool(obs.__class__ is tree.dtype.type)
+    return obs.__class__ is np.ndarray and obs.dtype == tree.dtype and obs.shape == tree.shape
+
+
 def cast_exactly(array: np.ndarray, dtype: np.dtype) -> np.ndarray | None:
     """`array` in `dtype` if no value changes, else None. Rounding to a float is no change, but becoming infinite is."""
     if array.dtype.kind not in "biufc":
@@ -281,12 +303,24 @@ def _as_floats(array: np.ndarray, dtype: np.dtype) -> np.ndarray | None:
 
 def own_containers(value: Any) -> Any:
     """Copies of the containers and arrays, because the env may write into its own later."""
-    if value.__class__ is dict and UNCHANGING.issuperset(map(type, value.values())):
-        return value.copy()
     try:
-        return _own_arrays(value)
+        return _own_dict(value) if value.__class__ is dict else _own_arrays(value)
     except RecursionError:  # nested too deep
         return value
+
+
+def _own_dict(value: dict[Any, Any]) -> dict[Any, Any]:
+    """As `_own_arrays`, of a dict: without a call for most of its values."""
+    copied = value.copy()
+    for key, child in value.items():
+        kind = child.__class__
+        if kind in UNCHANGING:
+            continue
+        if kind is np.ndarray:
+            copied[key] = child.copy()
+        else:
+            copied[key] = _own_dict(child) if kind is dict else _own_arrays(child)
+    return copied
 
 
 def _own_arrays(value: Any) -> Any:
@@ -294,10 +328,12 @@ def _own_arrays(value: Any) -> Any:
 
     Other objects stay: an info may hold anything, the env itself included.
     """
+    if value.__class__ is dict:
+        return _own_dict(value)
     if isinstance(value, np.ndarray):
         return value.copy()
-    if value.__class__ in (dict, OrderedDict):
-        return value.__class__((key, _own_arrays(child)) for key, child in value.items())
+    if value.__class__ is OrderedDict:
+        return OrderedDict((key, _own_arrays(child)) for key, child in value.items())
     if value.__class__ is defaultdict:
         return defaultdict(value.default_factory, ((key, _own_arrays(child)) for key, child in value.items()))
     if value.__class__ in (list, tuple):
