@@ -20,7 +20,7 @@ from tests.faulty import AGES, Counter, HangsElsewhere, HangsInInit, LargeAction
 from tests.ledger import CLOSED, Column, Ledger, N, block_of, column_params, columns, kill, pids
 from vecenv import ShmemVectorEnv, ThreadVectorEnv, WorkerTimeoutError
 from vecenv.backends.memory.shared_memory import A_CALL, A_ROUND, DOING, NOTHING, PROGRESS, SENDING
-from vecenv.backends.pool import worker_pool
+from vecenv.backends.pool import watchdog as watchdog_module
 
 LIMIT = 0.5
 process_backend = vector_env_classes(full(PROCESS_BACKENDS))
@@ -101,7 +101,7 @@ def test_without_a_limit_a_long_step_is_reported_in_a_warning_with_its_stack(
         assert Path(filename).name == "ledger.py", "a warning names the line that called us"
         go.touch()  # the env comes back once it has been warned of
 
-    monkeypatch.setattr(worker_pool, "WARN_AFTER", 0.3)
+    monkeypatch.setattr(watchdog_module, "WARN_AFTER", 0.3)
     with column.open(counters(N, env2=partial(WaitsForFile, at=2, go=str(go)))) as ledger:
         ledger.begin()
         with warnings.catch_warnings():
@@ -126,10 +126,10 @@ class Watched:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now, self.line = 1000.0, [0] * 16
         self.hung: list[tuple[float, int]] = []
-        monkeypatch.setattr(worker_pool, "time", SimpleNamespace(monotonic=lambda: self.now))
+        monkeypatch.setattr(watchdog_module, "time", SimpleNamespace(monotonic=lambda: self.now))
         worker = {"line": self.line, "start": 4, "ids": range(4, 6), "alive": True, "title": "", "ending": "was ended"}
         self.worker: Any = type("Worker", (), {**worker, "stack": lambda self: "its stack"})()
-        self.watchdog = worker_pool.Watchdog(self.limit, self.kill)
+        self.watchdog = watchdog_module.Watchdog(self.limit, self.kill)
         self.line[DOING] = A_ROUND
 
     def kill(self, worker: Any, reason: Any) -> None:
