@@ -52,7 +52,9 @@ def script() -> int:
 
 
 def _end(code: int, message: str) -> int:
-    print(f"{PROG}: {message}", file=sys.stderr)
+    # A folder of somebody else may put escape sequences of the terminal into a message.
+    shown = "".join(each if each.isprintable() or each == "\n" else repr(each)[1:-1] for each in message)
+    print(f"{PROG}: {shown}", file=sys.stderr)
     return code
 
 

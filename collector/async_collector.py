@@ -163,6 +163,7 @@ class AsyncDataCollector(Collecting):
         if stepped.any():
             self._log_steps(ids[stepped], [nest.take(column, stepped) for column in results])
         self._put_obs(ids, obs)
+        self._runner.take_infos(ids, info)
         self._begin(ids[~stepped])
         self._flying[ids] = False
         self._queue.append(ids)

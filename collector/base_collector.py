@@ -339,9 +339,9 @@ class BatchCollector(BatchIterator):
         self._finish_steps(discard=len(ids) == self._env_num)
         self._episodes.abandon(ids)
         if kwargs:
-            obs, _ = self.env.reset(ids, **kwargs)
+            obs, infos = self.env.reset(ids, **kwargs)
             self._put_obs(ids, obs)
-            self._begin(ids)
+            self._begin(ids, infos)
 
     def _put_obs(self, ids: np.ndarray, obs: Any) -> None:
         """Set the observations that the policy gets next for these envs."""

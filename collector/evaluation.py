@@ -118,7 +118,7 @@ class Evaluation:
         if self._train is None or not isinstance(env_fn, EnvCreator):
             return env_fn
         if env_fn not in self._creators:
-            self._creators[env_fn] = env_fn.frozen_copy()
+            self._creators[env_fn] = env_fn.frozen_copy(shared_only=True)
         return self._creators[env_fn]
 
     def _carry(self, env: Any) -> None:

@@ -37,7 +37,7 @@ def rollout(
 
     venv_or_env: a vector env, or one env (N = 1). One with `lazy=True` is started.
     policy: as those of the collectors; None draws from the envs' action spaces, which `venv.seed` seeds: legal actions,
-        where observations have an `action_mask`.
+        where observations or infos have an `action_mask` (with `auto_reset=False` the first infos are not known).
     break_when_any_done: stop as soon as an episode ends. False: reset its env, and go on for `max_steps` steps.
     break_when_all_done: stop once each env has ended an episode; those that have are not stepped any more, and
         `mask` is False for them. Takes the place of `break_when_any_done`.
@@ -68,7 +68,7 @@ def rollout(
     venv = venv_or_env if hasattr(venv_or_env, "env_num") else DummyVectorEnv([lambda: _Borrowed(venv_or_env)])
     quota = np.ones(venv.env_num, np.int64) if break_when_any_done or break_when_all_done else None
     stop = Interruptor() if quota is None or break_when_all_done else _FirstEnd(quota)
-    policy, frames = _draws(venv) if policy is None else policy, max_steps * venv.env_num
+    policy, frames = _Draws(venv) if policy is None else policy, max_steps * venv.env_num
     rounds = _Rounds(venv, policy, frames_per_batch=frames, interruptor=stop)
     batch = rounds.take(quota, None if callback is None else partial(_call, callback, venv_or_env), obs)
     if set_truncated:
@@ -89,6 +89,8 @@ class _Rounds(SyncDataCollector):
                 raise ValueError(f"obs has {sorted(counts)} rows, expected one for each of {self._env_num} envs")
             self._put_obs(self._all_ids, obs)
             self._episodes.over[:] = False
+        if isinstance(self.policy, _Draws):
+            self.policy.masks_of = self._runner.masks_of
         try:
             request = BatchRequest(self.frames_per_batch, False, quota, self._extras(hook))
             return self._gather_checked(request)[0]
@@ -127,15 +129,17 @@ class _Borrowed:
         """It belongs to the caller."""
 
 
-def _draws(venv: Any) -> Policy:
+class _Draws:
     """A policy that draws from the envs' own action spaces, so that the next rollout goes on where this one ended."""
 
-    def act(obs: Any, env_id: Any = None) -> Any:
-        ids = range(venv.env_num) if env_id is None else env_id
-        every = venv.action_space
-        spaces = [every[i] for i in ids]
-        masks = masks_of(obs, spaces[0], len(spaces)) or [None] * len(spaces)
+    def __init__(self, venv: Any) -> None:
+        self._venv = venv
+        self.masks_of: Callable[[Any], list[Any] | None] = lambda env_ids: None
+        """Returns the masks in the infos of envs."""
+
+    def __call__(self, obs: Any, env_id: Any) -> Any:
+        every = self._venv.action_space
+        spaces = [every[i] for i in env_id]
+        masks = self.masks_of(env_id) or masks_of(obs, spaces[0], len(spaces)) or [None] * len(spaces)
         rows = [draw(space, mask) for space, mask in zip(spaces, masks, strict=True)]
         return {"action": nest.stack(rows)} if common_layout(spaces) else rows
-
-    return act

@@ -231,8 +231,7 @@ class SyncDataCollector(Collecting):
         if self._request.on_step is not None:
             shown = StepBatch(ids, None, buffer.read("action", where), reward, terminated, truncated, obs, info)
             self._show(where, shown, resets, ended, last_obs)
-        if self._runner.noise is not None:
-            self._runner.noise.note_masks(ids, info)
+        self._runner.take_infos(ids, info)
         if resets is not None:
             self._begin(ids[resets], info[resets])
         if some_ended:

@@ -203,8 +203,8 @@ def leaks(
     """One line for each thing that is there now and was not then."""
     kept = kept_descriptors()
     new_files = {fd: name for fd, name in descriptors().items() if files.get(fd) != name and fd not in kept}
-    # What CUDA opens when it is used, and the connections of Ray.
-    new_files = {fd: name for fd, name in new_files.items() if not name.startswith(("/dev/nvidia", "tcp socket"))}
+    # CUDA, Ray, and pygame as gymnasium 1.3 starts it, keep descriptors that they opened when they were first used.
+    new_files = {fd: name for fd, name in new_files.items() if not name.startswith(("/dev/nvidia", "network socket"))}
     return [
         *(f"process {child}" for child in children() - processes),
         *(f"descriptor {fd} ({name})" for fd, name in new_files.items()),
@@ -237,10 +237,10 @@ def descriptors() -> dict[int, str]:
             found[int(fd)] = os.readlink(f"/proc/self/fd/{fd}")
         except OSError:  # the one that listed the folder
             continue
-    if "ray" in sys.modules:
-        tcp = "".join(Path(f"/proc/self/net/{name}").read_text() for name in ("tcp", "tcp6"))
-        inodes = {line.split()[9] for line in tcp.splitlines()}
-        found = {fd: f"tcp {name}" if name[8:-1] in inodes else name for fd, name in found.items()}
+    if not sys.modules.keys().isdisjoint(("ray", "pygame")):
+        table = "".join(Path(f"/proc/self/net/{name}").read_text() for name in ("tcp", "tcp6", "netlink"))
+        inodes = {line.split()[9] for line in table.splitlines()}
+        found = {fd: f"network {name}" if name[8:-1] in inodes else name for fd, name in found.items()}
     return found
 
 

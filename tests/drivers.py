@@ -9,6 +9,7 @@ import json
 import os
 import signal
 import sys
+import threading
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -45,6 +46,7 @@ def every_state(context: str, names: list[str]) -> None:
             "all busy": [partial(HangsOnStep, at=1)] * 2,
             "lock held": [Counter, partial(HangsOnStep, at=1, gil=True)],
             "with children": [SpawnsChild, partial(SpawnsChildAndHangs, at=1)],
+            "with children of envs in envs": [Counter, Nested],
             "with children, lock held": [Counter, partial(SpawnsChildAndHangs, at=1, gil=True)],
         }
         for state, classes in states.items():
@@ -64,6 +66,28 @@ def every_state(context: str, names: list[str]) -> None:
             kept.append(venv)
     tell("ready", processes)
     signal.pause()
+
+
+def forked_after_a_thread_started_workers(context: str) -> None:
+    """A copy of the program lives on beside it."""
+    kept: list[Any] = []
+    make = partial(ShmemVectorEnv, [partial(Counter, i) for i in range(2)], num_workers=2, context=context)
+    thread = threading.Thread(target=lambda: kept.append(make()))
+    thread.start()
+    thread.join()
+    copy = os.fork()
+    if copy:
+        tell("ready", {"copy": copy, "workers": kept[0].get_env_attr("pid")})
+    signal.pause()
+
+
+class Nested(Counter):
+    """Has a vector env, whose envs start programs."""
+
+    def __init__(self, id: int) -> None:
+        super().__init__(id)
+        self.inner = SubprocVectorEnv([partial(SpawnsChild, i) for i in range(2)], num_workers=2)
+        self.child = self.inner.get_env_attr("child")[0]
 
 
 def is_hanging(env_class: Any) -> bool:
@@ -126,5 +150,7 @@ if name == "every_state":
     every_state(which, sys.argv[4:])
 elif name == "interrupted_at_random":
     interrupted_at_random(BACKENDS[sys.argv[4]])
+elif name == "forked_after_a_thread_started_workers":
+    forked_after_a_thread_started_workers(which)
 else:
     globals()[name](BACKENDS[which])

@@ -339,6 +339,17 @@ class UsesMultiprocessing(Counter):
         self.thread.join()
 
 
+class LeavesRunning(Counter):
+    """Its thread or pool still runs when it has closed."""
+
+    def __init__(self, id: int, what: str) -> None:
+        super().__init__(id)
+        if what == "thread":
+            threading.Thread(target=threading.Event().wait).start()
+        else:
+            self.pool = multiprocessing.get_context("fork").Pool(1)
+
+
 class NoSpace(Counter):
     """Has no observation space, so that its observations travel as objects: (numbers, extra)."""
 

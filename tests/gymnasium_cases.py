@@ -120,6 +120,15 @@ class Reads(gym.Env):
             lambda t: {"a": (t, "abc"), "b": np.zeros(2, np.int8)},
         ),
         "numpy32": (spaces.Discrete(9, dtype=np.int32), np.int32),
+        "numpy64": (spaces.Discrete(9), np.int64),
+        "wide": (spaces.Box(0, 9, (2,)), lambda t: np.full(2, t + 0.1)),
+        "array": (spaces.Box(0, 9, ()), lambda t: np.array(t + 0.1)),
+        "scalar": (spaces.Box(0, 9, ()), lambda t: np.float32(t + 0.1)),
+        "list": (spaces.Box(0, 9, (2,)), lambda t: [t, t + 0.1]),
+        "unsorted": (
+            spaces.Dict(a=spaces.Box(0, 9, (1,)), b=spaces.Discrete(9)),
+            lambda t: {"b": np.array(t), "a": np.full(1, t + 0.1)},
+        ),
     }
 
     def __init__(self, form):

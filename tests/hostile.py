@@ -293,6 +293,7 @@ def a_zip_bomb_within_the_rate_of_deflate(folder: Path) -> None:
     """The shard declares 10 GB, and has the size that these need at least."""
     put_lines(folder, lines_of(folder)[:2])
     edit_layout(folder, obs=f"<f4 {2**28}")
+    _head(observation_space=None)(folder)
     compressed(folder)
     os.truncate(folder / SHARD / "obs.npy.gz", 2**34)
     edit_file(folder, "obs.npy.gz", [2**34, "0" * 64])
@@ -329,6 +330,9 @@ def _head(**changes: Any) -> Callable[[Path], object]:
 
 BOX = {"type": "Box", "dtype": "<f4", "shape": [3], "low": -1.0, "high": 1.0}
 CORPUS |= {
+    "a_head_of_large_spaces": _head(
+        observation_space={"type": "Box", "dtype": "<f4", "shape": [2**24], "low": -1.0, "high": 1.0}
+    ),
     "a_head_of_another_format": _head(format="cooking recipes"),
     "a_head_of_a_later_version": _head(version=4),
     "a_head_of_version_true": _head(version=True),

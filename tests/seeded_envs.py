@@ -14,7 +14,7 @@ from gymnasium import spaces
 class Failing(gymnasium.Wrapper):
     """Fails in its fourth step after a reset with one of these seeds, the first time only."""
 
-    def __init__(self, seeds: set[int], path: Path, env_fn: Callable[[], gymnasium.Env]) -> None:
+    def __init__(self, seeds: set[int | None], path: Path, env_fn: Callable[[], gymnasium.Env]) -> None:
         super().__init__(env_fn())
         self._seeds, self._path = seeds, path
 

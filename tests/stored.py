@@ -58,7 +58,7 @@ def write(
     folder: Path, shards: Iterable[Iterable[int]] = ((0, 2), (3, 1), (5, 4)), make: Any = episode, **options: Any
 ) -> Path:
     """A complete data set with these numbers in its shards."""
-    spaces_of = (OBS, ACTION) if make is episode else (TREE_OBS, TREE_ACTION)
+    spaces_of = (TREE_OBS, TREE_ACTION) if make is tree_episode else (OBS, ACTION)
     with StoreWriter(folder, make_head(*spaces_of, job={"env": "Numbers-v0", "seed": 0}), **options) as writer:
         for numbers in shards:
             writer.add([make(number) for number in numbers])

@@ -23,6 +23,7 @@ from tuned_envs import (
     NeverMade,
     OnlyIn,
     RaisesOnStep,
+    SlowlyReset,
     lock_holder,
 )
 
@@ -160,6 +161,23 @@ class TestTheMeasurement:
         cost = time_steps(SlowReset(), 0.2)
         assert cost.wall >= 1e-3  # 7 ms in 7 steps
         assert cost.cpu <= cost.wall
+
+    @pytest.mark.parametrize("length", [20, 300])
+    def test_resets_count_that_are_rare_and_slow(self, length: int, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(auto_backend, "system_file", lambda path: "0 0 0")
+        cost = time_steps(SlowlyReset(0.2, length), 0.15)
+        assert cost.wall >= 0.9 * 0.2 / length
+        assert cost.waits
+        assert predict(cost, 4, cpus=2)[:2] == ("shmem", 4)
+
+    def test_steps_count_that_are_slow_now_and_then(self) -> None:
+        class Saves(Draws):
+            def step(self, action: Any) -> Any:
+                if self.total % 20 == 19:
+                    threading.Event().wait(0.05)
+                return super().step(action)
+
+        assert time_steps(Saves(), 0.15).wall >= 0.9 * 0.05 / 20
 
     @pytest.mark.parametrize(("options", "waits"), [({"work": 2e-3}, False), ({"sleep": 2e-3}, True)])
     def test_waiting_is_told_from_computing(self, options: Any, waits: bool) -> None:

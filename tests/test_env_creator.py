@@ -20,8 +20,9 @@ import pytest
 
 from collector import SyncDataCollector
 from tests.backends import FULL
+from tests.local_ray import NEAR
 from tests.shared_envs import Chain, Counted, Counts, Transformed, counted, hold, run_all, step_env, update_often
-from vecenv import EnvCreator, SharedState, ShmemVectorEnv, WorkerDiedError
+from vecenv import EnvCreator, RayVectorEnv, SharedState, ShmemVectorEnv, WorkerDiedError
 from vecenv.backends.memory import shared_state
 from vecenv.creator import stateful_parts
 from vecenv.testing import CountingEnv
@@ -70,6 +71,20 @@ def test_envs_share_under_every_start_method_and_after_their_worker_was_killed(c
         venv.reset([2, 3])
         assert venv.call("calls") == [before + 4] * 4
     assert calls_of(creator) == before + 4
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        partial(ShmemVectorEnv, context="forkserver"),
+        pytest.param(partial(RayVectorEnv, **NEAR), marks=pytest.mark.local_ray),
+    ],
+)
+def test_a_worker_gets_more_states_than_one_message_can_carry(make: Any) -> None:
+    creators = [EnvCreator(counted) for _ in range(260)]
+    with make(creators, num_workers=1) as venv:
+        venv.reset()
+    assert [calls_of(creator) for creator in creators] == [1] * 260
 
 
 @start_methods

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 import subprocess
 import sys
 from functools import partial
@@ -416,7 +417,7 @@ def test_seeds_that_are_none_are_refused(seeds, error, message):
 def test_random_actions_of_episodes_need_envs_of_one_action_space():
     spaces = [gymnasium.spaces.Discrete(n) for n in (2, 3)]
     with pytest.raises(TypeError, match=r"an episode may be played in any env, .*; that of env 1 is Discrete"):
-        KeyedNoise(0, 2).random_policy(RandomPolicy(spaces), spaces)
+        KeyedNoise(0, 2).seed_random(RandomPolicy(spaces), spaces)
 
 
 # Numbers and seeds.
@@ -459,6 +460,17 @@ class Dropping(Net):
         return torch.distributions.Categorical(logits=torch.nn.functional.dropout(self.layers(obs), 0.5))
 
 
+class Noisy(Net):
+    """Adds noise of another generator than torch's."""
+
+    def __init__(self, draw: Any) -> None:
+        super().__init__()
+        self.draw = draw
+
+    def forward(self, obs):
+        return super().forward(obs + self.draw())
+
+
 @pytest.mark.parametrize(
     ("make", "options", "keyed"),
     [
@@ -469,6 +481,8 @@ class Dropping(Net):
         (lambda venv: Net(), {"exploration_type": "mode"}, True),
         (lambda venv: Net(), {"init_random_frames": 4}, True),
         (lambda venv: Dropping(), {}, False),
+        (lambda venv: Noisy(np.random.rand), {}, False),
+        (lambda venv: Noisy(random.random), {}, False),
     ],
 )
 def test_a_collector_knows_whether_all_its_actions_were_keyed(make, options, keyed):

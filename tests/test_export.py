@@ -19,7 +19,7 @@ from collector import Dataset, DatasetError, StoreWriter, export, make_head
 from collector.__main__ import main
 from collector.store.packed import arrays_of, is_of_obs
 from tests.backends import FULL
-from tests.stored import OBS, episode, tree_episode, write
+from tests.stored import ACTION, OBS, episode, tree_episode, write
 from vecenv import nest
 
 pytestmark = pytest.mark.usefixtures("no_fsync")
@@ -201,6 +201,51 @@ def test_an_export_is_whole_or_not_there(to: str, tmp_path: Path, monkeypatch: p
         export(data, to, tmp_path / "out")
     with pytest.raises(DatasetError, match="no episodes yet"):
         export(data[:0], to, tmp_path / "other")
+
+
+@each
+def test_an_export_leaves_other_folders_alone(to: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two exports to one place at once have a folder each."""
+    pytest.importorskip(FORMATS[to])
+    data = Dataset(write(tmp_path / "a"))
+    (tmp_path / "out.partial").mkdir()
+    (tmp_path / "out.partial/thesis.tex").write_text("ten years")
+    rename, others = os.rename, [lambda: export(data, to, tmp_path / "out")]
+
+    def late(*arguments: Any) -> None:
+        """Another export has ended meanwhile."""
+        if others:
+            others.pop()()
+        rename(*arguments)
+
+    monkeypatch.setattr(os, "rename", late)
+    with pytest.raises(DatasetError, match=r"cannot write .*out: "):
+        export(data, to, tmp_path / "out")
+    assert {path.name for path in tmp_path.iterdir()} == {"a", "out", "out.partial"}
+    assert (tmp_path / "out.partial/thesis.tex").exists()
+
+
+@pytest.mark.parametrize("to", ["parquet", "lerobot"])
+@pytest.mark.parametrize(
+    ("parts", "message"),
+    [
+        ({"a": spaces.Box(0, 1, (0,)), "b": spaces.Discrete(2)}, "Parquet has no column of nothing"),
+        ({"arm/pos": spaces.Discrete(2), "arm_pos": spaces.Discrete(2)}, "become the feature 'observation.arm_pos'"),
+    ],
+)
+def test_what_has_no_columns_of_its_own_is_refused(to: str, parts: Any, message: str, tmp_path: Path) -> None:
+    pytest.importorskip("pyarrow")
+    space, steps = spaces.Dict(parts), len(episode(0)) + 1
+    obs = {key: np.zeros((steps, *part.shape), part.dtype) for key, part in space.items()}
+    with StoreWriter(tmp_path / "a", make_head(space, ACTION)) as writer:
+        writer.add(episode(0, obs=obs))
+        writer.end()
+    if to == "parquet" and "arm/pos" in parts:  # which has a column for each array
+        assert export(tmp_path / "a", to, tmp_path / "out").exists()
+        return
+    with pytest.raises(DatasetError, match=message):
+        export(tmp_path / "a", to, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
 
 
 @FULL

@@ -19,7 +19,7 @@ import psutil
 import pytest
 
 import vecenv.engine.lifetime
-from tests.backends import FULL
+from tests.backends import FULL, full
 from tests.faulty import Counter, HangsOnStep
 from tests.ledger import CLOSED, Column, appears, columns, gone, pids
 from vecenv import DummyVectorEnv
@@ -76,6 +76,20 @@ def test_workers_in_any_state_and_their_children_die_with_the_program(
     assert {state: pids for state, pids in states.items() if set(pids) & set(left)} == {}
     assert left == []
     assert noise == ""
+
+
+@pytest.mark.parametrize("context", ["spawn", *full(["fork", "forkserver"])])
+def test_a_forked_copy_of_the_program_keeps_no_worker_alive(context: str, tmp_path: Path) -> None:
+    with driver(tmp_path, "forked_after_a_thread_started_workers", context) as program:
+        appears(tmp_path / "ready", within=60)
+        ready = json.loads((tmp_path / "ready").read_text())
+        program.kill()
+        try:
+            assert all(map(gone, ready["workers"]))
+            assert psutil.pid_exists(ready["copy"])
+        finally:
+            os.kill(ready["copy"], signal.SIGKILL)
+    assert leftovers(program.pid) == []
 
 
 @FULL

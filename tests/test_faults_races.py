@@ -33,7 +33,6 @@ from tests.ledger import SEEN, kill, pids, said
 from tests.local_ray import FAR, NEAR
 from tests.oddities import DiesAtPickle, OddInfo, RaisesAtUnpickle
 from vecenv import DummyVectorEnv, RayVectorEnv, WorkerDiedError, WorkerTimeoutError
-from vecenv.backends.pool import process_worker
 
 process_backend = vector_env_classes(full(PROCESS_BACKENDS))
 remote_backend = and_ray(PROCESS_BACKENDS, quick=False)
@@ -339,34 +338,15 @@ def test_envs_that_share_their_infos_do_not_share_ours() -> None:
     assert info[1]["mask"].tolist() == [1, 1, 1]
 
 
-def test_a_forked_copy_of_a_program_closes_no_channels_of_the_original(process_backend: Any) -> None:
-    with process_backend(counters(2)):
-        assert process_worker._parent_fds
+def test_a_forked_copy_of_a_program_keeps_no_channel_and_closes_none_of_the_original(process_backend: Any) -> None:
+    with process_backend(counters(2)) as venv:
+        workers = venv.engine.backend.pool.workers
         pid = os.fork()
         if pid == 0:
-            os._exit(len(process_worker._parent_fds))
+            os._exit(sum(worker.channel.fileno() >= 0 for worker in workers))
         assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
-
-
-@pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")  # a fork beside another thread
-def test_a_channel_that_another_thread_closes_before_a_fork_is_no_reason_to_die(
-    process_backend: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Its number may be that of something else by then, which the new worker needs."""
-    others = {os.dup(0) for _ in range(4)}
-    start = process_worker.start_process
-
-    def close_and_start(*args: Any) -> Any:
-        for fd in others & process_worker._parent_fds:
-            process_worker._parent_fds.discard(fd)
-            os.close(fd)
-        return start(*args)
-
-    process_worker._parent_fds.update(others)
-    monkeypatch.setattr(process_worker, "start_process", close_and_start)
-    with process_backend(counters(1), context="fork") as venv:
         venv.reset()
-        assert venv.alive() == [True]
+        assert all(venv.alive())
 
 
 def test_an_env_that_hangs_in_close_does_not_hide_why_another_could_not_be_made(

@@ -51,12 +51,21 @@ class TestAttributes:
 
     def test_metadata_is_a_copy_that_names_the_autoreset_mode(self, make):
         """The metadata of the env class must not be written to (gymnasium #1623)."""
+        before = dict(gym.make("CartPole-v1").unwrapped.metadata)
         for given, mode in [(mode, mode) for mode in AutoresetMode] + [(mode.value, mode) for mode in AutoresetMode]:
             envs = make([cartpole()] * 2, autoreset_mode=given)
             assert envs.metadata["autoreset_mode"] is mode
             assert envs.autoreset_mode is mode
             assert envs.metadata["render_fps"] == 50
-        assert "autoreset_mode" not in gym.make("CartPole-v1").unwrapped.metadata
+        assert gym.make("CartPole-v1").unwrapped.metadata == before
+
+    def test_clients_find_the_processes_and_the_latest_observations_of_async_vector_env(self):
+        envs = AsyncVectorEnv([cartpole()] * 3, num_workers=2)
+        assert envs.observations.shape == (3, 4)
+        assert np.array_equal(envs.observations, envs.reset(seed=0)[0])
+        assert np.array_equal(envs.observations, envs.step(np.ones(3, int))[0])
+        assert [process.is_alive() for process in envs.processes] == [True, True]
+        envs.close()
 
     def test_seeds_of_the_envs_are_a_tuple_that_a_reset_without_seed_leaves(self, make):
         envs = make([cartpole()] * 3)

@@ -102,7 +102,7 @@ WORDS = [
 
 def refusal(make, env_fns, **options):
     """The error of a constructor."""
-    with pytest.raises((RuntimeError, TypeError, ValueError)) as caught:
+    with pytest.raises((AssertionError, RuntimeError, TypeError, ValueError)) as caught:
         make(env_fns, **options)
     return caught.value.with_traceback(None)  # which would keep what was being made
 
@@ -120,11 +120,13 @@ class TestObservationModes:
             "async": functools.partial(gym.vector.AsyncVectorEnv, shared_memory=False, context="spawn"),
         }
         want, got = (refusal(make[kind], env_fns, observation_mode=mode) for make in (theirs, OURS))
+        assert re.search("[Ee]nv [01]", str(got))
+        if isinstance(want, AssertionError):  # gymnasium 1.3
+            return
         assert type(got) is type(want)
         words = [each for each in WORDS if each in str(want)]
         assert [each for each in WORDS if each in str(got)] == words
         assert words or str(want) in str(got)
-        assert re.search("[Ee]nv [01]", str(got))
 
     def test_different_bounds_are_batched_row_by_row(self):
         envs = SyncVectorEnv(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -78,6 +79,15 @@ class TestNumbers:
         assert lines
         assert lines[-1]["steps"] == Dataset(tmp_path).steps
         assert {"time", "episodes", "steps_per_second", "mean_return", "bottleneck"} <= lines[-1].keys()
+
+
+def test_text_of_others_in_an_error_cannot_move_the_cursor(tmp_path: Path, capsys: Any) -> None:
+    run_job(job(episodes=1), tmp_path)
+    head = json.loads((tmp_path / "dataset.json").read_text())
+    for name in ("version", "format"):
+        (tmp_path / "dataset.json").write_text(json.dumps({**head, name: "\x1b[2J"}))
+        assert main(["info", str(tmp_path)]) == 1
+        assert "\x1b" not in capsys.readouterr().err
 
 
 def test_figures_of_large_returns_are_finite() -> None:

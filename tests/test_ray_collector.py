@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import os
 import signal
 import subprocess
@@ -17,7 +18,7 @@ import psutil
 import pytest
 import torch
 from collector_envs import arrays, assert_equal, cartpoles, lean
-from countdown import Breaks, Countdown
+from countdown import Breaks, BreaksOnce, Countdown
 from rollout_envs import gated, signed
 
 from collector import ActorConfig, RayCollector, Rollout
@@ -242,6 +243,20 @@ def test_errors_of_constructors_and_of_steps_arrive_as_they_are() -> None:
         with pytest.raises(OverflowError, match="the env broke") as caught:
             collector.next()
         assert any(note.startswith("raised in actor") for note in caught.value.__notes__)
+
+
+@pytest.mark.parametrize("sync", [True, False])
+def test_each_frame_is_counted_where_a_step_raises(sync: bool) -> None:
+    kwargs = [{"episode_at": 9}, {"episode_at": 2}]
+    venv = partial(BreaksOnce, 3, at=1)
+    with RayCollector(venv, num_actors=2, sync=sync, frames_per_batch=8, create_env_kwargs=kwargs) as collector:
+        with pytest.raises(OverflowError, match="the env broke"):
+            collections.deque(collector, 0)
+        stats = collector.stats()
+    assert stats.in_flight == 0
+    assert stats.lost > 0
+    assert stats.delivered == collector.frames
+    assert stats.requested == stats.delivered + stats.lost + stats.discarded
 
 
 PROGRAM = """

@@ -144,7 +144,19 @@ def test_what_cannot_be_recorded_is_refused_at_once(tmp_path: Path) -> None:
             super().__init__(0)
             self.observation_space = spaces.Box(-1, 9, (4,), np.float32)
 
+    class Keyed(Numbered):
+        def __init__(self) -> None:
+            super().__init__(0)
+            self.observation_space = spaces.Dict({1: spaces.Discrete(2)})
+
+    class Long(Numbered):
+        def __init__(self) -> None:
+            super().__init__(0)
+            self.action_space = spaces.Box(0, 1, (1,), np.longdouble)
+
     for fns, options, kind, message in (
+        ([Keyed], {}, DatasetError, r"keys of a Dict space are \[1\]; only text"),
+        ([Long], {}, DatasetError, "action is (float128|longdouble)"),
         ([Words], {}, DatasetError, "only arrays of numbers"),
         ([Wider, partial(Numbered, 1)], {}, DatasetError, "obs is no array with"),
         (env_fns(tree=True), {"stack_obs": False}, ValueError, "stack_obs=True"),

@@ -24,6 +24,7 @@ from vecenv import (
     SB3VecEnv,
     ShmemVectorEnv,
     SyncVectorEnv,
+    ThreadVectorEnv,
     VectorEnvNormObs,
     VectorEnvWrapper,
     from_gymnasium,
@@ -89,6 +90,21 @@ class TestWithSB3:
                 env.close()
             assert_same(*found)
             assert kinds(found[0]) == kinds(found[1])
+
+    @pytest.mark.parametrize(
+        "kind",
+        one_of([sb3.DummyVecEnv, sb3.SubprocVecEnv, lambda env_fns: SB3VecEnv(ThreadVectorEnv(env_fns)), "theirs"]),
+    )
+    def test_last_observations_are_what_the_envs_returned(self, kind):
+        for form in ("numpy64", "wide", "array", "scalar", "list", "unsorted"):
+            found, make = [], [lambda form=form: Reads(form)] * 2
+            of_gymnasium = kind == "theirs" and gym.vector.SyncVectorEnv(make, autoreset_mode="SameStep")
+            for env in (SB3VecEnv(of_gymnasium) if of_gymnasium else kind(make), DummyVecEnv(make)):
+                env.reset()
+                found.append([info for _ in range(4) for info in env.step(np.zeros(2, int))[3]])
+                env.close()
+            assert_same(*found)
+            assert repr(found[0]) == repr(found[1])
 
     @FULL
     def test_vec_env_wrappers_and_evaluate_policy_take_it(self):
@@ -179,8 +195,9 @@ class TestVectorEnvsOfGymnasium:
         for each in (ours, theirs):
             each.set_attr("gravity", 5.0)
         assert ours.get_attr("gravity") == [5.0] * 3
-        with pytest.raises(ValueError, match=r"VectorEnv\.call is for all its 3 envs, got \[1\]"):
-            ours.set_attr("gravity", 5.0, [1])
+        if mode == "async":
+            with pytest.raises(ValueError, match=r"VectorEnv\.call is for all its 3 envs, got \[1\]"):
+                ours.set_attr("gravity", 5.0, [1])
         assert ours.env_is_wrapped(TimeLimit, [1]) == [True]
         assert ours.env_method("get_wrapper_attr", "spec", indices=[2, 0, 1])[0].id == "CartPole-v1"
         assert played_alike(ours, theirs, np.random.default_rng(0).integers(0, 2, (60, 3))) >= 6

@@ -40,6 +40,19 @@ class TestPrograms:
         assert results[0][0] == 256
 
 
+class TestAttributes:
+    def test_clients_find_the_processes_and_what_is_pending(self):
+        for env in (SubprocVecEnv(counting(2), num_workers=2), theirs.SubprocVecEnv(counting(2), "spawn")):
+            env.reset()
+            assert [process.is_alive() for process in env.processes] == [True, True]
+            env.step_async(np.zeros(2, int))
+            assert (env.waiting, env.closed) == (True, False)
+            env.step_wait()
+            assert env.waiting is False
+            env.close()
+            assert env.closed
+
+
 class TestArguments:
     @pytest.mark.parametrize("start_method", one_of([None, "fork", "forkserver", "spawn"]))
     def test_every_start_method_works_by_position(self, start_method):

@@ -25,12 +25,13 @@ import pytest
 from gymnasium.envs.registration import EnvSpec
 
 from tests.backends import FULL, full
-from tests.faulty import Counter, SpawnsChild, UsesMultiprocessing, counters
+from tests.faulty import Counter, LeavesRunning, SpawnsChild, UsesMultiprocessing, counters
 from tests.ledger import SEEN, Column, Ledger, N, block_of, columns, gone, pids, wait_until
 from tests.oddities import RaisesAtPickle
 from vecenv import ClosedError, ShmemVectorEnv, SubprocVectorEnv
 from vecenv.backends.ipc.serialization import dumps_by_value, loads_by_value
 from vecenv.backends.pool import worker_pool
+from vecenv.backends.pool.process_worker import ProcessWorker
 from vecenv.backends.worker import worker_setup
 from vecenv.backends.worker.worker_setup import registered_envs
 from vecenv.portability import PORTABLE
@@ -521,6 +522,19 @@ def test_programs_that_an_env_started_and_forgot_end_with_close(column: Column) 
         (child,) = ledger.venv.get_env_attr("child", [1])
         assert psutil.pid_exists(child)
     assert gone(child)
+
+
+@pytest.mark.parametrize("context", ["forkserver", *full(["fork", "spawn"])])
+@pytest.mark.parametrize("what", ["thread", "pool"])
+@fork_may_warn
+def test_a_worker_ends_by_itself_though_an_env_left_a_thread_or_pool_running(
+    context: str, what: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    killed: list[Any] = []
+    monkeypatch.setattr(ProcessWorker, "kill", killed.append)
+    with ShmemVectorEnv([partial(LeavesRunning, i, what) for i in range(2)], num_workers=1, context=context) as venv:
+        venv.reset()
+    assert killed == []
 
 
 class Nested(Counter):

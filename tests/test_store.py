@@ -117,6 +117,9 @@ class TestReading:
             spaces.Dict({"b": spaces.Tuple([spaces.Discrete(2), spaces.Box(0, 1)]), "a": spaces.MultiBinary(2)}),
         ):
             assert space_from_json(json.loads(json.dumps(space_to_json(space)))) == space
+        ordered = spaces.Dict([("b", spaces.Box(0, 1, (2,))), ("a", spaces.Discrete(3))])
+        found: Any = space_from_json(json.loads(json.dumps(space_to_json(ordered))))
+        assert [*found] == ["b", "a"], "`gymnasium.spaces.flatten` follows the order of the keys"
         for other in (spaces.Graph(spaces.Box(0, 1), None), spaces.Text(5)):  # whose elements are no arrays
             assert space_from_json(space_to_json(spaces.Dict({"a": other}))) is None
 
@@ -138,7 +141,7 @@ class TestTransitions:
         assert found.episode.tolist() == np.repeat(range(6), LENGTHS).tolist()
         assert found.step.tolist() == [step for length in LENGTHS for step in range(length)]
         assert found.terminated.tolist() == np.concatenate([each.terminated for each in whole]).tolist()
-        some = data.take([7, 0, 7, 22])
+        some = data.take(np.array([7, 0, 7, 22], np.uint64))
         assert some.step.tolist() == found.step[[7, 0, 7, 22]].tolist()
         nest.merge(
             lambda pair: np.testing.assert_array_equal(pair[0], pair[1][[7, 0, 7, 22]]), [some.next_obs, found.next_obs]
@@ -366,11 +369,44 @@ class TestWriting:
             for wrong, message in refused:
                 with pytest.raises(DatasetError, match=message):
                     writer.add(episode(2, **wrong))
+            with pytest.raises(DatasetError, match="failures and state have"):
+                writer.commit(state="x" * 2**26)
             with pytest.raises(DatasetError, match=r"episodes \[8\] are in"):
                 writer.add([episode(7), episode(8), episode(8)])
             writer.add([episode(7), episode(0, number=-1), episode(1, number=-1)])  # which get the next numbers
             writer.end()
         assert Dataset(tmp_path).numbers.tolist() == [1, 7, 8, 9]
+
+    def test_episodes_that_are_not_of_the_spaces_are_refused(self, tmp_path: Path) -> None:
+        with StoreWriter(tmp_path, head()) as writer:
+            for wrong, message in (
+                (
+                    {"obs": np.zeros((4, 2), np.float32)},
+                    "observation space: obs is <f4 2, and the space has <f4 3",
+                ),
+                ({"action": np.zeros(3, np.int32)}, "of the action space: action is <i4, and the space has <i8"),
+            ):
+                with pytest.raises(DatasetError, match=message):
+                    writer.add(episode(2, **wrong))
+            writer.add(episode(2))
+        with pytest.raises(DatasetError, match=r"the head of a data set cannot be written: it has .* bytes"):
+            StoreWriter(tmp_path / "a", make_head(OBS, ACTION, notes="x" * 2**24))
+
+    def test_a_line_of_the_manifest_is_never_too_long_for_its_reader(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr("collector.store.writer.MOST_EPISODES", 3)
+        with StoreWriter(tmp_path, head()) as writer:
+            writer.add([episode(number) for number in range(8)])
+            writer.commit(failed={"env": 2}, state="here")
+            assert writer.waiting_bytes == 0
+            assert [len(line.files) > 0 for line in writer.manifest.shards] == [True] * 3
+            writer.end()
+        data = Dataset(tmp_path)
+        assert data.verify() == []
+        assert (data.failed, data.state) == ({"env": 2}, "here")
+        for number, found in enumerate(data):
+            assert_same(found, episode(number))
 
     def test_shards_of_parts_are_adopted_while_they_are_written(self, tmp_path: Path) -> None:
         with StoreWriter(tmp_path, head()) as driver:

@@ -53,6 +53,7 @@ QUICK = {
     "a_file_with_a_path": "it has the files",
     "a_header_of_2_to_the_62": "expected float32 (10, 3)",
     "a_space_of_2_to_the_62": "Expected `int`",
+    "a_head_of_large_spaces": "not of the observation space: obs is <f4 3, and the space has <f4 16777216",
 }
 """One of the corpus for each check, and what is said: a later check would refuse most of them too."""
 

@@ -8,12 +8,13 @@ import sys
 import threading
 import time
 from functools import partial
+from itertools import starmap
 from pathlib import Path
 from typing import Any
 
 import gymnasium
 import pytest
-from tuned_envs import Draws, HangsOnStep, Logged, RaisesOnStep, lock_holder
+from tuned_envs import Draws, HangsOnStep, Logged, RaisesOnStep, SlowlyReset, lock_holder
 
 import vecenv
 from tests.backends import FULL
@@ -63,6 +64,14 @@ class TestTheTable:
         assert rows["DummyVectorEnv"].steps_per_second is None
         assert rows["DummyVectorEnv"].note.startswith("not measured: about ")
 
+    def test_resets_count_that_are_rare_and_slow(self) -> None:
+        """Of 20 rounds of 4 envs one takes as long as four resets, or as one with a worker for each env."""
+        result = tune([partial(SlowlyReset, 0.05, 20)] * 4, pause=1e-4, seconds=1.0)
+        assert result.best.num_workers == 4
+        rates = {name: row.steps_per_second or 0 for name, row in by_name(result).items()}
+        assert rates["ShmemVectorEnv, 4 workers"] < 2 * 4 * 20 / 0.05  # a few resets say how often they are
+        assert rates["DummyVectorEnv"] < 2 * 4 * 20 / (4 * 0.05)
+
     def test_first_steps_that_are_slow_do_not_count(self) -> None:
         result = tune([partial(Draws, slow_steps=20)] * 2, pause=0.0, seconds=0.3)
         fastest = result.rows[0].steps_per_second
@@ -92,6 +101,22 @@ class TestTheChoice:
         rows, found = tuning._rank(loops)
         assert found is not None
         assert (found.backend, len(rows)) == (best, len(rates))
+
+    @pytest.mark.parametrize(
+        ("slices", "reset", "share", "rates"),
+        [
+            ([((9, 0.9), (1, 1.1)), ((9, 1.8), (1, 1.1)), ((1, 0.1), (0, 0.0))], 0.0, 0.1, [5, 1 / 0.29, 5]),
+            ([((9, 0.9), (0, 0.0))], 0.9, 0.1, [1 / (0.09 + 0.1)]),
+            ([((0, 0.0), (1, 2.0))], 0.9, 0.1, [0.5]),
+            ([((1, 0.5), (1, 1.5)), ((0, 0.0), (1, 0.5))], 0.9, 0.6, [1, 2]),
+        ],
+        ids=["mean of resets", "first reset", "only resets", "often"],
+    )
+    def test_resets_count_in_each_slice(self, slices: Any, reset: float, share: float, rates: list[float]) -> None:
+        loop = tuning._Loop("dummy", None, None, 1, 0.0)
+        loop.slices, loop.first_reset = [tuple(starmap(tuning.Rounds, each)) for each in slices], reset
+        loop.rate(share)
+        assert loop.rates == pytest.approx(rates)
 
     def test_a_bar_a_row_and_the_line_to_write_are_printed(self) -> None:
         rows = [

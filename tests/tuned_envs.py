@@ -38,6 +38,22 @@ class Draws(gymnasium.Env):
         return self.np_random.uniform(-9, 9, 3), float(action), self.taken == 7, False, {}
 
 
+class SlowlyReset(Draws):
+    """Waits for so many seconds in each reset, and ends its episodes after `length` steps."""
+
+    def __init__(self, seconds: float, length: int) -> None:
+        super().__init__()
+        self.seconds, self.length = seconds, length
+
+    def reset(self, **options: Any) -> Any:
+        threading.Event().wait(self.seconds)
+        return super().reset(**options)
+
+    def step(self, action: Any) -> Any:
+        obs, reward, *_ = super().step(action)
+        return obs, reward, self.taken == self.length, False, {}
+
+
 class Logged(Draws):
     """Appends a line to a file when it is made and when it is closed, with the process that it is in."""
 

@@ -58,7 +58,7 @@ class EnvCreator:
     ) -> None:
         if not callable(create_env_fn):
             raise TypeError(f"create_env_fn must be a callable that makes an env, got {create_env_fn!r}")
-        self._shares, self._freezes = share_memory, False
+        self._shares, self._freezes, self._freezes_shared_only = share_memory, False, False
         self._fn, self._kwargs = create_env_fn, _merged(kwargs, {} if create_env_kwargs is None else create_env_kwargs)
         self._states: list[SharedState] | None = None
         """The shared state of each part, outermost first; None for envs that share nothing."""
@@ -66,7 +66,7 @@ class EnvCreator:
         self._report: EnvReport | None = None
         if isinstance(create_env_fn, EnvCreator):  # a creator of the same envs, as the arguments of both have it
             self._fn, self._kwargs = create_env_fn._fn, _merged(self._kwargs, create_env_fn._kwargs)
-            self._freezes = create_env_fn._freezes
+            self._freezes, self._freezes_shared_only = create_env_fn._freezes, create_env_fn._freezes_shared_only
             if share_memory:
                 self._states, self._names = create_env_fn._states, create_env_fn._names
         if share_memory and self._states is None:
@@ -89,9 +89,10 @@ class EnvCreator:
         if self._states is not None:
             self._bind(env, self._states)
         for part in parts(env) if self._freezes else ():
+            is_shared = isinstance(part, Stateful) and self._states is not None
             is_known = isinstance(part, Stateful) or hasattr(part, "frozen")
-            if is_known and callable(freeze := getattr(part, "freeze", None)):
-                freeze()
+            if (is_shared or (is_known and not self._freezes_shared_only)) and hasattr(part, "freeze"):
+                part.freeze()
         return env
 
     def for_env(self, i: int, n: int) -> EnvCreator:
@@ -122,14 +123,15 @@ class EnvCreator:
         """A creator of the same envs that each have a state of their own; `tune` and backend="auto" measure these."""
         return self._variant(_shares=False, _states=None, _names=[])
 
-    def frozen_copy(self) -> EnvCreator:
+    def frozen_copy(self, *, shared_only: bool = False) -> EnvCreator:
         """Return a creator of the same envs for evaluation. They share a copy of the state as it is now, and those of
         their parts that can be frozen (`VecNorm`, `NormalizeReward`) are not updated.
 
-        With `share_memory=False` there is no state to copy: each env is frozen as `create_env_fn` makes it.
+        With `share_memory=False` there is no state to copy: each env is frozen as `create_env_fn` makes it. With
+        `shared_only`, parts whose statistics are not shared are not frozen, because the copy does not have them.
         """
         states = self._states and [SharedState(state.read(), share=True) for state in self._states]
-        return self._variant(_freezes=True, _states=states)
+        return self._variant(_freezes=True, _freezes_shared_only=shared_only, _states=states)
 
     def update_kwargs(self, kwargs: Kwargs | Sequence[Kwargs]) -> None:
         """Replace these arguments for the vector envs and envs made from now on; a list has a dict for each env.
@@ -225,6 +227,7 @@ class EnvCreator:
             "call": dumps_by_value((self._fn, self._kwargs)),
             "_shares": self._shares,
             "_freezes": self._freezes,
+            "_freezes_shared_only": self._freezes_shared_only,
             "_states": self._states,
             "_names": self._names,
         }

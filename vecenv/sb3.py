@@ -164,3 +164,9 @@ class SubprocVecEnv(_OwningVecEnv):
             multiprocessing.get_context(start_method)  # raises the same ValueError as SB3's class
         kind = ShmemVectorEnv if shared_memory else SubprocVectorEnv
         self._open(kind, env_fns, options, context=start_method)
+
+    @property
+    def processes(self) -> list[Any]:
+        """The worker processes, each of which hosts several envs."""
+        processes: list[Any] = self.venv.engine.backend.processes
+        return processes

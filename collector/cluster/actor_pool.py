@@ -270,7 +270,7 @@ class ActorPool:
             failure = _named(actor, type(cause), f"in {actor}: {cause}")
             failure.__cause__ = trace
             return failure
-        actor.pop()  # that call is over; the actor is not
+        actor.stats.lost += actor.pop().frames  # that call is over; the actor is not
         if isinstance(cause, self._ray.exceptions.RayError):  # the exception itself could not be pickled
             cause = EnvStepError(str(cause))
         ids = actor.env_ids

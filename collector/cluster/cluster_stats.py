@@ -30,9 +30,11 @@ class FrameCounts:
     delivered: int = 0
     """Steps that the driver has taken over; each once."""
     lost: int = 0
-    """Steps of the rollouts that an actor had been asked for when it was killed: it may not have taken all of them."""
+    """Steps of the rollouts that an actor had been asked for when it was killed, and of a rollout that raised an error:
+    the actor may not have taken all of them."""
     discarded: int = 0
-    """Steps of rollouts that were in flight at `set_seed`, `reset` or `load_state_dict`."""
+    """Steps of rollouts that were in flight at `set_seed`, `reset`, `load_state_dict` or `shutdown`, and of a batch
+    that an exception ended."""
     in_flight: int = 0
     """Steps of rollouts that are being collected, or wait in the object store."""
     restarts: int = 0

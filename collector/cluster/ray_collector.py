@@ -223,6 +223,7 @@ class RayCollector(BatchIterator):
         try:
             yield
         except BaseException:
+            self._rollouts.discard()
             self.shutdown()
             raise
 

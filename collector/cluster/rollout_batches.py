@@ -43,6 +43,8 @@ class RolloutBatches:
     ) -> None:
         self._pool, self._weights, self._frames = pool, weights, frames
         self._depth, self._max_bytes, self._straggler_timeout = depth, max_bytes, straggler_timeout
+        self._taken: list[Arrived] = []
+        """The rollouts of the batch that is being made."""
         self._rollout_bytes = 0
         """Bytes of the largest rollout so far."""
 
@@ -100,9 +102,9 @@ class RolloutBatches:
 
     def _add(self, batch: Assembler, slot: int, arrived: Arrived) -> None:
         """Take over a rollout, and note which episodes of its actor go on in the next one."""
-        actor, report, columns, frames = arrived
+        self._taken.append(arrived)
+        actor, report, columns, _ = arrived
         self._rollout_bytes = max(self._rollout_bytes, sum(leaf.nbytes for leaf in nest.leaves(columns)))
-        actor.stats.delivered += frames
         actor.stats.collecting += report.seconds
         actor.stats.waiting += report.waited
         actor.restarts_in_a_row = 0
@@ -113,7 +115,17 @@ class RolloutBatches:
 
     def _finish(self, batch: Assembler) -> Rollout:
         broken, self._pool.broken = self._pool.broken, []
-        return batch.finish(broken)
+        finished = batch.finish(broken)
+        taken, self._taken = self._taken, []
+        for arrived in taken:
+            arrived.actor.stats.delivered += arrived.frames
+        return finished
+
+    def discard(self) -> None:
+        """Count the rollouts of a batch that an exception ended."""
+        taken, self._taken = self._taken, []
+        for arrived in taken:
+            arrived.actor.stats.discarded += arrived.frames
 
 
 class Assembler:

@@ -17,8 +17,8 @@ from collector.jobs.job import as_shown
 from collector.jobs.names import TRANSFORM, find_class, is_listed
 from collector.store import schema
 from collector.store.dataset import Dataset
+from collector.store.dataset_folder import writing
 from collector.store.safe_folder import SafeFolder
-from collector.store.writer import writing
 from vecenv.extending import Freezable
 
 METRICS = "metrics.jsonl"

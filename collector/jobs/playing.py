@@ -31,7 +31,7 @@ from collector.jobs.making import make_policy, make_venv, transforms_with_statis
 from collector.jobs.plan import Plan
 from collector.jobs.transform_statistics import States, statistics_of, write_statistics
 from collector.policy.policy_state import hash_of
-from collector.store.recorder import row_layout
+from collector.store.packed import row_layout
 from collector.store.safe_folder import DatasetError
 from collector.store.writer import StoreWriter
 from collector.sync_collector import SyncDataCollector

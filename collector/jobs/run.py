@@ -28,9 +28,10 @@ from collector.jobs.on_ray import RayPlayer, check_cluster, connect_to, device_o
 from collector.jobs.plan import Plan
 from collector.jobs.playing import Commits, Episodes, HeadOf, JobFailedError, Player, Tally, skipped_in
 from collector.jobs.transform_statistics import States, read_statistics, with_frozen
+from collector.store.dataset_folder import check_folder
 from collector.store.manifest import MANIFEST, Manifest, read_manifest
 from collector.store.safe_folder import DatasetError
-from collector.store.writer import StoreWriter, check_folder
+from collector.store.writer import StoreWriter
 from vecenv.venvs import DummyVectorEnv
 
 RECENT = 100

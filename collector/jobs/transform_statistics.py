@@ -22,8 +22,8 @@ import numpy as np
 from collector.jobs.job import Call, Frozen, Job, JobError
 from collector.jobs.names import TRANSFORM, find_class
 from collector.store import schema
+from collector.store.dataset_folder import writing
 from collector.store.safe_folder import DatasetError, SafeFolder
-from collector.store.writer import writing
 from vecenv.errors import VectorEnvError
 from vecenv.extending import Freezable
 

@@ -7,6 +7,8 @@ whatever the device and dtype of the policy, so that the same parameters give th
 
 from __future__ import annotations
 
+import pickle
+import random
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -24,7 +26,6 @@ if TYPE_CHECKING:
     import torch
 
 T = TypeVar("T")
-ACTION_MASK = "action_mask"
 
 
 UNKNOWN = (
@@ -46,8 +47,6 @@ class KeyedNoise:
         or a sample of a known family. What a policy returns as an action may come from anywhere."""
         self.resize(rows)
         self._policy: RandomPolicy | None = None
-        self._masks: list[Any] = [None] * rows
-        self._has_masks = False
 
     @property
     def everything(self) -> bool:
@@ -64,25 +63,16 @@ class KeyedNoise:
         self.steps = np.zeros(rows, np.int64)
         self._keyed = self._keys = np.zeros(0, np.int64)
 
-    def begin(self, env_ids: np.ndarray, infos: np.ndarray) -> None:
-        """Note that episodes begin in these envs, with these infos."""
+    def begin(self, env_ids: np.ndarray) -> None:
+        """Record that episodes begin in these envs."""
         if self._policy is not None:
             self._policy.seed(env_ids, [action_seed(self.job_seed, each) for each in self.numbers[env_ids].tolist()])
-        self.note_masks(env_ids, infos)
-
-    def note_masks(self, env_ids: np.ndarray, infos: np.ndarray) -> None:
-        """Note the action masks in the infos that came with the last observations of these envs."""
-        if not self._has_masks:
-            self._has_masks = any(ACTION_MASK in info for info in infos)
-        if self._has_masks:
-            for env_id, info in zip(env_ids.tolist(), infos, strict=True):
-                self._masks[env_id] = info.get(ACTION_MASK)
 
     # Random actions.
 
-    def random_policy(self, policy: RandomPolicy, action_spaces: Any) -> Callable[[Any, Any], Any]:
-        """A random policy `(obs, env_ids)`, whose streams of actions begin anew with each episode. Raises `TypeError`
-        where action spaces differ.
+    def seed_random(self, policy: RandomPolicy, action_spaces: Any) -> None:
+        """Seed the streams of random actions of this policy with each episode that begins. Raises `TypeError` if action
+        spaces differ.
         """
         for env_id, space in enumerate(action_spaces):
             if space != action_spaces[0]:
@@ -94,24 +84,16 @@ class KeyedNoise:
         ids = np.arange(len(action_spaces))
         policy.seed(ids, [action_seed(self.job_seed, each) for each in self.numbers[ids].tolist()])
 
-        def draw(obs: Any, env_ids: np.ndarray) -> Any:
-            return policy(obs, env_ids, [self._masks[env] for env in env_ids.tolist()] if self._has_masks else None)
-
-        return draw
-
     # What a policy draws.
 
     def watch(self, call: Callable[[], T]) -> T:
-        """Call a policy and return its result. One that draws from torch's own generators (dropout does) is not
-        keyed.
+        """Call a policy and return its result. A policy that draws from the global generators of torch (dropout does),
+        numpy or Python is not keyed.
         """
-        torch = sys.modules.get("torch")
-        if torch is None:
-            return call()
-        before = _generator_states(torch)
+        before = _generator_states()
         returned = call()
-        if not all(map(torch.equal, before, _generator_states(torch))):
-            self.not_keyed("the policy draws from the random generators of torch")
+        if before != _generator_states():
+            self.not_keyed("the policy draws from the global random generators of torch, numpy or Python")
         return returned
 
     @contextmanager
@@ -201,9 +183,13 @@ class KeyedNoise:
         return self.uniforms(int(np.prod(shape[1:]))).reshape(shape)
 
 
-def _generator_states(torch: Any) -> list[Any]:
-    on_cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
-    return [torch.get_rng_state(), *on_cuda]
+def _generator_states() -> list[Any]:
+    """Return the states of all global generators, to be compared."""
+    states: list[Any] = [random.getstate(), pickle.dumps(np.random.get_state(legacy=False))]
+    if (torch := sys.modules.get("torch")) is not None:
+        on_cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
+        states += [each.numpy().tobytes() for each in (torch.get_rng_state(), *on_cuda)]
+    return states
 
 
 def _normals(unit: np.ndarray) -> np.ndarray:

@@ -76,9 +76,9 @@ def _mark(value: Any) -> Any:
     if isinstance(value, random.Random):
         return value.getstate()
     if isinstance(value, np.random.Generator):
-        return repr(value.bit_generator.state)
+        return pickle.dumps(value.bit_generator.state)
     if isinstance(value, np.random.RandomState):
-        return repr(value.get_state())
+        return pickle.dumps(value.get_state())
     if hasattr(value, "get_state") and type(value).__module__ == "torch":  # torch.Generator
         value = value.get_state()
     try:

@@ -59,12 +59,15 @@ class RandomPolicy:
     def __call__(self, obs: Any, env_id: Any = None, masks: Sequence[Any] | None = None) -> Any:
         """One action for each env of `env_id` (None: all): `(k, ...)`, of the spaces' dtype; or a tree of these.
 
-        masks: that of each row which is not in its observation, or None. Raises `ValueError` for a mask that does not
-        fit the space.
+        masks: the mask of each row, in place of the mask in its observation; an entry may be None. Raises `ValueError`
+        for a mask that does not fit the space.
         """
         ids = self._ids if env_id is None else np.asarray(env_id)
-        if masks is None:
-            masks = masks_of(obs, self._spaces[0], len(ids))
+        found = masks_of(obs, self._spaces[0], len(ids))
+        if masks is not None and found is not None:
+            masks = [own if mask is None else mask for mask, own in zip(masks, found, strict=True)]
+        elif masks is None:
+            masks = found
         if masks is None:
             return self._from_blocks(ids)
         rows = enumerate(zip(ids.tolist(), masks, strict=True))

@@ -30,6 +30,7 @@ from vecenv import nest
 from vecenv.extending import add_note, cast_exactly
 from vecenv.nest import as_array
 
+ACTION_MASK = "action_mask"
 Outputs = dict[str, np.ndarray]
 Layout = dict[str, RowLayout]
 Options = bool | dict[str, Any]
@@ -69,6 +70,8 @@ class PolicyRunner:
         """The source of random actions and samples, where episodes have seeds of their own."""
         self._env, self._threads, self._clock = env, threads, clock or Clock()
         self._env_num: int = env.env_num
+        self._infos = np.full(env.env_num, None)
+        """The latest info of each env."""
         self._row_ids = np.arange(env.env_num)
         """The ids of the rows with which the policy is called where there is noise: first the envs."""
         self._last: Any = None
@@ -96,9 +99,11 @@ class PolicyRunner:
             self._call = self._prepare(policy, exploration, device, faster)
 
     def _random_policy(self, policy: Any) -> Any:
-        """A function of observations and env ids that draws random actions, by `policy` or for the action spaces."""
+        """Return the policy that draws random actions: `policy`, or one for the action spaces."""
         policy = RandomPolicy(self._env.action_space) if policy is None else policy
-        return policy if self.noise is None else self.noise.random_policy(policy, self._env.action_space)
+        if self.noise is not None:
+            self.noise.seed_random(policy, self._env.action_space)
+        return policy
 
     def _prepare(self, policy: Policy, exploration: ExplorationType, device: Any, faster: dict[str, Any]) -> PolicyCall:
         """The policy, with its signature read; one on tensors is moved to its device."""
@@ -172,12 +177,17 @@ class PolicyRunner:
             self._learn_layout(obs, env_ids)
         if self.noise is not None and len(env_ids) < self._env_num:
             obs = nest.take(obs, env_ids)
-        outputs = {"action": self._random(obs, env_ids)}
+        outputs = {"action": self._random(obs, env_ids, self.masks_of(env_ids))}
         for name, (shape, dtype) in self.layout.items():
             if name != "action":
                 outputs[name] = np.zeros((len(env_ids), *shape), dtype)
         self._clock.lap("policy")
         return outputs
+
+    def masks_of(self, env_ids: np.ndarray) -> list[Any] | None:
+        """Return the action masks in the latest infos of these envs; None if no info has one."""
+        masks = [None if info is None else info.get(ACTION_MASK) for info in self._infos[env_ids]]
+        return None if all(mask is None for mask in masks) else masks
 
     def _outputs(self, obs: Any, env_ids: np.ndarray, stepping: np.ndarray | None = None) -> Outputs:
         """Return the checked outputs of the policy for rows of these envs, of which `stepping` step (None: all)."""
@@ -265,13 +275,19 @@ class PolicyRunner:
             yield
 
     def begin(self, env_ids: Any, infos: np.ndarray | None = None) -> None:
-        """Note that episodes begin in these envs, with these infos: a recurrent policy restarts from its initial state,
-        and noise is that of the episode.
+        """Record that episodes begin in these envs, with these infos: a recurrent policy restarts from its initial
+        state, and noise is that of the episode.
         """
         if self._call is not None and self._call.state is not None:
             self._call.state.begin(env_ids)
-        if self.noise is not None and infos is not None:
-            self.noise.begin(env_ids, infos)
+        if infos is not None:
+            self.take_infos(env_ids, infos)
+            if self.noise is not None:
+                self.noise.begin(env_ids)
+
+    def take_infos(self, env_ids: np.ndarray, infos: np.ndarray) -> None:
+        """Keep the infos that came with the latest observations of these envs: random actions respect their masks."""
+        self._infos[env_ids] = infos
 
     def replaces(self, random: bool) -> bool:
         """Return whether random actions, where they are wanted, take the place of a policy that returns others.

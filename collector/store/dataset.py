@@ -12,9 +12,9 @@ from typing import Any, overload
 import numpy as np
 
 from collector.episodes.episode import EPISODE_COLUMNS, Episode, EpisodeBatch, columns_of
-from collector.store.dataset_head import read_head, space_from_json
+from collector.store.dataset_head import read_head, space_from_json, spaces_of
 from collector.store.manifest import read_manifest
-from collector.store.packed import Layout, pack
+from collector.store.packed import Layout, check_spaces, pack
 from collector.store.safe_folder import DatasetError
 from collector.store.shard import Shards
 from vecenv import nest
@@ -95,6 +95,11 @@ class Dataset:
         """The last state that the writer left for the next one."""
         self.layout: Layout | None = manifest.layout
         """The arrays of a shard; None where there is none yet."""
+        if self.layout is not None:
+            try:
+                check_spaces(self.layout, spaces_of(self.head))
+            except DatasetError as error:
+                raise DatasetError(f"{self.folder} cannot be read: {error}") from None
         self._shards = Shards(self.folder, manifest, memory)
         index = manifest.index
         self._set_index(index if self.end is None else index[index["number"] < self.end])
@@ -217,6 +222,7 @@ class Dataset:
             raise IndexError(f"expected the numbers of one or more transitions, got {steps.size} values {steps.dtype}")
         if not (steps.min() >= 0 and steps.max() < self.steps):
             raise IndexError(f"the data set has {self.steps:,} transitions, got {steps.min()} to {steps.max()}")
+        steps = steps.astype(np.int64, copy=False)  # numpy makes floats of unsigned and signed integers
         episode = np.searchsorted(self._starts, steps, side="right") - 1
         step, index = steps - self._starts[episode], self._index
         shard, row = index["shard"][episode], index["first"][episode] + step

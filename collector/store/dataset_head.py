@@ -42,6 +42,8 @@ def head_bytes(head: dict[str, Any]) -> bytes:
     """The content of the file. Raises `DatasetError` where it is no head, or has what JSON has not."""
     try:
         data = json.dumps(head, indent=2, allow_nan=False).encode() + b"\n"
+        if len(data) > LARGEST_HEAD:
+            raise DatasetError(f"it has {len(data):,} bytes, and {LARGEST_HEAD:,} are the most")
         _checked(data)
     except (TypeError, ValueError, DatasetError) as error:
         raise DatasetError(f"the head of a data set cannot be written: {error}; see make_head") from None
@@ -65,7 +67,7 @@ def _checked(data: bytes) -> dict[str, Any]:
     head: dict[str, Any] = schema.parse(data)
     if type(head) is dict and head.get("format") == FORMAT["format"] and head.get("version") != FORMAT["version"]:
         raise DatasetError(
-            f"it is of version {str(head.get('version'))[:40]}, and this vecenv reads {FORMAT['version']}: "
+            f"it is of version {str(head.get('version'))[:40]!r}, and this vecenv reads {FORMAT['version']}: "
             "install the one that wrote it"
         )
     schema.parse(data, schema.Head)
@@ -100,6 +102,11 @@ def head_changes(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
         job = {f"job.{name}": value for name, value in (head.get("job") or {}).items()}
         entries.append({**{key: head.get(key) for key in COMPARED}, **job})
     return changes(*entries)
+
+
+def spaces_of(head: Mapping[str, Any]) -> dict[str, spaces.Space[Any] | None]:
+    """Return the spaces of a head by name."""
+    return {key: space_from_json(head.get(key)) for key in COMPARED}
 
 
 def space_to_json(space: Any) -> Any:
@@ -163,7 +170,7 @@ def _space(form: SpaceForm) -> spaces.Space[Any] | None:
     parts = {key: _space(part) for key, part in parts.items()}
     if None in parts.values():
         return None
-    return spaces.Dict(parts) if form.type == "Dict" else spaces.Tuple(parts.values())
+    return spaces.Dict([*parts.items()]) if form.type == "Dict" else spaces.Tuple(parts.values())  # it sorts a dict
 
 
 def _text(dtype: Any) -> str:

@@ -29,6 +29,8 @@ from collector.episodes.episode import Episode, EpisodeBatch, columns_of
 from collector.store.safe_folder import DatasetError
 from collector.store.schema import DTYPES, LayoutLine
 from vecenv import nest
+from vecenv.extending import Layout as RowLayout
+from vecenv.extending import ObjectLeaf, common_layout
 
 OF_EPISODES = {"episode": "<i8", "seed": "<i8", "env_id": "<i4"}
 FLAGS = ("terminated", "truncated")
@@ -57,7 +59,7 @@ class Layout:
 
     def line(self) -> LayoutLine:
         """The line of the manifest."""
-        texts = {name: " ".join(map(str, (row.base.str, *row.shape))) for name, row in self.rows.items()}
+        texts = {name: _text(row) for name, row in self.rows.items()}
         return LayoutLine(*(nest.map(texts.__getitem__, self.names[key]) for key in ("obs", "action", "reward")))
 
     def arrays(self, steps: int, episodes: int) -> dict[str, tuple[int, np.dtype]]:
@@ -69,6 +71,55 @@ class Layout:
     def nbytes(self, steps: int, episodes: int) -> int:
         """Size of the arrays of a shard."""
         return sum(count * row.itemsize for count, row in self.arrays(steps, episodes).values())
+
+
+def row_layout(observation_spaces: Sequence[Any], action_spaces: Sequence[Any]) -> RowLayout:
+    """Return the leaves of the observations and actions of envs with these spaces.
+
+    Raises `DatasetError` if their episodes cannot be stored.
+    """
+    layout = common_layout(observation_spaces, action_spaces)
+    objects = [leaf.path for leaf in nest.leaves(layout.obs) if isinstance(leaf, ObjectLeaf)]
+    if objects and isinstance(layout.obs, dict):
+        odd = [
+            key for key, part in layout.obs.items() if any(isinstance(each, ObjectLeaf) for each in nest.leaves(part))
+        ]
+        raise DatasetError(
+            f"only arrays of numbers can be stored: {objects[0]} is no array with the same shape and dtype in all "
+            f"envs; leave {', '.join(map(repr, odd))} out with the wrapper gymnasium.wrappers.FilterObservation, "
+            f"filter_keys={[key for key in layout.obs if key not in odd]}"
+        )
+    if objects or layout.action is None:
+        raise DatasetError(
+            f"only arrays of numbers can be stored: {[*objects, 'action'][0]} is no array with the same shape and "
+            "dtype in all envs"
+        )
+    for name, tree in (("obs", layout.obs), ("action", layout.action)):
+        _rows_of_leaves(name, tree)
+    return layout
+
+
+def check_spaces(layout: Layout, spaces: Mapping[str, Any]) -> None:
+    """Raise `DatasetError` if the arrays of a data set are not those of its `spaces`: by name, None if unknown."""
+    for name, space in spaces.items():
+        if space is None:
+            continue
+        key = "obs" if name == "observation_space" else "action"
+        found = nest.map(layout.rows.__getitem__, layout.names[key])
+        expected = _rows_of_leaves(key, common_layout([space], [space]).obs)
+        if found != expected:
+            raise DatasetError(
+                f"the episodes are not of the {name.replace('_', ' ')}: {key} is {nest.map(_text, found)!s:.200}, "
+                f"and the space has {nest.map(_text, expected)!s:.200}"
+            )
+
+
+def _text(row: np.dtype) -> str:
+    return " ".join(map(str, (row.base.str, *row.shape)))
+
+
+def _rows_of_leaves(name: str, tree: Any) -> Any:
+    return _rows(name, nest.map(lambda leaf: np.empty((0, *leaf.shape), leaf.dtype), tree))
 
 
 def is_of_obs(name: str) -> bool:
@@ -196,6 +247,24 @@ def pack(episodes: Sequence[Episode]) -> EpisodeBatch:
         seed=np.array([-1 if each.seed is None else each.seed for each in episodes], np.int64),
         env_id=np.array([each.env_id for each in episodes], np.int32),
     )
+
+
+def split_batch(episodes: EpisodeBatch, most: int) -> Iterator[EpisodeBatch]:
+    """Yield these episodes in batches of at most so many; the arrays are views."""
+    if len(episodes) <= most:
+        yield episodes
+        return
+    offsets = offsets_of(episodes)
+    for first in range(0, len(episodes), most):
+        last = min(first + most, len(episodes))
+        steps = slice(int(offsets[first]), int(offsets[last]))
+        rows = dict.fromkeys(("action", "reward", *FLAGS), steps) | {
+            "obs": slice(steps.start + first, steps.stop + last)
+        }
+        fields = EpisodeBatch.__dataclass_fields__
+        yield EpisodeBatch(
+            **{name: nest.take(getattr(episodes, name), rows.get(name, slice(first, last))) for name in fields}
+        )
 
 
 def join_batches(parts: Sequence[EpisodeBatch]) -> EpisodeBatch:

@@ -17,7 +17,7 @@ from collector.interruptor import sigint_deferred
 from collector.store.safe_folder import DatasetError
 from collector.store.writer import StoreWriter
 from vecenv import nest
-from vecenv.extending import Layout, ObjectLeaf, add_note, batch_actions, cast_exactly, common_layout
+from vecenv.extending import Layout, add_note, batch_actions, cast_exactly
 from vecenv.nest import as_array
 
 ROUNDS = 1024
@@ -25,27 +25,6 @@ _BYTES = 2**24
 """The buffer holds so many rounds, or so many bytes of them, whichever is less."""
 _NONE = 2**62
 """The beginning of an episode that is not recorded."""
-
-
-def row_layout(observation_spaces: Sequence[Any], action_spaces: Sequence[Any]) -> Layout:
-    """The arrays of one form that observations and actions are. Raises `DatasetError` where they are none."""
-    layout = common_layout(observation_spaces, action_spaces)
-    objects = [leaf.path for leaf in nest.leaves(layout.obs) if isinstance(leaf, ObjectLeaf)]
-    if objects and isinstance(layout.obs, dict):
-        odd = [
-            key for key, part in layout.obs.items() if any(isinstance(each, ObjectLeaf) for each in nest.leaves(part))
-        ]
-        raise DatasetError(
-            f"only arrays of numbers can be stored: {objects[0]} is no array with the same shape and dtype in all "
-            f"envs; leave {', '.join(map(repr, odd))} out with the wrapper gymnasium.wrappers.FilterObservation, "
-            f"filter_keys={[key for key in layout.obs if key not in odd]}"
-        )
-    if objects or layout.action is None:
-        raise DatasetError(
-            f"only arrays of numbers can be stored: {[*objects, 'action'][0]} is no array with the same shape and "
-            "dtype in all envs"
-        )
-    return layout
 
 
 def fit_rows(rows: Any, layout: Any) -> Any:

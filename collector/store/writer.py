@@ -16,28 +16,35 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
-from itertools import count
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from collector.episodes.episode import Episode, EpisodeBatch
-from collector.store.dataset_head import HEAD, head_bytes, head_changes, read_head
-from collector.store.manifest import MANIFEST, Manifest, read_lines, read_manifest
-from collector.store.packed import Layout, arrays_of, check_whole, join_batches, pack, returns_of
-from collector.store.safe_folder import LOCK, PARTIAL, Closable, DatasetError, FolderLock, SafeFolder
+from collector.store import schema
+from collector.store.dataset_folder import check_free, open_locked, remove_data, writing
+from collector.store.dataset_head import HEAD, head_bytes, head_changes, read_head, spaces_of
+from collector.store.manifest import LONGEST_LINE, MANIFEST, Manifest, read_lines, read_manifest
+from collector.store.packed import (
+    Layout,
+    arrays_of,
+    check_spaces,
+    check_whole,
+    join_batches,
+    pack,
+    returns_of,
+    split_batch,
+)
+from collector.store.safe_folder import PARTIAL, Closable, DatasetError, SafeFolder
 from collector.store.schema import LARGEST, End, LayoutLine, Note, ShardLine
 from collector.store.shard import mismatch, write_shard
 
 _INTERRUPTED = "a commit was interrupted"
-OURS = re.compile(
-    r"(dataset\.json|manifest\.jsonl|metrics\.jsonl|statistics\.json|[\w-]+\.png)(\.partial|\.tmp)?|writer\.lock|shards|videos|tensorboard|job\.(json|toml|yaml)"
-)
-"""Names in the folder of a data set; a folder with other names is never written to."""
 SHARDS = "shards"
-MOST_ATTEMPTS = 10
-"""Attempts to lock a folder that others make and remove."""
+MOST_EPISODES = 2**20
+"""Episodes in a shard: their numbers, lengths and returns have less than 70 bytes each in a line of the manifest."""
+LARGEST_NOTE = LONGEST_LINE // 4
 _SHARD = re.compile(r"\d{6,12}(\.partial)?|w\d{3,9}", re.ASCII)
 """A shard, or a folder for a part of the data set, whose shards are then adopted."""
 
@@ -93,16 +100,17 @@ class StoreWriter(Closable):
             raise DatasetError(f"a new data set in {self.folder} needs a head: pass make_head(...)")
         content = None if head is None else head_bytes(head)
         with writing(self.folder, "choose another folder"), ExitStack() as undo:
-            self.opened, _ = _open_locked(self.folder, undo)
+            self.opened, _ = open_locked(self.folder, undo)
             """The folder, for what else is written there; it is closed with the writer."""
             if resume and self.opened.kind(HEAD):
                 self.manifest = _resume(self.opened, head, check, reopen)
             elif content is None:
                 read_head(self.opened)  # which says that there is none
             else:
-                _check_free(self.opened, overwrite)
-                _remove_data(self.opened)
+                check_free(self.opened, overwrite)
+                remove_data(self.opened)
                 self.opened.write(HEAD, content)
+            self._spaces = spaces_of(read_head(self.opened))
             self._next_shard = 1 + max(
                 (int(line.shard.rpartition("/")[2]) for line in self.manifest.shards), default=-1
             )
@@ -133,7 +141,9 @@ class StoreWriter(Closable):
         batch = self._numbered(several if isinstance(several, EpisodeBatch) else pack(several))
         check_whole(batch)
         layout = Layout.of(batch)
-        expected = self.manifest.layout or (Layout.of(self._waiting[0]) if self._waiting else layout)
+        expected = self.manifest.layout or (Layout.of(self._waiting[0]) if self._waiting else None)
+        if expected is None:
+            check_spaces(expected := layout, self._spaces)
         if layout != expected:
             raise DatasetError(
                 f"these episodes have the arrays {layout.line()}, and those of {self.folder} have {expected.line()}"
@@ -164,18 +174,28 @@ class StoreWriter(Closable):
 
         `failed` counts failures since the last commit by name; `state` is any JSON that the next writer wants to find.
         Raises `DatasetError` where the disk refuses them; what was committed before is unchanged, and the same
-        episodes wait for another attempt.
+        episodes wait for another attempt. So it does, before anything is written, for a state that is too large.
         """
         self._check_open()
         note = Note(failed or {}, state)
+        if (size := len(schema.dump(note))) > LARGEST_NOTE:
+            raise DatasetError(f"failures and state have {size:,} bytes as JSON, and {LARGEST_NOTE:,} are the most")
         if not self._waiting:
             if note != Note():
                 with self._changing():
                     self.manifest.append([note])
             return
+        # Each shard is a line of the manifest, and lines have a limit.
+        *first, last = [part for batch in [join_batches(self._waiting)] for part in split_batch(batch, MOST_EPISODES)]
+        self._waiting = [*first, last]
+        for part in first:
+            self._commit_shard(part, Note())
+        self._commit_shard(last, note)
+
+    def _commit_shard(self, episodes: EpisodeBatch, note: Note) -> None:
+        """Write the first batch of episodes that waits as one shard, and then its line."""
         with self._changing(), self.opened.inside(SHARDS, make=True) as shards:
-            name, episodes = self._new_name(), join_batches(self._waiting)
-            self._waiting = [episodes]
+            name = self._new_name()
             try:
                 files, compressed = write_shard(shards, name, arrays_of(episodes), self.compress)
                 line = ShardLine(
@@ -195,7 +215,8 @@ class StoreWriter(Closable):
                     with suppress(OSError):
                         shards.remove(each)
                 raise
-            self._waiting, self.waiting_bytes = [], 0
+            self._waiting = self._waiting[1:]
+            self.waiting_bytes = sum(Layout.of(each).nbytes(len(each.reward), len(each)) for each in self._waiting)
 
     def _new_name(self) -> str:
         """A name that no shard has had: a line that may be on the disk or not never names one that is written again."""
@@ -269,55 +290,6 @@ class StoreWriter(Closable):
             raise DatasetError(f"{self.folder} is complete, with {self.manifest.end:,} episodes; choose another folder")
 
 
-def check_folder(path: Path, overwrite: bool) -> None:
-    """Raise `DatasetError` early where no new data set may be written to a folder: a `StoreWriter` asks the same.
-
-    A folder that is not there is made with its parents, and removed again.
-    """
-    with writing(path, "choose another folder"), ExitStack() as context:
-        is_new = not path.exists()
-        folder, lock = _open_locked(path, context)
-        _check_free(folder, overwrite)
-        if is_new:
-            lock.remove_if_empty()
-
-
-def _open_locked(path: Path, context: ExitStack) -> tuple[SafeFolder, FolderLock]:
-    """Open a folder, made with its parents if it is missing, and lock it. Raises as `StoreWriter`."""
-    for attempt in count(1):
-        folder = context.enter_context(SafeFolder.make(path))
-        _check_files(folder)
-        try:
-            return folder, context.enter_context(FolderLock(folder))
-        except FileNotFoundError:  # another `check_folder` has made and removed the folder
-            if attempt == MOST_ATTEMPTS:
-                raise
-    raise AssertionError
-
-
-def _check_files(folder: SafeFolder) -> None:
-    """Raise `DatasetError` where a folder holds a file that no writer puts there, or at any depth a link."""
-    foreign = [name for name, _ in folder.entries() if not OURS.fullmatch(name)]
-    if foreign:
-        raise DatasetError(f"{folder.path} is not empty: no job wrote {foreign[0]} there; choose another folder")
-    folder.check()
-
-
-def _check_free(folder: SafeFolder, overwrite: bool) -> None:
-    """Raise `DatasetError` where a folder holds a data set that is to stay."""
-    if overwrite or all(name == LOCK or name.endswith(PARTIAL) for name, _ in folder.entries()):
-        return
-    try:
-        job, count = read_head(folder).get("job"), len(read_manifest(folder).index)
-        held = f"{count:,} episodes of {job.get('env', 'an earlier job') if job else 'an earlier program'}"
-    except DatasetError:
-        held = "files of an earlier job"
-    raise DatasetError(
-        f"{folder.path} already holds {held}: go on with it (resume), choose another folder, or replace it "
-        "(overwrite=True, --overwrite)"
-    )
-
-
 def _resume(
     folder: SafeFolder,
     head: dict[str, Any] | None,
@@ -362,26 +334,3 @@ def _resume(
         with suppress(FileNotFoundError):
             folder.remove(name + PARTIAL)
     return manifest
-
-
-def _remove_data(folder: SafeFolder) -> None:
-    """Remove a data set; the manifest goes first, on the disk too, so that none is found whose shards are missing."""
-    present = [name for name, _ in folder.entries() if name != LOCK]
-    heads = [name for name in (MANIFEST, HEAD) if name in present]
-    for name in heads:
-        folder.remove(name)
-    if heads:
-        folder.sync()
-    for name in present:
-        if name not in heads:
-            folder.remove(name)
-    folder.sync()
-
-
-@contextmanager
-def writing(folder: Path, advice: str) -> Iterator[None]:
-    """Raise an OSError inside the `with` block as a `DatasetError`."""
-    try:
-        yield
-    except OSError as error:
-        raise DatasetError(f"cannot write to {folder}: {error.strerror or error}; {advice}") from error

@@ -17,7 +17,7 @@ import random
 import subprocess
 import sys
 
-FUZZERS = ("engine", "gymnasium", "sb3", "transforms", "interrupts")
+FUZZERS = ("engine", "gymnasium", "sb3", "transforms", "interrupts", "threads", "collectors", "jobs", "pettingzoo")
 
 
 def main() -> int:

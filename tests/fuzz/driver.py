@@ -12,6 +12,7 @@ import itertools
 import signal
 import time
 import traceback
+import warnings
 from collections.abc import Iterable
 from typing import Any, ClassVar
 
@@ -20,8 +21,6 @@ from hypothesis import HealthCheck, Phase, Verbosity, seed, settings
 from hypothesis.stateful import RuleBasedStateMachine, invariant, run_state_machine_as_test
 
 hypothesis_engine.MAX_SHRINKING_SECONDS = 60  # there is no setting for it; a program that hangs is shrunk for minutes
-BATCH = 10
-"""Number of programs per seed."""
 
 
 class Hang(AssertionError):
@@ -35,6 +34,8 @@ def _hang(*_: Any) -> None:
 class Program(RuleBasedStateMachine):
     """One random program. `close` releases the resources of the program, and is called once after it."""
 
+    per_seed: ClassVar[int] = 10
+    """Number of programs per seed."""
     steps: ClassVar[int] = 30
     """Most operations of one program."""
     patience: ClassVar[float] = 40.0
@@ -66,10 +67,10 @@ class Program(RuleBasedStateMachine):
             faulthandler.cancel_dump_traceback_later()
 
 
-def run(program: type[Program], seeds: Iterable[int], deadline: float | None = None) -> None:
-    """Run the batch of each seed, until the deadline (of time.monotonic); raise what the shortest program raised."""
+def run(program: type[Program], seeds: Iterable[int], deadline: float | None = None, count: int = 0) -> None:
+    """Run the batch of each seed (`count` programs) until the deadline; raise what the shortest program raised."""
     options = settings(
-        max_examples=BATCH,
+        max_examples=count or program.per_seed,
         stateful_step_count=program.steps,
         phases=program.phases,
         database=None,
@@ -93,6 +94,7 @@ def fuzz(name: str, program: type[Program], first_seed: int, minutes: float | No
     begin = time.monotonic()
     seeds, deadline = ([first_seed], None) if minutes is None else (itertools.count(first_seed), begin + 60 * minutes)
     found = 0
+    warnings.simplefilter("ignore")
     try:
         run(program, seeds, deadline)
     except Exception as error:

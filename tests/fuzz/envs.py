@@ -272,12 +272,12 @@ class Told(gymnasium.Env):
 
     action_space = spaces.Discrete(1000)
 
-    def __init__(self, id: int, objects: bool = False) -> None:
+    def __init__(self, id: int, objects: bool = False, length: int | None = 4) -> None:
         numbers = spaces.Box(-(2**20), 2**20, (4,), np.float64)
         self.observation_space: Any = numbers
         if objects:
             self.observation_space = spaces.Dict({"x": numbers, "text": spaces.Text(9)})
-        self.id, self.objects, self.first, self.t = id, objects, -1, 0
+        self.id, self.objects, self.first, self.t, self.length = id, objects, -1, 0, length
 
     def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
         super().reset(seed=seed)
@@ -286,7 +286,8 @@ class Told(gymnasium.Env):
 
     def step(self, action: Any) -> Any:
         self.t += 1
-        return self.observe(action), float(self.t), self.t == 4, False, {"at": self.t}
+        over = self.t == (2 + self.first % 5 if self.length is None else self.length)
+        return self.observe(action), float(self.t), over, False, {"at": self.t}
 
     def observe(self, action: Any) -> Any:
         numbers = np.array([self.id, self.first, self.t, action], np.float64)

@@ -55,7 +55,7 @@ PLAIN: dict[str, Any] = {
     "clip reward": lambda obs: obs,
     "scale reward": lambda obs: obs,
 }
-"""What each of these does to one observation of numbers."""
+"""The effect of each of these on one observation of numbers."""
 LEARNS = ("vec norm", "normalize reward")
 
 

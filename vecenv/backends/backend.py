@@ -94,6 +94,13 @@ class Backend(ABC):
     """True if steps with `opcodes.AUTORESET` are understood."""
     takes_objects: bool = True
     """True if an action may be any object; else it is an array of its space's dtype."""
+    hosts_here: bool = False
+    """True if envs are in this process, or may be: then they may share objects with the caller."""
+    copies: bool = True
+    """True if the arguments and results of calls, and the options of resets, are copied for envs in this process.
+
+    Facades set it to False, because the original libraries share these objects.
+    """
     arena: Arena
     """The arena that `bind` returned."""
 
@@ -131,7 +138,11 @@ class Backend(ABC):
         `actions` are the rows (k, ...) that the arena is about to take, or None. Raises TypeError or ValueError, with
         the env named, for what cannot travel. This one is for envs in this process: it copies, and rejects nothing.
         """
-        return {i: own_copy(payload) for i, payload in payloads.items()}
+        resets = np.equal(ops, opcodes.RESET_KWARGS)
+        if self.copies or not resets.any():
+            return {i: own_copy(payload) for i, payload in payloads.items()}
+        shares = dict(zip(ids, np.broadcast_to(resets, len(ids)).tolist(), strict=True))
+        return {i: _own_dicts(payload) if shares[i] else own_copy(payload) for i, payload in payloads.items()}
 
     @abstractmethod
     def send(self, ids: np.ndarray | None, ops: int | np.ndarray, payloads: Mapping[int, Any]) -> None:
@@ -166,6 +177,11 @@ class Backend(ABC):
 
         Legal in any state, also before `start`, twice, and from another thread or a signal handler.
         """
+
+
+def _own_dicts(kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments of a reset with a dict of options of their own, whose values are the caller's objects."""
+    return {name: dict(value) if isinstance(value, dict) else value for name, value in kwargs.items()}
 
 
 class Answers:

@@ -20,7 +20,7 @@ class DummyBackend(Backend):
     """Calls the host; a round is done when `send` returns."""
 
     num_workers = 1
-    autoresets = True
+    autoresets = hosts_here = True
     _busy_seconds = 0.0
     _host: EnvHost | None = None
 
@@ -72,6 +72,8 @@ class DummyBackend(Backend):
 
     def call(self, ids: Sequence[int], op: str, args: Sequence[tuple[Any, ...]]) -> Call:
         assert self._host is not None
+        if not self.copies:
+            return Call(ids, op, [self._host.call(i, op, a) for i, a in zip(ids, args, strict=True)])
         return Call(ids, op, [plain_copy(self._host.call(i, op, own_copy(a))) for i, a in zip(ids, args, strict=True)])
 
     def close(self, timeout: float) -> list[str]:

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from vecenv.backends.backend import Answers, Backend, Call, Taken, WorkerInfo
-from vecenv.backends.host.env_access import own_copy, plain_copy
+from vecenv.backends.host.env_access import own_copy, plain_copy, wrapper_classes
 from vecenv.backends.host.env_host import ATTRIBUTES, EnvReport, own_actions, own_report
 from vecenv.backends.host.failure import Failure, capture, describe
 from vecenv.backends.host.row_writer import Extra, RowWriter
@@ -57,7 +57,7 @@ class EnvWorker(ABC):
     def set_env_attr(self, key: str, value: Any) -> None:
         """Set an attribute of the env."""
 
-    def call(self, name: str, *args: Any, **kwargs: Any) -> Any:
+    def call(self, name: str, /, *args: Any, **kwargs: Any) -> Any:
         """The attribute of the env, called with the arguments if it can be called; TypeError for a method of a copy of
         the env, which `get_env_attr` returns where it is pickled on its way.
         """
@@ -126,6 +126,8 @@ class EnvWorker(ABC):
 
 class EnvWorkerBackend(Backend):
     """Drives one worker an env; `worker_fn(env_fn)` makes it."""
+
+    hosts_here = True
 
     def __init__(self, worker_fn: Callable[[Callable[[], Any]], Any]) -> None:
         super().__init__()
@@ -236,7 +238,8 @@ class EnvWorkerBackend(Backend):
         values = []
         for i, a in zip(ids, args, strict=True):
             try:
-                values.append(plain_copy(_call(self.env_workers[i], op, own_copy(a))))
+                value = _call(self.env_workers[i], op, own_copy(a) if self.copies else a)
+                values.append(plain_copy(value) if self.copies else value)
             except Exception as error:
                 self._note_end(i, error)
                 values.append(capture(error, i, op, local=True))
@@ -294,10 +297,22 @@ def _call(worker: Any, op: str, args: tuple[Any, ...]) -> Any:
         return getattr(type(worker), "call", EnvWorker.call)(worker, name, *positional, **keywords)
     if op == "render":
         return worker.render(**args[0])
+    if op == "has_attr":
+        return _has_attr(worker, *args)
+    if op == "wrapper_classes":  # of an env in this process; a worker's envs elsewhere cannot be looked into
+        return wrapper_classes(getattr(worker, "env", None))
     value = getattr(worker, op)(*args)
     if op != "seed":
         return value
     return getattr(worker.seed, "__func__", None) is EnvWorker.seed  # which seeds the action space only
+
+
+def _has_attr(worker: Any, name: str) -> bool:
+    try:
+        worker.get_env_attr(name)
+    except AttributeError:
+        return False
+    return True
 
 
 def _attr_or_none(worker: Any, name: str) -> Any:

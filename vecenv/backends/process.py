@@ -125,6 +125,11 @@ class ProcessBackend(Backend):
     def own_stats(self) -> dict[str, Any]:
         return {} if self._spinning is None else self._spinning.stats()
 
+    @property
+    def processes(self) -> list[Any]:
+        """The processes of the workers, if they were started here."""
+        return [getattr(worker, "process", None) for worker in self.pool.workers]
+
     def start(self, env_fns: Sequence[Callable[[], Any]], num_workers: int | None, eager: bool) -> list[EnvReport]:
         n = self._n = len(env_fns)
         self.num_workers = num_workers = num_workers or self.pool.default_num_workers(n, eager)

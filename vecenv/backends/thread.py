@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 
 from vecenv.backends.backend import Answers, Backend, Call, Taken, WorkerInfo
-from vecenv.backends.host.env_access import plain_copy
+from vecenv.backends.host.env_access import own_copy, plain_copy
 from vecenv.backends.host.env_host import EnvHost, EnvReport, check_distinct
 from vecenv.backends.host.failure import Failure, describe, died_failure
 from vecenv.backends.host.row_writer import Extra
@@ -146,7 +146,9 @@ class BlockThread(Watched):
     def call(self, call: Call, args: Mapping[int, tuple[Any, ...]]) -> None:
         """Run an operation, with arguments by env id."""
         self.line[DOING] = A_CALL
-        values = {i: plain_copy(self._host.call(i - self.start, call.op, args[i])) for i in args}
+        values = {i: self._host.call(i - self.start, call.op, args[i]) for i in args}
+        if self._backend.copies:
+            values = {i: plain_copy(value) for i, value in values.items()}
         self.line[DOING] = NOTHING
         self._deliver(call.found.update, values)
 
@@ -154,7 +156,7 @@ class BlockThread(Watched):
 class ThreadBackend(Backend):
     """Runs rounds in the threads of blocks."""
 
-    autoresets = True
+    autoresets = hosts_here = True
 
     def __init__(self, start_timeout: float, step_timeout: float | None = None) -> None:
         super().__init__()
@@ -283,7 +285,8 @@ class ThreadBackend(Backend):
             self._unsent.popleft()
 
     def call(self, ids: Sequence[int], op: str, args: Sequence[tuple[Any, ...]]) -> Call:
-        payloads, call = self.encode(ids, 0, None, dict(zip(ids, args, strict=True))), Call(ids, op)
+        given = map(own_copy, args) if self.copies else args
+        payloads, call = dict(zip(ids, given, strict=True)), Call(ids, op)
         self._calls = [*(other for other in self._calls if not other.done()), call]
         for block in dict.fromkeys(map(self._block_of.__getitem__, ids)):
             block.work.put(partial(block.call, call, {i: payloads[i] for i in block.ids if i in payloads}))

@@ -181,10 +181,13 @@ class Results:
         return infos
 
     def own_infos(self, taken: Taken) -> Mapping[int, dict[str, Any]]:
-        """Infos as the envs returned them, by env id; empty ones are left out."""
+        """Infos and last observations as the envs returned them, by env id; empty infos are left out."""
         if len(taken.infos) == 1 and not taken.extras:
             return taken.infos[0]
         infos = self._own_infos(taken)
+        for i, extra in taken.extras.items():
+            if extra.final is not None and extra.final.obs is not None:
+                infos[i]["final_obs"] = extra.final.obs
         return {i: infos[i] for i in sorted(infos) if infos[i]}  # facades name keys in the order of the envs
 
     def _own_infos(self, taken: Taken) -> dict[int, dict[str, Any]]:

@@ -23,20 +23,23 @@ from gymnasium.vector import AutoresetMode
 
 from vecenv import nest
 from vecenv.backends.backend import Answers, Backend, Call, Taken, WorkerInfo
+from vecenv.backends.host.env_access import ENV_CALLS, is_env, own_copy
 from vecenv.backends.host.env_host import ATTRIBUTES, EnvReport, own_report
 from vecenv.backends.host.failure import capture
-from vecenv.backends.host.row_writer import Extra, Final, fit, own_containers
+from vecenv.backends.host.row_writer import Extra, Final, fit, is_exact, own_containers
 from vecenv.backends.ipc import opcodes
 from vecenv.backends.memory.arena import Arena, Layout, Leaf
 from vecenv.errors import ClosedError, EnvContractError, ObservationError
 
 Infos = list[dict[str, Any]]
+DIRECT = frozenset({"get_env_attr", "has_attr", "set_env_attr", "call", "wrapper_classes"})
+"""Operations on envs in this process that do not need the VectorEnv."""
 
 
 class NativeBackend(Backend):
     """Base of the backends of envs that a library steps together, in this process: `name` names it in errors."""
 
-    takes_objects = False
+    takes_objects, hosts_here = False, True
     resets_with: tuple[str, ...] = ("seed", "options")
     """The arguments of a reset."""
 
@@ -92,6 +95,13 @@ class NativeBackend(Backend):
 
     def called(self, ids: Sequence[int], op: str, args: Sequence[tuple[Any, ...]]) -> list[Any]:
         """The results of one of ENV_CALLS for the envs `ids`, each with its arguments."""
+        if op == "wrapper_classes":
+            return [[]] * len(ids)
+        if op == "has_attr":
+            try:
+                return [args[0][0] in self.known or bool(self.called(ids, "get_env_attr", args))] * len(ids)
+            except AttributeError:
+                return [False] * len(ids)
         raise NotImplementedError(f"{self.name} has no {op} of single envs")
 
 
@@ -201,17 +211,17 @@ class GymnasiumBackend(NativeBackend):
         arena.terminated[...], arena.truncated[...] = terminated, truncated
         arena.terminated[resets] = arena.truncated[resets] = False
         self.over, self.begun = arena.terminated | arena.truncated, None
-        ended, finals = np.flatnonzero(self.over), dict[int, Final]()
+        ended, finals, last_obs = np.flatnonzero(self.over), dict[int, Final](), dict[int, Any]()
         if len(ended) and self.mode is AutoresetMode.SAME_STEP:
-            self.begun = self._split_ends(ended, infos)
+            self.begun = self._split_ends(ended, infos, last_obs)
         if len(ended) and autoreset:
             nest.put(arena.final, ended, nest.take(arena.obs, ended))
             first_infos = self._begin(ended, {})
             for i in ended.tolist():
-                infos[i], finals[i] = first_infos[i], Final(None, own_containers(infos[i]))
+                infos[i], finals[i] = first_infos[i], Final(None, own_containers(infos[i]), last_obs.get(i))
         self._answer(range(self.env_num), infos, rewards if rewards.ndim > 1 else None, finals)
 
-    def _split_ends(self, ended: np.ndarray, infos: Infos) -> tuple[Any, Infos]:
+    def _split_ends(self, ended: np.ndarray, infos: Infos, last_obs: dict[int, Any]) -> tuple[Any, Infos]:
         """SAME_STEP: write the last observations, from the infos, into the rows of the envs `ended`, and their last
         infos into `infos`; returns the batch and the infos in which their next episodes begin.
         """
@@ -223,7 +233,10 @@ class GymnasiumBackend(NativeBackend):
                 raise EnvContractError(
                     f"env {i}: {self.name} ended an episode in SAME_STEP mode, but its infos have no final_obs"
                 )
-            nest.put(self.arena.obs, i, self._fitted(info.pop(key), self._row))
+            last = info.pop(key)
+            nest.put(self.arena.obs, i, self._fitted(last, self._row))
+            if not is_exact(last, self._row, self._row):
+                last_obs[i] = own_copy(last)
             last_info = info.pop("final_info", None)
             infos[i] = info if last_info is None else last_info  # some (Atari's) keep no info of the last step apart
         return obs, first_infos
@@ -283,11 +296,19 @@ class GymnasiumBackend(NativeBackend):
 
     def called(self, ids: Sequence[int], op: str, args: Sequence[tuple[Any, ...]]) -> list[Any]:
         """AttributeError for what the VectorEnv has no way to, ValueError where it has one for all its envs only."""
-        envs, n, (name, *given) = self.envs, self.env_num, args[0] or (None,)
+        n, (name, *given) = self.env_num, args[0] or (None,)
+        envs = (
+            self.envs if hasattr(self.envs, "call") else self.envs.unwrapped
+        )  # wrappers of gymnasium do not pass it on
         if op == "seed":  # a reset seeds the envs
             return [True] * len(ids)
-        if op == "get_env_attr":
-            values = envs.get_attr(name) if hasattr(envs, "get_attr") else [getattr(envs, name)] * n
+        if op in DIRECT and (own := self.own_envs) is not None:
+            return [ENV_CALLS[op](own[i], *each) for i, each in zip(ids, args, strict=True)]
+        if op == "wrapper_classes" and hasattr(envs, "call"):
+            # gymnasium writes a wrapped env as <Outer<Inner<Env>>>.
+            values = [text.split("<")[1:-1] for text in envs.call("__str__")]
+        elif op == "get_env_attr":
+            values = envs.get_attr(name) if hasattr(envs, "get_attr") else [getattr(self.envs, name)] * n
         elif op == "render":
             frames = envs.render(**name)
             if frames is None or not len(frames):
@@ -303,6 +324,13 @@ class GymnasiumBackend(NativeBackend):
         else:
             return super().called(ids, op, args)
         return [None if values is None else values[i] for i in ids]
+
+    @property
+    def own_envs(self) -> Sequence[Any] | None:
+        """The single envs, if the VectorEnv has them in this process."""
+        envs: Any = getattr(self.envs.unwrapped, "envs", None)
+        is_list = isinstance(envs, (list, tuple)) and len(envs) == self.env_num
+        return envs if is_list and all(map(is_env, envs)) else None
 
     def note_exception(self, error: BaseException) -> None:
         """Pass it on to the outermost wrapper of the VectorEnv that keeps data, if there is one."""

@@ -12,8 +12,8 @@ from gymnasium import logger
 from gymnasium.error import AlreadyPendingCallError, ClosedEnvironmentError, NoAsyncCallError
 from gymnasium.vector import VectorEnv
 
-from vecenv.base import BaseVectorEnv
-from vecenv.wrappers import VectorEnvWrapper
+from vecenv.engine.engine import Engine
+from vecenv.facades.driver import Driver
 
 RESET, STEP, CALL = "reset", "step", "call"
 AnyVectorEnv = VectorEnv[Any, Any, np.ndarray]
@@ -39,6 +39,7 @@ class AsyncCalls(AnyVectorEnv):
 
     # The defaults are for `close` after a constructor that was refused: gymnasium before 1.3 does so in `__del__`.
     venv: Any = None
+    _driver: Driver
     _pending: str | None = None
     """The call that waits for its `x_wait`: "reset", "step" or "call"."""
     _called: Any = None
@@ -111,12 +112,10 @@ class AsyncCalls(AnyVectorEnv):
         self._begin("call_async")
         if name in self._refused_calls:
             raise ValueError(f"Trying to call function `{name}` with `call`, use `{name}` directly instead.")
-        venv = self.venv
-        while type(venv).call is VectorEnvWrapper.call:
-            venv = venv.venv
-        if type(venv).call is not BaseVectorEnv.call:
-            return None, venv.call(name, *args, **kwargs)
-        return venv.engine, venv.engine.calls.start(None, "call", [(name, args, kwargs)] * self.num_envs)
+        caller = self._driver.caller()
+        if not isinstance(caller, Engine):
+            return None, caller.call(name, *args, **kwargs)
+        return caller, caller.calls.start(None, "call", [(name, args, kwargs)] * self.num_envs)
 
     def _answers(self, called: Any) -> tuple[Any, ...]:
         engine, call = called

@@ -33,7 +33,8 @@ NOT_OFFERED = {
 class Driver:
     """Steps and resets `venv`, with the infos that the envs returned, by env id: without the `env_id` of the engine.
 
-    From now on its envs get actions in the types that the caller passes, as in the libraries of the facades.
+    From now on its envs get actions in the types that the caller passes, and envs in this process share the objects in
+    calls and options with the caller, as in the libraries of the facades.
 
     Steps are copied if the vector env returns views, because a reset in a second round would write over them. `copy`
     False leaves the observations as views.
@@ -45,13 +46,14 @@ class Driver:
         self._venv, self._copies_obs = venv, copy
         self.engine = engine_of(venv)
         if (engine := getattr(venv, "engine", None)) is not None:  # also below wrappers
-            engine.actions.casts = False
+            engine.actions.casts = engine.backend.copies = False
         self.has_views = engine is not None and not engine.results.copies
         """True if the vector env returns views of its arena."""
         self.autoresets = resets_in_step(venv)
         """True if a step may reset envs whose episode it ends."""
         self._receives = overrides_nothing(venv, "recv")
         self._ids = range(len(venv))
+        self._as_ints = int_restorer(venv.observation_space[0])  # a wrapper passes on rows of batches
 
     def step(self, actions: Any, autoreset: bool) -> OwnStep:
         """Step all envs."""
@@ -75,6 +77,13 @@ class Driver:
             return self._copied(own) if self.has_views else own
         return self._own(ids, self._venv.recv())
 
+    def caller(self) -> Any:
+        """The engine, if no wrapper or subclass has a `call` of its own; else the outermost object that has."""
+        venv = self._venv
+        while type(venv).call is VectorEnvWrapper.call:
+            venv = venv.venv
+        return venv.engine if type(venv).call is BaseVectorEnv.call else venv
+
     def reset(self, ids: Sequence[int] | None, **kwargs: Any) -> tuple[Any, list[dict[str, Any]]]:
         """Reset these envs (None: all): (obs, infos), one info an env."""
         obs, rows = self._venv.reset(ids, **kwargs)
@@ -85,6 +94,10 @@ class Driver:
     def _own(self, ids: Sequence[int], step: Step) -> OwnStep:
         *columns, infos = step
         self._restore_infos(ids, infos.tolist())
+        if (as_ints := self._as_ints) is not None:
+            for info in infos:
+                if "final_obs" in info and "final_info" in info:
+                    info["final_obs"] = as_ints(info["final_obs"])
         own: OwnStep = *columns, {i: info for i, info in zip(ids, infos, strict=True) if info}
         return self._copied(own) if self.has_views else own
 
@@ -214,8 +227,8 @@ class EndedStep:
         self.infos = infos = dict(by_id.items())
         self.step = obs, rew, terminated, truncated, infos
         self.last_obs = [_own_row(obs, i) if i in left else infos[i].pop("final_obs") for i in ids]
-        if restore is not None:
-            self.last_obs = [*map(restore, self.last_obs)]
+        if restore is not None and left:  # rows of a batch
+            self.last_obs = [restore(row) if i in left else row for i, row in zip(ids, self.last_obs, strict=True)]
         self.last_infos = [infos.get(i, {}) if i in left else infos[i].pop("final_info") for i in ids]
 
     def begin(self, first_obs: Any, first_infos: Mapping[int, dict[str, Any]]) -> None:

@@ -139,6 +139,17 @@ class AsyncVectorEnv(_OwningVectorEnv, AnyVectorEnv):
         kind = ShmemVectorEnv if shared_memory else SubprocVectorEnv
         self._open(kind, fns, {**options, "context": context}, **arguments)
 
+    @property
+    def processes(self) -> list[Any]:
+        """The worker processes, each of which hosts several envs."""
+        processes: list[Any] = self.venv.engine.backend.processes
+        return processes
+
+    @property
+    def observations(self) -> Any:
+        """The latest observations of all envs, a copy."""
+        return self._joined(self._episodes.latest_obs())
+
 
 class ThreadedVectorEnv(_OwningVectorEnv, AnyVectorEnv):
     """Envs in threads of this process, with the arguments of SyncVectorEnv and the options of ThreadVectorEnv."""

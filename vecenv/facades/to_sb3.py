@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from typing import Any, TypeGuard
 
@@ -13,8 +13,11 @@ import numpy as np
 from gymnasium.vector import AutoresetMode, VectorEnv
 
 from vecenv import nest
+from vecenv.backends.host.env_access import own_copy
+from vecenv.backends.host.row_writer import UNCHANGING
 from vecenv.base import BaseVectorEnv
 from vecenv.engine.arguments import check_seed
+from vecenv.engine.engine import Engine
 from vecenv.engine.results import OwnStep
 from vecenv.envs.from_gymnasium import from_gymnasium
 from vecenv.errors import EnvContractError
@@ -69,6 +72,7 @@ class SB3VecEnv(VecEnv):
         # bypass: it is stepped in `step_wait`.
         self._has_own_step = engine is None
         self._one_round = self._driver.autoresets
+        self._copies_infos = self.venv.engine.backend.hosts_here
         self._has_own_halves = all(
             getattr(type(self), name) is getattr(SB3VecEnv, name) for name in ("step_async", "step_wait")
         )
@@ -141,6 +145,8 @@ class SB3VecEnv(VecEnv):
             obs = nest.map(_own, obs)
         if dones.any():
             self._end_episodes((obs, rewards, terminated, truncated, env_infos), dones.nonzero()[0].tolist(), infos)
+        if self._copies_infos and env_infos:  # as SB3 does; other processes have sent copies
+            infos = [info if _is_plain(info) else own_copy(info) for info in infos]
         return obs, rewards.astype(np.float32), dones, infos
 
     def _end_episodes(self, step: OwnStep, ids: list[int], infos: list[dict[str, Any]]) -> None:
@@ -157,8 +163,8 @@ class SB3VecEnv(VecEnv):
             self.reset_infos[i] = ended.infos[i]
             infos[i] = {
                 **last_info,
-                "terminal_observation": last_obs,
                 "TimeLimit.truncated": bool(truncated[i] > terminated[i]),
+                "terminal_observation": last_obs,
             }
 
     def _drop_pending(self) -> None:
@@ -177,6 +183,16 @@ class SB3VecEnv(VecEnv):
         """Close the vector env; a second call does nothing."""
         self._pending = False
         (self.venv if self._facade is None else self._facade).close()
+
+    @property
+    def waiting(self) -> bool:
+        """True if a step is pending."""
+        return self._pending
+
+    @property
+    def closed(self) -> bool:
+        """True if `close` was called."""
+        return bool(self.venv.is_closed)
 
     # Seeds and options, for the next reset.
 
@@ -210,35 +226,34 @@ class SB3VecEnv(VecEnv):
 
     def get_attr(self, attr_name: str, indices: Any = None) -> list[Any]:
         """The attribute of the envs `indices` (an int, several, negative ones from the end; default all)."""
-        ids = self._ids(indices)
-        return self.venv.get_env_attr(attr_name, ids) if ids else []
+        return self._each(indices, lambda ids: self.venv.get_env_attr(attr_name, ids))
 
     def set_attr(self, attr_name: str, value: Any, indices: Any = None) -> None:
         """Set the attribute on the outermost wrapper, as SB3 does, also where another layer has it."""
-        if ids := self._ids(indices):
-            self.venv.call("__setattr__", attr_name, value, id=ids)
+        self.env_method("__setattr__", attr_name, value, indices=indices)
 
     def has_attr(self, attr_name: str) -> bool:
         """Return whether every env or a wrapper around it has the attribute."""
-        self._check_idle()
-        return all(self.venv.call("has_wrapper_attr", attr_name))
+        return all(self._ask(None, "has_attr", attr_name))
 
     def env_method(self, method_name: str, *method_args: Any, indices: Any = None, **method_kwargs: Any) -> list[Any]:
-        """Call a method of the envs `indices`; returns its result for each."""
-        ids = self._ids(indices)
-        if taken := {"id", "name"} & method_kwargs.keys():
-            raise TypeError(
-                f"env_method() cannot pass on keyword arguments named {sorted(taken)}; pass them by position"
-            )
-        return self.venv.call(method_name, *method_args, id=ids, **method_kwargs) if ids else []
+        """Call a method of the envs `indices`, twice for an index that is there twice; returns its result for each."""
+        if isinstance(caller := self._driver.caller(), Engine):
+            return self._ask(indices, "call", method_name, method_args, method_kwargs)
+        if "id" in method_kwargs:
+            raise TypeError(f"env_method() cannot pass on a keyword argument named 'id' through {caller!r}")
+        return self._each(indices, lambda ids: caller.call(method_name, *method_args, id=ids, **method_kwargs))
 
     def env_is_wrapped(self, wrapper_class: type[gymnasium.Wrapper], indices: Any = None) -> list[bool]:
-        """Return for each env whether a wrapper with the name of this class, or of a subclass of it, is around it."""
-        ids = self._ids(indices)
-        names = {cls.__name__ for cls in _family(wrapper_class)}
-        # gymnasium writes a wrapped env as <Outer<Inner<Env>>>.
-        texts = self.venv.call("__str__") if ids else []
-        return [not names.isdisjoint(texts[i].split("<")) for i in ids]
+        """Return for each env whether a wrapper of this class, or of a subclass of it, is around it.
+
+        Of envs behind a vector env of another library only the names of the classes may be known. There a name that
+        another known class has too is not counted.
+        """
+        names = {f"{wrapper_class.__module__}.{wrapper_class.__qualname__}"}
+        names |= {cls.__name__ for cls in _family(wrapper_class)}
+        names -= {cls.__name__ for cls in _family(gymnasium.Wrapper) if not issubclass(cls, wrapper_class)}
+        return [not names.isdisjoint(found) for found in self._ask(indices, "wrapper_classes")]
 
     def get_images(self) -> Sequence[np.ndarray | None]:
         """A frame of each env; a warning and None for each where `render_mode` is not "rgb_array"."""
@@ -247,6 +262,23 @@ class SB3VecEnv(VecEnv):
             warnings.warn(f'get_images() needs render_mode="rgb_array", it is {self.render_mode!r}', stacklevel=2)
             return [None] * self.num_envs
         return self.venv.render()
+
+    def _ask(self, indices: Any, op: str, *args: Any) -> list[Any]:
+        """Run one of ENV_CALLS on the envs `indices`; returns its result for each."""
+        calls = self.venv.engine.calls
+        return self._each(indices, lambda ids: calls.run(np.array(ids), op, args))
+
+    def _each(self, indices: Any, call: Callable[[list[int]], list[Any]]) -> list[Any]:
+        """`call(ids)` for the envs `indices`, which may be repeated: then in several calls of different envs."""
+        ids = self._ids(indices)
+        values, left = [None] * len(ids), list(range(len(ids)))
+        while left:
+            place = {ids[at]: at for at in reversed(left)}  # the first of each env
+            asked = sorted(place, key=place.__getitem__)
+            for i, value in zip(asked, call(asked), strict=True):
+                values[place[i]] = value
+            left = [at for at in left if place[ids[at]] != at]
+        return values
 
     def _ids(self, indices: Any) -> list[int]:
         """`indices` as env ids."""
@@ -300,6 +332,14 @@ def _arguments(seeds: Sequence[int | None], options: dict[str, Any]) -> dict[str
     """The arguments of a reset, less those that are not given."""
     given = {} if all(seed is None for seed in seeds) else {"seed": seeds}
     return {**given, **({"options": options} if options else {})}
+
+
+def _is_plain(info: dict[str, Any]) -> bool:
+    """Return whether an info holds nothing that the env may change later: its arrays are copies already."""
+    return all(
+        value.__class__ in UNCHANGING or (value.__class__ is np.ndarray and value.dtype != object)
+        for value in info.values()
+    )
 
 
 def _own(leaf: np.ndarray) -> np.ndarray:

@@ -41,8 +41,9 @@ GAIN = 0.9
 """Workers are taken where they shorten a round to this share: predictions are no better, and one process is simpler."""
 MOST_WORKERS = 64
 LEAST_STEPS = 40
+"""Steps of a measurement, and of each of its parts at least, so that steps that are slow now and then are in each."""
 PARTS = 10
-"""Parts of a measurement of one env, of which the median counts."""
+"""Parts of the steps of a measurement at most, of which the median counts."""
 
 ONLY_PROCESSES: Mapping[str, Any] = {
     **dict.fromkeys(["num_workers", "context", "start_timeout", "step_timeout", "wait_num", "timeout"]),
@@ -122,30 +123,41 @@ def time_steps(env: Any, seconds: float) -> EnvCost:
     space.seed(0)
     actions = [space.sample() for _ in range(64)]  # drawn before, because that may take longer than a step
     env.reset()
-    before, delay = resource.getrusage(resource.RUSAGE_SELF), -_preempted()
-    steps, ends = list[float](), [clock()]
-    while ends[-1] - ends[0] < (seconds if len(steps) >= LEAST_STEPS else 4 * seconds):
-        start = clock()
+    before, delayed = resource.getrusage(resource.RUSAGE_SELF), _preempted()
+    steps, in_resets, begin = list[float](), 0.0, clock()
+    now = begin
+    while now - begin < (seconds if len(steps) >= LEAST_STEPS else 4 * seconds):
+        start = now
         _, _, terminated, truncated, _ = env.step(actions[len(steps) % len(actions)])
-        steps.append(clock() - start)
+        now = clock()
+        steps.append(now - start)
         if terminated or truncated:
             env.reset()
-        ends.append(clock())
-    after, count = resource.getrusage(resource.RUSAGE_SELF), len(steps)
-    delay += _preempted()
-    bounds = sorted({round(k * count / PARTS) for k in range(PARTS + 1)})
-    # A median of means: resets and steps that are slow now and then count, a preemption and the first steps do not.
-    wall = median((ends[b] - ends[a]) / (b - a) for a, b in pairwise(bounds))
-    wall = min(wall, (ends[-1] - ends[0] - delay) / count)
+            in_resets -= now
+            now = clock()
+            in_resets += now
+    after, delay, count = resource.getrusage(resource.RUSAGE_SELF), _preempted(), len(steps)
+    # Resets count as they are, because most parts may have none. A median of parts leaves a preemption out.
+    wall = _usual(steps[slow_steps(steps) :]) + in_resets / count
+    if delay is not None and delayed is not None:
+        wall = min(wall, (now - begin - (delay - delayed)) / count)
     cpu = (after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime) / count
     # Where the kernel does not say how long the env was preempted, it may seem to wait, but never gave its CPU up.
-    waits = after.ru_nvcsw - before.ru_nvcsw >= count / 2
+    waits = after.ru_nvcsw - before.ru_nvcsw >= count / 2 or (delay is not None and cpu < 0.5 * wall)
     return EnvCost(wall, min(cpu, wall) if waits else wall, slow_steps(steps))
 
 
-def _preempted() -> float:
-    """Seconds in which this process could have run but other programs did."""
-    return float((system_file("/proc/self/schedstat") or "0 0 0").split()[1]) / 1e9
+def _usual(steps: Sequence[float]) -> float:
+    """The seconds of a step: the median of the means of parts."""
+    parts = max(1, min(PARTS, len(steps) // LEAST_STEPS))
+    bounds = [round(k * len(steps) / parts) for k in range(parts + 1)]
+    return median(sum(steps[a:b]) / (b - a) for a, b in pairwise(bounds))
+
+
+def _preempted() -> float | None:
+    """Seconds in which this process could have run but other programs did; None if the kernel does not say."""
+    found = system_file("/proc/self/schedstat")
+    return float(found.split()[1]) / 1e9 if found else None
 
 
 def slow_steps(steps: Sequence[float]) -> int:

@@ -35,6 +35,8 @@ BEHIND = 0.5
 """A candidate is measured no further if its best slice is below this share of the leader's median."""
 TIE, TIE_WITH_THREADS = 0.95, 0.9
 """The simplest candidate with this share of the fastest is the best; threads have to be worth their condition."""
+OFTEN = 0.5
+"""Each slice has resets enough of its own if this share of the rounds has resets."""
 NOISE = 0.3
 """So is one that was as fast as the fastest in this share of the slices: on a noisy machine a median proves little."""
 ACTION_ROWS = 16
@@ -173,6 +175,13 @@ def candidates(cost: EnvCost | None, n: int) -> list[tuple[str, int | None]]:
     ]
 
 
+class Rounds(NamedTuple):
+    """A number of rounds, and how long they took together."""
+
+    number: int
+    seconds: float
+
+
 class _Loop:
     """The loop of a user on one candidate."""
 
@@ -182,8 +191,12 @@ class _Loop:
     def __init__(self, backend: str, num_workers: int | None, cost: EnvCost | None, n: int, pause: float) -> None:
         self.backend, self.num_workers, self.n, self.pause = backend, num_workers, n, pause
         self.failure = ""
+        self.slices: list[tuple[Rounds, Rounds]] = []
+        """In each slice the rounds in which no episode ended, and the others, whose envs were reset."""
+        self.first_reset = 0.0
+        """Seconds of the first reset of all envs."""
         self.rates: list[float] = []
-        """Steps a second in each slice."""
+        """Steps a second in each slice (see `rate`)."""
         self.rounds_before = ROUNDS_BEFORE + (cost.slow_steps if cost else 0)
         self.predicted = n / (cost.round_seconds(n, num_workers, usable_cpus()) + pause) if cost else 0.0
         """Steps a second; 0 for unknown."""
@@ -193,23 +206,44 @@ class _Loop:
         options = {} if self.backend == "dummy" else {"num_workers": self.num_workers, "step_timeout": STEP_TIMEOUT}
         self.venv = opened.enter_context(BACKENDS[self.backend](env_fns, **options))
         self.actions = draw_actions(self.venv.action_space)
+        begin = time.perf_counter()
         self.venv.reset(seed=0)
+        self.first_reset = time.perf_counter() - begin
         end = time.perf_counter() + seconds
         for i in range(self.rounds_before):
             if not i or time.perf_counter() < end:
                 self.venv.step(self.actions[i % ACTION_ROWS], autoreset=True)
 
     def measure(self, seconds: float) -> None:
-        """Run rounds for about so long, and note their rate."""
+        """Run rounds for about so long, and record how long they take."""
         step, actions, clock = self.venv.step, self.actions, time.perf_counter
-        begin = now = clock()
-        rounds = 0
-        while not rounds or now - begin < seconds:
+        counts, times = [0, 0], [0.0, 0.0]
+        while not sum(counts) or sum(times) < seconds:
+            begin = clock()
             compute(self.pause)
-            step(actions[rounds % ACTION_ROWS], autoreset=True)
-            rounds += 1
-            now = clock()
-        self.rates.append(rounds * self.n / (now - begin))
+            _, _, terminated, truncated, _ = step(actions[sum(counts) % ACTION_ROWS], autoreset=True)
+            with_resets = bool(np.any(terminated) or np.any(truncated))
+            counts[with_resets] += 1
+            times[with_resets] += clock() - begin
+        plain, resets = map(Rounds, counts, times)
+        self.slices.append((plain, resets))
+
+    def rate(self, share: float) -> None:
+        """Set the rates of the slices; `share` of all rounds have resets, in whichever slices they were.
+
+        Most slices may have no reset, and a median of slices would leave resets out: if they are rare, their mean time
+        counts in each slice. A candidate without a reset so far is taken to need as long as for its first reset.
+        """
+        if share >= OFTEN:
+            self.rates = [
+                (plain.number + resets.number) * self.n / (plain.seconds + resets.seconds)
+                for plain, resets in self.slices
+            ]
+            return
+        usual = [plain.seconds / plain.number for plain, _ in self.slices if plain.number]
+        count, seconds = (sum(column) for column in zip(*(resets for _, resets in self.slices), strict=True))
+        with_resets = seconds / count if count else self.first_reset + median(usual)
+        self.rates = [self.n / ((1 - share) * each + share * with_resets) for each in usual or [with_resets]]
 
     def fail(self, error: Exception) -> None:
         """The candidate is measured no further."""
@@ -252,9 +286,20 @@ def _measure(loops: Sequence[_Loop], seconds: float) -> None:
             except Exception as error:
                 loop.fail(error)
         active = [loop for loop in active if not loop.failure]
+        _rate(loops)
         if k and active:  # one slice proves nothing
             leader = max(median(loop.rates) for loop in active)
             active = [loop for loop in active if max(loop.rates) >= BEHIND * leader]
+
+
+def _rate(loops: Sequence[_Loop]) -> None:
+    """Set the rates of all slices. The candidates have the same envs, so they share the share of rounds with resets."""
+    measured = [loop for loop in loops if loop.slices]
+    slices = [each for loop in measured for each in loop.slices]
+    with_resets = sum(resets.number for _, resets in slices)
+    all_rounds = with_resets + sum(plain.number for plain, _ in slices)
+    for loop in measured:
+        loop.rate(with_resets / all_rounds)
 
 
 def _rank(loops: Sequence[_Loop]) -> tuple[list[TuneRow], TuneRow | None]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import os
-import shutil
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -43,15 +43,12 @@ def export(dataset: Dataset | str | os.PathLike[str], to: str, out: str | os.Pat
     write, out = getattr(importlib.import_module(f"{__name__}.{TARGETS[to]}"), f"write_{to}"), Path(out)
     if out.exists():
         raise DatasetError(f"{out} exists; choose another place, or remove it")
-    # Absolute, because Minari joins relative paths to each other.
-    partial = out.absolute().with_name(f"{out.name}.partial")
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
-        shutil.rmtree(partial, ignore_errors=True)
-        write(data, partial, name=out, **options)
-        os.replace(partial, out)
+        with tempfile.TemporaryDirectory(prefix=f".{out.name}.", suffix=".partial", dir=out.parent) as folder:
+            partial = Path(folder, "data").absolute()  # because Minari joins relative paths to each other
+            write(data, partial, name=out, **options)
+            os.rename(partial, out)
     except OSError as error:
         raise DatasetError(f"cannot write {out}: {error.strerror or error}") from error
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
     return out

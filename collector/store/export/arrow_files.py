@@ -9,6 +9,7 @@ from __future__ import annotations
 import io
 import json
 import math
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -44,6 +45,7 @@ def write_parquet(dataset: Dataset, out: Path, *, name: Path) -> None:
     """
     layout = dataset.layout
     assert layout is not None
+    _check_sizes(layout)
     out.mkdir(parents=True)
     fields = [*(pa.field(*each) for each in _PLACE.items()), *(_field(*each) for each in layout.rows.items())]
     columns = pa.schema(fields, {"head": json.dumps(dataset.head), "layout": schema.dump(layout.line())})
@@ -81,9 +83,13 @@ def _paths(tree: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[str, tuple[A
             yield from _paths(child, (*path, key))
 
 
+def _check_sizes(layout: Layout) -> None:
+    for name, row in layout.rows.items():
+        if not row.itemsize:
+            raise DatasetError(f"{name} has the shape {row.shape}, and Parquet has no column of nothing")
+
+
 def _field(name: str, row: np.dtype) -> Any:
-    if not row.itemsize:
-        raise DatasetError(f"{name} has the shape {row.shape}, and Parquet has no column of nothing")
     count, kind = math.prod(row.shape), pa.from_numpy_dtype(row.base)
     if row.shape:
         kind = pa.binary(count) if row.base == np.uint8 and len(row.shape) > 1 else pa.list_(kind, count)
@@ -121,6 +127,7 @@ def write_lerobot(
 ) -> None:
     """See `export`. `observation.state` or `observation.image`, or `observation.KEY` of trees; `action` likewise."""
     assert dataset.layout is not None
+    _check_sizes(dataset.layout)
     job = dataset.head.get("job")
     task = task or (str(job.get("env", name.name)) if isinstance(job, dict) else name.name)
     ends, count = np.cumsum(dataset.lengths), len(dataset)
@@ -179,7 +186,14 @@ def _write(table: Any, folder: Path, number: int) -> None:
 
 def _columns(frames: Transitions) -> dict[str, np.ndarray]:
     """The arrays by feature, a row a step."""
-    found = dict([*_named("observation", frames.obs), *_named("action", frames.action)])
+    named = [*_named("observation", frames.obs), *_named("action", frames.action)]
+    found = dict(named)
+    if len(found) < len(named):
+        twice = [name for name, count in Counter(name for name, _ in named).items() if count > 1]
+        raise DatasetError(
+            f"several keys become the feature {twice[0]!r} of LeRobot, where a key has no dots and slashes: rename the "
+            "keys, or export as Parquet"
+        )
     if (obs := found.pop("observation", None)) is not None:
         found = {"observation.image" if _is_picture(obs) else "observation.state": obs, **found}
     found |= {"next.reward": frames.reward, "next.terminated": frames.terminated, "next.truncated": frames.truncated}

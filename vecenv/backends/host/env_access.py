@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
+import gymnasium
 import numpy as np
 
 
@@ -58,19 +59,55 @@ RENDER_PATIENCE = 5.0
 _rendering = threading.RLock()
 
 
+def _has_rules(layer: Any, method: str) -> bool:
+    """Return whether the layer has a method `get_wrapper_attr` or `set_wrapper_attr` other than gymnasium's."""
+    gymnasiums = (None, getattr(gymnasium.Env, method), getattr(gymnasium.Wrapper, method))
+    return getattr(type(layer), method, None) not in gymnasiums
+
+
 def find_attr(env: Any, name: str) -> Any:
-    """The attribute `name` of the env or of the first wrapper that has it; AttributeError if none has."""
+    """Return the attribute `name` of the env or of the first wrapper that has it; AttributeError if none has.
+
+    A layer with a `get_wrapper_attr` of its own decides for the layers below.
+    """
     for layer in layers(env):
+        if _has_rules(layer, "get_wrapper_attr"):
+            return layer.get_wrapper_attr(name)
         if hasattr(layer, name):
             return getattr(layer, name)
     raise AttributeError(f"{type(layers(env)[-1]).__name__} has no attribute {name!r}, nor has any wrapper around it")
 
 
+def has_attr(env: Any, name: str) -> bool:
+    """Return whether `find_attr` finds the attribute."""
+    try:
+        find_attr(env, name)
+    except AttributeError:
+        return False
+    return True
+
+
 def set_attr(env: Any, name: str, value: Any) -> None:
-    """Set the attribute where `find_attr` finds it; a new one goes to the innermost env."""
-    stack = layers(env)
-    target = next((layer for layer in stack if hasattr(layer, name)), stack[-1])
-    setattr(target, name, value)
+    """Set the attribute where `find_attr` finds it; a new one goes to the innermost env.
+
+    A layer with a `set_wrapper_attr` of its own decides for the layers below.
+    """
+    for layer in (stack := layers(env)):
+        if _has_rules(layer, "set_wrapper_attr"):
+            layer.set_wrapper_attr(name, value)
+            return
+        if hasattr(layer, name) or layer is stack[-1]:
+            setattr(layer, name, value)
+            return
+
+
+def wrapper_classes(env: Any) -> list[str]:
+    """Return the names, with their modules, of the classes of all gymnasium wrappers around the env, bases included."""
+    names = []
+    while isinstance(env, gymnasium.Wrapper):
+        names += [f"{cls.__module__}.{cls.__qualname__}" for cls in type(env).__mro__]
+        env = env.env
+    return names
 
 
 def call_attr(env: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -218,6 +255,8 @@ def plain_copy(value: Any) -> Any:
 
 ENV_CALLS: dict[str, Callable[..., Any]] = {
     "get_env_attr": find_attr,
+    "has_attr": has_attr,
+    "wrapper_classes": wrapper_classes,
     "set_env_attr": set_attr,
     "call": call_attr,
     "seed": seed_env,

@@ -146,7 +146,7 @@ class EnvHost:
                     else:
                         extra = rows.write_step(j, result)
                     if op != plain and (terminations[j] or truncations[j]):
-                        extra = self._next_episode(j, extra)
+                        extra = self._next_episode(j, extra, result[0])
                 except self._passes:
                     raise
                 except BaseException as error:
@@ -173,25 +173,25 @@ class EnvHost:
     def _step(self, j: int, action: Any, op: int) -> Extra | None:
         try:
             self._mark(j)
-            extra = self._rows.write_step(j, self._steps[j](action))
+            extra = self._rows.write_step(j, result := self._steps[j](action))
             if op & opcodes.AUTORESET and (self._rows.terminated[j] or self._rows.truncated[j]):
-                return self._next_episode(j, extra)
+                return self._next_episode(j, extra, result[0])
             return extra
         except self._passes:
             raise
         except BaseException as error:
             return self._failed(error, j, "step")
 
-    def _next_episode(self, j: int, last: Extra | None) -> Extra:
+    def _next_episode(self, j: int, last: Extra | None, last_obs: Any) -> Extra:
         """Reset env j, whose episode is over: of the row of its last step only the observation changes."""
         rows, last = self._rows, last or NOTHING
-        final = rows.final(j, last)
+        final = rows.final(j, last, last_obs)
         outcome = rows.reward[j], rows.terminated[j], rows.truncated[j]
         self._mark(j)
         try:
             seed = int(self._seeds[j])
             first = rows.write_reset(j, self.envs[j].reset(**({} if seed < 0 else {"seed": seed}))) or NOTHING
-            if first is NOTHING and last is NOTHING:
+            if first is NOTHING and last is NOTHING and final.obs is None:
                 first = RENEWED
             else:
                 first = first._replace(reward=last.reward, final=final)

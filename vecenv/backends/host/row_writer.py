@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from vecenv import nest
+from vecenv.backends.host.env_access import own_copy
 from vecenv.backends.host.failure import Failure
 from vecenv.backends.memory.arena import Arena, Layout, Leaf, ObjectLeaf, space_tree
 from vecenv.errors import EnvContractError, ObservationError
@@ -29,6 +30,8 @@ class Final(NamedTuple):
 
     objects: list[Any] | None
     info: Mapping[str, Any]
+    obs: Any = None
+    """The last observation as the env returned it, if its row has other types: facades hand it over."""
 
 
 class Extra(NamedTuple):
@@ -81,9 +84,10 @@ class RowWriter:
         self._obs_and_final = list(zip(arrays, block.finals(), strict=True))
         self.own: Keep = (lambda value: value) if keep is None else own_containers
         self._has_objects = any(isinstance(leaf, ObjectLeaf) for leaf in nest.leaves(layout.obs))
+        self._layout, self._trees = layout.obs, [space_tree(space, "obs") for space in spaces]
         self._put = [
-            _compile(layout.obs, space_tree(space, "obs"), nest.take(block.obs, slice(j, j + 1)), keep)
-            for j, space in enumerate(spaces)
+            _compile(layout.obs, tree, nest.take(block.obs, slice(j, j + 1)), keep)
+            for j, tree in enumerate(self._trees)
         ]
         # `EnvHost.run` writes the row of a well-behaved env with these attributes. If an observation is not one array,
         # the dtype is None, so that no observation fits.
@@ -114,11 +118,12 @@ class RowWriter:
             return Extra(self.own(info) if info else None, objects, vector)
         return None
 
-    def final(self, j: int, extra: Extra) -> Final:
+    def final(self, j: int, extra: Extra, last: Any) -> Final:
         """Copy what env j has just returned, so that neither its next row nor the env itself changes it."""
         for obs, final in self._obs_and_final:
             final[j] = obs[j]
-        return Final(copy.deepcopy(extra.objects), own_containers(extra.info or {}))
+        returned = None if is_exact(last, self._trees[j], self._layout) else own_copy(last)
+        return Final(copy.deepcopy(extra.objects), own_containers(extra.info or {}), returned)
 
     def restore(self, j: int) -> None:
         """Put the last observation of an episode back into the row."""
@@ -255,6 +260,23 @@ def fit(value: Any, leaf: Leaf) -> np.ndarray:
     if cast is None:
         raise ObservationError(f"{leaf.path} is {_described(array)}, {_expected(leaf)}; cast it in the env")
     return cast
+
+
+def is_exact(obs: Any, tree: Any, layout: Any) -> bool:
+    """Return whether a row of `layout` gives back the observation with its types, dtypes, shapes and order of keys.
+
+    `tree` is the layout that the env has by itself.
+    """
+    if isinstance(layout, ObjectLeaf):
+        return not isinstance(tree, Leaf)
+    if isinstance(tree, dict):
+        same_keys = obs.__class__ is dict and list(obs) == list(tree)
+        return same_keys and all(is_exact(obs[key], child, layout[key]) for key, child in tree.items())
+    if isinstance(tree, tuple):
+        return obs.__class__ is tuple and all(map(is_exact, obs, tree, layout))
+    if not tree.shape:
+        return bool(obs.__class__ is tree.dtype.type)
+    return obs.__class__ is np.ndarray and obs.dtype == tree.dtype and obs.shape == tree.shape
 
 
 def cast_exactly(array: np.ndarray, dtype: np.dtype) -> np.ndarray | None:

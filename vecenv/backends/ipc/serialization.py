@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import io
 import pickle
+import socket
 import sys
 import threading
 from collections import ChainMap
@@ -136,3 +137,29 @@ def loads_apart(blob: bytes, fds: Sequence[int]) -> Any:
 def may_travel() -> bool:
     """Return whether what is pickled now, in this thread, may hold descriptors."""
     return context.get_spawning_popen() is not None or getattr(_pickling, "fds", None) is not None
+
+
+MOST_FDS = 200
+"""Descriptors in one message. The kernel passes at most 253."""
+
+
+def send_descriptors(sock: socket.socket, fds: Sequence[int]) -> None:
+    """Send any number of descriptors."""
+    while len(fds) > MOST_FDS:
+        socket.send_fds(sock, [b"+"], fds[:MOST_FDS])
+        fds = fds[MOST_FDS:]
+    socket.send_fds(sock, [b"."], fds)
+
+
+def receive_descriptors(sock: socket.socket) -> list[int]:
+    """Receive the descriptors of one `send_descriptors`. EOFError if the sender closes the socket instead."""
+    received: list[int] = []
+    while True:
+        data, fds, flags, _ = socket.recv_fds(sock, 1, MOST_FDS)
+        received += fds
+        if not data:
+            raise EOFError("the sender of descriptors is gone")
+        if flags & socket.MSG_CTRUNC:
+            raise OSError(f"this process cannot open more than {len(received)} descriptors that envs share (ulimit -n)")
+        if data == b".":
+            return received

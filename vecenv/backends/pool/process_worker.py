@@ -7,6 +7,7 @@ import os
 import signal
 import socket
 import threading
+import weakref
 from collections.abc import Sequence
 from typing import Any, cast
 
@@ -25,20 +26,21 @@ SOCKET_BUFFER = 1 << 16
 FDS_PER_WORKER = 7  # channel, sentinel, the pipe that it watches, wakeup, pidfd (or a pipe's other end), two at start
 FDS_BESIDES = 24
 
-_parent_fds: set[int] = set()
-"""The parent's ends of the channels and multiprocessing pipes of all workers that this process has started."""
-_inherited_fds: set[int] = set()
-"""In a forked process: what `_parent_fds` was in the original at the fork. A forked worker closes them."""
+_launched: weakref.WeakSet[ProcessWorker] = weakref.WeakSet()
+"""Workers of which this process has the parent's ends of channel and pipes."""
 
 
-def _inherit_fds() -> None:
-    """In a forked copy of the process: the descriptors so far are those of the original's workers."""
-    _inherited_fds.clear()
-    _inherited_fds.update(_parent_fds)
-    _parent_fds.clear()
+def _close_inherited() -> None:
+    """In a forked copy of the process: close the parent's ends, which belong to the original.
+
+    A worker ends when its channel closes, and the copy, which may be another worker, may live longer.
+    """
+    for worker in list(_launched):
+        worker.close_ends()
+    _launched.clear()
 
 
-os.register_at_fork(after_in_child=_inherit_fds)
+os.register_at_fork(after_in_child=_close_inherited)
 
 
 class ProcessWorker(WorkerHandle):
@@ -64,24 +66,27 @@ class ProcessWorker(WorkerHandle):
         ours, theirs = socket.socketpair()
         enlarge_buffers(ours, theirs)
         self.channel = Channel(ours)
-        _parent_fds.add(ours.fileno())
+        _launched.add(self)
         args.socket = theirs
-        if args.method == "fork":
-            args.parent_fds = _inherited_fds  # filled at the fork, until which other threads may open and close some
         try:
             self.process = start_process(args.method, worker_main, (args,), f"vecenv-worker-{self.index}", self.server)
         except BaseException:  # if the process was started nevertheless, it ends when its channel closes
-            _parent_fds.discard(ours.fileno())
-            ours.close()
+            self.close_ends()
             raise
         finally:
             theirs.close()  # so that the end of the worker is the end of the stream
         self._pipes = parent_fds(self.process)
-        _parent_fds.update(self._pipes)
         if args.method != "forkserver":
             # A process that an env has forked may keep the channel and the sentinel open after the worker has ended.
             self._pidfd = pidfd(self.pid)
         self.alive = True
+
+    def close_ends(self) -> None:
+        """Close the parent's ends of channel and pipes without ending the worker."""
+        self.channel.close()
+        pipes, self._pipes = self._pipes, ()
+        for fd in pipes:
+            os.close(fd)
 
     def fds(self) -> list[int]:
         return [self.channel.fileno(), self.process.sentinel, *([] if self._pidfd is None else [self._pidfd])]
@@ -89,8 +94,7 @@ class ProcessWorker(WorkerHandle):
     def clean_up(self) -> None:
         # Close our ends, reap it, and kill what its envs left running.
         self.alive = False
-        _parent_fds.difference_update(self._pipes, (self.channel.fileno(),))
-        self._pipes = ()  # the system reuses their numbers
+        self._pipes = ()  # multiprocessing closes them; the system reuses their numbers
         self.channel.close()
         self.kill_group()
         self.process.join(1.0)

@@ -9,8 +9,10 @@ a worker starts in milliseconds and shares their memory pages.
 from __future__ import annotations
 
 import io
+import math
 import os
 import signal
+import socket
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -29,6 +31,8 @@ from multiprocessing import (
     util,
 )
 from typing import Any
+
+from vecenv.backends.ipc.serialization import MOST_FDS, receive_descriptors, send_descriptors
 
 METHODS = ("fork", "forkserver", "spawn")
 DEFAULT_METHOD = "forkserver"
@@ -132,15 +136,32 @@ def _preparation(name: str) -> dict[str, Any]:
     }
 
 
-def _pickled(popen: Any, process_object: process.BaseProcess) -> bytes:
-    buffer = io.BytesIO()
+def _pickled(popen: Any, process_object: process.BaseProcess, most_fds: float = math.inf) -> bytes:
+    preparation, body = io.BytesIO(), io.BytesIO()
     context.set_spawning_popen(popen)
     try:
-        reduction.dump(_preparation(process_object.name), buffer)
-        reduction.dump(process_object, buffer)
+        reduction.dump(process_object, body)
+        further = {"further_descriptors": _Further()} if len(popen._fds) > most_fds else {}
+        reduction.dump({**_preparation(process_object.name), **further}, preparation)
     finally:
         context.set_spawning_popen(None)
-    return buffer.getvalue()
+    return preparation.getvalue() + body.getvalue()
+
+
+class _Further:
+    """Makes the forkserver's child that unpickles it receive further descriptors.
+
+    The last descriptor of the request is the socket that they come from.
+    """
+
+    def __reduce__(self) -> Any:
+        return _receive_further, ()
+
+
+def _receive_further() -> None:
+    fds: Any = forkserver.get_inherited_fds()
+    with socket.socket(fileno=fds.pop()) as sock:
+        fds += receive_descriptors(sock)
 
 
 def _ensure_server() -> None:
@@ -175,8 +196,13 @@ class _ForkServerPopen(popen_forkserver.Popen):
         super().__init__(process_obj)
 
     def _launch(self, process_obj: process.BaseProcess) -> None:
-        data = _pickled(self, process_obj)
-        self.sentinel, write_end = self._connect()
+        data = _pickled(self, process_obj, MOST_FDS)
+        further = self._fds[MOST_FDS:]
+        ours, theirs = socket.socketpair()
+        with ours, theirs:
+            self.sentinel, write_end = self._connect(self._fds[:MOST_FDS] + ([theirs.fileno()] if further else []))
+            if further:
+                send_descriptors(ours, further)
         # Stays open as long as this process lives: the worker takes the hang-up of the other end as our death.
         kept = os.dup(write_end)
         self.finalizer = util.Finalize(self, _util.close_fds, (kept, self.sentinel))
@@ -184,14 +210,14 @@ class _ForkServerPopen(popen_forkserver.Popen):
             stream.write(data)
         self.pid = forkserver.read_signed(self.sentinel)
 
-    def _connect(self) -> Any:
+    def _connect(self, fds: list[int]) -> Any:
         if self._server is not None:
             try:
-                return self._server.connect_to_new_process(self._fds)
+                return self._server.connect_to_new_process(fds)
             except OSError:  # it has ended
                 self._server = None
         _ensure_server()
-        return _server.connect_to_new_process(self._fds)
+        return _server.connect_to_new_process(fds)
 
 
 class _SpawnPopen(popen_spawn_posix.Popen):

@@ -44,7 +44,9 @@ def kill_workers() -> None:
 
 # A process that imports this and is not the server (a tool that imports all modules) keeps its signal handlers.
 if any("multiprocessing.forkserver import main" in argument for argument in sys.orig_argv):
-    # A closed terminal or a scheduler signals the whole group: the server has to outlive the parent for a moment.
+    # A closed terminal or a scheduler signals the whole group, and a worker that has vector envs of its own is killed
+    # with its group: the server has to outlive the parent for a moment.
+    os.setpgid(0, 0)
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     atexit.register(kill_workers)

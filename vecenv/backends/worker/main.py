@@ -29,6 +29,9 @@ from vecenv.backends.memory.shared_memory import PROGRESS, Control
 from vecenv.backends.worker.round_server import RoundServer
 from vecenv.backends.worker.worker_setup import WorkerArgs, seed_generators
 
+LAST_SECONDS = 0.3
+"""The worker ends at most so many seconds after its envs have closed."""
+
 
 def main(args: WorkerArgs) -> None:
     """Entry point of the process."""
@@ -41,6 +44,10 @@ def main(args: WorkerArgs) -> None:
     finally:  # end what the envs started and left running in our process group
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         os.killpg(0, signal.SIGTERM)
+        # Python now waits for threads and pools that envs have left running, perhaps for ever.
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGALRM})
+        signal.setitimer(signal.ITIMER_REAL, LAST_SECONDS)
 
 
 def live(args: WorkerArgs, channel: Channel) -> None:
@@ -95,8 +102,6 @@ MOST_FDS = 1 << 16
 
 def bootstrap(args: WorkerArgs) -> None:
     """Set up the process group, the signals, the watch for the parent's end, and the random generators."""
-    for fd in args.parent_fds:
-        os.close(fd)
     if (alive := forkserver._forkserver._forkserver_alive_fd) is not None:  # type: ignore[attr-defined]
         # Held open by a worker, it would keep the forkserver running after the parent is gone.
         os.close(alive)

@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 
 from vecenv import ray_cluster
 from vecenv.backends.ipc.messages import CLOSED, SETUP, Channel, Frame
-from vecenv.backends.ipc.serialization import loads_apart
+from vecenv.backends.ipc.serialization import loads_apart, receive_descriptors
 from vecenv.backends.memory.shared_memory import BUSY_NS, LINE, PROGRESS
 from vecenv.backends.worker.main import construct, live
 from vecenv.backends.worker.worker_setup import WorkerArgs, seed_generators
@@ -33,7 +33,6 @@ CONNECT_TIMEOUT = 2.0
 """Seconds. The same node need not be the same container: where the socket cannot be reached, calls carry the rounds."""
 HANDSHAKE_TIMEOUT = 60.0
 """Seconds that the driver may take to answer once the socket is reached."""
-MOST_FDS = 64
 HELLO = struct.Struct("<I32s")
 """The index of the worker, and the token."""
 
@@ -130,9 +129,7 @@ def _live_beside_driver(blob: bytes, sock: socket.socket) -> None:
 def _received(sock: socket.socket) -> Sequence[int]:
     """The descriptors that the driver sends in answer to HELLO."""
     sock.settimeout(HANDSHAKE_TIMEOUT)
-    data, fds, _, _ = socket.recv_fds(sock, 1, MOST_FDS)
-    if not data:
-        raise EOFError("the driver refused the connection")
+    fds = receive_descriptors(sock)
     sock.settimeout(None)
     return fds
 

@@ -10,7 +10,7 @@ import pickle
 import random
 import sys
 import warnings
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -143,8 +143,6 @@ class WorkerArgs:
     starter: int = 0
     """The parent, if its main thread starts the process; else 0."""
     socket: Any = None
-    parent_fds: Collection[int] = ()
-    """Descriptors of the parent that a forked worker has to close: it would keep other workers' channels open."""
 
 
 _launches = itertools.count()

@@ -1,0 +1,92 @@
+"""The folder that a data set is written to: which files it may hold, and its lock."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from itertools import count
+from pathlib import Path
+
+from collector.store.dataset_head import HEAD, read_head
+from collector.store.manifest import MANIFEST, read_manifest
+from collector.store.safe_folder import LOCK, PARTIAL, DatasetError, FolderLock, SafeFolder
+
+OURS = re.compile(
+    r"(dataset\.json|manifest\.jsonl|metrics\.jsonl|statistics\.json|[\w-]+\.png)(\.partial|\.tmp)?|writer\.lock|shards|videos|tensorboard|job\.(json|toml|yaml)"
+)
+"""Names in the folder of a data set; a folder with other names is never written to."""
+MOST_ATTEMPTS = 10
+"""Attempts to lock a folder that others make and remove."""
+
+
+def check_folder(path: Path, overwrite: bool) -> None:
+    """Raise `DatasetError` early where no new data set may be written to a folder: a `StoreWriter` asks the same.
+
+    A folder that is not there is made with its parents, and removed again.
+    """
+    with writing(path, "choose another folder"), ExitStack() as context:
+        is_new = not path.exists()
+        folder, lock = open_locked(path, context)
+        check_free(folder, overwrite)
+        if is_new:
+            lock.remove_if_empty()
+
+
+def open_locked(path: Path, context: ExitStack) -> tuple[SafeFolder, FolderLock]:
+    """Open a folder, made with its parents if it is missing, and lock it. Raises as `StoreWriter`."""
+    for attempt in count(1):
+        folder = context.enter_context(SafeFolder.make(path))
+        _check_files(folder)
+        try:
+            return folder, context.enter_context(FolderLock(folder))
+        except FileNotFoundError:  # another `check_folder` has made and removed the folder
+            if attempt == MOST_ATTEMPTS:
+                raise
+    raise AssertionError
+
+
+def _check_files(folder: SafeFolder) -> None:
+    """Raise `DatasetError` where a folder holds a file that no writer puts there, or at any depth a link."""
+    foreign = [name for name, _ in folder.entries() if not OURS.fullmatch(name)]
+    if foreign:
+        raise DatasetError(f"{folder.path} is not empty: no job wrote {foreign[0]} there; choose another folder")
+    folder.check()
+
+
+def check_free(folder: SafeFolder, overwrite: bool) -> None:
+    """Raise `DatasetError` where a folder holds a data set that is to stay."""
+    if overwrite or all(name == LOCK or name.endswith(PARTIAL) for name, _ in folder.entries()):
+        return
+    try:
+        job, count = read_head(folder).get("job"), len(read_manifest(folder).index)
+        held = f"{count:,} episodes of {job.get('env', 'an earlier job') if job else 'an earlier program'}"
+    except DatasetError:
+        held = "files of an earlier job"
+    raise DatasetError(
+        f"{folder.path} already holds {held}: go on with it (resume), choose another folder, or replace it "
+        "(overwrite=True, --overwrite)"
+    )
+
+
+def remove_data(folder: SafeFolder) -> None:
+    """Remove a data set; the manifest goes first, on the disk too, so that none is found whose shards are missing."""
+    present = [name for name, _ in folder.entries() if name != LOCK]
+    heads = [name for name in (MANIFEST, HEAD) if name in present]
+    for name in heads:
+        folder.remove(name)
+    if heads:
+        folder.sync()
+    for name in present:
+        if name not in heads:
+            folder.remove(name)
+    folder.sync()
+
+
+@contextmanager
+def writing(folder: Path, advice: str) -> Iterator[None]:
+    """Raise an OSError inside the `with` block as a `DatasetError`."""
+    try:
+        yield
+    except OSError as error:
+        raise DatasetError(f"cannot write to {folder}: {error.strerror or error}; {advice}") from error

@@ -1,0 +1,160 @@
+"""`ParallelVectorEnv` against PettingZoo's own loop, with agents that come, die and differ, in each autoreset mode."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import numpy as np
+from hypothesis import strategies as st
+from hypothesis.stateful import initialize, rule
+from pettingzoo import ParallelEnv
+
+from tests.fuzz.driver import Program
+from tests.fuzz.envs import ACTIONS, SPACES, assert_same, draw, number, rows_of, stacked
+from vecenv import ParallelVectorEnv
+
+N = 4
+AGENTS = ["ant", "bee", "cat", "dog"]
+NUMBERS = ["floats", "doubles", "picture", "discrete", "multi", "binary", "boxes"]
+SMALL = st.integers(0, 99)
+
+
+class Crowd(ParallelEnv):  # type: ignore[type-arg, misc]
+    """Who comes, who dies and what is observed follows from the seed, the time and the actions."""
+
+    metadata = {"name": "crowd_v0", "render_modes": []}
+    possible_agents = AGENTS
+    render_mode = None
+
+    def __init__(self, seen: list[str], acted: list[str]) -> None:
+        self.seen = {agent: SPACES[name] for agent, name in zip(AGENTS, seen, strict=True)}
+        self.acted = {agent: ACTIONS[name] for agent, name in zip(AGENTS, acted, strict=True)}
+        self.first = 0
+
+    def observation_space(self, agent: str) -> Any:
+        return self.seen[agent]
+
+    def action_space(self, agent: str) -> Any:
+        return self.acted[agent]
+
+    def reset(self, seed: int | None = None, options: Any = None) -> Any:
+        self.first = self.first + 1 if seed is None else seed
+        self.t, self.done = 0, 0
+        self.agents = ["bee", *(["ant"] if self.first % 2 else []), *(["cat"] if self.first % 3 else [])]
+        self.known = set(self.agents)
+        return {agent: self.see(agent) for agent in self.agents}, {agent: self.say(agent) for agent in self.agents}
+
+    def see(self, agent: str) -> Any:
+        return draw(self.seen[agent], np.random.default_rng([self.first, self.t, AGENTS.index(agent)]), self.done)
+
+    def say(self, agent: str) -> Any:
+        return {"t": self.t} if (AGENTS.index(agent) + self.t) % 2 else {}
+
+    def step(self, actions: Any) -> Any:
+        assert set(actions) == set(self.agents), f"actions of {set(actions)} for {self.agents}"
+        self.t += 1
+        rng = np.random.default_rng([self.first, self.t])
+        acted, self.done = list(self.agents), sum(number(action) for action in actions.values()) % 50
+        new = [agent for agent in AGENTS if agent not in self.known and rng.random() < 0.4]
+        self.known.update(new)
+        here = [*acted, *new]
+        terminated = {agent: agent in acted and bool(rng.random() < 0.2) for agent in here}
+        truncated = {agent: self.t == 5 or (agent in acted and bool(rng.random() < 0.1)) for agent in here}
+        rewards = {agent: float(number(actions[agent])) if agent in actions else 0.0 for agent in here}
+        obs, infos = {agent: self.see(agent) for agent in here}, {agent: self.say(agent) for agent in here}
+        self.agents = [agent for agent in here if not terminated[agent] and not truncated[agent]]
+        return obs, rewards, terminated, truncated, infos
+
+
+class Fuzz(Program):
+    """`envs` are stepped by PettingZoo's loop, `over` are those whose episode has ended."""
+
+    @initialize(
+        n=st.integers(1, N),
+        backend=st.sampled_from(["dummy", "dummy", "thread", "shmem", "subproc"]),
+        mode=st.sampled_from(["NextStep", "SameStep", "Disabled"]),
+        seen=st.lists(st.sampled_from(NUMBERS), min_size=4, max_size=4),
+        acted=st.lists(st.sampled_from(list(ACTIONS)), min_size=4, max_size=4),
+    )
+    def make(self, n: int, backend: str, mode: str, seen: list[str], acted: list[str]) -> None:
+        self.n, self.mode = n, mode
+        self.envs = [Crowd(seen, acted) for _ in range(n)]
+        self.venv = ParallelVectorEnv([partial(Crowd, seen, acted)] * n, backend, autoreset_mode=mode)
+        self.over = [False] * n
+        self.reset(list(range(n)), 1)
+
+    def close(self) -> None:
+        if hasattr(self, "venv"):
+            self.venv.close()
+
+    @rule(ids=st.lists(st.integers(0, N - 1), min_size=1, unique=True), seed=st.none() | SMALL)
+    def reset(self, ids: list[int], seed: int | None) -> None:
+        ids = [i for i in ids if i < self.n] or [0]
+        obs, infos = self.venv.reset(id=ids, **({} if seed is None else {"seed": seed}))
+        for row, i in enumerate(ids):
+            want, said = self.envs[i].reset(seed=None if seed is None else seed + i)
+            self.over[i] = False
+            self.compare(row, i, obs, infos, want, said, [])
+
+    @rule(ids=st.lists(st.integers(0, N - 1), min_size=1, unique=True) | st.just(list(range(N))), action=SMALL)
+    def step(self, ids: list[int], action: int) -> None:
+        ids = [i for i in ids if i < self.n and not (self.mode == "Disabled" and self.over[i])]
+        if not ids:
+            return
+        rng = np.random.default_rng(action)
+        rows = {agent: [draw(self.envs[0].action_space(agent), rng) for _ in ids] for agent in AGENTS}
+        batches = {agent: stacked(self.envs[0].action_space(agent), rows[agent]) for agent in AGENTS}
+        obs, rewards, terminated, truncated, infos = self.venv.step(batches, ids)
+        for row, i in enumerate(ids):
+            self.check_step(
+                row, i, {agent: rows[agent][row] for agent in AGENTS}, rewards, terminated, truncated, obs, infos
+            )
+
+    def check_step(
+        self, row: int, i: int, actions: Any, rewards: Any, terminated: Any, truncated: Any, obs: Any, infos: Any
+    ) -> None:
+        env = self.envs[i]
+        acted = list(env.agents)
+        paid: Any
+        if self.over[i]:
+            want, said = env.reset()
+            paid, died, cut, acted, done = {}, {}, {}, [], False
+        else:
+            want, paid, died, cut, said = env.step({agent: actions[agent] for agent in acted})
+            done = not env.agents
+        assert infos["done"][row] == done, f"done of env {i}"
+        for agent in AGENTS:
+            got = rewards[agent][row], bool(terminated[agent][row]), bool(truncated[agent][row])
+            here = agent in acted
+            expected = paid.get(agent, 0.0), here and died[agent], here and cut[agent]
+            assert got == expected, f"(reward, terminated, truncated) of {agent} in env {i}: {got}, expected {expected}"
+        self.over[i] = done
+        if done and self.mode == "SameStep":
+            for agent in acted:
+                last = rows_of(env.observation_space(agent), infos["final_obs"][agent], self.n)[row]
+                self.same_row(agent, env, last, want[agent], f"final_obs of {agent} in env {i}")
+            want, said = env.reset()
+            self.over[i] = False
+        self.compare(row, i, obs, infos, want, said, acted)
+
+    def compare(self, row: int, i: int, obs: Any, infos: Any, want: Any, said: Any, acted: list[str]) -> None:
+        """The row of an env in the batches of all agents."""
+        env = self.envs[i]
+        assert infos["env_id"][row] == i, "env_id"
+        told = {agent: info for agent, info in said.items() if info}
+        assert_same(dict(infos["info"][row]), {"env_id": i, **told}, f"info of env {i}")
+        for agent in AGENTS:
+            flags = bool(infos["active"][agent][row]), bool(infos["alive"][agent][row])
+            assert flags == (agent in acted, agent in env.agents), f"(active, alive) of {agent} in env {i}: {flags}"
+            got = rows_of(env.observation_space(agent), obs[agent], len(infos["env_id"]))[row]
+            if agent in want and (agent in acted or agent in env.agents):
+                self.same_row(agent, env, got, want[agent], f"observation of {agent} in env {i}")
+            else:
+                space = env.observation_space(agent)
+                parts = got.values() if isinstance(got, dict) else [got]
+                assert not any(np.any(part) for part in parts), f"{agent} is not there and sees {got} in {space}"
+
+    def same_row(self, agent: str, env: Crowd, got: Any, want: Any, what: str) -> None:
+        space = env.observation_space(agent)
+        assert_same(stacked(space, [got]), stacked(space, [want]), what)
