@@ -52,13 +52,19 @@ def array_of(column: Any, field: Any) -> np.ndarray:
 @made
 def test_parquet(make: Any, tmp_path: Path) -> None:
     parquet = pytest.importorskip("pyarrow.parquet")
+    from collector.store.export.arrow_files import column_names
+
     data = Dataset(write(tmp_path / "a", make=make))
     out = export(data, "parquet", tmp_path / "out")
     steps, episodes = parquet.read_table(out / "steps.parquet"), parquet.read_table(out / "episodes.parquet")
     last = np.array(steps["is_last"])
     assert data.layout is not None
+    columns = column_names(data.layout)
+    assert set(columns.values()) <= set(steps.column_names)
     for name in data.layout.rows:
-        found, expected = array_of(steps[name].combine_chunks(), steps.schema.field(name)), expected_arrays(data)[name]
+        column = columns[name]
+        found = array_of(steps[column].combine_chunks(), steps.schema.field(column))
+        expected = expected_arrays(data)[name]
         assert found.dtype == expected.dtype
         np.testing.assert_array_equal(found if is_of_obs(name) else found[~last], expected)
     assert np.array(steps["step"])[last].tolist() == data.lengths.tolist()

@@ -147,7 +147,7 @@ class TestPrograms:
         state = run_job(msgspec.structs.replace(job, backend="dummy", num_envs=1), tmp_path)
         assert state.status == "complete"
         assert repr(state).startswith(f"JobState({__name__}:Cell in {tmp_path}, complete: 3 episodes, 3 steps, ")
-        assert repr(state).endswith(" steps/s, mean return 1.0, 0 skipped)")
+        assert repr(state).endswith(" steps/s, mean return 1.0 ± 0.0, 0 skipped)")
 
     @pytest.mark.parametrize(
         ("settings", "message"),

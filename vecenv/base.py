@@ -122,8 +122,8 @@ class BaseVectorEnv(EngineProperties):
         """Reset the envs `id` (default all) and wait for them, also in async mode; returns (obs, info).
 
         Rows are in the order of `id`. `seed`: an int s gives env i the seed s + i, a list has one seed for each env of
-        `id`. Other arguments go to every `reset`. An env that failed is started again. Raises RuntimeError for an env
-        that is still stepping.
+        `id`. `options`: a dict for all, or a list with one for each. Other arguments go to every `reset`. An env that
+        failed is started again. Raises RuntimeError for an env that is still stepping.
         """
         self.start()
         return self.engine.reset(self._as_ids(id, env_id), kwargs)
@@ -289,12 +289,12 @@ class BaseVectorEnv(EngineProperties):
         """
         return self._call(id, "call", (name, args, kwargs))
 
-    def render(self, **kwargs: Any) -> list[Any]:
-        """The frame of each env, by `env.render(**kwargs)`; RuntimeError while any is stepping."""
+    def render(self, id: Any = None, **kwargs: Any) -> list[Any]:
+        """The frame of each env `id` (default all), by `env.render(**kwargs)`; RuntimeError while any is stepping."""
         self.engine.check_open()
         if self.engine.status.in_flight:
             raise RuntimeError(f"Environments {self.waiting_id} are still stepping, cannot render them now.")
-        return self._call(None, "render", (kwargs,))
+        return self._call(id, "render", (kwargs,))
 
     def get_state(self, id: Any = None) -> list[Any]:
         """The state of each env `id` (default all), for `set_state`; it can be pickled where the env's can.

@@ -82,7 +82,7 @@ class Report:
 
 
 def _figures(state: JobState) -> str:
-    mean = f"mean return {state.recent_return:,.1f}" if state.returns else "no episode ended yet"
+    mean = state.returns_in_words() if state.returns else "no episode ended yet"
     figures = f"{state.steps_per_second:,.0f} steps/s  {state.episodes:,} episodes  {mean}"
     if state.retried or state.skipped:
         figures += f"  {state.retried} played again, {len(state.skipped)} skipped"
@@ -128,7 +128,7 @@ def rows_of(info: dict[str, Any]) -> list[tuple[str, str]]:
         ("repeatable", repeatable_in_words(info)),
         ("episodes", f"{info['episodes']:,}" + (f" of a job of {asked}" if asked else "")),
         ("steps", f"{info['steps']:,}"),
-        ("return", spread_of(info["returns"])),
+        ("return", spread_of(info["returns"]) + interval_of(info["returns"], info["episodes"])),
         ("length", spread_of(info["lengths"])),
         ("failures", ", ".join(f"{count:,} {name}" for name, count in info["failed"].items()) or "none"),
         ("speed", "?" if speed is None else f"{speed:,.0f} steps/s in the last run"),
@@ -151,6 +151,14 @@ def table_of(rows: list[tuple[str, str]]) -> Table:
     for name, value in rows:
         table.add_row(name, Text(CONTROL.sub("\N{REPLACEMENT CHARACTER}", value)))
     return table
+
+
+def interval_of(values: dict[str, float] | None, count: int) -> str:
+    """The 95 % confidence interval of a mean of `count` values, in words."""
+    if values is None or count < 2:
+        return ""
+    half = 1.96 * values["std"] / (count - 1) ** 0.5
+    return f" (95 % interval of the mean: {values['mean'] - half:,.1f} to {values['mean'] + half:,.1f})"
 
 
 def spread_of(values: dict[str, float] | None) -> str:

@@ -83,6 +83,22 @@ class JobState(Tally):
         found = spread(np.array(self.returns[-RECENT:]))
         return found["mean"] if found else float("nan")
 
+    @property
+    def mean_return(self) -> tuple[float, float]:
+        """The mean return of all episodes of this run, and half of its 95 % confidence interval; NaN without episodes,
+        and for the interval of a single episode.
+        """
+        found, count = spread(np.array(self.returns)), len(self.returns)
+        if not found:
+            return float("nan"), float("nan")
+        return found["mean"], 1.96 * found["std"] / (count - 1) ** 0.5 if count > 1 else float("nan")
+
+    def returns_in_words(self) -> str:
+        """The mean return of this run, and of its last 100 episodes."""
+        mean, half = self.mean_return
+        text = f"mean return {mean:,.1f}" + (f" \N{PLUS-MINUS SIGN} {half:,.1f}" if half == half else "")
+        return f"{text} (last {RECENT}: {self.recent_return:,.1f})" if len(self.returns) > RECENT else text
+
     def metrics(self) -> dict[str, Any]:
         """The figures for a line of `metrics.jsonl`."""
         means = {"mean_return": self.recent_return, "mean_length": float(np.mean(self.lengths[-RECENT:] or [0]))}
@@ -98,7 +114,7 @@ class JobState(Tally):
 
     def __repr__(self) -> str:
         figures = f"{self.episodes:,} episodes, {self.steps:,} steps, {self.steps_per_second:,.0f} steps/s"
-        means = f", mean return {self.recent_return:,.1f}" if self.returns else ""
+        means = f", {self.returns_in_words()}" if self.returns else ""
         return f"JobState({self.job.env} in {self.out}, {self.status}: {figures}{means}, {len(self.skipped)} skipped)"
 
 

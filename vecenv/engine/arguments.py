@@ -131,7 +131,15 @@ def _are_integers(array: np.ndarray, id: Any) -> bool:
 
 
 def reset_arguments(asked: Sequence[int], kwargs: dict[str, Any]) -> dict[int, dict[str, Any]]:
-    """The arguments of the reset of each env: `seed` is spread over the ids, the others go to each."""
+    """The arguments of the reset of each env: `seed` is spread over the ids, a list of `options` too, and the others go
+    to each.
+    """
+    options = kwargs.get("options")
+    if isinstance(options, (list, tuple)):
+        if len(options) != len(asked):
+            raise ValueError(f"got {len(options)} options for {len(asked)} envs {list(asked)}; pass one dict for each")
+        rest = reset_arguments(asked, {name: value for name, value in kwargs.items() if name != "options"})
+        return {i: {**rest[i], "options": each} for i, each in zip(asked, options, strict=True)}
     if "seed" not in kwargs:
         return dict.fromkeys(asked, kwargs)
     seeds = spread_seeds(kwargs["seed"], asked)

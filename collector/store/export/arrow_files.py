@@ -49,18 +49,38 @@ def write_parquet(dataset: Dataset, out: Path, *, name: Path) -> None:
     out.mkdir(parents=True)
     fields = [*(pa.field(*each) for each in _PLACE.items()), *(_field(*each) for each in layout.rows.items())]
     columns = pa.schema(fields, {"head": json.dumps(dataset.head), "layout": schema.dump(layout.line())})
+    named = column_names(layout)
+    written = pa.schema([each.with_name(named.get(each.name, each.name)) for each in columns], columns.metadata)
     seeds, env_ids = [], []
-    with parquet.ParquetWriter(out / "steps.parquet", columns, compression="zstd") as writer:
+    with parquet.ParquetWriter(out / "steps.parquet", written, compression="zstd") as writer:
         for block in dataset.blocks():
             found = _rows(block, layout)
             writer.write_table(
-                pa.Table.from_arrays([_column_of(found[each.name], each.type) for each in columns], schema=columns)
+                pa.Table.from_arrays([_column_of(found[each.name], each.type) for each in columns], schema=written)
             )
             seeds += block.seed.tolist()
             env_ids += block.env_id.tolist()
     numbers = {"episode": dataset.numbers, "length": dataset.lengths, "return": dataset.returns}
     known = pa.array([None if seed < 0 else seed for seed in seeds], pa.int64())
     parquet.write_table(pa.table({**numbers, "seed": known, "env_id": env_ids}), out / "episodes.parquet")
+
+
+def column_names(layout: Layout) -> dict[str, str]:
+    """The column of each array of a shard: `obs.image` where the arrays of a Dict are numbered, as `obs.0`.
+
+    Keys that would give two columns one name leave the numbers.
+    """
+    names = {name: ".".join(map(str, path)) for name, path in _paths(layout.names)}
+    return names if len({*names.values(), *_PLACE}) == len(names) + len(_PLACE) else {}
+
+
+def _paths(tree: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[str, tuple[Any, ...]]]:
+    children = tree.items() if isinstance(tree, dict) else enumerate(tree) if isinstance(tree, tuple) else None
+    if children is None:
+        yield tree, path
+    else:
+        for key, child in children:
+            yield from _paths(child, (*path, key))
 
 
 def _check_sizes(layout: Layout) -> None:
