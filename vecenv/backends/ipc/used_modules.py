@@ -38,7 +38,7 @@ class _Recorder(ByValuePickler):
             self._record_text(value)
         elif isinstance(value, ModuleType):
             self.modules.add(value.__name__)
-        elif isinstance(value, (type, FunctionType)):
+        elif isinstance(value, (type, FunctionType)) and _is_importable(value):
             self.modules.add(value.__module__)
 
     def _record_text(self, text: str) -> None:
@@ -49,6 +49,16 @@ class _Recorder(ByValuePickler):
         spec = gymnasium.registry.get(id or text)
         if spec is not None and isinstance(spec.entry_point, str):
             self.modules.add(spec.entry_point.partition(":")[0])
+
+
+def _is_importable(value: Any) -> bool:
+    """Return whether a class or function can be found in its module. Others are pickled with their code, so that a
+    worker does not import their module.
+    """
+    found = sys.modules.get(value.__module__)
+    for name in value.__qualname__.split("."):
+        found = getattr(found, name, None)
+    return found is value
 
 
 def slow_modules(names: Iterable[str]) -> set[str]:
