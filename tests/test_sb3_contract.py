@@ -116,7 +116,7 @@ class TestAccess:
 
     def test_a_method_of_all_envs_is_one_message_to_each_worker_before_any_answer(self, monkeypatch):
         env = SB3VecEnv(ShmemVectorEnv(counting(4, length=3), num_workers=2))
-        messages, post, finish = [], Channel.post, EnvCalls.finish
+        messages, post, finish = [], Channel.post, EnvCalls._finish
 
         def noting(channel, kind, *rest):
             messages.append(kind)
@@ -128,7 +128,7 @@ class TestAccess:
 
         env.reset()
         monkeypatch.setattr(Channel, "post", noting)
-        monkeypatch.setattr(EnvCalls, "finish", awaited)
+        monkeypatch.setattr(EnvCalls, "_finish", awaited)
         assert env.env_method("get_wrapper_attr", "length") == [3] * 4
         assert messages == [CALL, CALL, "wait"], "two workers with two envs each"
         env.close()

@@ -17,7 +17,6 @@ from contextlib import suppress
 from functools import partial
 from queue import Empty, SimpleQueue
 from threading import RLock, Thread
-from time import perf_counter
 from typing import Any
 
 import numpy as np
@@ -132,10 +131,8 @@ class BlockThread(Watched):
         def payload(j: int, op: int) -> Any:
             return payloads[self.start + j]
 
-        self._rounds.timed(self._rounds.run_block, asked, self._rows.action, payload, self._answer)
-
-    def _answer(self, places: Sequence[int], extras: dict[int, Extra]) -> None:
-        self.deliver(self._write, places, extras)
+        answer = partial(self.deliver, self._write)
+        self._rounds.timed(self._rounds.run_block, asked, self._rows.action, payload, answer)
 
     def _write(self, places: Sequence[int], extras: dict[int, Extra]) -> None:
         rows: Any = ... if places is self._rounds.everyone else places
@@ -312,14 +309,14 @@ class ThreadBackend(Backend):
         return call
 
     def wait(self, done: Callable[[], bool] | None, deadline: float | None) -> float:
-        begin = perf_counter()
+        begin = time.perf_counter()
         try:
             self._note_ends()
             if done is not None:
                 self._sleep(done, deadline)
         finally:
             self._done = None
-        return perf_counter() - begin
+        return time.perf_counter() - begin
 
     # In the threads of blocks.
 
