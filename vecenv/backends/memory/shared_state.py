@@ -43,7 +43,7 @@ import weakref
 from collections import deque
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
-from itertools import starmap
+from itertools import repeat, starmap
 from queue import Empty, SimpleQueue
 from types import FrameType
 from typing import Any, Protocol, runtime_checkable
@@ -141,7 +141,7 @@ class ProcessLock:
         holds[hold.key] = hold
         deadline = time.monotonic() + timeout
         hold.taken.extend(map(self._threads.acquire, (True,), (timeout,)))
-        if hold.taken[0] and (self.fd is None or any(_lock_at_once(self.fd) for _ in range(TRIES))):
+        if hold.taken[0] and (self.fd is None or any(map(_lock_at_once, repeat(self.fd, TRIES)))):
             return hold
         if hold.taken[0] and self._wait(max(0.0, deadline - time.monotonic()), hold):
             return hold
