@@ -85,6 +85,7 @@ WORDS: dict[str, str] = {
     "Backend.restart.env_id": "The id of the env.",
     "ops": "One opcode for all, or a uint8 array `(k,)`.",
     "payloads": "What an operation takes besides its action, by env id.",
+    "Backend.resynchronise.deadline": "A time of `time.monotonic`, at which workers that have not answered are ended.",
     "Backend.wait.deadline": "A time of `time.monotonic`; None: none.",
     "BaseVectorEnv.call.args": "Arguments of the method.",
     "BaseVectorEnv.call.kwargs": "Keyword arguments of the method.",

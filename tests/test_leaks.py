@@ -126,7 +126,8 @@ def test_a_worker_costs_the_program_few_descriptors(column: Column) -> None:
     with column.open(counters(1), num_workers=1):
         one = len(os.listdir("/proc/self/fd"))
         with column.open(counters(8), num_workers=8):
-            assert len(os.listdir("/proc/self/fd")) - one <= few * 8
+            own = 1  # by which a thread that closes the vector env wakes the one that waits
+            assert len(os.listdir("/proc/self/fd")) - one <= few * 8 + own
 
 
 @columns("blocks", only=SubprocVectorEnv)
