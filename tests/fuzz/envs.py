@@ -216,14 +216,22 @@ def objects(rows: Sequence[Any]) -> np.ndarray:
     return batch
 
 
-def difference(got: Any, want: Any, at: str = "") -> str:
-    """The first difference of two trees in type, dtype, shape or bits; "" if they are equal."""
+def difference(got: Any, want: Any, at: str = "", *, rounds: bool = False) -> str:
+    """Return the first difference of two trees in type, dtype, shape or bits; "" if they are equal. With `rounds`,
+    floats may differ in their last bits.
+    """
     if isinstance(want, np.ndarray):
         if not isinstance(got, np.ndarray) or (got.dtype, got.shape) != (want.dtype, want.shape):
             return f"{at}: {kind_of(got)} {got!r}, expected {kind_of(want)} {want!r}"
+        if (
+            rounds
+            and want.dtype.kind == "f"
+            and np.allclose(got, want, *[8 * np.finfo(want.dtype).eps] * 2, equal_nan=True)
+        ):
+            return ""
         if want.dtype != object:
             return "" if got.tobytes() == want.tobytes() else f"{at}: {got!r}, expected {want!r}"
-        return difference(list(got.ravel()), list(want.ravel()), at)
+        return difference(list(got.ravel()), list(want.ravel()), at, rounds=rounds)
     if type(got) is not type(want) and not (isinstance(want, Mapping) and isinstance(got, Mapping)):
         return f"{at}: {kind_of(got)} {got!r}, expected {kind_of(want)} {want!r}"
     if isinstance(want, Mapping):
@@ -237,7 +245,7 @@ def difference(got: Any, want: Any, at: str = "") -> str:
     else:
         same = got == want or (got != got and want != want)
         return "" if same else f"{at}: {got!r}, expected {want!r}"
-    return next((text for place, a, b in pairs if (text := difference(a, b, place))), "")
+    return next((text for place, a, b in pairs if (text := difference(a, b, place, rounds=rounds))), "")
 
 
 def kind_of(value: Any) -> str:
@@ -245,8 +253,8 @@ def kind_of(value: Any) -> str:
     return f"{value.dtype}{value.shape}" if array else type(value).__name__
 
 
-def assert_same(got: Any, want: Any, what: str) -> None:
-    text = difference(got, want, what)
+def assert_same(got: Any, want: Any, what: str, *, rounds: bool = False) -> None:
+    text = difference(got, want, what, rounds=rounds)
     assert not text, text
 
 

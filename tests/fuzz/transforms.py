@@ -136,7 +136,8 @@ class Fuzz(Program):
     def compare(self, call: Any, ids: list[int]) -> Any:
         results = [arrays(call(place)) for place in self.places]
         for k, result in enumerate(results[1:], 1):
-            assert_same(result, results[0], ["", "worker", "tensors"][k])
+            # torch and numpy may round the last bit of a statistic in different ways.
+            assert_same(result, results[0], ["", "worker", "tensors"][k], rounds=k == 2)
         for i, row in zip(ids, rows_of(self.places[0].observation_space[0], results[0][0], len(ids)), strict=True):
             space = self.places[0].observation_space[i]
             assert row in space, f"the observation of env {i}, {row!r}, is not in {space}"
