@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
+import gymnasium
 import numpy as np
 import torch
 from hypothesis import strategies as st
@@ -47,11 +48,17 @@ CHAINS: dict[str, Any] = {
     "vec norm": tf.VecNorm,
     "normalize reward": tf.NormalizeReward,
 }
+
+
+def _as_float(obs: np.ndarray) -> np.ndarray:
+    return obs if obs.dtype.kind == "f" else obs.astype(np.float32)
+
+
 PLAIN: dict[str, Any] = {
     "flatten": lambda obs: obs.reshape(-1),
     "unsqueeze first": lambda obs: obs[None],
     "unsqueeze last": lambda obs: obs[..., None],
-    "norm": lambda obs: (obs * np.float32(2.0) + np.float32(0.5)).astype(np.float32),
+    "norm": lambda obs: _as_float(obs) * _as_float(obs).dtype.type(2.0) + _as_float(obs).dtype.type(0.5),
     "double to float": lambda obs: obs.astype(np.float32) if obs.dtype == np.float64 else obs,
     "cast": lambda obs: obs.astype(np.float64) if obs.dtype == np.float32 else obs,
     "clip reward": lambda obs: obs,
@@ -145,7 +152,8 @@ class Fuzz(Program):
 
     def compare_plain(self, obs: Any, raw: list[Any]) -> None:
         """Observations of numbers against a plain loop."""
-        if isinstance(raw[0], np.ndarray) and all(name in PLAIN for name in self.chain):
+        is_box = isinstance(self.envs[0].observation_space, gymnasium.spaces.Box)
+        if is_box and all(name in PLAIN for name in self.chain):
             for name in self.chain:
                 raw = [PLAIN[name](row) for row in raw]
             assert_same(obs, np.stack(raw), "plain loop")
