@@ -226,7 +226,7 @@ def difference(got: Any, want: Any, at: str = "", *, rounds: bool = False) -> st
         if (
             rounds
             and want.dtype.kind == "f"
-            and np.allclose(got, want, *[8 * np.finfo(want.dtype).eps] * 2, equal_nan=True)
+            and np.allclose(got, want, *[1e-10 if want.itemsize == 8 else 1e-5] * 2, equal_nan=True)
         ):
             return ""
         if want.dtype != object:
