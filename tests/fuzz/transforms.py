@@ -58,7 +58,7 @@ PLAIN: dict[str, Any] = {
     "flatten": lambda obs: obs.reshape(-1),
     "unsqueeze first": lambda obs: obs[None],
     "unsqueeze last": lambda obs: obs[..., None],
-    "norm": lambda obs: _as_float(obs) * _as_float(obs).dtype.type(2.0) + _as_float(obs).dtype.type(0.5),
+    "norm": lambda obs: _as_float(obs) * 2.0 + 0.5,
     "double to float": lambda obs: obs.astype(np.float32) if obs.dtype == np.float64 else obs,
     "cast": lambda obs: obs.astype(np.float64) if obs.dtype == np.float32 else obs,
     "clip reward": lambda obs: obs,
