@@ -15,7 +15,7 @@ export PYTHONDONTWRITEBYTECODE :=
 BUILD_SITE = $(BIN)/python -m sphinx --fail-on-warning --keep-going --quiet --builder html docs build/docs
 
 # `make check` runs these.
-QUICK_TESTS := tests/test_layers.py tests/test_import.py tests/test_examples.py
+QUICK_TESTS := tests/project/test_layers.py tests/project/test_import.py tests/project/test_examples.py
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:

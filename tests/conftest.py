@@ -20,8 +20,8 @@ import numpy as np
 import psutil
 import pytest
 
-from tests import local_ray as local_ray_of_the_run
-from tests.backends import BACKENDS, PROCESS_BACKENDS, and_ray, one_of, vector_env_classes
+from tests.support import local_ray as local_ray_of_the_run
+from tests.support.backends import BACKENDS, PROCESS_BACKENDS, and_ray, one_of, vector_env_classes
 from vecenv.backends.pool import preloading, start_methods
 
 PATIENCE = 2.0
@@ -46,9 +46,9 @@ start_methods.PRELOAD[:0] = [
     "gymnasium.envs.toy_text",
     "vecenv.facades.make_vec",
     "vecenv.testing",
-    "cases",
-    "countdown",
-    "tests.oddities",
+    "tests.support.cases",
+    "tests.support.countdown",
+    "tests.support.oddities",
 ]
 
 # PyTorch's compiler, where it has triton, keeps a pool of processes until the end. Read when torch is imported.
@@ -90,7 +90,7 @@ waiting_backend = vector_env_classes(one_of(BACKENDS[1:]))
 def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of a job with 40 episodes of `Counting` envs, which nothing disturbed."""
     from collector import run_job
-    from tests.job_envs import counting, job
+    from tests.support.job_envs import counting, job
 
     folder = tmp_path_factory.mktemp("uninterrupted")
     run_job(job(**counting(), episodes=40), folder)

@@ -17,7 +17,7 @@ from collector import Dataset, Job, action_seed, episode_seed, resume_job, run_j
 from tests.fuzz import kills
 from tests.fuzz.driver import Program
 from tests.fuzz.envs import assert_same, stacked
-from tests.job_envs import Counting
+from tests.support.job_envs import Counting
 
 MOMENT = st.tuples(st.integers(1, 40), st.sampled_from(["before", "within", "after"]))
 
@@ -63,7 +63,7 @@ class Fuzz(Program):
         compress=st.booleans(),
     )
     def make(self, policy: str, most: int | None, every: int, **settings: Any) -> None:
-        settings |= {"env": "tests.job_envs:Counting", "env_kwargs": {"every": every}, "policy": policy}
+        settings |= {"env": "tests.support.job_envs:Counting", "env_kwargs": {"every": every}, "policy": policy}
         settings |= {"max_episode_steps": most, "max_failed": 30, "device": "cpu"}
         self.settings, self.folder = settings, tempfile.TemporaryDirectory()
         self.out, self.committed, self.complete = Path(self.folder.name) / "job", set[int](), False

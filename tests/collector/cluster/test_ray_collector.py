@@ -1,0 +1,306 @@
+"""RayCollector on real clusters: three nodes on this machine, actors that are killed, held or impossible."""
+
+from __future__ import annotations
+
+import collections
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+import psutil
+import pytest
+import torch
+
+from collector import ActorConfig, RayCollector, Rollout
+from tests.support.collector_envs import arrays, assert_equal, cartpoles, lean
+from tests.support.countdown import Breaks, BreaksOnce, Countdown
+from tests.support.rollout_envs import gated, signed
+from vecenv import ShmemVectorEnv, WorkerDiedError, WorkerTimeoutError
+from vecenv.testing import Gates
+
+# Ray warns of what it will change, and leaves files and sockets to the garbage collector.
+pytestmark = [
+    pytest.mark.ray,
+    pytest.mark.timeout(180),
+    pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::ResourceWarning"),
+]
+NODES = 3
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Any]:
+    """A head and two nodes with two CPUs each; the head has the resource "head", and says that it has a GPU."""
+    ray = pytest.importorskip("ray")
+    from ray.cluster_utils import Cluster
+
+    head = {"num_cpus": 2, "num_gpus": 1, "resources": {"head": 8}}
+    made = Cluster(initialize_head=True, head_node_args=head)
+    for _ in range(NODES - 1):
+        made.add_node(num_cpus=2)
+    ray.init(address=made.address, log_to_driver=False, logging_level="ERROR")
+    yield made
+    ray.shutdown()
+    made.shutdown()
+
+
+@pytest.fixture(autouse=True)
+def no_leaks(cluster: Any) -> Iterator[None]:
+    """In place of the check for all tests, which counts Ray's own processes and files: no actor is left."""
+    yield
+    children = psutil.Process().children(recursive=True)
+    _, left = psutil.wait_procs([child for child in children if is_actor(child)], timeout=30)
+    assert not left
+
+
+def is_actor(process: psutil.Process) -> bool:
+    """Ray names its processes after the method that they run, or their class."""
+    try:
+        return "RolloutActor" in " ".join(process.cmdline())
+    except psutil.Error:
+        return False
+
+
+@pytest.fixture
+def ledger(tmp_path: Path) -> str:
+    """A file to which each step of an env adds a byte."""
+    return str(tmp_path / "steps")
+
+
+def held(ledger: str, gates: Gates, **config: Any) -> RayCollector:
+    """Two actors of one env each, whose steps wait at gates 0 and 1; four steps a rollout, one rollout in flight."""
+    options: dict[str, Any] = {"num_actors": 2, "sync": False, "frames_per_batch": 4, "max_in_flight": 1}
+    options |= {"actors": ActorConfig(**config), "create_env_kwargs": [{"gate": index} for index in range(2)]}
+    return RayCollector(partial(gated, ledger, gates.folder), **options)
+
+
+class Log:
+    """Takes batches, and checks that each step comes once, and each id of an episode from one actor."""
+
+    def __init__(self, collector: RayCollector, ledger: str) -> None:
+        self.collector, self.ledger = collector, Path(ledger)
+        self.steps: list[tuple[int, ...]] = []
+        self.episodes: dict[int, tuple[int, int]] = {}
+
+    def next(self) -> Rollout:
+        batch = self.collector.next()
+        self.steps += [tuple(step) for step in batch.obs.reshape(-1, 3).tolist()]
+        for row, env in enumerate(batch.env_ids.tolist()):
+            for traj, step in zip(batch.traj_ids[row].tolist(), batch.obs[row].tolist(), strict=True):
+                assert self.episodes.setdefault(traj, (env, step[0])) == (env, step[0]), "an id of two actors"
+        assert len(set(self.steps)) == len(self.steps), "a step was delivered twice"
+        return batch
+
+    def check(self) -> None:
+        """Frames that actors were asked for are delivered, lost, discarded or in flight; those that they took, too."""
+        stats = self.collector.stats()
+        assert stats.requested == stats.delivered + stats.lost + stats.discarded + stats.in_flight
+        assert stats.delivered == len(self.steps)
+        assert stats.delivered <= self.ledger.stat().st_size <= stats.requested
+
+
+class Draws(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = torch.nn.Linear(4, 2)
+
+    def forward(self, obs: torch.Tensor) -> Any:
+        return torch.distributions.Categorical(logits=self.net(obs))
+
+
+def test_with_one_seed_the_batches_are_the_same_on_one_node_and_on_three(cluster: Any) -> None:
+    """A policy that draws from torch's generator, so that each actor's own has to be seeded."""
+    import ray
+
+    seen, nodes, policy = [], [], Draws()
+    for placed in (ActorConfig(), ActorConfig(resources={"head": 1}, num_cpus=0.1)):
+        with RayCollector(cartpoles(2), policy, num_actors=3, frames_per_batch=120, actors=placed) as collector:
+            collector.set_seed(5)
+            seen.append([arrays(collector.next()) for _ in range(2)])
+            alive = [each for each in ray._private.state.actors().values() if each["State"] == "ALIVE"]
+            nodes.append(len({each["Address"]["NodeID"] for each in alive}))
+    assert nodes == [NODES, 1]
+    for one, three in zip(*seen, strict=True):
+        assert_equal(one, three)
+
+
+@pytest.mark.parametrize("answer", ["restart", "drop", "raise"])
+def test_an_actor_that_is_killed_in_mid_rollout(ledger: str, answer: str) -> None:
+    with Gates(2) as gates, held(ledger, gates, on_worker_failure=answer) as collector:
+        log = Log(collector, ledger)
+        gates.open(1, times=4)
+        first = log.next()
+        assert (first.env_ids.tolist(), first.done[0, -1]) == ([1], False)  # the other is held
+        for _ in range(4):
+            gates.await_arrival(1)
+        gates.open(1, times=2)
+        for _ in range(3):
+            gates.await_arrival(1)
+        pid = collector.stats().actors[1].pid
+        os.kill(pid, signal.SIGKILL)
+        if answer == "raise":
+            with pytest.raises(WorkerDiedError, match=rf"actor 1 \(pid {pid} on \S+; envs 1 to 1\) died") as caught:
+                collector.next()
+            assert (caught.value.env_ids, caught.value.pid) == ((1,), pid)
+        else:
+            gates.open(0, times=400)
+            gates.open(1, times=400)
+            batches = [log.next() for _ in range(6)]
+            while answer == "restart" and batches[-1].env_ids.tolist() != [1]:
+                batches.append(log.next())
+            ids = {int(env) for batch in batches for env in batch.env_ids}
+            assert ids == ({0, 1} if answer == "restart" else {0})
+            broken = [batch.broken_ids.tolist() for batch in batches if len(batch.broken_ids)]
+            assert broken == [[first.traj_ids[0, -1]]]
+            log.check()
+        failure = collector.stats().failures[0]
+        assert (failure.actor, failure.env_ids, failure.pid, failure.answer) == (1, (1,), pid, answer)
+        assert collector.stats().actors[1].lost == failure.frames_lost == 4
+        assert collector.stats().restarts == (answer == "restart")
+
+
+def test_no_frame_is_lost_twice_or_delivered_twice_while_actors_are_killed(ledger: str) -> None:
+    options = {"num_actors": 3, "frames_per_batch": 10, "sync": False, "create_env_kwargs": {"ledger": ledger}}
+    with RayCollector(signed, **options) as collector:
+        log = Log(collector, ledger)
+        for killed, victim in enumerate((0, 1, 2, 0)):
+            for _ in range(6):
+                log.next()
+            os.kill(collector.stats().actors[victim].pid, signal.SIGKILL)
+            while collector.stats().restarts == killed or collector.stats().actors[victim].state == "starts":
+                log.next()
+        assert [each.restarts for each in collector.stats().actors] == [2, 1, 1]
+        log.check()
+    log.check()
+
+
+def test_the_driver_can_be_interrupted(ledger: str) -> None:
+    with Gates(2) as gates, held(ledger, gates) as collector:
+        threading.Thread(target=lambda: (gates.await_arrival(0), os.kill(os.getpid(), signal.SIGINT))).start()
+        with pytest.raises(KeyboardInterrupt):
+            collector.next()
+        with pytest.raises(RuntimeError, match="shut down"):
+            collector.next()
+
+
+def workers_signed(ledger: str) -> Any:
+    from tests.support.rollout_envs import Signed
+
+    return ShmemVectorEnv([lambda: Signed(Countdown(3), ledger)])
+
+
+def test_a_dead_worker_of_the_envs_is_a_failure_of_the_actor(ledger: str) -> None:
+    with RayCollector(partial(workers_signed, ledger), num_actors=1, frames_per_batch=4) as collector:
+        pid = int(collector.next().obs[0, 0, 0])
+        assert pid != collector.stats().actors[0].pid
+        os.kill(pid, signal.SIGKILL)
+        assert int(collector.next().obs[0, 0, 0]) != pid
+        assert "env 0" in collector.stats().failures[0].reason
+        assert collector.stats().restarts == 1
+
+
+class GpuEnv(gymnasium.ObservationWrapper):
+    """Observes the number of the GPU that its process may use, -1 for none."""
+
+    def observation(self, observation: Any) -> Any:
+        return observation * 0 + int(os.environ.get("CUDA_VISIBLE_DEVICES") or -1)
+
+
+def test_actors_share_a_gpu_by_fractions_and_what_the_cluster_cannot_give_is_an_error_with_what_it_has() -> None:
+    """The GPU is that of Ray, by its index, and the policy needs none, so that no GPU has to be there."""
+    text = rf"2 of 2 actors have not started within 1.5 s. Each asks for 64 CPU.* {NODES} nodes with 6 CPU \(6 free\)"
+    with pytest.raises(WorkerTimeoutError, match=text):
+        RayCollector(cartpoles(1), num_actors=2, frames_per_batch=4, actors=ActorConfig(num_cpus=64, start_timeout=1.5))
+    shared: dict[str, Any] = {"num_gpus": 0.25, "num_cpus": 0.1}
+    envs = [lambda: GpuEnv(Countdown(100))]
+    with RayCollector(envs, num_actors=4, frames_per_batch=8, actors=ActorConfig(**shared)) as collector:
+        assert not collector.next().obs.any()
+        with pytest.raises(WorkerTimeoutError, match=r"Each asks for 0.1 CPU, 0.25 GPU.* 1 GPU \(0 free\)"):
+            RayCollector(envs, num_actors=1, frames_per_batch=8, actors=ActorConfig(start_timeout=1.5, **shared))
+    if not torch.cuda.is_available():
+        options: dict[str, Any] = {"num_actors": 2, "actors": ActorConfig(**shared), "policy_device": "cuda"}
+        with pytest.raises(ValueError, match="there is no device cuda: PyTorch sees 0 CUDA devices") as caught:
+            RayCollector(cartpoles(1), Draws(), frames_per_batch=8, **options)
+        assert any("raised in actor" in note for note in caught.value.__notes__)
+
+
+class Absent(Breaks):
+    def __init__(self, length: int) -> None:
+        raise OSError("no such file")
+
+
+def test_errors_of_constructors_and_of_steps_arrive_as_they_are() -> None:
+    with pytest.raises(OSError, match="no such file") as caught:
+        RayCollector([partial(Absent, 3)], num_actors=2, frames_per_batch=4)
+    assert any(note.startswith("raised in actor") for note in caught.value.__notes__)
+    with RayCollector([partial(Breaks, 3)], num_actors=2, frames_per_batch=4) as collector:
+        with pytest.raises(OverflowError, match="the env broke") as caught:
+            collector.next()
+        assert any(note.startswith("raised in actor") for note in caught.value.__notes__)
+
+
+@pytest.mark.parametrize("sync", [True, False])
+def test_each_frame_is_counted_where_a_step_raises(sync: bool) -> None:
+    kwargs = [{"episode_at": 9}, {"episode_at": 2}]
+    venv = partial(BreaksOnce, 3, at=1)
+    with RayCollector(venv, num_actors=2, sync=sync, frames_per_batch=8, create_env_kwargs=kwargs) as collector:
+        with pytest.raises(OverflowError, match="the env broke"):
+            collections.deque(collector, 0)
+        stats = collector.stats()
+    assert stats.in_flight == 0
+    assert stats.lost > 0
+    assert stats.delivered == collector.frames
+    assert stats.requested == stats.delivered + stats.lost + stats.discarded
+
+
+PROGRAM = """
+import gymnasium as gym
+from collector import ActorConfig, RayCollector
+from vecenv.ray_cluster import connect
+
+envs, config = [lambda: gym.make("CartPole-v1")] * 2, ActorConfig(num_cpus=0.5)
+with RayCollector(envs, num_actors=2, frames_per_batch=40, actors=config) as collector, connect() as other:
+    assert collector.next().frames == 40
+    collector.shutdown()
+    assert other.ray.is_initialized()
+import ray
+assert not ray.is_initialized()
+ray.init(include_dashboard=False, log_to_driver=False, logging_level="ERROR")
+with connect() as mine:
+    pass
+assert ray.is_initialized()
+ray.shutdown()
+print("done")
+"""
+
+
+def test_a_local_ray_is_started_silently_and_ended_by_its_last_user_alone() -> None:
+    env = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}
+    done = subprocess.run(
+        [sys.executable, "-"], input=PROGRAM, env=env, capture_output=True, text=True, timeout=120, check=False
+    )
+    assert (done.returncode, done.stdout) == (0, "done\n"), done.stderr
+    assert not [line for line in done.stderr.splitlines() if line and "FutureWarning" not in line and line[0] != " "]
+
+
+def test_the_actor_of_a_node_that_is_lost_goes_on_elsewhere(cluster: Any) -> None:
+    """The last test, because the cluster counts that node for a while."""
+    nodes = [cluster.add_node(num_cpus=1, resources={"extra": 1}) for _ in range(2)]
+    placed = ActorConfig(resources={"extra": 0.6})
+    with RayCollector(cartpoles(2), lean, num_actors=1, frames_per_batch=8, actors=placed) as collector:
+        collector.next()
+        pid = collector.stats().actors[0].pid
+        parent = psutil.Process(pid).ppid()
+        own = [{info.process.pid for infos in node.all_processes.values() for info in infos} for node in nodes]
+        cluster.remove_node(nodes.pop(0 if parent in own[0] else 1), allow_graceful=False)
+        while not collector.stats().restarts:  # the actor's process may outlive its node for a moment
+            assert collector.next().frames == 8
+        assert collector.next().frames == 8
+        assert collector.stats().failures[0].pid == pid
+    cluster.remove_node(nodes.pop())

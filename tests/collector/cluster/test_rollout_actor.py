@@ -1,0 +1,445 @@
+"""RayCollector without Ray: its actors in this process, by a stand-in for the few functions of Ray that it calls."""
+
+from __future__ import annotations
+
+import copy
+import sys
+import threading
+from collections.abc import Callable
+from contextlib import nullcontext
+from functools import partial
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from collector import ActorConfig, ExplorationType, RayCollector, Rollout, SyncDataCollector, set_exploration_type
+from collector.cluster import actor_pool, ray_collector
+from collector.cluster.cluster_stats import ActorStats, ClusterStats
+from tests.support.collector_envs import arrays, assert_equal, cartpoles, countdowns, lean
+from tests.support.countdown import BreaksOnce, Countdown
+from vecenv import DummyVectorEnv, VectorEnvNormObs, WorkerDiedError, WorkerTimeoutError
+from vecenv.transforms import CatFrames, TransformedVectorEnv, VecNorm
+
+
+class LostError(Exception):
+    """An actor is gone."""
+
+
+class LocalRay:
+    """Stands in for Ray: a call runs when it is waited for. Actors with an index in `late` do not answer, those in
+    `dead` are lost with their next answer, and `first` is ready before the others.
+    """
+
+    exceptions = SimpleNamespace(GetTimeoutError=TimeoutError, RayError=LostError)
+
+    def __init__(self) -> None:
+        self.first: int | None = None
+        self.late: set[int] = set()
+        self.dead: set[int] = set()
+        self.calls: list[tuple[int, str]] = []
+        self.when_called: Callable[[], None] = lambda: None
+        self.is_initialized = lambda: True
+        self.cluster_resources = lambda: {"object_store_memory": 1e9}
+
+    def put(self, value: Any) -> Any:
+        return Reference(None, partial(copy.deepcopy, copy.deepcopy(value)))
+
+    def wait(self, references: list[Any], **options: Any) -> tuple[list[Any], list[Any]]:
+        ready = [each for each in references if each.index not in self.late]
+        return sorted(ready, key=lambda each: each.index != self.first)[:1], []
+
+    def get(self, reference: Any, timeout: float | None = None) -> Any:
+        if reference.index in self.dead:
+            self.dead.discard(reference.index)
+            raise LostError("killed by the test")
+        return reference.call()
+
+
+class Reference:
+    def __init__(self, index: int | None, call: Callable[[], Any]) -> None:
+        self.index, self.call = index, call
+
+
+class Handle:
+    def __init__(self, ray: LocalRay, kind: type, options: dict[str, Any], index: int, count: int) -> None:
+        self.ray, self.actor, self.index = ray, kind(index, count), index
+
+    def __getattr__(self, name: str) -> Any:
+        def remote(*given: Any) -> Reference:
+            self.ray.calls.append((self.index, name))
+            self.ray.when_called()
+            own = [each.call() if isinstance(each, Reference) else each for each in given]
+            return Reference(self.index, lambda: getattr(self.actor, name)(*own))
+
+        return SimpleNamespace(remote=remote)
+
+
+@pytest.fixture(autouse=True)
+def ray(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> LocalRay:
+    ray = LocalRay()
+    if not request.node.get_closest_marker("local_ray"):
+        monkeypatch.setattr(ray_collector, "connect", lambda: nullcontext(SimpleNamespace(ray=ray)))
+        monkeypatch.setattr(actor_pool, "make_actor", partial(Handle, ray))
+        monkeypatch.setattr(actor_pool, "end_actor", lambda handle: handle.actor.close())
+        monkeypatch.setattr(actor_pool, "is_loss", lambda error: isinstance(error, LostError))
+        monkeypatch.setattr(actor_pool, "cause_of", lambda error: error)
+    return ray
+
+
+class Constant(torch.nn.Module):
+    """Takes the action that its weight is; a Countdown rewards with it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.value = torch.nn.Parameter(torch.zeros(1))
+
+    def forward(self, obs: torch.Tensor) -> torch.Tensor:
+        return self.value.round().long().expand(len(obs))
+
+
+def parts(make: Callable[..., Any], *own: Any) -> dict[str, Any]:
+    """Arguments for actors of which each makes its envs of its own argument."""
+    kwargs = [{"own": each} for each in own]
+    return {"make_venv": lambda own: make(own), "num_actors": len(own), "create_env_kwargs": kwargs}
+
+
+def by_episode(obs: np.ndarray) -> np.ndarray:
+    return obs[:, 0] % 3
+
+
+def assert_same(batch: Rollout, expected: Rollout) -> None:
+    assert_equal(arrays(batch), arrays(expected))
+    for name in ("env_ids", "final_env", "final_time", "final_obs", "mask", "broken", "broken_ids", "policy_version"):
+        np.testing.assert_array_equal(getattr(batch, name), getattr(expected, name), err_msg=name)
+
+
+def assert_accounted(collector: RayCollector, *batches: Rollout) -> None:
+    stats = collector.stats()
+    assert stats.requested == stats.delivered + stats.lost + stats.discarded + stats.in_flight
+    assert stats.delivered == sum(batch.frames for batch in batches)
+
+
+class TestBatches:
+    @pytest.mark.filterwarnings("ignore:.*broke off where envs failed:RuntimeWarning")
+    @pytest.mark.parametrize(
+        ("env_fns", "frames", "broken"),
+        [
+            (countdowns(3, 7, 4, 20), 40, []),
+            ([partial(BreaksOnce, 5, 1, at) for at in (0, 1, 3, 9)], 28, [4, 5, 6]),
+        ],
+    )
+    def test_they_are_those_of_one_collector_with_all_envs(self, env_fns: Any, frames: int, broken: list[int]) -> None:
+        """Episodes of different lengths, so that ids, ends and last observations differ from env to env."""
+        make, seen = partial(DummyVectorEnv, on_error="restart"), []
+        with (
+            RayCollector(
+                policy=by_episode, frames_per_batch=frames, **parts(make, env_fns[:2], env_fns[2:])
+            ) as batches,
+            SyncDataCollector(make(env_fns), by_episode, frames_per_batch=frames) as local,
+        ):
+            for _ in range(3):
+                batch = batches.next()
+                assert_same(batch, local.next())
+                seen += batch.broken_ids.tolist()
+                assert batch.frames + batch.dropped_rows == frames
+        assert seen == broken
+
+    @pytest.mark.local_ray
+    def test_on_ray_with_one_seed_they_are_those_of_a_local_collector_with_all_envs(self) -> None:
+        with (
+            RayCollector(cartpoles(2), Constant(), num_actors=2, frames_per_batch=80) as collector,
+            SyncDataCollector(cartpoles(4), Constant(), frames_per_batch=80) as local,
+        ):
+            assert collector.set_seed(7) == local.set_seed(7)
+            for action in (0, 0, 1):
+                batch, expected = collector.next(), local.next()
+                assert_same(batch, expected)
+                assert (batch.action == action).all()
+                assert all(rows.flags.writeable for rows in (batch.all_obs, batch.action, batch.env_ids))
+                for each in (collector, local):
+                    each.update_policy_weights_({"value": torch.full((1,), collector.frames // 160)})
+            assert (collector.frames, len(collector.stats().actors), collector.stats().weight_puts) == (240, 2, 2)
+
+    def test_actors_draw_different_actions_and_the_same_again_with_the_same_seed(self, ray: LocalRay) -> None:
+        draws = lambda obs: torch.distributions.Categorical(logits=torch.zeros(len(obs), 2))  # noqa: E731
+        with RayCollector(cartpoles(1), draws, num_actors=2, frames_per_batch=40) as collector:
+            first, again = [(collector.set_seed(3), collector.next().action)[1] for _ in range(2)]
+            ray.dead = {0}
+            other = collector.next().action
+            collector.set_seed(3)
+            after_a_restart = collector.next().action
+            assert collector.stats().restarts == 1
+        assert not np.array_equal(first[0], first[1])
+        np.testing.assert_array_equal(first, again)
+        assert not np.array_equal(first[0], other[0]), "a restarted actor repeats no episode"
+        np.testing.assert_array_equal(first, after_a_restart)
+
+    def test_envs_that_differ_from_actor_to_actor_are_refused(self) -> None:
+        envs = parts(lambda make: DummyVectorEnv(make(1)), lambda n: countdowns(3), cartpoles)
+        with (
+            RayCollector(frames_per_batch=40, **envs) as collector,
+            pytest.raises(ValueError, match="rollouts of actors do not fit together: arrays of int64"),
+        ):
+            collector.next()
+        with pytest.raises(ValueError, match=r"the vector envs of the actors have \[1, 2\] envs"):
+            RayCollector(frames_per_batch=40, **parts(lambda n: DummyVectorEnv(cartpoles(n)), 1, 2))
+
+    def test_entries_of_infos_come_too_from_actors_that_have_seen_none_yet(self, ray: LocalRay) -> None:
+        envs = parts(lambda length: DummyVectorEnv([partial(TellsLate, length)]), 99, 3, 5)
+        with RayCollector(frames_per_batch=60, info_keys=("left",), **envs) as collector:
+            for ray.first in (0, 1):
+                batch = collector.next()
+                np.testing.assert_array_equal(batch.extras["left"], np.where(batch.terminated, [[7], [7], [7.5]], 0.0))
+                assert batch.terminated[1].any()
+
+    def test_frames_are_rounded_up_and_end_the_iterator_and_the_actors(self, ray: LocalRay) -> None:
+        options = {"frames_per_batch": 7, "total_frames": 21, "storing_device": "cpu", "progress": True}
+        with pytest.warns(
+            RuntimeWarning, match="not a multiple of the envs of 2 actors, 3 each: batches have 12 frames"
+        ):
+            collector = RayCollector(cartpoles(3), lean, num_actors=2, **options)
+        no_effect = pytest.raises(ValueError, match="has no effect on the policies of a RayCollector")
+        with set_exploration_type(ExplorationType.MODE), no_effect:
+            collector.next()
+        assert (collector.frames_per_batch, len(collector)) == (12, 2)
+        assert [(type(batch.reward), batch.frames) for batch in collector] == [(torch.Tensor, 12)] * 2
+        assert collector.next() is None
+        assert ray.calls[-2:] == [(0, "close"), (1, "close")]
+        collector.shutdown()
+
+    def test_a_state_goes_to_another_collector_and_from_a_local_one(self) -> None:
+        options = {"frames_per_batch": 8, "total_frames": 32}
+        with RayCollector(countdowns(3), Constant(), num_actors=2, **options) as collector:
+            collector.update_policy_weights_({"value": torch.ones(1)})
+            before = [collector.next(), collector.next()]
+            state = collector.state_dict()
+        assert (state["frames"], state["iter"], state["policy_version"]) == (16, 2, 1)
+        with RayCollector(countdowns(3), Constant(), num_actors=2, **options) as collector:
+            collector.next()
+            collector.load_state_dict(state)
+            after = list(collector)
+            assert (collector.frames, collector.policy_version) == (32, 1)
+        with SyncDataCollector(countdowns(3, 3), Constant(), **options) as local:
+            local.load_state_dict(state)
+            after += list(local)
+        assert len(after) == 4
+        assert all((batch.reward == 1).all() for batch in before + after)
+        assert max(batch.traj_ids.max() for batch in before) < state["traj_pool"]
+        assert min(batch.traj_ids.min() for batch in after) >= state["traj_pool"]
+
+    def test_what_is_in_flight_is_bounded_and_discarded_by_reset_and_set_seed(self, ray: LocalRay) -> None:
+        options = {"num_actors": 3, "frames_per_batch": 10, "sync": False}
+        with RayCollector(countdowns(3, 5), **options) as collector:
+            batches = [collector.next()]
+            assert collector.stats().in_flight == 3 * 2 * 10
+            for discard in (collector.reset, partial(collector.set_seed, 3)):
+                discard()
+                batches.append(collector.next())
+                assert (batches[-1].step_count[:, 0] == 0).all()
+            assert collector.stats().discarded == 2 * 3 * 2 * 10
+            assert_accounted(collector, *batches)
+        with RayCollector(countdowns(3, 5), max_bytes_in_flight=1, **options) as collector:
+            ray.calls.clear()
+            ids = [collector.next().env_ids.tolist() for _ in range(8)]
+            assert {*ids[-3][:1], *ids[-2][:1], *ids[-1][:1]} == {0, 2, 4}, "actors take turns"
+            assert collector.stats().in_flight <= 10
+            assert len(ray.calls) <= 9
+
+
+class TellsLate(Countdown):
+    """Only its last info has `left`."""
+
+    def step(self, action: Any) -> Any:
+        obs, reward, terminated, truncated, _ = super().step(action)
+        return obs, reward, terminated, truncated, {"left": 7 if self.length < 4 else 7.5} if terminated else {}
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+def test_random_frames_are_those_of_all_actors_together(depth: int) -> None:
+    """Rounded up to whole rollouts, whatever is in flight."""
+    options = {"num_actors": 8, "frames_per_batch": 20, "sync": False, "max_in_flight": depth}
+    with RayCollector(cartpoles(2), lean, init_random_frames=50, **options) as collector:
+        batches = [collector.next() for _ in range(30)]
+    assert sum(int(batch.random.sum()) for batch in batches) == 60
+    assert {version for batch in batches for version in batch.policy_version.ravel().tolist()} == {-1, 0}
+
+
+def test_a_rollout_that_comes_late_is_in_a_later_batch_and_counts_among_the_random_frames(ray: LocalRay) -> None:
+    options = {"num_actors": 2, "frames_per_batch": 40, "straggler_timeout": 0.001}
+    with RayCollector(cartpoles(2), lean, init_random_frames=40, **options) as collector:
+        ray.late = {1}
+        batches = [collector.next()]
+        assert (batches[0].env_ids.tolist(), batches[0].frames, collector.stats().in_flight) == ([0, 1], 20, 20)
+        ray.late = set()
+        while sum(batch.frames for batch in batches) < 200:
+            batches.append(collector.next())
+        assert any(2 in batch.env_ids and 3 in batch.traj_ids for batch in batches)
+        assert sum(int(batch.random.sum()) for batch in batches) == 40
+        assert_accounted(collector, *batches)
+
+
+class TestFailures:
+    def collector(self, **config: Any) -> RayCollector:
+        options = {"num_actors": 3, "frames_per_batch": 60, "actors": ActorConfig(**config)}
+        return RayCollector(countdowns(99, 99), Constant(), **options)
+
+    def test_a_batch_lacks_the_rows_of_an_actor_that_is_dropped(self, ray: LocalRay) -> None:
+        with self.collector(on_worker_failure="drop") as collector:
+            batches = [collector.next()]
+            ray.dead = {1}
+            batches += [collector.next(), collector.next()]
+            assert (batches[1].env_ids.tolist(), batches[1].shape) == ([0, 1, 4, 5], (4, 10))
+            np.testing.assert_array_equal(batches[1].obs, batches[0].obs[[0, 1, 4, 5]] + np.array([0, 10]))
+            assert [batch.broken_ids.tolist() for batch in batches] == [[], [2, 3], []]
+            assert [each.state for each in collector.stats().actors] == ["waits", "dropped", "waits"]
+            assert (collector.stats().lost, collector.stats().failures[0].answer) == (20, "drop")
+            assert_accounted(collector, *batches)
+            ray.dead = {0, 2}
+            with pytest.raises(WorkerDiedError, match=r"actor 2 .*; envs 4 to 5\) died during its rollout") as caught:
+                collector.next()
+            assert "it was the last actor; the others were dropped before" in caught.value.__notes__
+            with pytest.raises(RuntimeError, match="shut down"):
+                collector.next()
+
+    def test_a_batch_waits_for_a_restarted_actor_which_gets_the_newest_weights(self, ray: LocalRay) -> None:
+        with self.collector() as collector:
+            collector.update_policy_weights_({"value": torch.ones(1)})
+            first = collector.next()
+            ray.dead = {0}
+            batch = collector.next()
+            assert batch.env_ids.tolist() == [*range(6)]
+            assert ((batch.reward == 1) & (batch.policy_version == 1)).all()
+            assert batch.broken_ids.tolist() == [0, 1]
+            assert batch.traj_ids[:, 0].tolist() == [6, 7, 2, 3, 4, 5]
+            assert (collector.stats().weight_puts, collector.stats().restarts) == (1, 1)
+            assert_accounted(collector, first, batch)
+
+    def test_an_actor_that_dies_again_and_again_is_raised(self, ray: LocalRay) -> None:
+        with self.collector(max_restarts=2) as collector:
+            ray.when_called = lambda: ray.dead.add(1)
+            with pytest.raises(WorkerDiedError) as caught:
+                collector.next()
+            assert any("restarted 2 times without a rollout" in note for note in caught.value.__notes__)
+            assert [failure.answer for failure in collector.stats().failures] == ["restart", "restart", "raise"]
+
+    def test_an_actor_that_takes_too_long_has_failed(self, ray: LocalRay) -> None:
+        late = r"actor 2 \(pid \d+ on \S+; envs 4 to 5\) has taken more than rollout_timeout=0.01 s; it is killed"
+        with self.collector(rollout_timeout=0.01, on_worker_failure="raise") as collector:
+            ray.late = {2}
+            with pytest.raises(WorkerTimeoutError, match=late) as caught:
+                collector.next()
+        assert caught.value.env_ids == (4, 5)
+
+
+@pytest.mark.parametrize("sync", [True, False])
+def test_a_version_is_that_of_the_weights_that_were_sent_and_the_drivers_policy_stays(
+    ray: LocalRay, sync: bool
+) -> None:
+    """The learner updates in another thread while actors are asked."""
+    policy = Constant()
+    with RayCollector(countdowns(99), policy, num_actors=2, frames_per_batch=20, sync=sync) as collector:
+
+        def learn() -> None:
+            new = {"value": torch.tensor([float(collector.policy_version + 1) % 3])}
+            learner = threading.Thread(target=collector.update_policy_weights_, args=(new,))
+            learner.start()
+            learner.join()
+
+        ray.when_called, versions = learn, set()
+        for _ in range(6):
+            batch = collector.next()
+            np.testing.assert_array_equal(batch.reward, batch.policy_version % 3)
+            versions |= set(np.unique(batch.policy_version).tolist())
+        assert len(versions) > 2
+        assert collector.stats().weight_puts <= collector.policy_version
+        ray.when_called = lambda: None
+        assert (policy.value == 0).all()
+        collector.update_policy_weights_()
+        assert collector.state_dict()["policy_state_dict"]["value"] == 0
+        with pytest.raises(ValueError, match="missing"):
+            collector.update_policy_weights_({})
+
+
+class TestEvaluation:
+    """In the driver's process."""
+
+    @pytest.mark.parametrize("make_venv", [cartpoles(2), lambda: DummyVectorEnv(cartpoles(2))])
+    def test_it_is_that_of_a_local_collector_and_counts_nothing(self, make_venv: Any) -> None:
+        options = {"frames_per_batch": 4, "total_frames": 8, "max_frames_per_traj": 20}
+        with SyncDataCollector(cartpoles(2), lean, **options) as local:
+            expected = local.evaluate(5, seed=3)
+        assert expected.lens.max() <= 20
+        with RayCollector(make_venv, lean, num_actors=1, **options) as collector:
+            for _ in range(3):  # the same envs again; and after the last batch
+                np.testing.assert_array_equal(collector.evaluate(5, seed=3).returns, expected.returns)
+                collector.next()
+            assert collector.frames == 8
+
+    def test_it_has_the_weights_of_the_last_update_and_makes_transforms_without_statistics_again(self) -> None:
+        make_venv = lambda: TransformedVectorEnv(DummyVectorEnv(cartpoles(2)), CatFrames(2, -1))  # noqa: E731
+        policy = Constant()
+        with RayCollector(make_venv, policy, num_actors=1, frames_per_batch=4) as collector:
+            policy.value.data += 1
+            batch = collector.evaluate(2, keep=True).batch
+            assert (batch.obs.shape[-1], batch.action.any()) == (8, False)
+            collector.update_policy_weights_()
+            assert collector.evaluate(1, keep=True).batch.action.all()
+
+    @pytest.mark.parametrize("wrap", [VectorEnvNormObs, partial(TransformedVectorEnv, transform=VecNorm())])
+    def test_a_vector_env_that_has_learnt_is_not_made_again(self, wrap: Any) -> None:
+        make_venv = lambda: wrap(DummyVectorEnv(cartpoles(2)))  # noqa: E731
+        with RayCollector(make_venv, num_actors=1, frames_per_batch=4) as collector:
+            with pytest.raises(ValueError, match=r"what Vec.*Norm.* has learned in the training envs"):
+                collector.evaluate(2)
+            with DummyVectorEnv(cartpoles(1)) as venv:
+                assert len(collector.evaluate(2, eval_env=venv).returns) == 2
+                venv.reset()
+
+
+REFUSED = (
+    ({"num_actors": 0}, ValueError, "num_actors must be an integer of at least 1"),
+    ({"straggler_timeout": 1.0, "sync": False}, ValueError, "straggler_timeout needs sync=True"),
+    ({"max_in_flight": 2}, ValueError, "max_in_flight above 1 needs sync=False"),
+    ({"max_bytes_in_flight": 0}, ValueError, "max_bytes_in_flight must be at least 1"),
+    ({"policy_device": "cuda"}, ValueError, r"num_gpus is 0: pass actors=ActorConfig\(num_gpus=1\)"),
+    ({"total_frames": 30, "frames_per_batch": 20}, ValueError, "not a multiple of frames_per_batch"),
+    ({"create_env_kwargs": [{}, {}, {}]}, ValueError, "3 entries for 2 actors"),
+    ({"info_keys": "x"}, TypeError, r"info_keys are the names of entries"),
+    ({"interruptor": None}, TypeError, r"no arguments \['interruptor'\]"),
+    ({"num_cpus": 2, "resources": {}}, TypeError, r"pass actors=ActorConfig\(num_cpus=..., resources=...\)"),
+    ({"make_venv": "CartPole-v1"}, TypeError, "make_venv must be a callable"),
+    ({"policy": SimpleNamespace(env_num=1)}, TypeError, "make_venv comes"),
+    ({"make_venv": SimpleNamespace(step=None)}, TypeError, "must be a callable that makes a vector"),
+    ({}, ImportError, r'pip install "vecenv\[ray\]"'),
+)
+
+
+def test_wrong_arguments_are_refused_before_ray_is_needed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.undo()
+    monkeypatch.setitem(sys.modules, "ray", None)
+    for arguments, error, message in REFUSED:
+        options = {"make_venv": cartpoles(1), "num_actors": 2, "frames_per_batch": 20, **arguments}
+        with pytest.raises(error, match=message):
+            RayCollector(options.pop("make_venv"), options.pop("policy", None), **options)
+    for name, value, message in (
+        ("on_worker_failure", "ignore", 'must be "restart", "drop" or "raise"'),
+        ("rollout_timeout", 0, "rollout_timeout must be a positive number of seconds or None"),
+        ("max_restarts", 0, "max_restarts must be an integer of at least 1"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            ActorConfig(**{name: value})
+
+
+def test_the_table_has_a_row_for_each_actor_and_their_sum() -> None:
+    one = partial(ActorStats, node="host", pid=1)
+    first = one(actor=0, state="collects", requested=40, delivered=20, in_flight=20, collecting=2.0, waiting=2.0)
+    other = one(actor=1, state="dropped", requested=30, delivered=20, lost=10, restarts=1)
+    table = ClusterStats(actors=(first, other), weight_puts=3)
+    lines = str(table).splitlines()
+    assert " ".join(lines[0].split()) == "actor node pid state frames lost in flight steps/s waiting restarts"
+    assert lines[1].split() == ["0", "host", "1", "collects", "20", "0", "20", "10", "50", "%", "0"]
+    assert lines[-1].split() == ["all", "40", "10", "20", "10", "1"]
+    assert table.requested == 70 == table.delivered + table.lost + table.discarded + table.in_flight

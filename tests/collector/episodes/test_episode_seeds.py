@@ -1,0 +1,532 @@
+"""`episode_seeds=` of a collector: each episode is the same wherever, whenever and beside whatever it is played."""
+
+from __future__ import annotations
+
+import os
+import random
+import subprocess
+import sys
+from functools import partial
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+import torch
+
+from collector import (
+    AsyncDataCollector,
+    Episode,
+    EpisodeCutter,
+    EpisodeSeeds,
+    MLPPolicy,
+    RandomPolicy,
+    SyncDataCollector,
+    action_seed,
+    episode_seed,
+)
+from collector.policy.keyed_noise import KeyedNoise
+from tests.support.backends import FULL
+from tests.support.collector_envs import cartpoles, countdowns, pendulums
+from tests.support.seeded_envs import Failing, Masked, Treed
+from vecenv import DummyVectorEnv, ShmemVectorEnv, SubprocVectorEnv, ThreadVectorEnv, VectorEnvWrapper, nest
+
+EPISODES = 24
+SEED = 3
+
+
+def play(collector: SyncDataCollector) -> dict[int, Episode]:
+    """All episodes of a collector by number, each of which comes once."""
+    cutter, found = EpisodeCutter(), {}
+    with collector:
+        for batch in collector:
+            for episode in cutter.cut(batch):
+                assert episode.number not in found
+                found[episode.number] = episode
+    assert not cutter.unfinished_steps
+    return found
+
+
+def assert_same(left: dict[int, Episode], right: dict[int, Episode]) -> None:
+    """The same episodes, bit for bit."""
+    assert left.keys() == right.keys()
+    for number, one in left.items():
+        other = right[number]
+        assert one.seed == other.seed
+        for name in ("obs", "action", "reward", "terminated", "truncated"):
+            a, b = getattr(one, name), getattr(other, name)
+            assert a.dtype == b.dtype
+            assert a.tobytes() == b.tobytes(), f"{name} of episode {number}"
+
+
+def by_hand(make: Any, numbers: Any) -> dict[int, Episode]:
+    """Random episodes in one env, one after another."""
+    env, found = make(), {}
+    for number in numbers:
+        seed = episode_seed(SEED, number)
+        rows: list[tuple[Any, ...]] = []
+        env.action_space.seed(action_seed(SEED, number))
+        obs, over = [env.reset(seed=seed)[0]], False
+        while not over:
+            action = env.action_space.sample()
+            following, reward, terminated, truncated, _ = env.step(action)
+            rows.append((action, float(reward), terminated, truncated))
+            obs.append(following)
+            over = terminated or truncated
+        action, reward, terminated, truncated = (np.array(column) for column in zip(*rows, strict=True))
+        found[number] = Episode(np.stack(obs), action, reward, terminated, truncated, 0, number, seed)
+    return found
+
+
+@pytest.fixture(scope="module")
+def cartpole_by_hand() -> dict[int, Episode]:
+    return by_hand(cartpoles(1)[0], range(EPISODES))
+
+
+@pytest.mark.parametrize(
+    ("backend", "options", "env_num", "frames", "skip"),
+    [
+        (DummyVectorEnv, {}, 3, 48, []),
+        (DummyVectorEnv, {}, 4, 4, []),
+        (DummyVectorEnv, {}, 3, 30, np.array([0, 1, 5, 6, 7, 20])),
+        (ShmemVectorEnv, {"num_workers": 2}, 8, 4000, []),
+        pytest.param(DummyVectorEnv, {}, 1, 16, [], marks=FULL),
+        pytest.param(ThreadVectorEnv, {"num_workers": 2}, 3, 48, [], marks=FULL),
+        pytest.param(SubprocVectorEnv, {"num_workers": 1}, 3, 48, [], marks=FULL),
+    ],
+)
+def test_random_episodes_are_those_of_a_loop_by_hand(backend, options, env_num, frames, skip, cartpole_by_hand):
+    """In batches with memory of their own and in the same memory, whichever others are played."""
+    for same in (False, True)[: 1 + (frames == 30)]:
+        venv, seeds = backend(cartpoles(env_num), **options), EpisodeSeeds(SEED, numbers=range(EPISODES), skip=skip)
+        collector = SyncDataCollector(venv, frames_per_batch=frames, return_same_td=same, episode_seeds=seeds)
+        found = play(collector)
+        assert collector.everything_keyed
+        assert collector.all_played
+        assert_same(found, {number: each for number, each in cartpole_by_hand.items() if number not in skip})
+
+
+class Net(torch.nn.Module):
+    """A policy of the size of usual ones."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        generator = torch.Generator().manual_seed(1)
+        self.layers = torch.nn.Sequential(
+            torch.nn.Linear(4, 256),
+            torch.nn.Tanh(),
+            torch.nn.Linear(256, 256),
+            torch.nn.Tanh(),
+            torch.nn.Linear(256, 2),
+        )
+        for parameter in self.parameters():
+            parameter.data = torch.randn(parameter.shape, generator=generator) / 8
+
+    def forward(self, obs: torch.Tensor) -> Any:
+        return {"action": torch.distributions.Categorical(logits=self.layers(obs)), "features": self.layers[0](obs)}
+
+
+def networked(backend: Any, numbers: Any, skip: Any = ()) -> dict[int, Episode]:
+    seeds = EpisodeSeeds(SEED, numbers=numbers, skip=skip)
+    collector = SyncDataCollector(backend(cartpoles(5)), Net(), frames_per_batch=5 * 16, episode_seeds=seeds)
+    found = play(collector)
+    assert collector.everything_keyed
+    return found
+
+
+def test_episodes_of_a_network_are_the_same_in_workers_and_when_some_are_skipped():
+    """Episodes that are skipped were played before the job was killed: the others get other envs."""
+    whole = networked(DummyVectorEnv, range(EPISODES))
+    assert len({len(episode) for episode in whole.values()}) > 3
+    assert_same(networked(ShmemVectorEnv, range(EPISODES)), whole)
+    skip = [0, 2, 3, 9, 11]
+    rest = networked(DummyVectorEnv, range(EPISODES), skip)
+    assert rest.keys() == set(range(EPISODES)) - set(skip)
+    assert_same(rest, {number: whole[number] for number in rest})
+
+
+def test_a_network_gets_a_row_for_each_env_on_one_thread_in_every_round():
+    seen = []
+
+    class Spy(Net):
+        def forward(self, obs):
+            assert torch.get_num_threads() == 1
+            assert torch.isfinite(obs).all()
+            seen.append(len(obs))
+            return super().forward(obs)
+
+    seeds = EpisodeSeeds(SEED, numbers=range(6))
+    play(SyncDataCollector(cartpoles(8), Spy(), frames_per_batch=64, episode_seeds=seeds))
+    assert set(seen) == {8}
+
+
+@pytest.mark.parametrize("make", [cartpoles, pendulums])
+def test_the_networks_of_jobs_are_keyed(make):
+    env = make(1)[0]()
+    torch.manual_seed(0)
+    policy = MLPPolicy(env.observation_space, env.action_space)
+    runs = []
+    for numbers in (range(8), range(3, 8)):
+        collector = SyncDataCollector(
+            make(4), policy, frames_per_batch=40, episode_seeds=EpisodeSeeds(SEED, numbers=numbers)
+        )
+        runs.append(play(collector))
+        assert collector.everything_keyed
+    assert all(action in env.action_space for action in runs[0][0].action)
+    assert_same(runs[1], {number: runs[0][number] for number in range(3, 8)})
+
+
+def test_no_action_of_those_networks_is_rounded_out_of_its_bounds():
+    low, high = np.float32([-0.13210486]), np.float32([0.12573022])
+    assert low + (high - low) > high
+    policy, noise = MLPPolicy(gymnasium.spaces.Box(-1, 1, (3,)), gymnasium.spaces.Box(low, high)), KeyedNoise(0, 1)
+    noise.numbers = np.arange(1)
+    with torch.no_grad():
+        policy.net[-1].bias[:] = 1e9
+        assert noise.sample(policy(torch.zeros(1, 3))).numpy() <= high
+
+
+def counting_arrays(obs: np.ndarray, state: Any = None) -> dict[str, Any]:
+    """A recurrent policy whose state is the number of its steps in the episode."""
+    state = np.zeros(len(obs), np.int64) if state is None else state
+    return {"action": (state // 2 + (obs[:, 2] > 0)) % 2, "seen": state, "state": state + 1}
+
+
+class CountingTensors(torch.nn.Module):
+    """The same on tensors."""
+
+    def forward(self, obs: torch.Tensor, env_id: torch.Tensor, state: Any = None) -> Any:
+        state = torch.zeros(len(obs), dtype=torch.int64) if state is None else state
+        return {"action": (state // 2 + (obs[:, 2] > 0)) % 2, "seen": state, "state": state + 1}
+
+
+@pytest.mark.filterwarnings("ignore:.*broke off where envs failed:RuntimeWarning")
+@pytest.mark.parametrize("policy", [counting_arrays, CountingTensors()], ids=["arrays", "tensors"])
+@pytest.mark.parametrize(
+    ("backend", "options"),
+    [
+        (DummyVectorEnv, {}),
+        (ShmemVectorEnv, {"num_workers": 2}),
+        pytest.param(ThreadVectorEnv, {"num_workers": 2}, marks=FULL),
+        pytest.param(SubprocVectorEnv, {"num_workers": 2}, marks=FULL),
+    ],
+)
+@pytest.mark.parametrize(
+    ("limit", "fails"), [(None, False), (9, False), pytest.param(None, True, marks=FULL)], ids=["", "limit", "fails"]
+)
+def test_the_state_of_a_recurrent_policy_follows_from_its_episode(backend, options, policy, limit, fails, tmp_path):
+    """Also of envs that wait for others, because they have their rows, or because these are reset."""
+    failing = {episode_seed(SEED, number) for number in (1, 4)} if fails else set()
+    venv = backend([partial(Failing, failing, tmp_path, *cartpoles(1))] * 4, on_error="restart", **options)
+    seeds, cutter, whole = EpisodeSeeds(SEED, numbers=range(16)), EpisodeCutter(), {}
+    collector = SyncDataCollector(venv, policy, frames_per_batch=36, max_frames_per_traj=limit, episode_seeds=seeds)
+    with collector:
+        while not collector.all_played:
+            batch = collector.rollout()
+            np.testing.assert_array_equal(batch.extras["seen"][batch.mask], batch.step_count[batch.mask])
+            for number in batch.broken_ids.tolist():
+                seeds.again(number)
+            whole |= {each.number: each for each in cutter.cut(batch)}
+    assert whole.keys() == set(range(16))
+    for number, episode in whole.items():
+        np.testing.assert_array_equal(episode.action, counted_by_hand(episode_seed(SEED, number), limit))
+
+
+def counted_by_hand(seed: int, limit: int | None) -> list[int]:
+    """The actions of the counting policy in one env."""
+    env, actions, over = gymnasium.make("CartPole-v1"), list[int](), False
+    obs, _ = env.reset(seed=seed)
+    while not over and len(actions) != limit:
+        actions.append((len(actions) // 2 + int(obs[2] > 0)) % 2)
+        obs, _, *flags, _ = env.step(actions[-1])
+        over = any(flags)
+    return actions
+
+
+IN_A_PROGRAM = """
+import numpy as np, torch
+from collector import EpisodeCutter, EpisodeSeeds, MLPPolicy, SyncDataCollector
+from tests.support.collector_envs import pendulums
+if {used}:
+    torch.ones(64, 64) @ torch.ones(64, 64)
+env = pendulums(1)[0]()
+policy = MLPPolicy(env.observation_space, env.action_space, hidden=53)
+runs = []
+for first in (0, 1, 3):
+    cutter, found = EpisodeCutter(), {{}}
+    seeds = EpisodeSeeds(3, numbers=range(first, 12))
+    with SyncDataCollector(pendulums(6), policy, frames_per_batch=60, episode_seeds=seeds) as collector:
+        for batch in collector:
+            found |= {{each.number: (each.obs.tobytes(), each.action.tobytes()) for each in cutter.cut(batch)}}
+    runs.append(found)
+same = all(run[number] == runs[0][number] for run in runs for number in run)
+print(collector.everything_keyed, same)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("used", [False, True])
+def test_a_program_gets_rows_that_do_not_depend_on_where_they_stand_or_is_not_promised_them(used):
+    """Hidden layers of 53 units, so that rows lie at any address; an output of one, for 6 envs, which 8 rows are."""
+    environment = {name: value for name, value in os.environ.items() if name != "MKL_CBWR"}
+    environment["PYTHONPATH"] = os.pathsep.join(["tests", environment.get("PYTHONPATH", "")])
+    run = subprocess.run(
+        [sys.executable, "-c", IN_A_PROGRAM.format(used=used)],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    keyed, same = run.stdout.split()
+    assert (keyed == "False") or (same == "True"), run.stderr
+    assert used or keyed == "True"
+
+
+# Rounds.
+
+
+def test_a_reset_travels_with_the_last_step():
+    venv = DummyVectorEnv(countdowns(3, 4))
+    seeds = EpisodeSeeds(0, numbers=range(100))
+    with SyncDataCollector(venv, frames_per_batch=24, episode_seeds=seeds) as collector:
+        batch = collector.rollout()
+        assert venv.stats()["rounds"] == 1 + 12
+        assert batch.shape == (2, 12)
+        assert batch.mask.all()
+        assert batch.traj_ids.tolist() == [[0] * 3 + [2] * 3 + [4] * 3 + [6] * 3, [1] * 4 + [3] * 4 + [5] * 4]
+        assert batch.step_count.tolist() == [[0, 1, 2] * 4, [0, 1, 2, 3] * 3]
+        np.testing.assert_array_equal(batch.obs[..., 1], batch.step_count)
+        np.testing.assert_array_equal(batch.extras["episode_seed"][0, ::3], [episode_seed(0, n) for n in (0, 2, 4, 6)])
+
+
+def test_an_env_that_is_idle_takes_over_the_episode_that_another_holds():
+    with SyncDataCollector(countdowns(9, 2), frames_per_batch=18, episode_seeds=EpisodeSeeds(0, range(4))) as collector:
+        batch = collector.next()
+    assert batch.traj_ids.tolist() == [[0] * 9, [1, 1, 3, 3, 2, 2] + [-1] * 3]
+    assert [int(seed) for seed in batch.extras["episode_seed"][1, :6:2]] == [episode_seed(0, n) for n in (1, 3, 2)]
+
+
+def test_envs_without_an_episode_are_left_out_and_the_iterator_ends():
+    with SyncDataCollector(countdowns(3, 3, 3), frames_per_batch=12, episode_seeds=[(5, 50), (9, 90)]) as collector:
+        batches = list(collector)
+    (batch,) = batches
+    assert batch.frames == collector.frames == 6
+    assert batch.mask.tolist() == [[True] * 3] * 2 + [[False] * 3]
+    assert batch.traj_ids.tolist() == [[5] * 3, [9] * 3, [-1] * 3]
+    assert collector.all_played
+    with SyncDataCollector(countdowns(3), frames_per_batch=3, episode_seeds=iter([(0, 0)])) as collector:
+        assert collector.rollout().frames == 3
+        with pytest.raises(RuntimeError, match="all of episode_seeds have been played"):
+            collector.rollout()
+
+
+def test_long_episodes_are_cut_and_the_next_one_begins():
+    seeds = EpisodeSeeds(0, numbers=range(4))
+    collector = SyncDataCollector(countdowns(50, 50), frames_per_batch=14, max_frames_per_traj=5, episode_seeds=seeds)
+    found = play(collector)
+    assert [(len(found[number]), bool(found[number].truncated[-1])) for number in range(4)] == [(5, True)] * 4
+
+
+def test_step_hooks_get_the_steps_of_their_rows():
+    seen: dict[int, int] = {}
+
+    def count(step):
+        for env_id, obs, following in zip(step.env_id, step.obs, step.next_obs, strict=True):
+            seen[int(env_id)] = seen.get(int(env_id), 0) + 1
+            assert not np.array_equal(obs, following)
+        return {"id": step.env_id}
+
+    seeds = EpisodeSeeds(SEED)
+    with SyncDataCollector(cartpoles(3), frames_per_batch=30, episode_seeds=seeds) as collector:
+        batch = collector.collect(n_step=90, on_step=count).batch
+        assert seen == {0: 30, 1: 30, 2: 30}
+        assert (batch.extras["id"] == np.arange(3)[:, None]).all()
+
+
+@pytest.mark.filterwarnings("ignore:.*broke off where envs failed:RuntimeWarning")
+def test_an_episode_that_broke_off_can_be_played_again(tmp_path):
+    failing = {episode_seed(SEED, number) for number in (1, 4)}
+    venv = SubprocVectorEnv(
+        [partial(Failing, failing, tmp_path, *countdowns(6))] * 2, num_workers=1, on_error="restart"
+    )
+    seeds, cutter = EpisodeSeeds(SEED, numbers=range(6)), EpisodeCutter()
+    lengths, broken = {}, []
+    with SyncDataCollector(venv, frames_per_batch=4, episode_seeds=seeds) as collector:
+        while not collector.all_played:
+            stats = collector.collect(n_step=4)
+            assert set(stats.lens.tolist()) <= {6}
+            for number in stats.batch.broken_ids.tolist():
+                broken.append(number)
+                seeds.again(number)
+            lengths |= {episode.number: len(episode) for episode in cutter.cut(stats.batch)}
+    assert sorted(broken) == [1, 4]
+    assert lengths == dict.fromkeys(range(6), 6)
+
+
+# What cannot be.
+
+
+class OwnStep(VectorEnvWrapper):
+    def step(self, action: Any, id: Any = None, **kwargs: Any) -> Any:
+        return self.venv.step(action, id, **kwargs)
+
+
+def test_what_contradicts_episodes_with_seeds_is_refused():
+    venv = DummyVectorEnv(countdowns(3, 3))
+    with SyncDataCollector(venv, frames_per_batch=4, episode_seeds=EpisodeSeeds(0)) as collector:
+        for call in (
+            collector.reset,
+            partial(collector.reset, 0, seed=3),
+            partial(collector.set_seed, 0),
+            partial(collector.collect, n_episode=3),
+        ):
+            with pytest.raises(ValueError, match="cannot be used with episode_seeds"):
+                call()
+        state = collector.state_dict()
+        collector.load_state_dict(state)
+        assert collector.rollout().traj_ids.tolist() == [[0, 0], [1, 1]]
+        with pytest.raises(RuntimeError, match="episode 0 is in progress"):
+            collector.load_state_dict(state)
+        assert collector.rollout().traj_ids.tolist() == [[0, 2], [1, 3]]
+    fns = countdowns(3)
+    with pytest.raises(ValueError, match="reset_at_each_iter cannot be used"):
+        SyncDataCollector(fns, frames_per_batch=4, reset_at_each_iter=True, episode_seeds=EpisodeSeeds(0))
+    with pytest.raises(ValueError, match="use SyncDataCollector"):
+        AsyncDataCollector(fns, frames_per_batch=4, backend="dummy", episode_seeds=EpisodeSeeds(0))
+    with pytest.raises(TypeError, match="OwnStep"), DummyVectorEnv(fns) as inner:
+        SyncDataCollector(OwnStep(inner), frames_per_batch=4, episode_seeds=EpisodeSeeds(0))
+
+
+@pytest.mark.parametrize(
+    ("seeds", "error", "message"),
+    [
+        ([3], TypeError, "pairs"),
+        ([(0, 1, 2)], TypeError, "pairs"),
+        ([(-1, 0)], ValueError, "numbered from 0"),
+        ([(0, -1)], ValueError, "seed"),
+        ([(0.5, 0)], TypeError, "whole number"),
+        ([(0, 0), (0, 1)], ValueError, "gave episode 0 to env 1"),
+    ],
+)
+def test_seeds_that_are_none_are_refused(seeds, error, message):
+    collector = SyncDataCollector(countdowns(3, 3), frames_per_batch=4, episode_seeds=seeds)
+    with collector, pytest.raises(error, match=message):
+        collector.next()
+
+
+def test_random_actions_of_episodes_need_envs_of_one_action_space():
+    spaces = [gymnasium.spaces.Discrete(n) for n in (2, 3)]
+    with pytest.raises(TypeError, match=r"an episode may be played in any env, .*; that of env 1 is Discrete"):
+        KeyedNoise(0, 2).seed_random(RandomPolicy(spaces), spaces)
+
+
+# Numbers and seeds.
+
+
+def test_seeds_follow_from_the_job_seed_and_the_number_alone():
+    assert [episode_seed(3, number) for number in (0, 1, 2, 10**6)] == GOLDEN_SEEDS
+    assert episode_seed(2**63 - 1, 2**63 - 1) == GOLDEN_LARGE
+    seeds = {episode_seed(job, number) for job in range(4) for number in range(2000)}
+    assert len(seeds) > 7990
+    assert all(0 <= seed < 2**31 for seed in seeds)
+
+
+GOLDEN_SEEDS = [1663660961, 1215352495, 974320961, 1132517010]
+GOLDEN_LARGE = 738932066
+
+
+def test_episode_seeds_give_numbers_in_order_without_those_to_be_skipped():
+    seeds = EpisodeSeeds(3, skip=np.array([2, 0, 2, 10**12]))
+    assert [next(seeds) for _ in range(3)] == [(number, episode_seed(3, number)) for number in (1, 3, 4)]
+    seeds.again(1)
+    assert [number for number, _ in (next(seeds), next(seeds))] == [1, 5]
+    assert list(EpisodeSeeds(3, numbers=[4, 2], skip=[4, 2])) == []
+    for wrong in (-1, 2**63):
+        with pytest.raises(ValueError, match="seed"):
+            EpisodeSeeds(wrong)
+        with pytest.raises(ValueError, match="numbered"):
+            next(EpisodeSeeds(0, numbers=[wrong]))
+
+
+# Was everything keyed?
+
+
+def uniform(obs: Any) -> np.ndarray:
+    return np.zeros(len(obs), np.int64)
+
+
+class Dropping(Net):
+    def forward(self, obs):
+        return torch.distributions.Categorical(logits=torch.nn.functional.dropout(self.layers(obs), 0.5))
+
+
+class Noisy(Net):
+    """Adds noise of another generator than torch's."""
+
+    def __init__(self, draw: Any) -> None:
+        super().__init__()
+        self.draw = draw
+
+    def forward(self, obs):
+        return super().forward(obs + self.draw())
+
+
+@pytest.mark.parametrize(
+    ("make", "options", "keyed"),
+    [
+        (lambda venv: None, {}, True),
+        (lambda venv: RandomPolicy(venv.action_space), {}, True),
+        (lambda venv: uniform, {}, False),
+        (lambda venv: Net(), {}, True),
+        (lambda venv: Net(), {"exploration_type": "mode"}, True),
+        (lambda venv: Net(), {"init_random_frames": 4}, True),
+        (lambda venv: Dropping(), {}, False),
+        (lambda venv: Noisy(np.random.rand), {}, False),
+        (lambda venv: Noisy(random.random), {}, False),
+    ],
+)
+def test_a_collector_knows_whether_all_its_actions_were_keyed(make, options, keyed):
+    venv = DummyVectorEnv(cartpoles(2))
+    with SyncDataCollector(venv, make(venv), frames_per_batch=4, episode_seeds=EpisodeSeeds(0), **options) as collector:
+        collector.collect(n_step=4, random=True)
+        assert collector.everything_keyed, "the policy was only asked for the form of its outputs"
+        for _ in range(3):
+            collector.next()
+        assert collector.everything_keyed is keyed
+    with SyncDataCollector(cartpoles(2), frames_per_batch=4) as collector:
+        assert not collector.everything_keyed
+        assert not collector.all_played
+
+
+def test_random_frames_and_then_a_network_are_keyed_too():
+    def run():
+        options = {"frames_per_batch": 20, "init_random_frames": 20, "episode_seeds": EpisodeSeeds(1, numbers=range(3))}
+        return play(SyncDataCollector(cartpoles(2), Net(), **options))
+
+    assert_same(run(), run())
+
+
+# Action masks, and actions in trees.
+
+
+def test_masks_in_observation_and_info_give_the_same_allowed_actions():
+    actions = []
+    for place, env_num in (("obs", 1), ("obs", 3), ("info", 3)):
+        options = {"frames_per_batch": 12, "episode_seeds": EpisodeSeeds(1, numbers=range(9))}
+        run = play(SyncDataCollector([partial(Masked, place)] * env_num, **options))
+        actions.append({number: episode.action.tolist() for number, episode in run.items()})
+    assert actions[0] == actions[1] == actions[2]
+    assert {action for each in actions[0].values() for action in each} == {2, 3, 4, 5, 6}
+
+
+def test_actions_in_trees_are_stored_as_they_were_taken():
+    venv = DummyVectorEnv([Treed] * 2)
+    found = play(SyncDataCollector(venv, frames_per_batch=8, episode_seeds=EpisodeSeeds(1, numbers=range(5))))
+    space = Treed.action_space
+    assert found.keys() == set(range(5))
+    for number, episode in found.items():
+        space.seed(action_seed(1, number))
+        wanted = nest.stack([space.sample() for _ in range(3)])
+        np.testing.assert_array_equal(episode.action["move"], wanted["move"])
+        np.testing.assert_array_equal(episode.action["hands"][0], wanted["hands"][0])
+        np.testing.assert_array_equal(episode.obs[1:, 3:], wanted["hands"][1])

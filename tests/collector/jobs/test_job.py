@@ -1,0 +1,507 @@
+"""Collection jobs: which episodes they write, how they fail, stop and go on."""
+
+from __future__ import annotations
+
+import os
+import resource
+import shutil
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+import msgspec
+import numpy as np
+import psutil
+import pytest
+
+from collector import Dataset, DatasetError, episode_seed
+from collector.interruptor import Stopping
+from collector.jobs.job import JobError
+from collector.jobs.look import Metrics
+from collector.jobs.making import make_policy
+from collector.jobs.plan import Plan
+from collector.jobs.playing import JobFailedError
+from collector.jobs.run import resume_job, run_job
+from collector.store import safe_folder
+from collector.store.dataset_head import make_head
+from collector.store.safe_folder import FolderInUseError
+from collector.store.writer import StoreWriter
+from tests.support import job_envs
+from tests.support.backends import FULL
+from tests.support.job_envs import (
+    HERE,
+    assert_equal,
+    assert_same,
+    assert_whole,
+    change_job,
+    counting,
+    job,
+    process,
+    stop_at,
+)
+from vecenv import DummyVectorEnv
+
+NOTICE = "Ending the job: finished episodes are kept, unfinished ones are dropped. A second signal ends it at once."
+backends = pytest.mark.parametrize(
+    "backend",
+    [
+        "dummy",
+        "shmem",
+        *(pytest.param(each, marks=[pytest.mark.slow]) for each in ("auto", "subproc")),
+        pytest.param("thread", marks=FULL),
+        pytest.param("ray", marks=[pytest.mark.ray, pytest.mark.local_ray]),
+    ],
+)
+TOO_MANY = r"3 episodes failed, and max_failed is 2; .* OverflowError: the episode"
+ALL_FAILED = r"each of its episodes failed; episode 2, as the last one, with .*Over"
+RAISED = {"episodes": 400, "on_error": "raise"}
+
+
+def torch_and_mlp() -> tuple[Any, Any]:
+    torch = pytest.importorskip("torch")
+    from collector.policy.mlp import MLPPolicy
+
+    return torch, MLPPolicy
+
+
+class TestWhatAJobWrites:
+    @backends
+    def test_the_same_episodes_on_every_backend(self, backend: str, uninterrupted: Path, tmp_path: Path) -> None:
+        state = run_job(job(**counting(), episodes=40, backend=backend, num_envs=3), tmp_path / "a")
+        data = Dataset(tmp_path / "a")
+        assert (state.status, state.signum, state.episodes, state.repeatable) == ("complete", 0, 40, True)
+        assert_whole(data)
+        assert data.complete
+        assert data.steps == state.steps == sum(state.lengths)
+        assert sorted(state.returns) == pytest.approx(sorted(data.returns))
+        assert [episode.seed for episode in data] == [episode_seed(0, number) for number in range(40)]
+        assert all((episode.obs["count"][:, 0] == episode.seed).all() for episode in data), "it was reset with it"
+        assert_same(tmp_path / "a", uninterrupted)
+
+    def test_steps_are_the_shortest_row_of_first_episodes(self, uninterrupted: Path, tmp_path: Path) -> None:
+        lengths = Dataset(uninterrupted).lengths
+        for steps in (1, int(lengths[:5].sum()), int(lengths[:5].sum()) + 1):
+            folder = tmp_path / str(steps)
+            state = run_job(job(**counting(), steps=steps), folder)
+            data = Dataset(folder)
+            first = int(np.searchsorted(lengths.cumsum(), steps)) + 1
+            assert data.numbers.tolist() == list(range(first))
+            assert (state.episodes, state.steps) == (first, lengths[:first].sum())
+            assert all((a.seed, len(a)) == (b.seed, len(b)) for a, b in zip(data, Dataset(uninterrupted), strict=False))
+
+    @FULL
+    @pytest.mark.parametrize(("policy", "repeatable"), [("mlp", True), (f"{HERE}:Drawing", False)])
+    def test_a_job_says_whether_it_is_repeatable(self, policy: str, repeatable: bool, tmp_path: Path) -> None:
+        pytest.importorskip("torch")
+        for name, backend in (("a", "dummy"), ("b", "shmem")):
+            state = run_job(job(policy=policy, device="cpu", backend=backend), tmp_path / name)
+            assert state.repeatable is repeatable
+            head = Dataset(tmp_path / name).head
+            assert head["repeatable"] is repeatable
+            assert ("repeatable = True" in head["not_repeatable_because"]) is not repeatable
+        if repeatable:
+            assert_same(tmp_path / "a", tmp_path / "b")
+
+    def test_a_policy_may_say_that_it_is(self, tmp_path: Path) -> None:
+        changes = {**counting(), "policy": f"{HERE}:Mean", "policy_kwargs": {"scale": 0.5}}
+        state = run_job(job(**changes), tmp_path / "a")
+        assert state.repeatable
+        episode = Dataset(tmp_path / "a")[0]
+        assert np.allclose(episode.action, 0.5 * np.tanh(episode.obs["pose"][0][:-1]))
+
+    def test_weights_are_drawn_from_the_seed_and_not_from_the_programs_stream(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Also where there are several GPUs, of which none is in use."""
+        torch, _ = torch_and_mlp()
+        monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+        before = torch.get_rng_state()
+        with DummyVectorEnv(["CartPole-v1"]) as venv:
+            first, again = (make_policy(job(policy="mlp", seed=3), venv, "cpu") for _ in range(2))
+        assert torch.equal(first.net[0].weight, again.net[0].weight)
+        assert torch.equal(torch.get_rng_state(), before)
+
+    @FULL
+    def test_weights_come_from_a_checkpoint_that_runs_nothing(self, tmp_path: Path) -> None:
+        torch, MLPPolicy = torch_and_mlp()
+        with gymnasium.make("CartPole-v1") as env:
+            policy = MLPPolicy(env.observation_space, env.action_space)
+        with torch.no_grad():
+            policy.net[-1].bias[:] = torch.tensor([100.0, 0.0])  # always 0
+        torch.save(policy.state_dict(), tmp_path / "left.pt")
+        run_job(job(policy="mlp", checkpoint=str(tmp_path / "left.pt"), device="cpu"), tmp_path / "a")
+        data = Dataset(tmp_path / "a")
+        assert not data.transitions().action.any()
+        assert data.head["policy_hash"]
+        torch.save(Path("x"), tmp_path / "object.pt")
+        with pytest.raises(JobError, match="cannot be read with weights_only=True"):
+            run_job(job(policy="mlp", checkpoint=str(tmp_path / "object.pt"), device="cpu"), tmp_path / "b")
+
+    @pytest.mark.parametrize("due", [{"shard_bytes": 1}, {"shard_seconds": 1e-9}], ids=str)
+    def test_a_commit_is_due_by_size_and_by_time(self, due: Any, uninterrupted: Path, tmp_path: Path) -> None:
+        seen: list[int] = []
+        on_progress = lambda state: seen.append(state.episodes - len(Dataset(tmp_path / "a")))  # noqa: E731
+        run_job(job(**counting(), episodes=40, **due), tmp_path / "a", on_progress=on_progress)
+        assert {*seen} == {0}, "each batch is committed before the next one"
+        assert_same(tmp_path / "a", uninterrupted)
+
+
+class TestFailures:
+    @pytest.mark.parametrize(
+        ("how", "at", "backend"),
+        [
+            ("raise", "step", "dummy"),
+            ("nan", "step", "dummy"),
+            ("huge", "step", "dummy"),
+            *(pytest.param(*each, marks=FULL) for each in (("raise", "reset", "dummy"), ("inf", "step", "dummy"))),
+            pytest.param("kill", "step", "shmem", marks=FULL),
+            pytest.param("raise", "reset", "shmem", marks=pytest.mark.slow),
+            pytest.param("hang", "step", "shmem", marks=pytest.mark.slow),
+        ],
+    )
+    def test_an_episode_that_fails_is_skipped_and_counted(
+        self, how: str, at: str, backend: str, uninterrupted: Path, tmp_path: Path
+    ) -> None:
+        whole = Dataset(uninterrupted)
+        failing = [episode.number for episode in whole if episode.seed % 13 == 0]
+        assert 0 < len(failing) < 10
+        changes = {**counting(every=13, how=how, at=at), "episodes": 40, "backend": backend}
+        changes |= {"step_timeout": 0.5} if how == "hang" else {}
+        state = run_job(job(**changes), tmp_path / "a")
+        data = Dataset(tmp_path / "a")
+        assert (state.status, state.episodes, state.steps) == ("complete", len(data), data.steps)
+        assert sorted(state.skipped) == failing
+        assert data.numbers.tolist() == [number for number in range(40) if number not in failing]
+        assert data.failed["skipped"] == len(failing)
+        for episode in data:
+            assert_equal(episode, whole[episode.number])
+        assert np.isfinite(data.returns).all()
+
+    def test_a_failure_that_does_not_come_again_costs_nothing(
+        self, uninterrupted: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setenv("FAILS_ONCE", str(tmp_path / "failed"))
+        state = run_job(job(**counting(every=13, how="once"), episodes=40), tmp_path / "a")
+        assert state.retried == 1
+        assert state.skipped == {}
+        assert_same(tmp_path / "a", uninterrupted)
+
+    @pytest.mark.parametrize(
+        ("changes", "error", "message", "some"),
+        [
+            ({**counting(every=3), "episodes": 400, "max_failed": 2}, JobFailedError, TOO_MANY, True),
+            ({**counting(every=1, at="reset"), "episodes": 3}, JobFailedError, ALL_FAILED, False),
+            ({**counting(every=episode_seed(0, 90)), **RAISED}, OverflowError, "cannot be played", True),
+            ({**counting(every=3, how="nan"), **RAISED}, ValueError, r"episode \d+", False),
+            ({**counting(every=3, how="inf"), **RAISED}, ValueError, r"episode \d+", True),
+            ({**counting(every=3, how="huge"), **RAISED}, ValueError, r"episode \d+ has an infinite .* return", True),
+            ({"policy": f"{HERE}:bad"}, KeyError, "no such state", False),
+            ({"env": f"{HERE}:Words"}, DatasetError, "only arrays of numbers", False),
+            (
+                {"env": f"{HERE}:Mission"},
+                DatasetError,
+                r"leave 'mission' out with the wrapper .*FilterObservation, filter_keys=\['image'\]",
+                False,
+            ),
+        ],
+    )
+    def test_an_error_that_ends_the_job_leaves_whole_episodes_or_no_folder(
+        self, changes: Any, error: type[Exception], message: str, some: bool, tmp_path: Path
+    ) -> None:
+        with pytest.raises(error, match=message):
+            run_job(job(**changes), tmp_path / "a")
+        assert (tmp_path / "a").exists() == some
+        if some:
+            data = Dataset(tmp_path / "a")
+            assert not data.complete
+            assert_whole(data)
+
+    @FULL
+    def test_a_full_disk_leaves_what_was_committed_and_the_job_goes_on_later(
+        self, uninterrupted: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        shards: list[int] = []
+        write = safe_folder.write
+
+        def full_after_a_while(fd: int, data: Any) -> None:
+            if (size := len(memoryview(data).cast("B"))) > 3000:
+                shards.append(size)
+                if len(shards) > 1:
+                    raise OSError(28, "No space left on device")
+            write(fd, data)
+
+        small = job(**counting(), episodes=40, shard_bytes=2000)
+        with monkeypatch.context() as patch:
+            patch.setattr(safe_folder, "write", full_after_a_while)
+            with pytest.raises(
+                DatasetError, match=r"No space left on device; the .* episodes committed before are kept"
+            ):
+                run_job(small, tmp_path / "a")
+        data = Dataset(tmp_path / "a")
+        assert 0 < len(data) < 40
+        assert data.verify() == []
+        resume_job(tmp_path / "a", small)
+        assert_same(tmp_path / "a", uninterrupted)
+
+    @FULL
+    def test_so_does_a_disk_that_is_full_when_metrics_are_written(self, tmp_path: Path) -> None:
+        metrics = Metrics(tmp_path)
+        limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (0, limits[1]))
+        try:
+            with pytest.raises(DatasetError, match=r"metrics\.jsonl: File too large; the episodes committed before"):
+                metrics.write(lambda: {"steps": 1})
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+            metrics.close()
+
+
+class TestGoingOn:
+    @pytest.mark.parametrize("signum", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=FULL)])
+    def test_a_job_that_was_stopped_goes_on_anywhere(self, signum: int, uninterrupted: Path, tmp_path: Path) -> None:
+        state = run_job(job(**counting(), episodes=40), tmp_path / "a", on_progress=stop_at(5, signum))
+        assert (state.status, state.signum) == ("interrupted", signum)
+        before = Dataset(tmp_path / "a")
+        assert 5 <= len(before) < 40
+        assert_whole(before)
+        steps: list[int] = []
+        options: dict[str, Any] = {"allow_import": [HERE], "on_progress": lambda state: steps.append(state.steps)}
+        state = resume_job(tmp_path / "a", settings=["backend=shmem"], **options)
+        assert steps[0] > before.steps
+        assert (state.status, state.episodes) == ("complete", 40)
+        assert sum(state.lengths) < state.steps, "what was there was not played again"
+        assert_same(tmp_path / "a", uninterrupted)
+
+    @FULL
+    def test_a_job_of_steps_ends_where_it_would_have(self, tmp_path: Path) -> None:
+        run_job(job(**counting(), steps=300), tmp_path / "whole")
+        run_job(job(**counting(), steps=300), tmp_path / "a", on_progress=stop_at(5))
+        resume_job(tmp_path / "a", allow_import=[HERE])
+        assert_same(tmp_path / "a", tmp_path / "whole")
+
+    def test_a_job_of_steps_plays_what_is_missing_before_episodes_that_were_committed(self) -> None:
+        """Such as an episode whose env had failed, if a signal came before it was played again."""
+        plan = Plan(0, steps=10)
+        plan.restore(np.array([0, 2, 4]), np.array([3, 9, 9]))
+        assert [number for number, _ in plan] == [1, 3]
+        plan.finished(1, 1)
+        assert (plan.is_complete, plan.end, plan.end_steps) == (True, 3, 13)
+
+    def test_one_that_is_complete_stays_as_it_is(self, uninterrupted: Path) -> None:
+        before = {path: path.read_bytes() for path in uninterrupted.rglob("*") if path.is_file()}
+        state = resume_job(uninterrupted, allow_import=[HERE])
+        assert (state.status, state.episodes, state.notes) == ("complete", 40, ["it was complete already"])
+        assert state.repeatable
+        assert {path: path.read_bytes() for path in before} == before
+
+    @pytest.mark.parametrize("fails", [0, 1])
+    def test_one_that_was_killed_before_its_last_line_is_complete(
+        self, fails: int, uninterrupted: Path, tmp_path: Path
+    ) -> None:
+        folder = Path(shutil.copytree(uninterrupted, tmp_path / "a"))
+        *lines, end = (folder / "manifest.jsonl").read_text().splitlines(keepends=True)
+        assert end.startswith('{"line": "end"')
+        (folder / "manifest.jsonl").write_text("".join(lines))
+        if fails:  # all that is left to play is an episode whose env fails before the first batch
+            change_job(folder, episodes=41, env_kwargs={"every": episode_seed(0, 40), "at": "reset"})
+        state = resume_job(folder, allow_import=[HERE])
+        assert (state.status, state.episodes, state.repeatable) == ("complete", 40, True)
+        data = Dataset(folder)
+        assert (data.complete, data.failed.get("skipped", 0)) == (True, fails)
+        assert [*state.skipped] == [40] * fails
+        assert_same(folder, uninterrupted)
+
+    def test_a_changed_job_is_refused_with_what_changed(self, tmp_path: Path) -> None:
+        first = job(**counting(), episodes=40)
+        run_job(first, tmp_path / "a", on_progress=stop_at(5))
+        before = (tmp_path / "a" / "manifest.jsonl").read_bytes()
+        for settings, message in (
+            (["seed=4"], "seed was 0, and is 4"),
+            (["num_envs=2"], "num_envs was 4, and is 2"),
+            (["env_kwargs.seconds=0.1"], r"env_kwargs was \{\}, and is \{'seconds': 0.1\}"),
+        ):
+            with pytest.raises(JobError, match=f"has changed: {message}; choose another folder"):
+                resume_job(tmp_path / "a", first, settings)
+        assert (tmp_path / "a" / "manifest.jsonl").read_bytes() == before
+
+    @FULL
+    def test_a_changed_policy_is_refused(self, tmp_path: Path) -> None:
+        torch, MLPPolicy = torch_and_mlp()
+        weights = tmp_path / "w.pt"
+        mlp = job(policy="mlp", device="cpu", checkpoint=str(weights), episodes=500)
+        with gymnasium.make("CartPole-v1") as env:
+            for _ in range(2):
+                torch.save(MLPPolicy(env.observation_space, env.action_space).state_dict(), weights)
+                if not (tmp_path / "a").exists():
+                    run_job(mlp, tmp_path / "a", on_progress=stop_at(5))
+        with pytest.raises(JobError, match="has changed: policy_hash was"):
+            resume_job(tmp_path / "a")
+
+    @FULL
+    def test_statistics_that_are_gone_are_no_resume(self, tmp_path: Path) -> None:
+        changes: dict[str, Any] = {"wrappers": ("gymnasium.wrappers:NormalizeObservation",), "episodes": 500}
+        state = run_job(job(**changes), tmp_path / "a", on_progress=stop_at(5))
+        assert not state.repeatable
+        with pytest.raises(JobError, match="NormalizeObservation had statistics of the episodes before"):
+            resume_job(tmp_path / "a")
+
+
+class TestFolders:
+    def test_a_folder_in_use_is_refused_and_replaced_on_demand(self, tmp_path: Path) -> None:
+        run_job(job(episodes=3), tmp_path / "a")
+        with pytest.raises(DatasetError, match=r"already holds 3 episodes of CartPole-v1: go on with it"):
+            run_job(job(episodes=5), tmp_path / "a")
+        assert len(Dataset(tmp_path / "a")) == 3
+        run_job(job(episodes=5), tmp_path / "a", overwrite=True)
+        assert len(Dataset(tmp_path / "a")) == 5
+        for changes in ({"env": "no_such_module:Env-v0"}, {"env": "CartPoll-v1"}, {"policy": f"{HERE}:none"}):
+            with pytest.raises(JobError):
+                run_job(job(**changes), tmp_path / "a", overwrite=True)
+        assert len(Dataset(tmp_path / "a")) == 5, "a job that cannot run removes nothing"
+
+    @pytest.mark.parametrize("error", [None, KeyboardInterrupt], ids=str)
+    def test_a_job_that_does_not_begin_leaves_the_lock_of_another(
+        self, error: type[BaseException] | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """The other job begins in the same new folder while this one plays its first batch."""
+        writers: list[StoreWriter] = []
+
+        def act(obs: Any) -> Any:
+            writers.append(StoreWriter(tmp_path / "a", make_head(None, None)))
+            monkeypatch.setattr(job_envs, "bad", lambda obs: np.zeros(len(obs), np.int64))
+            if error is not None:
+                raise error
+            return np.zeros(len(obs), np.int64)
+
+        monkeypatch.setattr(job_envs, "bad", act)
+        with pytest.raises(error or FolderInUseError):
+            run_job(job(policy=f"{HERE}:bad", num_envs=1, episodes=1), tmp_path / "a")
+        with writers[0], pytest.raises(FolderInUseError, match=f"is being written by pid {os.getpid()}"):
+            StoreWriter(tmp_path / "a", None, resume=True)
+        StoreWriter(tmp_path / "a", None, resume=True).close()
+
+    def test_a_folder_that_cannot_be_made_is_an_error_with_the_reason(self, tmp_path: Path) -> None:
+        (tmp_path / "file").write_text("")
+        with pytest.raises(DatasetError, match=r"cannot write to .*file.x: Not a directory; choose another"):
+            run_job(job(), tmp_path / "file" / "x")
+
+
+def command(folder: Path, *options: str) -> Any:
+    """`run` in a process of its own."""
+    return process("-m", "collector", "run", *options, "--out", str(folder), "--no-plot")
+
+
+def ended_by(signum: int, running: Any) -> tuple[str, str]:
+    """Send a signal to a command, and return the rest of its output; no worker is left behind."""
+    workers = psutil.Process(running.pid).children(recursive=True)
+    running.send_signal(signum)
+    output = running.communicate(timeout=60)
+    _, alive = psutil.wait_procs(workers, timeout=5)
+    assert workers
+    assert not alive
+    return output
+
+
+class TestSignals:
+    def test_the_second_signal_does_what_it_always_did(self) -> None:
+        before = signal.getsignal(signal.SIGTERM)
+        with Stopping() as stop:
+            assert not stop.is_stopped
+            signal.raise_signal(signal.SIGINT)
+            assert stop.collection_stopped()
+            assert stop.signum == signal.SIGINT
+            with pytest.raises(KeyboardInterrupt):
+                signal.raise_signal(signal.SIGINT)
+        assert signal.getsignal(signal.SIGTERM) == before
+
+    def test_a_signal_that_ended_the_reader_of_standard_error_too_is_handled(self) -> None:
+        kept, (read, write) = os.dup(2), os.pipe()
+        os.close(read)
+        try:
+            os.dup2(write, 2)
+            with Stopping() as stop:
+                signal.raise_signal(signal.SIGINT)
+                assert stop.collection_stopped()
+        finally:
+            os.dup2(kept, 2)
+            os.close(kept)
+            os.close(write)
+
+    def test_a_signal_that_was_ignored_stays_ignored(self) -> None:
+        previous = signal.signal(signal.SIGINT, signal.SIG_IGN)
+        try:
+            with Stopping() as stop:
+                signal.raise_signal(signal.SIGINT)
+                assert not stop.is_stopped
+        finally:
+            signal.signal(signal.SIGINT, previous)
+
+    @pytest.mark.parametrize(
+        ("backend", "signum"),
+        [
+            pytest.param("shmem", signal.SIGINT, marks=FULL),
+            pytest.param("shmem", signal.SIGTERM, marks=pytest.mark.slow),
+            pytest.param("subproc", signal.SIGTERM, marks=pytest.mark.slow),
+        ],
+    )
+    def test_a_signal_in_mid_run_ends_the_command_cleanly(self, backend: str, signum: int, tmp_path: Path) -> None:
+        options = ["--env", "CartPole-v1", "--steps", "100000000", "--backend", backend]
+        with command(tmp_path / "a", *options) as running:
+            assert running.stdout.readline().startswith("Job: {")
+            assert running.stdout.readline().startswith("Collecting 100,000,000 steps")
+            assert "steps/s" in running.stdout.readline()
+            out, error = ended_by(signum, running)
+        assert running.returncode == 128 + signum
+        assert error.split("\n") == ["", NOTICE, ""]
+        assert "Interrupted; collected until then, and kept:" in out
+        assert f"Go on with: python -m collector resume {tmp_path / 'a'}" in out.replace("\n", "")
+        data = Dataset(tmp_path / "a")
+        assert len(data) > 10
+        assert_whole(data)
+
+    @pytest.mark.parametrize(
+        ("backend", "how", "code"),
+        [
+            pytest.param("dummy", "hang", 143, marks=FULL),
+            pytest.param("shmem", "hang", 143, marks=pytest.mark.slow),
+            pytest.param("shmem", "hold", 143, marks=pytest.mark.slow),
+            pytest.param("dummy", "hold", -9, marks=pytest.mark.slow),  # nothing else can end such a process
+        ],
+    )
+    def test_one_signal_is_enough_where_an_env_hangs(
+        self, backend: str, how: str, code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        settings = {**counting(every=episode_seed(0, 40), how=how, seconds=0.002), "episodes": 50, "num_envs": 1}
+        hanging = job(**settings, backend=backend, shard_seconds=0.1)
+        (tmp_path / "job.json").write_bytes(msgspec.json.encode(hanging))
+        with command(tmp_path / "a", str(tmp_path / "job.json")) as running:
+            while "hanging now" not in running.stdout.readline():
+                pass
+            began = time.monotonic()
+            _, error = ended_by(signal.SIGTERM, running)
+            took = time.monotonic() - began
+        assert running.returncode == code
+        assert took < (15 if code == 143 else 40)
+        assert "Traceback" not in error
+        assert 0 < len(Dataset(tmp_path / "a")) <= 40
+        monkeypatch.setenv("HANGS_NO_MORE", "1")
+        here = msgspec.structs.replace(hanging, backend="dummy")
+        resume_job(tmp_path / "a", here)
+        run_job(here, tmp_path / "whole")
+        assert_same(tmp_path / "a", tmp_path / "whole")
+
+    @FULL
+    def test_the_second_ctrl_c_ends_a_job_whose_envs_hang(self, tmp_path: Path) -> None:
+        hanging = ["--env", f"{HERE}:Counting", "--env-kwargs", '{"every": 1, "how": "hang"}']
+        with command(tmp_path / "a", *hanging, "--num-envs", "2", "--episodes", "4") as running:
+            while "hanging now" not in running.stdout.readline():
+                pass
+            running.send_signal(signal.SIGINT)
+            while NOTICE not in running.stderr.readline():
+                pass
+            _, error = ended_by(signal.SIGINT, running)
+        assert running.returncode == 130
+        assert "stopped at once" in error
+        assert "Traceback" not in error

@@ -1,0 +1,316 @@
+"""Jobs on a Ray cluster: the episodes of a local job, whichever actors play them, and whatever becomes of these."""
+
+from __future__ import annotations
+
+import json
+import pickle
+import random
+import signal
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from collector import Dataset, DatasetError, episode_seed
+from collector.jobs import on_ray, run
+from collector.jobs.job import JobError
+from collector.jobs.on_ray import Played, Range, play_range
+from collector.jobs.playing import JobFailedError
+from collector.jobs.run import resume_job, run_job
+from tests.support.backends import FULL
+from tests.support.job_envs import HERE, assert_same, assert_whole, counting, job, process, stop_at
+
+EPISODES = 40  # of the job `uninterrupted`
+
+
+# The task, in this process.
+
+
+def play(part: Path, head: Any, numbers: Iterable[int], **changes: Any) -> Played:
+    """Play these episodes; without a head it is only found out."""
+    wanted = job(**{**counting(), "episodes": EPISODES, **changes})
+    return play_range(Range(wanted, str(part), head, [*numbers]))
+
+
+def test_a_task_returns_its_head_and_fills_a_data_set_of_its_own(uninterrupted: Path, tmp_path: Path) -> None:
+    first = play(tmp_path, None, range(5))
+    assert (first.head["repeatable"], first.episodes, [*tmp_path.iterdir()]) == (True, 0, [])
+    played = play(tmp_path, first.head, range(EPISODES), shard_bytes=1500)
+    assert played.episodes == EPISODES
+    assert len(Dataset(tmp_path).shard_files) > 1
+    assert_same(tmp_path, uninterrupted)
+
+
+def test_a_task_that_does_not_see_the_folder_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(on_ray, "SEES_WITHIN", 0.0)
+    text = rf"the job has made {tmp_path / 'a'}, and a task on the node .* sees no such folder: the folder of a"
+    with pytest.raises(DatasetError, match=text):
+        play(tmp_path / "a", {}, [0])
+
+
+def test_a_task_skips_what_fails(uninterrupted: Path, tmp_path: Path) -> None:
+    failing = [episode.number for episode in Dataset(uninterrupted) if episode.seed % 13 == 0]
+    played = play(tmp_path, Dataset(uninterrupted).head, range(EPISODES), **counting(every=13))
+    assert sorted(played.skipped) == failing
+    assert played.retried == len(failing)
+    assert {*Dataset(tmp_path).numbers.tolist()} == {*range(EPISODES)} - {*failing}
+
+
+def test_jobs_that_are_not_for_actors_are_refused_before_anything_is_done(tmp_path: Path) -> None:
+    refused: tuple[tuple[dict[str, Any], dict[str, Any], str], ...] = (
+        ({"transforms": ("VecNorm",)}, {}, "the statistics of VecNorm go from one episode to the next"),
+        ({"backend": "ray"}, {}, "leave it out, or name the backend of each task"),
+        ({"device": "cuda:1"}, {}, "a task sees its own GPU only"),
+        ({}, {"cluster_actors": 0}, "must be at least 1, got 0"),
+        ({}, {"cluster": None, "cluster_actors": 2}, "--cluster auto"),
+    )
+    for changes, options, message in refused:
+        with pytest.raises(JobError, match=message):
+            run_job(job(**changes), tmp_path / "a", **{"cluster": "auto", **options})
+    assert not (tmp_path / "a").exists()
+
+
+class RayHere:
+    """In the place of Ray: tasks run in this process, end in any order, and die at any moment."""
+
+    class exceptions:
+        TaskCancelledError = type("TaskCancelledError", (Exception,), {})
+
+    def __init__(self, deadly: float, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(on_ray, "start_task", self.start_task)
+        monkeypatch.setattr(on_ray, "is_loss", lambda error: isinstance(error, ConnectionError))
+        monkeypatch.setattr(run, "connect_to", lambda address: nullcontext(self))
+        self.ray = self
+        self._rng, self._deadly = random.Random(seed), deadly
+        self._calls: dict[int, bytes] = {}
+        self.ended: list[int] = []
+
+    def start_task(self, function: Any, options: Any, task: Range) -> int:
+        assert function is play_range
+        self._calls[len(self._calls)] = pickle.dumps(task)
+        return len(self._calls) - 1
+
+    def wait(self, tasks: list[int], num_returns: int, timeout: float) -> Any:
+        return [self._rng.choice(tasks)], []
+
+    def get(self, task: int) -> Played:
+        moment = self._rng.random()
+        if moment < self._deadly / 2:
+            raise ConnectionError("it died before it had done anything")
+        played = play_range(pickle.loads(self._calls[task]))
+        if moment < self._deadly:
+            raise ConnectionError("it died when it had committed everything")  # which is not lost
+        found: Played = pickle.loads(pickle.dumps(played))
+        return found
+
+    def cancel(self, task: int, force: bool) -> None:
+        assert force, "an overshoot is not needed"
+        self.ended.append(task)
+
+
+@pytest.mark.parametrize(
+    ("seed", "much"),
+    [
+        (1, {"episodes": EPISODES}),
+        *(pytest.param(seed, {"steps": 300}, marks=FULL) for seed in range(4)),
+        *(pytest.param(seed, {"episodes": EPISODES}, marks=FULL) for seed in (0, 2, 3)),
+    ],
+)
+def test_whenever_tasks_die_each_episode_is_there_once(
+    seed: int, much: dict[str, int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    RayHere(0.5 * (seed > 0), seed, monkeypatch)
+    monkeypatch.setattr(on_ray, "MOST_DEATHS", 100)
+    wanted = job(**counting(), **much, shard_bytes=1000)
+    run_job(wanted, tmp_path / "whole")
+    state = run_job(wanted, tmp_path / "a", cluster="auto", cluster_actors=1 + seed % 3)
+    data, whole = Dataset(tmp_path / "a"), Dataset(tmp_path / "whole")
+    assert (state.status, state.episodes, state.steps) == ("complete", len(whole), whole.steps)
+    lost = [note.split(" ", 1)[1] for note in state.notes]
+    assert lost == ["tasks failed, and what they had was played again"] * (seed > 0)
+    assert data.verify() == []
+    assert not [*(tmp_path / "a/shards").glob("w*")], "also of tasks that were not needed any more"
+    assert_same(tmp_path / "a", tmp_path / "whole")
+
+
+def test_a_second_ctrl_c_ends_the_tasks_on_a_cluster_that_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here = RayHere(0.0, 0, monkeypatch)
+
+    def twice(state: Any) -> None:
+        for _ in range(2):
+            signal.raise_signal(signal.SIGINT)
+
+    endless = job(**counting(), steps=10**6)
+    with pytest.raises(KeyboardInterrupt):
+        run_job(endless, tmp_path / "a", cluster="auto", cluster_actors=3, on_progress=twice)
+    assert len(here.ended) == 2, "all but the one that has returned"
+
+
+# On Ray.
+
+
+def tasks_of(folder: Path) -> list[int]:
+    """The pids of the tasks that play for a folder, on this machine."""
+    locks = (path.read_text().split() for path in (folder / "shards").glob("w*/writer.lock"))
+    return sorted(int(words[1]) for words in locks if len(words) > 1 and psutil.pid_exists(int(words[1])))
+
+
+@FULL
+@pytest.mark.local_ray
+def test_actors_write_the_episodes_of_a_local_job(uninterrupted: Path, tmp_path: Path) -> None:
+    seen: list[tuple[int, int]] = []
+    state = run_job(
+        job(**counting(), episodes=EPISODES, shard_bytes=2000),
+        tmp_path / "a",
+        cluster="auto",
+        cluster_actors=2,
+        on_progress=lambda state: seen.append((state.episodes, state.frames)),
+    )
+    data = Dataset(tmp_path / "a")
+    assert (state.status, state.episodes, state.actors, state.repeatable) == ("complete", EPISODES, 2, True)
+    assert data.complete
+    assert data.steps == state.steps == sum(state.lengths)
+    assert sorted(state.returns) == pytest.approx(sorted(data.returns))
+    assert seen[-1][0] == EPISODES
+    assert state.frames >= state.steps
+    assert data.head["job"] == Dataset(uninterrupted).head["job"] | {"shard_bytes": 2000}
+    assert data.head["ran_on"]["actors"] == 2
+    assert [path.name for path in (tmp_path / "a" / "shards").iterdir() if path.name.startswith("w")] == []
+    assert not state.notes
+    assert_same(tmp_path / "a", uninterrupted)
+
+
+@pytest.mark.ray
+@pytest.mark.local_ray
+class TestOnRay:
+    def test_workers_and_a_policy_are_in_the_actors(self, tmp_path: Path) -> None:
+        pytest.importorskip("torch")
+        mlp = {"policy": "mlp", "device": "cpu", "backend": "shmem"}
+        run_job(job(**mlp), tmp_path / "whole")
+        run_job(job(**mlp), tmp_path / "a", cluster="auto", cluster_actors=2)
+        one, two = (Dataset(tmp_path / name).head for name in ("whole", "a"))
+        assert one["policy_hash"] == two["policy_hash"]
+        assert two["ran_on"] == {"vector_env": "ShmemVectorEnv", "num_workers": 1, "actors": 2}
+        assert two["repeatable"]
+        assert_same(tmp_path / "a", tmp_path / "whole")
+
+    def test_an_env_that_ends_its_actor_again_and_again_ends_the_job(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(on_ray, "MOST_DEATHS", 2)
+        failing = job(**counting(every=episode_seed(0, 30), how="kill"), episodes=EPISODES)
+        with pytest.raises(JobFailedError, match=r"2 tasks have died while they had .*\b30\b"):
+            run_job(failing, tmp_path / "a", cluster="auto", cluster_actors=2)
+        data = Dataset(tmp_path / "a")
+        assert 30 not in data.numbers
+        assert data.verify() == []
+
+    def test_too_many_failures_in_all_actors_together_end_the_job(self, tmp_path: Path) -> None:
+        with pytest.raises(JobFailedError, match="4 episodes failed, and max_failed is 3"):
+            run_job(
+                job(**counting(every=3), episodes=400, max_failed=3), tmp_path / "a", cluster="auto", cluster_actors=2
+            )
+        assert_whole(Dataset(tmp_path / "a"))
+
+    def test_errors_of_policies_and_envs_are_raised_with_what_was_whole(self, tmp_path: Path) -> None:
+        with pytest.raises(KeyError, match="no such state"):
+            run_job(job(policy=f"{HERE}:bad"), tmp_path / "a", cluster="auto", cluster_actors=2)
+        failing = job(**counting(every=episode_seed(0, 90)), episodes=400, on_error="raise")
+        with pytest.raises(OverflowError, match="cannot be played"):
+            run_job(failing, tmp_path / "b", cluster="auto", cluster_actors=2)
+        data = Dataset(tmp_path / "b")
+        assert not data.complete
+        assert len(data)
+        assert_whole(data)
+        with pytest.raises(JobError, match="no_such_module:Env-v0 cannot be made: No module named"):
+            run_job(job(env="no_such_module:Env-v0"), tmp_path / "c", cluster="auto", cluster_actors=1)
+
+    def test_a_job_goes_on_with_a_cluster_and_without(self, tmp_path: Path) -> None:
+        slow = job(**counting(seconds=0.001), episodes=200)
+        run_job(slow, tmp_path / "whole")
+        run_job(slow, tmp_path / "a", on_progress=stop_at(30))
+        state = resume_job(tmp_path / "a", slow, cluster="auto", cluster_actors=2, on_progress=stop_at(100))
+        assert (state.status, state.signum) == ("interrupted", signal.SIGINT)
+        before = Dataset(tmp_path / "a")
+        assert 100 <= state.episodes == len(before) < 200
+        state = resume_job(tmp_path / "a", slow, cluster="auto", cluster_actors=3, on_progress=stop_at(150))
+        state = resume_job(tmp_path / "a", slow)
+        assert (state.status, state.episodes) == ("complete", 200)
+        assert_same(tmp_path / "a", tmp_path / "whole")
+
+
+LONG = ("--env", "CartPole-v1", "--steps", "100000000", "--cluster-actors", "2", "--shard-seconds", "0.5", "--no-plot")
+
+
+@pytest.fixture
+def running(ray_address: str, tmp_path: Path) -> Iterator[Any]:
+    """A command on the cluster that has committed something."""
+    folder = tmp_path / "a"
+    with process("-m", "collector", "run", *LONG, "--cluster", ray_address, "--out", str(folder)) as started:
+        # Between two ranges a place has no task.
+        while not (folder / "manifest.jsonl").exists() or len(Dataset(folder)) < 100 or len(tasks_of(folder)) < 2:
+            assert started.poll() is None
+            time.sleep(0.05)
+        yield started
+
+
+@pytest.mark.ray
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_the_command_and_its_actors_cleanly(signum: int, running: Any, tmp_path: Path) -> None:
+    actors = tasks_of(tmp_path / "a")
+    before, began = len(Dataset(tmp_path / "a")), time.monotonic()
+    running.send_signal(signum)
+    out, error = running.communicate(timeout=60)
+    assert running.returncode == 128 + signum
+    assert time.monotonic() - began < 25
+    assert "Traceback" not in error
+    assert "Interrupted; collected until then, and kept:" in out
+    assert len(Dataset(tmp_path / "a")) >= before
+    assert Dataset(tmp_path / "a").verify() == []
+    assert_gone(actors)
+
+
+@pytest.mark.ray
+def test_actors_end_with_a_driver_that_is_killed_and_the_job_goes_on_at_once(running: Any, tmp_path: Path) -> None:
+    actors = tasks_of(tmp_path / "a")
+    running.kill()
+    running.communicate()
+    before = Dataset(tmp_path / "a").numbers.tolist()
+    state = resume_job(tmp_path / "a", settings=["num_workers=1"], on_progress=stop_at(len(before) + 50))
+    assert state.status == "interrupted"
+    data = Dataset(tmp_path / "a")
+    assert set(before) < set(data.numbers.tolist())
+    assert data.verify() == []
+    assert_gone(actors)
+
+
+def assert_gone(pids: list[int]) -> None:
+    """They end in a while."""
+    deadline = time.monotonic() + 30
+    while any(psutil.pid_exists(pid) for pid in pids):
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+
+
+@pytest.mark.ray
+def test_a_dry_run_says_where_the_job_would_run(tmp_path: Path) -> None:
+    with process("-m", "collector", "run", *LONG, "--cluster=auto", "--dry-run", "--out", str(tmp_path / "a")) as one:
+        out, error = one.communicate(timeout=60)
+    assert (one.returncode, error) == (0, "")
+    assert json.loads(out)["cluster"] == {"address": "auto", "actors": 2}
+    assert not (tmp_path / "a").exists()
+
+
+@pytest.mark.ray
+def test_a_cluster_that_is_not_there_is_an_error(tmp_path: Path) -> None:
+    with process("-m", "collector", "run", *LONG, "--cluster=127.0.0.1:1", "--out", str(tmp_path / "a")) as one:
+        _, error = one.communicate(timeout=60)
+    assert one.returncode == 2
+    assert "there is no Ray cluster at '127.0.0.1:1'" in error
+    assert "Traceback" not in error

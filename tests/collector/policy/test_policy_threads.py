@@ -1,0 +1,264 @@
+"""The number of torch threads of a policy on the CPU; and a collector changes nothing else."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from collector import SyncDataCollector
+from collector.__main__ import main
+from collector.jobs.job import Job
+from collector.jobs.run import run_job
+from tests.support.backends import FULL
+from tests.support.collector_envs import cartpoles, kinds
+from tests.support.ctrl_c import interrupt_at_random
+from vecenv import DummyVectorEnv
+
+torch = pytest.importorskip("torch")
+
+from collector.device.math_libraries import policy_threads  # noqa: E402
+from collector.policy.mlp import MLPPolicy  # noqa: E402
+
+CALLER = 3
+"""The number that the program has set: neither torch's default here nor the collector's."""
+PATIENCE = 10.0
+
+
+@pytest.fixture(autouse=True)
+def callers_setting() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(CALLER)
+    yield
+    torch.set_num_threads(before)
+
+
+def mkl_threads() -> int:
+    """The number of threads that MKL would use; torch's number where it is built without."""
+    found = re.search(r"mkl_get_max_threads\(\) : (\d+)", torch.__config__.parallel_info())
+    return int(found[1]) if found else int(torch.get_num_threads())
+
+
+def in_a_thread(function: Callable[[], Any]) -> Any:
+    """The result of `function` in a thread that is born now."""
+    found: list[Any] = []
+    thread = threading.Thread(target=lambda: found.append(function()))
+    thread.start()
+    thread.join(PATIENCE)
+    return found[0]
+
+
+class Watching(torch.nn.Module):
+    """Takes action 0, and notes what `look` returns in each call."""
+
+    def __init__(self, look: Callable[[], Any] = torch.get_num_threads) -> None:
+        super().__init__()
+        self.look, self.seen = look, []
+
+    def forward(self, obs: torch.Tensor) -> torch.Tensor:
+        self.seen.append(self.look())
+        return torch.zeros(len(obs), dtype=torch.int64)
+
+
+def seen_in_batches(policy: Any, batches: int = 1, kind: Any = SyncDataCollector, **options: Any) -> set[Any]:
+    with kind(DummyVectorEnv(cartpoles(2)), policy, frames_per_batch=8, **options) as collector:
+        for _ in range(batches):
+            collector.rollout()
+    return set(policy.seen)
+
+
+class TestInABatch:
+    @kinds
+    def test_a_policy_runs_on_one_thread(self, kind: Any) -> None:
+        policy = Watching(lambda: (torch.get_num_threads(), mkl_threads()))
+        assert seen_in_batches(policy, kind=kind) == {(1, 1)}
+
+    def test_a_function_of_arrays_and_collect_count_too(self) -> None:
+        def collect() -> tuple[set[int], int]:
+            seen: set[int] = set()
+
+            def policy(obs: np.ndarray) -> np.ndarray:
+                seen.add(torch.get_num_threads())
+                return np.zeros(len(obs), np.int64)
+
+            torch.set_num_threads(2)
+            with SyncDataCollector(DummyVectorEnv(cartpoles(2)), policy, frames_per_batch=8) as collector:
+                collector.rollout()
+                collector.collect(n_episode=2)
+                collector.collect(n_step=8)
+            return seen, torch.get_num_threads()
+
+        assert in_a_thread(collect) == ({1}, 2), "the thread that collects has its own number back"
+        assert torch.get_num_threads() == CALLER
+
+    def test_a_number_that_is_passed_is_used_and_none_leaves_that_of_the_caller(self) -> None:
+        assert seen_in_batches(Watching(), policy_threads=2) == {2}
+        assert seen_in_batches(Watching(), policy_threads=np.int64(1)) == {1}
+        assert seen_in_batches(Watching(), policy_threads=None) == {CALLER}
+
+    def test_a_thread_that_is_born_meanwhile_has_the_callers_number(self) -> None:
+        def look() -> tuple[int, int]:
+            return torch.get_num_threads(), mkl_threads()
+
+        assert seen_in_batches(Watching(lambda: in_a_thread(look))) == {(CALLER, CALLER)}
+
+    @FULL
+    def test_the_data_do_not_depend_on_the_callers_number(self) -> None:
+        terms = torch.rand(1_000_000, generator=torch.Generator().manual_seed(0))
+
+        def policy(obs: torch.Tensor) -> dict[str, torch.Tensor]:
+            sums = torch.stack([(terms * value).sum() for value in obs[:, 2]])
+            return {"action": (sums > 0).long(), "sums": sums}
+
+        def sums(callers: int, **options: Any) -> bytes:
+            torch.set_num_threads(callers)
+            venv = DummyVectorEnv(cartpoles(2))
+            with SyncDataCollector(venv, policy, frames_per_batch=32, policy_device="cpu", **options) as batches:
+                batches.set_seed(0)
+                return batches.rollout().extras["sums"].tobytes()
+
+        assert sums(1, policy_threads=None) != sums(4, policy_threads=None)  # torch's sums do depend on it
+        assert sums(1) == sums(2) == sums(4)
+
+
+class TestOutsideOfABatch:
+    @kinds
+    def test_the_callers_number_is_back_between_batches(self, kind: Any) -> None:
+        policy, between = Watching(), []
+        with kind(DummyVectorEnv(cartpoles(2)), policy, frames_per_batch=8, total_frames=24) as batches:
+            for _ in batches:
+                between.append((torch.get_num_threads(), mkl_threads(), in_a_thread(torch.get_num_threads)))
+        assert set(between) == {(CALLER, CALLER, CALLER)}
+        assert len(between) == 3
+        assert set(policy.seen) == {1}
+
+    def test_postproc_and_on_episode_run_on_the_callers_number(self) -> None:
+        seen: list[int] = []
+
+        def note(given: Any) -> Any:
+            seen.append(torch.get_num_threads())
+            return given
+
+        venv = DummyVectorEnv(cartpoles(2))
+        with SyncDataCollector(venv, Watching(), frames_per_batch=8, postproc=note) as batches:
+            batches.next()
+            batches.collect(n_episode=2, on_episode=note)
+        assert seen == [CALLER] * 3
+
+    @pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt])
+    def test_it_is_back_after_an_exception(self, error: type[BaseException]) -> None:
+        def fail() -> None:
+            raise error("of the policy")
+
+        with pytest.raises(error, match="of the policy"):
+            seen_in_batches(Watching(fail))
+        assert (torch.get_num_threads(), mkl_threads()) == (CALLER, CALLER)
+
+    @FULL
+    def test_it_is_back_after_ctrl_c_at_any_moment(self, ctrl_c: None) -> None:
+        def batch() -> None:
+            with policy_threads(1):
+                assert torch.get_num_threads() == 1
+
+        def check() -> None:
+            assert (torch.get_num_threads(), mkl_threads()) == (CALLER, CALLER)
+
+        assert interrupt_at_random(batch, check, times=300, longest=2e-4) > 0
+
+
+class TestArguments:
+    @kinds
+    def test_what_is_no_count_is_refused(self, kind: Any) -> None:
+        with DummyVectorEnv(cartpoles(2)) as venv:
+            for number in (0, True, 1.5, "2"):
+                error = ValueError if number == 0 else TypeError
+                with pytest.raises(error, match=f"policy_threads must be an integer of at least 1, got {number!r}"):
+                    kind(venv, Watching(), frames_per_batch=8, policy_threads=number)
+            venv.reset()  # it is still the caller's
+
+    @FULL
+    def test_jobs_have_it_too(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        seen: list[int] = []
+        between: list[int] = []
+        forward = MLPPolicy.forward
+
+        def watched(self: Any, *args: Any, **kwargs: Any) -> Any:
+            seen.append(torch.get_num_threads())
+            return forward(self, *args, **kwargs)
+
+        monkeypatch.setattr(MLPPolicy, "forward", watched)
+        job = Job(env="CartPole-v1", steps=20, num_envs=2, backend="dummy", policy="mlp", device="cpu")
+        run_job(job, tmp_path / "a", on_progress=lambda state: between.append(torch.get_num_threads()))
+        assert (set(seen), set(between)) == ({1}, {CALLER})
+        seen.clear()
+        arguments = "run --env CartPole-v1 --steps 20 --num-envs 2 --backend dummy --policy mlp --device cpu --no-plot"
+        assert main([*arguments.split(), "--policy-threads", "2", "--out", str(tmp_path / "b")]) == 0
+        assert set(seen) == {2}
+
+    def test_the_command_line_refuses_what_is_no_count(self, capsys: pytest.CaptureFixture[str]) -> None:
+        assert main(["run", "--env", "CartPole-v1", "--steps", "9", "--policy-threads", "0"]) == 2
+        assert "policy_threads: Expected `int` >= 1, got 0" in capsys.readouterr().err
+
+
+def tasks() -> set[str]:
+    """The threads of this process, OpenMP's among them."""
+    return set(os.listdir("/proc/self/task"))
+
+
+def multiply() -> None:
+    """Work for several threads, as learning is."""
+    torch.ones(2_000_000).sin()
+
+
+@FULL
+@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="needs Linux")
+class TestOpenMP:
+    def test_threads_that_learning_left_spinning_end_before_the_policy_runs(self) -> None:
+        def learn_and_collect() -> tuple[int, set[int]]:
+            before = tasks()
+            multiply()
+            pool = tasks() - before
+
+            def left() -> int:
+                deadline = time.monotonic() + PATIENCE
+                while pool & tasks() and time.monotonic() < deadline:
+                    os.sched_yield()  # a thread that has ended is gone when the system has reaped it
+                return len(pool & tasks())
+
+            return len(pool), seen_in_batches(Watching(left))
+
+        assert in_a_thread(learn_and_collect) == (CALLER - 1, {0})
+
+    @pytest.mark.parametrize("imported", ["before", "after"])
+    def test_a_process_that_is_forked_after_learning_collects(self, imported: str) -> None:
+        source = "from collector import SyncDataCollector\nfrom collector.device import math_libraries\n"
+        program = f"""
+import os, signal, sys
+import gymnasium, torch
+{source if imported == "before" else ""}
+torch.set_num_threads(3)
+torch.ones(2_000_000).sin()
+child = os.fork()
+if child:
+    sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+signal.alarm(30)  # which ends it where it hangs
+{source}
+policy = torch.nn.Sequential(torch.nn.Linear(4, 256), torch.nn.Linear(256, 2), torch.nn.Softmax(-1))
+net = lambda obs: policy(obs).argmax(-1)
+make = [lambda: gymnasium.make("CartPole-v1")] * 2
+with SyncDataCollector(make, net, frames_per_batch=64, policy_device="cpu") as batches:
+    for _ in range(3):
+        batches.rollout()
+os._exit(7)
+"""
+        result = subprocess.run([sys.executable, "-c", program], timeout=120, capture_output=True, text=True)
+        assert result.returncode == 7, result

@@ -1,0 +1,259 @@
+"""Each export is read back by the library of its format, and has every bit of the episodes."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+from unittest.mock import Mock
+
+import gymnasium
+import numpy as np
+import pytest
+from gymnasium import spaces
+
+from collector import Dataset, DatasetError, StoreWriter, export, make_head
+from collector.__main__ import main
+from collector.store.packed import arrays_of, is_of_obs
+from tests.support.backends import FULL
+from tests.support.stored import ACTION, OBS, episode, tree_episode, write
+from vecenv import nest
+
+pytestmark = pytest.mark.usefixtures("no_fsync")
+FORMATS = {"parquet": "pyarrow", "lerobot": "pyarrow", "minari": "minari"}
+"""Each with the library that it needs."""
+each = pytest.mark.parametrize("to", ["parquet", *(pytest.param(to, marks=FULL) for to in [*FORMATS][1:])])
+made = pytest.mark.parametrize("make", [episode, tree_episode])
+
+
+@pytest.fixture
+def minari() -> Any:
+    return pytest.importorskip("minari")
+
+
+def expected_arrays(data: Dataset) -> dict[str, np.ndarray]:
+    """All episodes as the arrays of one shard."""
+    (block,) = data.blocks(2**40)
+    return arrays_of(block)
+
+
+def array_of(column: Any, field: Any) -> np.ndarray:
+    """A column of Parquet as the array that its metadata describe."""
+    dtype, shape = field.metadata[b"dtype"].decode(), json.loads(field.metadata[b"shape"])
+    if str(column.type).startswith("fixed_size_binary"):
+        return np.frombuffer(b"".join(column.to_pylist()), dtype).reshape(-1, *shape)
+    return np.array(column.to_pylist(), dtype).reshape(-1, *shape)
+
+
+@FULL
+@made
+def test_parquet(make: Any, tmp_path: Path) -> None:
+    parquet = pytest.importorskip("pyarrow.parquet")
+    from collector.store.export.arrow_files import column_names
+
+    data = Dataset(write(tmp_path / "a", make=make))
+    out = export(data, "parquet", tmp_path / "out")
+    steps, episodes = parquet.read_table(out / "steps.parquet"), parquet.read_table(out / "episodes.parquet")
+    last = np.array(steps["is_last"])
+    assert data.layout is not None
+    columns = column_names(data.layout)
+    assert set(columns.values()) <= set(steps.column_names)
+    for name in data.layout.rows:
+        column = columns[name]
+        found = array_of(steps[column].combine_chunks(), steps.schema.field(column))
+        expected = expected_arrays(data)[name]
+        assert found.dtype == expected.dtype
+        np.testing.assert_array_equal(found if is_of_obs(name) else found[~last], expected)
+    assert np.array(steps["step"])[last].tolist() == data.lengths.tolist()
+    assert np.flatnonzero(steps["is_first"]).tolist() == (np.cumsum(data.lengths + 1) - data.lengths - 1).tolist()
+    assert episodes["seed"].to_pylist() == [1000 + n for n in range(6)]
+    assert episodes["return"].to_pylist() == data.returns.tolist()
+
+
+@FULL
+@made
+def test_minari(make: Any, minari: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    data = Dataset(write(tmp_path / "a", make=make))
+    monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path / "minari"))
+    export(data, "minari", tmp_path / "minari/vecenv/numbers-v0", description="numbers")
+    found = minari.load_dataset("vecenv/numbers-v0")
+    assert (found.total_episodes, found.total_steps) == (6, data.steps)
+    assert found.observation_space == data.observation_space
+    assert found.storage.metadata["description"] == "numbers"
+    assert [note["seed"] for note in found.storage.get_episode_metadata(range(6))] == [1000 + n for n in range(6)]
+    for ours, theirs in zip(data, found.iterate_episodes(), strict=True):
+        nest.merge(lambda pair: np.testing.assert_array_equal(*pair), [ours.obs, theirs.observations])
+        nest.merge(lambda pair: np.testing.assert_array_equal(*pair), [ours.action, theirs.actions])
+        np.testing.assert_array_equal(ours.reward, theirs.rewards)
+        np.testing.assert_array_equal(ours.terminated, theirs.terminations)
+
+
+@FULL
+def test_pictures_are_lossless_in_minari(minari: Any, tmp_path: Path) -> None:
+    for shape in ((84, 84), (84, 84, 1), (84, 84, 3), (84, 84, 4), (3, 64, 64)):
+        pixels, folder = np.random.default_rng(0).integers(0, 256, (6, *shape), np.uint8), tmp_path / str(shape)
+        with StoreWriter(folder / "a", make_head(spaces.Box(0, 255, shape, np.uint8), spaces.Discrete(5))) as writer:
+            writer.add(episode(0, obs=pixels))
+            writer.end()
+        export(folder / "a", "minari", os.path.relpath(folder / "out"))
+        (found,) = minari.MinariDataset(folder / "out/data").iterate_episodes()
+        np.testing.assert_array_equal(found.observations, pixels)
+
+
+@FULL
+def test_minari_keeps_the_spec_of_an_env_that_is_known(minari: Any, tmp_path: Path) -> None:
+    for env, expected in (("CartPole-v1", "CartPole-v1"), ("antigravity:Fly-v0", None)):
+        folder = tmp_path / env.replace(":", "-")
+        space = gymnasium.spec("CartPole-v1").make().unwrapped
+        with StoreWriter(folder / "a", make_head(space.observation_space, space.action_space, {"env": env})) as writer:
+            writer.add(episode(0, obs=np.zeros((6, 4), np.float32), action=np.zeros(5, np.int64)))
+            writer.end()
+        export(folder / "a", "minari", os.path.relpath(folder / "out"))
+        spec = minari.MinariDataset(folder / "out/data").env_spec
+        assert (spec and spec.id) == expected
+    assert "antigravity" not in sys.modules
+
+
+@FULL
+@made
+def test_lerobot(make: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    parquet = pytest.importorskip("pyarrow.parquet")
+    pictures = pytest.importorskip("PIL.Image")
+    data = Dataset(write(tmp_path / "a", make=make))
+    assert data.layout is not None
+    monkeypatch.setattr("collector.store.export.arrow_files.FILE_BYTES", data.layout.nbytes(data.steps, 0) // 4)
+    out = export(data, "lerobot", tmp_path / "out", fps=10, task="count")
+    info = json.loads((out / "meta/info.json").read_text())
+    assert info["codebase_version"] == "v3.0"
+    assert (info["total_episodes"], info["total_frames"], info["fps"]) == (6, data.steps, 10)
+    table = parquet.read_table(out / "data")
+    assert set(table.column_names) == info["features"].keys()
+    every = data.transitions()
+    if make is episode:
+        np.testing.assert_array_equal(np.stack(table["observation.state"].to_pylist()), every.obs)
+        np.testing.assert_array_equal(table["action"].to_pylist(), every.action)
+    else:
+        decoded = [
+            np.array(pictures.open(io.BytesIO(cell["bytes"]))) for cell in table["observation.pixels"].to_pylist()
+        ]
+        np.testing.assert_array_equal(decoded, every.obs["pixels"])
+        np.testing.assert_array_equal(table["observation.pose.1"].to_pylist(), every.obs["pose"][1])
+        np.testing.assert_array_equal(np.stack(table["action.move"].to_pylist()), every.action["move"])
+    np.testing.assert_array_equal(table["next.reward"].to_pylist(), every.reward)
+    np.testing.assert_array_equal(table["next.done"].to_pylist(), every.terminated | every.truncated)
+    assert table["frame_index"].to_pylist() == every.step.tolist()
+    assert table["episode_index"].to_pylist() == every.episode.tolist()
+    np.testing.assert_allclose(table["timestamp"].to_pylist(), every.step / 10, atol=1e-6)
+    episodes = parquet.read_table(out / "meta/episodes/chunk-000/file-000.parquet").to_pylist()
+    assert [each["dataset_to_index"] for each in episodes] == np.cumsum(data.lengths).tolist()
+    assert episodes[-1]["data/file_index"] > 1
+    for each in episodes:
+        file = info["data_path"].format(chunk_index=each["data/chunk_index"], file_index=each["data/file_index"])
+        assert (
+            parquet.read_table(out / file)["episode_index"].to_pylist().count(each["episode_index"]) == each["length"]
+        )
+    stats = json.loads((out / "meta/stats.json").read_text())
+    np.testing.assert_allclose(stats["next.reward"]["mean"], [every.reward.mean()], atol=1e-6)
+    np.testing.assert_allclose(stats["next.reward"]["std"], [every.reward.std()], atol=1e-6)
+
+
+@each
+def test_the_command(to: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    """`export DIR --to FORMAT`, with and without `--out`."""
+    pytest.importorskip(FORMATS[to])
+    monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path / "minari"))
+    data = Dataset(write(tmp_path / "a"))
+    chosen = {"minari": "mine/numbers-v0"}.get(to, str(tmp_path / "chosen"))
+    for out in ([], ["--out", chosen]):
+        assert main(["export", str(data.folder), "--to", to, *out]) == 0
+        where = Path(capsys.readouterr().out.strip())
+        assert where.exists()
+        if to == "minari":
+            assert sys.modules["minari"].load_dataset("/".join(where.parts[-2:])).total_steps == data.steps
+        assert main(["export", str(data.folder), "--to", to, *out]) == 1
+        assert f"{where} exists; choose another place" in capsys.readouterr().err
+    expected = tmp_path / "minari/mine/numbers-v0" if to == "minari" else tmp_path / "chosen"
+    assert where == expected
+
+
+@each
+def test_an_export_is_whole_or_not_there(to: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip(FORMATS[to])
+    data = Dataset(write(tmp_path / "a"))
+    first, full = next(data.blocks()), OSError(28, "No space left on device")
+
+    def fails(self: Dataset, nbytes: int = 0) -> Any:
+        yield first
+        raise full
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Dataset, "blocks", fails)
+        if to == "lerobot":
+            patch.setattr("pyarrow.parquet.write_table", Mock(side_effect=[None, full]))
+        with pytest.raises(DatasetError, match="No space left on device"):
+            export(data, to, tmp_path / "out")
+    assert {path.name for path in tmp_path.iterdir()} == {"a"}
+    export(data[1:3], to, tmp_path / "out")
+    with pytest.raises(DatasetError, match=r"out exists; choose another place"):
+        export(data, to, tmp_path / "out")
+    with pytest.raises(DatasetError, match="no episodes yet"):
+        export(data[:0], to, tmp_path / "other")
+
+
+@each
+def test_an_export_leaves_other_folders_alone(to: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two exports to one place at once have a folder each."""
+    pytest.importorskip(FORMATS[to])
+    data = Dataset(write(tmp_path / "a"))
+    (tmp_path / "out.partial").mkdir()
+    (tmp_path / "out.partial/thesis.tex").write_text("ten years")
+    rename, others = os.rename, [lambda: export(data, to, tmp_path / "out")]
+
+    def late(*arguments: Any) -> None:
+        """Another export has ended meanwhile."""
+        if others:
+            others.pop()()
+        rename(*arguments)
+
+    monkeypatch.setattr(os, "rename", late)
+    with pytest.raises(DatasetError, match=r"cannot write .*out: "):
+        export(data, to, tmp_path / "out")
+    assert {path.name for path in tmp_path.iterdir()} == {"a", "out", "out.partial"}
+    assert (tmp_path / "out.partial/thesis.tex").exists()
+
+
+@pytest.mark.parametrize("to", ["parquet", "lerobot"])
+@pytest.mark.parametrize(
+    ("parts", "message"),
+    [
+        ({"a": spaces.Box(0, 1, (0,)), "b": spaces.Discrete(2)}, "Parquet has no column of nothing"),
+        ({"arm/pos": spaces.Discrete(2), "arm_pos": spaces.Discrete(2)}, "become the feature 'observation.arm_pos'"),
+    ],
+)
+def test_what_has_no_columns_of_its_own_is_refused(to: str, parts: Any, message: str, tmp_path: Path) -> None:
+    pytest.importorskip("pyarrow")
+    space, steps = spaces.Dict(parts), len(episode(0)) + 1
+    obs = {key: np.zeros((steps, *part.shape), part.dtype) for key, part in space.items()}
+    with StoreWriter(tmp_path / "a", make_head(space, ACTION)) as writer:
+        writer.add(episode(0, obs=obs))
+        writer.end()
+    if to == "parquet" and "arm/pos" in parts:  # which has a column for each array
+        assert export(tmp_path / "a", to, tmp_path / "out").exists()
+        return
+    with pytest.raises(DatasetError, match=message):
+        export(tmp_path / "a", to, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+@FULL
+def test_what_minari_cannot_know_is_an_error(minari: Any, tmp_path: Path) -> None:
+    with StoreWriter(tmp_path / "a", make_head(OBS, None)) as writer:
+        writer.add(episode(0))
+        writer.end()
+    with pytest.raises(DatasetError, match="no spaces in its head"):
+        export(tmp_path / "a", "minari", tmp_path / "out")
+    with pytest.raises(ValueError, match="to must be one of parquet, lerobot, minari, got 'zarr'"):
+        export(tmp_path / "a", "zarr", tmp_path / "out")

@@ -1,0 +1,297 @@
+"""The writer where the disk fails or its process is killed: the store is readable, and has all that was committed."""
+
+from __future__ import annotations
+
+import errno
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from collector import Dataset, DatasetError, StoreWriter
+from collector.store import safe_folder
+from tests.support.backends import FULL
+from tests.support.paths import ROOT
+from tests.support.stored import assert_same, episode, head
+
+CALLS = ("write", "fsync", "rename", "truncate", "unlink", "mkdir")
+SHARDS = ((0, 2), (3, 1), (5, 4))
+
+
+pytestmark = pytest.mark.usefixtures("no_fsync")
+slow = pytest.mark.slow
+
+
+def collect(
+    folder: Path, committed: Callable[[list[int]], object], attempts: int = 1, part: str = "", **options: Any
+) -> None:
+    """A small job: shard after shard of what is not there yet; with `part` another writer fills them there."""
+    with StoreWriter(folder, head(), resume=True, **options) as writer:
+        if writer.manifest.end is not None:
+            return
+        for numbers in SHARDS:
+            missing = [number for number in numbers if number not in writer.committed]
+            if part and missing:
+                with StoreWriter(folder / part, head()) as other:
+                    other.add([episode(number) for number in missing])
+                    other.commit()
+                    writer.adopt(part)
+                writer.opened.remove(part)
+            else:
+                writer.add([episode(number) for number in missing])
+            for attempt in range(attempts):
+                try:
+                    writer.commit(state=list(numbers))
+                    break
+                except DatasetError:
+                    if attempt == attempts - 1:
+                        raise
+            committed(missing)
+        writer.end()
+
+
+@contextmanager
+def every_call(act: Callable[[int, str, Any, tuple[Any, ...]], Any]) -> Iterator[list[str]]:
+    """Inside the block `act` makes the system calls of the store: it gets number, name, function and arguments."""
+    made: list[str] = []
+
+    def replaced(name: str, real: Any) -> Any:
+        def call(*args: Any, **folder: int) -> Any:
+            made.append(name)
+            return act(len(made) - 1, name, partial(real, **folder), args)
+
+        return call
+
+    with pytest.MonkeyPatch.context() as patch:
+        for name in CALLS:
+            patch.setattr(safe_folder, name, replaced(name, getattr(safe_folder, name)))
+        yield made
+
+
+def calls_of_a_job(folder: Path, **options: Any) -> list[str]:
+    with every_call(lambda _, name, real, args: real(*args)) as made:
+        collect(folder, lambda numbers: None, **options)
+    return made
+
+
+def full(*_: Any) -> Any:
+    raise OSError(errno.ENOSPC, "No space left on device")
+
+
+def assert_readable(folder: Path, at_least: list[int], at_most: list[int] | None = None) -> None:
+    """Every committed episode is there, with every bit, and none is there twice."""
+    if not (folder / "dataset.json").exists():
+        assert at_least == []
+        return
+    data = Dataset(folder)
+    numbers = data.numbers.tolist()
+    assert set(at_least) <= set(numbers) <= set(range(6) if at_most is None else at_most)
+    for found in data:
+        assert_same(found, episode(found.number))
+    assert data.verify() == []
+
+
+def assert_finished(folder: Path) -> None:
+    collect(folder, lambda numbers: None)
+    assert_readable(folder, list(range(6)))
+    data = Dataset(folder)
+    assert data.complete
+    assert data.numbers.tolist() == list(range(6))
+    listed = {str(folder / name) for name in data.shard_files}
+    assert {str(path) for path in (folder / "shards").iterdir()} == listed
+
+
+every_nth = pytest.mark.parametrize("nth", [7, pytest.param(1, marks=FULL)])
+"""A shard has a file for each array, which are written alike: the quick tier takes every seventh write and fsync."""
+
+
+def chosen(calls: list[str], nth: int) -> list[int]:
+    return [number for number, name in enumerate(calls) if name not in ("write", "fsync") or number % nth == 0]
+
+
+@every_nth
+@pytest.mark.parametrize("compress", [False, pytest.param(True, marks=slow)], ids=["plain", "compressed"])
+def test_each_system_call_fails_once(compress: bool, nth: int, tmp_path: Path) -> None:
+    calls = calls_of_a_job(tmp_path / "whole", compress=compress)
+    assert len(calls) > 25
+    for failing in chosen(calls, nth):
+        for kind in ("before", "half"):
+            folder = tmp_path / f"{failing}-{kind}"
+            committed: list[int] = []
+
+            def act(number: int, name: str, real: Any, args: Any, failing: int = failing, kind: str = kind) -> Any:
+                if number != failing:
+                    return real(*args)
+                if kind == "half":  # half of a write, or all of another call, is done before it fails
+                    real(args[0], bytes(args[1])[: len(args[1]) // 2]) if name == "write" else real(*args)
+                return full()
+
+            with every_call(act), suppress(DatasetError):
+                collect(folder, committed.extend, compress=compress)
+            # The job stops with it, so that no episode is there that was not committed; but a line may have been
+            # written before its flush failed, and could not be removed again.
+            assert_readable(folder, committed)
+            assert_finished(folder)
+
+
+@every_nth
+def test_a_failed_commit_can_be_tried_again_by_the_same_writer(nth: int, tmp_path: Path) -> None:
+    calls = calls_of_a_job(tmp_path / "whole")
+    first = calls.index("mkdir", calls.index("rename"))  # after the head
+    for failing in (number for number in chosen(calls[:-4], nth) if number >= first):
+        folder = tmp_path / str(failing)
+        committed: list[int] = []
+
+        with every_call(lambda n, name, real, args, failing=failing: (full if n == failing else real)(*args)):
+            collect(folder, committed.extend, attempts=2)
+        assert sorted(committed) == list(range(6))
+        assert_readable(folder, committed)
+        assert Dataset(folder).complete
+
+
+def test_a_writer_that_does_not_know_what_is_on_the_disk_does_not_go_on(tmp_path: Path) -> None:
+    def broken(*_: Any) -> None:
+        raise OSError(errno.EIO, "Input/output error")
+
+    with StoreWriter(tmp_path, head()) as writer:
+        writer.add(episode(0))
+        writer.commit()
+        writer.add(episode(1))
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(
+                safe_folder.SafeFolder, "create", lambda folder, name, data: (folder.path / name).write_bytes(data)
+            )
+            for name in ("write", "truncate"):
+                patch.setattr(safe_folder, name, broken)
+            with pytest.raises(DatasetError, match="Input/output error; the 1 episodes committed"):
+                writer.commit()
+        with pytest.raises(DatasetError, match=r"cannot go on: .*resume with another one"):
+            writer.commit()
+    assert_readable(tmp_path, [0], [0])
+
+
+@slow
+def test_ctrl_c_between_the_disk_and_the_writer_commits_nothing_twice(tmp_path: Path) -> None:
+    for interrupted in range(len(calls_of_a_job(tmp_path / "whole"))):
+        for after in (False, True):
+            folder = tmp_path / f"{interrupted}-{after}"
+
+            def act(number: int, name: str, real: Any, args: Any, at: int = interrupted, after: bool = after) -> Any:
+                if number != at:
+                    return real(*args)
+                if after:
+                    real(*args)
+                raise KeyboardInterrupt
+
+            with every_call(act), suppress(KeyboardInterrupt, DatasetError):
+                collect(folder, lambda numbers: None)
+            assert_readable(folder, [])
+            assert_finished(folder)
+
+
+PROGRAM_WITH_A_CYCLE = """
+import gc, sys, traceback
+import numpy as np
+from collector.store import safe_folder
+from collector.store.shard import write_shard
+
+def write(fd, data):
+    raise OSError("No space left on device")
+
+def commit():
+    try:
+        with safe_folder.SafeFolder(sys.argv[1]) as folder:
+            write_shard(folder, "a", {"x": np.zeros(9)}, compress=False)
+    except OSError as error:
+        kept = error  # the error holds its traceback, the traceback this frame, and the frame the error
+        frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+        print(sum(isinstance(value, memoryview) for frame in frames for value in frame.f_locals.values()), "views")
+
+safe_folder.write = write
+gc.disable()
+commit()
+gc.collect()
+"""
+
+
+def test_the_error_of_a_failed_commit_may_be_freed_in_a_garbage_cycle(tmp_path: Path) -> None:
+    """CPython 3.12 crashes if a garbage cycle holds a view of an `io.BytesIO`."""
+    command = [sys.executable, "-c", PROGRAM_WITH_A_CYCLE, str(tmp_path)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "0 views\n", "")
+
+
+def run_and_kill(folder: Path, at: int, after: bool, part: str = "") -> list[int]:
+    """Run the job in a child that is killed at a system call; the episodes whose commit it reported."""
+    read, write = os.pipe()
+    child = os.fork()
+    if not child:  # pragma: no cover: another process
+        try:
+
+            def act(number: int, name: str, real: Any, args: Any) -> None:
+                if number != at:
+                    real(*args)
+                    return
+                with suppress(FileNotFoundError):
+                    if after:
+                        real(*args)
+                    elif name == "write":
+                        real(args[0], bytes(args[1])[: len(args[1]) // 2])
+                os.kill(os.getpid(), signal.SIGKILL)
+
+            with every_call(act):
+                collect(folder, lambda numbers: os.write(write, bytes(numbers)), part=part)
+        finally:
+            os._exit(3)
+    os.close(write)
+    with os.fdopen(read, "rb") as reports:
+        committed = list(reports.read())
+    _, status = os.waitpid(child, 0)
+    assert os.WTERMSIG(status) == signal.SIGKILL
+    return committed
+
+
+@pytest.mark.parametrize(
+    ("after", "part"),
+    [pytest.param(False, "", marks=slow), *(pytest.param(True, part, marks=FULL) for part in ("", "shards/w001"))],
+)
+def test_the_process_is_killed_at_each_system_call(after: bool, part: str, tmp_path: Path) -> None:
+    calls = calls_of_a_job(tmp_path / "whole", part=part)
+    lost = []
+    for at in range(len(calls)):
+        folder = tmp_path / str(at)
+        committed = run_and_kill(folder, at, after, part)
+        assert_readable(folder, committed)
+        lost.append(len(committed))
+        assert_finished(folder)
+    assert lost == sorted(lost)
+    assert lost[-1] == 6
+
+
+@FULL
+def test_the_resume_is_killed_at_each_system_call_too(tmp_path: Path) -> None:
+    def torn(folder: Path) -> Path:
+        committed = run_and_kill(folder, calls.index("truncate") if "truncate" in calls else 20, False)
+        with open(folder / "manifest.jsonl", "ab") as file:
+            file.write(b'{"line": "shard", "shard": "sha')
+        (folder / "shards/000009").write_bytes(b"without a line")
+        assert len(committed) < 6
+        return folder
+
+    calls = calls_of_a_job(tmp_path / "whole")
+    with every_call(lambda _, name, real, args: real(*args)) as made:
+        collect(torn(tmp_path / "torn"), lambda numbers: None)
+    assert {"truncate", "unlink"} <= set(made)
+    for at in range(len(made)):
+        folder = torn(tmp_path / str(at))
+        before = Dataset(folder).numbers.tolist()
+        committed = run_and_kill(folder, at, after=True)
+        assert_readable(folder, [*before, *committed])
+        assert_finished(folder)

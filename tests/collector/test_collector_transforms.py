@@ -1,0 +1,207 @@
+"""Collectors with transforms: in the collector, around the vector env, in workers and on a device they are the same."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from gymnasium import spaces  # noqa: E402
+
+from collector import SyncDataCollector  # noqa: E402
+from collector.device.torch_vector_env import TransformedOnDevice  # noqa: E402
+from tests.support.backends import FULL  # noqa: E402
+from tests.support.collector_envs import kinds  # noqa: E402
+from tests.support.device_double import LateTransfer  # noqa: E402
+from tests.support.transform_envs import IMAGE, VECTOR, Samples  # noqa: E402
+from vecenv import DummyVectorEnv, ShmemVectorEnv, TransformedVectorEnv, nest  # noqa: E402
+from vecenv.transforms import (  # noqa: E402
+    ActionScaling,
+    CatFrames,
+    Compose,
+    GrayScale,
+    Resize,
+    RewardScaling,
+    RewardSum,
+    StepCounter,
+    TimeLimit,
+    ToTensorImage,
+    Transform,
+    VecNorm,
+)
+
+needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+CHAINS = {
+    "pictures": (IMAGE, lambda: Compose(ToTensorImage(), GrayScale(), Resize(6), CatFrames(4, -3))),
+    "numbers": (VECTOR, lambda: [CatFrames(2, -1), RewardScaling(0.0, 0.1), ActionScaling()]),
+    "dict": (VECTOR, lambda: [RewardSum(), StepCounter()]),
+    "ends episodes": (VECTOR, lambda: [CatFrames(2, -1), TimeLimit(3)]),
+    "learns": (VECTOR, lambda: VecNorm(decay=0.9)),
+}
+chains = pytest.mark.parametrize("chain", CHAINS)
+
+
+def env_fns(space: Any) -> list[Any]:
+    return [partial(Samples, space, length) for length in (4, 5, 7)]
+
+
+class Linear(torch.nn.Module):
+    """An action of two numbers in [-1, 1], which follows from all of the observation."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = torch.nn.Parameter(torch.tensor(0.1))
+
+    def forward(self, obs: Any) -> torch.Tensor:
+        parts = [leaf.flatten(1).double().sum(1) for leaf in nest.leaves(obs)]
+        total = (self.scale * torch.stack(parts).sum(0)).detach()
+        return torch.stack([total.sin(), total.cos()], 1).float()
+
+
+def batches(collector: Any, count: int = 2) -> list[Any]:
+    collector.set_seed(5)
+    return [collector.next() for _ in range(count)]
+
+
+def assert_same(ours: Any, others: Any, tolerance: float = 0.0) -> None:
+    for left, right in zip(ours, others, strict=True):
+        for name in ("obs", "reward", "action", "terminated", "truncated"):
+            pairs = zip(nest.leaves(getattr(left, name)), nest.leaves(getattr(right, name)), strict=True)
+            for mine, yours in pairs:
+                assert mine.dtype == yours.dtype
+                np.testing.assert_allclose(np.asarray(mine), np.asarray(yours), rtol=tolerance, atol=tolerance)
+        last, expected = left.next.obs, right.next.obs
+        for mine, yours in zip(nest.leaves(last), nest.leaves(expected), strict=True):
+            np.testing.assert_allclose(mine, yours, rtol=tolerance, atol=tolerance)
+
+
+@kinds
+@chains
+def test_batches_are_those_of_a_transformed_vector_env(kind: type, chain: str) -> None:
+    space, make = CHAINS[chain]
+    venv = TransformedVectorEnv(DummyVectorEnv(env_fns(space)), make())
+    with (
+        kind(DummyVectorEnv(env_fns(space)), Linear(), frames_per_batch=30, transforms=make()) as ours,
+        kind(venv, Linear(), frames_per_batch=30) as others,
+    ):
+        assert_same(batches(ours), batches(others))
+
+
+@needs_cuda
+@chains
+def test_the_device_is_that_of_the_policy(chain: str) -> None:
+    space, make = CHAINS[chain]
+    seen = []
+
+    def policy(obs: Any) -> torch.Tensor:
+        seen.extend(nest.leaves(obs))
+        return Linear()(nest.map(lambda leaf: leaf.cpu(), obs)).to("cuda")
+
+    with SyncDataCollector(
+        ShmemVectorEnv(env_fns(space)), policy, frames_per_batch=30, transforms=make(), policy_device="cuda"
+    ) as collector:
+        assert isinstance(collector.env, TransformedOnDevice)
+        batches(collector)
+    assert {leaf.device.type for leaf in seen} == {"cuda"}
+
+
+def test_the_policy_gets_what_is_on_its_device_already() -> None:
+    venv = TransformedOnDevice(DummyVectorEnv(env_fns(VECTOR)), CatFrames(2, -1), "cpu")
+    seen, made = [], []
+    map_step = venv.map_step
+
+    def note(*columns: Any) -> Any:
+        result = map_step(*columns)
+        made.append(venv.on_device(result[0]))
+        return result
+
+    venv.map_step = note  # type: ignore[method-assign]
+
+    class Policy(Linear):
+        def forward(self, obs: Any) -> torch.Tensor:
+            seen.append(obs)
+            return super().forward(obs)
+
+    with SyncDataCollector(venv, Policy(), frames_per_batch=9) as collector:
+        collector.next()
+    assert len(seen) == 3
+    assert seen[1] is made[0]
+    assert seen[2] is made[1]
+
+
+def test_observations_that_were_changed_since_are_brought_again() -> None:
+    venv = TransformedOnDevice(DummyVectorEnv(env_fns(VECTOR)), CatFrames(2, -1), "cpu")
+    with venv:
+        obs, _ = venv.reset()
+        assert venv.on_device(obs) is not None
+        assert venv.on_device(obs.copy()) is None
+        venv.reset([1])
+        assert venv.on_device(obs) is None
+
+
+@pytest.mark.parametrize("device", ["cpu", None], ids=["on a device", "in this process"])
+def test_the_env_state_dict_is_what_the_transforms_have_learnt(device: Any) -> None:
+    def make() -> Any:
+        venv = DummyVectorEnv(env_fns(VECTOR))
+        if device is None:
+            return SyncDataCollector(venv, frames_per_batch=30, transforms=VecNorm(decay=0.9))
+        return SyncDataCollector(TransformedOnDevice(venv, VecNorm(decay=0.9), device), frames_per_batch=30)
+
+    with make() as first, make() as second:
+        batches(first)
+        assert isinstance(first.env, TransformedVectorEnv)
+        state = first.state_dict()
+        np.testing.assert_equal(state["env_state_dict"], first.env.state_dict())
+        assert state["env_state_dict"]["0.VecNorm"]["observation_count"] > 1
+        second.load_state_dict(state)
+        np.testing.assert_equal(second.env.state_dict(), state["env_state_dict"])
+
+
+def test_a_vector_env_stays_open_where_the_transforms_do_not_fit() -> None:
+    with DummyVectorEnv(env_fns(VECTOR)) as venv:
+        with pytest.raises(ValueError, match="finds no"):
+            SyncDataCollector(venv, frames_per_batch=30, transforms=Resize(4, in_keys=["pixels"]))
+        with pytest.raises(TypeError, match="a transform is a Transform or a function"):
+            SyncDataCollector(venv, frames_per_batch=30, transforms=3)
+        assert venv.reset()[0].shape == (3, 5)
+    transform = CatFrames(2, -1)
+    made: list[Any] = []
+
+    def make() -> Any:
+        made.append(DummyVectorEnv(env_fns(spaces.Text(3))))
+        return made[0]
+
+    with pytest.raises(ValueError, match="transform"):
+        SyncDataCollector(make, frames_per_batch=30, transforms=transform)
+    assert made[0].is_closed
+
+
+class Launch(Transform):
+    """Sees what a kernel would: all copies that were queued before it have run."""
+
+    def observe(self, obs: Any) -> Any:
+        LateTransfer.kernel()
+        return obs
+
+
+@kinds
+@chains
+@pytest.mark.parametrize("device", ["late", pytest.param("cpu", marks=FULL), pytest.param("cuda", marks=needs_cuda)])
+def test_batches_are_the_same_on_a_device(kind: type, chain: str, device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also on a double of CUDA, whose copies run when they must, and fail where memory was written to too early."""
+    space, make = CHAINS[chain]
+    LateTransfer.log.clear()
+    if device == "late":
+        monkeypatch.setattr("collector.device.torch_vector_env.Transfer", LateTransfer)
+    name = device.replace("late", "cpu")
+    venv = TransformedOnDevice(DummyVectorEnv(env_fns(space), copy=False), [Launch(), make()], name)
+    with (
+        kind(DummyVectorEnv(env_fns(space)), Linear(), frames_per_batch=30, transforms=make()) as ours,
+        kind(venv, Linear().to(name), frames_per_batch=30) as others,
+    ):
+        assert_same(batches(others), batches(ours), 1e-5)
+    assert ("copy" in LateTransfer.log) == (device == "late")

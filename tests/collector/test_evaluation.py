@@ -1,0 +1,287 @@
+"""Other actions than in training: `set_exploration_type` around a collector, and `evaluate` beside it."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+
+from collector import AsyncDataCollector, ExplorationType, SyncDataCollector, set_exploration_type
+from tests.support.backends import FULL
+from tests.support.collector_envs import backends, cartpoles, kinds
+from tests.support.countdown import Countdown
+from tests.support.shared_envs import Counted
+from vecenv import DummyVectorEnv, EnvCreator, TransformedEnv, VectorEnvNormObs, VectorEnvWrapper
+from vecenv.transforms import CatFrames, NormalizeReward, RewardScaling, TransformedVectorEnv, VecNorm
+
+torch = pytest.importorskip("torch")
+
+
+class Policy(torch.nn.Module):
+    """Its mode is the action 2 (with weights of 0), its samples are any."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.logits = torch.nn.Parameter(torch.tensor([0.0, 0.0, 0.1]))
+
+    def forward(self, obs: Any) -> Any:
+        return torch.distributions.Categorical(logits=self.logits.expand(len(obs), 3))
+
+
+def fns(n: int = 3) -> list[Any]:
+    return [partial(Countdown, 7)] * n
+
+
+@kinds
+def test_an_exploration_type_around_a_call_takes_the_place_of_the_collectors(kind: type) -> None:
+    with kind(DummyVectorEnv(fns()), Policy(), frames_per_batch=60) as collector:
+        calls = [
+            lambda: collector.collect(n_episode=6).batch,
+            lambda: collector.collect(n_step=60).batch,
+            collector.rollout,
+            lambda: next(iter(collector)),
+        ]
+        for collect in calls:
+            if kind is AsyncDataCollector:
+                collector.reset()  # else steps that are in flight were sampled
+            with set_exploration_type(ExplorationType.MODE):
+                assert (collect().flatten().action == 2).all()
+            assert len(np.unique(collect().flatten().action)) == 3
+
+
+def test_a_collector_within_a_collection_has_a_type_of_its_own() -> None:
+    actions: list[Any] = []
+
+    def hook(step: Any) -> None:
+        with set_exploration_type(ExplorationType.RANDOM):
+            actions.append(inner.collect(n_step=30).batch.action)
+        actions.append(other.collect(n_step=30).batch.action)
+
+    with (
+        SyncDataCollector(fns(), Policy(), frames_per_batch=3) as collector,
+        SyncDataCollector(fns(), Policy(), frames_per_batch=3) as inner,
+        SyncDataCollector(fns(), Policy(), frames_per_batch=3) as other,
+        set_exploration_type(ExplorationType.MODE),
+    ):
+        assert (collector.collect(n_step=3, on_step=hook).batch.action == 2).all()
+    assert [len(np.unique(each)) for each in actions] == [3, 3]
+
+
+@kinds
+@pytest.mark.parametrize("backend", ["dummy", pytest.param("shmem", marks=FULL)])
+def test_evaluation_leaves_the_training_as_it_is(kind: type, backend: str) -> None:
+    found = []
+    for evaluates in (False, True):
+        with kind(fns(), Policy(), frames_per_batch=30, total_frames=90, backend=backend) as collector:
+            collector.set_seed(3)
+            torch.manual_seed(3)
+            steps = []
+            for batch in collector:
+                flat = batch.flatten()
+                steps.append(np.stack([flat.traj_ids, flat.step_count, flat.action]))
+                if evaluates:
+                    stats = collector.evaluate(5, keep=True)
+                    assert stats.lens.tolist() == [7] * 5
+                    assert stats.returns.tolist() == [14.0] * 5
+                    assert (stats.batch.action == 2).all()
+                    assert len(np.unique(collector.evaluate(9, "random", keep=True).batch.action)) == 3
+                    torch.manual_seed(3)
+                else:
+                    torch.manual_seed(3)
+            assert collector.frames == 90
+        found.append(np.concatenate(steps, axis=1))
+    np.testing.assert_array_equal(*found)
+
+
+@kinds
+def test_it_uses_the_weights_of_the_moment_and_the_envs_of_the_time_before(kind: type) -> None:
+    made: list[int] = []
+
+    def make() -> Any:
+        made.append(1)
+        return Countdown(4)
+
+    with kind([make] * 2, Policy(), frames_per_batch=8, backend="dummy") as collector:
+        assert collector.evaluate(2).returns.tolist() == [8.0, 8.0]
+        other = Policy()
+        other.logits.data[1] = 9.0
+        collector.update_policy_weights_(other)
+        assert collector.evaluate(2).returns.tolist() == [4.0, 4.0]
+    assert len(made) == 4
+
+
+def test_with_a_seed_the_same_episodes_begin() -> None:
+    with SyncDataCollector(cartpoles(2), lambda obs: np.ones(len(obs), np.int64), frames_per_batch=4) as collector:
+        first, second, other = (collector.evaluate(4, seed=seed, keep=True).batch.obs for seed in (1, 1, 2))
+    np.testing.assert_array_equal(first, second)
+    assert not np.array_equal(first[:1], other[:1])
+
+
+@backends
+def test_envs_that_are_passed_stay_open(backend: Any) -> None:
+    with (
+        SyncDataCollector(DummyVectorEnv(fns()), Policy(), frames_per_batch=9) as collector,
+        backend(fns(2)) as other,
+    ):
+        for _ in range(2):
+            assert collector.evaluate(3, eval_env=other).returns.tolist() == [14.0] * 3
+        assert not other.is_closed
+        with pytest.raises(ValueError, match=r"it was made with a vector env or env, not with functions .* eval_env="):
+            collector.evaluate(3)
+
+
+def ones(obs: Any) -> Any:
+    """A policy whose episodes are the same whatever it observes."""
+    return np.ones(len(obs), np.int64)
+
+
+def normalised(wrap: Any) -> Any:
+    return wrap(gymnasium.make("CartPole-v1"))
+
+
+def played(collector: Any) -> Any:
+    return collector.evaluate(5, seed=1, keep=True).batch.flatten()
+
+
+@pytest.fixture(scope="module")
+def raw() -> Any:
+    """The episodes as the envs return them."""
+    with SyncDataCollector(cartpoles(2), ones, frames_per_batch=4) as collector:
+        return played(collector)
+
+
+def vec_norms() -> Any:
+    return EnvCreator(partial(normalised, lambda env: TransformedEnv(env, VecNorm(["observation"]))))
+
+
+MADE = {
+    "transforms": lambda: cartpoles(2),
+    "function": lambda: lambda: TransformedVectorEnv(DummyVectorEnv(cartpoles(2)), VecNorm(["observation"])),
+    "norm_obs": lambda: lambda: VectorEnvNormObs(DummyVectorEnv(cartpoles(2))),
+    "creator": lambda: [vec_norms()] * 2,
+    "variants": lambda: [creator := vec_norms(), creator.make_variant()],
+}
+
+
+@pytest.mark.parametrize("made", MADE)
+def test_it_has_the_statistics_of_the_training_frozen(made: str, raw: Any) -> None:
+    source, transforms = MADE[made](), None
+    if made == "transforms":
+        transforms = [VecNorm(["observation"]), CatFrames(2, -1), RewardScaling(0.0, 0.1)]
+    with SyncDataCollector(source, ones, frames_per_batch=40, transforms=transforms) as collector:
+        collector.set_seed(0)
+        for _ in range(2):  # later with those of then, in the same envs
+            collector.next()
+            mean, std = moments_of(collector, source)
+            batch = played(collector)
+            np.testing.assert_allclose(batch.obs[:, -4:], (raw.obs - mean) / std, rtol=1e-4, atol=1e-5)
+            np.testing.assert_allclose(batch.reward, raw.reward * (0.1 if made == "transforms" else 1), atol=1e-6)
+            np.testing.assert_array_equal(moments_of(collector, source), (mean, std))
+        assert batch.obs.shape[1] == (8 if made == "transforms" else 4)
+        collector.next()
+        assert not np.array_equal(moments_of(collector, source), (mean, std))
+
+
+def moments_of(collector: Any, source: Any) -> tuple[np.ndarray, np.ndarray]:
+    """Mean and deviation of the training's observations."""
+    if isinstance(collector.env, VectorEnvNormObs):
+        found = collector.env.get_obs_rms()
+        return found.mean.copy(), np.sqrt(found.var + found.eps)
+    if isinstance(collector.env, TransformedVectorEnv):
+        return collector.env.transform[0].moments()["observation"]
+    norm = VecNorm(["observation"])
+    norm.load_state_dict(source[0].state_dict())
+    return norm.moments()["observation"]
+
+
+LEARNING = {
+    "VecNorm": [partial(normalised, lambda env: TransformedEnv(env, VecNorm()))] * 2,
+    "NormalizeReward": [partial(normalised, lambda env: TransformedEnv(env, [NormalizeReward()]))] * 2,
+    "NormalizeObservation": [partial(normalised, gymnasium.wrappers.NormalizeObservation)] * 2,
+    "NormalizeReward of gymnasium": [partial(normalised, gymnasium.wrappers.NormalizeReward)] * 2,
+    "VecNorm of one env of two": [*cartpoles(1), partial(normalised, lambda env: TransformedEnv(env, VecNorm()))],
+    "VecNorm of a creator in a function": lambda: DummyVectorEnv(
+        [EnvCreator(partial(normalised, lambda env: TransformedEnv(env, VecNorm())))] * 2
+    ),
+    "VecNorm of envs that share nothing": [
+        EnvCreator(partial(normalised, lambda env: TransformedEnv(env, VecNorm())), share_memory=False)
+    ]
+    * 2,
+    "NormalizeReward beside VecNorm": [
+        EnvCreator(partial(normalised, lambda env: TransformedEnv(env, [VecNorm(), NormalizeReward()])))
+    ]
+    * 2,
+}
+
+
+@pytest.mark.parametrize("name", LEARNING)
+def test_envs_that_learn_each_for_itself_are_refused(name: str) -> None:
+    with SyncDataCollector(LEARNING[name], ones, frames_per_batch=4) as collector:
+        collector.next()
+        with pytest.raises(
+            ValueError,
+            match=rf"what {name.split()[0]} has learned in the training envs is not in new ones .* pass eval_env=",
+        ):
+            collector.evaluate(1)
+        collector.next()
+
+
+@FULL
+def test_workers_report_that_they_learn() -> None:
+    with (
+        SyncDataCollector(LEARNING["NormalizeObservation"], frames_per_batch=4, backend="shmem") as collector,
+        pytest.raises(ValueError, match="what NormalizeObservation has learned"),
+    ):
+        collector.evaluate(1)
+
+
+def test_envs_whose_statistics_are_frozen_are_made_anew() -> None:
+    def frozen(env: Any) -> Any:
+        env = gymnasium.wrappers.NormalizeObservation(env)
+        env.update_running_mean = False
+        return TransformedEnv(env, VecNorm().freeze())
+
+    with SyncDataCollector([partial(normalised, frozen)] * 2, ones, frames_per_batch=4) as collector:
+        assert collector.evaluate(2).n_collected_episodes == 2
+
+
+def test_a_wrapper_of_another_kind_is_refused() -> None:
+    class Doubled(VectorEnvWrapper):
+        pass
+
+    with (
+        SyncDataCollector(lambda: Doubled(DummyVectorEnv(cartpoles(2))), frames_per_batch=4) as collector,
+        pytest.raises(ValueError, match="what the Doubled around the vector env has learned is not in a new one"),
+    ):
+        collector.evaluate(1)
+
+
+def test_it_does_not_count_in_what_training_envs_share() -> None:
+    creator = EnvCreator(partial(normalised, Counted))
+    for source in ([creator] * 2, creator):
+        with SyncDataCollector(source, ones, frames_per_batch=4) as collector:
+            collector.next()
+            before = creator.state_dict()["0.Counted.calls"]
+            assert before > 0
+            collector.evaluate(3)
+            assert creator.state_dict()["0.Counted.calls"] == before
+
+
+def test_after_the_last_batch_it_makes_envs_and_closes_them() -> None:
+    collector = SyncDataCollector(fns(), Policy(), frames_per_batch=9, total_frames=9, backend="shmem")
+    assert len(list(collector)) == 1
+    assert collector.evaluate(3).returns.tolist() == [14.0] * 3  # the fixture finds workers that are left
+    assert collector.evaluate(3).returns.tolist() == [14.0] * 3
+
+
+def test_wrong_arguments() -> None:
+    with SyncDataCollector(fns(), Policy(), frames_per_batch=9) as collector:
+        with pytest.raises(ValueError, match="n_episode must be at least 1"):
+            collector.evaluate(0)
+        with pytest.raises(ValueError, match="an exploration type is one of random, mode, mean; got 'best'"):
+            collector.evaluate(1, "best")
+        with pytest.raises(ValueError, match="an exploration type is one of"), set_exploration_type("best"):
+            pass

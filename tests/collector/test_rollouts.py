@@ -1,0 +1,135 @@
+"""`rollout`: where it begins and ends, and what it leaves of the envs."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+
+import collector
+from collector import Rollout, StepBatch, rollout
+from tests.support.countdown import BreaksOnce, Countdown
+from vecenv import DummyVectorEnv, ParallelEnv, SerialEnv, VectorEnvNormObs
+
+LENGTHS = (5, 3, 8)
+
+
+def countdowns() -> list[Any]:
+    return [partial(Countdown, length) for length in LENGTHS]
+
+
+def zeros(obs: Any) -> np.ndarray:
+    return np.zeros(len(obs), np.int64)
+
+
+def test_the_name_is_that_of_the_function() -> None:
+    import collector.batch.rollout as module
+
+    assert callable(collector.rollout)
+    assert collector.rollout is not module
+
+
+def test_it_stops_with_the_first_episode_that_ends_and_leaves_the_envs_open(backend: type) -> None:
+    with backend(countdowns()) as venv:
+        batch = rollout(venv, 20, zeros)
+        assert isinstance(batch, Rollout)
+        assert batch.shape == (3, 3)
+        assert batch.done.tolist() == [[False] * 3, [False, False, True], [False] * 3]
+        np.testing.assert_array_equal(batch.next.obs[:, -1], [[0, 3]] * 3)
+        assert batch.mask.all()
+        obs, *_ = venv.step([0, 0], [0, 2])
+        np.testing.assert_array_equal(obs, [[0, 4], [0, 4]])
+        again = rollout(venv, 2, zeros)
+        np.testing.assert_array_equal(again.obs[:, 0], [[1, 0]] * 3)
+
+
+def test_it_goes_on_for_all_steps_with_resets_in_between(backend: type) -> None:
+    with backend(countdowns()) as venv:
+        batch = rollout(venv, 9, zeros, break_when_any_done=False)
+    assert batch.shape == (3, 9)
+    np.testing.assert_array_equal(batch.obs[1, :, 1], [0, 1, 2] * 3)
+    np.testing.assert_array_equal(batch.obs[1, :, 0], np.repeat([0, 1, 2], 3))
+    np.testing.assert_array_equal(np.flatnonzero(batch.done[0]), [4])
+
+
+def test_it_ends_when_all_have_ended_and_those_before_are_masked(backend: type) -> None:
+    with backend(countdowns()) as venv:
+        batch = rollout(venv, 20, zeros, break_when_all_done=True)
+        short = rollout(venv, 4, zeros, break_when_all_done=True)
+    assert batch.mask.sum(1).tolist() == [5, 3, 8]
+    assert batch.done.sum(1).tolist() == [1, 1, 1]
+    assert short.mask.sum(1).tolist() == [4, 3, 4]
+
+
+def test_it_goes_on_from_observations_where_it_does_not_reset() -> None:
+    with DummyVectorEnv(countdowns()) as venv:
+        first = rollout(venv, 2, zeros)
+        second = rollout(venv, 20, zeros, auto_reset=False, obs=first.next.obs[:, -1])
+        np.testing.assert_array_equal(second.all_obs[:, :, 1], [[2, 3]] * 3)
+        with pytest.raises(RuntimeError, match="needs the observations"):
+            rollout(venv, 2, auto_reset=False)
+        with pytest.raises(ValueError, match="only auto_reset=False"):
+            rollout(venv, 2, obs=first.next.obs[:, -1])
+        with pytest.raises(ValueError, match=r"2. rows, expected one for each of 3 envs"):
+            rollout(venv, 2, auto_reset=False, obs=first.obs[:2, -1])
+
+
+def test_the_last_step_is_marked_and_the_callback_sees_each_round() -> None:
+    seen: list[tuple[Any, StepBatch]] = []
+
+    def note(venv: Any, step: StepBatch) -> str:
+        seen.append((venv, step))
+        return "ignored"
+
+    with DummyVectorEnv(countdowns()) as venv:
+        batch = rollout(venv, 2, zeros, set_truncated=True, callback=note)
+        assert [each for each, _ in seen] == [venv] * 2
+    assert batch.truncated.tolist() == [[False, True]] * 3
+    np.testing.assert_array_equal(seen[1][1].next_obs, [[0, 2]] * 3)
+    assert batch.extras == {}
+
+
+def test_one_env_is_a_rollout_of_one_row_and_stays_open() -> None:
+    env = gym.make("CartPole-v1")
+    env.reset(seed=0)
+    batch = rollout(env, 6, lambda obs: np.array([1]))
+    assert batch.shape == (1, 6)
+    env.step(0)
+    env.close()
+
+
+def test_random_actions_are_drawn_on_from_the_seeded_spaces() -> None:
+    def actions() -> list[np.ndarray]:
+        with DummyVectorEnv([lambda: gym.make("Pendulum-v1")] * 2) as venv:
+            venv.seed(3)
+            return [rollout(venv, 4).action, rollout(venv, 4).action]
+
+    first, second = actions(), actions()
+    np.testing.assert_array_equal(first, second)
+    assert not np.array_equal(first[0], first[1])
+
+
+def test_wrappers_and_lazy_vector_envs_are_taken() -> None:
+    for make in (ParallelEnv, SerialEnv):
+        with make(3, countdowns()) as lazy:
+            assert rollout(lazy, 2, zeros).shape == (3, 2)
+    with VectorEnvNormObs(SerialEnv(3, countdowns())) as wrapped:
+        wrapped.start()
+        assert rollout(wrapped, 2, zeros).shape == (3, 2)
+
+
+def test_an_error_of_an_env_leaves_the_vector_env_open() -> None:
+    with DummyVectorEnv([partial(BreaksOnce, 5, 0, 1), partial(Countdown, 5)]) as venv:
+        with pytest.raises(OverflowError):
+            rollout(venv, 5, zeros)
+        assert not venv.is_closed
+        assert rollout(venv, 5, zeros).shape == (2, 5)
+
+
+@pytest.mark.parametrize("wrong", [Countdown, lambda: Countdown(3), None, [Countdown]])
+def test_what_cannot_be_stepped_is_refused(wrong: Any) -> None:
+    with pytest.raises(TypeError, match="already made"):
+        rollout(wrong, 3)

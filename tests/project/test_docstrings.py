@@ -1,0 +1,48 @@
+"""The examples in docstrings: each of them runs, and gives what it says."""
+
+import ast
+import doctest
+import importlib
+import re
+
+import pytest
+
+from tests.support.backends import NEEDS_DM_CONTROL
+from tests.support.paths import ROOT
+
+MODULES = [
+    path.relative_to(ROOT).with_suffix("").as_posix().replace("/", ".")
+    for package in ("vecenv", "collector")
+    for path in sorted((ROOT / package).rglob("*.py"))
+    if ">>> " in path.read_text(encoding="utf-8")
+]
+
+
+def test_there_are_examples_to_run():
+    assert {"vecenv.venvs", "vecenv.nest", "vecenv.facades.to_gymnasium", "collector.sync_collector"} <= set(MODULES)
+
+
+MARKS = {"vecenv.envs.dm_control_env": NEEDS_DM_CONTROL}
+
+
+@pytest.mark.parametrize("name", [pytest.param(name, marks=MARKS.get(name, ())) for name in MODULES])
+def test_the_examples_in_docstrings_are_true(name):
+    failed, tried = doctest.testmod(importlib.import_module(name))
+    assert failed == 0
+    assert tried > 0
+
+
+def test_no_docstring_begins_with_a_question():
+    """Its first word is the verb or the thing; also of attributes: a string below an assignment."""
+    folders = ("vecenv", "collector", "tests", "benchmarks", "docs", "examples")
+    trees = {path: ast.parse(path.read_text("utf-8")) for folder in folders for path in (ROOT / folder).rglob("*.py")}
+    docstrings = [
+        (path.name, child.lineno, child.value.value)
+        for path, tree in trees.items()
+        for node in ast.walk(tree)
+        for child in (node.body if isinstance(getattr(node, "body", None), list) else ())
+        if isinstance(child, ast.Expr) and isinstance(getattr(child.value, "value", None), str)
+    ]
+    assert len(docstrings) > 3000
+    asks = re.compile(r"(What|How|Which|Where|That of|Those|Whether|When|Why)\b")
+    assert [each for each in docstrings if asks.match(each[2])] == []

@@ -1,0 +1,306 @@
+"""The programs in examples/ and the Python blocks of the README and the docs run as they stand, without a warning."""
+
+import json
+import os
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.support.backends import FULL, NEEDS_DM_CONTROL, RAY
+from tests.support.paths import ROOT
+
+PATIENCE = 500
+"""Seconds: a machine on which much else runs takes many times as long as a quiet one."""
+pytestmark = pytest.mark.timeout(PATIENCE + 60)
+HEADLESS = {**os.environ, "SDL_VIDEODRIVER": "dummy"}  # else pygame complains where there is no display
+EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
+NOTEBOOKS = sorted((ROOT / "examples").glob("*.ipynb"))
+DOCS = sorted(path.relative_to(ROOT).as_posix() for path in (ROOT / "docs").rglob("*.md") if path.parent.name != "api")
+PAGES = ["README.md", "CHANGELOG.md", "CONTRIBUTING.md", *DOCS]
+BLOCKS = {page: re.findall(r"^```python\n(.*?)^```$", (ROOT / page).read_text("utf-8"), re.M | re.S) for page in PAGES}
+ON_RAY = re.compile(r"\bRay[A-Z]|\bray\b")
+
+
+def run(*arguments: str, cwd: Path, program: str | None = None, **env: str) -> subprocess.CompletedProcess[str]:
+    """A fresh interpreter with warnings as errors."""
+    command = [sys.executable, "-W", "error", *arguments]
+    env = {**HEADLESS, **env}
+    return subprocess.run(command, cwd=cwd, input=program, capture_output=True, text=True, timeout=PATIENCE, env=env)
+
+
+def printed(*arguments: str, cwd: Path, program: str | None = None) -> str:
+    """Its output; it must end well and say nothing on stderr."""
+    done = run(*arguments, cwd=cwd, program=program)
+    assert (done.returncode, done.stderr) == (0, "")
+    return done.stdout
+
+
+SHORTEST = 8
+"""An episode that CartPole's dynamics allow is no shorter; its reward is 1 a step."""
+
+# What each program prints, `#` being an integer and `~` a number with decimals, and what holds for these numbers.
+PROGRAMS = {
+    "sync": (
+        "# steps, # episodes, mean return ~\n",
+        lambda steps, episodes, mean: steps == 8 * 200 and episodes * mean <= steps and mean > SHORTEST,
+    ),
+    "async_wait_num": (
+        "# steps in # calls, each environment between # and #\n",
+        lambda steps, calls, fewest, most: 2 * calls <= steps <= 8 * calls and 1 <= fewest <= steps / 8 <= most,
+    ),
+    "waiting_envs": (
+        "ThreadVectorEnv # steps/s, ShmemVectorEnv # steps/s\n",
+        lambda *rates: min(rates) > 0,
+    ),
+    "pettingzoo_game": (
+        "# games: # won by the middle, # at random\n",
+        lambda games, middle, at_random: games >= 40 and games >= middle + at_random and middle > 2 * at_random,
+    ),
+    "sb3_ppo": (
+        "# steps, then a mean return of ~ over 8 episodes (deviation ~)\n",
+        lambda steps, mean, _: steps == 512 and mean > SHORTEST,
+    ),
+    "sb3_vecnormalize": (
+        "512 steps, then a mean return of -~ over 8 episodes (deviation ~)\n",
+        lambda mean, _: 100 < mean < 1900,  # true returns, not normalised ones; the worst of Pendulum is near -1,900
+    ),
+    "gymnasium_wrappers": (
+        None,
+        lambda episodes, mean, rewards, deviation: (
+            episodes >= 8
+            and mean > 300  # pushing to where the pole falls keeps it up
+            and rewards <= 600 * 8 * 0.5
+            and 0.5 < deviation < 2  # normalised
+        ),
+    ),
+    "collect": (
+        "CollectStats(# steps, 20 episodes, returns ~ +- ~)\n",
+        lambda steps, mean, _: steps == pytest.approx(20 * mean, rel=1e-3),
+    ),
+    "ppo_cleanrl": (
+        "# steps, # episodes, mean return of the last 20: ~\n",
+        lambda steps, episodes, mean: steps == 2 * 8 * 64 and episodes * 8 <= steps and mean > SHORTEST,
+    ),
+    "tianshou_dqn": ("1 epochs, test return ~ +- ~\n", lambda mean, _: mean > SHORTEST),
+    "lstm_policy": (
+        "20 batches, then right in #% of 64 episodes\n",
+        lambda percent: 20 < percent <= 100,  # a guess is right in half of them
+    ),
+    "record_agents": ("# episodes of # rounds, mean return -?~\n", lambda episodes, *_: episodes >= 8),
+    "ray_rollouts": (
+        "# steps of 2 actors, mean return of the last 20: ~\n",
+        lambda steps, mean: steps == 2 * 1024 and mean > SHORTEST,
+    ),
+}
+TIERS = {"sync": [], "collect": [], "sb3_ppo": [], "sb3_vecnormalize": [pytest.mark.slow]}
+TIERS["ray_rollouts"] = [pytest.mark.ray]
+"""The marks of those that are not in the full tier."""
+
+
+@pytest.mark.parametrize("name", [pytest.param(name, marks=TIERS.get(name, FULL)) for name in PROGRAMS])
+def test_program(name, tmp_path):
+    output = printed(str(ROOT / f"examples/{name}.py"), "--fast", cwd=tmp_path)
+    form, holds = PROGRAMS[name]
+    if form is None:
+        numbers = re.findall(r"\d+(?:\.\d+)?", output)
+    else:
+        pattern = re.sub(r"[().+]", r"\\\g<0>", form).replace("#", r"(\d+)").replace("~", r"(\d+\.\d+)")
+        found = re.fullmatch(pattern, output)
+        assert found, output
+        numbers = found.groups()
+    assert holds(*map(float, numbers)), output
+
+
+@FULL
+def test_crashing_envs(tmp_path):
+    lines = printed(str(ROOT / "examples/crashing_envs.py"), cwd=tmp_path).splitlines()
+    kinds = {1: "ZeroDivisionError", 2: "WorkerTimeoutError", 3: "WorkerDiedError"}
+    others = {i: [j for j in range(4) if j != i] for i in kinds}
+    assert len(lines) == 2 * len([line for line in lines if line.startswith("restarted")]) == 10
+    assert set(lines) == {f"restarted env {i}: {kind}" for i, kind in kinds.items()} | {
+        f"caught {kind}, kept the rows of envs {others[i]}" for i, kind in kinds.items()
+    }
+
+
+@FULL
+def test_dict_text_spaces(tmp_path):
+    errands, shapes = printed(str(ROOT / "examples/dict_text_spaces.py"), cwd=tmp_path).splitlines()
+    found = re.fullmatch(r"(\d+) errands in 50 rounds", errands)
+    assert 4 * 50 / 5 - 4 <= int(found[1]) <= 4 * 50 / 3  # each takes 3 or 5 steps
+    assert re.fullmatch(r"position \(4, 10, 1\), order \(4, 10\), the first of them '[24] to the (left|right)'", shapes)
+
+
+@FULL
+@NEEDS_DM_CONTROL
+def test_dm_control_pixels(tmp_path):
+    """Without OpenGL it ends with what to install."""
+    done = run(str(ROOT / "examples/dm_control_pixels.py"), "--fast", cwd=tmp_path)
+    if done.returncode:
+        assert re.fullmatch(r"no pixels: .*apt-get install libegl1.*\n", done.stderr)
+    else:
+        pattern = r"\d+ frames a second of uint8 \(48, 64, 3\), (\d+\.\d)% of the pixels changed\n"
+        assert float(re.fullmatch(pattern, done.stdout)[1]) > 0
+
+
+@pytest.mark.slow
+def test_ppo_halfcheetah(tmp_path):
+    """MuJoCo itself warns of gymnasium's models on stderr."""
+    done = run(str(ROOT / "examples/ppo_halfcheetah.py"), "--fast", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    found = re.fullmatch(r"8192 steps, 8 episodes, mean return of the last 8: (-?\d+\.\d)\n", done.stdout)
+    assert abs(float(found[1])) < 1000  # random actions: about -300
+
+
+@pytest.mark.slow
+def test_notebook(tmp_path):
+    """In a fresh kernel, as `jupyter execute` does; it stops at the first cell that raises."""
+    notebook = tmp_path / "notebook.ipynb"
+    notebook.write_bytes((ROOT / "examples/notebook.ipynb").read_bytes())
+    command = [sys.executable, "-c", "from nbclient.cli import main; main()", str(notebook), "--inplace"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=PATIENCE, env=HEADLESS)
+    assert done.returncode == 0, done.stderr
+    outputs = [
+        output for cell in json.loads(notebook.read_text("utf-8"))["cells"] for output in cell.get("outputs", [])
+    ]
+    assert [output["output_type"] for output in outputs] == ["execute_result", "stream", "stream"]
+    assert [output.get("name", "stdout") for output in outputs] == ["stdout"] * 3  # nothing on stderr
+    positions, best, error = ("".join(output.get("text") or output["data"]["text/plain"]) for output in outputs)
+    assert re.fullmatch(r"array\(\[.*\], dtype=float32\)", positions)
+    assert best == "stop at step 5\n"
+    assert re.match(r"out of fuel\b.*\n$", error)
+
+
+@pytest.mark.slow
+def test_pictures(tmp_path):
+    """Of the pages: each is drawn again by a block of Python."""
+    assert printed(str(ROOT / "docs/pictures.py"), "pictures", cwd=tmp_path) == ""
+    pictures = list((tmp_path / "pictures").iterdir())
+    assert {path.name for path in (ROOT / "docs/images").glob("*.png")} == {path.name for path in pictures}
+    for picture in pictures:
+        assert picture.read_bytes().startswith(b"\x89PNG")
+        assert 1000 < picture.stat().st_size < 40_000
+
+
+@pytest.mark.slow
+def test_rllib_ppo(tmp_path):
+    """RLlib itself warns of much."""
+    command = [sys.executable, "-W", "ignore", str(ROOT / "examples/rllib_ppo.py"), "--fast"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=PATIENCE)
+    assert done.returncode == 0, done.stderr
+    ours = "vecenv.AsyncVectorEnv and vecenv.AsyncVectorEnv"
+    found = re.search(rf"^(\d+) steps by {ours}, mean return (\d+\.\d)$", done.stdout, re.M)
+    assert found, done.stdout
+    assert int(found[1]) >= 2 * 2048
+    assert float(found[2]) > SHORTEST
+
+
+JOBS = {
+    "cartpole": (["steps=200", "num_envs=2", "device=cpu"], FULL),
+    "atari": (["episodes=2", "num_envs=2", "max_episode_steps=40"], pytest.mark.slow),
+    "dm_control_pixels": (["steps=20", "num_envs=2", "max_episode_steps=10"], [pytest.mark.slow, NEEDS_DM_CONTROL]),
+    "ray": (["episodes=4"], RAY),
+}
+
+
+@pytest.mark.parametrize("job", [pytest.param(job, marks=mark) for job, (_, mark) in JOBS.items()])
+def test_job(job, tmp_path, request):
+    """With small numbers. Where the machine has no OpenGL, that of dm_control ends with what to install."""
+    settings = [f"--set={setting}" for setting in JOBS[job][0]]
+    if job == "ray":
+        settings += [f"--cluster={request.getfixturevalue('ray_address')}", "--cluster-actors=1"]
+    file = str(ROOT / f"examples/jobs/{job}.toml")
+    done = run("-m", "collector", "run", file, *settings, "--no-plot", cwd=tmp_path)
+    if job == "dm_control_pixels" and done.returncode:
+        assert "libegl1" in done.stderr
+        return
+    assert done.returncode == 0, done.stderr
+    assert "Collected:" in done.stdout
+    assert (tmp_path / "data" / job / "manifest.jsonl").is_file()
+
+
+@pytest.mark.slow
+def test_the_commands_of_the_page_on_jobs(tmp_path):
+    """All of them but those on a cluster, in their order on the page, with the job file that stands there."""
+    page = (ROOT / "docs/tutorials/jobs.md").read_text("utf-8")
+    (tmp_path / "cartpole.toml").write_text(re.search(r"^```toml\n(.*?)^```$", page, re.M | re.S).group(1))
+    blocks = "".join(re.findall(r"^```sh\n(.*?)^```$", page, re.M | re.S))
+    commands = re.findall(r"^(python -m collector .+)$|`(python -m collector .+?)`", page, re.M)
+    commands = [shlex.split(block or inline, comments=True) for block, inline in commands]
+    commands = [command for command in commands if "--cluster" not in command]
+    assert len(commands) >= blocks.count("python -m collector") - blocks.count("--cluster") + 2
+    used = {command[3] for command in commands}
+    assert used >= {"run", "resume", "info", "plot", "video", "verify", "export", "tune"}
+    environment = {**HEADLESS, "MINARI_DATASETS_PATH": str(tmp_path / "minari")}
+    for command in commands:
+        done = subprocess.run(
+            [sys.executable, *command[1:]],
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            timeout=PATIENCE,
+            env=environment,
+        )
+        assert done.returncode == 0, (command, done.stdout, done.stderr)
+
+
+def test_every_example_has_a_test_and_is_short():
+    assert {path.stem for path in [*EXAMPLES, *NOTEBOOKS]} <= {name[5:] for name in globals()} | PROGRAMS.keys()
+    assert {path.stem for path in (ROOT / "examples/jobs").iterdir()} == set(JOBS)
+    assert [path.name for path in EXAMPLES if len(path.read_text(encoding="utf-8").splitlines()) > 60] == []
+    for path in NOTEBOOKS:
+        cells = [cell for cell in json.loads(path.read_text("utf-8"))["cells"] if cell["cell_type"] == "code"]
+        assert sum(len(cell["source"]) for cell in cells) <= 60
+        assert [cell for cell in cells if cell["outputs"] or cell["execution_count"] is not None] == []
+
+
+@pytest.mark.slow
+def test_the_recording_of_a_killed_job(tmp_path):
+    """The script that wrote it into Home writes the same, but for what was committed at the kill, and the CPUs."""
+    home, page = (ROOT / "docs/index.md").read_text("utf-8"), tmp_path / "page.md"
+    page.write_text(re.sub(r"(?s)(<!-- killed: begin -->).*(<!-- killed: end -->)", r"\1\2", home), "utf-8")
+    assert printed(str(ROOT / "docs/killed_job.py"), str(page), cwd=tmp_path) == ""
+    text, recorded = (re.sub(r"[\d,]+ of a job|this run .*", "#", each) for each in (page.read_text("utf-8"), home))
+    assert text == recorded
+    assert "\nTrue\n" in text
+
+
+RUN_BLOCKS = """
+import sys, types
+for number, block in enumerate({blocks!r}):
+    sys.modules["__main__"] = main = types.ModuleType("__main__")
+    exec(compile(block, "{page}, block %d" % number, "exec"), vars(main))
+"""
+
+
+def parts_of_pages():
+    """The blocks of each page in two parts: those without Ray, and those with it."""
+    for page, blocks in BLOCKS.items():
+        local = [block for block in blocks if not ON_RAY.search(block)]
+        if local:
+            marks = [] if page in ("README.md", "docs/index.md") else FULL
+            yield pytest.param(page, local, marks=marks, id=page)
+        if len(local) < len(blocks):
+            cluster = [block for block in blocks if ON_RAY.search(block)]
+            yield pytest.param(page, cluster, marks=pytest.mark.ray, id=f"{page}, Ray")
+
+
+@pytest.mark.parametrize(("page", "blocks"), list(parts_of_pages()))
+def test_blocks(page, blocks, tmp_path):
+    """Each in a `__main__` of its own, which has no file and needs no guard."""
+    assert printed("-", program=RUN_BLOCKS.format(page=page, blocks=blocks), cwd=tmp_path) == ""
+
+
+def test_the_readme_is_read_in_three_minutes():
+    assert len((ROOT / "README.md").read_text("utf-8").split()) < 700
+
+
+def test_links_between_pages_lead_somewhere():
+    assert len(BLOCKS["README.md"]) >= 1
+    for page in PAGES:
+        text = (ROOT / page).read_text(encoding="utf-8")
+        targets = [target for target in re.findall(r"\]\(([^)#]+)", text) if "://" not in target]
+        assert [target for target in targets if not (ROOT / page).parent.joinpath(target).exists()] == [], page

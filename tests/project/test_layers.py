@@ -1,0 +1,212 @@
+"""The layers and the layout of docs/explanation/design.md, held against the code: no library need be installed.
+
+Each rule is itself tested, on a small project that breaks it.
+"""
+
+import ast
+import fnmatch
+import functools
+import graphlib
+import re
+import sys
+from collections import Counter, defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.support.paths import ROOT
+
+# A module may import from its own row and from those on the left of it (lower layers), never from one on the right.
+# An entry stands for the module and everything inside it, `vecenv` and `collector` for their `__init__` alone.
+LAYERS = """
+    vecenv.errors vecenv.nest vecenv.spaces vecenv.portability vecenv.ray_cluster
+    < vecenv.backends.ipc vecenv.backends.system_limits < vecenv.backends.memory < vecenv.backends.host
+    < vecenv.backends.worker < vecenv.backends.pool < vecenv.backends < vecenv.engine < vecenv.base < vecenv.venvs
+    < vecenv.tuning < vecenv.wrappers < vecenv.norm_obs vecenv.creator < vecenv.envs
+    < vecenv.transforms vecenv.facades < vecenv.sb3 vecenv.testing vecenv.extending < vecenv vecenv.__main__
+    < collector.timing collector.interruptor
+    < collector.collector_arguments collector.batch collector.episodes collector.device
+    < collector.store < collector.policy < collector.batch_iterator collector.env_source collector.evaluation
+    < collector.base_collector < collector.collect < collector.sync_collector collector.async_collector
+    < collector.rollouts < collector.jobs collector.cluster < collector collector.__main__
+"""
+ROWS = {entry: row for row, entries in enumerate(LAYERS.split("<")) for entry in entries.split()}
+MOST_FILES = {"vecenv": 111, "collector": 76}
+MOST_IN_A_FOLDER, LINES = 15, range(40, 401)  # a file with several importers may have fewer lines
+CORE_LIBRARIES = {"numpy", "gymnasium", "cloudpickle", *sys.stdlib_module_names, *MOST_FILES}
+# Optional libraries, and the files that may import them: one for each pattern, any number where it ends in `**`.
+OPTIONAL = """
+    pettingzoo envpool dm_control dm_env mujoco ale_py: vecenv/envs/*
+    torch: collector/** vecenv/backends/pool/spinning_threads.py
+    tensordict: collector/batch/tensordict_form.py collector/policy/policy_call.py
+    torchrl: collector/device/to_torchrl.py
+    ray: vecenv/ray_cluster.py
+    stable_baselines3: vecenv/facades/to_sb3.py vecenv/sb3.py
+    matplotlib: collector/jobs/look.py
+    threadpoolctl: vecenv/backends/pool/spinning_threads.py
+    msgspec: collector/jobs/** collector/store/schema.py
+    tyro: collector/__main__.py collector/jobs/commands.py
+    yaml: collector/jobs/job_files.py
+    imageio imageio_ffmpeg: collector/jobs/replay.py
+    rich: collector/jobs/report.py collector/cluster/cluster_stats.py
+    cv2: vecenv/transforms/*
+    minari PIL: collector/store/export/*
+    pyarrow: collector/store/export/arrow_**
+"""
+PLACES = [line.split(":") for line in OPTIONAL.strip().splitlines()]
+ALLOWED = {name: places.split() for names, places in PLACES for name in names.split()}
+# Private names of libraries, where there is no public way to the same thing; each use has its reason beside it.
+PRIVATE = {"_clear", "_exit", "_current_frames", "_getframe"}  # of atexit, os, sys
+PRIVATE |= {"_args", "_default_context", "_forkserver", "_forkserver_alive_fd"}  # of multiprocessing
+PRIVATE |= {"_C", "_is_profiler_enabled", "_version", "_recv", "_reset", "_state_keys"}  # of torch and envpool
+PRIVATE |= {"_asdict", "_fields", "_make", "_replace"}  # of named tuples, where they are public
+DYNAMIC = re.compile(r"(?:import_module\(|__import__\(|sys\.modules(?:\.get\(|\[))[\"']([\w.]+)")
+Sources = dict[str, str]  # path below the project's root -> source text
+
+
+def module_of(path: str) -> str:
+    return path.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
+
+
+def row_of(module: str) -> int | None:
+    """The row of the most specific entry; `vecenv` and `collector` stand for their `__init__` alone."""
+    names = [module, *(module[: dot.start()] for dot in reversed([*re.finditer(r"\.", module)]))]
+    return next((ROWS[name] for name in names if name in ROWS and (name == module or name not in MOST_FILES)), None)
+
+
+@functools.cache
+def imports_of(source: str) -> list[tuple[str, str, bool]]:
+    """Of each import: the name that may be a module, that of the module if it is none, and if it is for types only."""
+    tree, typed, found = ast.parse(source), set[ast.AST](), list[tuple[str, str, bool]]()
+    for node in ast.walk(tree):  # outer nodes come first
+        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
+            typed.update(below for part in node.body for below in ast.walk(part))
+        elif isinstance(node, ast.Import):
+            found += [(alias.name, alias.name, node in typed) for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            found += [(f"{node.module}.{alias.name}", str(node.module), node in typed) for alias in node.names]
+    return found + [(name, name, False) for name in DYNAMIC.findall(source)]
+
+
+@functools.cache
+def private_names(source: str) -> list[str]:
+    """Names with a leading underscore that this file uses and does not define."""
+    own, used = set(PRIVATE), set[str]()
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
+            own.add(node.name)
+        elif isinstance(node, (ast.Name, ast.Attribute)) and isinstance(node.ctx, ast.Store):
+            own.add(node.id if isinstance(node, ast.Name) else node.attr)
+        elif isinstance(node, ast.Attribute) and ast.unparse(node.value) not in ("self", "cls", "super()"):
+            used.add(node.attr)
+        elif isinstance(node, ast.ImportFrom):
+            used |= {alias.name for alias in node.names}
+    return [name for name in used - own if name[0] == "_" and not name.endswith("__")]
+
+
+def breaches(sources: Sources) -> Iterator[str]:
+    """Each thing that breaks a rule."""
+    modules, users = {module_of(path): path for path in sources}, defaultdict[str, set[str]](set)
+    graph = defaultdict[str, set[str]](set)  # of files, and of folders that do not hold each other
+    for path, source in sources.items():
+        module, here = module_of(path), row_of(module_of(path))
+        if here is None:
+            yield f"{path}: has no place in LAYERS; give it one"
+        if Path(path).stem in CORE_LIBRARIES | ALLOWED.keys():
+            yield f"{path}: shadows a library"
+        yield from (f"{path}: uses {name}, which is private elsewhere" for name in private_names(source))
+        for target, typed in {(name if name in modules else stem, typed) for name, stem, typed in imports_of(source)}:
+            at, there, library = f"{path}: imports {target}", row_of(target), target.partition(".")[0]
+            if here is not None and there is not None and there > here:
+                yield f"{at}, a higher layer"
+            if f"{module}.".startswith(f"{target}.") and target != module:  # its __init__ is still running
+                yield f"{at}, its own package; import the sibling from its module"
+            if path.startswith("collector/") and library == "vecenv" and target.count(".") > 1:
+                yield f"{at}, which is inside vecenv; import it from vecenv.extending"
+            if library not in CORE_LIBRARIES | ALLOWED.keys():
+                yield f"{at}, a library that is neither in CORE_LIBRARIES nor in OPTIONAL"
+            if not any(fnmatch.fnmatch(path, pattern) for pattern in ALLOWED.get(library, "*")):
+                yield f"{at}, allowed only in {ALLOWED[library]}"
+            if not typed:
+                users[library if library in ALLOWED else target].add(path)
+            if not typed and target in modules:
+                graph[path].add(modules[target])
+                one, other = Path(path).parent, Path(modules[target]).parent
+                if not (one.is_relative_to(other) or other.is_relative_to(one)):
+                    graph[str(one)].add(str(other))
+    try:
+        graphlib.TopologicalSorter(graph).prepare()
+    except graphlib.CycleError as error:
+        yield f"import cycle: {', '.join(sorted(set(error.args[1])))}"
+    for library, allowed in ALLOWED.items():
+        if "**" not in str(allowed) and len(users[library]) > len(allowed):
+            yield f"{library} is imported in {', '.join(sorted(users[library]))}: {len(allowed)} at most"
+    files = {
+        path: text.count("\n") for path, text in sources.items() if Path(path).stem not in ("__init__", "__main__")
+    }
+    for path, lines in files.items():
+        if lines >= LINES.stop or (lines < LINES.start and len(users[module_of(path)]) == 1):
+            yield f"{path}: {lines} lines; put it into the file that imports it, or take it apart"
+    limits = [(Counter(Path(path).name for path in files), 1, "called")]
+    limits += [(Counter(str(Path(path).parent) for path in sources), MOST_IN_A_FOLDER, "in")]
+    limits += [
+        (Counter(each for path in sources if path.startswith(each)), n, "in all of") for each, n in MOST_FILES.items()
+    ]
+    for counts, most, where in limits:
+        yield from (f"{n} files {where} {name}, {most} at most" for name, n in counts.items() if n > most)
+
+
+SOURCES: Sources = {
+    path.relative_to(ROOT).as_posix(): path.read_text(encoding="utf-8")
+    for package in MOST_FILES
+    for path in sorted((ROOT / package).rglob("*.py"))
+}
+
+
+def test_the_project_keeps_the_rules():
+    assert {path.partition("/")[0] for path in SOURCES} == set(MOST_FILES), "a package is missing"
+    assert list(breaches(SOURCES)) == []
+
+
+LONG, A_HIGHER = "#\n" * LINES.start, "from vecenv.base import BaseVectorEnv"
+
+
+@pytest.mark.parametrize(
+    ("message", "path", "lines"),
+    [
+        ("no place", "vecenv/utils.py", [""]),
+        ("a higher layer", "vecenv/nest.py", ["import vecenv.venvs as v", "from vecenv import venvs"]),
+        ("a higher layer", "vecenv/nest.py", [f"def f():\n    {A_HIGHER}", f"if TYPE_CHECKING:\n    {A_HIGHER}"]),
+        ("a higher layer", "vecenv/nest.py", ["import collector.sync_collector"]),
+        ("own package", "vecenv/base.py", ["import vecenv", "from vecenv import WorkerDiedError"]),
+        ("vecenv.extending", "collector/jobs/one.py", ["import vecenv.backends.backend"]),
+        ("cycle: vecenv/errors.py, vecenv/nest.py", "vecenv/nest.py", ["def f():\n    import vecenv.errors"]),
+        ("cycle: vecenv/engine, vecenv/envs", "vecenv/engine/one.py", ["def f():\n    import vecenv.envs.gym_env"]),
+        ("allowed only", "vecenv/nest.py", ["import torch", 'import_module("torch.nn")', 'sys.modules["torch"]']),
+        ("only in ['vecenv/ray_cluster.py']", "vecenv/base.py", ["from ray import get", '__import__("ray")']),
+        ("neither", "collector/sync_collector.py", ["import scipy"]),
+        ("vecenv/envs/two.py: 1 at most", "vecenv/envs/two.py", ["import envpool.x"]),
+        ("uses _ajar", "vecenv/base.py", ["Backend._ajar()", "from vecenv.nest import _ajar"]),
+        ("shadows", "vecenv/envs/pettingzoo.py", [""]),
+        ("2 files called base.py", "vecenv/envs/base.py", [""]),
+        ("lines", "vecenv/base.py", [LONG * 10]),
+        ("ipc/one.py: 1 lines", "collector/batch/one.py", ["import vecenv.backends.ipc.one"]),
+        ("files in vecenv/backends", "vecenv/backends/{}.py", [LONG]),
+    ],
+)
+def test_each_breach_is_noticed(message, path, lines):
+    """Each line is appended to a file of the project."""
+    for line in lines:
+        changed = {path.format(i): SOURCES.get(path, "") + line + "\n" for i in range(MOST_IN_A_FOLDER)}
+        found = list(breaches({**SOURCES, "vecenv/backends/ipc/one.py": "#\n", **changed}))
+        assert len([each for each in found if message in each]) == 1, (line, found)
+        assert "TYPE_CHECKING" not in line or "cycle" not in str(found)
+
+
+def test_design_md_names_every_folder_and_module_of_the_packages():
+    page = (ROOT / "docs/explanation/design.md").read_text()
+    tree = page.partition("## Layout and layers")[2].partition("## Two walks")[0]
+    folders = {path.parent.name for package in MOST_FILES for path in (ROOT / package).rglob("__init__.py")}
+    modules = {path.stem for package in MOST_FILES for path in (ROOT / package).glob("*.py")} - {"__init__", "__main__"}
+    assert (modules | folders) - set(re.findall(r"\w+", tree)) == set()

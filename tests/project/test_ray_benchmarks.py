@@ -1,0 +1,79 @@
+"""The benchmarks of Ray run from end to end; what they measure here means nothing."""
+
+from __future__ import annotations
+
+import json
+import struct
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.support.paths import ROOT
+
+pytest.importorskip("rich")
+
+from tests.fuzz.ray_soak import Found, Receipts
+
+pytestmark = pytest.mark.full
+
+
+def signed(pid: int, number: int, *steps: int) -> np.ndarray:
+    """The observations of one env in a batch."""
+    return np.array([[[pid, number, step] for step in steps]])
+
+
+def test_receipts_see_frames_that_come_twice_are_missing_or_were_never_stepped(tmp_path: Path) -> None:
+    receipts = Receipts()
+    receipts.add(np.concatenate([signed(7, 0, 0, 1, 2), signed(7, 1, 0, 1, 2)]))
+    receipts.add(signed(7, 0, 3, 4))
+    assert (receipts.frames, receipts.wrong) == ({(7, 0): 5, (7, 1): 3}, [])
+    receipts.add(signed(7, 1, 2, 3))
+    receipts.add(signed(7, 0, 6, 7))
+    receipts.add(signed(8, 0, 1, 2))
+    assert len(receipts.wrong) == 3
+    receipts = Receipts()
+    receipts.add(signed(7, 0, 0, 1, 2))
+    (tmp_path / "7-0").write_bytes(struct.pack("q", 5))
+    (tmp_path / "8-0").write_bytes(struct.pack("q", 2))
+    assert receipts.unseen(tmp_path) == 4
+    assert receipts.wrong == []
+    (tmp_path / "7-0").write_bytes(struct.pack("q", 2))
+    receipts.unseen(tmp_path)
+    assert receipts.wrong == ["env 0 of process 7: 3 frames of 2 steps"]
+
+
+def test_each_thing_that_goes_wrong_fails_its_check_alone() -> None:
+    def failing(**changed: object) -> list[int]:
+        good = {"quiet": [100.0, 100.0], "disturbed": 90.0, "memory": [100.0] * 9, "kills": 2, "restarts": 2}
+        counts = {"requested": 50, "delivered": 30, "lost": 15, "discarded": 5, "unseen": 10}
+        found = Found(1.0, **{**good, **counts, **changed})
+        return [number for number, (_, _, holds) in enumerate(found.checks()) if not holds]
+
+    assert failing() == []
+    assert failing(requested=51) == [0]
+    assert failing(wrong=["env 0 of process 7"]) == [1]
+    assert failing(unseen=21) == failing(unseen=-1) == [2]
+    assert failing(restarts=1) == [3]
+    assert failing(disturbed=60.0) == [4]
+    assert failing(memory=[100.0] * 6 + [110.0] * 3) == [5]
+
+
+def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-W", "ignore", "-m", *arguments]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=280)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_a_short_soak_holds_all_but_its_speed(tmp_path: Path) -> None:
+    """The speed of restarts depends on what else the machine does."""
+    done = run("tests.fuzz.ray_soak", "--minutes", "0.4", "--every", "8", "--json", str(tmp_path / "soak.json"))
+    assert done.returncode in (0, 1), done.stderr
+    measured = json.loads((tmp_path / "soak.json").read_text())
+    del measured["share"], measured["growth"]
+    found = Found(**measured)
+    assert found.kills >= 2
+    assert all(holds for text, _, holds in found.checks() if "speed" not in text), done.stdout

@@ -1,0 +1,88 @@
+"""Common parts of the collector's tests: backends, kinds, envs, policies, a loop by hand."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+
+from collector import AsyncDataCollector, FlatRollout, Rollout, SyncDataCollector
+from tests.support.backends import one_of
+from tests.support.countdown import Countdown
+from vecenv import DummyVectorEnv, ShmemVectorEnv
+
+BACKENDS = [DummyVectorEnv, ShmemVectorEnv]
+"""Envs in this process, and envs in workers that write over the rows they returned before."""
+backends = pytest.mark.parametrize("backend", one_of(BACKENDS))
+kinds = pytest.mark.parametrize("kind", [SyncDataCollector, AsyncDataCollector])
+
+
+def countdowns(*lengths: int) -> list[Callable[[], gymnasium.Env]]:
+    return [partial(Countdown, length) for length in lengths]
+
+
+def cartpoles(n: int) -> list[Callable[[], gymnasium.Env]]:
+    return [partial(gymnasium.make, "CartPole-v1")] * n
+
+
+def pendulums(n: int) -> list[Callable[[], gymnasium.Env]]:
+    return [partial(gymnasium.make, "Pendulum-v1", max_episode_steps=13)] * n
+
+
+def lean(obs: np.ndarray) -> np.ndarray:
+    """A deterministic policy for CartPole."""
+    return (obs[:, 2] > 0).astype(np.int64)
+
+
+def push(obs: np.ndarray) -> np.ndarray:
+    """A deterministic policy for Pendulum."""
+    return 2 * np.sin(obs[:, 2:] + obs[:, :1]).astype(np.float32)
+
+
+def zeros(obs: Any) -> np.ndarray:
+    return np.zeros(len(obs["a"] if isinstance(obs, dict) else obs), np.int64)
+
+
+def batch_of(source: Any, policy: Any, frames: int, kind: Any = SyncDataCollector, **options: Any) -> Any:
+    """The first batch of a collector."""
+    with kind(source, policy, frames_per_batch=frames, **options) as collector:
+        return collector.rollout()
+
+
+CASES = {
+    "cartpole": (cartpoles, lean),
+    "pendulum": (pendulums, push),
+    "cartpole random": (cartpoles, None),
+    "pendulum random": (pendulums, None),
+}
+
+
+def hand_written(venv: Any, policy: Any, steps: int, seed: int) -> dict[str, np.ndarray]:
+    """The loop that a user would write: step all, then reset what is over. Arrays `(N, T, ...)`."""
+    venv.set_seed(seed)
+    obs, _ = venv.reset()
+    rows = []
+    for _ in range(steps):
+        action = np.stack([space.sample() for space in venv.action_space]) if policy is None else policy(obs)
+        following, reward, terminated, truncated, _ = venv.step(action)
+        rows.append((obs, action, reward, terminated, truncated, following.copy()))
+        obs, over = following.copy(), np.flatnonzero(terminated | truncated)
+        if len(over):
+            obs[over] = venv.reset(over)[0]
+    names = ("obs", "action", "reward", "terminated", "truncated", "next_obs")
+    return {name: np.stack(column, axis=1) for name, column in zip(names, zip(*rows, strict=True), strict=True)}
+
+
+def arrays(batch: Rollout | FlatRollout) -> dict[str, np.ndarray]:
+    names = ("obs", "action", "reward", "terminated", "truncated", "traj_ids", "step_count")
+    return {name: getattr(batch, name) for name in names} | {"next_obs": batch.next.obs}
+
+
+def assert_equal(left: dict[str, np.ndarray], right: dict[str, np.ndarray]) -> None:
+    for name in left.keys() & right.keys():
+        assert left[name].dtype == right[name].dtype, name
+        np.testing.assert_array_equal(left[name], right[name], err_msg=name)

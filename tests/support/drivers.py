@@ -1,0 +1,156 @@
+"""Programs that tests start, interrupt and kill: `python -m tests.support.drivers <name> <folder>`. No main guard.
+
+A driver reports where it is by files in its folder.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import threading
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import vecenv.engine.lifetime
+from tests.support.faulty import Counter, HangsOnStep, SpawnsChild, SpawnsChildAndHangs
+from tests.support.ledger import Ledger, appears
+from vecenv import RayVectorEnv, ShmemVectorEnv, SubprocVectorEnv
+
+FOLDER = Path(sys.argv[2])
+BACKENDS = {"Subproc": SubprocVectorEnv, "Shmem": ShmemVectorEnv, "Ray": RayVectorEnv}
+
+
+def tell(name: str, what: Any = None) -> None:
+    """Write a file that is complete as soon as it is there."""
+    draft = FOLDER / f"{name}.draft"
+    draft.write_text(json.dumps(what))
+    draft.rename(FOLDER / name)
+
+
+# Killed.
+
+
+def every_state(context: str, names: list[str]) -> None:
+    """Vector envs in all states at once: idle, one env busy, all busy, lock held, with children."""
+    kept = []
+    processes: dict[str, list[int]] = {}
+    for name in names:
+        states: dict[str, list[Any]] = {
+            "idle": [Counter, Counter],
+            "one busy": [Counter, partial(HangsOnStep, at=1)],
+            "all busy": [partial(HangsOnStep, at=1)] * 2,
+            "lock held": [Counter, partial(HangsOnStep, at=1, gil=True)],
+            "with children": [SpawnsChild, partial(SpawnsChildAndHangs, at=1)],
+            "with children of envs in envs": [Counter, Nested],
+            "with children, lock held": [Counter, partial(SpawnsChildAndHangs, at=1, gil=True)],
+        }
+        for state, classes in states.items():
+            label = f"{name}, {state}"
+            seen = [str(FOLDER / f"{label} {i}") for i in range(2)]
+            env_fns = [partial(c, i, seen=seen[i]) if is_hanging(c) else partial(c, i) for i, c in enumerate(classes)]
+            venv = BACKENDS[name](env_fns, num_workers=2, context=context)
+            venv.reset()
+            processes[label] = list(venv.get_env_attr("pid"))
+            if "children" in state:
+                processes[label] += venv.get_env_attr("child", [i for i, c in enumerate(classes) if c is not Counter])
+            if state not in ("idle",):
+                venv.send([0, 0])
+            for i, c in enumerate(classes):
+                if is_hanging(c):
+                    appears(seen[i])
+            kept.append(venv)
+    tell("ready", processes)
+    signal.pause()
+
+
+def forked_after_a_thread_started_workers(context: str) -> None:
+    """A copy of the program lives on beside it."""
+    kept: list[Any] = []
+    make = partial(ShmemVectorEnv, [partial(Counter, i) for i in range(2)], num_workers=2, context=context)
+    thread = threading.Thread(target=lambda: kept.append(make()))
+    thread.start()
+    thread.join()
+    copy = os.fork()
+    if copy:
+        tell("ready", {"copy": copy, "workers": kept[0].get_env_attr("pid")})
+    signal.pause()
+
+
+class Nested(Counter):
+    """Has a vector env, whose envs start programs."""
+
+    def __init__(self, id: int) -> None:
+        super().__init__(id)
+        self.inner = SubprocVectorEnv([partial(SpawnsChild, i) for i in range(2)], num_workers=2)
+        self.child = self.inner.get_env_attr("child")[0]
+
+
+def is_hanging(env_class: Any) -> bool:
+    return isinstance(env_class, partial)
+
+
+# Interrupted.
+
+
+def interrupted_at_random(venv_class: Any) -> None:
+    """Steps and resets for ever; each interrupt may fall anywhere, and after a reset every row is right."""
+    venv = venv_class([partial(Counter, i) for i in range(4)], num_workers=2)
+    ledger = Ledger(venv)
+    ledger.begin()
+    tell("pid", os.getpid())
+    count = 0
+    while count < int(sys.argv[3]):
+        try:
+            tell(f"armed {count}")
+            while True:
+                ledger.round()
+                ledger.round(reset=[1])
+        except KeyboardInterrupt:
+            count += 1
+        while venv.waiting_id:  # the interrupt fell between a send and its recv
+            venv.recv()
+        venv.reset()
+        ledger.catch_up()
+        for _ in range(2):
+            assert ledger.round() == []
+    venv.close()
+
+
+# Left alone.
+
+
+def raises_with_an_open_venv(venv_class: Any) -> None:
+    venv = venv_class([partial(Counter, i) for i in range(2)])
+    venv.reset()
+    venv.step([0, 0])
+    tell("ready")
+    raise LookupError("the user's own mistake")
+
+
+def ends_during_a_step(venv_class: Any) -> None:
+    seen = FOLDER / "seen"
+    global kept
+    kept = venv_class([partial(Counter, 0), partial(HangsOnStep, 1, at=1, seen=str(seen))], num_workers=2)
+    kept.reset()
+    kept.send([0, 0])
+    appears(seen)
+    tell("ready")
+
+
+# Closing by force comes soon: how soon is not what these drivers are about.
+vecenv.engine.lifetime.CLOSE_TIMEOUT = 0.5
+np.seterr(all="raise")
+name, which = sys.argv[1], sys.argv[3]
+if name == "every_state":
+    every_state(which, sys.argv[4:])
+elif name == "interrupted_at_random":
+    interrupted_at_random(BACKENDS[sys.argv[4]])
+elif name == "forked_after_a_thread_started_workers":
+    forked_after_a_thread_started_workers(which)
+else:
+    globals()[name](BACKENDS[which])

@@ -1,0 +1,202 @@
+"""Envs and helpers of the tests of the facades. Workers import it, so it stays light."""
+
+import functools
+import os
+
+import gymnasium as gym
+import numpy as np
+from gymnasium import spaces
+
+from tests.support.cases import equal_bits
+from vecenv import AsyncVectorEnv, SyncVectorEnv
+
+OURS = {
+    "sync": SyncVectorEnv,
+    "async": AsyncVectorEnv,
+    "async-subproc": functools.partial(AsyncVectorEnv, shared_memory=False),
+}
+MODES = ["NextStep", "SameStep", "Disabled"]
+
+
+class Reports(gym.Env):
+    """The info of each step is the next of a list; the observation counts the steps, the last of `length` ends it."""
+
+    observation_space = spaces.Box(0, 100, (2,), np.float32)
+    action_space = spaces.Discrete(5)
+
+    def __init__(self, *infos, length=100):
+        self.infos, self.length, self.t = infos, length, 0
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.t = 0
+        return self._obs(), {}
+
+    def step(self, action):
+        self.t += 1
+        info = self.infos[(self.t - 1) % len(self.infos)] if self.infos else {}
+        return self._obs(), 1.0, self.t == self.length, False, dict(info)
+
+    def _obs(self):
+        return np.full(2, self.t, np.float32)
+
+    def pid(self):
+        return os.getpid()
+
+
+class OneBuffer(Reports):
+    """Returns the same array each time, and writes into it; so does its info."""
+
+    def __init__(self, length=2):
+        super().__init__(length=length)
+        self.buffer, self.own = np.zeros(2, np.float32), np.zeros(1)
+
+    def _obs(self):
+        self.buffer[:] = self.t
+        return self.buffer
+
+    def step(self, action):
+        result = super().step(action)
+        self.own[:] = self.t
+        return (*result[:4], {"own": self.own})
+
+    def reset(self, **kwargs):
+        obs, _ = super().reset(**kwargs)
+        self.own[:] = -1
+        return obs, {"own": self.own}
+
+
+class Echo(gym.Env):
+    """Observes its last action, for any space; its method `last` returns it too."""
+
+    def __init__(self, space):
+        self.observation_space = self.action_space = space
+        self.action = None
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.first = self.observation_space.sample()
+        return self.first, {}
+
+    def step(self, action):
+        self.action = action
+        return action, 0.0, False, False, {}
+
+
+class Remembers(gym.Env):
+    """Keeps the arguments of its resets, and fails or is slow as attributes say."""
+
+    observation_space = spaces.Box(0, 1, (1,), np.float32)
+    action_space = spaces.Discrete(3)
+    metadata = {"render_modes": []}
+
+    def __init__(self):
+        self.resets, self.failure = [], None
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.resets.append((seed, options))
+        return self.np_random.random(1, dtype=np.float32), {}
+
+    def step(self, action):
+        if self.failure is not None:
+            raise self.failure
+        return np.zeros(1, np.float32), float(action), False, False, {}
+
+    def add(self, a, b=0):
+        return a + b
+
+
+class Reads(gym.Env):
+    """Observes numbers as Python has them, in a Discrete space, alone or in a tree, in episodes of two steps."""
+
+    action_space = spaces.Discrete(2)
+    forms = {
+        "discrete": (spaces.Discrete(9), lambda t: t),
+        "start": (spaces.Discrete(9, start=-4), lambda t: t - 4),
+        "tuple": (spaces.Tuple((spaces.Discrete(9), spaces.Box(0, 9, (1,)))), lambda t: (t, np.ones(1, np.float32))),
+        "tree": (
+            spaces.Dict(a=spaces.Tuple((spaces.Discrete(9), spaces.Text(3))), b=spaces.MultiBinary(2)),
+            lambda t: {"a": (t, "abc"), "b": np.zeros(2, np.int8)},
+        ),
+        "numpy32": (spaces.Discrete(9, dtype=np.int32), np.int32),
+        "numpy64": (spaces.Discrete(9), np.int64),
+        "wide": (spaces.Box(0, 9, (2,)), lambda t: np.full(2, t + 0.1)),
+        "array": (spaces.Box(0, 9, ()), lambda t: np.array(t + 0.1)),
+        "scalar": (spaces.Box(0, 9, ()), lambda t: np.float32(t + 0.1)),
+        "list": (spaces.Box(0, 9, (2,)), lambda t: [t, t + 0.1]),
+        "unsorted": (
+            spaces.Dict(a=spaces.Box(0, 9, (1,)), b=spaces.Discrete(9)),
+            lambda t: {"b": np.array(t), "a": np.full(1, t + 0.1)},
+        ),
+    }
+
+    def __init__(self, form):
+        self.observation_space, self.read = self.forms[form]
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.t = 0
+        return self.read(0), {}
+
+    def step(self, action):
+        self.t += 1
+        return self.read(self.t), 0.0, self.t == 2, False, {}
+
+
+def cartpoles(n, max_episode_steps=10, **options):
+    """Short episodes, so that some are cut off and some end."""
+    return [lambda: gym.make("CartPole-v1", max_episode_steps=max_episode_steps, **options)] * n
+
+
+class Untimed(gym.Wrapper):
+    """Takes the time, which differs from run to run, out of the statistics of an episode."""
+
+    def step(self, action):
+        *result, info = self.env.step(action)
+        if "episode" in info:
+            info["episode"] = {key: value for key, value in info["episode"].items() if key != "t"}
+        return (*result, info)
+
+
+def assert_same(left, right, where="result"):
+    """Two results are equal with their types, dtypes, shapes and keys."""
+    if isinstance(right, dict):
+        assert isinstance(left, dict), where
+        assert left.keys() == right.keys(), where
+        for key in right:
+            assert_same(left[key], right[key], f"{where}[{key!r}]")
+    elif isinstance(right, (tuple, list)):
+        assert type(left) is type(right), where
+        assert len(left) == len(right), where
+        for i, (a, b) in enumerate(zip(left, right, strict=True)):
+            assert_same(a, b, f"{where}[{i}]")
+    elif isinstance(right, np.ndarray):
+        assert isinstance(left, np.ndarray), where
+        assert (left.dtype, left.shape) == (right.dtype, right.shape), where
+        if right.dtype == object:
+            assert_same(left.tolist(), right.tolist(), where)
+        else:
+            assert equal_bits(left, right), where
+    else:
+        assert left == right, where
+
+
+def kinds(tree):
+    """The type of a value and of everything in it."""
+    if isinstance(tree, dict):
+        return {key: kinds(child) for key, child in tree.items()}
+    return [type(tree), *map(kinds, tree)] if isinstance(tree, (list, tuple)) else type(tree)
+
+
+class Foreign:
+    """An array of another library (jax's are like this): numpy can read it, and that is all."""
+
+    def __init__(self, values):
+        self.values = np.array(values)
+
+    def __array__(self, dtype=None, copy=None):
+        return self.values.astype(dtype or self.values.dtype)
+
+    def __len__(self):
+        return len(self.values)

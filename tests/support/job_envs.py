@@ -1,0 +1,287 @@
+"""Envs of the tests of jobs, and what these tests share. Workers import them by the name of this module."""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+import numpy as np
+from gymnasium import spaces
+
+from collector import Dataset, Episode, Job
+from tests.support.paths import ROOT
+from vecenv import nest
+
+HERE = "tests.support.job_envs"
+
+
+class Counting(gymnasium.Env):
+    """Dict observations that hold the seed and the number of the step; the seed says how long an episode is.
+
+    A step (or reset: `at`) of an episode whose seed is a multiple of `every` does what `how` says.
+    """
+
+    def __init__(self, every: int = 0, how: str = "raise", at: str = "step", seconds: float = 0.0) -> None:
+        self.observation_space = spaces.Dict(
+            {
+                "count": spaces.Box(0, 2**31, (2,), np.int64),
+                "pose": spaces.Tuple([spaces.Box(-9, 9, (2,)), spaces.Discrete(99)]),
+            }
+        )
+        self.action_space = spaces.Box(-1, 1, (2,), np.float32)
+        self._every, self._how, self._at, self._seconds = every, how, at, seconds
+        self._seed = self._taken = 0
+
+    def reset(self, *, seed: int | None = None, options: dict | None = None) -> tuple[Any, dict]:
+        super().reset(seed=seed)
+        self._seed, self._taken = int(seed or 0), 0
+        self._length = 3 + self._seed % 17
+        if self._at == "reset":
+            self._fail()
+        return self._observe(), {}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict]:
+        self._taken += 1
+        if self._seconds:
+            threading.Event().wait(self._seconds)
+        reward = float(action[0]) + self._taken
+        if self._at == "step" and self._taken in ((2, 3) if self._how == "huge" else (2,)):
+            reward = self._fail() or reward
+        return self._observe(), reward, self._taken == self._length, False, {}
+
+    def _fail(self) -> float:
+        if not self._every or self._seed % self._every:
+            return 0.0
+        if self._how == "once":
+            if (flag := Path(os.environ["FAILS_ONCE"])).exists():
+                return 0.0
+            flag.touch()
+        if self._how == "huge":
+            return 1.7e308  # two of them overflow
+        if self._how in ("nan", "inf"):
+            return float(self._how)
+        if self._how == "kill":
+            os.kill(os.getpid(), signal.SIGKILL)
+        if self._how in ("hang", "hold"):
+            if os.environ.get("HANGS_NO_MORE"):
+                return 0.0
+            os.write(1, b"hanging now\n")
+            threading.Event().wait() if self._how == "hang" else hold_the_lock()
+        raise OverflowError(f"the episode with the seed {self._seed} cannot be played")
+
+    def _observe(self) -> Any:
+        pose = (self.np_random.uniform(-1, 1, 2).astype(np.float32), np.int64(self._taken))
+        return {"count": np.array([self._seed, self._taken], np.int64), "pose": pose}
+
+
+def hold_the_lock() -> None:
+    """Wait for ever, in C, with the lock of the interpreter; no signal ends it."""
+    mutex = ctypes.create_string_buffer(128)
+    for _ in range(2):
+        ctypes.PyDLL(None).pthread_mutex_lock(mutex)
+
+
+class Words(gymnasium.Env):
+    """Observations that are no arrays."""
+
+    observation_space, action_space = spaces.Text(8), spaces.Discrete(2)
+
+    def reset(self, *, seed: int | None = None, options: dict | None = None) -> tuple[str, dict]:
+        return "hello", {}
+
+    def step(self, action: Any) -> tuple[str, float, bool, bool, dict]:
+        return "world", 0.0, True, False, {}
+
+
+class Mission(Words):
+    """A picture with a text beside it. An episode of it would never end."""
+
+    observation_space = spaces.Dict({"image": spaces.Box(0, 255, (3,), np.uint8), "mission": spaces.Text(8)})
+
+    def reset(self, *, seed: int | None = None, options: dict | None = None) -> Any:
+        return {"image": np.zeros(3, np.uint8), "mission": "go"}, {}
+
+    def step(self, action: Any) -> Any:
+        return {"image": np.zeros(3, np.uint8), "mission": "go"}, 0.0, False, False, {}
+
+
+class Forgetful(gymnasium.Env):
+    """Its episodes depend on those before: `reset(seed=)` does not reset it."""
+
+    observation_space, action_space = spaces.Box(0, 1e9, (1,)), spaces.Discrete(2)
+
+    def __init__(self) -> None:
+        self._steps = 0
+
+    def reset(self, *, seed: int | None = None, options: dict | None = None) -> tuple[Any, dict]:
+        return np.array([self._steps], np.float32), {}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict]:
+        self._steps += 1
+        return np.array([self._steps], np.float32), 1.0, self._steps % 5 == 0, False, {}
+
+
+class Undrawn(Forgetful):
+    """Cannot render."""
+
+    render_mode = None
+
+    def __init__(self, render_mode: str | None = None) -> None:
+        super().__init__()
+        self.render_mode = render_mode
+        self.metadata = {"render_modes": ["rgb_array"]}
+
+    def render(self) -> Any:
+        raise RuntimeError("no OpenGL context")
+
+
+class Drawn(gymnasium.Env):
+    """Renders pictures with odd numbers of rows and columns, whose brightness is the number of the step."""
+
+    observation_space, action_space = spaces.Box(0, 99, (1,)), spaces.Discrete(2)
+    metadata = {"render_modes": ["rgb_array"], "render_fps": 10}
+
+    def __init__(self, render_mode: str | None = None, offset: int = 0) -> None:
+        self.render_mode, self._offset = render_mode, offset
+
+    def reset(self, *, seed: int | None = None, options: dict | None = None) -> tuple[Any, dict]:
+        self._taken = 0
+        return self._observe(), {}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict]:
+        self._taken += 1
+        return self._observe(), 1.0, self._taken == 6, False, {}
+
+    def render(self) -> Any:
+        return np.full((33, 51, 3), 40 * self._taken, np.uint8)
+
+    def _observe(self) -> Any:
+        return np.array([self._taken + self._offset], np.float32)
+
+
+class Large(gymnasium.Env):
+    """Observations of 40 kB, episodes of one step; the 300th raises."""
+
+    observation_space, action_space = spaces.Box(0, 1, (5000,), np.float64), spaces.Discrete(2)
+
+    def __init__(self) -> None:
+        self._left = 300
+
+    def reset(self, *, seed: int | None = None, options: dict | None = None) -> tuple[Any, dict]:
+        return np.zeros(5000), {}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict]:
+        self._left -= 1
+        if not self._left:
+            raise OverflowError("enough")
+        return np.zeros(5000), 1.0, True, False, {}
+
+
+class Mean:
+    """A policy in numpy, of a class that is made with the spaces."""
+
+    repeatable = True
+
+    def __init__(self, observation_space: Any, action_space: Any, scale: float = 1.0) -> None:
+        self._scale = scale
+
+    def __call__(self, obs: Any) -> Any:
+        return (self._scale * np.tanh(obs["pose"][0])).astype(np.float32)
+
+
+class Drawing:
+    """A policy that draws from a stream, and so is not repeatable."""
+
+    def __init__(self, observation_space: Any, action_space: Any) -> None:
+        self._rng = np.random.default_rng()
+
+    def __call__(self, obs: Any) -> Any:
+        return self._rng.integers(2, size=len(obs))
+
+
+def bad(obs: Any) -> Any:
+    """A policy that fails."""
+    raise KeyError("no such state")
+
+
+def job(**changes: Any) -> Job:
+    """A quick one."""
+    quick: dict[str, Any] = {"env": "CartPole-v1", "num_envs": 4, "backend": "dummy"}
+    if not {"steps", "episodes"} & changes.keys():
+        quick["episodes"] = 30
+    return Job(**{**quick, **changes})
+
+
+def counting(**kwargs: Any) -> dict[str, Any]:
+    """The settings of a job with `Counting` envs."""
+    return {"env": f"{HERE}:Counting", "env_kwargs": kwargs}
+
+
+def change_job(folder: Path, **changes: Any) -> None:
+    """Change the job that is stored in a folder."""
+    head = json.loads((folder / "dataset.json").read_text())
+    head["job"] |= changes
+    (folder / "dataset.json").write_text(json.dumps(head))
+
+
+def stop_at(episodes: int, signum: int = signal.SIGINT) -> Any:
+    """A progress callback that sends a signal once so many episodes are there."""
+    sent: list[int] = []
+
+    def on_progress(state: Any) -> None:
+        if state.episodes >= episodes and not sent:
+            sent.append(signum)
+            signal.raise_signal(signum)
+
+    return on_progress
+
+
+def assert_same(folder: Path, other: Path) -> None:
+    """The same episodes, bit for bit, by number."""
+    one, two = Dataset(folder), Dataset(other)
+    assert one.numbers.tolist() == two.numbers.tolist()
+    for a, b in zip(one, two, strict=True):
+        assert_equal(a, b)
+
+
+def assert_equal(a: Episode, b: Episode) -> None:
+    assert (a.number, a.seed) == (b.number, b.seed)
+    for name in ("obs", "action", "reward", "terminated", "truncated"):
+        pairs = zip(nest.leaves(getattr(a, name)), nest.leaves(getattr(b, name)), strict=True)
+        for x, y in pairs:
+            assert x.dtype == y.dtype
+            assert x.tobytes() == y.tobytes(), f"{name} of episode {a.number} differs"
+
+
+def assert_whole(data: Dataset) -> None:
+    for episode in data:
+        over = episode.terminated | episode.truncated
+        assert np.flatnonzero(over).tolist() == [len(episode) - 1]
+
+
+@contextmanager
+def process(*arguments: str, **env: str) -> Iterator[subprocess.Popen[str]]:
+    """Python in a process of its own, which is gone afterwards."""
+    running = subprocess.Popen(
+        [sys.executable, *arguments],
+        cwd=ROOT,
+        env=os.environ | {"PYTHONPATH": str(ROOT)} | env,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        yield running
+    finally:
+        running.kill()
+        running.communicate()

@@ -1,0 +1,212 @@
+"""Objects that do not travel between processes: unpicklable objects, envs that return them, odd exceptions."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from tests.support.faulty import ENDS, Counter, NoSpace, boom, hold_interpreter_lock
+
+
+class Unpicklable:
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+
+
+class RaisesAtPickle:
+    def __reduce__(self) -> Any:
+        raise RuntimeError("no pickling today")
+
+
+class ExitsAtPickle:
+    def __reduce__(self) -> Any:
+        sys.exit("out, while pickling")
+
+
+class DiesAtPickle:
+    def __reduce__(self) -> Any:
+        os._exit(3)
+
+
+def _break_elsewhere(home: int, how: str) -> str:
+    if os.getpid() != home:
+        if how == "raise":
+            raise RuntimeError("no unpickling here")
+        sys.exit("out, while unpickling") if how == "exit" else os._exit(3)
+    return "at home"
+
+
+class RaisesAtUnpickle:
+    """Only in other processes than the one that pickled it."""
+
+    how = "raise"
+
+    def __reduce__(self) -> Any:
+        return _break_elsewhere, (os.getpid(), self.how)
+
+
+class ExitsAtUnpickle(RaisesAtUnpickle):
+    how = "exit"
+
+
+class DiesAtUnpickle(RaisesAtUnpickle):
+    how = "die"
+
+
+def nested(depth: int = 5000) -> list[Any]:
+    """Deeper than the recursion limit lets pickle go."""
+    tree: list[Any] = []
+    for _ in range(depth):
+        tree = [tree]
+    return tree
+
+
+class OddInfo(Counter):
+    """The info of step `at` of every episode holds what `make` makes."""
+
+    def __init__(self, id: int, make: Callable[[], Any], at: int = 2) -> None:
+        super().__init__(id)
+        self.make, self.at = make, at
+
+    def info(self) -> dict[str, Any]:
+        return {"odd": self.make()} if self.t == self.at else {}
+
+
+class OddAttribute(Counter):
+    """`odd` is made when it is asked for."""
+
+    def __init__(self, id: int, make: Callable[[], Any]) -> None:
+        super().__init__(id)
+        self.make = make
+
+    @property
+    def odd(self) -> Any:
+        return self.make()
+
+
+class OddObservation(NoSpace):
+    """The observation of step 2 of every episode holds what `make` makes."""
+
+    def __init__(self, id: int, make: Callable[[], Any]) -> None:
+        super().__init__(id)
+        self.make = make
+
+    def observe(self, action: Any) -> Any:
+        return {"numbers": Counter.observe(self, -1), "extra": self.make() if self.t == 2 else None}
+
+
+class Breaks(Counter):
+    """Does what `fault` names, once: in its next step, or in its next reset."""
+
+    fault, go = "", ""
+
+    def __init__(self, id: int) -> None:
+        super().__init__(id)
+        self.done = ""
+
+    def on_step(self) -> None:
+        self.fault, self.done = "", self.fault
+        if self.done == "raise in step":
+            raise boom()
+        if self.done == "raise what cannot travel":
+            raise HoldsLock("held")
+        if self.done == "die":
+            ENDS["SIGKILL"]()
+        if self.done == "hang in C":
+            hold_interpreter_lock()
+        while self.done == "hang" and not os.path.exists(self.go):
+            time.sleep(0.005)
+
+    def on_reset(self) -> None:
+        self.fault, self.done = "", self.fault
+        if self.done == "raise in reset":
+            raise boom()
+
+    def observe(self, action: Any) -> Any:
+        return super().observe(action) + (0.5 if self.done == "observe what does not fit" else 0)
+
+    def info(self) -> dict[str, Any]:
+        return {"odd": Unpicklable()} if self.done == "info that cannot travel" else super().info()
+
+
+# The zoo of exceptions.
+
+
+class TwoArguments(Exception):
+    def __init__(self, first: str, second: int) -> None:
+        super().__init__(f"{first} and {second}")
+
+
+class KeywordOnly(Exception):
+    def __init__(self, *, what: str) -> None:
+        super().__init__(f"keyword {what}")
+
+
+class ReduceRaises(Exception):
+    def __reduce__(self) -> Any:
+        raise TypeError("not this one")
+
+
+class HoldsLock(Exception):
+    def __init__(self, text: str) -> None:
+        super().__init__(text)
+        self.lock = threading.Lock()
+
+
+class HoldsHugeArray(Exception):
+    def __init__(self, text: str) -> None:
+        super().__init__(text)
+        self.array = np.zeros(100 << 20, np.uint8)
+
+
+class TextRaises(Exception):
+    def __str__(self) -> str:
+        raise RuntimeError("no text")
+
+
+class NoAttributes(Exception):
+    """Takes no attribute: neither notes nor partial results can be put on it."""
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        raise AttributeError(f"cannot set {name}")
+
+
+class RaisesWhenRebuilt(Exception):
+    def __reduce__(self) -> Any:
+        return _break_elsewhere, (os.getpid(), "raise")
+
+
+def rebuilt_or_exit(home: int, kind: type[Exception], args: tuple[Any, ...]) -> Exception:
+    if os.getpid() != home:
+        sys.exit("out, while rebuilding an exception")
+    return kind(*args)
+
+
+class ExitsWhenRebuilt(Exception):
+    """Survives the round trip in the worker, and ends the process that rebuilds it elsewhere."""
+
+    def __reduce__(self) -> Any:
+        return rebuilt_or_exit, (os.getpid(), type(self), self.args)
+
+
+class OwnBase(BaseException):
+    """Not an Exception."""
+
+
+def local_class() -> Exception:
+    """An exception whose class no other process can import."""
+
+    class Local(Exception):
+        pass
+
+    return Local("from a function")
+
+
+def decode_error() -> Exception:
+    return UnicodeDecodeError("utf-8", b"\xff\xfe", 0, 1, "bad %s {byte}")

@@ -1,0 +1,165 @@
+"""Opening and closing again and again, whatever goes wrong in between, leaves no process, descriptor, thread, name."""
+
+from __future__ import annotations
+
+import gc
+import os
+import resource
+import signal
+import sys
+import tempfile
+import threading
+import warnings
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+import pytest
+
+from tests.conftest import descriptors
+from tests.support.backends import PROCESS_BACKENDS, one_of
+from tests.support.faulty import Counter, RaisesInInit, RaisesOnStep, counters
+from tests.support.ledger import Column, Ledger, columns, gone, pids
+from vecenv import DummyVectorEnv, ShmemVectorEnv, SubprocVectorEnv, WorkerDiedError
+from vecenv.portability import PORTABLE
+
+SLOPE = 20 * 1024
+"""Bytes that this process may grow in a cycle (rounding of the system, and the caches of the interpreter)."""
+
+
+class Snapshot:
+    """The resources of this process; the forkserver and the resource tracker are there from the first cycle on."""
+
+    def __init__(self) -> None:
+        gc.collect()
+        processes = psutil.Process().children(recursive=True)
+        self.children = sorted((child.pid, child.status() == psutil.STATUS_ZOMBIE) for child in processes)
+        self.descriptors = {fd: name.partition(":[")[0] for fd, name in descriptors().items()}  # no numbers of pipes
+        self.threads = sorted(thread.name for thread in threading.enumerate())
+        self.temporary = sorted(
+            name for name in os.listdir(tempfile.gettempdir()) if "vecenv" in name or name.startswith("pymp-")
+        )
+        self.mapped = shared_names()
+
+
+def shared_names() -> list[str]:
+    """Files in /dev/shm that this process has mapped and that have a name: a kill would leave them."""
+    lines = Path("/proc/self/maps").read_text().splitlines()
+    return sorted({line.split()[-1] for line in lines if "/dev/shm/" in line and not line.endswith("(deleted)")})
+
+
+def cycle(venv_class: Any, k: int) -> None:
+    """Open, use, close; every fifth time something goes wrong."""
+    options: dict[str, Any] = {} if venv_class is DummyVectorEnv else {"num_workers": 1 + k % 2}
+    fault = k % 5
+    if fault == 1:
+        with pytest.raises(ValueError, match="boom"):
+            venv_class(counters(3, env2=RaisesInInit), **options)
+        return
+    venv = venv_class(counters(3, env1=RaisesOnStep) if fault == 2 else counters(3), **options)
+    ledger = Ledger(venv)
+    ledger.begin()
+    if fault == 2:
+        ledger.fails(ValueError)
+    if fault == 3 and venv_class is not DummyVectorEnv:
+        kill_and_restart(ledger)
+    if fault == 4:
+        venv.send([0] * 3)
+        del ledger
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", ResourceWarning)
+            del venv
+            gc.collect()
+        return
+    venv.close()
+
+
+def kill_and_restart(ledger: Ledger) -> None:
+    pid = pids(ledger.venv)[0]
+    os.kill(pid, signal.SIGKILL)
+    assert gone(pid)
+    with pytest.raises(WorkerDiedError):
+        ledger.venv.step([0] * 3)
+    ledger.venv.reset()
+    ledger.venv.step([0] * 3)
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("count", [10, pytest.param(1000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("venv_class", one_of([DummyVectorEnv, *PROCESS_BACKENDS]))
+def test_cycles_leave_nothing_and_in_many_memory_does_not_grow(venv_class: Any, count: int) -> None:
+    for k in range(max(4, count // 20)):
+        cycle(venv_class, k)
+    before, memory = Snapshot(), []
+    for k in range(count):
+        cycle(venv_class, k)
+        if k % 20 == 0:
+            gc.collect()
+            memory.append((k, psutil.Process().memory_info().rss))
+    after = Snapshot()
+    assert vars(after) == vars(before)
+    assert not any(is_zombie for _, is_zombie in after.children)
+    if count == 1000:
+        growth = np.polyfit(*np.array(memory, float).T, 1)[0]
+        print(f"{venv_class.__name__}: {growth:.0f} bytes a cycle")
+        assert growth < SLOPE
+
+
+@columns("blocks", only=ShmemVectorEnv)
+@pytest.mark.parametrize("context", ["forkserver", "fork", pytest.param("spawn", marks=pytest.mark.slow)])
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning", "ignore:.*threads.*:RuntimeWarning")
+def test_nothing_that_is_open_has_a_name(column: Column, context: str) -> None:
+    """A process that is killed cannot remove names; and what has none cannot be found, or squatted, by others."""
+    with column.open(counters(4), context=context) as ledger:
+        ledger.begin()
+        assert shared_names() == []
+        for worker in set(pids(ledger.venv)):
+            lines = Path(f"/proc/{worker}/maps").read_text().splitlines()
+            assert [line for line in lines if "/dev/shm/" in line and not line.endswith("(deleted)")] == []
+
+
+@columns("blocks", only=ShmemVectorEnv)
+def test_a_worker_costs_the_program_few_descriptors(column: Column) -> None:
+    few = 6 if PORTABLE else 5  # a pipe has two ends
+    with column.open(counters(1), num_workers=1):
+        one = len(os.listdir("/proc/self/fd"))
+        with column.open(counters(8), num_workers=8):
+            own = 1  # by which a thread that closes the vector env wakes the one that waits
+            assert len(os.listdir("/proc/self/fd")) - one <= few * 8 + own
+
+
+@columns("blocks", only=SubprocVectorEnv)
+def test_a_failed_start_for_want_of_descriptors_is_reported_and_leaves_nothing(column: Column) -> None:
+    column.backend(counters(1)).close()
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    taken = {int(fd) for fd in os.listdir("/proc/self/fd")}
+    free = [fd for fd in range(1000) if fd not in taken]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (free[20], hard))
+    try:
+        with pytest.raises(OSError, match=r"[Tt]oo many open files|ulimit"):
+            column.backend(counters(64), num_workers=64)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    with column.open(counters(4)) as ledger:
+        ledger.begin()
+
+
+@pytest.mark.timeout(300)
+@columns("blocks", dummy=False)
+def test_stepping_for_long_with_infos_and_faults_does_not_grow(column: Column) -> None:
+    """Frames, extras and errors of earlier rounds are freed."""
+    with column.open([partial(Counter, i) for i in range(3)] + [partial(RaisesOnStep, 3, at=50)]) as ledger:
+        ledger.begin()
+        blocks = []
+        for k in range(2000):
+            if ledger.t[3] == 49:
+                ledger.fails(ValueError)
+                ledger.reset([3])
+            else:
+                assert ledger.round() == []
+            if k in (1200, 1999):  # the times of the last 1,024 rounds are kept
+                gc.collect()
+                blocks.append(sys.getallocatedblocks())
+        assert blocks[1] - blocks[0] < 500

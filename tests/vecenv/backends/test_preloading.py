@@ -1,0 +1,246 @@
+"""Modules of env functions that import a library are imported once, for all workers."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import os
+import signal
+import subprocess
+import sys
+import types
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+import pytest
+
+from tests.support.backends import full
+from tests.support.ledger import gone, pids
+from tests.support.paths import ROOT
+from vecenv import ShmemVectorEnv, SubprocVectorEnv, WorkerDiedError, WorkerTimeoutError
+from vecenv.backends.ipc.used_modules import dumps_and_modules
+from vecenv.backends.pool import preloading
+from vecenv.portability import PORTABLE
+
+pytestmark = pytest.mark.skipif(PORTABLE, reason="imports are observed through /proc")
+backends = pytest.mark.parametrize("backend", [ShmemVectorEnv, *full([SubprocVectorEnv])])
+
+LIBRARY = """
+import os
+VALUE = 1
+with open({log!r}, "a") as file:
+    print(os.getpid(), file=file)
+"""
+ENVS = """
+import os, threading, gymnasium, {library}
+class Env(gymnasium.Env):
+    observation_space = gymnasium.spaces.Box(-1, 1, (1,))
+    action_space = gymnasium.spaces.Discrete(2)
+    def __init__(self):
+        import {library} as library
+        self.pid = os.getpid()
+        self.seen = library.VALUE, os.environ.get("VECENV_TEST"), threading.active_count(), {library}.__file__
+    def reset(self, *, seed=None, options=None):
+        return self.observation_space.sample(), {{}}
+    def step(self, action):
+        return self.observation_space.sample(), 0.0, False, False, {{}}
+"""
+
+
+class Project:
+    """A module of envs in the user's folder, and the library that it imports, which logs its imports."""
+
+    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.log, self.library = folder / "log", folder / "site-packages" / f"library_{folder.name}.py"
+        self.library.parent.mkdir()
+        self.write()
+        envs = folder / f"envs_{folder.name}.py"
+        envs.write_text(ENVS.format(library=self.library.stem))
+        for path in (self.library.parent, folder):
+            monkeypatch.syspath_prepend(path)
+        self.name = envs.stem
+
+    def write(self, code: str = "") -> None:
+        self.library.write_text(LIBRARY.format(log=str(self.log)) + code)
+
+    @functools.cached_property
+    def env_fns(self) -> list[Callable[[], Any]]:
+        return [importlib.import_module(self.name).Env] * 4
+
+    def importers(self) -> list[int]:
+        """The processes that have imported the library, in order."""
+        return [int(line) for line in self.log.read_text().split()]
+
+    def refused(self) -> list[str]:
+        return [reason for (name, _), reason in preloading._refused.items() if name == self.name]
+
+
+@pytest.fixture
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Project:
+    monkeypatch.setattr(preloading, "_refused", {})
+    return Project(tmp_path, monkeypatch)
+
+
+@backends
+def test_the_workers_of_all_vector_envs_share_one_import(project: Project, backend: Any) -> None:
+    for num_workers in (2, 4, 1):
+        with backend(project.env_fns, num_workers=num_workers) as venv:
+            assert os.getpid() not in pids(venv)
+            assert [seen[:3] for seen in venv.get_env_attr("seen")] == [(1, os.environ.get("VECENV_TEST"), 2)] * 4
+            venv.reset()
+            os.kill(pids(venv)[0], signal.SIGKILL)  # the next one is forked from the same server
+            with pytest.raises(WorkerDiedError, match="SIGKILL"):
+                venv.step([0] * 4)
+            venv.reset()
+            imported = project.importers()
+            assert imported[0] == os.getpid()
+            assert len(imported) == 2
+            assert imported[1] not in pids(venv)
+
+
+def test_only_a_module_that_imports_a_library_is_preloaded(project: Project) -> None:
+    module = importlib.import_module(project.name)
+    own = types.ModuleType("own_module")
+    own.Env = type("Env", (), {"__module__": "own_module"})  # type: ignore[attr-defined]
+    sys.modules["own_module"] = own
+    try:
+        for value, modules in (
+            (module.Env, {project.name}),
+            (partial(partial, [module.Env]), {project.name}),
+            (f"{project.name}:Env", {project.name}),
+            (partial(gymnasium.make, "CartPole-v1"), set()),
+            (own.Env, set()),
+        ):
+            assert dumps_and_modules(value)[1] == modules, value
+    finally:
+        del sys.modules["own_module"]
+
+
+def test_the_module_of_a_registered_env_is_preloaded(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+    spec = gymnasium.envs.registration.EnvSpec("Pre/Loaded-v0", entry_point=f"{project.name}:Env")
+    monkeypatch.setitem(gymnasium.registry, spec.id, spec)
+    with ShmemVectorEnv([partial(gymnasium.make, spec.id, disable_env_checker=True)] * 4, num_workers=4):
+        assert len(project.importers()) == 1
+
+
+IN_CHILD = "if os.getpid() != {pid}:\n    "
+UNFIT = {
+    "threads": "import threading; threading.Thread(target=threading.Event().wait, daemon=True).start()",
+    "processes": "import subprocess; CHILD = subprocess.Popen(['sleep', '100'], preexec_fn=lambda: None)",
+    "opens": "import socket; SOCKET = socket.socket()",
+    "opens .*log": "FILE = open(__file__ + '.log', 'w')",
+    "random generator": "import numpy as np; RNG = np.random.default_rng()",
+}
+
+
+@pytest.mark.parametrize("reason", [next(iter(UNFIT)), *full([*UNFIT][1:])])
+def test_what_an_import_leaves_behind_is_not_inherited(project: Project, reason: str) -> None:
+    """The workers then import by themselves, as they would without a server."""
+    generator = reason == "random generator"  # looked for in the packages of the env functions
+    code = UNFIT[reason] if generator else f"if os.getpid() != {os.getpid()}:\n    {UNFIT[reason]}"
+    if generator:
+        with open(project.library.parent.parent / f"{project.name}.py", "a") as file:
+            file.write(f"\n{code}\n")
+    else:
+        project.write(code)
+    for _ in range(2):
+        with ShmemVectorEnv(project.env_fns, num_workers=2) as venv:
+            assert set(pids(venv)) <= set(project.importers())
+            venv.reset()
+            venv.step([0] * 4)
+            for pid in project.importers()[1:]:
+                if pid not in pids(venv):
+                    assert gone(pid)
+    (text,) = project.refused()
+    assert reason.partition(" ")[0] in text
+    assert len(project.importers()) == 1 + 1 + 4
+
+
+@pytest.mark.parametrize("code", ["raise KeyError('broken')", *full(["os._exit(3)", "raise SystemExit"])])
+def test_a_module_that_cannot_be_imported_is_the_failure_of_its_envs(project: Project, code: str) -> None:
+    project.write(f"if os.getpid() != {os.getpid()}:\n    {code}")
+    with pytest.raises(Exception, match=r"broken|exited with code 3|SystemExit"):
+        ShmemVectorEnv(project.env_fns, num_workers=2)
+    assert len(project.refused()) == 1
+
+
+def test_an_import_that_hangs_ends_with_start_timeout(project: Project) -> None:
+    project.write(f"if os.getpid() != {os.getpid()}:\n    import threading; threading.Event().wait()")
+    with pytest.raises(WorkerTimeoutError, match="start_timeout"):
+        ShmemVectorEnv(project.env_fns, num_workers=2, start_timeout=1.5)
+    assert all(gone(pid) for pid in project.importers()[1:])
+
+
+def test_workers_see_changed_variables_and_changed_files(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+    def seen() -> set[tuple[Any, ...]]:
+        with ShmemVectorEnv(project.env_fns, num_workers=2) as venv:
+            return {each[:2] for each in venv.get_env_attr("seen")}
+
+    monkeypatch.setenv("VECENV_TEST", "a")
+    assert seen() == {(1, "a")}
+    monkeypatch.setenv("VECENV_TEST", "b")
+    assert seen() == {(1, "b")}
+    assert len(project.importers()) == 3
+    project.write("VALUE = 22")
+    assert seen() == {(22, "b")}
+    assert seen() == {(22, "b")}
+    assert len(project.importers()) == 4
+
+
+def test_servers_that_are_no_longer_kept_end_with_their_workers(
+    project: Project, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(preloading, "MOST_SERVERS", 0)
+    with ShmemVectorEnv(project.env_fns, num_workers=2) as venv:
+        server = project.importers()[1]
+        venv.reset()
+        venv.step([0] * 4)
+        assert not gone(server, 0)
+        workers = pids(venv)
+    del venv
+    assert all(gone(pid) for pid in [server, *workers])
+
+
+def test_a_server_that_was_killed_is_replaced(project: Project) -> None:
+    with ShmemVectorEnv(project.env_fns, num_workers=2) as venv:
+        venv.reset()
+        workers = pids(venv)
+        os.kill(project.importers()[1], signal.SIGKILL)
+        assert all(gone(pid) for pid in workers)
+        with pytest.raises(WorkerDiedError):
+            venv.step([0] * 4)
+        venv.reset()
+        with ShmemVectorEnv(project.env_fns, num_workers=2) as other:
+            other.reset()
+    assert len(project.importers()) >= 3
+
+
+PROGRAM = """
+import subprocess, sys, time, {name} as envs, vecenv
+class Spawns(envs.Env):
+    def __init__(self):
+        super().__init__()
+        self.child = subprocess.Popen(["sleep", "100"]).pid
+venv = vecenv.ShmemVectorEnv([Spawns] * 2, num_workers=2)
+print(*venv.get_env_attr("child"), *venv.get_env_attr("pid"), flush=True)
+time.sleep(100)
+"""
+
+
+def test_nothing_outlives_a_program_that_was_killed(project: Project) -> None:
+    path = os.pathsep.join([*sys.path[:2], str(ROOT)])
+    program = subprocess.Popen(
+        [sys.executable, "-c", PROGRAM.format(name=project.name)],
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": path},
+    )
+    assert program.stdout is not None
+    with program, program.stdout:
+        started = [int(pid) for pid in program.stdout.readline().split()]
+        assert len(started) == 4
+        program.kill()
+    assert all(gone(pid) for pid in [*started, *project.importers()[1:]])

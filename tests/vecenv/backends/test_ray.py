@@ -1,0 +1,206 @@
+"""RayVectorEnv on a local Ray of two nodes: the contract, placement, life and facades.
+
+`make test` runs the contract on the driver's node and a few rows of the fault tests; the rest is for `make test-ray`.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from functools import partial
+from typing import Any
+
+import gymnasium as gym
+import psutil
+import pytest
+
+from collector import AsyncDataCollector, SyncDataCollector
+from tests.support.collector_envs import arrays, assert_equal, lean
+from tests.support.faulty import counters
+from tests.support.ledger import Ledger, pids
+from tests.support.local_ray import FAR, NEAR
+from tests.support.paths import ROOT
+from tests.vecenv.test_env_creator import calls_of, counted
+from vecenv import (
+    DummyVectorEnv,
+    EnvCreator,
+    RayVectorEnv,
+    SB3VecEnv,
+    ShmemVectorEnv,
+    WorkerDiedError,
+    WorkerTimeoutError,
+    make_vec,
+)
+from vecenv.testing import check_vector_env
+
+pytestmark = pytest.mark.local_ray
+CARTPOLE = partial(gym.make, "CartPole-v1")
+
+
+def spread(venv: RayVectorEnv) -> list[bool]:
+    """Of each actor: whether it is on the node of this process."""
+    return [worker.on_this_node for worker in venv.engine.backend.pool.workers]
+
+
+@pytest.mark.ray
+@pytest.mark.parametrize(
+    ("options", "places"),
+    [(NEAR, [True, True]), (FAR, [False, False]), ({}, [False, True])],
+    ids=["near", "far", "both"],
+)
+def test_results_do_not_depend_on_the_place_of_the_actors(options: dict[str, Any], places: list[bool]) -> None:
+    make = partial(RayVectorEnv, num_workers=2, **options)
+    with make([CARTPOLE] * 8) as venv:
+        assert sorted(spread(venv)) == places
+    check_vector_env(make, ["rows", "mixed_rounds", "autoreset"])
+
+
+def test_actors_that_find_no_place_are_an_error_that_says_what_was_asked_for() -> None:
+    asked = r"2 of 2 actors have not started within 1 s. Each asks for 1000 CPU; the cluster has 2 nodes with 32 CPU"
+    with pytest.raises(WorkerTimeoutError, match=asked):
+        RayVectorEnv([CARTPOLE] * 2, num_workers=2, num_cpus=1000, start_timeout=1)
+
+
+@pytest.mark.ray
+def test_in_actors_and_tasks_there_are_as_many_workers_as_ray_has_assigned_cpus() -> None:
+    import ray
+
+    def default() -> int:
+        with ShmemVectorEnv([CARTPOLE] * 3) as venv:
+            return venv.num_workers
+
+    class Own:
+        def default(self) -> int:
+            return default()
+
+    task, actors = ray.remote(default), [ray.remote(Own).options(num_cpus=cpus).remote() for cpus in (1, 0)]
+    calls = [task.options(num_cpus=1).remote(), *[actor.default.remote() for actor in actors]]
+    assert ray.get(calls) == [1, 1, 1]
+    assert ray.get(task.options(num_cpus=2).remote()) == default()
+    for actor in actors:
+        ray.kill(actor)
+
+
+@pytest.mark.ray
+def test_facades_take_it() -> None:
+    envs = make_vec("CartPole-v1", 4, backend="ray", venv_kwargs={"num_workers": 2})
+    assert envs.reset(seed=0)[0].shape == (4, 4)
+    assert envs.step(envs.action_space.sample())[0].shape == (4, 4)
+    envs.close()
+    sb3 = SB3VecEnv(RayVectorEnv([CARTPOLE] * 2, num_workers=1))
+    assert sb3.reset().shape == (2, 4)
+    sb3.close()
+
+
+@pytest.mark.ray
+def test_collectors_take_it() -> None:
+    with (
+        SyncDataCollector(RayVectorEnv([CARTPOLE] * 4, num_workers=2), lean, frames_per_batch=80) as collector,
+        SyncDataCollector(DummyVectorEnv([CARTPOLE] * 4), lean, frames_per_batch=80) as other,
+    ):
+        assert collector.set_seed(3) == other.set_seed(3)
+        for _ in range(2):
+            assert_equal(arrays(collector.next()), arrays(other.next()))
+    with AsyncDataCollector([CARTPOLE] * 4, lean, frames_per_batch=80, backend="ray") as collector:
+        assert collector.next().frames == 80
+
+
+@pytest.mark.ray
+def test_two_vector_envs_do_not_know_of_each_other() -> None:
+    with RayVectorEnv(counters(4), num_workers=2) as first, RayVectorEnv(counters(4), num_workers=2) as second:
+        one, other = Ledger(first), Ledger(second)
+        one.begin()
+        other.begin()
+        os.kill(pids(first)[0], signal.SIGKILL)
+        assert other.round() == []
+        assert {type(error) for error in one.round()} == {WorkerDiedError}
+        assert other.round() == []
+
+
+DRIVER = """
+import sys, time
+import ray
+from tests.support.faulty import counters
+from tests.support.local_ray import connect
+from vecenv import RayVectorEnv
+
+connect(sys.argv[1])
+with RayVectorEnv(counters(4), num_workers=2) as venv:
+    venv.reset()
+    print(*venv.get_env_attr("pid"), flush=True)
+    for _ in range(int(sys.argv[2])):
+        venv.step([0] * 4)
+    print(venv.get_env_attr("t"), flush=True)
+    while sys.argv[3] == "stay":
+        venv.step([0] * 4)
+"""
+
+
+@pytest.fixture
+def driver(ray_address: str) -> Iterator[Any]:
+    """Starts another driver on the same Ray."""
+    started = []
+
+    def start(rounds: int, then: str) -> subprocess.Popen[str]:
+        command = [sys.executable, "-c", DRIVER, ray_address, str(rounds), then]
+        started.append(subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True))
+        return started[-1]
+
+    yield start
+    for process in started:
+        process.kill()
+        process.communicate()
+
+
+@pytest.mark.ray
+def test_two_drivers_use_one_cluster(driver: Any) -> None:
+    other = driver(100, "end")
+    assert other.stdout is not None
+    other.stdout.readline()
+    with RayVectorEnv(counters(4), num_workers=2) as venv:
+        ledger = Ledger(venv)
+        ledger.begin()
+        for _ in range(100):
+            assert ledger.round() == []
+    assert other.stdout.readline() == "[100, 100, 100, 100]\n"
+    assert other.wait(30) == 0
+
+
+@pytest.mark.ray
+def test_no_actor_outlives_a_driver_that_is_killed(driver: Any) -> None:
+    killed = driver(1, "stay")
+    assert killed.stdout is not None
+    actors = {int(pid) for pid in killed.stdout.readline().split()}
+    assert len(actors) == 2
+    killed.kill()
+    deadline = time.monotonic() + 30
+    while any(psutil.pid_exists(pid) for pid in actors):
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+
+
+@pytest.mark.ray
+@pytest.mark.parametrize(("options", "calls"), [(NEAR, 4), (FAR, 0)], ids=["driver's node", "other node"])
+def test_envs_of_a_creator_share_their_state_with_the_driver_on_its_node(options: dict[str, Any], calls: int) -> None:
+    creator = EnvCreator(counted)
+    before = calls_of(creator)
+    with RayVectorEnv([creator] * 4, num_workers=2, **options) as venv:
+        venv.reset()
+    assert calls_of(creator) == before + calls
+
+
+@pytest.mark.ray
+def test_the_cluster_file_of_the_examples_is_one_for_ray_up() -> None:
+    """By Ray's own check of such files."""
+    import yaml
+    from ray.autoscaler._private.util import prepare_config, validate_config
+
+    file = ROOT / "examples" / "cluster.yaml"
+    config = prepare_config(yaml.safe_load(file.read_text()))
+    validate_config(config)
+    assert config["provider"]["worker_ips"] == ["10.0.0.2", "10.0.0.3"]
+    assert config["max_workers"] == 2

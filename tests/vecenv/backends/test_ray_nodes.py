@@ -1,0 +1,76 @@
+"""RayVectorEnv and a node that is lost; on a cluster of its own."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from tests.support.faulty import counters
+from tests.support.ledger import Ledger
+from tests.support.local_ray import FAR
+from vecenv import RayVectorEnv, WorkerDiedError, WorkerTimeoutError
+
+pytestmark = [pytest.mark.ray, pytest.mark.own_ray]
+
+
+@pytest.fixture(scope="module")
+def own_ray() -> Iterator[Any]:
+    import ray
+    from ray.cluster_utils import Cluster
+
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 4, "include_dashboard": False})
+    ray.init(address=cluster.address, log_to_driver=False, logging_level=logging.ERROR)
+    with RayVectorEnv(counters(2), num_workers=1) as venv:  # what Ray opens with the first actor is there before
+        venv.reset()
+    yield cluster
+    ray.shutdown()
+    cluster.shutdown()
+
+
+def test_the_number_of_actors_is_that_of_free_cpus_at_most_one_an_env(own_ray: Any) -> None:
+    with RayVectorEnv(counters(3)) as venv:
+        assert venv.num_workers == 3
+    with RayVectorEnv(counters(8), num_cpus=2) as venv:
+        assert venv.num_workers == 2
+
+
+def step_for_ever(venv: RayVectorEnv) -> None:
+    while True:
+        venv.step([0] * len(venv))
+
+
+@pytest.mark.timeout(240)
+def test_the_actors_of_a_lost_node_are_dead_and_reset_starts_others(own_ray: Any) -> None:
+    node = own_ray.add_node(num_cpus=4)
+    own_ray.wait_for_nodes()
+    with RayVectorEnv(counters(4), num_workers=2) as venv:
+        ledger = Ledger(venv)
+        ledger.begin()
+        far = [i for worker in venv.engine.backend.pool.workers if not worker.on_this_node for i in worker.ids]
+        assert len(far) == 2
+        own_ray.remove_node(node, allow_graceful=False)
+        errors = ledger.round()
+        while not errors:  # the actor goes on until it notices; the test has a time limit
+            errors = ledger.round()
+        assert {type(error) for error in errors} == {WorkerDiedError}
+        assert venv.failed_id == far
+        while venv.failed_id:  # until Ray has noticed the loss it may place the new actor there
+            with contextlib.suppress(WorkerDiedError):
+                venv.reset(far)
+        assert venv.step([0] * 4)[0][far, 2].tolist() == [1, 1]
+        assert all(worker.on_this_node for worker in venv.engine.backend.pool.workers)
+
+
+@pytest.mark.timeout(240)
+def test_step_timeout_is_earlier_than_ray(own_ray: Any) -> None:
+    node = own_ray.add_node(num_cpus=4, resources={"far": 1})
+    own_ray.wait_for_nodes()
+    with RayVectorEnv(counters(2), num_workers=1, step_timeout=2.0, **FAR) as venv:
+        venv.reset()
+        own_ray.remove_node(node, allow_graceful=False)
+        with pytest.raises((WorkerTimeoutError, WorkerDiedError)):
+            step_for_ever(venv)  # the actor goes on until it notices; the test has a time limit

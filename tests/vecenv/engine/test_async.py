@@ -1,0 +1,124 @@
+"""Waiting for some: `wait_num` and `timeout`. Gates decide which env is done when; no test sleeps to order events.
+
+That a step returns without those that take longer, on every backend, `check_vector_env` says; random rounds in flight
+are in test_differential.py.
+"""
+
+import os
+import threading
+
+import pytest
+
+from tests.support.backends import and_ray
+from tests.support.cases import LocalWorker, counting
+from vecenv import BaseVectorEnv, DummyVectorEnv, ShmemVectorEnv
+from vecenv.backends.ipc import opcodes
+from vecenv.testing import FakeBackend, Gates
+
+remote_backend = and_ray([ShmemVectorEnv])
+
+LONG = 1e6
+"""Seconds after which the test has long failed, if they are waited for."""
+
+
+def ids_of(result):
+    return [row["env_id"] for row in result[-1]]
+
+
+class TestWaitNum:
+    def test_answers_that_are_there_are_not_waited_for(self, remote_backend, monkeypatch):
+        """They came in while something else was waited for: the CPU is not given away before they are taken."""
+        with remote_backend(counting(4), wait_num=1, num_workers=2) as venv:
+            venv.reset()
+            venv.send([0, 0], [0, 2])
+            while (venv.engine.arena.status < opcodes.DONE)[[0, 2]].any():
+                venv.get_env_attr("calls", id=[1, 3])
+            monkeypatch.setattr(os, "sched_yield", lambda: pytest.fail("waits for what is there"))
+            assert ids_of(venv.recv()) == [0, 2]
+
+    def test_every_env_is_returned_once_on_dummy(self):
+        """One process: all that was sent is done, and none is skipped."""
+        with DummyVectorEnv(counting(5), wait_num=1) as venv:
+            venv.reset()
+            assert ids_of(venv.step([0] * 5)) == [0, 1, 2, 3, 4]
+
+    def test_custom_workers_are_waited_for_by_their_own_wait(self):
+        asked = []
+
+        class Stubborn(LocalWorker):
+            @staticmethod
+            def wait(workers, wait_num, timeout=None):
+                asked.append((len(workers), wait_num, timeout))
+                return workers[-1:]
+
+        with BaseVectorEnv(counting(3), Stubborn, wait_num=1) as venv:
+            venv.reset()
+            asked.clear()
+            assert ids_of(venv.step([0, 0, 0])) == [2]
+            assert ids_of(venv.step(None)) == [1]
+            assert ids_of(venv.step(None)) == [0]
+            assert asked == [(3, 1, None), (2, 1, None), (1, 1, None)]
+
+    def test_a_timeout_is_not_waited_for_when_all_are_done_or_wait_num_is_reached(self, remote_backend):
+        with remote_backend(counting(2), timeout=LONG) as venv:
+            venv.reset()
+            assert sorted(ids_of(venv.step([0, 0]))) == [0, 1]
+        with Gates(3, ops=["step"]) as gates, remote_backend(gates.env_fns, 2, LONG) as venv:
+            venv.reset()
+            gates.open(0, 2)
+            assert sorted(ids_of(venv.step([0, 0, 0]))) == [0, 2]
+            gates.open(1)
+            assert ids_of(venv.recv()) == [1]
+
+
+class TestResetsInAsyncMode:
+    def test_envs_reset_at_the_same_time(self, remote_backend):
+        """All come to their gates before one may leave: none waits for another."""
+        with Gates(4) as gates, remote_backend(gates.env_fns, num_workers=4) as venv:
+
+            def let_through():
+                for i in range(4):
+                    gates.await_arrival(i)
+                gates.open()
+
+            thread = threading.Thread(target=let_through)
+            thread.start()
+            assert ids_of(venv.reset()) == [0, 1, 2, 3]
+            thread.join()
+
+
+class TestReadiness:
+    @pytest.fixture
+    def stepping(self):
+        """Env 1 of three is stepping, and stays so until the end of the test."""
+        with BaseVectorEnv(counting(3), wait_num=1, backend=FakeBackend()) as venv:
+            venv.reset()
+            venv.send([0], [1])
+            yield venv
+            assert venv.get_env_attr("calls", [0, 2]) == [1, 1]
+            assert venv.waiting_id == [1]
+            assert ids_of(venv.recv()) == [1]
+
+    def test_an_env_that_is_stepping_is_left_alone_and_so_are_the_others(self, stepping):
+        text = (
+            "Cannot interact with environment 1 which is stepping now: env 1 is still stepping; wait for it with "
+            r"step\(None\), or pass only the ids that were returned: step\(action, id\)"
+        )
+        for call in (
+            lambda: stepping.step([0, 0], [0, 1]),
+            lambda: stepping.step([0, 0, 0]),
+            lambda: stepping.send([0], 1),
+            lambda: stepping.step([0, 0, 0], reset=[1]),
+            lambda: stepping.send(None, reset=[1]),
+            stepping.reset,
+            lambda: stepping.reset([2, 1]),
+            lambda: stepping.get_env_attr("calls"),
+            lambda: stepping.set_env_attr("length", 3, [0, 1]),
+            lambda: stepping.call("render", id=1),
+            lambda: stepping.seed(0),
+            lambda: stepping.set_seed(0),
+        ):
+            with pytest.raises(RuntimeError, match=text):
+                call()
+        with pytest.raises(RuntimeError, match=r"Environments \[1\] are still stepping, cannot render them now\."):
+            stepping.render()

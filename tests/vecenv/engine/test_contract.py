@@ -1,0 +1,153 @@
+"""Decisions of BaseVectorEnv and its engine on rounds, results and life: once, on DummyVectorEnv.
+
+The contract of every backend is `check_vector_env`: see test_testing.py.
+"""
+
+import copy
+import pickle
+import threading
+
+import numpy as np
+import pytest
+from gymnasium import spaces
+
+from tests.support.cases import Records, counting
+from vecenv import ClosedError, DummyVectorEnv, ShmemVectorEnv, ThreadVectorEnv
+from vecenv.backends.system_limits import usable_cpus
+from vecenv.testing.model import Twins
+
+N = 4
+
+
+class TestRounds:
+    def test_every_call_takes_ids_in_any_form_and_by_both_names(self):
+        with DummyVectorEnv(counting(N)) as venv:
+            for ids, meant in ((2, [2]), ((3, 0), [3, 0]), ([True, False, False, True], [0, 3]), (None, [0, 1, 2, 3])):
+                actions = [0] * len(meant)
+                resets = venv.reset(ids)[1], venv.reset(env_id=ids)[1]
+                for info in (*resets, venv.step(actions, ids)[4], venv.step(actions, env_id=ids)[4]):
+                    assert [row["env_id"] for row in info] == meant
+                assert venv.get_env_attr("env_id", ids) == venv.call("env_id", id=ids) == meant
+
+    def test_resets_among_steps_as_masks_and_alone(self):
+        twins = Twins(N)
+        mask, none = np.array([True, False, False, False]), np.zeros(N, np.bool_)
+        with DummyVectorEnv(twins.env_fns) as venv:
+            twins.compare([1, 0], venv.step([8, 9], [1, 0], reset=mask), [twins.step(1, 8), twins.reset(0)])
+            twins.compare(range(N), venv.step([0] * N, reset=none), [twins.step(i, 0) for i in range(N)])
+            venv.send(None, reset=[3, 1], seed=[30, 10], options={"t": 2})
+            want = [twins.reset(i, seed=10 * i, options={"t": 2}) for i in (3, 1)]
+            twins.compare([3, 1], venv.recv(), want)
+            twins.compare([0], venv.step(None, reset=mask), [twins.reset(0)])
+            for ids, reset, order in (
+                (None, [3, 1], [3, 1]),
+                ([1, 2, 3], (3, 1), [3, 1]),
+                ([3, 1], np.array([False, True, False, True]), [1, 3]),  # as those of reset(mask)
+            ):
+                asked = list(range(N)) if ids is None else ids
+                venv.send([0] * len(asked), ids, reset=reset, seed=[10 * i for i in order])
+                want = [twins.reset(i, seed=10 * i) if i in order else twins.step(i, 0) for i in asked]
+                twins.compare(asked, venv.recv(), want)
+
+    def test_actions_of_envs_that_are_reset_are_ignored(self):
+        with DummyVectorEnv(counting(2), check_actions=True) as venv:
+            venv.reset()
+            assert venv.step([1, -5], reset=[1])[0][:, 1:3].tolist() == [[0, 1], [1, 0]]
+
+    def test_actions_of_envs_that_are_reset_need_not_travel(self):
+        with ShmemVectorEnv([lambda: Records(spaces.Text(3))] * 2) as venv:
+            venv.reset()
+            venv.step([threading.Lock(), "a"], reset=[0])
+            assert venv.get_env_attr("actions") == [[], ["a"]]
+
+
+class TestResults:
+    def test_views_on_request_are_valid_until_the_next_call(self):
+        with DummyVectorEnv(counting(2), copy=False) as venv:
+            first, _ = venv.reset()
+            assert first[:, 2].tolist() == [0, 0]
+            second = venv.step([0, 0])[0]
+            assert np.shares_memory(first, second)
+            assert second[:, 2].tolist() == [1, 1]
+            assert not np.shares_memory(venv.step([0], [1])[0], second)
+
+    def test_without_stack_obs_arrays_are_stacked_nevertheless(self):
+        with DummyVectorEnv(counting(2), stack_obs=False) as venv:
+            assert (venv.reset()[0].shape, venv.step([0, 0])[0].dtype) == ((2, 5), np.int64)
+
+    def test_unstacked_observations_are_one_dict_an_env(self):
+        twins = Twins(2, form="dict")
+        with DummyVectorEnv(twins.env_fns, stack_obs=False) as venv:
+            first, _ = venv.reset()
+            assert (first.dtype, first.shape) == (object, (2,))
+            assert first[1]["who"] == 1
+            assert isinstance(first[1]["when"], tuple)
+            assert np.array_equal(first[1]["when"][0], twins.reset(1)[0]["when"][0])
+            assert first[1]["when"][1].dtype == np.float32
+            venv.step([3, 3])
+            assert first[1]["when"][0].tolist() == [0, 0, -1, -1]
+
+
+class TestLife:
+    @pytest.mark.parametrize(("backend", "num_workers"), [(DummyVectorEnv, 1), (ShmemVectorEnv, 2)])
+    def test_numbers_and_names(self, backend, num_workers):
+        with backend(counting(N), num_workers=2) as venv:
+            assert venv.num_workers == num_workers
+            assert (venv.ready_id, venv.waiting_id, venv.failed_id) == ([0, 1, 2, 3], [], [])
+            assert (venv.is_async, venv.wait_num, venv.timeout, venv.is_closed) == (False, N, None, False)
+            assert venv.alive() == [True] * N
+            assert repr(venv) == f"{backend.__name__}(4 envs, {num_workers} workers)"
+            venv.reset()
+            venv.step([0] * N)
+            stats = venv.stats()
+            assert len(stats["worker_busy_s"]) == num_workers
+            assert min(stats["worker_busy_s"]) > 0
+            assert stats["slowest_worker"] == int(np.argmax(stats["worker_busy_s"]))
+        assert repr(venv).endswith(", closed)")
+
+    @pytest.mark.parametrize("backend", [ShmemVectorEnv, ThreadVectorEnv])
+    @pytest.mark.parametrize(("wait_num", "timeout", "is_async"), [(N, None, False), (1, None, True), (N, 1, True)])
+    def test_async_is_less_than_all_or_a_timeout_and_has_a_worker_for_each_env(
+        self, backend, wait_num, timeout, is_async
+    ):
+        with backend(counting(N), wait_num, timeout) as venv:
+            assert (venv.is_async, venv.wait_num, venv.timeout) == (is_async, wait_num, timeout)
+            assert venv.num_workers == (N if is_async else min(N, usable_cpus()))
+            text = f", wait_num={wait_num}, timeout={venv.timeout}" if is_async else ""
+            assert repr(venv) == f"{backend.__name__}(4 envs, {venv.num_workers} workers{text})"
+
+    def test_closing_twice_is_nothing_and_all_else_is_refused_after_it(self):
+        venv = DummyVectorEnv(counting(N))
+        for _ in range(2):
+            venv.close()
+        assert venv.is_closed
+        for call in (
+            venv.reset,
+            lambda: venv.step([0] * N),
+            lambda: venv.step(None),
+            lambda: venv.send([0] * N),
+            venv.recv,
+            venv.render,
+            venv.stats,
+            lambda: venv.seed(1),
+            lambda: venv.set_seed(1),
+            lambda: venv.get_env_attr("t"),
+            lambda: venv.set_env_attr("t", 1),
+            lambda: venv.call("render"),
+            lambda: venv.action_space,
+            lambda: venv.observation_space,
+            lambda: venv.spec,
+            lambda: venv.metadata,
+        ):
+            with pytest.raises(ClosedError, match=r"Methods of DummyVectorEnv cannot be called after close\."):
+                call()
+
+    def test_a_with_statement_closes_also_after_an_error(self):
+        with pytest.raises(ZeroDivisionError), DummyVectorEnv(counting(2)) as venv:
+            1 / 0  # noqa: B018
+        assert venv.is_closed
+
+    @pytest.mark.parametrize("duplicate", [pickle.dumps, copy.copy, copy.deepcopy])
+    def test_pickling_and_copying_are_refused(self, duplicate):
+        with DummyVectorEnv(counting(2)) as venv, pytest.raises(TypeError, match="cannot be pickled or copied"):
+            duplicate(venv)

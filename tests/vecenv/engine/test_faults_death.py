@@ -1,0 +1,312 @@
+"""Workers that end: noticed at once, reported with env and cause, nothing of the others lost, brought back by reset."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.support.faulty import ENDS, DiesElsewhere, DiesInInit, DiesOnReset, DiesOnStep, HangsOnStep, counters
+from tests.support.ledger import SEEN, Column, Ledger, N, appears, block_of, columns, gone, kill, pids, reply_begins
+from tests.support.oddities import OddInfo
+from vecenv import RayVectorEnv, ShmemVectorEnv, WorkerDiedError
+from vecenv.backends.memory.shared_memory import A_ROUND, DOING
+from vecenv.backends.pool import start_methods
+from vecenv.portability import PORTABLE
+
+
+def check_error(error: WorkerDiedError, ids: list[int], pid: int, cause: str) -> None:
+    """The error names the envs, the process and the cause, and says what to do."""
+    assert (error.env_ids, error.pid) == (tuple(ids), pid)
+    assert error.env_id in ids
+    assert cause in str(error)
+    assert f"pid {pid}" in str(error)
+    assert "reset(" in str(error)
+
+
+def check_goes_on(ledger: Ledger, failed: list[int]) -> None:
+    """As `Ledger.goes_on`, for envs that are made anew."""
+    ledger.born_again(failed)
+    ledger.goes_on(failed, WorkerDiedError)
+
+
+def meets_death(ledger: Ledger, ids: list[int]) -> None:
+    """A round in which some worker is found dead, or its death is known already."""
+    try:
+        errors = ledger.round(ids)
+    except WorkerDiedError as error:
+        errors = [error]
+    assert {type(error) for error in errors} == {WorkerDiedError}
+
+
+def refused(ledger: Ledger, ids: list[int]) -> WorkerDiedError:
+    with pytest.raises(WorkerDiedError) as caught:
+        ledger.send(ids)
+    return caught.value
+
+
+@columns("blocks", "async", dummy=False, far=False, quick=True)
+def test_alive_reports_the_death_of_an_idle_worker_without_waiting_and_a_reset_brings_it_back(column: Column) -> None:
+    """That is no error of the reset; the other envs of the same worker have to be reset as well."""
+    with column.open(counters(N)) as ledger:
+        ledger.begin()
+        assert ledger.venv.alive() == [True] * N
+        block = block_of(ledger.venv, 2)
+        kill(pids(ledger.venv)[2])
+        begin = time.monotonic()
+        while ledger.venv.alive()[2]:
+            assert time.monotonic() - begin < SEEN
+        assert ledger.venv.alive() == [i not in block for i in range(N)]
+        refused(ledger, list(range(N)))  # before any env is stepped
+        ledger.born_again(block)
+        ledger.reset([2])
+        rest = [i for i in block if i != 2]
+        assert ledger.venv.failed_id == rest
+        if rest:
+            refused(ledger, rest)
+            ledger.reset(rest)
+        assert ledger.round() == []
+        assert ledger.venv.stats()["restarts"] == 1
+
+
+@columns("blocks", dummy=False, far=False)
+def test_reset_brings_back_a_worker_that_died_after_its_last_answer(column: Column) -> None:
+    """It has not come to say that its round is over: that is no reason to think that it died in the reset."""
+    with column.open(counters(N)) as ledger:
+        ledger.begin()
+        pid, line = pids(ledger.venv)[1], ledger.venv.engine.backend.pool.control.line(0)
+        kill(pid)
+        line[DOING] = A_ROUND
+        ledger.born_again([0, 1])
+        ledger.reset()
+        assert ledger.round() == []
+        assert pids(ledger.venv)[1] != pid
+
+
+@columns("blocks", "async", dummy=False)
+def test_the_death_of_a_worker_is_seen_within_a_tenth_of_a_second(column: Column, tmp_path: Path) -> None:
+    """The best of five: the others may fall into moments in which a busy machine runs other programs."""
+    seen = tmp_path / "seen"
+    delays = []
+    with column.open(counters(N, env1=partial(HangsOnStep, at=1, seen=str(seen)))) as ledger:
+        for _ in range(5):
+            ledger.venv.reset()
+            pid = pids(ledger.venv)[1]
+            ledger.venv.send([0], [1])
+            appears(seen)
+            seen.unlink()
+            begin = time.monotonic()
+            os.kill(pid, signal.SIGKILL)
+            with pytest.raises(WorkerDiedError):
+                ledger.venv.recv()
+            delays.append(time.monotonic() - begin)
+    assert min(delays) < 0.1, delays
+
+
+@columns("blocks", "single", dummy=False)
+@pytest.mark.parametrize("idle", [True, False])
+def test_a_worker_that_died_before_or_in_a_call_is_reported_and_the_envs_of_the_others_are_intact(
+    column: Column, idle: bool
+) -> None:
+    with column.open(counters(N, env1=DiesElsewhere)) as ledger:
+        venv = ledger.venv
+        ledger.begin()
+        block = block_of(venv, 1)
+        others = [i for i in range(N) if i not in block]
+        uses: list[Callable[[], Any]] = [
+            lambda: venv.call("method", id=[1]),
+            lambda: venv.get_env_attr("prop", [1]),
+            lambda: venv.set_env_attr("prop", 5, [1]),
+            lambda: venv.seed(3),
+        ]
+        for use in uses:
+            near = next(worker.on_this_node for worker in venv.engine.backend.pool.workers if 1 in worker.ids)
+            pid = pids(venv)[1]
+            if idle:
+                kill(pid)
+            begin = time.monotonic()
+            for _ in range(2 if idle else 1):
+                with pytest.raises(WorkerDiedError) as caught:
+                    use()
+                check_error(caught.value, block, pid, column.cause("SIGKILL"))
+            assert time.monotonic() - begin < SEEN
+            assert "while running env 1" in str(caught.value) or idle or not near
+            for i in others:  # a seed may have reset them
+                ledger.episode[i], ledger.t[i] = (venv.get_env_attr(name, [i])[0] for name in ("episode", "t"))
+            check_goes_on(ledger, block)
+
+
+@columns("blocks", dummy=False, ray=False)
+def test_when_the_forkserver_is_killed_its_workers_are_reported_dead_and_another_one_starts(column: Column) -> None:
+    with column.open(counters(N)) as ledger:
+        ledger.begin()
+        server, workers = start_methods._server._forkserver_pid, set(pids(ledger.venv))
+        os.kill(server, signal.SIGKILL)
+        errors = ledger.round() if PORTABLE else []  # only the next use of their envs ends them there
+        assert all(gone(pid) for pid in workers)
+        with column.open(counters(N)) as other:
+            other.begin()
+        assert start_methods._server._forkserver_pid != server
+        assert {type(error) for error in (errors or ledger.round())} == {WorkerDiedError}
+        ledger.born_again(range(N))
+        ledger.reset()
+        assert ledger.round() == []
+
+
+@columns("blocks", dummy=False)
+def test_however_a_worker_ends_the_cause_is_reported(column: Column) -> None:
+    with column.open(counters(N, env2=DiesOnStep)) as ledger:
+        block = block_of(ledger.venv, 2)
+        for end in ENDS:
+            ledger.venv.set_env_attr("end", end, [2])
+            ledger.begin()
+            pid = pids(ledger.venv)[2]
+            error = ledger.round()[0]
+            if column.backend is RayVectorEnv and end == "SIGTERM":  # raises SystemExit in processes of Ray
+                assert "env 2 failed in step(): SystemExit" in str(error)
+            else:
+                check_error(error, block, pid, column.cause(end))
+                check_goes_on(ledger, block)
+
+
+@columns("blocks", "single", "async", dummy=False, far=False)
+def test_a_worker_killed_in_the_middle_of_a_reply_is_reported_and_nothing_of_the_half_is_used(column: Column) -> None:
+    with column.open(counters(N, env1=partial(OddInfo, make=partial(bytes, 8 << 20)))) as ledger:
+        ledger.begin()
+        block, pid = block_of(ledger.venv, 1), pids(ledger.venv)[1]
+        ledger.send([1])
+        reply_begins(ledger.venv, 1)  # 8 MiB do not fit: it has to wait for us
+        kill(pid)
+        with pytest.raises(WorkerDiedError) as caught:
+            ledger.venv.recv()
+        check_error(caught.value, block, pid, column.cause("SIGKILL"))
+        assert "while sending what its envs returned" in str(caught.value)
+        assert not caught.value.bystander
+        ledger._settle(caught.value)
+        check_goes_on(ledger, block)
+
+
+@columns("blocks", "async blocks", dummy=False)
+def test_the_result_of_a_block_mate_survives_a_restart(column: Column) -> None:
+    """Env 0 steps, and its result is not fetched yet, when the worker dies in the reset of env 1.
+
+    On shared memory the worker may find both requests at once and die before it has announced the result.
+    """
+    with column.open(counters(N, env1=DiesOnReset)) as ledger:
+        ledger.begin()
+        assert block_of(ledger.venv, 1) == [0, 1]
+        ledger.send([0])
+        with pytest.raises(WorkerDiedError):
+            ledger.venv.reset([1])
+        ledger.born_again([1])
+        ledger._expect_reset(1)
+        obs, _ = ledger.venv.reset([1])
+        assert obs.tolist() == [[1, 1, 0, -1]]
+        del ledger.sent[1]
+        try:
+            ledger.check(*ledger.venv.recv())
+        except WorkerDiedError:
+            assert column.backend in (ShmemVectorEnv, RayVectorEnv)
+            ledger.sent.clear()
+        assert not ledger.sent
+        check_goes_on(ledger, [0])
+
+
+@columns("blocks", dummy=False)
+def test_a_worker_that_dies_in_its_constructor_is_reported_and_the_others_are_gone(column: Column) -> None:
+    with pytest.raises(WorkerDiedError, match=f"{column.cause('exited with code 3')}.*construct") as caught:
+        column.backend(counters(N, env3=DiesInInit), **column.options)
+    assert caught.value.env_ids == (2, 3)
+
+
+@columns("blocks", "single", dummy=False)
+def test_a_constructor_that_fails_in_a_restart_leaves_the_env_failed_and_the_next_reset_tries_again(
+    column: Column, tmp_path: Path
+) -> None:
+    flag = tmp_path / "die"
+    with column.open(counters(N, env1=partial(DiesInInit, flag=str(flag)))) as ledger:
+        ledger.begin()
+        block = block_of(ledger.venv, 1)
+        kill(pids(ledger.venv)[1])
+        ledger.round([1])
+        flag.touch()
+        for _ in range(2):
+            with pytest.raises(WorkerDiedError, match=column.cause("exited with code 3")):
+                ledger.venv.reset([1])
+            assert ledger.venv.failed_id == block
+            others = [i for i in range(N) if i not in block]
+            assert ledger.round(others) == []
+        flag.unlink()
+        check_goes_on(ledger, block)
+
+
+@columns("single", "async", dummy=False, far=False)
+@pytest.mark.parametrize("rounds", [10, pytest.param(200, marks=pytest.mark.slow)])
+def test_a_kill_while_another_worker_is_being_restarted_harms_neither(column: Column, rounds: int) -> None:
+    """Death may come at any moment of a restart: a thread kills env 2 at a random one."""
+    rng = np.random.default_rng(0)
+    with column.open(counters(N)) as ledger:
+        ledger.begin()
+        for _ in range(rounds):
+            victim, other = pids(ledger.venv)[1], pids(ledger.venv)[2]
+            kill(victim)
+            ledger.round([1])
+            killer = threading.Timer(float(rng.uniform(0, 0.03)), os.kill, (other, signal.SIGKILL))
+            killer.start()
+            ledger.born_again([1])
+            ledger.reset([1])
+            killer.join()
+            assert gone(other)
+            meets_death(ledger, [0, 1, 2, 3])
+            assert ledger.venv.failed_id == [2]
+            ledger.born_again([2])
+            ledger.reset([2])
+            assert ledger.round() == []
+
+
+@pytest.fixture
+def reaped_by_others(children: str) -> Iterator[None]:
+    """A program that ignores SIGCHLD, whose children the system reaps; or a thread of the user's that reaps them."""
+    stop, before = threading.Event(), signal.getsignal(signal.SIGCHLD)
+    if children == "ignored":
+        signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+        stop.set()
+    reaper = threading.Thread(target=reap, args=(stop,))
+    reaper.start()
+    yield
+    stop.set()
+    reaper.join()
+    signal.signal(signal.SIGCHLD, before)
+
+
+@columns("blocks", dummy=False, ray=False)
+@pytest.mark.parametrize("context", ["forkserver", "fork", pytest.param("spawn", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("children", ["ignored", "reaped"])
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning", "ignore:.*threads.*:RuntimeWarning")
+def test_death_is_seen_where_children_are_reaped_by_others(
+    column: Column, context: str, reaped_by_others: None
+) -> None:
+    with column.open(counters(N, env1=DiesOnStep), context=context) as ledger:
+        ledger.begin()
+        block, pid = block_of(ledger.venv, 1), pids(ledger.venv)[1]
+        begin = time.monotonic()
+        errors = ledger.round()
+        assert time.monotonic() - begin < SEEN
+        check_error(errors[0], block, pid, "")
+        check_goes_on(ledger, block)
+
+
+def reap(stop: threading.Event) -> None:
+    while not stop.wait(0.001):
+        try:
+            os.waitpid(-1, os.WNOHANG)
+        except ChildProcessError:
+            continue

@@ -1,0 +1,245 @@
+"""Envs that raise: the right error, the env in it, nothing lost of the others, and the env usable after a reset."""
+
+from __future__ import annotations
+
+import gc
+import os
+import threading
+import traceback
+import weakref
+from functools import partial
+from typing import Any
+
+import pytest
+
+from tests.conftest import children
+from tests.support import faulty, oddities
+from tests.support.faulty import BOOM, Counter, RaisesElsewhere, RaisesInInit, RaisesOnStep, counters
+from tests.support.ledger import Column, Ledger, N, columns, said
+from tests.support.oddities import Breaks
+from vecenv import DummyVectorEnv, EnvStepError, RemoteTraceback, ThreadVectorEnv
+
+
+def check_error(error: BaseException, column: Column, env_id: int, op: str) -> None:
+    """The error says what happened, where, and, from a worker, the line of the env."""
+    assert BOOM in str(error)
+    assert f"env {env_id}, {op}()" in said(error)
+    if column.remote:
+        assert isinstance(error.__cause__, RemoteTraceback)
+        assert "tests" in str(error.__cause__)
+        assert "worker pid" in said(error)
+
+
+@columns("blocks", "async blocks")
+def test_any_number_of_envs_may_raise_in_one_round(column: Column) -> None:
+    with column.open([partial(Breaks, i) for i in range(N)]) as ledger:
+        ledger.begin()
+        for bad in ([0], [0, 2], [0, 1, 2, 3]):
+            for op in ("step", "reset"):
+                ledger.venv.set_env_attr("fault", f"raise in {op}", bad)
+                errors = ledger.round() if op == "step" else [ledger.reset_fails(ValueError)]
+                assert {type(error) for error in errors} == {ValueError}
+                first = int(errors[0].__notes__[0].split()[1].rstrip(",")) if column.is_async else bad[0]
+                check_error(errors[0], column, first, op)
+                ledger.goes_on(bad, ValueError)
+
+
+@columns("blocks", "async")
+def test_a_failed_env_stays_failed_when_its_reset_is_refused(column: Column) -> None:
+    """Whatever is wrong with the arguments of a reset, a refused call changes nothing."""
+    with column.open(counters(N, env1=RaisesOnStep)) as ledger:
+        ledger.begin()
+        ledger.fails(ValueError)
+        for refused in ({"seed": "x"}, {"options": oddities.RaisesAtPickle()}):
+            if column.remote or "seed" in refused:
+                with pytest.raises((TypeError, ValueError)):
+                    ledger.venv.reset([1], **refused)
+                assert ledger.venv.failed_id == [1]
+        ledger.goes_on([1], ValueError)
+
+
+class ExitsInClose(Counter):
+    def close(self) -> None:
+        os._exit(3)
+
+
+@columns("blocks", dummy=False)
+def test_a_worker_that_ends_in_close_is_named_in_a_warning(column: Column) -> None:
+    venv = column.backend(counters(N, env1=ExitsInClose), **column.options)
+    Ledger(venv).begin()
+    text = r"the worker of envs \[0, 1\] \(pid \d+.*\) ended before its envs had closed"
+    with pytest.warns(RuntimeWarning, match=text) as warned, venv:
+        pass
+    assert warned[0].filename == __file__
+
+
+class Whole(Counter):
+    prop = 1
+
+    def render(self) -> Any:
+        return [[self.id]]
+
+
+@columns("blocks")
+def test_an_env_that_raises_outside_of_steps_is_named_and_nothing_is_lost(column: Column) -> None:
+    venv = column.backend([partial(RaisesElsewhere if i == 1 else Whole, i) for i in range(N)], **column.options)
+    ledger = Ledger(venv)
+    ledger.begin()
+    for use, call in {
+        "render": venv.render,
+        "get_env_attr": lambda: venv.get_env_attr("prop"),
+        "set_env_attr": lambda: venv.set_env_attr("prop", 5, [1]),
+        "call": lambda: venv.call("method", id=[1]),
+        "seed": lambda: venv.seed(3),
+    }.items():
+        with pytest.raises(ValueError, match="boom") as caught:
+            call()
+        check_error(caught.value, column, 1, use)
+        assert venv.failed_id == []
+        ledger.catch_up()  # seeding resets
+        assert ledger.round() == []
+    with pytest.warns(RuntimeWarning, match=r"env 1 failed in close\(\): ValueError: boom") as warned:
+        venv.close()
+    assert len(warned) == 1
+    venv.close()
+
+
+def zoo() -> dict[str, tuple[Any, type[BaseException], str]]:
+    """Name: what the env raises, what arrives from a worker, what the text has to hold."""
+    entries: dict[str, tuple[Any, type[BaseException], str]] = {
+        "two arguments": (partial(oddities.TwoArguments, "one", 2), EnvStepError, "one and 2"),
+        "keyword only": (partial(oddities.KeywordOnly, what="w"), EnvStepError, "keyword w"),
+        "reduce raises": (partial(oddities.ReduceRaises, "r"), EnvStepError, "r"),
+        "holds a lock": (partial(oddities.HoldsLock, "held"), EnvStepError, "held"),
+        "holds 100 MB": (partial(oddities.HoldsHugeArray, "huge"), EnvStepError, "huge"),
+        "text raises": (oddities.TextRaises, EnvStepError, "TextRaises"),
+        "no attributes": (partial(oddities.NoAttributes, "bare"), EnvStepError, "NoAttributes: bare"),
+        "raises when rebuilt": (partial(oddities.RaisesWhenRebuilt, "x"), EnvStepError, "x"),
+        "local class": (oddities.local_class, Exception, "from a function"),
+        "KeyError": (partial(KeyError, "missing\nkey"), KeyError, "missing\\nkey"),
+        "UnicodeDecodeError": (oddities.decode_error, UnicodeDecodeError, "bad %s {byte}"),
+        "StopIteration": (partial(StopIteration, 5), StopIteration, "5"),
+        "no arguments": (ValueError, ValueError, ""),
+        "OSError": (partial(FileNotFoundError, 2, "No such", "f"), FileNotFoundError, "[Errno 2] No such: 'f'"),
+        "huge text": (partial(ValueError, "y" * (10 << 20)), EnvStepError, "yyy"),
+        "SystemExit": (partial(SystemExit, 3), EnvStepError, "SystemExit: 3"),
+        "KeyboardInterrupt": (KeyboardInterrupt, EnvStepError, "KeyboardInterrupt"),
+        "GeneratorExit": (partial(GeneratorExit, "g"), EnvStepError, "GeneratorExit: g"),
+        "BaseException": (partial(oddities.OwnBase, "base"), EnvStepError, "OwnBase: base"),
+        "percent and braces": (faulty.boom, ValueError, BOOM),
+        "exits when rebuilt": (partial(oddities.ExitsWhenRebuilt, "x"), EnvStepError, "x"),
+        "ExceptionGroup": (
+            partial(ExceptionGroup, "several", [ValueError("one"), KeyError("two")]),
+            ExceptionGroup,
+            "several",
+        ),
+    }
+    return entries
+
+
+ZOO = zoo()
+
+
+@columns("blocks", "single")
+def test_a_constructor_that_raises_is_named_and_every_worker_is_gone(column: Column) -> None:
+    before = children()
+    chosen = "two arguments, holds a lock, exits when rebuilt, local class, SystemExit, percent and braces"
+    for name in chosen.split(", "):
+        with pytest.raises(BaseException) as caught:  # noqa: PT011
+            column.backend(counters(N, env1=partial(RaisesInInit, error=ZOO[name][0])), **column.options)
+        check_animal(caught.value, name, column, "__init__")
+        assert "env 1, __init__()" in said(caught.value) or isinstance(caught.value, EnvStepError)
+        # The exception is still alive here: nothing may wait for a garbage collector.
+        assert children() == before
+        assert [t.name for t in threading.enumerate() if "vecenv" in t.name] == []
+
+
+@columns("blocks")
+@pytest.mark.parametrize("op", ["step", "reset"])
+def test_the_whole_zoo_of_exceptions_arrives_with_class_text_and_env(column: Column, op: str) -> None:
+    """One vector env for the whole zoo: what one exception does must not spoil the next."""
+    with column.open(counters(N, env1=partial(Zookeeper, op=op))) as ledger:
+        ledger.begin()
+        for name in ZOO:
+            if name == "KeyboardInterrupt" and not column.remote:
+                continue  # that is the user's own Ctrl-C
+            ledger.venv.set_env_attr("animal", name, [1])
+            print(name)
+            (error,) = ledger.round([0, 1, 2]) if op == "step" else [ledger.reset_fails(BaseException)]
+            check_animal(error, name, column, op)
+            ledger.venv.set_env_attr("animal", None, [1])
+            ledger.goes_on([1], type(error))
+
+
+def check_animal(error: BaseException, name: str, column: Column, op: str) -> None:
+    raised, remote, text = ZOO[name]
+    if column.remote:
+        assert isinstance(error, remote)
+        assert isinstance(error.__cause__, RemoteTraceback)
+        assert "tests" in str(error.__cause__)
+    elif isinstance(raised(), Exception) and name != "no attributes":
+        assert isinstance(error, type(raised())) or name == "local class"
+    else:
+        assert type(error) is EnvStepError
+        assert type(error.__cause__) is type(raised())
+    if name != "text raises" or column.remote:
+        assert text in str(error)
+        assert len(str(error)) < 100_000 or not column.remote
+    assert "env 1" in said(error)
+    if isinstance(error, EnvStepError):
+        assert f"{type(raised()).__name__}: " in str(error)
+        assert (error.env_id, error.op) == (1, op)
+
+
+class Zookeeper(Counter):
+    """Raises the exception of the zoo that `animal` names, in `op`."""
+
+    def __init__(self, id: int, op: str) -> None:
+        super().__init__(id)
+        self.op, self.animal = op, None
+
+    def on_step(self) -> None:
+        if self.op == "step" and self.animal is not None:
+            raise ZOO[self.animal][0]()
+
+    def on_reset(self) -> None:
+        if self.op == "reset" and self.animal is not None:
+            raise ZOO[self.animal][0]()
+
+
+def test_an_error_and_what_its_traceback_holds_are_let_go_with_the_reset() -> None:
+    with DummyVectorEnv([partial(RaisesOnStep, 0, at=1, error=partial(EnvStepError, "the env's own"))]) as venv:
+        venv.reset()
+        for _ in range(3):
+            with pytest.raises(EnvStepError) as caught:
+                venv.step([0])
+        gone = weakref.ref(caught.value)
+        del caught
+        assert gone() is not None
+        venv.reset()
+        gc.collect()
+        assert gone() is None
+
+
+@pytest.mark.parametrize("backend", [DummyVectorEnv, ThreadVectorEnv])
+def test_the_very_exception_is_raised_where_the_env_lives_here(backend: Any) -> None:
+    """With one note and its context, however often it is raised."""
+
+    class Chained(Counter):
+        def on_step(self) -> None:
+            try:
+                raise OSError("the real reason")
+            except OSError:
+                raise mine  # noqa: B904
+
+    mine = ValueError("what it led to")
+    with backend([partial(Chained, 0)]) as venv:
+        for _ in range(2):
+            venv.reset()
+            with pytest.raises(ValueError, match="what it led to") as caught:
+                venv.step([0])
+            assert caught.value is mine
+    assert "on_step" in [frame.name for frame in traceback.extract_tb(mine.__traceback__)]
+    assert mine.__notes__ == ["env 0, step()"]
+    assert isinstance(mine.__context__, OSError)
+    assert not mine.__suppress_context__

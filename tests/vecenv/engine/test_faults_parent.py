@@ -1,0 +1,198 @@
+"""A program that is killed, interrupted, or forgets: nothing of it stays, and Ctrl-C is one KeyboardInterrupt."""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+import vecenv.engine.lifetime
+from tests.support.backends import FULL, full
+from tests.support.faulty import Counter, HangsOnStep
+from tests.support.ledger import CLOSED, Column, appears, columns, gone, pids
+from tests.support.paths import ROOT
+from vecenv import DummyVectorEnv
+
+BOTH = ["Subproc", "Shmem"]
+ORPHANED = 2.0
+"""Seconds until everything that a dead program left has to be gone."""
+
+
+@contextmanager
+def driver(folder: Path, *args: str) -> Iterator[subprocess.Popen[str]]:
+    """A driver of `tests.support.drivers`, in a process group of its own as in a terminal; it is gone at the end."""
+    command = [sys.executable, "-m", "tests.support.drivers", args[0], str(folder), *args[1:]]
+    program = subprocess.Popen(command, cwd=ROOT, text=True, stderr=subprocess.PIPE, start_new_session=True)
+    family: set[psutil.Process] = set()
+    try:
+        yield program
+    finally:
+        if program.poll() is None:
+            family = set(psutil.Process(program.pid).children(recursive=True))
+            program.kill()
+        program.wait()
+        assert program.stderr is not None
+        program.stderr.close()
+        for process in family:
+            process.kill()
+
+
+@pytest.mark.parametrize(
+    ("context", "names", "number"),
+    [
+        ("forkserver", ["Shmem"], signal.SIGKILL),
+        pytest.param("fork", ["Subproc"], signal.SIGKILL, marks=FULL),
+        pytest.param("forkserver", ["Subproc"], signal.SIGTERM, marks=FULL),
+        pytest.param("fork", ["Shmem"], signal.SIGHUP, marks=FULL),
+        *(pytest.param(context, BOTH, signal.SIGKILL, marks=pytest.mark.slow) for context in ("forkserver", "spawn")),
+    ],
+    ids=str,
+)
+def test_workers_in_any_state_and_their_children_die_with_the_program(
+    context: str, names: list[str], number: int, tmp_path: Path
+) -> None:
+    """SIGTERM goes to the program alone (a scheduler), SIGHUP to its whole group (a terminal that is closed)."""
+    with driver(tmp_path, "every_state", context, *names) as program:
+        appears(tmp_path / "ready", within=60)
+        states = json.loads((tmp_path / "ready").read_text())
+        assert all(os.getsid(pid) == program.pid for pids in states.values() for pid in pids)
+        (os.killpg if number == signal.SIGHUP else os.kill)(program.pid, number)
+        left = leftovers(program.pid)
+        assert program.wait(5) < 0
+        assert program.stderr is not None
+        noise = program.stderr.read()
+    assert {state: pids for state, pids in states.items() if set(pids) & set(left)} == {}
+    assert left == []
+    assert noise == ""
+
+
+@pytest.mark.parametrize("context", ["spawn", *full(["fork", "forkserver"])])
+def test_a_forked_copy_of_the_program_keeps_no_worker_alive(context: str, tmp_path: Path) -> None:
+    with driver(tmp_path, "forked_after_a_thread_started_workers", context) as program:
+        appears(tmp_path / "ready", within=60)
+        ready = json.loads((tmp_path / "ready").read_text())
+        program.kill()
+        try:
+            assert all(map(gone, ready["workers"]))
+            assert psutil.pid_exists(ready["copy"])
+        finally:
+            os.kill(ready["copy"], signal.SIGKILL)
+    assert leftovers(program.pid) == []
+
+
+@FULL
+@pytest.mark.parametrize("name", [*BOTH, pytest.param("Ray", marks=pytest.mark.ray)])
+@pytest.mark.parametrize("count", [20, pytest.param(300, marks=pytest.mark.slow)])
+def test_after_control_c_at_any_moment_a_reset_is_enough(
+    name: str, count: int, tmp_path: Path, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if name == "Ray":
+        monkeypatch.setenv("RAY_ADDRESS", request.getfixturevalue("ray_address"))
+        monkeypatch.setenv("PYTHONWARNINGS", "ignore")  # Ray warns of what it will change
+    with driver(tmp_path, "interrupted_at_random", str(count), name) as program:
+        for k in range(count):
+            appears(tmp_path / f"armed {k}")
+            time.sleep((k * 7 % 20) / 2000)  # not to order anything: to be somewhere else each time
+            os.killpg(program.pid, signal.SIGINT)
+        assert program.stderr is not None
+        noise = program.stderr.read()
+        assert (program.wait(20), noise) == (0, "")
+
+
+@FULL
+@pytest.mark.parametrize(
+    ("what", "name", "status"), [("raises_with_an_open_venv", "Subproc", 1), ("ends_during_a_step", "Shmem", 0)]
+)
+def test_a_program_that_ends_with_an_open_vector_env_ends_in_time_and_leaves_nothing(
+    what: str, name: str, status: int, tmp_path: Path
+) -> None:
+    with driver(tmp_path, what, name) as program:
+        appears(tmp_path / "ready")
+        begin = time.monotonic()
+        _, noise = program.communicate(timeout=2 * CLOSED)
+        assert time.monotonic() - begin < CLOSED
+        assert program.returncode == status
+    assert noise.count("Traceback") == status
+    assert noise.rstrip().endswith("LookupError: the user's own mistake" if status else "")
+    assert leftovers(program.pid) == []
+
+
+def leftovers(session: int) -> list[int]:
+    """Processes of the session that a driver led, after `ORPHANED` seconds at most; they are killed then."""
+    deadline = time.monotonic() + ORPHANED
+    while found := [p for p in psutil.process_iter() if belongs(p, session)]:
+        if time.monotonic() > deadline:
+            for process in found:
+                process.kill()
+            return [process.pid for process in found]
+        time.sleep(0.02)
+    return []
+
+
+def belongs(process: psutil.Process, session: int) -> bool:
+    try:
+        return os.getsid(process.pid) == session and process.status() != psutil.STATUS_ZOMBIE
+    except (ProcessLookupError, psutil.NoSuchProcess):
+        return False
+
+
+# Dropped.
+
+
+@columns("blocks", "async", dummy=False)
+def test_a_vector_env_that_is_dropped_warns_and_leaves_nothing(column: Column, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In time, also while envs hang, in async mode."""
+    monkeypatch.setattr(vecenv.engine.lifetime, "CLOSE_TIMEOUT", 0.3)
+    kind: Any = partial(HangsOnStep, at=1) if column.is_async else Counter
+    venv = column.backend([partial(kind, i) for i in range(4)], **column.options)
+    venv.reset()
+    processes = set(pids(venv))
+    if column.is_async:
+        venv.send([0] * 4)
+    begin = time.monotonic()
+    with pytest.warns(ResourceWarning, match=f"unclosed {column.backend.__name__}"):
+        venv = gc.collect()  # let go, and collected
+    assert time.monotonic() - begin < CLOSED
+    assert all(gone(pid) for pid in processes)
+
+
+def test_an_unclosed_dummy_vector_env_warns_of_nothing() -> None:
+    """It holds no process: what it has goes with it (as gymnasium's SyncVectorEnv)."""
+    closed: list[int] = []
+
+    class Closes(Counter):
+        def close(self) -> None:
+            closed.append(self.id)
+
+    venv = DummyVectorEnv([partial(Closes, i) for i in range(2)])
+    venv.reset()
+    del venv
+    gc.collect()
+    assert closed == [0, 1]
+
+
+@columns("blocks", dummy=False)
+def test_a_dropped_vector_env_is_shut_down_even_where_warnings_are_errors(
+    column: Column, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    unraisable: list[Any] = []
+    monkeypatch.setattr(sys, "unraisablehook", lambda reported: unraisable.append(str(reported.exc_value)))
+    monkeypatch.setattr(sys, "excepthook", lambda kind, value, trace: unraisable.append(str(value)))
+    venv = column.backend([partial(Counter, i) for i in range(4)], **column.options)
+    processes = set(pids(venv))
+    del venv
+    gc.collect()
+    assert all(gone(pid, within=3) for pid in processes)
+    assert [text for text in unraisable if "unclosed" in text and column.backend.__name__ in text]

@@ -1,0 +1,90 @@
+"""`info_keys`: entries of the envs' infos in batches."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+
+from collector import SyncDataCollector
+from tests.support.collector_envs import kinds, zeros
+from tests.support.countdown import Countdown, Tells
+from vecenv import DummyVectorEnv, ShmemVectorEnv
+
+KEYS = ("taken", "vector", "success")
+
+
+@kinds
+@pytest.mark.parametrize(
+    ("backend", "frames"), [*((DummyVectorEnv, frames) for frames in (2, 6, 40)), (ShmemVectorEnv, 6)]
+)
+def test_they_are_those_of_the_step_also_where_an_episode_ends(kind: type, backend: Any, frames: int) -> None:
+    seen = 0
+    with kind(backend([partial(Tells, 3), partial(Tells, 5)]), zeros, frames_per_batch=frames, info_keys=KEYS) as it:
+        for _ in range(40 // frames):
+            flat = it.next().flatten()
+            np.testing.assert_array_equal(flat.extras["taken"], flat.step_count + 1)
+            np.testing.assert_array_equal(flat.extras["vector"], np.repeat(flat.step_count[:, None] + 1, 3, axis=1))
+            assert (flat.extras["taken"].dtype, flat.extras["vector"].dtype) == (np.int64, np.float32)
+            seen += flat.terminated.any()
+            if seen:
+                np.testing.assert_array_equal(flat.extras["success"], flat.terminated)
+        flat = it.collect(n_episode=4, on_step=lambda step: {"id": step.env_id}).batch
+    np.testing.assert_array_equal(flat.extras["taken"], flat.step_count + 1)
+    np.testing.assert_array_equal(flat.extras["success"], flat.terminated)
+    np.testing.assert_array_equal(flat.extras["id"], flat.env_ids)
+
+
+@kinds
+def test_the_first_value_that_does_not_fit_promotes_a_column(kind: type) -> None:
+    values = iter([True, 2**53 + 1, np.int8(3), 4.5, True, None])
+
+    class Scores(Countdown):
+        def step(self, action: Any) -> Any:
+            value = next(values, None)
+            return *super().step(action)[:4], {} if value is None else {"score": value, "flag": True}
+
+    with kind([partial(Scores, 99)], zeros, frames_per_batch=1, info_keys=("score", "flag"), backend="dummy") as it:
+        scores = [it.next().flatten().extras["score"] for _ in range(2)]
+        scores += [it.collect(n_step=count).batch.flatten().extras["score"] for count in (3, 1)]
+    assert [score.dtype for score in scores] == [np.bool_, np.int64, np.float64, np.float64]
+    assert [score.tolist() for score in scores] == [[True], [2**53 + 1], [3.0, 4.5, 1.0], [0.0]]
+
+
+@kinds
+def test_steps_that_are_in_flight_when_others_are_reset_have_theirs(kind: type) -> None:
+    with kind([partial(Tells, 9)] * 3, zeros, frames_per_batch=6, info_keys=KEYS, backend="dummy") as it:
+        for _ in range(4):
+            flat = it.next().flatten()
+            np.testing.assert_array_equal(flat.extras["taken"], flat.step_count + 1)
+            it.reset([0])
+
+
+def test_with_seeds_of_episodes() -> None:
+    seeds = [(i, i) for i in range(4)]
+    with SyncDataCollector([partial(Tells, 3)] * 2, frames_per_batch=8, episode_seeds=seeds, info_keys=KEYS) as it:
+        for batch in it:
+            flat = batch.flatten()
+            np.testing.assert_array_equal(flat.extras["taken"], flat.step_count + 1)
+
+
+@kinds
+def test_what_does_not_fit_is_refused(kind: type) -> None:
+    def make(keys: Any, policy: Any = zeros) -> Any:
+        return kind([partial(Tells, 3)], policy, frames_per_batch=4, info_keys=keys, backend="dummy")
+
+    with pytest.raises(TypeError, match=r"info_keys are the names of entries of the envs' infos, as in \('taken',\)"):
+        make("taken")
+    with pytest.raises(ValueError, match="info_keys has 'reward', which a batch has already"):
+        make(["reward"])
+    with pytest.raises(ValueError, match="twice"):
+        make(["taken", "taken"])
+    with make(["text"]) as it, pytest.raises(TypeError, match="env 0 has 'text'='a', which is no number or array"):
+        it.next()
+    with (
+        make(["taken"], lambda obs: {"action": zeros(obs), "taken": zeros(obs)}) as it,
+        pytest.raises(ValueError, match="'taken', which a batch has already"),
+    ):
+        it.next()

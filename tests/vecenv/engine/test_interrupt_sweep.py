@@ -1,0 +1,150 @@
+"""A KeyboardInterrupt at every bytecode of a call: no later call hangs, no row is stale, and a reset makes all usable.
+
+The interrupt is raised by `sys.settrace` before the n-th bytecode of vecenv in the call, for each n. Signals arrive at
+fewer places.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from types import CodeType, FrameType
+from typing import Any
+
+import numpy as np
+import pytest
+
+import vecenv
+from tests.support.backends import BACKENDS
+from tests.support.faulty import Chatty
+
+HERE = str(Path(vecenv.__file__).parent)
+
+
+def interrupted_at(n: int, call: Callable[[], Any]) -> bool:
+    """Make the call, with a KeyboardInterrupt before its n-th bytecode; returns False if it has fewer."""
+    count, thread = 0, threading.get_ident()
+
+    def count_one() -> None:
+        nonlocal count
+        count += 1
+        if count == n:
+            raise KeyboardInterrupt
+
+    def trace(frame: FrameType, event: str, _: Any) -> Any:
+        if not frame.f_code.co_filename.startswith(HERE):
+            return None
+        frame.f_trace_opcodes, frame.f_trace_lines = True, False
+        if event == "opcode":
+            count_one()
+        return trace
+
+    def monitor(code: CodeType, _: int) -> Any:
+        if not code.co_filename.startswith(HERE):
+            return sys.monitoring.DISABLE
+        if threading.get_ident() == thread:
+            count_one()
+        return None
+
+    with tracing(trace) if sys.version_info < (3, 12) else monitoring(monitor):
+        try:
+            call()
+        except KeyboardInterrupt:
+            return True
+    return count >= n
+
+
+@contextmanager
+def tracing(trace: Any) -> Iterator[None]:
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        yield
+    finally:
+        sys.settrace(before)
+
+
+@contextmanager
+def monitoring(monitor: Any) -> Iterator[None]:
+    """Call `monitor` before each bytecode. `sys.settrace` of CPython 3.12 and 3.13 misses bytecodes."""
+    tool, instruction = 4, sys.monitoring.events.INSTRUCTION
+    sys.monitoring.use_tool_id(tool, "interrupts")
+    sys.monitoring.register_callback(tool, instruction, monitor)
+    sys.monitoring.set_events(tool, instruction)
+    try:
+        yield
+    finally:
+        sys.monitoring.set_events(tool, 0)
+        sys.monitoring.register_callback(tool, instruction, None)
+        sys.monitoring.free_tool_id(tool)
+
+
+def check_rows(rows: Any, t: int) -> None:
+    """All that the rows hold is of the step t."""
+    obs, *_, info = rows
+    assert obs["row"][:, 2].tolist() == [t] * len(info)
+    assert obs["text"].tolist() == [f"{t}"] * len(info)
+    assert [(each["env_id"], each["at"]) for each in info] == [(i, t) for i in range(len(info))]
+
+
+def check_usable(venv: Any) -> None:
+    """A reset makes every env usable, and no row is a stale one."""
+    if venv.waiting_id:  # the interrupt came after the last instant of a `send`
+        venv.recv()
+    check_rows(venv.reset(), 0)
+    assert venv.get_env_attr("t") == [0] * len(venv)
+    for t in (1, 2):
+        check_rows(venv.step(np.zeros(len(venv), np.int64)), t)
+    assert (venv.waiting_id, venv.failed_id) == ([], [])
+
+
+ACTIONS = np.zeros(3, np.int64)
+CALLS: dict[str, Callable[[Any], Any]] = {
+    "step": lambda venv: venv.step(ACTIONS),
+    "partial": lambda venv: venv.step(ACTIONS[:2], [2, 0], reset=[0]),
+    "send_recv": lambda venv: (venv.send(ACTIONS), venv.recv()),
+    "reset": lambda venv: venv.reset(seed=1),
+    "call": lambda venv: venv.get_env_attr("t"),
+    "set_state": lambda venv: venv.call("set_wrapper_attr", "x", 1),
+}
+
+
+def instants(tier: str, call: str) -> Iterator[int]:
+    """The instants to interrupt a call at: all of them, or some, spread over the call."""
+    n, rng = 1, np.random.default_rng(sorted(CALLS).index(call))
+    while True:
+        yield n
+        n += 1 if tier == "all" else int(rng.integers(1, 120))
+
+
+@pytest.mark.parametrize("call", CALLS)
+@pytest.mark.parametrize("backend", BACKENDS, ids=lambda backend: backend.__name__)
+@pytest.mark.parametrize("tier", ["some", pytest.param("all", marks=[pytest.mark.full, pytest.mark.timeout(600)])])
+def test_after_an_interrupt_at_any_bytecode_a_reset_makes_all_usable(tier: str, backend: Any, call: str) -> None:
+    with backend([partial(Chatty, i) for i in range(3)], num_workers=2) as venv:
+        check_usable(venv)
+        for n in instants(tier, call):
+            try:
+                if not interrupted_at(n, lambda: CALLS[call](venv)):
+                    break
+                check_usable(venv)
+            except BaseException:
+                print(f"interrupted before bytecode {n}")
+                raise
+        assert n > 100
+
+
+@pytest.mark.parametrize("backend", BACKENDS, ids=lambda backend: backend.__name__)
+def test_an_interrupt_of_the_recovery_is_recovered_from(backend: Any) -> None:
+    with backend([partial(Chatty, i) for i in range(3)], num_workers=2) as venv:
+        check_usable(venv)
+        for n in instants("some", "step"):
+            assert interrupted_at(n % 150 + 100, lambda: venv.step(ACTIONS))
+            if not interrupted_at(n, lambda: venv.reset()):
+                break
+            check_usable(venv)
+        assert n > 100

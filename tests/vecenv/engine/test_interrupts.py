@@ -1,0 +1,323 @@
+"""Ctrl-C during a call: it raises KeyboardInterrupt, its results are discarded, and `reset` makes every env usable.
+
+No later call hangs, returns stale rows or steps an env twice, wherever the interrupt falls.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import signal
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from gymnasium.vector import AutoresetMode
+
+import vecenv.engine.lifetime
+import vecenv.engine.status
+from tests.support.backends import BACKENDS, ON_RAY, PROCESS_BACKENDS, and_ray, on_this_node, one_of
+from tests.support.cases import custom
+from tests.support.ctrl_c import interrupt_at_random, interrupted, interrupting
+from tests.support.faulty import Counter, DiesOnReset, HangsInInit, HangsOnStep, RaisesElsewhere, counters
+from tests.support.ledger import CLOSED, STARTED, gone, kill, pids, wait_until
+from tests.support.local_ray import FAR, NEAR
+from vecenv import DummyVectorEnv, GymnasiumVectorEnv, RayVectorEnv, RowWiseWrapper, VectorEnvError, WorkerDiedError
+from vecenv.backends.ipc.messages import Channel
+from vecenv.backends.pool.process_worker import ProcessWorker
+from vecenv.backends.pool.ray_worker import CallChannel, RayWorker
+from vecenv.backends.pool.worker_handle import WorkerHandle
+from vecenv.backends.pool.worker_pool import WorkerPool
+
+backend = and_ray(BACKENDS)
+remote_backend = and_ray(PROCESS_BACKENDS, quick=False)
+
+ACTIONS = np.zeros(2, np.int64)
+pytestmark = pytest.mark.usefixtures("ctrl_c")
+
+
+def handle_of(backend: type) -> Any:
+    """The class of the parent's side of its workers."""
+    return RayWorker if backend is RayVectorEnv else ProcessWorker
+
+
+def usable(venv: Any) -> None:
+    """A reset makes every env usable, and no row is a stale one."""
+    obs, _ = venv.reset()
+    assert obs[:, 2].tolist() == [0] * len(obs)
+    for t in (1, 2):
+        assert venv.step(np.zeros(len(obs), np.int64))[0][:, 2].tolist() == [t] * len(obs)
+    assert (venv.waiting_id, venv.failed_id) == ([], [])
+
+
+def test_after_an_interrupt_in_the_engine_a_reset_makes_all_usable(backend: Any) -> None:
+    calls: dict[str, Callable[[], Any]] = {
+        "step": lambda: venv.step(ACTIONS),
+        "reset": lambda: venv.reset(),
+        "partial": lambda: venv.step([0], [1]),
+        "recv": lambda: (venv.send(ACTIONS), venv.recv()),
+    }
+    with backend(counters(2), num_workers=2) as venv:
+        usable(venv)
+        for call, moment, first in itertools.product(calls, ("send", "wait", "take"), (True, False)):
+            print(call, moment, first)
+            with interrupting(venv.engine.backend, moment, first):
+                calls[call]()
+            assert venv.waiting_id == []
+            usable(venv)
+
+
+MESSAGES = [(Channel, "post"), (Channel, "receive"), (Channel, "take"), (WorkerHandle, "pickle_own")]
+CALLS_OF_ACTORS = [(CallChannel, "start"), (CallChannel, "post"), (CallChannel, "receive"), (CallChannel, "take")]
+
+
+def test_after_an_interrupt_in_the_middle_of_a_message_a_reset_makes_all_usable(remote_backend: Any) -> None:
+    place = NEAR if remote_backend is RayVectorEnv else {}  # where messages are not calls
+    with remote_backend(counters(4), num_workers=2, step_timeout=20, **place) as venv:
+        is_usable_after_interrupts(venv, MESSAGES)
+
+
+@pytest.mark.local_ray
+@pytest.mark.ray
+def test_after_an_interrupt_in_the_middle_of_a_call_of_an_actor_a_reset_makes_all_usable() -> None:
+    with RayVectorEnv(counters(4), num_workers=2, step_timeout=20, **FAR) as venv:
+        is_usable_after_interrupts(venv, CALLS_OF_ACTORS)
+
+
+def is_usable_after_interrupts(venv: Any, moments: list[tuple[Any, str]]) -> None:
+    venv.reset()
+    for (owner, moment), first in itertools.product(moments, (True, False)):
+        print(owner.__name__, moment, first)
+        with interrupting(owner, moment, first):
+            venv.reset(seed=1)  # with payloads, and replies
+            venv.step(np.zeros(4, np.int64))
+            venv.get_env_attr("t")
+        usable(venv)
+
+
+@pytest.mark.parametrize("call", ["step", "partial", "recv", "reset"])
+@pytest.mark.parametrize("wrapped", [False, True])
+def test_an_interrupt_when_the_round_is_over_leaves_envs_that_need_a_reset(call: str, wrapped: bool) -> None:
+    calls: dict[str, Callable[[], Any]] = {
+        "step": lambda: envs.step(ACTIONS),
+        "partial": lambda: envs.step([0], [1]),
+        "recv": lambda: (envs.send([0], [1]), envs.recv()),
+        "reset": lambda: envs.reset([1]),
+    }
+    with DummyVectorEnv(counters(2)) as venv:
+        envs = RowWiseWrapper(venv) if wrapped else venv
+        envs.reset()
+        owner: Any = envs if wrapped else venv.engine.results
+        steps, resets = ("map_round", "map_reset") if wrapped else ("rows", "info")
+        with interrupting(owner, resets if call == "reset" else steps):
+            calls[call]()
+        assert envs.failed_id == ([0, 1] if call == "step" else [1])
+        usable(envs)
+
+
+def test_an_env_of_an_interrupted_call_accepts_nothing_but_a_reset() -> None:
+    with DummyVectorEnv(counters(3)) as venv:
+        venv.reset()
+        with interrupting(venv.engine.backend, "wait", first=True):
+            venv.step([0, 0], [0, 2])
+        assert venv.failed_id == [0, 2]
+        assert venv.ready_id == [1]
+        with pytest.raises(VectorEnvError, match=r"env 2 was in a call that KeyboardInterrupt interrupted.*reset\(2\)"):
+            venv.step([0], [2])
+        with pytest.raises(VectorEnvError, match=r"env 0 was in a call"):
+            venv.step([0] * 3)
+        assert venv.step([0], [1])[0][:, 2].tolist() == [1]
+        assert venv.reset([2, 0])[0][:, 2].tolist() == [0, 0]
+        assert venv.step([0] * 3)[0][:, 2].tolist() == [1, 2, 1]
+
+
+def test_with_on_error_restart_the_envs_of_an_interrupted_call_are_truncated() -> None:
+    with DummyVectorEnv(counters(2), on_error="restart") as venv:
+        venv.reset()
+        with interrupting(venv.engine.backend, "wait", first=True):
+            venv.step(ACTIONS)
+        *_, truncated, info = venv.step(ACTIONS)
+        assert truncated.tolist() == [True, True]
+        assert "KeyboardInterrupt interrupted" in info[1]["error"]
+        usable(venv)
+
+
+def test_an_env_that_does_not_return_from_an_interrupted_step_gets_a_new_worker(
+    remote_backend: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(vecenv.engine.status, "RECOVERY_TIMEOUT", 0.3)
+    seen = tmp_path / "seen"
+    fns = [partial(Counter, 0), partial(HangsOnStep, 1, at=1, seen=str(seen)), partial(Counter, 2)]
+    with remote_backend(fns, num_workers=2) as venv:
+        venv.reset()
+        with interrupting(venv.engine.backend, "wait", first=True):
+            venv.step([0], [1])
+        wait_until(seen.exists)  # before that the step would be discarded
+        begin = time.monotonic()
+        assert venv.reset(1)[0][:, 2].tolist() == [0]
+        assert time.monotonic() - begin < (STARTED if remote_backend is RayVectorEnv else CLOSED)
+        mates = [i for i in (0, 2) if i in venv.failed_id]
+        assert len(mates) == 1  # those of the same worker are new envs
+        with pytest.raises(VectorEnvError, match="because env 1, which shares its worker, did not return"):
+            venv.step([0] * len(mates), mates)
+        venv.reset(mates)
+        assert venv.stats()["restarts"] == 1
+
+
+def test_what_is_in_flight_besides_an_interrupted_call_is_abandoned_with_it(remote_backend: Any) -> None:
+    with remote_backend(counters(3), wait_num=1) as venv:
+        venv.reset()
+        venv.send([0] * 3)
+        with interrupting(venv.engine.backend, "wait", first=True):
+            venv.recv()
+        assert venv.waiting_id == []
+        assert venv.reset()[0][:, 2].tolist() == [0] * 3
+        assert len(venv.step([0] * 3)[0]) >= 1
+
+
+@pytest.mark.parametrize(("of", "moment"), [(None, "launch"), (WorkerPool, "_await_ready")])
+def test_an_interrupted_constructor_leaves_no_worker(
+    remote_backend: Any, of: Any, moment: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Leftovers are found by the fixture that looks for leaks; also where an env hangs in its constructor."""
+    monkeypatch.setattr(vecenv.engine.lifetime, "CLOSE_TIMEOUT", 0.5)
+    begin = time.monotonic()
+    with interrupting(of or handle_of(remote_backend), moment, first=of is not None):
+        remote_backend([partial(Counter, 0), partial(HangsInInit, 1)], num_workers=2)
+    assert time.monotonic() - begin < (STARTED if remote_backend is RayVectorEnv else CLOSED)
+
+
+def test_an_interrupt_while_a_worker_is_started_again_leaves_no_half_started_one(remote_backend: Any) -> None:
+    with remote_backend(counters(1), **on_this_node(remote_backend)) as venv:
+        venv.reset()
+        pool = venv.engine.backend.pool
+        for of, moment in ((handle_of(remote_backend), "launch"), (pool, "_await_ready"), (pool, "post")):
+            kill(pids(venv)[0])
+            with interrupting(of, moment, first=moment == "post"):
+                venv.reset()
+            assert not pool.workers[0].alive
+            venv.reset()
+            assert venv.step([0])[0][:, 2].tolist() == [1]
+
+
+@pytest.mark.parametrize("moment", ["restart", "send"])
+def test_an_interrupt_while_a_failed_reset_is_tried_again(remote_backend: Any, moment: str) -> None:
+    fns = [partial(Counter, 0), partial(DiesOnReset, 1), partial(Counter, 2)]
+    with remote_backend(fns, num_workers=3, on_error="restart") as venv:
+        venv.reset()
+        venv.send([0] * 3, reset=[1])
+        with interrupting(venv.engine.backend, moment):
+            venv.recv()
+        assert venv.waiting_id == []
+        assert venv.reset([0, 2])[0][:, 2].tolist() == [0, 0]
+        assert venv.step([0, 0], [0, 2])[0][:, 2].tolist() == [1, 1]
+
+
+def test_an_interrupt_in_the_clean_up_of_a_dead_worker_loses_it_once(
+    remote_backend: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    handle = handle_of(remote_backend)
+    with remote_backend(counters(2), num_workers=2) as venv:
+        venv.reset()
+        kill(pids(venv)[0])
+        with monkeypatch.context() as patch:
+            patch.setattr(handle, "clean_up", interrupted(handle.clean_up))
+            with pytest.raises((KeyboardInterrupt, WorkerDiedError)):
+                venv.step(ACTIONS)
+        assert venv.alive() == [False, True]
+        usable(venv)
+
+
+class InterruptsItself(Counter):
+    """The user's Ctrl-C falls into its second step."""
+
+    def step(self, action: Any) -> Any:
+        result = super().step(action)
+        if self.t == 2:
+            raise KeyboardInterrupt
+        return result
+
+
+@pytest.mark.parametrize("make", [*one_of(BACKENDS), custom, ON_RAY])
+def test_an_interrupt_in_the_code_of_an_env_of_this_process(make: Any) -> None:
+    """In a worker it is an error of the env: nothing there is the user's terminal."""
+    with make([partial(InterruptsItself, 0), partial(Counter, 1)]) as venv:
+        venv.reset()
+        assert venv.step(ACTIONS)[0][:, 2].tolist() == [1, 1]
+        is_users = make in (DummyVectorEnv, custom)
+        with pytest.raises(KeyboardInterrupt if is_users else VectorEnvError, match=None if is_users else "Keyboard"):
+            venv.step(ACTIONS)
+        assert venv.failed_id == ([0, 1] if is_users else [0])
+        assert venv.reset()[0][:, 2].tolist() == [0, 0]
+        assert venv.step(ACTIONS)[0][:, 2].tolist() == [1, 1]
+
+
+def test_interrupts_at_random_moments_of_dummy() -> None:
+    envs = 8
+    with DummyVectorEnv(counters(envs)) as venv:
+        venv.reset()
+        assert interrupt_at_random(lambda: venv.step([0] * envs), lambda: usable(venv), 200, longest=4e-4) == 200
+
+
+@pytest.mark.parametrize("mode", list(AutoresetMode), ids=lambda mode: mode.name)
+def test_after_an_interrupted_step_of_the_gymnasium_facade_a_reset_is_enough(mode: AutoresetMode) -> None:
+    with DummyVectorEnv(counters(2)) as venv:
+        envs = GymnasiumVectorEnv(venv, autoreset_mode=mode)
+        envs.reset()
+        for moment in ("send", "wait", "take") * 2:
+            with interrupting(venv.engine.backend, moment):
+                envs.step(ACTIONS)
+            with pytest.raises(VectorEnvError, match="interrupted"):
+                envs.step(ACTIONS)
+            assert envs.reset()[0][:, 2].tolist() == [0, 0]
+            assert envs.step(ACTIONS)[0][:, 2].tolist() == [1, 1]
+
+
+class InterruptsInClose(Counter):
+    """Sends Ctrl-C to the parent when it is closed, and hangs."""
+
+    def __init__(self, id: int, parent: int) -> None:
+        super().__init__(id)
+        self.parent = parent
+
+    def close(self) -> None:
+        os.kill(self.parent, signal.SIGINT)
+        time.sleep(1000)
+
+
+def test_an_interrupt_in_close_leaves_nothing_behind(remote_backend: Any) -> None:
+    venv = remote_backend([partial(InterruptsInClose, 0, os.getpid()), *counters(2)[1:]], num_workers=2)
+    venv.reset()
+    left = pids(venv)
+    with pytest.raises(KeyboardInterrupt):
+        venv.close()
+    assert all(gone(pid) for pid in left)
+    venv.close()
+
+
+class InterruptedInClose(Counter):
+    def close(self) -> None:
+        raise KeyboardInterrupt
+
+
+def test_an_interrupt_while_an_env_of_dummy_is_closed_is_raised_once_all_are() -> None:
+    venv = DummyVectorEnv([partial(InterruptedInClose, 0), partial(RaisesElsewhere, 1)])
+    with pytest.raises(KeyboardInterrupt):
+        venv.close()
+    assert venv.is_closed
+    venv.close()
+
+
+@pytest.mark.parametrize("backend", one_of([DummyVectorEnv, *PROCESS_BACKENDS]))
+def test_the_handler_of_ctrl_c_is_the_users_own(backend: Any) -> None:
+    """Ours would be found by notebooks and other libraries, which set handlers for a while."""
+    for handler in (signal.SIG_IGN, signal.SIG_DFL, signal.default_int_handler):
+        signal.signal(signal.SIGINT, handler)
+        with backend(counters(1)) as venv:
+            venv.reset()
+            assert signal.getsignal(signal.SIGINT) == handler
+        assert signal.getsignal(signal.SIGINT) == handler

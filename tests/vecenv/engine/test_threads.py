@@ -1,0 +1,153 @@
+"""A vector env belongs to one thread at a time; what another thread, or the handler of a signal, may do meanwhile."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+import pytest
+
+import vecenv.engine.lifetime
+from tests.support.backends import BACKENDS, PROCESS_BACKENDS, and_ray
+from tests.support.faulty import counters
+from tests.support.ledger import CLOSED, wait_until
+from vecenv import ClosedError, ConcurrentCallError, DummyVectorEnv, ThreadVectorEnv
+from vecenv.testing import Gates
+
+waiting_backend = and_ray([ThreadVectorEnv, *PROCESS_BACKENDS])
+
+ACTIONS = [0, 0]
+
+
+@contextmanager
+def in_a_thread(call: Callable[[], Any]) -> Iterator[list[Any]]:
+    """Runs the call beside the block; the list has what it returned, or the error."""
+    outcome: list[Any] = []
+
+    def run() -> None:
+        try:
+            outcome.append(call())
+        except Exception as error:
+            outcome.append(error)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    try:
+        yield outcome
+    finally:
+        thread.join(20)
+        assert not thread.is_alive()
+
+
+def sleeps(venv: Any) -> None:
+    """Waits until a call sleeps until envs have answered."""
+    wait_until(lambda: len(venv.waiting_id) == len(venv), text="no call waits")
+
+
+def test_close_ends_a_wait_of_another_thread(waiting_backend: type) -> None:
+    with Gates(2, ops=["step"]) as gates:
+        venv = waiting_backend(gates.env_fns, num_workers=2)
+        venv.reset()
+        with in_a_thread(lambda: venv.step(ACTIONS)) as outcome:
+            sleeps(venv)
+            opener = threading.Thread(target=gates.open, args=(0, 1))
+            opener.start()
+            venv.close()
+        opener.join()
+        assert isinstance(outcome[0], ClosedError) or len(outcome[0]) == 5  # the answers came before the close
+
+
+@pytest.mark.parametrize("by_a_signal", [False, True])
+@pytest.mark.filterwarnings("ignore:the .* of envs:RuntimeWarning")
+def test_close_is_bounded_also_where_a_call_waits_for_ever(
+    waiting_backend: type, by_a_signal: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another thread may close, and the handler of a signal."""
+    monkeypatch.setattr(vecenv.engine.lifetime, "CLOSE_TIMEOUT", 0.3)
+    with Gates(2, ops=["step"]) as gates:
+        venv = waiting_backend(gates.env_fns, num_workers=1)
+        venv.reset()
+        before = signal.signal(signal.SIGTERM, lambda number, frame: venv.close())
+        end = partial(os.kill, os.getpid(), signal.SIGTERM) if by_a_signal else venv.close
+        begin = time.monotonic()
+        closed = "while this call waited|cannot be called after close"  # the close may come before the wait begins
+        with in_a_thread(lambda: (sleeps(venv), end())), pytest.raises(ClosedError, match=closed):
+            venv.step(ACTIONS)
+        assert time.monotonic() - begin < CLOSED
+        signal.signal(signal.SIGTERM, before)
+        gates.open(0, 1)  # threads cannot be killed
+
+
+def test_another_thread_may_ask_which_envs_are_alive_and_has_to_wait_for_all_else(waiting_backend: type) -> None:
+    with Gates(2, ops=["step"]) as gates, waiting_backend(gates.env_fns, num_workers=2) as venv:
+        venv.reset()
+        with in_a_thread(lambda: venv.step(ACTIONS)) as outcome:
+            sleeps(venv)
+            assert [venv.alive() for _ in range(100)] == [[True, True]] * 100
+            assert venv.waiting_id == [0, 1]
+            assert venv.stats()["rounds"] == 2
+            for call in (venv.step, venv.send):
+                with pytest.raises(RuntimeError, match="env 0 is still stepping"):
+                    call(ACTIONS)
+            with pytest.raises(ConcurrentCallError, match="another call waits for this vector env"):
+                venv.recv()
+            gates.open(0, 1)
+        assert len(outcome[0]) == 5
+
+
+def test_another_thread_finds_that_the_envs_of_dummy_are_stepping() -> None:
+    with Gates(2, ops=["step"]) as gates, DummyVectorEnv(gates.env_fns) as venv:
+        venv.reset()
+        with in_a_thread(lambda: venv.step(ACTIONS)) as outcome:
+            gates.await_arrival(0)
+            for call in (partial(venv.step, ACTIONS), partial(venv.seed, 1), venv.reset):
+                with pytest.raises(RuntimeError, match="env 0 is still stepping"):
+                    call()
+            gates.open()
+        assert outcome[0][0][:, 2].tolist() == [1, 1]
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_other_threads_that_ask_disturb_no_round(backend: Any) -> None:
+    """They saw a round that was being sent as one that an interrupt had cut off, and ended its workers."""
+    with backend(counters(4), num_workers=2) as venv:
+        venv.reset()
+        over = threading.Event()
+
+        def ask() -> None:
+            while not over.is_set():
+                assert venv.alive() == [True] * 4
+                assert venv.stats()["restarts"] == 0
+                assert set(venv.waiting_id) <= {0, 1, 2, 3}
+
+        with in_a_thread(ask) as outcome:
+            for t in range(1, 301):
+                assert venv.step([0] * 4)[0][:, 2].tolist() == [t] * 4
+            over.set()
+        assert outcome == [None]
+        assert venv.failed_id == []
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_call_that_another_thread_closes_raises_nothing_but_a_closed_error(backend: Any) -> None:
+    rng = random.Random(0)
+    for _ in range(12):
+        venv = backend(counters(4), num_workers=2)
+        venv.reset()
+
+        def play(venv: Any = venv) -> None:
+            while True:
+                venv.step([0] * 4)
+                venv.get_env_attr("t")
+
+        with in_a_thread(play) as outcome:
+            time.sleep(rng.uniform(0, 0.005))  # a random instant of the rounds, not an order of events
+            venv.close()
+        assert [type(error) for error in outcome] == [ClosedError]

@@ -1,0 +1,212 @@
+"""AtariVectorEnv: ALE's vector env in the form that gymnasium promises."""
+
+import importlib
+import sys
+
+import gymnasium as gym
+import numpy as np
+import pytest
+from ale_py.roms import get_all_rom_ids
+from ale_py.vector_env import AtariVectorEnv as AleVectorEnv
+from gymnasium.error import AlreadyPendingCallError, ClosedEnvironmentError, NoAsyncCallError, ResetNeeded
+from gymnasium.vector import AutoresetMode
+
+from tests.support.backends import FULL
+from vecenv import AtariVectorEnv
+from vecenv.envs.atari_env import _rom
+
+SHORT = {"max_num_frames_per_episode": 40, "noop_max": 1}
+"""Episodes of ten steps."""
+
+
+@pytest.fixture
+def make():
+    """Makes envs that are closed after the test."""
+    made = []
+
+    def one(*arguments, **options):
+        made.append(AtariVectorEnv(*arguments, **options))
+        return made[-1]
+
+    yield one
+    for envs in made:
+        envs.close()
+
+
+@FULL
+def test_it_is_a_vector_env_of_gymnasium_with_the_roms_of_ale(make):
+    envs = make("breakout", 3)
+    assert gym.vector.VectorEnv in type(envs).__bases__
+    obs, infos = envs.reset(seed=0)
+    assert envs.observation_space.contains(obs)
+    assert obs.shape == (3, 4, 84, 84)
+    assert infos["lives"].tolist() == [5, 5, 5]
+    assert infos["_lives"].tolist() == [True, True, True]
+    obs, rewards, terminations, truncations, infos = envs.step(envs.action_space.sample())
+    assert [part.dtype for part in (obs, rewards, terminations, truncations)] == [np.uint8, np.float64, bool, bool]
+    assert "final_obs" not in infos
+
+
+def test_every_game_of_gymnasium_is_found_by_the_name_of_its_rom_or_env():
+    ids = [name for name in gym.registry if name.startswith("ALE/")]
+    assert len({_rom(name) for name in ids}) == len(ids) > 100
+    assert {_rom(name) for name in ("ms_pacman", "MsPacman", "ALE/MsPacman-v5")} == {"ms_pacman"}
+    assert _rom("ALE/TicTacToe3D-v5") in get_all_rom_ids()
+
+
+def test_it_gives_what_ale_gives(make):
+    envs, ale = make("pong", 2, **SHORT), AleVectorEnv("pong", 2, **SHORT)
+    np.testing.assert_array_equal(envs.reset(seed=4)[0], ale.reset(seed=4)[0])
+    for t in range(25):
+        ours, theirs = envs.step([t % 6, 0]), ale.step(np.array([t % 6, 0]))
+        for mine, original in zip(ours[:4], theirs[:4], strict=True):
+            np.testing.assert_array_equal(mine, original)
+        for key, column in theirs[4].items():
+            np.testing.assert_array_equal(ours[4][key], column)
+    ale.close()
+
+
+@FULL
+def test_same_step_mode_gives_the_last_observation_in_the_form_of_gymnasium(make):
+    shared = dict(gym.vector.VectorEnv.metadata)
+    envs, plain = (make("breakout", 2, autoreset_mode=mode, **SHORT) for mode in (AutoresetMode.SAME_STEP, "NextStep"))
+    assert envs.metadata["autoreset_mode"] is AutoresetMode.SAME_STEP
+    assert gym.vector.VectorEnv.metadata == shared  # into which ALE writes the mode
+    envs.reset(seed=0)
+    plain.reset(seed=0)
+    for _ in range(5):  # so that one of them ends before the other
+        envs.step([0, 0])
+        plain.step([0, 0])
+    mask = np.array([True, False])
+    envs.reset(options={"reset_mask": mask})
+    plain.reset(options={"reset_mask": mask})
+    for _ in range(5):
+        obs, _, _, truncations, infos = envs.step([0, 0])
+        last = plain.step([0, 0])[0]
+    assert truncations.tolist() == infos["_final_obs"].tolist() == infos["_final_info"].tolist() == [False, True]
+    assert (infos["final_obs"].dtype, infos["final_obs"].shape, infos["final_info"]) == (object, (2,), {})
+    assert infos["final_obs"][0] is None
+    np.testing.assert_array_equal(infos["final_obs"][1], last[1])
+    assert not np.array_equal(obs[1], last[1])
+    assert infos["episode_frame_number"][1] == 1
+    assert "final_obs" not in envs.step([0, 0])[4]
+
+
+@FULL
+def test_seeds_of_every_form_give_the_same_start_to_all_or_some(make):
+    envs = make("pong", 2, noop_max=30)
+    start = envs.reset(seed=3)[0]
+    for seed in (3, np.int64(3), [3, 4], (3, 4), np.array([3, 4]), [2**31 + 3, 2**40 + 4]):
+        envs.step([2, 2])
+        np.testing.assert_array_equal(envs.reset(seed=seed)[0], start)
+    start = envs.reset(seed=[3, 20])[0]
+    envs.step([2, 2])
+    for seed in ([3, 20], np.array([99, 20])):
+        again = envs.reset(seed=seed, options={"reset_mask": np.array([False, True])})[0]
+        np.testing.assert_array_equal(again[1], start[1])
+
+
+@FULL
+def test_a_mask_resets_some_and_a_bad_one_none(make):
+    envs = make("pong", 3, noop_max=1)
+    envs.reset(seed=0)
+    envs.step([0, 0, 0])
+    obs = envs.step([0, 0, 0])[0]
+    again, infos = envs.reset(seed=[5, 7, 9], options={"reset_mask": np.array([False, True, False])})
+    np.testing.assert_array_equal(again[[0, 2]], obs[[0, 2]])
+    assert infos["episode_frame_number"].tolist() == [9, 1, 9]
+    with pytest.raises(ValueError, match="at least one True"):
+        envs.reset(options={"reset_mask": np.zeros(3, np.bool_)})
+    assert envs.step([0, 0, 0])[4]["episode_frame_number"].tolist() == [13, 5, 13]
+
+
+@FULL
+def test_what_would_be_waited_for_without_an_end_or_comes_too_late_is_an_error(make):
+    envs = make("pong", 3, batch_size=2, noop_max=1)
+    envs.reset()
+    with pytest.raises(NoAsyncCallError, match=r"waits for 2 results, but 1 are on the way; call send\(\) first"):
+        envs.recv()
+    envs.send([0, 0])
+    envs.recv()
+    with pytest.raises(NoAsyncCallError):
+        envs.recv()
+    envs = make("pong", 2, noop_max=1)
+    with pytest.raises(ResetNeeded):
+        envs.step([0, 0])
+    with pytest.raises(ResetNeeded, match="of all envs"):
+        envs.reset(options={"reset_mask": np.array([True, False])})
+    envs.reset()
+    envs.send([0, 0])
+    for use in (lambda: envs.send([0, 0]), envs.reset):
+        with pytest.raises(AlreadyPendingCallError, match=r"waiting for its recv\(\)"):
+            use()
+    assert envs.recv()[4]["episode_frame_number"].tolist() == [5, 5]
+    assert envs.reset()[1]["episode_frame_number"].tolist() == [1, 1]
+    envs.send([0, 0])
+    envs.close()
+    envs.close()
+    for use in (lambda: envs.step([0, 0]), envs.reset, envs.recv):
+        with pytest.raises(ClosedEnvironmentError):
+            use()
+
+
+@FULL
+@pytest.mark.parametrize("batch_size", [1, 2, 3])
+def test_batches_of_some_envs_name_them_and_those_after_a_reset_are_of_new_episodes(make, batch_size):
+    envs = make("pong", 3, batch_size=batch_size, noop_max=1)
+    for _ in range(3):
+        infos = envs.reset()[1]
+        assert infos["episode_frame_number"].tolist() == [1] * batch_size
+        seen = set(infos["env_id"].tolist())
+        # The first to be ready are handed out: a thread that the machine keeps waiting is seen late.
+        for step in range(1000):
+            _, rewards, _, _, infos = envs.step([0] * batch_size)
+            assert rewards.shape == (batch_size,)
+            assert len(set(infos["env_id"].tolist())) == batch_size
+            seen |= set(infos["env_id"].tolist())
+            if step >= 5 and len(seen) == 3:
+                break
+        assert seen == {0, 1, 2}
+
+
+@FULL
+def test_actions_on_which_ale_would_wait_without_an_end_are_errors(make):
+    envs = make("pong", 2, noop_max=1)
+    envs.reset(seed=0)
+    for actions, error, message in (
+        ([0, 6], ValueError, r"Discrete\(6\)"),
+        ([-1, 0], ValueError, r"Discrete\(6\)"),
+        ([0], ValueError, r"shape \(1,\), expected \(2,\)"),
+        ([0.0, 1.0], TypeError, "float64, expected integers"),
+    ):
+        with pytest.raises(error, match=message):
+            envs.step(actions)
+    assert envs.step([0, 0])[4]["episode_frame_number"].tolist() == [5, 5]
+    envs = make("pong", 2, continuous=True)
+    envs.reset(seed=0)
+    assert envs.step(np.zeros((2, 3)))[1].shape == (2,)  # cast to the dtype of the space
+    with pytest.raises(ValueError, match=r"shape \(2,\), expected \(2, 3\)"):
+        envs.step(np.zeros(2))
+
+
+def test_what_ale_cannot_do_is_refused():
+    with pytest.raises(ValueError, match="ShmemVectorEnv"):
+        AtariVectorEnv("pong", 2, autoreset_mode=AutoresetMode.DISABLED)
+    with pytest.raises(ValueError, match="no game 'chess'"):
+        AtariVectorEnv("chess", 2)
+    with pytest.raises(TypeError, match="game must be the name"):
+        AtariVectorEnv(None, 2)
+
+
+@pytest.mark.parametrize("name", ["num_envs", "batch_size", "stack_num", "img_height", "img_width", "frameskip"])
+def test_a_count_that_ale_would_crash_or_hang_on_is_refused(name):
+    for bad in (3 if name == "batch_size" else 0, -1, 1.5, None, True):  # a batch_size of 0 means all
+        with pytest.raises((ValueError, TypeError), match=f"{name} must be"):
+            AtariVectorEnv(**{"game": "pong", "num_envs": 2, name: bad})
+
+
+def test_without_ale_the_error_says_what_to_install(monkeypatch):
+    monkeypatch.delitem(sys.modules, "vecenv.envs.atari_env")
+    monkeypatch.setitem(sys.modules, "ale_py", None)
+    with pytest.raises(ImportError, match=r"pip install 'vecenv\[atari\]'$"):
+        importlib.import_module("vecenv.envs.atari_env")

@@ -1,0 +1,295 @@
+"""DMControlEnv: tasks of the DeepMind control suite with gymnasium's semantics, in every vector env, pixels too."""
+
+import os
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from gymnasium.utils.env_checker import check_env
+
+from tests.support.backends import FULL, NEEDS_DM_CONTROL
+from tests.support.paths import ROOT
+from vecenv import DMControlEnv, DummyVectorEnv, ShmemVectorEnv, ThreadVectorEnv
+from vecenv.envs import dm_control_env
+
+pytestmark = NEEDS_DM_CONTROL
+
+
+@pytest.fixture
+def suite():
+    """dm_control's suite, after DMControlEnv has chosen the renderer for it."""
+    assert DMControlEnv.available_envs
+    from dm_control import suite
+
+    return suite
+
+
+def renders():
+    """Return whether this machine has an OpenGL."""
+    assert DMControlEnv.available_envs
+    return os.environ.get("MUJOCO_GL") != "disabled"
+
+
+def swingup(**options):
+    return DMControlEnv("cartpole", "swingup", **options)
+
+
+def pixels():
+    return swingup(from_pixels=True, height=24, width=32)
+
+
+def in_fresh_python(program, **variables):
+    """The output of the program, in a process of its own with these environment variables."""
+    env = {k: v for k, v in os.environ.items() if k not in ("MUJOCO_GL", "PYOPENGL_PLATFORM", "DISPLAY")}
+    command = [sys.executable, "-W", "error", "-c", program]
+    done = subprocess.run(command, cwd=ROOT, env={**env, **variables}, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stderr) == (0, "")
+    return done.stdout.strip()
+
+
+# What the env is.
+
+
+def test_available_envs_is_a_dict_of_domains_on_the_class(suite):
+    assert DMControlEnv.available_envs["acrobot"] == ["swingup", "swingup_sparse"]
+    assert sum(map(len, DMControlEnv.available_envs.values())) == len(suite.ALL_TASKS)
+
+
+@pytest.mark.filterwarnings("ignore:.*A Box observation space m:UserWarning")  # dm_control does not bound what is seen
+@FULL
+def test_it_passes_the_check_of_gymnasium():
+    for task in (("cartpole", "balance"), ("hopper", "stand"), ("pendulum", "swingup")):
+        env = DMControlEnv(*task)
+        check_env(env, skip_render_check=True)
+        assert {part.dtype.name for part in env.observation_space.values()} == {"float64"}
+        assert (env.action_space.low == -1).all()
+        env.close()
+    walker = DMControlEnv("walker", "walk")  # whose height is a number
+    assert walker.observation_space["height"].shape == walker.reset(seed=0)[0]["height"].shape == (1,)
+    walker.close()
+
+
+def test_it_gives_what_dm_control_gives(suite):
+    env, original = swingup(), suite.load("cartpole", "swingup", task_kwargs={"random": 7})
+    first, info = env.reset(seed=7)
+    kept, obs = {name: part.copy() for name, part in first.items()}, first
+    timestep = original.reset()
+    for action in np.linspace(-1, 1, 20)[:, None]:
+        for name, part in timestep.observation.items():
+            np.testing.assert_array_equal(obs[name], part)
+        obs, reward, terminated, truncated, info = env.step(action)
+        timestep = original.step(action)
+        assert (reward, terminated, truncated, info) == (timestep.reward, False, False, {})
+        assert type(reward) is float
+    np.testing.assert_equal(first, kept)
+    assert all(part.base is None for part in first.values())
+    env.close()
+
+
+def test_a_seed_decides_the_episode_and_the_model():
+    """The model of lqr is drawn when the env is made; seeds may be larger than those numpy's RandomState takes."""
+    envs = [DMControlEnv("lqr", "lqr_2_1"), DMControlEnv("lqr", "lqr_2_1")]
+    for seed in (0, 2**32 + 5, 2**63 - 1):
+        left, right = ([env.reset(seed=seed)[0], *(env.step(np.ones(1))[0] for _ in range(5))] for env in envs)
+        np.testing.assert_equal(left, right)
+    starts = [env.reset()[0]["position"] for env in (swingup(), swingup())]  # without one they differ
+    assert not np.array_equal(*starts)
+
+
+# How episodes end.
+
+
+def test_an_end_that_the_task_decides_is_a_termination():
+    env = DMControlEnv("lqr", "lqr_2_1")
+    env.reset(seed=0)
+    with env.physics.reset_context():
+        env.physics.data.qpos[:] = env.physics.data.qvel[:] = 0  # where lqr ends
+    assert env.step([0.0])[2:4] == (True, False)
+
+
+def test_frame_skip_sums_rewards_and_stops_at_the_end_of_the_episode():
+    skipping, plain = swingup(frame_skip=4, task_kwargs={"time_limit": 0.06}), swingup()
+    skipping.reset(seed=0)
+    plain.reset(seed=0)
+    rewards, observations = zip(*[(r, o) for o, r, *_ in (plain.step([0.5]) for _ in range(6))], strict=True)
+    obs, reward, *flags, _ = skipping.step([0.5])
+    assert reward == pytest.approx(sum(rewards[:4]))
+    assert flags == [False, False]
+    np.testing.assert_equal(obs, observations[3])
+    obs, reward, *flags, _ = skipping.step([0.5])
+    assert reward == pytest.approx(sum(rewards[4:]))
+    assert flags == [False, True]
+    np.testing.assert_equal(obs, observations[5])
+    assert skipping.metadata["render_fps"] == 25
+    assert plain.metadata["render_fps"] == 100
+
+
+def test_a_step_outside_of_an_episode_is_refused():
+    env = swingup(task_kwargs={"time_limit": 0.01})
+    with pytest.raises(RuntimeError, match=r"\(cartpole, swingup\) has not been reset; call reset\(\)"):
+        env.step([0.0])
+    env.reset()
+    assert env.step([0.0])[3]
+    with pytest.raises(RuntimeError, match="has ended its episode"):
+        env.step([0.0])
+    env.reset()
+    assert env.step([0.0])[3]
+    env.close()
+    env.close()
+    for use in (lambda: env.step([0.0]), env.reset):
+        with pytest.raises(RuntimeError, match="is closed"):
+            use()
+
+
+# What is refused.
+
+
+NO_TASK = "no task 'fly' in the domain"
+NO_CAMERA = r"\(cartpole, swingup\) has no camera .*; it has \['fixed', 'lookatcart'\]"
+MISTAKES = [
+    (RuntimeError, rf"{NO_TASK} 'cartpole'; it has \['balance'", lambda: DMControlEnv("cartpole", "fly")),
+    (RuntimeError, rf"{NO_TASK} 'rocket'; the domains are \['acrobot'", lambda: DMControlEnv("rocket", "fly")),
+    (TypeError, "task", lambda: DMControlEnv("cartpole")),
+    (ValueError, "frame_skip must be an integer of at least 1", lambda: swingup(frame_skip=0)),
+    (ValueError, "render_mode", lambda: swingup(render_mode="human")),
+    *(
+        (ValueError, NO_CAMERA, lambda id=camera_id: swingup(camera_id=id, from_pixels=True))
+        for camera_id in ("zz", None, 2, -2, 0.0, True)
+    ),
+    (RuntimeError, 'render_mode="rgb_array"', lambda: swingup().render()),
+]
+
+
+@FULL
+def test_arguments_that_do_not_exist_are_refused():
+    for error, message, make in MISTAKES:
+        with pytest.raises(error, match=message):
+            make()
+    env = swingup(frame_skip=np.int64(2))
+    assert (type(env.frame_skip), env.frame_skip) == (int, 2)
+    for camera_id in ("lookatcart", 1, np.int64(0), -1):  # cameras have names and numbers
+        swingup(camera_id=camera_id).close()
+    env.reset()
+    with pytest.raises(ValueError, match=r"the action has the shape \(2,\), expected \(1,\)"):
+        env.step([0.0, 0.0])
+
+
+# Pixels. Where nothing can render, what must hold is that the error names what to install.
+
+
+def renders_or_says_what_to_install(make):
+    """The result of `make`, or None where this machine has no OpenGL and the error said so."""
+    if renders():
+        return make()
+    with pytest.raises(RuntimeError, match="apt-get install libegl1"):
+        make()
+    return None
+
+
+@FULL
+@pytest.mark.parametrize("kind", [DummyVectorEnv, ShmemVectorEnv, ThreadVectorEnv])
+def test_pixels_in_workers(kind):
+    """Two envs, one a worker where there are workers; the frames are those of the state."""
+    venv = renders_or_says_what_to_install(lambda: kind([pixels] * 2, num_workers=2))
+    if venv is not None:
+        with venv:
+            obs, _ = venv.reset(seed=[1, 1])
+            start = obs["pixels"]
+            assert start.shape == (2, 24, 32, 3)
+            assert start.dtype == np.uint8
+            assert start.std() > 0
+            np.testing.assert_array_equal(start[0], start[1])
+            for _ in range(8):
+                obs, *_ = venv.step([[1.0], [-1.0]])
+            assert not np.array_equal(obs["pixels"][0], obs["pixels"][1])
+            np.testing.assert_array_equal(venv.reset(seed=[1, 1])[0]["pixels"], start)
+
+
+@FULL
+@pytest.mark.parametrize("pixels_only", [True, False])
+def test_pixels_replace_the_state_or_are_added_to_it(pixels_only):
+    env = renders_or_says_what_to_install(
+        lambda: swingup(from_pixels=True, pixels_only=pixels_only, height=24, width=32, render_mode="rgb_array")
+    )
+    if env is not None:
+        obs, _ = env.reset(seed=0)
+        assert set(obs) == ({"pixels"} if pixels_only else {"position", "velocity", "pixels"})
+        assert env.observation_space.contains(obs)
+        np.testing.assert_array_equal(env.render(), obs["pixels"])
+        frames = [env.step([1.0])[0]["pixels"] for _ in range(10)]
+        assert not np.array_equal(frames[0], frames[-1])
+        env.close()
+        with pytest.raises(ValueError, match="width"):  # more than the model allows
+            swingup(from_pixels=True, height=24, width=4000)
+
+
+@FULL
+def test_where_nothing_renders_the_error_says_what_to_install():
+    program = """
+from vecenv import DMControlEnv
+env = DMControlEnv("cartpole", "swingup")
+print(env.reset(seed=0)[0]["position"].shape)
+try:
+    DMControlEnv("cartpole", "swingup", from_pixels=True)
+except RuntimeError as error:
+    print(error)
+"""
+    state, error = in_fresh_python(program, MUJOCO_GL="disabled").splitlines()
+    assert state == "(3,)"
+    assert "apt-get install libegl1" in error
+    assert "MUJOCO_GL" in error
+
+
+def test_the_renderer_is_one_that_the_machine_has_or_the_users_own_choice(monkeypatch):
+    def chosen(works=(), **variables):
+        def load(name):
+            if os.environ["MUJOCO_GL"] not in works:
+                os.environ["PYOPENGL_PLATFORM"] = "egl"  # as dm_control leaves it
+                raise AttributeError("'NoneType' object has no attribute 'eglQueryString'")
+
+        monkeypatch.setattr(os, "environ", variables)
+        monkeypatch.setattr(sys, "modules", {"OpenGL": None})
+        monkeypatch.setattr(dm_control_env.importlib, "import_module", load)
+        dm_control_env.choose_gl()
+        monkeypatch.undo()
+        return variables
+
+    for works in (("egl", "osmesa"), ("osmesa", "disabled"), ("disabled",)):
+        assert chosen(works) == {"MUJOCO_GL": works[0]}
+    assert chosen() == {}  # there is no dm_control
+    for name, value in (("MUJOCO_GL", "glfw"), ("DISPLAY", ":1"), ("WAYLAND_DISPLAY", "wayland-0")):
+        assert chosen(**{name: value}) == {name: value}
+
+
+@FULL
+def test_it_is_chosen_before_dm_control_is_imported():
+    program = """
+import os, sys
+from vecenv import DMControlEnv
+assert "MUJOCO_GL" not in os.environ and "dm_control" not in sys.modules
+DMControlEnv.available_envs
+from dm_control import _render
+print(os.environ["MUJOCO_GL"] == _render.BACKEND or _render.BACKEND, os.environ["MUJOCO_GL"])
+"""
+    same, chosen = in_fresh_python(program).split()
+    assert chosen in (("egl", "osmesa") if renders() else ("disabled",))
+    assert same == "True" or chosen == "disabled"
+
+
+@FULL
+def test_rendering_in_a_fork_of_a_process_that_rendered_is_an_error_and_no_hang():
+    program = """
+import os, sys
+from vecenv.envs.dm_control_env import begin_rendering
+begin_rendering()
+pid = os.fork()
+if pid == 0:
+    try:
+        begin_rendering()
+    except RuntimeError as error:
+        print(error, flush=True)
+    os._exit(0)
+os.waitpid(pid, 0)
+"""
+    assert 'context="forkserver"' in in_fresh_python(program)

@@ -1,0 +1,118 @@
+"""Wrappers of single envs that change what an action or an end is."""
+
+import gymnasium as gym
+import numpy as np
+import pytest
+from gymnasium import spaces
+from gymnasium.wrappers import TimeLimit
+
+from tests.support.cases import Records, equal_bits
+from vecenv import ContinuousToDiscrete, DummyVectorEnv, MultiDiscreteToDiscrete, TruncatedAsTerminated
+from vecenv.testing import CountingEnv
+
+PLANE = spaces.Box(np.array([-1, 0], np.float32), np.array([1, 3], np.float32))
+
+
+class TestContinuousToDiscrete:
+    def test_choices_are_evenly_spaced_from_low_to_high(self):
+        env = ContinuousToDiscrete(Records(PLANE), [3, 4])
+        assert env.action_space == spaces.MultiDiscrete([3, 4])
+        assert [values.tolist() for values in env.mesh] == [[-1, 0, 1], [0, 1, 2, 3]]
+        env.step(np.array([2, 1]))
+        assert equal_bits(env.unwrapped.actions[0], np.array([1, 1], np.float32))
+        batch = np.array([[0, 0], [2, 3], [0, 3]])  # one of rows
+        assert equal_bits(env.action(batch), np.array([[-1, 0], [1, 3], [-1, 3]], np.float32))
+
+    @pytest.mark.parametrize(("counts", "dtype"), [(7, np.float64), ([7, 7], np.float64), ([7, 6], np.float32)])
+    def test_the_env_gets_the_floats_that_tianshou_hands_it(self, counts, dtype):
+        """tianshou's table of choices widens float32 values to Python floats if all dimensions have as many choices."""
+        env = ContinuousToDiscrete(Records(PLANE), counts)
+        ends = zip(PLANE.low, PLANE.high, env.action_space.nvec, strict=True)
+        table = np.array([np.linspace(*end) for end in ends], dtype=object)  # as in tianshou 2.0
+        for choice in ([1, 2], [0, 5], [6, 3]):
+            env.step(np.array(choice))
+            expected = np.array([table[i][a] for i, a in enumerate(choice)])
+            assert expected.dtype == dtype
+            assert equal_bits(env.unwrapped.actions[-1], expected)
+            assert equal_bits(env.action(np.array([choice] * 2)), np.stack([expected] * 2))
+
+    def test_every_choice_is_an_action_of_the_env(self):
+        env = ContinuousToDiscrete(gym.make("Pendulum-v1"), 7)
+        assert env.action_space == spaces.MultiDiscrete([7])
+        assert all(env.env.action_space.contains(env.action(np.array([i])).astype(np.float32)) for i in range(7))
+
+    def test_choices_that_do_not_exist_are_refused(self):
+        env = ContinuousToDiscrete(Records(PLANE), 2)
+        for action in ([0, 2], [-1, 0], [0], [0, 0, 0], [0.0, 1.0], 1):
+            with pytest.raises(ValueError, match="action"):
+                env.step(np.array(action))
+        assert env.unwrapped.actions == []
+
+
+class TestMultiDiscreteToDiscrete:
+    def test_numbers_count_the_combinations_with_the_last_dimension_fastest_from_the_start_of_the_space(self):
+        env = MultiDiscreteToDiscrete(Records(spaces.MultiDiscrete([2, 3])))
+        assert env.action_space == spaces.Discrete(6)
+        for number in range(6):
+            env.step(number)
+        assert [action.tolist() for action in env.unwrapped.actions] == [[i, j] for i in range(2) for j in range(3)]
+        assert env.action(np.array([0, 5])).tolist() == [[0, 0], [1, 2]]  # a batch is one of rows
+        space = spaces.MultiDiscrete(np.array([2, 3]), dtype=np.int32, start=np.array([10, 20]))
+        env = MultiDiscreteToDiscrete(Records(space))
+        assert equal_bits(env.action(np.int64(4)), np.array([11, 21], np.int32))
+        assert all(space.contains(env.action(i)) for i in range(6))
+
+    def test_combinations_that_do_not_exist_are_refused(self):
+        env = MultiDiscreteToDiscrete(Records(spaces.MultiDiscrete([2, 3])))
+        for action in (6, -1, 1.0):
+            with pytest.raises(ValueError, match=r"integer|out of bounds"):
+                env.step(action)
+        assert env.unwrapped.actions == []
+
+
+class TestTruncatedAsTerminated:
+    def test_every_end_is_a_termination(self):
+        env = TruncatedAsTerminated(TimeLimit(CountingEnv(length=2), 3))
+        reported = []
+        for _ in range(2):
+            env.reset()
+            reported += [env.step(0)[2:4] for _ in range(2)]
+        assert reported == [(False, False), (True, False), (False, False), (True, True)]
+
+
+MISTAKES = [
+    (TypeError, r"Box action space, got Discrete\(2\)", lambda: ContinuousToDiscrete(gym.make("CartPole-v1"), 2)),
+    (ValueError, "one dimension", lambda: ContinuousToDiscrete(Records(spaces.Box(-1, 1, (2, 2))), 2)),
+    (ValueError, "of floats", lambda: ContinuousToDiscrete(Records(spaces.Box(0, 9, (2,), np.int64)), 2)),
+    (ValueError, "finite bounds", lambda: ContinuousToDiscrete(Records(spaces.Box(-np.inf, np.inf, (2,))), 2)),
+    *(
+        (ValueError, "action_per_dim", lambda n=n: ContinuousToDiscrete(Records(PLANE), n))
+        for n in (0, [2], [2, 2, 2], [2, 0], [2, 1.5], [True, 2])
+    ),
+    (TypeError, "MultiDiscrete action space, got Discrete", lambda: MultiDiscreteToDiscrete(gym.make("CartPole-v1"))),
+    (ValueError, "one dimension", lambda: MultiDiscreteToDiscrete(Records(spaces.MultiDiscrete([[3, 3], [3, 3]])))),
+    (ValueError, "combinations", lambda: MultiDiscreteToDiscrete(Records(spaces.MultiDiscrete([10] * 19)))),
+    ((TypeError, AssertionError), r"gymnasium\.Env", lambda: TruncatedAsTerminated(object())),  # gymnasium's own error
+]
+
+
+@pytest.mark.parametrize(("error", "message", "make"), MISTAKES)
+def test_envs_and_arguments_that_do_not_fit_are_refused(error, message, make):
+    with pytest.raises(error, match=message):
+        make()
+
+
+def test_wrapped_envs_step_in_vector_envs_and_their_spec_makes_them_again():
+    def make():
+        env = ContinuousToDiscrete(gym.make("Pendulum-v1", max_episode_steps=2), action_per_dim=5)
+        return TruncatedAsTerminated(MultiDiscreteToDiscrete(env))
+
+    with DummyVectorEnv([make] * 3) as venv:
+        assert venv.action_space == [spaces.Discrete(5)] * 3
+        venv.reset(seed=0)
+        venv.step([0, 2, 4])
+        assert venv.get_env_attr("last_u") == [-2, 0, 2]
+        assert venv.step([0, 2, 4])[2].tolist() == [True] * 3
+    env = make()
+    assert str(gym.make(env.spec)) == str(env)
+    assert gym.make(env.spec).action_space == spaces.Discrete(5)

@@ -1,0 +1,252 @@
+"""Turn-based PettingZoo envs: AECVectorEnv, one turn a step, and PettingZooEnv, in the form of tianshou's."""
+
+import sys
+from functools import partial
+
+import gymnasium
+import numpy as np
+import pettingzoo
+import pytest
+from gymnasium import spaces
+from pettingzoo.utils import parallel_to_aec
+
+from tests.support.agent_envs import Herd, RandomPlay, Relay, Talkative, Zoo, herd_in_turns, play_by_hand
+from tests.support.backends import FULL
+from vecenv import AECVectorEnv, DummyVectorEnv, EnvContractError, PettingZooEnv, ShmemVectorEnv
+
+KNIGHTS = "butterfly/knights_archers_zombies-v11"
+GAMES = ["classic/tictactoe-v3", "classic/connect_four-v3", "classic/rps-v2", "herd"]
+GAMES += [pytest.param(KNIGHTS, marks=FULL)]
+pytestmark = pytest.mark.filterwarnings("ignore:The old environment creation API:DeprecationWarning")
+
+
+def game(name, **kwargs):
+    return pettingzoo.make("aec", name, **kwargs) if "/" in name else herd_in_turns()
+
+
+@pytest.mark.parametrize("name", GAMES)
+def test_turns_are_those_of_pettingzoos_own_loop(name):
+    """Movers, observations, masks and returns of one episode, played by two envs alike."""
+    make = partial(game, name, **({"max_cycles": 250} if name == KNIGHTS else {}))
+    turns, returns = play_by_hand(make(), 2, RandomPlay(make()))
+    play = RandomPlay(make())
+    with AECVectorEnv([make] * 2, "dummy") as venv:
+        obs, infos = venv.reset(seed=[2, 2])
+        total, ends = 0, 0
+        for t, (agent, seen, info) in enumerate(turns):
+            assert infos["agent"].tolist() == [venv.agents.index(agent)] * 2
+            assert infos["alive"][:, infos["agent"]].all()
+            assert np.array_equal(obs[1], seen["observation"] if isinstance(seen, dict) else seen)
+            assert np.array_equal(infos["action_mask"][1], play.mask(seen, info))
+            obs, rewards, terminations, truncations, infos = venv.step([play(agent, seen, info)] * 2)
+            total, ends = total + rewards, ends + (terminations | truncations)
+            assert infos["done"].tolist() == [t == len(turns) - 1] * 2
+    assert total.tolist() == [list(returns.values())] * 2
+    assert (ends == 1).all()  # each end is reported once
+    counts = [[agent for agent, _, _ in turns].count(agent) for agent in returns]
+    assert name != KNIGHTS or min(counts) < max(counts) - 1  # an agent died in mid-episode
+
+
+def test_a_policy_that_follows_the_masks_plays_through_the_reset_after_a_full_board():
+    with AECVectorEnv(["classic/tictactoe-v3"], "dummy", check_legal=True) as venv:
+        venv.reset()
+        for move in (0, 1, 2, 4, 3, 5, 7, 6, 8):  # a draw
+            _, _, _, _, infos = venv.step([move])
+        assert (infos["done"].tolist(), infos["action_mask"].all()) == ([True], True)
+        obs, _, _, _, infos = venv.step([infos["action_mask"][0].argmax()])  # the reset
+        assert (obs.any(), infos["done"].tolist()) == (False, [False])
+
+
+def test_agents_with_unequal_spaces_have_dicts_of_batches():
+    turns, returns = play_by_hand(Relay(), 0, lambda agent, obs, info: act_of(agent))
+    with AECVectorEnv([Relay] * 2, "dummy") as venv:
+        obs, infos = venv.reset(seed=0)
+        total = 0
+        for agent, seen, _ in turns:
+            assert list(obs) == venv.agents
+            assert obs[agent].tolist() == [seen.tolist()] * 2
+            assert not any(obs[other].any() for other in venv.agents if other != agent)
+            assert infos["agent"].tolist() == [venv.agents.index(agent)] * 2
+            assert infos["action_mask"].shape == (2, 5)  # the largest
+            n = {"runner_0": 3, "runner_1": 0, "runner_2": 5}[agent]
+            assert infos["action_mask"][0].tolist() == [j < n for j in range(5)]
+            obs, rewards, _, _, infos = venv.step({agent: [act_of(agent)] * 2})
+            total = total + rewards
+        assert infos["done"].all()
+    assert total.tolist() == [list(returns.values())] * 2
+    with AECVectorEnv([Relay], "dummy", possible_agents=venv.agents[::-1]) as venv:
+        assert list(venv.reset()[0]) == venv.agents == ["runner_2", "runner_1", "runner_0"]
+    assert [agent for agent, _, _ in turns].count("runner_0") == 2
+
+
+def act_of(agent):
+    return {"runner_0": 3, "runner_1": np.array([0.5, 0.25], np.float32), "runner_2": 2}[agent]
+
+
+def test_ends_are_reported_once_and_every_agent_is_rewarded():
+    with AECVectorEnv([Relay], "dummy") as venv:
+        venv.reset(seed=0)
+        results = [venv.step({agent: [act_of(agent)]}) for agent in [*venv.agents, "runner_0", "runner_1"]]
+        assert results[0][1].tolist() == [[3, 0.25, 0.25]]
+        assert results[1][1].tolist() == [[0.25, 0.75, 0.25]]
+        assert [terminations[0].tolist() for _, _, terminations, _, _ in results[2:]] == [
+            [False, False, False],
+            [True, False, False],
+            [False, False, False],
+        ]
+        assert results[3][4]["active"].tolist() == [[True, True, True]]
+        assert results[4][4]["active"].tolist() == results[3][4]["alive"].tolist() == [[False, True, True]]
+        assert not any(truncations.any() for _, _, _, truncations, _ in results)
+
+
+def test_an_illegal_move_ends_the_game_and_the_offender_pays():
+    with AECVectorEnv(["classic/tictactoe-v3"] * 2, "dummy") as venv:
+        venv.reset(seed=0)
+        venv.step([4, 4])
+        _, rewards, terminations, _, infos = venv.step([4, 0])
+        assert rewards.tolist() == [[0, -1], [0, 0]]
+        assert terminations.tolist() == [[True, True], [False, False]]
+        assert infos["done"].tolist() == [True, False]
+        obs, rewards, _, _, infos = venv.step([0, 1])
+        assert rewards.tolist() == [[0, 0], [0, 0]]
+        assert (infos["agent"].tolist(), infos["active"].tolist()) == ([0, 1], [[False, False], [True, True]])
+        assert not obs[0].any()
+
+
+def test_same_step_mode_hands_over_the_last_observation_and_whose_it_is():
+    with AECVectorEnv(["classic/tictactoe-v3"] * 2, "dummy", autoreset_mode="SameStep") as venv:
+        venv.reset(seed=0)
+        venv.step([4, 4])
+        obs, rewards, _, _, infos = venv.step([4, 0])
+        assert (rewards[0].tolist(), infos["_final_obs"].tolist()) == ([0, -1], [True, False])
+        assert infos["final_obs"][0].sum() == 1
+        assert (infos["final_agent"][0], infos["agent"].tolist()) == (0, [0, 0])
+        assert not obs[0].any()
+        assert infos["action_mask"][0].all()
+        assert venv.step([4, 1])[0][0].sum() == 1
+
+
+def test_wrong_batches_of_the_one_action_and_on_request_illegal_ones_are_refused():
+    with AECVectorEnv(["classic/tictactoe-v3"] * 2, "dummy", check_legal=True) as venv:
+        venv.reset(seed=0)
+        venv.step([4, 0])
+        for actions, error, message in (
+            ([0, 1, 2], ValueError, r"3 actions for 2 envs \[0, 1\]"),
+            ([[0, 1], [1, 2]], ValueError, "envs .0, 1. has the shape .2, 2.,"),
+            ([0.5, 1], TypeError, "not whole numbers"),
+            ([0, 0], ValueError, r"'player_2' in env 1 is illegal now.*\[1, 2, 3, 4, 5, 6, 7, 8\]"),
+        ):
+            with pytest.raises(error, match=message):
+                venv.step(actions)
+        assert not venv.step([0, 1])[4]["done"].any()
+
+
+def test_actions_without_a_fixed_shape_travel_as_objects():
+    class AllTalk(Talkative):
+        _act = dict.fromkeys(Herd._act, spaces.Text(5))
+
+    with AECVectorEnv([lambda: parallel_to_aec(AllTalk())] * 2, "dummy") as venv:
+        venv.reset(seed=0)
+        for _ in venv.agents:
+            _, rewards, _, _, infos = venv.step(["m", "moo"])
+        assert rewards.tolist() == [[2, 2, 2], [4, 4, 4]]
+        assert "action_mask" not in infos
+
+
+def test_an_env_that_keeps_its_dead_is_an_error_and_no_endless_loop():
+    class Haunted(Relay):
+        def _was_dead_step(self, action):
+            pass
+
+    with AECVectorEnv([Haunted], "dummy") as venv:
+        venv.reset()
+        for agent in venv.agents:
+            venv.step({agent: [act_of(agent)]})
+        with pytest.raises(EnvContractError, match="did not remove the dead agent 'runner_0'"):
+            venv.step({"runner_0": [1]})
+
+
+def test_an_id_without_pettingzoo_says_what_to_install(monkeypatch):
+    monkeypatch.setitem(sys.modules, "pettingzoo", None)
+    with pytest.raises(ImportError, match=r"'classic/rps-v2'.*pip install -U 'vecenv\[pettingzoo\]'"):
+        PettingZooEnv("classic/rps-v2")
+
+
+@pytest.mark.filterwarnings("ignore:(Agents have|Observations are) different:UserWarning")
+def test_the_envs_of_these_tests_pass_pettingzoos_api_test():
+    from pettingzoo.test import api_test, parallel_api_test
+
+    for make in (Relay, herd_in_turns):
+        assert api_test(make(), num_cycles=20) is None
+    for make in (Zoo, Herd):
+        assert parallel_api_test(make(), num_cycles=50) is None
+
+
+def test_turns_of_a_pettingzoo_env_are_those_of_pettingzoos_own_loop():
+    """Agents, observations, masks and the sums of the rewards of one episode, for two envs that play alike."""
+    make = partial(pettingzoo.make, "aec", "classic/tictactoe-v3")
+    turns, returns = play_by_hand(make(), 2, RandomPlay(make()))
+    play = RandomPlay(make())
+    with ShmemVectorEnv([lambda: PettingZooEnv(make())] * 2, num_workers=1) as venv:
+        obs, _ = venv.reset(seed=[2, 2])
+        total = 0
+        for t, (agent, seen, info) in enumerate(turns):
+            assert obs["agent_id"].tolist() == [agent, agent]
+            assert np.array_equal(obs["obs"][1], seen["observation"])
+            assert np.array_equal(obs["mask"][1], play.mask(seen, info))
+            obs, rew, terminated, truncated, _ = venv.step([play(agent, seen, info)] * 2)
+            total = total + rew
+            assert (terminated | truncated).tolist() == [t == len(turns) - 1] * 2
+    assert total.tolist() == [list(returns.values())] * 2
+
+
+def test_a_step_after_the_end_is_an_error_that_names_the_env():
+    with DummyVectorEnv([lambda: PettingZooEnv("classic/rps-v2")] * 2) as venv:
+        with pytest.raises(RuntimeError, match=r"reset\(\)") as caught:
+            venv.step([0, 0])
+        assert "env 0" in "".join(caught.value.__notes__)
+
+
+def test_rewards_are_the_callers_to_keep():
+    env = PettingZooEnv(herd_in_turns())
+    env.reset(seed=0)
+    kept = [env.step(1)[1] for _ in range(6)]
+    assert [rewards.tolist() for rewards in kept] == [[0, 0, 0], [0, 0, 0], [2, 2, 2]] * 2
+    assert env.rewards.tolist() == [2, 2, 2]
+
+
+def test_it_is_a_gymnasium_env_whose_observations_are_in_its_space():
+    env = PettingZooEnv("classic/connect_four-v3")
+    assert isinstance(env, gymnasium.Env)
+    assert (env.agents, env.agent_idx) == (["player_0", "player_1"], {"player_0": 0, "player_1": 1})
+    obs, info = env.reset(seed=0)
+    assert obs in env.observation_space
+    assert env.step(3)[0] in env.observation_space
+    assert (obs["mask"].dtype, info) == (np.bool_, {})
+    env.close()
+    space = env.observation_space  # with the names that code for tianshou looks for
+    assert space["observation"] == space["obs"]
+    assert space["observation"].shape == (6, 7, 2)
+    assert space["action_mask"] == space["mask"]
+
+
+def test_without_stacking_every_row_is_the_dict_that_tianshou_has():
+    with DummyVectorEnv([lambda: PettingZooEnv("classic/rps-v2")] * 2, stack_obs=False) as venv:
+        obs, _ = venv.reset(seed=0)
+        assert (obs.shape, obs.dtype) == ((2,), object)
+        assert {key: np.asarray(value).tolist() for key, value in obs[1].items()} == {
+            "agent_id": "player_0",
+            "obs": 3,
+            "mask": [True, True, True],
+        }
+
+
+def test_there_is_no_mask_where_actions_are_not_discrete():
+    class Free(Relay):
+        _obs = dict.fromkeys(Relay.possible_agents, Relay._obs["runner_0"])
+        _act = dict.fromkeys(Relay.possible_agents, Relay._act["runner_1"])
+
+    env = PettingZooEnv(Free())
+    obs, _ = env.reset()
+    assert obs.keys() == {"agent_id", "obs"} == set(env.observation_space)
+    assert env.step(np.ones(2, np.float32))[1].tolist() == [2, 0.25, 0.25]

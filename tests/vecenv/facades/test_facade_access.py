@@ -1,0 +1,327 @@
+"""Envs reached through the facades: attributes, methods, wrappers and infos are those of the original libraries."""
+
+import subprocess
+import sys
+from types import SimpleNamespace
+
+import gymnasium as gym
+import numpy as np
+import pytest
+from stable_baselines3 import DQN, PPO, HerReplayBuffer
+from stable_baselines3.common import monitor
+from stable_baselines3.common.envs import BitFlippingEnv
+from stable_baselines3.common.evaluation import evaluate_policy
+from stable_baselines3.common.vec_env import DummyVecEnv
+
+from tests.support.agent_envs import Herd
+from tests.support.backends import FULL, one_of
+from tests.support.cases import LocalWorker, ProcessWorker, counting
+from tests.support.gymnasium_cases import Reports, cartpoles
+from tests.support.pool_double import PoolDouble
+from vecenv import (
+    BaseVectorEnv,
+    DummyVectorEnv,
+    EnvPoolVectorEnv,
+    GymnasiumVectorEnv,
+    ParallelVectorEnv,
+    SB3VecEnv,
+    ShmemVectorEnv,
+    SyncVectorEnv,
+    ThreadVectorEnv,
+    VectorEnvWrapper,
+    flatten_agents,
+    sb3,
+)
+from vecenv.testing import CountingEnv
+
+
+class Plays(Reports):
+    """Plays against an `opponent`, which it is given in different ways."""
+
+    opponent = None
+
+    def __init__(self):
+        super().__init__()
+        self.known = []
+
+    def reset(self, *, seed=None, options=None):
+        if options:
+            self.opponent = options["opponent"]
+            options["seen"] = True
+        return super().reset(seed=seed)
+
+    def meet(self, opponent, *, id=None, name=None):
+        self.opponent = opponent
+        return id, name
+
+    def count(self):
+        self.known.append(0)
+        return len(self.known)
+
+    def strength(self):
+        return self.opponent.strength
+
+
+class Mapped(gym.Wrapper):
+    """Finds and sets attributes by rules of its own."""
+
+    def __init__(self, env):
+        super().__init__(env)
+        self.extra = {"made_up": 7, "length": -1}
+
+    def get_wrapper_attr(self, name):
+        return self.extra[name] if name in self.extra else super().get_wrapper_attr(name)
+
+    def set_wrapper_attr(self, name, value, *, force=True):
+        self.extra[name] = value
+        return True
+
+
+class Monitor(gym.Wrapper):
+    """Has the name of SB3's, and nothing else of it."""
+
+
+class SB3Monitor(monitor.Monitor):
+    """Is one of SB3's."""
+
+
+class Tells(Reports):
+    """Its infos hold an object that changes in each step."""
+
+    def __init__(self):
+        super().__init__(length=3)
+        self.state, self.deep = SimpleNamespace(t=0), [{"state": SimpleNamespace(t=0)}]
+
+    def step(self, action):
+        obs, reward, terminated, truncated, _ = super().step(action)
+        self.state.t = self.deep[0]["state"].t = self.t
+        return obs, reward, terminated, truncated, {"state": self.state, "deep": self.deep, "at": self.buffer()}
+
+    def buffer(self):
+        return np.full(2, self.t)
+
+
+GYMNASIUM = {
+    "dummy": SyncVectorEnv,
+    "thread": lambda env_fns: GymnasiumVectorEnv(ThreadVectorEnv(env_fns)),
+    "worker": lambda env_fns: GymnasiumVectorEnv(BaseVectorEnv(env_fns, LocalWorker)),
+    "wrapper": lambda env_fns: GymnasiumVectorEnv(VectorEnvWrapper(DummyVectorEnv(env_fns))),
+}
+SB3 = {
+    "dummy": sb3.DummyVecEnv,
+    "thread": lambda env_fns: SB3VecEnv(ThreadVectorEnv(env_fns)),
+    "worker": lambda env_fns: SB3VecEnv(BaseVectorEnv(env_fns, LocalWorker)),
+    "wrapper": lambda env_fns: SB3VecEnv(VectorEnvWrapper(DummyVectorEnv(env_fns))),
+    "gymnasium": lambda env_fns: SB3VecEnv(gym.vector.SyncVectorEnv(env_fns, autoreset_mode="SameStep")),
+}
+in_process = pytest.mark.parametrize("kind", one_of([*GYMNASIUM]))
+in_process_of_sb3 = pytest.mark.parametrize("kind", one_of([*SB3]))
+
+
+class TestObjectsAreShared:
+    """A model that goes on learning is the model that envs in this process play against."""
+
+    def played(self, envs):
+        model, found = SimpleNamespace(strength=1), []
+        envs.reset()
+        for give in (
+            lambda: envs.set_attr("opponent", model),
+            lambda: envs.set_attr("opponent", [model] * 2),
+            lambda: envs.call("meet", model, id=3),
+            lambda: envs.reset(options={"opponent": model}),
+        ):
+            envs.set_attr("opponent", None)
+            found.append(given := give())
+            if isinstance(given, tuple) and isinstance(given[0], np.ndarray):
+                found.pop()
+            model.strength += 1
+            found.append(envs.call("strength"))
+            found.append([opponent is model for opponent in envs.get_attr("opponent")])
+        envs.get_attr("known")[0].append(5)
+        found.append(envs.get_attr("known"))
+        envs.close()
+        return found
+
+    @in_process
+    def test_with_gymnasiums_interface(self, kind):
+        expected = self.played(gym.vector.SyncVectorEnv([Plays] * 2))
+        assert expected[1:3] == [(2, 2), [True, True]]
+        assert self.played(GYMNASIUM[kind]([Plays] * 2)) == expected
+
+    def test_the_callers_options_are_not_written_to(self):
+        envs, options = SyncVectorEnv([Plays] * 2), {"opponent": None}
+        envs.reset(options=options)
+        assert options == {"opponent": None}
+        envs.close()
+
+    @in_process_of_sb3
+    def test_with_sb3s_interface(self, kind):
+        found = []
+        for env in (SB3[kind]([Plays] * 2), DummyVecEnv([Plays] * 2)):
+            model = SimpleNamespace(strength=1)
+            env.set_attr("opponent", model, indices=[1])
+            model.strength += 1
+            given = env.env_method("meet", model, indices=0, id=3, name="x")
+            model.strength += 1
+            env.get_attr("known", 1)[0].append(5)
+            found.append(
+                [given, env.env_method("strength"), env.get_attr("opponent")[1] is model, env.get_attr("known")]
+            )
+            env.close()
+        assert found[0] == found[1] == [[(3, "x")], [3, 3], True, [[], [5]]]
+
+    def test_ids_of_ours_pass_copies(self):
+        model = SimpleNamespace(strength=1)
+        with DummyVectorEnv([Plays] * 2) as venv:
+            venv.set_env_attr("opponent", model)
+            model.strength += 1
+            assert venv.call("strength") == [1, 1]
+
+
+class TestAttributesOfEnvs:
+    @pytest.mark.parametrize("kind", one_of(["dummy", "thread"]))
+    def test_an_env_that_finds_attributes_by_itself_does_so_with_gymnasiums_interface(self, kind):
+        found = []
+        env_fns = [lambda: gym.wrappers.TimeLimit(Mapped(Reports()), 9)] * 2
+        for envs in (GYMNASIUM[kind](env_fns), gym.vector.SyncVectorEnv(env_fns)):
+            found.append([envs.get_attr("made_up"), envs.call("length")])
+            envs.set_attr("length", [3, 4])
+            envs.set_attr("new", 5)
+            found[-1] += [envs.get_attr("length"), envs.get_attr("new"), envs.get_attr("t")]
+            envs.close()
+        assert found[0] == found[1]
+        assert found[1][0] == (7, 7)
+
+    @pytest.mark.parametrize("kind", one_of([sb3.DummyVecEnv, sb3.SubprocVecEnv, SB3["gymnasium"]]))
+    def test_an_env_that_finds_attributes_by_itself_does_so_with_sb3s_interface(self, kind):
+        found = []
+        env_fns = [lambda: Mapped(Plays())] * 2
+        for env in (kind(env_fns), DummyVecEnv(env_fns)):
+            env.set_attr("opponent", SimpleNamespace(strength=2))
+            found.append([env.get_attr("made_up"), env.get_attr("length"), env.has_attr("made_up")])
+            found[-1] += [env.has_attr("nope"), env.env_method("get_wrapper_attr", "made_up", indices=1)]
+            env.close()
+        assert found[0] == found[1]
+        assert found[1][0] == [7, 7]
+
+    @pytest.mark.parametrize("kind", one_of([*SB3]))
+    def test_indices_may_be_repeated_and_of_a_part(self, kind):
+        found = []
+        for env in (SB3[kind]([Plays] * 3), DummyVecEnv([Plays] * 3)):
+            env.set_attr("length", 7, indices=[0, 0])
+            found.append(
+                [env.get_attr("length", i) for i in ([0, 0], [2, 0, 2], -1, (1,), [], range(2), np.array([1]))]
+            )
+            found[-1] += [env.env_method("count", indices=[1, 1, 0, 1]), env.env_method("count")]
+            env.close()
+        assert found[0] == found[1]
+
+    @FULL
+    def test_hindsight_replay_works_around_a_vector_env_of_gymnasium(self):
+        make = [lambda: BitFlippingEnv(n_bits=3, max_steps=3)] * 2
+        env = SB3VecEnv(gym.vector.SyncVectorEnv(make, autoreset_mode="SameStep"))
+        model = DQN(
+            "MultiInputPolicy", env, replay_buffer_class=HerReplayBuffer, learning_starts=12, seed=0, device="cpu"
+        )
+        assert model.learn(40).num_timesteps == 40
+
+    def test_the_envs_below_a_wrapper_of_gymnasiums_are_reached(self):
+        inner = gym.vector.SyncVectorEnv(cartpoles(2), autoreset_mode="SameStep")
+        env = SB3VecEnv(gym.wrappers.vector.RecordEpisodeStatistics(inner))
+        env.set_attr("mark", 3, indices=1)
+        assert [inner.envs[i].has_wrapper_attr("mark") for i in range(2)] == [False, True]
+        assert env.get_attr("gravity", 1) == [9.8]
+        env.close()
+
+
+class TestWrappersOfEnvs:
+    @pytest.mark.parametrize(
+        "kind",
+        one_of([DummyVectorEnv, ShmemVectorEnv, ThreadVectorEnv, lambda env_fns: BaseVectorEnv(env_fns, LocalWorker)]),
+    )
+    def test_a_class_is_not_known_by_its_name(self, kind):
+        def env_fns():
+            return [
+                lambda: Monitor(gym.wrappers.TimeLimit(CountingEnv(), 9)),
+                lambda: monitor.Monitor(CountingEnv()),
+                lambda: SB3Monitor(CountingEnv()),
+                CountingEnv,
+            ]
+
+        found = []
+        for env in (SB3VecEnv(kind(env_fns())), DummyVecEnv(env_fns())):
+            classes = (monitor.Monitor, SB3Monitor, Monitor, gym.wrappers.TimeLimit, gym.Wrapper, CountingEnv)
+            found.append([env.env_is_wrapped(cls) for cls in classes])
+            found[-1].append(env.env_is_wrapped(monitor.Monitor, [1, 1, -1]))
+            env.close()
+        assert found[0] == found[1]
+        assert found[1][0] == [False, True, True, False]
+
+    def test_evaluate_policy_ends_with_a_wrapper_that_only_has_the_name(self):
+        make = [lambda: Monitor(gym.make("CartPole-v1", max_episode_steps=5))] * 2
+        for envs in (DummyVectorEnv(make), gym.vector.AsyncVectorEnv(make, False, autoreset_mode="SameStep")):
+            env = SB3VecEnv(envs)
+            model = PPO("MlpPolicy", env, n_steps=8, batch_size=8, seed=0, device="cpu")
+            with pytest.warns(UserWarning, match="not wrapped with a ``Monitor``"):
+                assert 1 <= evaluate_policy(model, env, n_eval_episodes=3)[0] <= 5
+            env.close()
+
+    @FULL
+    def test_a_class_of_the_main_script_is_found_in_workers(self):
+        program = (
+            "import gymnasium as gym\n"
+            "from vecenv import SB3VecEnv, ShmemVectorEnv\n"
+            "class Mine(gym.Wrapper): pass\n"
+            "class TimeLimit(gym.Wrapper): pass\n"
+            "env = SB3VecEnv(ShmemVectorEnv([lambda: Mine(TimeLimit(gym.make('Pendulum-v1').unwrapped))] * 2))\n"
+            "print([env.env_is_wrapped(cls)[1] for cls in (Mine, TimeLimit, gym.wrappers.TimeLimit)])\n"
+            "env.close()\n"
+        )
+        command = [sys.executable, "-c", program]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+        assert done.stdout == "[True, True, False]\n"
+
+
+def agents():
+    return SB3VecEnv(flatten_agents(ParallelVectorEnv([Herd] * 2, autoreset_mode="same_step")))
+
+
+class TestVectorEnvsOfLibraries:
+    """Their envs cannot be reached, and have no wrappers and attributes."""
+
+    @pytest.mark.parametrize(
+        "make",
+        [
+            lambda: SB3VecEnv(EnvPoolVectorEnv(PoolDouble.make(2))),
+            lambda: SB3VecEnv(BaseVectorEnv(counting(2), ProcessWorker)),
+            agents,
+        ],
+        ids=["envpool", "workers", "agents"],
+    )
+    def test_questions_have_the_answer_no(self, make):
+        env = make()
+        assert env.env_is_wrapped(monitor.Monitor) == [False] * env.num_envs
+        assert [env.has_attr(name) for name in ("render_mode", "nope")] == [True, False]
+        with pytest.raises(AttributeError):
+            env.get_attr("nope")
+        env.close()
+
+    def test_a_policy_is_evaluated_on_them(self):
+        env = agents()
+        model = PPO("MlpPolicy", env, n_steps=8, batch_size=8, seed=0, device="cpu")
+        with pytest.warns(UserWarning, match="not wrapped with a ``Monitor``"):
+            assert evaluate_policy(model, env, n_eval_episodes=3)[0] >= 1
+        env.close()
+
+
+class TestInfos:
+    @in_process_of_sb3
+    def test_objects_in_infos_are_copies_as_those_of_sb3(self, kind):
+        found = []
+        for env in (SB3[kind]([Tells] * 2), DummyVecEnv([Tells] * 2)):
+            env.reset()
+            infos = [env.step(np.zeros(2, int))[3] for _ in range(5)]
+            found.append([[(i["state"].t, i["deep"][0]["state"].t) for i in row] for row in infos])
+            assert infos[0][0]["state"] is not env.get_attr("state")[0]
+            env.close()
+        assert found[0] == found[1] == [[(t, t)] * 2 for t in (1, 2, 3, 1, 2)]

@@ -1,0 +1,110 @@
+"""Faults through the facades: the same exception, the others intact, and a reset heals, whichever API is spoken."""
+
+import functools
+
+import numpy as np
+import pytest
+from gymnasium.vector import AutoresetMode
+
+from tests.support.backends import FULL
+from tests.support.cases import RaisesOnce
+from vecenv import (
+    AsyncVectorEnv,
+    DummyVectorEnv,
+    GymnasiumVectorEnv,
+    SB3VecEnv,
+    ShmemVectorEnv,
+    SubprocVectorEnv,
+    VectorEnvWrapper,
+    WorkerDiedError,
+)
+from vecenv.testing import CountingEnv, ExitsOnReset, ExitsOnStep, RaisesOnStep
+
+
+def over(facade, make, env_fns, **options):
+    """A vector env of the class `make` behind a facade, with a worker for each env."""
+    return facade(make(env_fns, **({} if make is DummyVectorEnv else {"num_workers": len(env_fns)}), **options))
+
+
+NEXT, SAME = (functools.partial(GymnasiumVectorEnv, autoreset_mode=mode) for mode in ("NextStep", "SameStep"))
+KINDS = {
+    "next-step": functools.partial(over, NEXT, ShmemVectorEnv),
+    "same-step": functools.partial(over, SAME, SubprocVectorEnv),
+    "same-step-wrapped": functools.partial(over, lambda venv: SAME(VectorEnvWrapper(venv)), ShmemVectorEnv),
+    "disabled": lambda env_fns: AsyncVectorEnv(
+        env_fns, num_workers=len(env_fns), autoreset_mode=AutoresetMode.DISABLED
+    ),
+    "sb3-wrapped": functools.partial(over, lambda venv: SB3VecEnv(VectorEnvWrapper(venv)), SubprocVectorEnv),
+    "sb3": functools.partial(over, SB3VecEnv, ShmemVectorEnv),
+    "same-step-dummy": functools.partial(over, SAME, DummyVectorEnv),
+    "sb3-dummy": functools.partial(over, SB3VecEnv, DummyVectorEnv),
+}
+FAULTS = {
+    "raises in step": (lambda: RaisesOnStep(1, at=2), ValueError, "boom in step"),
+    "worker ends in step": (lambda: ExitsOnStep(1, at=2), WorkerDiedError, "env 1"),
+    "raises in reset": (lambda: RaisesOnce(1), ValueError, "boom in reset"),
+    "worker ends in reset": (lambda: ExitsOnReset(1, at=1), WorkerDiedError, "env 1"),
+}
+QUICK = [
+    ("same-step-dummy", "raises in step"),
+    ("sb3-dummy", "raises in step"),
+    ("sb3-dummy", "raises in reset"),
+    ("next-step", "worker ends in step"),
+    ("sb3", "worker ends in step"),
+]
+FURTHER = [
+    ("same-step-wrapped", "raises in step"),
+    ("disabled", "raises in step"),
+    ("same-step-dummy", "raises in reset"),
+    ("sb3-wrapped", "raises in reset"),
+    ("same-step", "worker ends in step"),
+    ("disabled", "worker ends in reset"),
+    ("sb3-wrapped", "worker ends in reset"),
+]
+
+
+def observed(result):
+    """The observations of a reset, which SB3 returns alone."""
+    return result[0] if isinstance(result, tuple) else result
+
+
+@pytest.mark.parametrize(("kind", "fault"), [*QUICK, *(pytest.param(*case, marks=FULL) for case in FURTHER)])
+def test_the_exception_names_the_env_leaves_the_others_intact_and_a_reset_heals(kind, fault):
+    """V1: SB3's own vector env hangs."""
+    bad, error, match = FAULTS[fault]
+    envs = KINDS[kind]([CountingEnv, bad, lambda: CountingEnv(2)])
+    envs.reset()
+    envs.step(np.zeros(3, int))
+    with pytest.raises(error, match=match) as caught:
+        envs.reset() if "reset" in fault else envs.step(np.full(3, 7))
+    assert "env 1" in " ".join([str(caught.value), *getattr(caught.value, "__notes__", ())])
+    partial = caught.value.partial
+    if fault == "raises in step":  # no env is stepped beside one that has failed
+        with pytest.raises(error, match=match):
+            envs.step(np.full(3, 7))
+    assert partial.env_id.tolist() == [0, 2]
+    assert partial.obs[:, 4].tolist() == ([-1, -1] if "reset" in fault else [7, 7])
+    obs = observed(envs.reset())
+    episode = 2 if "reset" in fault else 1
+    assert obs[[0, 2], 1].tolist() == [episode] * 2  # not made anew
+    assert obs[:, 2].tolist() == [0] * 3
+    assert envs.step(np.full(3, 5))[0][:, [2, 4]].tolist() == [[1, 5]] * 3
+    envs.close()
+
+
+@FULL
+@pytest.mark.parametrize("kind", ["next-step", "same-step", "same-step-wrapped"])
+def test_an_autoreset_that_kills_its_worker_is_that_error_and_the_step_before_is_kept(kind):
+    envs = KINDS[kind]([lambda: CountingEnv(0, length=9), lambda: ExitsOnReset(1, at=1, length=2)])
+    envs.reset()
+    envs.step(np.zeros(2, int))
+    if kind == "next-step":
+        assert envs.step(np.ones(2, int))[2].tolist() == [False, True]
+    with pytest.raises(WorkerDiedError, match="env 1") as caught:
+        envs.step(np.ones(2, int))
+    partial = caught.value.partial
+    assert partial.obs[0, 4] == 1
+    obs, _ = envs.reset(options={"reset_mask": np.array([False, True])})
+    assert obs[:, 2].tolist() == [3 if kind == "next-step" else 2, 0]
+    assert envs.step(np.zeros(2, int))[0][:, 2].tolist() == [4 if kind == "next-step" else 3, 1]
+    envs.close()

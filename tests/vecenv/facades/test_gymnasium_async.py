@@ -1,0 +1,275 @@
+"""The calls in two halves: what is refused while one is pending, and waits that time out without a loss."""
+
+import functools
+import multiprocessing
+import os
+import signal
+
+import numpy as np
+import pytest
+from gymnasium.error import AlreadyPendingCallError, NoAsyncCallError
+
+from tests.support.backends import FULL, one_of
+from tests.support.cases import counting
+from tests.support.gymnasium_cases import MODES, OURS, Remembers
+from vecenv import (
+    AsyncVectorEnv,
+    DummyVectorEnv,
+    GymnasiumVectorEnv,
+    SB3VecEnv,
+    VectorEnvError,
+    VectorEnvWrapper,
+    WorkerDiedError,
+)
+from vecenv.testing import CountingEnv, Gates, RaisesOnReset
+
+
+@pytest.fixture(params=one_of(["sync", "async"]))
+def envs(request):
+    envs = OURS[request.param]([Remembers] * 3)
+    yield envs
+    envs.close()
+
+
+class Interrupted(VectorEnvWrapper):
+    """A Ctrl-C falls into the wait with the number `at`."""
+
+    def __init__(self, venv, at):
+        super().__init__(venv)
+        self.at, self.waits = at, 0
+
+    def recv(self):
+        self.waits += 1
+        if self.waits == self.at:
+            raise KeyboardInterrupt
+        return super().recv()
+
+
+def start(envs, call):
+    if call == "call":
+        envs.call_async("add", 1, b=2)
+    else:
+        getattr(envs, f"{call}_async")(*([[1, 2, 0]] if call == "step" else []))
+
+
+@pytest.mark.parametrize("call", ["reset", "step", "call"])
+def test_the_two_halves_are_the_whole_and_between_them_all_other_calls_are_refused(envs, call):
+    envs.reset(seed=3)
+    start(envs, call)
+    for use in (
+        envs.reset,
+        lambda: envs.step([0, 0, 0]),
+        lambda: envs.call("add", 1),
+        lambda: envs.set_attr("failure", None),
+        envs.render,
+        lambda: envs.np_random_seed,
+    ):
+        with pytest.raises(AlreadyPendingCallError, match=f"waiting for a pending call to `{call}` to complete"):
+            use()
+    for timeout in ("1", float("nan"), True, [1]):
+        for wait in (getattr(envs, f"{call}_wait"), lambda timeout: envs.close(timeout=timeout)):
+            with pytest.raises(ValueError, match="timeout must be a number of seconds or None"):
+                wait(timeout)
+    result = getattr(envs, f"{call}_wait")(float("inf"))
+    if call == "reset":
+        assert result[0].shape == (3, 1)
+    elif call == "step":
+        assert result[1].tolist() == [1.0, 2.0, 0.0]
+    else:
+        assert result == (3, 3, 3)
+    assert envs.step([1, 1, 1])[1].tolist() == [1.0] * 3
+
+
+@pytest.mark.parametrize("call", ["reset", "step", "call"])
+def test_waiting_for_what_was_not_started_is_refused(envs, call):
+    with pytest.raises(NoAsyncCallError, match=f"`{call}_wait` without any prior call to `{call}_async`") as caught:
+        getattr(envs, f"{call}_wait")()
+    assert caught.value.name == call
+    other = "step" if call == "reset" else "reset"
+    start(envs, other)
+    with pytest.raises(NoAsyncCallError):
+        getattr(envs, f"{call}_wait")()
+    getattr(envs, f"{other}_wait")()
+
+
+def test_the_exception_of_a_call_comes_when_it_is_waited_for_and_breaks_nothing(envs):
+    """W4"""
+    envs.reset()
+    for name, error in (("typo", AttributeError), ("add", TypeError)):
+        envs.call_async(name)
+        with pytest.raises(error, match=name):
+            envs.call_wait()
+    assert envs.call("add", 1) == (1, 1, 1)
+    assert envs.step([1, 2, 0])[1].tolist() == [1.0, 2.0, 0.0]
+
+
+def test_closing_while_a_call_is_pending_warns(envs):
+    envs.reset()
+    envs.step_async([0, 0, 0])
+    with pytest.warns(UserWarning, match="Calling `close` while waiting for a pending call to `step` to complete"):
+        envs.close(timeout=1.0)
+    assert envs.closed
+
+
+@pytest.mark.parametrize(
+    ("mode", "shared_memory"), [("SameStep", True), *(pytest.param(mode, False, marks=FULL) for mode in MODES[:2])]
+)
+def test_a_wait_that_timed_out_can_be_repeated_and_returns_all(mode, shared_memory):
+    """W2. In each phase of a step: while the others have answered, while the resets of SAME_STEP mode are running."""
+    with Gates(2, length=1, infos=False) as gates:
+        envs = AsyncVectorEnv(gates.env_fns, shared_memory, autoreset_mode=mode, num_workers=2)
+        timed_out = functools.partial(pytest.raises, multiprocessing.TimeoutError, match="nothing is lost")
+        envs.reset_async(seed=4)
+        gates.open(0)
+        with timed_out():
+            envs.reset_wait(timeout=0.01)
+        gates.open(1)
+        assert envs.reset_wait(timeout=30)[0][:, 3].tolist() == [4, 5]
+        envs.step_async([6, 7])
+        gates.open(1)
+        with timed_out():
+            envs.step_wait(timeout=0)
+        gates.open(0)
+        if mode == "SameStep":
+            for gate in (0, 1):
+                with timed_out():
+                    envs.step_wait(timeout=0.01)
+                gates.open(gate)
+        obs, rewards, terminations, _, infos = envs.step_wait(timeout=30)
+        last = infos["final_obs"] if mode == "SameStep" else obs
+        assert [row[-1] for row in last] == [6, 7]
+        assert obs[:, 2].tolist() == ([0, 0] if mode == "SameStep" else [1, 1])
+        assert terminations.all()
+        assert rewards.tolist() == [1 / 1024, 1 + 1 / 1024]
+        envs.close()
+
+
+def test_a_call_that_timed_out_can_be_waited_for_again():
+    with Gates(2, ops=["echo"], infos=False) as gates:
+        envs = AsyncVectorEnv(gates.env_fns, num_workers=2)
+        envs.reset()
+        envs.call_async("echo", "a")
+        gates.open(1)
+        for _ in range(2):
+            with pytest.raises(multiprocessing.TimeoutError, match="`call_wait` has timed out; nothing is lost"):
+                envs.call_wait(timeout=0.01)
+        gates.open(0)
+        assert envs.call_wait(timeout=30) == ("a", "a")
+        assert envs.step([1, 2])[1].tolist() == [1 / 1024, 1 + 1 / 1024]
+        envs.close()
+
+
+@FULL
+def test_a_worker_that_dies_in_a_pending_call_is_reported_when_it_is_waited_for():
+    """Also if the env was started again meanwhile, below the facade."""
+    with Gates(2, ops=["echo"], infos=False) as gates:
+        envs = AsyncVectorEnv(gates.env_fns, num_workers=2)
+        envs.reset()
+        pid, _ = envs.get_attr("ran_in")[1]
+        envs.call_async("echo", "a")
+        for i in (0, 1):
+            gates.await_arrival(i)
+        os.kill(pid, signal.SIGKILL)
+        gates.open(0)
+        envs.venv.reset(1)
+        with pytest.raises(WorkerDiedError, match=r"the worker of env 1 .* while running env 1"):
+            envs.call_wait(timeout=30)
+        gates.open(0, 1)
+        assert envs.call("echo", "b") == ("b", "b")
+        envs.close()
+
+
+def test_what_is_refused_is_not_pending(envs):
+    """While an env is stepped below the facade."""
+    envs.reset()
+    envs.venv.send([2], id=[1])
+    for call in (
+        lambda: envs.step([0, 0, 0]),
+        envs.reset,
+        lambda: envs.reset(options={"reset_mask": np.array([True, False, False])}),
+    ):
+        with pytest.raises(RuntimeError, match="env 1 is still stepping"):
+            call()
+    assert envs.venv.recv()[1].tolist() == [2.0]
+    assert envs.step([1, 2, 0])[1].tolist() == [1.0, 2.0, 0.0]
+
+
+@pytest.mark.parametrize("kind", one_of(["sync", "async"]))
+def test_a_reset_that_fails_after_the_last_step_leaves_the_step_in_the_error(kind):
+    """SAME_STEP mode: the other envs go on, and the next step tries the reset again."""
+    env_fns = [
+        lambda: RaisesOnReset(0, at=1, length=2),
+        lambda: CountingEnv(1, length=2),
+        lambda: CountingEnv(2, length=9),
+    ]
+    envs = OURS[kind](env_fns, autoreset_mode="SameStep")
+    envs.reset()
+    envs.step([1, 1, 1])
+    with pytest.raises(ValueError, match="boom in reset") as caught:
+        envs.step([2, 2, 2])
+    partial = caught.value.partial
+    assert partial.env_id.tolist() == [0, 1, 2]
+    assert partial.terminated.tolist() == [True, True, False]
+    assert [row.get("final_obs", obs)[-1] for row, obs in zip(partial.info, partial.obs, strict=True)] == [2, 2, 2]
+    with pytest.raises(ValueError, match="boom in reset") as caught:
+        envs.step([3, 3, 3])
+    assert caught.value.partial.env_id.tolist() == [1, 2]
+    assert caught.value.partial.obs[:, 2].tolist() == [1, 3]
+    envs.close()
+
+
+def test_after_an_interrupt_between_the_halves_of_a_step_a_reset_is_enough():
+    """The wrapper makes the facade step by halves."""
+    envs = GymnasiumVectorEnv(Interrupted(DummyVectorEnv([Remembers] * 2), at=2))
+    envs.reset()
+    with pytest.raises(KeyboardInterrupt):
+        envs.step([1, 2])
+    with pytest.raises(VectorEnvError, match="interrupted"):
+        envs.step([1, 2])
+    envs.reset()
+    assert envs.step([2, 0])[1].tolist() == [2.0, 0.0]
+
+
+@pytest.mark.parametrize("facade", [GymnasiumVectorEnv, SB3VecEnv])
+@pytest.mark.parametrize("half", ["step_async", "step_wait"])
+def test_a_subclass_may_change_one_half_of_a_step(facade, half):
+    """`step` uses it."""
+
+    class Changed(facade):
+        pass
+
+    def changed(self, *args):
+        calls.append(args)
+        return getattr(facade, half)(self, *args)
+
+    calls = []
+    setattr(Changed, half, changed)
+    envs = Changed(DummyVectorEnv(counting(2)))
+    envs.reset()
+    envs.step(np.array([0, 1]))
+    assert len(calls) == 1
+    envs.close()
+
+
+def test_an_interrupt_of_the_random_starts_leaves_nothing_pending():
+    """Their answers are no result of a later call, and no env is stepped past its end."""
+
+    def make(at):
+        venv = Interrupted(DummyVectorEnv(counting(4, length=3), strict=True), at)
+        return GymnasiumVectorEnv(venv, random_initial_steps=9)
+
+    whole, envs, stepped = (make(at) for at in (0, 3, 5))
+    want, _ = whole.reset(seed=5)
+    with pytest.raises(KeyboardInterrupt):
+        envs.reset(seed=5)
+    for wait in (envs.reset_wait, envs.step_wait):
+        with pytest.raises(NoAsyncCallError):
+            wait()
+    obs, _ = envs.reset(seed=5)
+    assert obs[:, [0, 2, 4]].tolist() == want[:, [0, 2, 4]].tolist()  # the others count resets
+    with pytest.raises(KeyboardInterrupt):
+        stepped.reset(seed=5)
+    for _ in range(4):
+        stepped.step([0] * 4)
+    for each in (whole, envs, stepped):
+        each.close()

@@ -1,0 +1,257 @@
+"""Defects of gymnasium's own vector envs that must not be here: each test is one such case.
+
+W1 to W17 number these defects; a test says in its docstring which it is about. Others are tested elsewhere: W2 and W4
+in test_gymnasium_async, W7 in test_facade_faults, W8 in the contract, W9 in test_gymnasium_spaces.
+"""
+
+import contextlib
+import os
+import threading
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+
+from tests.support.backends import FULL, one_of
+from tests.support.cases import playing
+from tests.support.gymnasium_cases import OURS, Echo, Foreign, OneBuffer, Remembers, Reports
+from vecenv import (
+    AsyncVectorEnv,
+    DummyVectorEnv,
+    GymnasiumVectorEnv,
+    ShmemVectorEnv,
+    SubprocVectorEnv,
+    SyncVectorEnv,
+    ThreadVectorEnv,
+    VectorEnvNormObs,
+    VectorEnvWrapper,
+)
+
+
+class Unpicklable(Exception):
+    def __init__(self, env_id, lock):
+        super().__init__(env_id)
+        self.lock = lock
+
+
+class TakesTwo(Exception):
+    """Cannot be made of its message alone."""
+
+    def __init__(self, code, reason):
+        super().__init__(f"{code}: {reason}")
+
+
+class Fails(Reports):
+    """Raises in the step with action 4."""
+
+    def step(self, action):
+        if action == 4:
+            raise self.error()
+        return super().step(action)
+
+    def error(self):
+        return TakesTwo(3, "because")
+
+
+class FailsUnpicklably(Fails):
+    def error(self):
+        return Unpicklable(1, threading.Lock())
+
+
+class OneRow(Reports):
+    """Rewards of the shape (1,)."""
+
+    def step(self, action):
+        obs, reward, *rest = super().step(action)
+        return (obs, np.array([reward * self.t]), *rest)
+
+
+@pytest.mark.parametrize("mode", ["NextStep", "Disabled"])
+@pytest.mark.parametrize("options", [None, {"reset_mask": np.array([True, False])}], ids=["all", "mask"])
+def test_a_manual_reset_does_not_swallow_the_next_step(mode, options):
+    """W1: It clears the pending one; gymnasium's without shared memory does not."""
+    envs = SyncVectorEnv([lambda: Reports(length=1), Reports], autoreset_mode=mode)
+    envs.reset()
+    envs.step([1, 1])
+    envs.reset(options=options)
+    obs, rewards, *_ = envs.step([1, 1])
+    assert rewards.tolist() == [1.0, 1.0]
+    assert obs[0].tolist() == [1, 1]
+
+
+@pytest.mark.parametrize("wrap", [lambda venv: venv, VectorEnvWrapper], ids=["alone", "wrapped"])
+@pytest.mark.parametrize("backend", [DummyVectorEnv, ShmemVectorEnv, SubprocVectorEnv, ThreadVectorEnv])
+def test_what_the_caller_does_to_an_object_is_not_in_a_later_batch(backend, wrap):
+    sequence = spaces.Sequence(spaces.Box(0, 9, (1,), np.float32))
+    space = spaces.Dict({"seen": sequence, "at": spaces.Discrete(9)})
+    script = [{"seen": (np.full(1, t, np.float32),) * 2, "at": t} for t in range(9)]
+    envs = GymnasiumVectorEnv(wrap(backend(playing(space, script, script))), autoreset_mode="Disabled")
+    with contextlib.closing(envs):
+        envs.reset()
+        for t in range(1, 4):
+            batches = [envs.step([0, 0])[0], envs.reset(options={"reset_mask": np.array([True, False])})[0]]
+            for batch in batches:
+                assert [each.tolist() for each in batch["seen"][1]] == [[t], [t]]
+                batch["seen"][1][0][:] = -1  # the caller's own
+
+
+def test_a_wrong_number_of_actions_does_not_shift_later_answers():
+    """W3"""
+    envs = SyncVectorEnv([lambda: Echo(spaces.Discrete(10))] * 3)
+    envs.reset()
+    for count, kind in ((count, kind) for count in (2, 4) for kind in (list, np.array)):
+        with pytest.raises(ValueError, match=f"got {count} actions for 3 envs"):
+            envs.step(kind([5] * count))
+    for action in (1, np.int64(1), np.array(1), None):
+        with pytest.raises(TypeError, match="one action an env"):
+            envs.step(action)
+    assert envs.step([7, 8, 9])[0].tolist() == [7, 8, 9]
+    envs.close()
+
+
+@pytest.mark.parametrize(
+    ("env_class", "shared_memory"), [(FailsUnpicklably, True), pytest.param(Fails, False, marks=FULL)]
+)
+def test_an_exception_leaves_the_others_usable_and_a_reset_heals(env_class, shared_memory):
+    """W4, W5, W6: Neither one whose constructor needs other arguments nor one that cannot be pickled is in the way.
+
+    The traceback of the env comes with it.
+    """
+    envs = AsyncVectorEnv([env_class] * 3, shared_memory=shared_memory)
+    envs.reset()
+    with pytest.raises(Exception, match=r"because|Unpicklable|1") as caught:
+        envs.step([1, 4, 1])
+    assert "raise self.error()" in f"{caught.value} {caught.value.__cause__}"
+    assert caught.value.partial.env_id.tolist() == [0, 2]
+    assert caught.value.partial.obs[:, 0].tolist() == [1, 1]
+    with pytest.raises(type(caught.value)):
+        envs.step([1, 1, 1])
+    obs, _ = envs.reset(options={"reset_mask": np.array([False, True, False])})
+    assert obs[:, 0].tolist() == [1, 0, 1]
+    assert envs.step([1, 1, 1])[0][:, 0].tolist() == [2, 1, 2]
+    envs.close()
+
+
+def test_a_reused_options_dict_resets_the_same_envs_again():
+    """W10"""
+    envs = SyncVectorEnv([Remembers] * 3)
+    options = {"reset_mask": np.array([True, False, True]), "a": 1}
+    envs.reset()
+    for _ in range(2):
+        envs.reset(options=options)
+    assert list(options) == ["reset_mask", "a"]
+    assert [len(resets) for resets in envs.get_attr("resets")] == [3, 1, 3]
+    assert envs.get_attr("resets")[0][-1] == (None, {"a": 1})
+
+
+@pytest.mark.parametrize("kind", one_of(["sync", "async"]))
+def test_final_observations_and_infos_are_those_of_the_last_step_though_the_env_reuses_its_arrays(kind):
+    """W11"""
+    envs = OURS[kind]([OneBuffer, lambda: OneBuffer(length=9)], autoreset_mode="SameStep")
+    envs.reset()
+    envs.step([0, 0])
+    obs, *_, infos = envs.step([0, 0])
+    assert obs.tolist() == [[0, 0], [2, 2]]
+    assert infos["final_obs"][0].tolist() == [2, 2]
+    assert infos["final_info"]["own"].tolist() == [[2], [0]]
+    assert infos["own"].tolist() == [[-1], [2]]
+    envs.step([0, 0])
+    assert infos["final_obs"][0].tolist() == [2, 2]
+    envs.close()
+
+
+def test_a_probability_of_one_third_is_not_rounded_to_zero():
+    """W12: FrozenLake's resets say prob=1, an int, and its steps 0.333."""
+    envs = SyncVectorEnv([lambda: gym.make("FrozenLake-v1")] * 4)
+    _, infos = envs.reset(seed=3)
+    seen = set(infos["prob"].tolist())
+    for action in np.random.default_rng(0).integers(0, 4, (40, 4)):
+        seen |= set(envs.step(action)[-1]["prob"].round(3).tolist())
+    assert seen == {1, 0.333}
+
+
+def test_a_finished_env_is_not_stepped_unnoticed_when_autoreset_is_disabled():
+    """W13"""
+    envs = AsyncVectorEnv([lambda: Reports(length=1), Reports, Reports], autoreset_mode="Disabled")
+    envs.reset()
+    envs.step([1, 1, 1])
+    with pytest.raises(gym.error.ResetNeeded, match=r"envs \[0\] are over"):
+        envs.step([1, 1, 1])
+    obs, _ = envs.reset(options={"reset_mask": np.array([True, False, False])})
+    assert obs[:, 0].tolist() == [0, 1, 1]
+    assert envs.step([1, 1, 1])[0][:, 0].tolist() == [1, 2, 2]
+    envs.close()
+
+
+def test_rewards_of_shape_one_are_numbers():
+    """W14: gymnasium #1445"""
+    envs = SyncVectorEnv([lambda: OneRow(length=2)] * 2)
+    envs.reset()
+    assert [envs.step([1, 1])[1].tolist() for _ in range(3)] == [[1.0, 1.0], [2.0, 2.0], [0.0, 0.0]]
+
+
+@pytest.mark.parametrize("mode", one_of(["same", "different"]))
+def test_every_env_is_made_once_and_none_in_this_process(tmp_path, mode):
+    """W15"""
+
+    def env_fn():
+        (tmp_path / f"{os.getpid()}-{len(list(tmp_path.iterdir()))}").touch()
+        return Reports()
+
+    envs = AsyncVectorEnv([env_fn] * 3, observation_mode=mode, num_workers=1)
+    made = [path.name.split("-")[0] for path in tmp_path.iterdir()]
+    assert len(made) == 3
+    assert str(os.getpid()) not in made
+    envs.close()
+
+
+def test_normalised_observations_work_with_same_step_autoreset():
+    """W16: gymnasium's own observation wrappers refuse this mode."""
+    venv = VectorEnvNormObs(DummyVectorEnv([lambda: Reports(length=2)] * 2))
+    envs = GymnasiumVectorEnv(venv, autoreset_mode="SameStep")
+    envs.reset()
+    envs.step([0, 0])
+    obs, *_, infos = envs.step([0, 0])
+    assert np.abs(obs).max() < 2
+    assert infos["final_obs"][0].max() < 2
+    masked, _ = envs.reset(options={"reset_mask": np.array([True, False])})
+    assert masked[1].tolist() == obs[1].tolist()
+    envs.close()
+
+
+@pytest.mark.parametrize(
+    ("seed", "expected"),
+    [
+        (7, [7, 8, 9]),
+        (np.int64(7), [7, 8, 9]),
+        (np.array(7, np.int32), [7, 8, 9]),
+        ([3, None, 5], [3, None, 5]),
+        (np.array([3, 4, 5], np.uint8), [3, 4, 5]),
+        ((np.int32(1), np.uint8(2), 3), [1, 2, 3]),
+        (None, [None] * 3),
+    ],
+    ids=repr,
+)
+def test_seeds_may_be_numbers_and_arrays_of_numpy(seed, expected):
+    """W17"""
+    envs = SyncVectorEnv([Remembers] * 3)
+    envs.reset(seed=seed, options={"a": 1})
+    assert envs.get_attr("resets") == tuple([(s, {"a": 1})] for s in expected)
+
+
+@pytest.mark.parametrize("foreign", [lambda values: torch.tensor(values), Foreign], ids=["torch", "any other"])
+def test_actions_may_be_arrays_of_any_library(foreign):
+    """W17"""
+    space = spaces.Dict(a=spaces.Discrete(9), b=spaces.Box(-9, 9, (2,)))
+    envs = SyncVectorEnv([lambda: Echo(space)] * 2)
+    envs.reset()
+    actions = {"a": foreign([3, 4]), "b": foreign([[1.0, 1.0], [1.0, 1.0]])}
+    if foreign is not Foreign:
+        actions["b"].requires_grad_()
+    obs, *_ = envs.step(actions)
+    assert (obs["a"].tolist(), obs["b"].tolist()) == ([3, 4], [[1, 1], [1, 1]])
+    envs = SyncVectorEnv([lambda: Echo(space["a"])] * 2)
+    envs.reset()
+    assert envs.step(foreign([3, 4]))[0].tolist() == [3, 4]

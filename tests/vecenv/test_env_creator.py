@@ -1,0 +1,414 @@
+"""EnvCreator: what its envs share, in which processes, and what remains of updates that are cut off."""
+
+from __future__ import annotations
+
+import copy
+import fcntl
+import multiprocessing
+import os
+import pickle
+import signal
+import threading
+from functools import partial
+from multiprocessing import forkserver
+from typing import Any
+
+import cloudpickle
+import gymnasium as gym
+import numpy as np
+import pytest
+
+from collector import SyncDataCollector
+from tests.support.backends import FULL
+from tests.support.local_ray import NEAR
+from tests.support.shared_envs import (
+    Chain,
+    Counted,
+    Counts,
+    Transformed,
+    counted,
+    hold,
+    run_all,
+    step_env,
+    update_often,
+)
+from vecenv import EnvCreator, RayVectorEnv, SharedState, ShmemVectorEnv, WorkerDiedError
+from vecenv.backends.memory import shared_state
+from vecenv.creator import stateful_parts
+from vecenv.testing import CountingEnv
+from vecenv.transforms import NormalizeReward, TransformedEnv, VecNorm
+
+start_methods = pytest.mark.parametrize(
+    "context", ["fork", *(pytest.param(each, marks=FULL) for each in ("forkserver", "spawn"))]
+)
+
+
+def calls_of(creator: EnvCreator) -> int:
+    return int(creator.state_dict()["0.Counted.calls"])
+
+
+# Sharing.
+
+
+def test_envs_of_a_creator_share_their_state_on_every_backend(backend: type) -> None:
+    creator = EnvCreator(counted)
+    with backend([creator] * 3) as venv:
+        venv.reset()
+        for _ in range(4):
+            venv.step([0] * 3)
+        assert venv.call("calls") == [15] * 3
+    assert calls_of(creator) == 15
+    np.testing.assert_array_equal(creator.state_dict()["0.Counted.sums"], [7.5, 7.5])
+    alone = EnvCreator(counted, share_memory=False)
+    with backend([alone] * 3) as venv:
+        venv.reset()
+        venv.step([0, 0], [0, 1])
+        assert venv.call("calls") == [2, 2, 1]
+    assert alone.state_dict() == {}
+
+
+@start_methods
+def test_envs_share_under_every_start_method_and_after_their_worker_was_killed(context: str) -> None:
+    creator = EnvCreator(lambda: counted())
+    with ShmemVectorEnv([creator] * 4, num_workers=2, context=context) as venv:
+        venv.reset()
+        assert calls_of(creator) == 4
+        os.kill(venv.call("own_pid")[0], 9)
+        with pytest.raises(WorkerDiedError):
+            venv.step([0] * 4)
+        before = calls_of(creator)
+        venv.reset([0, 1])
+        venv.reset([2, 3])
+        assert venv.call("calls") == [before + 4] * 4
+    assert calls_of(creator) == before + 4
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        partial(ShmemVectorEnv, context="forkserver"),
+        pytest.param(partial(RayVectorEnv, **NEAR), marks=pytest.mark.local_ray),
+    ],
+)
+def test_a_worker_gets_more_states_than_one_message_can_carry(make: Any) -> None:
+    creators = [EnvCreator(counted) for _ in range(260)]
+    with make(creators, num_workers=1) as venv:
+        venv.reset()
+    assert [calls_of(creator) for creator in creators] == [1] * 260
+
+
+@start_methods
+def test_processes_that_get_a_creator_as_an_argument_see_one_count(context: str) -> None:
+    creator = EnvCreator(lambda: counted())
+    mp = multiprocessing.get_context(context)
+    assert run_all(mp.Process(target=step_env, args=(creator, steps)) for steps in (10, 0)) == [0, 0]
+    forkserver._forkserver._stop()  # multiprocessing's own
+    assert creator().calls() == 12
+
+
+def test_no_update_of_eight_processes_is_lost_though_two_are_killed_in_theirs() -> None:
+    creator, mp = EnvCreator(counted), multiprocessing.get_context("fork")
+    ready = mp.Event()
+    die_at = [None, 20, None, None, 35, None, None, None]
+    processes = [mp.Process(target=update_often, args=(creator, 60, at, ready)) for at in die_at]
+    assert run_all(processes, then=ready.set) == [0 if at is None else -9 for at in die_at]
+    state = creator.state_dict()
+    assert state["0.Counted.calls"] == 6 * 60 + 20 + 35
+    np.testing.assert_array_equal(state["0.Counted.sums"], [6 * 60 + 20 + 35] * 2)
+
+
+def test_threads_of_one_process_lose_no_update() -> None:
+    env = EnvCreator(counted)()
+    threads = [threading.Thread(target=lambda: [env.counts.count() for _ in range(200)]) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert env.calls() == 800
+
+
+@pytest.mark.parametrize("share", [True, False])
+def test_an_update_that_an_exception_leaves_changes_nothing_such_as_that_of_an_update_inside(share: bool) -> None:
+    state = SharedState({"a": np.arange(3.0)}, share)
+    with pytest.raises(RuntimeError, match="in an update"), state.update() as arrays:  # noqa: PT012
+        arrays["a"] += 1
+        state.read()
+    np.testing.assert_array_equal(state.read()["a"], [0, 1, 2])
+
+
+def test_a_state_that_another_process_does_not_release_is_an_error_that_names_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(shared_state, "LOCK_TIMEOUT", 0.2)
+    creator, mp = EnvCreator(counted), multiprocessing.get_context("fork")
+    entered, leave = mp.Event(), mp.Event()
+    holder = mp.Process(target=hold, args=(creator, entered, leave))
+    holder.start()
+    assert entered.wait(30)
+    with pytest.raises(TimeoutError, match=f"locked for 0.2 s by process {holder.pid}"):
+        creator.state_dict()
+    with pytest.raises(TimeoutError, match=f"{holder.pid}"):
+        creator.state_dict()
+    monkeypatch.setattr(shared_state, "LOCK_TIMEOUT", 30.0)
+    leave.set()
+    assert calls_of(creator) == 0
+    holder.join(30)
+    holder.close()
+
+
+@pytest.mark.parametrize("killed", [False, True])
+def test_a_wait_for_a_state_sleeps_until_its_holder_leaves_it_or_is_killed(
+    killed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    creator, mp = EnvCreator(counted), multiprocessing.get_context("fork")
+    entered, leave, sleeps, found = mp.Event(), mp.Event(), threading.Event(), list[int]()
+    holder = mp.Process(target=hold, args=(creator, entered, leave))
+    holder.start()
+    assert entered.wait(30)
+    lockf, tries = fcntl.lockf, list[int]()
+
+    def noted_lockf(fd: int, how: int) -> None:
+        tries.append(how)
+        if how == fcntl.LOCK_EX:
+            sleeps.set()
+        lockf(fd, how)
+
+    monkeypatch.setattr(fcntl, "lockf", noted_lockf)
+    waiter = threading.Thread(target=lambda: found.append(calls_of(creator)))
+    waiter.start()
+    assert sleeps.wait(30)
+    before = len(tries)
+    os.kill(holder.pid, signal.SIGKILL) if killed else leave.set()
+    waiter.join(30)
+    assert found == [0]
+    assert tries[before:] == [fcntl.LOCK_UN]
+    holder.join(30)
+    holder.close()
+
+
+def test_arrays_of_every_shape_and_dtype_keep_them() -> None:
+    arrays = {"b": np.array([True]), "": np.zeros((2, 0)), "t": np.array("text"), "c": np.ones((3, 5), np.complex64)}
+    for values, share in ((arrays, True), (arrays, False), ({}, True), ({}, False)):
+        found = SharedState(values, share).read()
+        assert {name: (array.dtype, array.shape) for name, array in found.items()} == {
+            name: (array.dtype, array.shape) for name, array in values.items()
+        }
+        for name, array in values.items():
+            np.testing.assert_array_equal(found[name], array)
+
+
+# What has state.
+
+
+def test_parts_with_state_are_found_in_wrappers_and_transforms_outermost_first() -> None:
+    inner, first, second = counted(), Counts(), Counts()
+    env = Counted(Transformed(Transformed(inner, object()), Chain(first, Chain(object(), second))))
+    assert stateful_parts(env) == [env, first, second, inner]
+    creator = EnvCreator(lambda: Transformed(counted(width=3), Chain(Counts(), Counts(1))))
+    shapes = {key: value.shape for key, value in creator.state_dict().items()}
+    assert shapes == {
+        "0.Counts.calls": (), "0.Counts.sums": (2,), "1.Counts.calls": (), "1.Counts.sums": (1,),
+        "2.Counted.calls": (), "2.Counted.sums": (3,),
+    }  # fmt: skip
+
+
+def test_load_state_dict_sets_the_state_of_all_envs() -> None:
+    creator = EnvCreator(counted)
+    env = creator()
+    step_env(lambda: env, 3)
+    saved = creator.state_dict()
+    creator.load_state_dict({key: np.zeros_like(value) for key, value in saved.items()})
+    assert env.calls() == 0
+    assert saved["0.Counted.calls"] == 4
+    for wrong in ({}, saved | {"x": 1}, saved | {"0.Counted.sums": np.zeros(3)}):
+        with pytest.raises(ValueError, match="does not fit"):
+            creator.load_state_dict(wrong)
+    creator.load_state_dict(saved)
+    assert creator().calls() == 4
+
+
+# Arguments.
+
+
+def test_create_env_kwargs_come_before_keywords_and_those_before_the_call() -> None:
+    given: list[dict[str, Any]] = []
+    creator = EnvCreator(lambda **kwargs: given.append(kwargs) or CountingEnv(), {"a": 1}, a=2, b=2)
+    creator(a=3, b=3, c=3)
+    assert given[-1] == {"a": 1, "b": 2, "c": 3}
+    assert creator.create_env_kwargs == {"a": 1, "b": 2}
+
+
+def test_a_variant_has_arguments_of_its_own_and_the_same_state() -> None:
+    creator = EnvCreator(counted, length=4)
+    variant = creator.make_variant(env_id=7, length=9)
+    env = variant()
+    assert (env.unwrapped.env_id, env.unwrapped.length) == (7, 9)
+    assert creator.create_env_kwargs == {"length": 4}
+    env.reset()
+    assert calls_of(creator) == calls_of(variant) == creator().calls() == 1
+    creator = EnvCreator(gym.make, id="CartPole-v1")
+    variant = creator.make_variant(id="Pendulum-v1")
+    assert creator.meta_data.observation_space.shape == (4,)
+    assert variant.meta_data.spec.id == "Pendulum-v1"
+    creator.update_kwargs({"id": "Acrobot-v1"})
+    assert creator.meta_data.action_space.n == 3
+    with pytest.raises(ValueError, match=r"\(5,\).*\(2,\).*share_memory=False"):  # its env has another state
+        EnvCreator(counted).make_variant(width=5)()
+
+
+def test_a_list_of_arguments_of_another_length_names_both_numbers() -> None:
+    creator = EnvCreator(counted, [{"env_id": 5}, {"env_id": 6}])
+    with pytest.raises(ValueError, match="2 entries, expected one for each of 3 envs"):
+        ShmemVectorEnv([creator] * 3)
+    with pytest.raises(ValueError, match="3 entries, expected one for each of 2 envs"):
+        creator.update_kwargs([{}] * 3)
+    with pytest.raises(RuntimeError, match="arguments for 2 envs"):
+        creator()
+
+
+@FULL
+def test_update_kwargs_concerns_what_is_made_later() -> None:
+    creator = EnvCreator(counted, length=4)
+    with ShmemVectorEnv([creator] * 2, context="fork", num_workers=2) as venv:
+        creator.update_kwargs([{"length": 6}, {"length": 7}])
+        venv.reset()
+        os.kill(venv.call("own_pid")[0], 9)
+        with pytest.raises(WorkerDiedError):
+            venv.step([0] * 2)
+        venv.reset(0)
+        assert venv.get_env_attr("length") == [4, 4]
+    assert creator.create_env_kwargs == [{"length": 6}, {"length": 7}]
+
+
+# Calls of the factory.
+
+
+def test_the_factory_is_called_once_an_env_and_once_for_the_metadata(backend: type, tmp_path: Any) -> None:
+    for share_memory in (True, False):
+        log = tmp_path / str(share_memory)
+        creator = EnvCreator(logged, {"log": str(log)}, share_memory=share_memory)
+        with backend([creator] * 3):
+            assert len(log.read_text()) == 3 + share_memory
+        assert creator.meta_data.metadata == CountingEnv.metadata
+        assert creator.make_variant().state_dict().keys() == creator.state_dict().keys()
+        assert len(log.read_text()) == 4
+    made: list[Any] = []
+
+    class Watched(CountingEnv):
+        closed = False
+
+        def close(self) -> None:
+            self.closed = True
+
+    EnvCreator(lambda: made.append(Watched()) or made[-1])
+    assert [(env.closed, env.calls) for env in made] == [(True, 0)], "it is closed and not reset"
+
+
+def logged(log: str) -> Any:
+    with open(log, "a") as file:
+        file.write("x")
+    return counted()
+
+
+# Copies.
+
+
+def test_copies_of_a_creator_share_and_copies_of_its_state_do_not() -> None:
+    creator = EnvCreator(counted)
+    for same in (copy.copy(creator), copy.deepcopy(creator), EnvCreator(creator, length=3)):
+        same().reset()
+    assert calls_of(creator) == 3
+    env = copy.deepcopy(creator())
+    env.reset()
+    assert (env.calls(), calls_of(creator)) == (4, 3)
+    assert not copy.copy(creator().counts.state).shared
+
+
+@pytest.mark.parametrize("dumps", [pickle.dumps, cloudpickle.dumps])
+def test_a_creator_that_shares_is_pickled_for_processes_alone(dumps: Any) -> None:
+    creator = EnvCreator(counted)
+    with pytest.raises(TypeError, match=r"lies in memory without a name.*share_memory=False"):
+        dumps(creator)
+    with shared_state.pickled_by_name() as states:
+        blob = dumps(creator)
+    assert [state.shared for state in states.values()] == [True]
+    assert pickle.loads(blob)().counts.state is creator().counts.state
+    del creator
+    states.clear()
+    with pytest.raises(RuntimeError, match="a shared state that this process does not have"):
+        pickle.loads(blob)
+
+
+def test_a_creator_that_shares_nothing_is_pickled_as_any_function() -> None:
+    alone = EnvCreator(counted, share_memory=False, env_id=4)
+    stateless = EnvCreator(lambda env_id: CountingEnv(env_id), env_id=4)
+    for creator in (alone, stateless):
+        copied = pickle.loads(pickle.dumps(creator))
+        assert copied().unwrapped.env_id == 4
+        assert repr(copied) == repr(creator)
+
+
+def test_collectors_take_creators_and_pass_arguments_that_theirs_precede() -> None:
+    creator = EnvCreator(counted, [{"env_id": 1}, {"env_id": 2}])
+    options = {"frames_per_batch": 4, "backend": "shmem", "create_env_kwargs": {"length": 9, "env_id": 3}}
+    with SyncDataCollector([creator] * 2, **options) as collector:
+        collector.next()
+        assert collector.env.get_env_attr("env_id") == [1, 2]
+        assert collector.env.get_env_attr("length") == [9, 9], "each env has its own, and what is common"
+    assert calls_of(creator) == 2 + 4
+    single = EnvCreator(counted)
+    with SyncDataCollector(single, frames_per_batch=4) as collector:
+        collector.next()
+    assert calls_of(single) == 5
+
+
+# Bad input.
+
+
+def test_bad_input_is_refused_where_it_is_given() -> None:
+    for make, error, text in (
+        (lambda: EnvCreator(CountingEnv()), TypeError, "create_env_fn must be a callable"),
+        (lambda: EnvCreator(lambda: None), TypeError, "expected an env"),
+        (lambda: EnvCreator(counted, 3), TypeError, "create_env_kwargs must be a dict"),
+        (lambda: EnvCreator(counted, []), TypeError, "create_env_kwargs must be a dict"),
+        (lambda: EnvCreator(counted, [1]), TypeError, "create_env_kwargs must be a dict"),
+        (lambda: EnvCreator(partial(counted, size=1)), TypeError, "size"),
+        (lambda: SharedState({"a": np.array([None])}), TypeError, "'a' is an array of objects"),
+    ):
+        with pytest.raises(error, match=text):
+            make()
+    assert repr(EnvCreator(counted, {"env_id": 3}, length=2)) == "EnvCreator(counted, length=2, env_id=3)"
+    assert repr(EnvCreator(counted, [{}, {"env_id": 1}], share_memory=False)) == (
+        "EnvCreator(counted, create_env_kwargs=[{}, {'env_id': 1}], share_memory=False)"
+    )
+
+
+def test_envs_that_are_made_to_be_measured_do_not_count() -> None:
+    creator = EnvCreator(counted, [{"env_id": 5}, {"env_id": 6}])
+    with SyncDataCollector([creator] * 2, frames_per_batch=4, backend="auto") as collector:
+        collector.next()
+        assert collector.env.get_env_attr("env_id") == [5, 6]
+    assert calls_of(creator) == 2 + 4
+
+
+@pytest.mark.parametrize(
+    "copied",
+    [
+        lambda fn: EnvCreator(fn, share_memory=False).frozen_copy(),
+        lambda fn: EnvCreator(fn).frozen_copy().unshared(),
+        lambda fn: EnvCreator(EnvCreator(fn).frozen_copy(), share_memory=False),
+        lambda fn: EnvCreator(fn).frozen_copy().make_variant(),
+    ],
+    ids=["not shared", "unshared", "nested", "variant"],
+)
+def test_no_copy_that_is_frozen_learns(copied: Any) -> None:
+    """Also of what envs do not share: the statistics of rewards."""
+    learnt = VecNorm()
+    TransformedEnv(gym.make("CartPole-v1"), learnt).reset(seed=0)
+    creator = copied(lambda: TransformedEnv(gym.make("CartPole-v1"), [learnt.clone(), NormalizeReward()]))
+    with ShmemVectorEnv([creator] * 2) as venv:
+        before = venv.call("state_dict")
+        venv.reset(seed=1)
+        venv.step([0, 1])
+        assert repr(venv.call("state_dict")) == repr(before)
+        assert before[0]["0.VecNorm"]["observation_count"] == 1, "what the env was made with"

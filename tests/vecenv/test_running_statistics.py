@@ -1,0 +1,253 @@
+"""Running statistics: the same numbers wherever they are kept, exact far from zero, without NaN; rewards by them."""
+
+from functools import partial
+from itertools import product
+
+import gymnasium
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+from stable_baselines3.common.vec_env import VecNormalize
+
+from tests.support.transform_envs import VECTOR, plain
+from vecenv import DummyVectorEnv, EnvCreator, RunningMeanStd, SB3VecEnv, TransformedEnv, VectorEnvNormObs
+from vecenv.transforms import NormalizeReward, Rows, TransformedVectorEnv, VecNorm
+
+WHOLE = ("mean", "var", "count", "skipped")
+BOX = spaces.Box(-np.inf, np.inf, (2,), np.float32)
+
+
+class Shows(gymnasium.Env):
+    """Observes and pays what it is given."""
+
+    observation_space, action_space = BOX, spaces.Discrete(2)
+
+    def __init__(self, rows):
+        self.rows = iter(rows)
+
+    def reset(self, *, seed=None, options=None):
+        return next(self.rows), {}
+
+    def step(self, action):
+        row = next(self.rows)
+        return row, float(row[0]), False, False, {}
+
+
+def by_itself(batches):
+    statistics = RunningMeanStd()
+    for rows in batches:
+        statistics.update(rows)
+    return [statistics.state_dict()[name] for name in WHOLE]
+
+
+def by_vec_norm(batches, convert=np.asarray):
+    with TransformedVectorEnv(DummyVectorEnv([partial(Shows, [])] * 4), VecNorm(decay=1.0)) as venv:
+        for rows in batches:
+            venv.transform[0].reset(Rows(convert(rows.copy()), None))
+        state = venv.transform[0].state_dict()
+    assert all(isinstance(array, np.ndarray) for array in state.values())
+    return [state[f"observation_{name}"] for name in WHOLE]
+
+
+def by_envs_that_share_one(batches):
+    creator = EnvCreator(lambda: TransformedEnv(Shows(np.concatenate(batches)), VecNorm(decay=1.0)))
+    env = creator()
+    env.reset()
+    for _ in range(sum(map(len, batches)) - 1):
+        env.step(0)
+    return [creator.state_dict()[f"0.VecNorm.observation_{name}"] for name in WHOLE]
+
+
+def by_vector_env_norm_obs(batches):
+    with DummyVectorEnv([partial(Shows, [])]) as venv:
+        norm = VectorEnvNormObs(venv)
+        for rows in batches:
+            norm.map_reset(rows, None)
+        return [norm.get_obs_rms().state_dict()[name] for name in WHOLE]
+
+
+def by_normalize_reward(batches):
+    norm = NormalizeReward(gamma=0.0)
+    norm.num_envs = max(map(len, batches))
+    norm.clear()
+    for rows in batches:
+        over = np.ones(len(rows), np.bool_)
+        norm.step(Rows(None, None, rows[:, 0].astype(np.float64), over, ~over, ids=np.arange(len(rows))))
+        norm.clear()
+    return [norm.state_dict()[name] for name in WHOLE]
+
+
+def by_merging(batches):
+    merged = RunningMeanStd.merged([dict(zip(WHOLE, by_itself([rows]), strict=True)) for rows in batches])
+    return [merged[name] for name in WHOLE]
+
+
+def by_merging_vec_norms(batches):
+    def state(rows):
+        return {f"observation_{name}": value for name, value in zip(WHOLE, by_vec_norm([rows]), strict=True)}
+
+    merged = VecNorm.merged([state(rows) for rows in batches])
+    return [merged[f"observation_{name}"] for name in WHOLE]
+
+
+KEPT = {
+    "RunningMeanStd": by_itself,
+    "VecNorm": by_vec_norm,
+    "VecNorm of tensors": partial(by_vec_norm, convert=torch.from_numpy),
+    "EnvCreator": by_envs_that_share_one,
+    "VectorEnvNormObs": by_vector_env_norm_obs,
+    "NormalizeReward": by_normalize_reward,
+    "merged": by_merging,
+    "merged VecNorm": by_merging_vec_norms,
+}
+kept = pytest.mark.parametrize("where", KEPT)
+
+
+def column(found):
+    """Of statistics of both columns those of the first one, which NormalizeReward sees alone."""
+    return [np.ravel(value)[0] for value in found]
+
+
+@kept
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_far_from_zero_they_are_those_of_numpy(where, dtype):
+    """Also where the mean moves."""
+    rng = np.random.default_rng(0)
+    far = [rng.normal(1e8, 20, (k, 2)).astype(dtype) for k in (4, 1, 3, *[4] * 40)]
+    moves = [rng.normal(mean, 1, (4, 2)).astype(dtype) for mean in (0, 1e6, 1e6, -1e8, 3)]
+    for batches, exact in ((far, 1e-12), (moves, 1e-9)):
+        mean, var, count, skipped = column(KEPT[where](batches))
+        want = np.concatenate(batches)[:, 0].astype(np.float64)
+        if where == "EnvCreator":  # whose space is of float32
+            want = want.astype(np.float32).astype(np.float64)
+        assert mean == pytest.approx(want.mean(), rel=exact)
+        assert var == pytest.approx(want.var(), rel=1e-6 if batches is far else exact)
+        assert (count, skipped) == (len(want), 0)
+
+
+@kept
+def test_rows_that_are_not_finite_are_left_out_and_counted(where):
+    bad_rows = [[np.nan], [np.inf], [-np.inf, np.inf], *([[1e300, -1e300]] if where != "EnvCreator" else [])]
+    for bad, at in product(bad_rows, (0, 2)):
+        rng = np.random.default_rng(0)
+        batches = [rng.normal(3, 2, (4, 2)) for _ in range(5)]
+        batches[at][: len(bad), 0] = bad
+        mean, var, count, skipped = column(KEPT[where](batches))
+        want = np.concatenate(batches)[:, 0]
+        want = want[np.abs(want) < 1e100]
+        assert (mean, var) == (pytest.approx(want.mean(), rel=1e-6), pytest.approx(want.var(), rel=1e-6)), bad
+        assert (count, skipped) == (20 - len(bad), len(bad)), bad
+    batches = [np.full((2, 2), np.nan), np.array([[1.0, 1.0], [3.0, 3.0]])]  # one without a finite row
+    assert column(KEPT[where](batches)) == [2, 1, 2, 2]
+
+
+def test_what_is_returned_of_a_row_that_is_left_out():
+    with TransformedVectorEnv(DummyVectorEnv([partial(Shows, [])] * 3), VecNorm(decay=1.0)) as venv:
+        rows = Rows(np.array([[1, 1], [np.nan, 1], [3, np.inf]], np.float32), None)
+        venv.transform[0].reset(rows)
+        np.testing.assert_array_equal(rows.obs, np.array([[0, 0], [np.nan, 0], [200, np.inf]], np.float32))
+        rows = Rows(np.array([[3, 1]], np.float32), None)
+        venv.transform[0].reset(rows)
+        np.testing.assert_allclose(rows.obs, [[1, 0]], atol=1e-6)
+
+
+def test_a_large_batch_is_checked_too():
+    rows = np.ones((10, 2000))
+    rows[3, 7] = np.nan
+    statistics = RunningMeanStd()
+    for _ in range(2):
+        statistics.update(rows)
+    assert (statistics.count, statistics.skipped, statistics.mean.sum()) == (18, 2, 2000)
+    assert repr(statistics) == "RunningMeanStd(shape=(2000,), count=18, skipped=2)"
+
+
+@pytest.mark.parametrize("state", [{}, {"mean": 0, "var": 1, "count": 1}, {"observation_mean": 0}])
+def test_a_state_of_something_else_is_refused(state):
+    for owner in (RunningMeanStd(), NormalizeReward()):
+        with pytest.raises(ValueError, match=r"expected \['count', 'mean', 'skipped', 'var'\], got \["):
+            owner.load_state_dict(state)
+
+
+def test_statistics_of_other_rows_are_refused():
+    state = {"mean": [1.0, 2.0], "var": [1.0, 2.0], "count": 1, "skipped": 0}
+    with pytest.raises(ValueError, match=r"it is of rows of shapes \(2,\) and \(2,\)"):
+        NormalizeReward().load_state_dict(state)
+    with pytest.raises(ValueError, match=r"it is of rows of shapes \(\) and \(2,\)"):
+        RunningMeanStd().load_state_dict({**state, "mean": 1.0})
+
+
+N = 4
+ACTIONS = np.ones((N, 2), np.float32)
+
+
+def venv_of(*transforms, **options):
+    return TransformedVectorEnv(DummyVectorEnv([plain(VECTOR, 5)] * N, **options), list(transforms))
+
+
+def test_rewards_are_those_of_sb3s_vec_normalize():
+    theirs = VecNormalize(SB3VecEnv(DummyVectorEnv([plain(VECTOR, 5)] * N)), norm_obs=False, gamma=0.9)
+    ours = SB3VecEnv(venv_of(NormalizeReward(gamma=0.9)))
+    for envs in (theirs, ours):
+        envs.seed(0)
+        envs.reset()
+    for _ in range(23):
+        _, want, want_dones, _ = theirs.step(ACTIONS)
+        _, got, dones, _ = ours.step(ACTIONS)
+        np.testing.assert_allclose(got, want, rtol=2e-3, atol=1e-6)  # its count begins with 1e-4
+        assert dones.tolist() == want_dones.tolist()
+    theirs.close()
+    ours.close()
+
+
+def test_returns_belong_to_their_env_and_end_with_the_episode():
+    norm = NormalizeReward(gamma=0.5, clip=None)
+    with venv_of(norm) as venv:
+        venv.reset(seed=0)
+    norm.attach(venv, 2, None, None)
+
+    def step(rewards, ids, over=False):
+        ends = np.full(len(ids), over)
+        rows = Rows(None, None, np.array(rewards, float), ends, ~ends & over, ids=np.array(ids))
+        norm.step(rows)
+        return rows.reward
+
+    seen = []
+    norm.return_rms.update = lambda batch: seen.append(batch.tolist())
+    step([4, 8], [0, 1])
+    step([1], [1])
+    step([2, 0], [1, 0], over=True)
+    step([1, 1], [0, 1])
+    norm.reset(Rows(None, None, ids=np.array([1])))
+    step([1, 1], [0, 1])
+    assert seen == [[4, 8], [5], [4.5, 2], [1, 1], [1.5, 1]]
+
+
+def test_a_frozen_copy_learns_nothing_and_the_state_goes_with_the_vector_env():
+    with venv_of(NormalizeReward()) as train:
+        train.reset(seed=0)
+        for _ in range(9):
+            train.step(ACTIONS)
+        state, norm = train.state_dict(), train.transform[0]
+        assert norm.return_rms.count == 36
+        frozen = norm.frozen_copy()
+        with venv_of(frozen) as test, venv_of() as raw:
+            for venv in (test, raw):
+                venv.reset(seed=1)
+            want = raw.step(ACTIONS)[1] / np.sqrt(norm.return_rms.var + 1e-8)
+            np.testing.assert_allclose(test.step(ACTIONS)[1], want, atol=1e-6)
+            assert frozen.return_rms.count == 36
+    with venv_of(NormalizeReward()) as other:
+        other.load_state_dict(state)
+        assert other.transform[0].return_rms.var == norm.return_rms.var
+
+
+@pytest.mark.parametrize("options", [{"gamma": 1.1}, {"gamma": -0.1}, {"epsilon": 0}, {"clip": 0}])
+def test_numbers_out_of_range(options):
+    with pytest.raises(ValueError, match="must be"):
+        NormalizeReward(**options)
+
+
+def test_vector_rewards_are_refused():
+    with pytest.raises(ValueError, match=r"rewards that are numbers, got the shape \(2,\)"):
+        NormalizeReward().step(Rows(None, None, np.zeros((3, 2)), ids=np.arange(3)))

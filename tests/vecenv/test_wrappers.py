@@ -1,0 +1,238 @@
+"""Wrappers of a whole vector env, and the statistics that one of them keeps."""
+
+import functools
+
+import gymnasium
+import numpy as np
+import pytest
+from gymnasium import spaces
+
+from tests.support.cases import counting, playing
+from vecenv import BaseVectorEnv, ClosedError, DummyVectorEnv, RunningMeanStd, VectorEnvNormObs, VectorEnvWrapper, nest
+from vecenv.testing import CountingEnv, RaisesOnReset, RaisesOnStep
+
+
+class TestVectorEnvWrapper:
+    def test_it_is_a_vector_env_with_every_attribute_of_what_it_wraps(self):
+        with DummyVectorEnv(counting(3), wait_num=2) as venv, VectorEnvWrapper(venv) as wrapper:
+            assert isinstance(wrapper, BaseVectorEnv)
+            assert len(wrapper) == 3
+            names = [name for name in dir(venv) if not name.startswith("_") and hasattr(venv, name)]
+            assert {"env_num", "waiting_id", "ready_id", "wait_num", "timeout", "is_async", "is_closed"} <= set(names)
+            for name in names:
+                if not callable(getattr(venv, name)):
+                    assert getattr(wrapper, name) == getattr(venv, name), name
+            wrapper.reset()
+            wrapper.send([1, 2], [0, 2])
+            assert wrapper.waiting_id == venv.waiting_id == [0, 2]
+            assert sorted(wrapper.recv()[0][:, 4].tolist()) == [1, 2]
+            assert repr(wrapper) == f"VectorEnvWrapper({venv!r})"
+            with pytest.raises(AttributeError, match="nope"):
+                wrapper.nope  # noqa: B018
+        assert venv.is_closed
+        assert wrapper.is_closed
+
+    def test_a_subclass_may_change_a_method_and_call_the_one_below(self):
+        class Doubles(VectorEnvWrapper):
+            def step(self, action, id=None, **kwargs):
+                obs, rew, *rest = super().step(action, id, **kwargs)
+                return (obs, rew * 2, *rest)
+
+            def reset(self, id=None, **kwargs):
+                obs, info = super().reset(id, **kwargs)
+                return -obs, info
+
+            def close(self):
+                self.reported = True
+                super().close()
+
+        venv = DummyVectorEnv(counting(2))
+        wrapper = Doubles(venv)
+        assert wrapper.reset()[0][1, 0] == -1
+        assert wrapper.step([0, 0])[1].tolist() == [2 / 1024, 2 + 2 / 1024]
+        wrapper.close()
+        wrapper.close()
+        assert wrapper.reported
+        assert venv.is_closed
+        with pytest.raises(ClosedError):
+            venv.reset()
+        with pytest.raises(ClosedError):
+            wrapper.reset()
+
+    def test_it_wraps_anything_with_the_methods(self):
+        class Pool:
+            is_async = False
+
+            def __len__(self):
+                return 7
+
+            def reset(self, env_id=None):
+                return "reset", env_id
+
+        wrapper = VectorEnvWrapper(Pool())
+        assert (len(wrapper), wrapper.is_async, wrapper.reset([1])) == (7, False, ("reset", [1]))
+
+
+SCRIPT = [np.array([0.0, 10.0], np.float32), np.array([4.0, 10.0], np.float32), np.array([8.0, 40.0], np.float32)]
+BOX = spaces.Box(-99, 99, (2,), np.float32)
+
+
+class TestVectorEnvNormObs:
+    def test_every_batch_updates_and_is_normalised(self, backend):
+        with VectorEnvNormObs(backend(playing(BOX, SCRIPT, SCRIPT[1:]))) as venv:
+            obs, info = venv.reset()
+            rows = np.stack([SCRIPT[0], SCRIPT[1]])
+            want = (rows - rows.mean(0)) / np.sqrt(rows.var(0) + np.finfo(np.float32).eps)
+            assert obs.dtype == np.float32
+            assert np.allclose(obs, want, atol=1e-5)
+            assert info[1]["env_id"] == 1
+            result = venv.step([0], [0])
+            rows = np.stack([*rows, SCRIPT[1]])
+            assert np.allclose(venv.get_obs_rms().mean, rows.mean(0))
+            assert np.allclose(venv.get_obs_rms().var, rows.var(0))
+            assert np.allclose(
+                result[0][0], np.clip((SCRIPT[1] - rows.mean(0)) / np.sqrt(rows.var(0) + 1.2e-7), -10, 10)
+            )
+            assert venv.observation_space == [BOX] * 2
+
+    @pytest.mark.parametrize(
+        ("space", "rows"),
+        [
+            (BOX, SCRIPT),
+            (spaces.Dict({"a": BOX, "b": spaces.Discrete(9)}), [{"a": row, "b": 3} for row in SCRIPT]),
+            (spaces.Tuple((BOX, spaces.Discrete(9))), [(row, 3) for row in SCRIPT]),
+            (None, SCRIPT),
+        ],
+        ids=["box", "dict", "tuple", "no space"],
+    )
+    def test_statistics_can_be_shared_before_the_first_batch(self, space, rows):
+        """The lines of tianshou's examples: both are made, the statistics shared, then the envs are used."""
+        with (
+            VectorEnvNormObs(DummyVectorEnv(playing(space, rows, rows[1:]))) as train,
+            VectorEnvNormObs(DummyVectorEnv(playing(space, rows[:1])), update_obs_rms=False) as test,
+        ):
+            test.set_obs_rms(train.get_obs_rms())
+            train.reset()
+            train.step([0, 0])
+            obs, _ = test.reset()
+            shared = list(nest.leaves(test.get_obs_rms()))
+            assert [rms.count for rms in shared] == [4] * len(shared)
+            raw = nest.leaves(nest.stack(rows[:1]))
+            for rms, plain, got in zip(shared, raw, nest.leaves(obs), strict=True):
+                assert np.array_equal(got, rms.norm(plain))
+
+    def test_without_statistics_observations_stay_as_they_are(self):
+        with VectorEnvNormObs(DummyVectorEnv(counting(2))) as venv:
+            venv.set_obs_rms(None)
+            assert venv.reset()[0].tolist() == [[i, 0, 0, -1, -1] for i in range(2)]
+
+    def test_statistics_of_a_users_own_may_take_whole_trees(self):
+        class OfOnePart:
+            def update(self, obs):
+                self.seen = obs["who"]
+
+            def norm(self, obs):
+                return obs["who"] * 0.5
+
+        with VectorEnvNormObs(DummyVectorEnv(counting(2, form="dict"))) as venv:
+            venv.set_obs_rms(OfOnePart())
+            assert venv.reset()[0].tolist() == [0, 0.5]
+
+    def test_the_results_of_the_others_in_an_error_are_normalised_and_counted_once(self, backend):
+        fns = [functools.partial(RaisesOnStep, 0, at=2), *counting(2)]
+        with VectorEnvNormObs(VectorEnvNormObs(backend(fns))) as outer:
+            inner = outer.venv
+            outer.reset()
+            for call in (lambda: outer.step([0, 0, 0]), lambda: outer.send([0, 0, 0]) or outer.recv()):
+                outer.step([0, 0, 0])
+                before = inner.get_obs_rms().count, outer.get_obs_rms().count
+                with pytest.raises(ValueError, match="boom in step") as caught:
+                    call()
+                assert (inner.get_obs_rms().count, outer.get_obs_rms().count) == (before[0] + 2, before[1] + 2)
+                raw = inner.venv.step([1, 1], [1, 2])[0] - [0, 0, 1, 0, 1]
+                assert np.allclose(caught.value.partial.obs, outer.get_obs_rms().norm(inner.get_obs_rms().norm(raw)))
+                with pytest.raises(ValueError, match="boom in step"):
+                    outer.step([0], [0])
+                assert inner.get_obs_rms().count == before[0] + 2
+                outer.reset()
+        with VectorEnvNormObs(backend([functools.partial(RaisesOnReset, 0, at=1), *counting(1)])) as venv:
+            venv.reset()
+            with pytest.raises(ValueError, match="boom in reset") as caught:
+                venv.reset(env_id=[1, 0])
+            assert caught.value.partial.obs.dtype == np.float64
+            assert venv.get_obs_rms().count == 3
+
+    def test_what_cannot_be_normalised_is_refused_before_any_env_is_touched(self):
+        tree = spaces.Dict({"a": BOX, "b": spaces.Tuple((BOX, spaces.Text(5)))})
+        for space, leaf in ((spaces.Text(5), "obs:"), (tree, r"obs\['b'\]\[1\]:")):
+            with DummyVectorEnv(playing(space, ["not asked for"])) as venv:
+                with pytest.raises(ValueError, match=f"cannot normalise {leaf}"):
+                    VectorEnvNormObs(venv)
+                assert venv.get_env_attr("at") == [-1]
+        fns = [*playing(BOX, SCRIPT), *playing(spaces.Box(-9, 9, (3,), np.float32), SCRIPT)]
+        with DummyVectorEnv(fns) as venv, pytest.raises(ValueError, match="in all envs"):
+            VectorEnvNormObs(venv)
+        with DummyVectorEnv(counting(2, form="dict"), stack_obs=False) as venv:
+            with pytest.raises(ValueError, match="stack_obs=True"):
+                VectorEnvNormObs(VectorEnvWrapper(venv))
+            assert venv.get_env_attr("calls") == [0, 0]
+        envs = gymnasium.make_vec("CartPole-v1", 2, vectorization_mode="sync")
+        for what in (envs, [lambda: envs]):
+            with pytest.raises(TypeError, match=r"wraps a vector env of vecenv, such as .*NormalizeObservation"):
+                VectorEnvNormObs(what)
+        envs.close()
+
+    def test_envs_without_a_space_have_to_return_arrays(self):
+        venv = VectorEnvNormObs(DummyVectorEnv(playing(None, ["a text"])))
+        with venv, pytest.raises(TypeError, match="cannot be stacked, expected arrays of one shape"):
+            venv.reset()
+
+    def test_it_takes_anything_with_the_methods(self):
+        """Also with one space for all envs, as a pool has it."""
+
+        class Pool:
+            observation_space = spaces.Dict({"a": BOX})
+
+            def reset(self, env_id=None):
+                return {"a": np.stack(SCRIPT)[env_id]}, np.array([{} for _ in env_id])
+
+        venv = VectorEnvNormObs(Pool())
+        assert venv.reset([0, 2])[0]["a"].shape == (2, 2)
+        assert venv.get_obs_rms()["a"].mean.tolist() == [4, 25]
+
+    def test_trees_have_statistics_for_each_leaf(self):
+        with VectorEnvNormObs(DummyVectorEnv(counting(4, form="dict"))) as venv:
+            obs, _ = venv.reset()
+            assert venv.get_obs_rms()["who"].mean == 1.5
+            assert obs["who"].dtype == np.float64
+            assert obs["when"][1].dtype == np.float32
+            assert np.allclose(obs["who"], (np.arange(4) - 1.5) / np.std(np.arange(4)), atol=1e-5)
+            assert isinstance(obs["when"], tuple)
+
+    def test_the_envs_arrays_are_not_written_to(self):
+        with VectorEnvNormObs(DummyVectorEnv([CountingEnv], copy=False)) as venv:
+            venv.reset()
+            assert venv.venv.reset()[0].tolist() == [[0, 1, 0, -1, -1]]
+
+
+class TestRunningMeanStd:
+    def test_before_any_row_it_has_the_mean_and_deviation_it_was_given(self):
+        rms = RunningMeanStd(mean=2.0, std=4.0, clip_max=1.5)
+        assert np.allclose(rms.norm(np.array([2.0, 6.0, 100.0, -100.0])), [0, 1, 1.5, -1.5])
+        assert RunningMeanStd(clip_max=None).norm(np.array([1e6]))[0] == pytest.approx(1e6)
+        assert RunningMeanStd().norm(np.array([1e6]))[0] == 10
+
+    def test_dtypes(self):
+        for dtype, becomes in (("float16",) * 2, ("float32",) * 2, ("float64",) * 2, ("uint8", "float64")):
+            assert RunningMeanStd().norm(np.ones(2, dtype)).dtype == becomes
+
+    def test_its_state_can_be_kept(self):
+        rms, other = RunningMeanStd(), RunningMeanStd()
+        rms.update(np.array([[1.0], [3.0]]))
+        state = rms.state_dict()
+        rms.update(np.array([[100.0]]))
+        assert state["count"] == 2
+        other.load_state_dict(state)
+        assert (other.mean.tolist(), other.var.tolist(), other.count) == ([2], [1], 2)
+        other.update(np.array([[5.0]]))
+        assert (state["mean"].tolist(), state["count"]) == ([2], 2)

@@ -1,0 +1,137 @@
+"""Writes transforms.npz: what gymnasium, OpenCV, torchvision and TorchRL make of the same numbers.
+
+    python tests/vecenv/transforms/golden/make_transforms.py
+
+needs gymnasium, opencv-python-headless, torchvision and torchrl beside numpy. `made_with` in the file has the versions
+that it was made with. The inputs are in it too, so that no generator of random numbers has to stay the same.
+
+When the file was made, the compiled operators of torchvision (`torch.ops.torchvision`) were stubs, because no build of
+them fitted that torch. What is stored of torchvision is `transforms.v2.functional`, Python over torch, which does not
+call them.
+"""
+
+import importlib.metadata
+from pathlib import Path
+
+import cv2
+import gymnasium
+import numpy as np
+import torch
+from gymnasium import spaces
+from gymnasium.wrappers import (
+    FlattenObservation,
+    FrameStackObservation,
+    GrayscaleObservation,
+    RescaleAction,
+    ResizeObservation,
+)
+from tensordict import TensorDict
+from torchrl import envs as rl
+from torchvision.transforms.v2 import functional as tv
+
+LIBRARIES = ["gymnasium", "opencv-python-headless", "torchvision", "torchrl", "torch", "numpy"]
+SIZES = {"smaller": (28, 21), "half": (20, 16), "larger": (50, 45), "mixed": (30, 41)}
+
+
+class Shows(gymnasium.Env):
+    """Observes the rows of an array, one after the other."""
+
+    def __init__(self, rows, space, action_space=None):
+        self.rows, self.observation_space, self.t = rows, space, 0
+        self.action_space = action_space or spaces.Discrete(2)
+        self.actions = []
+
+    def reset(self, *, seed=None, options=None):
+        self.t = 0
+        return self.rows[0], {}
+
+    def step(self, action):
+        self.t += 1
+        self.actions.append(action)
+        return self.rows[self.t], 0.0, False, False, {}
+
+
+def wrapped(wrapper, rows, space, **options):
+    """Each row as a wrapper of gymnasium returns it."""
+    env = wrapper(Shows(rows, space), **options)
+    return np.stack([env.reset()[0], *(env.step(0)[0] for _ in rows[1:])])
+
+
+def transformed(transform, **parts):
+    """A batch as a transform of TorchRL returns it, under the key of its result."""
+    parts = {name: torch.from_numpy(array) for name, array in parts.items()}
+    return transform(TensorDict(parts, [len(next(iter(parts.values())))]))
+
+
+def images(rng):
+    found = {"pixels": rng.integers(0, 256, (2, 70, 50, 3), dtype=np.uint8)}
+    found["small"] = rng.integers(0, 256, (2, 40, 32, 3), dtype=np.uint8)
+    yield from found.items()
+    pixels, small = found["pixels"], found["small"]
+    box = spaces.Box(0, 255, small.shape[1:], np.uint8)
+    floats = np.ascontiguousarray(small.transpose(0, 3, 1, 2) / np.float32(255))
+    all_floats = {"smaller": np.ascontiguousarray(pixels.transpose(0, 3, 1, 2) / np.float32(255))}
+    yield "gymnasium gray", wrapped(GrayscaleObservation, small, box, keep_dim=True)
+    yield "opencv gray", np.stack([cv2.cvtColor(image, cv2.COLOR_RGB2GRAY) for image in pixels])
+    yield "torchvision gray", tv.rgb_to_grayscale(torch.from_numpy(floats)).numpy()
+    yield "torchrl gray", transformed(rl.GrayScale(), pixels=floats)["pixels"].numpy()
+    yield "torchrl to tensor", transformed(rl.ToTensorImage(), pixels=small)["pixels"].numpy()
+    yield "torchrl crop", transformed(rl.CenterCrop(13, 20), pixels=floats)["pixels"].numpy()
+    for name, (height, width) in SIZES.items():
+        source, tensors = pixels if name == "smaller" else small, all_floats.get(name, floats)
+        if name in ("smaller", "half"):
+            shape = spaces.Box(0, 255, source.shape[1:], np.uint8)
+            yield f"gymnasium resize {name}", wrapped(ResizeObservation, source, shape, shape=(height, width))
+            area = [
+                cv2.resize(image, (width, height), interpolation=cv2.INTER_AREA) for image in source / np.float32(255)
+            ]
+            yield f"opencv resize {name}", np.stack(area)
+        yield (
+            f"torchvision resize {name}",
+            tv.resize(torch.from_numpy(tensors), [height, width], antialias=True).numpy(),
+        )
+        yield f"torchrl resize {name}", transformed(rl.Resize(height, width), pixels=tensors)["pixels"].numpy()
+
+
+def vectors(rng):
+    x, v = rng.normal(size=(6, 3)).astype(np.float32), rng.normal(size=(6, 2)).astype(np.float32)
+    yield from {"x": x, "v": v}.items()
+    box = spaces.Box(-np.inf, np.inf, (3,), np.float32)
+    yield "gymnasium frames", wrapped(FrameStackObservation, x, box, stack_size=3)
+    yield "gymnasium frames of zeros", wrapped(FrameStackObservation, x, box, stack_size=3, padding_type="zero")
+    space = spaces.Dict({"x": box, "n": spaces.Discrete(3, start=1), "m": spaces.MultiDiscrete([2, 3])})
+    rows = [{"x": row, "n": np.int64(1 + i % 3), "m": np.array([i % 2, i % 3])} for i, row in enumerate(x)]
+    yield "gymnasium flat", wrapped(FlattenObservation, rows, space)
+    env = Shows(x, box, spaces.Box(np.array([-2, 0], np.float32), np.array([6, 1], np.float32)))
+    rescaled = RescaleAction(env, np.float32(-1), np.float32(1))
+    rescaled.reset()
+    for action in v[:5]:
+        rescaled.step(np.tanh(action))
+    yield "gymnasium actions", np.stack(env.actions)
+    cat = transformed(rl.CatTensors(["x", "v"], "both"), x=x, v=v)
+    yield "torchrl cat tensors", cat["both"].numpy()
+    norm = rl.ObservationNorm(0.5, 2.0, in_keys=["x"])
+    yield "torchrl norm", transformed(norm, x=x)["x"].numpy()
+    norm = rl.ObservationNorm(0.5, 2.0, in_keys=["x"], standard_normal=True)
+    yield "torchrl standard normal", transformed(norm, x=x)["x"].numpy()
+    yield "torchrl unsqueeze", transformed(rl.UnsqueezeTransform(-1, in_keys=["x"]), x=x)["x"].numpy()
+    reward = rng.normal(size=(6, 1)).astype(np.float32)
+    yield "reward", reward
+    yield "torchrl scaled", transformed(rl.RewardScaling(1.0, 0.5), reward=reward)["reward"].numpy()
+    yield "torchrl clipped", transformed(rl.RewardClipping(-0.5, 0.4), reward=reward)["reward"].numpy()
+    vec_norm = rl.VecNorm(in_keys=["x", "reward"], decay=0.9, eps=1e-4)
+    seen = []
+    for batch in range(4):
+        tensors = {"x": torch.from_numpy(x * (batch + 1)), "reward": torch.from_numpy(reward - batch)}
+        both = vec_norm._step(TensorDict({}, [6]), TensorDict(tensors, [6]))
+        seen.append([both["x"].numpy(), both["reward"].numpy()])
+    yield "torchrl vec norm", np.stack([x for x, _ in seen])
+    yield "torchrl vec norm of rewards", np.stack([reward for _, reward in seen])
+
+
+if __name__ == "__main__":
+    rng = np.random.default_rng(0)
+    made_with = np.array([f"{name} {importlib.metadata.version(name)}" for name in LIBRARIES])
+    arrays = {**dict(images(rng)), **dict(vectors(rng)), "made_with": made_with}
+    np.savez_compressed(Path(__file__).with_name("transforms.npz"), **arrays)
+    print(f"{len(arrays)} arrays, {Path(__file__).with_name('transforms.npz').stat().st_size} bytes")

@@ -1,0 +1,422 @@
+"""Transforms: chains, those of a single env, mistakes, tensors; test_episode_layers.py plays with each of them."""
+
+import pickle
+from functools import partial
+
+import gymnasium
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+
+from collector.device.torch_vector_env import TorchVectorEnv, TransformedOnDevice
+from tests.support.backends import FULL
+from tests.support.cases import counting, playing
+from tests.support.transform_envs import CASES, IMAGE, MIXED, VECTOR, Samples, plain
+from vecenv import DummyVectorEnv, ShmemVectorEnv, nest
+from vecenv import transforms as tf
+from vecenv.facades.driver import Driver
+from vecenv.testing import RaisesOnStep
+from vecenv.transforms import Rows, TransformedVectorEnv, VecNorm
+from vecenv.wrappers import resets_in_step
+
+ONES = np.ones((1, 3, 3))
+PAIR = spaces.Tuple((VECTOR, VECTOR))
+
+
+def test_what_comes_from_views_is_not_written_to():
+    with tf.TransformedVectorEnv(DummyVectorEnv(counting(2, length=2), copy=False), tf.CatFrames(2, -1)) as venv:
+        venv.reset()
+        raw = venv.base_env.step([0, 0])[0].copy()
+        venv.step([1, 1], autoreset=True)
+        assert venv.base_env.reset()[0][:, 0].tolist() == raw[:, 0].tolist()
+
+
+# Resets in the round of the last step.
+
+
+def test_collectors_and_facades_reset_in_the_round_of_the_last_step_unless_a_transform_ends_episodes():
+    with DummyVectorEnv([plain(VECTOR, 3)] * 2) as venv:
+        for wrapped, keeps in [
+            (tf.TransformedVectorEnv(venv), True),
+            (tf.TransformedVectorEnv(venv, tf.CatFrames(2, -1)), True),
+            (tf.TransformedVectorEnv(tf.TransformedVectorEnv(venv, tf.RewardSum())), True),
+            (tf.TransformedVectorEnv(venv, tf.TimeLimit(2)), False),
+            (tf.TransformedVectorEnv(tf.TransformedVectorEnv(venv, tf.TimeLimit(2)), tf.RewardSum()), False),
+        ]:
+            assert resets_in_step(wrapped) is keeps
+            assert Driver(wrapped).autoresets is keeps
+            wrapped.reset()
+            if not keeps:
+                with pytest.raises(TypeError, match="ends episodes by itself"):
+                    wrapped.step(np.zeros((2, 2), np.float32), autoreset=True)
+
+
+# Chains.
+
+
+def test_transforms_are_added_one_at_a_time_and_spaces_follow():
+    env = tf.TransformedEnv(Samples(IMAGE), tf.Compose(tf.ToTensorImage(), tf.Resize(6)))
+    assert env.observation_space == spaces.Box(0, 1, (3, 6, 6), np.float32)
+    assert env.append_transform(tf.GrayScale()) is env
+    assert env.observation_space.shape == (1, 6, 6)
+    assert [type(each) for each in env.transform] == [tf.ToTensorImage, tf.Resize, tf.GrayScale]
+    env.insert_transform(0, tf.CenterCrop(8))
+    assert env.reset(seed=0)[0].shape == (1, 6, 6)
+    assert env.base_env.observation_space == IMAGE
+    assert isinstance(env.transform[1], tf.ToTensorImage)
+    assert len(env.transform) == 4
+    with pytest.raises(IndexError, match="index 5 is out of range for 4 transforms"):
+        env.insert_transform(5, tf.CenterCrop(8))
+
+
+def in_parent(env, *transforms):
+    return tf.TransformedVectorEnv(DummyVectorEnv([lambda: env]), *transforms)
+
+
+def on_device(env, transforms):
+    return TransformedOnDevice(DummyVectorEnv([lambda: env]), transforms, "cpu")
+
+
+@pytest.mark.parametrize("wrap", [tf.TransformedEnv, in_parent, on_device])
+def test_the_parent_of_a_transform_is_the_env_with_those_before_it(wrap):
+    env = wrap(Samples(IMAGE), [tf.GrayScale(), tf.Resize(6), tf.CatFrames(2, -1)])
+    parent = env.transform[2].parent
+    assert type(parent) is type(env)
+    assert [type(each) for each in parent.transform] == [tf.GrayScale, tf.Resize]
+    assert parent.base_env is env.base_env
+    assert parent.transform[0] is not env.transform[0]
+    assert parent.reset(seed=1)[0].shape[-3:] == (6, 6, 1)
+    assert len(env.transform[0].parent.transform) == 0
+    assert tf.Resize(6).parent is None
+    env.close()
+
+
+def test_a_transform_belongs_to_one_env():
+    transform = tf.Resize(6)
+    env = tf.TransformedEnv(Samples(IMAGE), transform)
+    for add in (partial(tf.TransformedEnv, Samples(IMAGE)), env.append_transform):
+        with pytest.raises(RuntimeError, match=r"Resize.* is part of an env already.*clone\(\)"):
+            add(transform)
+    with pytest.raises(RuntimeError, match="part of an env"):
+        tf.TransformedEnv(Samples(IMAGE), [twice := tf.GrayScale(), twice])
+    assert tf.TransformedEnv(Samples(IMAGE), transform.clone()).observation_space == env.observation_space
+    assert len(env.transform) == 1
+
+
+def test_a_transform_that_is_refused_leaves_the_env_as_it_was():
+    env = tf.TransformedEnv(Samples(VECTOR), tf.UnsqueezeTransform(0))
+    refused = tf.SqueezeTransform(1)
+    with pytest.raises(ValueError, match="in which that dimension is not 1"):
+        env.append_transform(refused)
+    assert not refused.is_attached
+    assert env.observation_space.shape == (1, 5)
+    assert env.reset(seed=0)[0].shape == (1, 5)
+    env.append_transform(tf.SqueezeTransform(0))
+
+
+def test_actions_pass_the_last_transform_first():
+    class Adds(tf.Transform):
+        def inv(self, action):
+            return action + 1
+
+    class Doubles(tf.Transform):
+        def inv(self, action):
+            return action * 2
+
+    seen = []
+
+    class Notes(Samples):
+        def step(self, action):
+            seen.append(action.tolist())
+            return super().step(action)
+
+    env = tf.TransformedEnv(Notes(), [Adds(), Doubles()])
+    env.reset(seed=0)
+    env.step(np.array([1, 2], np.float32))
+    with tf.TransformedVectorEnv(DummyVectorEnv([Notes]), [Adds(), Doubles()]) as venv:
+        venv.reset(seed=0)
+        venv.step(np.array([[1, 2]], np.float32))
+        venv.step([[1.0, 2.0]])
+        venv.step(([1.0, 2.0],))  # one action an env
+    assert seen == [[3, 5]] * 4
+
+
+def test_actions_with_parts_are_cast_for_each_env():
+    class Pair(Samples):
+        def step(self, action):
+            return *super().step(np.zeros(2))[:-1], {"action": action}
+
+    cast = tf.DTypeCast("float32", "float64", in_keys_inv=["action"])
+    space = spaces.Tuple((spaces.Box(-2, 2, (1,)), spaces.Discrete(2)))
+    with tf.TransformedVectorEnv(DummyVectorEnv([partial(Pair, action_space=space)] * 2), cast) as venv:
+        venv.reset(seed=0)
+        batches = np.array([[1.0], [0.0]]), np.array([1, 0])
+        for actions in ([(np.ones(1), 1), (np.zeros(1), 0)], ((np.ones(1), 1), (np.zeros(1), 0)), batches):
+            seen = [info["action"] for info in venv.step(actions)[-1]]
+            assert [(x.tolist(), x.dtype, y) for x, y in seen] == [([1], np.float32, 1), ([0], np.float32, 0)]
+
+
+def test_the_action_space_of_a_transform_is_seeded():
+    drawn = []
+    for _ in range(2):
+        with tf.TransformedVectorEnv(DummyVectorEnv([plain(VECTOR, 3)] * 2), tf.ActionScaling()) as venv:
+            venv.set_seed(7)
+            drawn.append([space.sample().tolist() for space in venv.action_space])
+            assert venv.seed(3) == [3, 4]
+            drawn[-1] += [space.sample().tolist() for space in venv.action_space]
+    assert drawn[0] == drawn[1]
+    assert drawn[0][0] != drawn[0][1]
+
+
+def test_parts_have_one_order_in_workers_in_the_parent_and_in_the_space():
+    for make in (tf.RewardSum, lambda: tf.CatTensors(["x", "v"], "all")):
+        with (
+            tf.TransformedVectorEnv(DummyVectorEnv([plain(MIXED, 3)]), make()) as parent,
+            DummyVectorEnv([lambda make=make: tf.TransformedEnv(Samples(MIXED), make())]) as workers,
+        ):
+            orders = [list(venv.reset(seed=0)[0]) for venv in (parent, workers)]
+            orders += [list(venv.observation_space[0]) for venv in (parent, workers)]
+            assert orders == orders[:1] * 4
+
+
+def test_a_clone_and_a_pickle_have_the_settings_and_no_env():
+    env = tf.TransformedEnv(Samples(IMAGE), tf.Compose(tf.GrayScale("709"), tf.Resize(6, 5)))
+    for copied in (env.transform.clone(), pickle.loads(pickle.dumps(env.transform)), env.transform[:2]):
+        assert not any(each.is_attached for each in copied)
+        assert tf.TransformedEnv(Samples(IMAGE), copied).observation_space == env.observation_space
+        assert copied[0].weights == "709"
+
+
+# Transforms of a single env.
+
+
+def test_frame_skip_sums_rewards_and_stops_at_the_end():
+    env = tf.TransformedEnv(gymnasium.make("CartPole-v1", max_episode_steps=6), [tf.StepCounter(), tf.FrameSkip(4)])
+    env.reset(seed=0)
+    obs, reward, terminated, truncated, _ = env.step(0)
+    assert (obs["step_count"], reward, terminated, truncated) == (4, 4.0, False, False)
+    obs, reward, terminated, truncated, _ = env.step(1)
+    assert (obs["step_count"], reward, terminated, truncated) == (6, 2.0, False, True)
+    skips = Samples()
+    skips.frameskip = 4
+    with pytest.raises(ValueError, match="skips frames by itself"):
+        tf.TransformedEnv(skips, tf.FrameSkip(3))
+
+
+def test_noops_are_as_many_as_the_seed_says():
+    def begin(**options):
+        env = tf.TransformedEnv(Samples(length=99), [tf.StepCounter(), tf.NoopReset(6, **options)])
+        return [int(env.reset(seed=seed)[0]["step_count"][0]) for seed in range(40)]
+
+    assert begin(random=False) == [6] * 40
+    assert set(begin()) == set(range(7))
+    assert begin() == begin()
+    short = tf.TransformedEnv(Samples(length=3), tf.NoopReset(4, random=False))
+    with pytest.raises(RuntimeError, match=r"10 episodes of .* ended within 4 steps"):
+        short.reset(seed=0)
+
+
+@pytest.mark.parametrize("pixels_only", [True, False])
+def test_pixels_are_those_of_the_rendered_env(pixels_only):
+    env = tf.TransformedEnv(
+        gymnasium.make("CartPole-v1", render_mode="rgb_array"),
+        [tf.PixelObservation(pixels_only), tf.ToTensorImage(), tf.Resize(20)],
+    )
+    obs, _ = env.reset(seed=0)
+    assert obs["pixels"].shape == (3, 20, 20)
+    assert ("observation" in obs) is not pixels_only
+    assert env.observation_space.contains(obs)
+    want = tf.Compose(tf.ToTensorImage(), tf.Resize(20))(env.render()[None])[0]
+    assert np.array_equal(obs["pixels"], want)
+    state = env.base_env.unwrapped.state
+    assert set(env.transform[1].parent.observation_space) == set(env.observation_space)
+    assert env.base_env.unwrapped.state is state  # to look at the parent does not reset the env
+
+
+def test_they_belong_into_the_workers():
+    with DummyVectorEnv([plain(VECTOR, 3)]) as venv:
+        for transform in (tf.FrameSkip(2), tf.NoopReset(3), tf.PixelObservation()):
+            with pytest.raises(TypeError, match=r"put it into TransformedEnv"):
+                tf.TransformedVectorEnv(venv, transform)
+
+
+# Mistakes.
+
+
+MISTAKES = (
+    (lambda: tf.TransformedEnv(DummyVectorEnv), TypeError, "TransformedEnv wraps a gymnasium env"),
+    (lambda: tf.TransformedVectorEnv(Samples()), TypeError, "wraps a vector env of vecenv.*TransformedEnv"),
+    (lambda: tf.TransformedEnv(Samples(), 5), TypeError, "a Transform or a function"),
+    (lambda: tf.TransformedEnv(Samples(), tf.Resize), TypeError, "a Transform or a function"),
+    (lambda: tf.TransformedEnv(Samples(), tf.Resize(3)), ValueError, "finds nothing that it can transform"),
+    (lambda: tf.TransformedEnv(Samples(MIXED), tf.UnsqueezeTransform(0, ["nope"])), ValueError, "no .*nope.*, x$"),
+    (lambda: tf.CatFrames(2, -1, out_keys=["y"]), ValueError, "pass one for each"),
+    (lambda: tf.CatFrames(2, -1, in_keys="x"), ValueError, "keys are a list"),
+    (lambda: tf.CatFrames(0, -1), ValueError, "N must be"),
+    (lambda: tf.CatFrames(2, -1, padding="zeros"), ValueError, "padding must be"),
+    (lambda: tf.TransformedEnv(Samples(), tf.CatFrames(2, -3)), ValueError, "dim=-3 for observations with 1"),
+    (lambda: tf.GrayScale("602"), ValueError, "weights must be one of"),
+    (lambda: tf.GrayScale()(np.zeros((1, 8, 8, 1))), ValueError, "3 channels"),
+    (lambda: tf.GrayScale()(np.zeros((1, 8, 8, 8))), ValueError, 'pass channels="first"'),
+    (lambda: tf.Resize(0), ValueError, "positive integers"),
+    (lambda: tf.Resize(3, interpolation="cubic"), ValueError, "interpolation must be one of"),
+    (lambda: tf.CenterCrop(9)(np.zeros((1, 8, 8, 3))), ValueError, "smaller than 9 x 9"),
+    (lambda: tf.ToTensorImage()(np.zeros((1, 8))), ValueError, "finds nothing"),
+    (lambda: tf.TransformedEnv(Samples(), tf.CatTensors()), ValueError, "joins parts of a Dict"),
+    (lambda: tf.CatTensors(["a", "b"])({"a": ONES[..., :2], "b": ONES[:, :1, :1]}), ValueError, "cannot join"),
+    (lambda: tf.CatTensors(dim=-2), ValueError, "with dim=-1"),
+    (lambda: tf.TransformedEnv(Samples(spaces.Text(3)), tf.Flatten()), ValueError, "cannot make a vector"),
+    (lambda: tf.TransformedEnv(Samples(MIXED), tf.StepCounter(step_count_key="x")), ValueError, "has already"),
+    (lambda: tf.TransformedEnv(Samples(), tf.StepCounter(step_count_key="observation")), ValueError, "has already"),
+    (lambda: tf.TransformedEnv(Samples(PAIR), tf.CatTensors([(0,)], "observation")), ValueError, "to another one"),
+    (lambda: tf.TransformedEnv(Samples(PAIR), tf.RenameTransform([(0,)], [(2,)])), ValueError, "no place 2"),
+    (lambda: tf.TimeLimit(0), ValueError, "max_episode_steps"),
+    (lambda: tf.RewardClipping(2, 1), ValueError, "is above"),
+    (lambda: tf.ObservationNorm(0, [1, 0], standard_normal=True), ValueError, "zero somewhere"),
+    (lambda: tf.ActionScaling(1, 1), ValueError, "must be below"),
+    (lambda: tf.TransformedEnv(gymnasium.make("CartPole-v1"), tf.ActionScaling()), ValueError, "is a Box of floats"),
+    (lambda: tf.TransformedEnv(gymnasium.make("CartPole-v1"), tf.PixelObservation()), ValueError, "render_mode"),
+    (lambda: tf.RenameTransform(["a", "b"], ["c"]), ValueError, "pass one for each"),
+    (lambda: tf.CatFrames(2, -1)(np.zeros((1, 2))), RuntimeError, "keeps a state for each env"),
+    (lambda: tf.Flatten()(np.zeros((1, 2))), RuntimeError, "needs the observation space"),
+    (lambda: tf.VecNorm(decay=2.0), ValueError, "decay must be"),
+    (lambda: tf.VecNorm("observation"), ValueError, "keys are a list"),
+    (lambda: tf.VecNorm(["x", ("x",)]), ValueError, "names a part twice"),
+    (lambda: tf.TransformedEnv(gymnasium.make("Pendulum-v1"), tf.ActionScaling(-1e39, 0)), ValueError, "are infinite"),
+    (lambda: tf.NoopReset(3, action="noop"), ValueError, 'action is "random" or an action, got \'noop\''),
+)  # fmt: skip
+
+
+def test_mistakes_are_errors_that_say_what_to_do():
+    for make, error, message in MISTAKES:
+        with pytest.raises(error, match=message):
+            make()
+    with (
+        DummyVectorEnv([plain(MIXED, 3)] * 2, stack_obs=False) as venv,
+        pytest.raises(ValueError, match="stack_obs=True"),
+    ):
+        tf.TransformedVectorEnv(venv, tf.StepCounter())
+
+
+def test_parts_that_differ_between_envs_are_refused_in_the_parent_and_work_in_the_workers():
+    sizes = [(12, 10, 3), (9, 11, 3)]
+    fns = [plain(spaces.Box(0, 255, size, np.uint8), 3) for size in sizes]
+    with DummyVectorEnv(fns) as venv, pytest.raises(ValueError, match="TransformedEnv around each env"):
+        tf.TransformedVectorEnv(venv, tf.Resize(4))
+    with DummyVectorEnv([lambda fn=fn: tf.TransformedEnv(fn(), tf.Resize(4)) for fn in fns]) as venv:
+        assert venv.reset()[0].shape == (2, 4, 4, 3)
+
+
+def test_an_observation_outside_of_the_space_is_an_error_of_its_env():
+    wrong = playing(VECTOR, [np.zeros(5, np.float32), np.zeros(4, np.float32)])[0]
+    env = tf.TransformedEnv(wrong(), tf.UnsqueezeTransform(0))
+    env.reset()
+    with pytest.raises(RuntimeError, match=r"not of its space: obs is float32 \(4,\) .*the space has float32 \(5,\)"):
+        env.step(0)
+
+
+def test_parts_that_are_no_arrays_pass_by():
+    space = spaces.Dict({"x": VECTOR, "text": spaces.Text(4, min_length=4)})
+    raw = ShmemVectorEnv([plain(space, 3)] * 2, num_workers=1)
+    with tf.TransformedVectorEnv(raw, [tf.CatFrames(2, -1), tf.RewardSum()]) as venv:
+        obs, _ = venv.reset(seed=0)
+        assert obs["x"].shape == (2, 10)
+        assert [len(text) for text in obs["text"]] == [4, 4]
+        obs = venv.step(np.zeros((2, 2), np.float32), reset=[1], autoreset=True)[0]
+        assert [len(text) for text in obs["text"]] == [4, 4]
+
+
+def test_the_partial_of_an_error_is_transformed():
+    fns = [partial(RaisesOnStep, 0, at=2), *counting(2)]
+    with tf.TransformedVectorEnv(DummyVectorEnv(fns), [tf.CatFrames(2, -1), tf.RewardClipping(0, 0.5)]) as venv:
+        venv.reset()
+        venv.step([0, 0, 0])
+        with pytest.raises(ValueError, match="boom in step") as caught:
+            venv.step([7, 8, 9])
+        partial_ = caught.value.partial
+        assert partial_.env_id.tolist() == [1, 2]
+        assert partial_.obs.reshape(2, 2, 5)[:, :, 4].tolist() == [[0, 8], [0, 9]]
+        assert partial_.rew.max() <= 0.5
+        obs = venv.step([1, 1], [1, 2])[0]
+        assert obs.reshape(2, 2, 5)[:, :, 4].tolist() == [[8, 1], [9, 1]]
+    with TorchVectorEnv(DummyVectorEnv(fns), "cpu", transforms=tf.CatFrames(2, -1)) as venv:
+        venv.reset()
+        venv.step(torch.zeros(3, dtype=torch.int64))
+        with pytest.raises(ValueError, match="boom in step") as caught:
+            venv.step(torch.tensor([7, 8, 9]))
+        assert caught.value.partial.obs.reshape(2, 2, 5)[:, :, 4].tolist() == [[0, 8], [0, 9]]
+        other = venv.to("cpu")
+        assert other.transform[0] is not venv.transform[0]
+        assert other.reset()[0].shape == (3, 10)
+
+
+N = 4
+ROW_WISE = {**CASES, "vec norm": (VECTOR, lambda: VecNorm()), "vec norm of parts": (MIXED, lambda: VecNorm(["x", "v"]))}
+
+
+QUICK = ("atari", "cat some", "all together", "vec norm")
+
+
+class OnDevice(torch.Tensor):
+    """A tensor that refuses to leave its device."""
+
+    def _refuse(self, *args, **kwargs):
+        raise AssertionError("a tensor was moved to the host")
+
+    __array__ = cpu = item = numpy = tolist = __int__ = __float__ = __bool__ = __index__ = _refuse
+
+
+def to_device(array):
+    return array if array.dtype == object else torch.from_numpy(array.copy()).as_subclass(OnDevice)
+
+
+def from_device(array):
+    assert isinstance(array, torch.Tensor)
+    return array.as_subclass(torch.Tensor).numpy()
+
+
+def rounds(space):
+    """A full reset, a full step, then steps and resets of some: (ids, obs, reward or None)."""
+    space.seed(0)
+    rng = np.random.default_rng(0)
+    for ids, steps in (([0, 1, 2, 3], False), ([0, 1, 2, 3], True), ([2, 0], True), ([1], False), ([3, 1], True)):
+        obs = nest.map(np.copy, nest.stack([space.sample() for _ in ids]))
+        yield np.array(ids), obs, rng.normal(size=len(ids)) if steps else None
+
+
+def run(transform, ids, obs, reward, convert):
+    """One round in a library: (obs, reward, truncated)."""
+    if reward is None:
+        rows = Rows(nest.map(convert, obs), None, ids=ids)
+        transform.reset(rows)
+    else:
+        flags = np.zeros((2, len(ids)), np.bool_)
+        rows = Rows(nest.map(convert, obs), None, *map(convert, (reward, *flags)), ids=ids)
+        transform.step(rows)
+    return rows.obs, rows.reward, rows.truncated
+
+
+@pytest.mark.parametrize("case", [each if each in QUICK else pytest.param(each, marks=FULL) for each in ROW_WISE])
+def test_a_transform_stays_on_the_device_of_the_rows(case):
+    space, make = ROW_WISE[case]
+    with DummyVectorEnv([plain(space, 3)] * N) as venv:
+        reference, other = (TransformedVectorEnv(venv, make()) for _ in range(2))
+        for ids, obs, reward in rounds(space):
+            want = run(reference.transform, ids, obs, reward, np.copy)
+            got = run(other.transform, ids, obs, reward, to_device)
+            for left, right in zip(want, got, strict=True):
+                if left is None:
+                    assert right is None
+                    continue
+                for one, two in zip(nest.leaves(left), nest.leaves(right), strict=True):
+                    two = from_device(two)
+                    assert one.dtype == two.dtype
+                    if one.dtype.kind == "f":
+                        # OpenCV rounds halves of uint8 up, the others to even.
+                        np.testing.assert_allclose(two, one, rtol=2e-6, atol=1.01 / 255 if case == "atari" else 2e-6)
+                    else:
+                        assert np.abs(two.astype(np.int64) - one.astype(np.int64)).max() <= (one.dtype == np.uint8)
+        actions = np.full((N, 2), 0.5, np.float32)
+        want, got = reference.transform.inv(actions), other.transform.inv(to_device(actions))
+        np.testing.assert_allclose(from_device(got), want, rtol=1e-6, atol=1e-6)

@@ -1,0 +1,263 @@
+"""VecNorm: its formula, what it has learnt, and statistics that workers share."""
+
+import json
+import pickle
+
+import numpy as np
+import pytest
+from gymnasium import spaces
+
+from collector import save_statistics
+from tests.support.backends import FULL
+from tests.support.transform_envs import MIXED, VECTOR, Samples, normalised, plain
+from vecenv import DummyVectorEnv, EnvCreator, ShmemVectorEnv, nest
+from vecenv.nest import tree_of
+from vecenv.transforms import Compose, RenameTransform, Rows, TransformedEnv, TransformedVectorEnv, VecNorm
+from vecenv.transforms.arrays import leaves_of, part
+
+
+def attached(transform, space=VECTOR, n=4):
+    return TransformedVectorEnv(DummyVectorEnv([plain(space, 3)] * n), transform)
+
+
+def test_its_entries_are_those_of_the_keys():
+    for keys, entries in (
+        (None, {"x", "v", "which", "many", "pixels", "deep.y", "reward"}),
+        (["x", "reward"], {"x", "reward"}),
+        ([("deep", "y")], {"deep.y"}),
+        (["reward"], {"reward"}),
+    ):
+        with attached(VecNorm(keys), MIXED) as venv:
+            arrays = dict(venv.transform[0].shared_state())
+            venv.reset(seed=0)
+            venv.step(np.ones((4, 2), np.float32))
+            assert set(venv.transform[0].moments()) == entries
+            names = {f"{entry}_{part}" for entry in entries for part in ("mean", "var", "count", "skipped")}
+            assert set(venv.transform[0].state_dict()) == names
+            assert all(venv.transform[0].shared_state()[key] is array for key, array in arrays.items()), "in place"
+
+
+def test_frozen_it_normalises_without_updates_and_can_be_undone():
+    with attached(VecNorm(), n=3) as venv, attached(None, n=3) as raw:
+        raw_obs, obs = raw.reset(seed=1)[0], venv.reset(seed=1)[0]
+        norm = venv.transform[0]
+        np.testing.assert_allclose(norm.denorm(obs), raw_obs, rtol=1e-4, atol=1e-5)
+        frozen = norm.frozen_copy()
+        with TransformedVectorEnv(DummyVectorEnv([plain(VECTOR, 3)] * 3), frozen) as test_env:
+            before = frozen.state_dict()
+            fixed, _ = test_env.reset(seed=2)
+            rewards = test_env.step(np.ones((3, 2), np.float32))[1]
+            assert all(np.array_equal(before[key], value) for key, value in frozen.state_dict().items())
+            raw_obs = raw.reset(seed=2)[0]
+            raw_rewards = raw.step(np.ones((3, 2), np.float32))[1]
+            np.testing.assert_allclose(norm.to_observation_norm()(raw_obs), fixed, rtol=1e-5, atol=1e-6)
+            np.testing.assert_allclose(frozen.denorm_reward(rewards), raw_rewards, atol=1e-6)
+        count = norm.state_dict()["observation_count"]
+        norm.freeze()
+        venv.reset()
+        assert norm.state_dict()["observation_count"] == count
+        norm.unfreeze()
+        venv.reset()
+        assert norm.state_dict()["observation_count"] > count
+    with attached(VecNorm().freeze()) as venv, attached(None) as raw:  # before the first update
+        assert np.array_equal(venv.reset(seed=0)[0], raw.reset(seed=0)[0])
+
+
+def test_what_it_has_learnt_goes_on_in_another():
+    with attached(VecNorm()) as first, attached(VecNorm()) as second, attached(VecNorm(["reward"])) as other:
+        first.reset(seed=0)
+        state = first.state_dict()
+        assert list(state) == ["0.VecNorm"]
+        copied = pickle.loads(pickle.dumps(state))
+        arrays = dict(second.transform[0].shared_state())
+        second.load_state_dict(copied)
+        assert arrays["observation_count"] == 4  # in place
+        assert np.array_equal(first.reset(seed=1)[0], second.reset(seed=1)[0])
+        with pytest.raises(ValueError, match=r"expected {'reward_mean': \(\), .* got {'observation_mean': \(5,\), "):
+            other.load_state_dict(copied)
+        with pytest.raises(ValueError, match=r"the state is of \['1.VecNorm'\]"):
+            second.load_state_dict({"1.VecNorm": {}})
+        outer = TransformedVectorEnv(first, VecNorm())
+        for layers, of_others in ((second, outer.state_dict()), (outer, state)):
+            before = layers.state_dict()
+            with pytest.raises(ValueError, match="a vector env below"):
+                layers.load_state_dict(of_others)
+            assert repr(layers.state_dict()) == repr(before)
+        outer.load_state_dict(outer.state_dict())
+        assert first.transform[0].clone().state_dict().keys() == state["0.VecNorm"].keys()
+
+
+def test_vector_rewards_are_refused():
+    with attached(VecNorm()) as venv, pytest.raises(ValueError, match="in_keys without 'reward'"):
+        venv.transform.step(Rows(np.zeros((4, 5), np.float32), None, np.zeros((4, 2)), ids=np.arange(4)))
+
+
+# A state that comes before the env does.
+
+
+@FULL
+@pytest.mark.parametrize("keys", [None, ["observation", "reward"]])
+def test_from_a_file_it_normalises_the_same(tmp_path, keys):
+    """The statistics of a vector env and of the envs of a creator, in both kinds of files."""
+    with attached(VecNorm(), n=2) as venv:
+        venv.reset(seed=0)
+        for _ in range(4):
+            venv.step(np.ones((2, 2), np.float32))
+        save_statistics(venv.transform[0], tmp_path / "parent.json")
+        with attached(venv.transform[0].frozen_copy(), n=1) as test_env:
+            of_parent = test_env.reset(seed=1)[0][0]
+    creator = EnvCreator(normalised)
+    with ShmemVectorEnv([creator] * 2) as venv:
+        venv.reset(seed=0)
+        venv.step(np.ones((2, 2), np.float32))
+    save_statistics(creator, tmp_path / "workers.json")
+    np.savez(tmp_path / "workers.npz", **creator.state_dict())
+    of_workers = creator.frozen_copy()().reset(seed=1)[0]
+    for file, want in (("parent.json", of_parent), ("workers.json", of_workers), ("workers.npz", of_workers)):
+        state = np.load(tmp_path / file) if file.endswith("npz") else json.loads((tmp_path / file).read_text())
+        norm = VecNorm(keys)
+        norm.load_state_dict(state)
+        norm.freeze()
+        raw = Samples(VECTOR, 3).reset(seed=1)[0]
+        np.testing.assert_allclose(norm.to_observation_norm()(raw[None])[0], want, rtol=1e-6, atol=1e-6)
+        np.testing.assert_allclose(norm.denorm(want[None])[0], raw, rtol=1e-5, atol=1e-6)
+        assert set(norm.moments()) == {"observation", "reward"}
+        with attached(norm, n=1) as venv:
+            np.testing.assert_array_equal(venv.reset(seed=1)[0][0], want)
+            [count] = [float(state[key]) for key in state if key.endswith("observation_count")]
+            assert norm.state_dict()["observation_count"] == count
+        env = TransformedEnv(Samples(VECTOR, 3), norm.clone())
+        np.testing.assert_array_equal(env.reset(seed=1)[0], want)
+    make_env = EnvCreator(normalised)
+    make_env.load_state_dict(state)
+    np.testing.assert_array_equal(make_env.frozen_copy()().reset(seed=1)[0], want)
+
+
+def test_parts_are_known_by_their_names():
+    with attached(VecNorm(), MIXED) as venv, attached(None, MIXED) as raw:
+        venv.reset(seed=0)
+        norm = VecNorm()
+        norm.load_state_dict(venv.transform[0].state_dict())
+        venv.transform[0].freeze()
+        assert isinstance(norm.to_observation_norm(), Compose), "of several parts it is a chain"
+        want, got = venv.reset(seed=1)[0], norm.to_observation_norm()(raw.reset(seed=1)[0])
+        for key in ("x", "v", "pixels"):
+            np.testing.assert_allclose(got[key], want[key], rtol=1e-4, atol=1e-5)
+        np.testing.assert_allclose(got["deep"]["y"], want["deep"]["y"], rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("space", "keys", "targets"),
+    [
+        (MIXED, ["x", "v"], ["v", "x"]),
+        (MIXED, ["x", ("deep", "y")], ["z", "x"]),
+        (spaces.Tuple((VECTOR, VECTOR)), [(0,), (1,)], ["a", "b"]),
+        (spaces.Tuple((VECTOR, VECTOR)), [(0,), (1,)], [(1,), (0,)]),
+        (VECTOR, ["observation"], ["z"]),
+    ],
+    ids=["swapped", "moved", "names", "places", "an array"],
+)
+def test_the_fixed_norm_of_parts_that_it_moves_is_the_same(space, keys, targets):
+    with attached(VecNorm(keys, targets), space) as venv, attached(None, space) as raw:
+        venv.reset(seed=0)
+        [norm] = venv.transform
+        norm.freeze()
+        want, own = venv.reset(seed=1)[0], raw.reset(seed=1)[0]
+        nest.merge(
+            lambda pair: np.testing.assert_allclose(*pair, rtol=1e-4, atol=1e-4),
+            [norm.to_observation_norm()(own), want],
+        )
+        with attached(norm.to_observation_norm(), space) as fixed:
+            assert nest.map(type, fixed.observation_space[0]) == nest.map(type, venv.observation_space[0])
+
+
+def odd(*keys):
+    return spaces.Dict([(key, spaces.Box(-1, 1, (2,), np.float32)) for key in keys])
+
+
+ODD = {
+    "a reward": odd("reward", "x"),
+    "points": spaces.Dict({"a.b": spaces.Box(-1, 1, (2,)), "a": odd("b", "reward")}),
+    "numbers": spaces.Tuple((odd("0", "1.2"), spaces.Tuple((spaces.Box(-1, 1, (2,)), odd("x"))))),
+    "odd": odd("", "(", "observation", "_mean", "VecNorm", "('a.b',)", "\u00b2", 7),
+    "like a creator's": spaces.Tuple((spaces.Dict({"VecNorm": odd("x")}), odd("y"))),
+}
+
+
+@pytest.mark.parametrize("space", ODD.values(), ids=ODD)
+@pytest.mark.parametrize("keys", [None, "paths"])
+def test_each_part_has_statistics_of_its_own_whatever_it_is_called(space, keys):
+    paths = [path for path, _ in leaves_of(tree_of(space))]
+    keys = keys and [*paths, "reward"]
+    with attached(VecNorm(keys), space) as venv, attached(None, space) as raw:
+        norm = venv.transform[0]
+        for seed in range(3):
+            (obs, _), (own, _) = venv.reset(seed=seed), raw.reset(seed=seed)
+        rewards = [each.step(np.ones((4, 2), np.float32))[1] for each in (venv, raw)]
+        assert len(norm.moments()) == len(paths) + 1
+        np.testing.assert_allclose(norm.denorm_reward(rewards[0]), rewards[1], rtol=1e-5, atol=1e-5)
+        assert norm.moments()["reward"][0].shape == ()
+        obs, own = venv.reset(seed=5)[0], raw.reset(seed=5)[0]
+        state = json.loads(json.dumps({name: array.tolist() for name, array in norm.state_dict().items()}))
+        loaded, attached_first = VecNorm(keys), VecNorm(keys)
+        loaded.load_state_dict(state)
+        with attached(loaded.clone(), space) as other, attached(attached_first, space) as third:
+            attached_first.load_state_dict(state)
+            for each in (loaded, other.transform[0], third.transform[0], pickle.loads(pickle.dumps(norm))):
+                each.freeze()
+                for path in paths:
+                    for found, before in ((each.denorm(obs), own), (each.denorm(each.to_observation_norm()(own)), own)):
+                        np.testing.assert_allclose(part(found, path), part(before, path), rtol=1e-4, atol=1e-4)
+            for each in (other, third):
+                assert each.transform[0].state_dict().keys() == state.keys()
+
+
+def test_the_states_of_a_creator_have_parts_of_any_name():
+    creator = EnvCreator(lambda: TransformedEnv(Samples(ODD["points"]), VecNorm()))
+    creator().reset(seed=0)
+    norm = VecNorm()
+    norm.load_state_dict(creator.state_dict())
+    assert {name: moments[0].shape for name, moments in norm.moments().items()} == {
+        "('a.b',)": (2,),
+        "a.b": (2,),
+        "a.reward": (2,),
+        "reward": (),
+    }
+
+
+def test_a_state_that_does_not_fit_is_refused():
+    with attached(VecNorm(), n=2) as venv:
+        venv.reset(seed=0)
+        state = venv.transform[0].state_dict()
+    for wrong in ({}, {"mean": 0.0}, {"observation_mean": 0.0, "observation_sum": 0.0}, {**state, "more": 1.0}):
+        with pytest.raises(ValueError, match=r"the state does not fit VecNorm\(.*: expected \[.*_skipped.*\], got \["):
+            VecNorm().load_state_dict(wrong)
+    with pytest.raises(ValueError, match=r"expected \['x_count', 'x_mean', .*\], got \['observation_"):
+        VecNorm(["x"]).load_state_dict(state)
+    two = {f"{k}.VecNorm.{name}": value for k in (0, 1) for name, value in state.items()}
+    with pytest.raises(ValueError, match=r"expected .*got {'0.VecNorm.observation_mean'"), attached(VecNorm()) as venv:
+        venv.transform[0].load_state_dict(two)
+    norm = VecNorm(["reward"])
+    norm.load_state_dict({name: value for name, value in state.items() if name.startswith("reward")})
+    assert isinstance(norm.to_observation_norm(), Compose)  # of none
+
+
+@pytest.mark.parametrize("attach", [attached, lambda norm, space: TransformedEnv(Samples(space), norm)])
+def test_what_it_has_learnt_is_not_dropped_for_an_env_that_it_does_not_fit(attach):
+    norm = VecNorm(["x"])
+    norm.load_state_dict({"x_mean": np.ones(3), "x_var": np.ones(3), "x_count": 7.0, "x_skipped": 0.0})
+    other = spaces.Dict({"x": spaces.Box(-1, 1, (4,), np.float32)})
+    with pytest.raises(ValueError, match=r"does not fit this env: expected {'x_mean': \(4,\).*got {'x_mean': \(3,"):
+        attach(norm, other)
+    with attached(norm, MIXED) as venv:
+        venv.reset(seed=0)
+        with pytest.raises(ValueError, match="has learnt does not fit this env"):
+            venv.insert_transform(0, RenameTransform(["v"], ["x"]))
+        assert len(venv.transform) == 1
+        assert venv.transform[0].state_dict()["x_count"] > 7
+
+
+def test_one_without_statistics_has_none_to_show():
+    for call in (VecNorm().moments, VecNorm().to_observation_norm):
+        with pytest.raises(RuntimeError, match=r"VecNorm\(.* has no statistics: make it part of an env, or load"):
+            call()
