@@ -1,29 +1,26 @@
 """KeyboardInterrupt at any instant of any call: no later call hangs, and after `reset` all rows are right again.
 
-An interrupt is raised at the k-th instant of a call at which Python looks for signals, so a program can be repeated and
-shrunk. With worker processes the number of instants depends on the machine: there a finding may come without a seed.
+Most interrupts are raised at the k-th instant of a call at which Python looks for signals, so a program can be repeated
+and shrunk; a second one may follow the first. Others are signals, as Ctrl-C sends them to all processes: these, and the
+number of instants in calls of worker processes, depend on the machine, so a finding may come without a seed.
 """
 
 from __future__ import annotations
 
-import dis
 import os
-import sys
 import warnings
+from collections.abc import Callable
 from functools import partial
-from pathlib import Path
-from types import CodeType, FrameType
 from typing import Any
 
 import numpy as np
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize, rule
 
-import collector
-import vecenv
 from collector import SyncDataCollector
 from tests.fuzz.driver import Program
 from tests.fuzz.envs import Told, normed
+from tests.support.interrupts import Interrupts, call_with_signal
 from vecenv import (
     DummyVectorEnv,
     EnvCreator,
@@ -37,11 +34,6 @@ from vecenv import (
 from vecenv.facades.to_sb3 import SB3VecEnv
 from vecenv.transforms import CatFrames, Compose, StepCounter
 
-PACKAGES = tuple(str(Path(str(package.__file__)).parent) + os.sep for package in (vecenv, collector))
-LOOKS = {
-    number for number, name in enumerate(dis.opname) if "CALL" in name or name == "RESUME" or "JUMP_BACKWARD" in name
-} - {dis.opmap.get("JUMP_BACKWARD_NO_INTERRUPT", -1)}
-"""Instructions before or after which Python, or a function in C, runs the handlers of signals."""
 KINDS = ["plain", "objects", "norm", "transforms", "creator", "gymnasium", "sb3", "collector"]
 BACKENDS: dict[str, Any] = {
     "dummy": DummyVectorEnv,
@@ -53,47 +45,9 @@ BACKENDS: dict[str, Any] = {
 }
 N = 3
 SMALL = st.integers(0, 99)
-AT = st.integers(0, 40) | st.integers(0, 600)
+AT = st.integers(1, 40) | st.integers(1, 600)
+HOW = st.sampled_from(["once", "once", "twice", "signal"])
 CALLS = ["step", "step", "partial", "autoreset", "halves", "reset", "seed", "call", "state", "alive", "stats", "shared"]
-
-
-class Interrupt:
-    """Raise KeyboardInterrupt at instant number `at` of the block, in the code of vecenv."""
-
-    def __init__(self, at: int) -> None:
-        self.left, self.raised = at, False
-        self.last: dict[FrameType, int] = {}
-        self.codes: dict[CodeType, bytes] = {}
-
-    def __enter__(self) -> Interrupt:
-        sys.settrace(self.called)
-        return self
-
-    def called(self, frame: FrameType, event: str, arg: Any) -> Any:
-        if not frame.f_code.co_filename.startswith(PACKAGES):
-            return None
-        frame.f_trace_opcodes, frame.f_trace_lines = True, False
-        return self.instruction
-
-    def instruction(self, frame: FrameType, event: str, arg: Any) -> Any:
-        if event == "opcode":
-            code = self.codes.get(frame.f_code)
-            if code is None:
-                code = self.codes[frame.f_code] = frame.f_code.co_code
-            now, before = code[frame.f_lasti], self.last.get(frame)
-            self.last[frame] = now
-            if now in LOOKS or before in LOOKS:
-                self.left -= 1
-                if self.left < 0:
-                    sys.settrace(None)
-                    self.raised = True
-                    raise KeyboardInterrupt
-        return self.instruction
-
-    def __exit__(self, kind: Any, *_: Any) -> bool:
-        sys.settrace(None)
-        self.last.clear()
-        return kind is KeyboardInterrupt
 
 
 class Fuzz(Program):
@@ -171,28 +125,38 @@ class Fuzz(Program):
 
     @rule(
         call=st.sampled_from(CALLS),
+        how=HOW,
         at=AT | st.just(10**9),
+        later=AT,
         value=SMALL,
         ids=st.lists(st.integers(0, N - 1), min_size=1, unique=True),
     )
-    def operation(self, call: str, at: int, value: int, ids: list[int]) -> None:
+    def operation(self, call: str, how: str, at: int, later: int, value: int, ids: list[int]) -> None:
         if self.kind == "collector":
-            self.collect(at)
+            self.collect(how, at, later)
             return
         if not self.usable or max(self.at) >= 4:
             self.begin(value)
         ids = [i for i in ids if i < self.n] or [0]
         everywhere = self.kind in ("gymnasium", "sb3") or call in ("step", "autoreset")
         ids = list(range(self.n)) if everywhere else ids
-        result: Any = None
-        with Interrupt(at) as interrupt:
-            result = self.perform(call, value, ids)
-        if interrupt.raised:
+        was_interrupted, result = self.interrupted(how, at, later, lambda: self.perform(call, value, ids))
+        if was_interrupted:
             self.usable = False
             self.after_interrupt(value)
         elif result is not None:
             obs, actions, infos = result
             self.check(obs, ids, actions, infos)
+
+    def interrupted(self, how: str, at: int, later: int, call: Callable[[], Any]) -> tuple[bool, Any]:
+        """Make the call with interrupts; returns whether one came, and the result."""
+        if how == "signal":
+            pids = [worker.pid for worker in self.venv.engine.backend.workers if worker.pid != os.getpid()]
+            return call_with_signal(call, at * 2e-6, pids if later % 2 else [])
+        result: Any = None
+        with Interrupts(at, *([later] if how == "twice" else []), at_looks=True) as interrupts:
+            result = call()
+        return interrupts.raised > 0, result
 
     def perform(self, call: str, value: int, ids: list[int]) -> Any:
         """(obs, actions, infos) of a call that returns rows."""
@@ -262,11 +226,9 @@ class Fuzz(Program):
         rows = obs["x" if "x" in obs else "observation"] if isinstance(obs, dict) else obs
         assert rows[:, 3].tolist() == actions, f"stale rows {rows.tolist()} of the actions {actions}"
 
-    def collect(self, at: int) -> None:
+    def collect(self, how: str, at: int, later: int) -> None:
         """A batch: each transition is one step of its env."""
-        batch: Any = None
-        with Interrupt(at):
-            batch = self.envs.next()
+        _, batch = self.interrupted(how, at, later, self.envs.next)
         if batch is not None:
             obs, after = np.asarray(batch.obs), np.asarray(batch.next.obs)
             assert (after[..., 2] == obs[..., 2] + 1).all(), f"{obs[..., 2]} is followed by {after[..., 2]}"

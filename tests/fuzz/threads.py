@@ -18,6 +18,7 @@ from hypothesis.stateful import initialize, rule
 
 from tests.fuzz.driver import Program
 from tests.fuzz.envs import Told
+from tests.support.threads import beside
 from vecenv import ClosedError, DummyVectorEnv, ShmemVectorEnv, SubprocVectorEnv, ThreadVectorEnv
 
 N = 4
@@ -77,20 +78,6 @@ class Fuzz(Program):
                     assert row == [i, seed + i, at[i], turn], f"env {i} in turn {turn}: {row}, expected step {at[i]}"
                     assert each["at"] == at[i], f"the info of env {i} is {each}"
 
-    def beside(self, call: Any) -> tuple[threading.Thread, list[Any]]:
-        """Run the call in another thread; the list gets its exception."""
-        errors: list[Any] = []
-
-        def run() -> None:
-            try:
-                call()
-            except BaseException as error:
-                errors.append(error)
-
-        thread = threading.Thread(target=run, daemon=True)
-        thread.start()
-        return thread, errors
-
     @rule(
         asked=st.lists(st.sampled_from(list(ASKED)), min_size=1, max_size=3),
         turns=st.integers(5, 60),
@@ -107,7 +94,7 @@ class Fuzz(Program):
                     value: Any = ASKED[name](self.venv)  # type: ignore[no-untyped-call]
                     assert name != "alive" or value == [True] * self.n, f"alive() is {value}"
 
-        thread, errors = self.beside(ask)
+        thread, errors = beside(ask)
         try:
             self.rounds(turns, seed)
         finally:
@@ -129,7 +116,7 @@ class Fuzz(Program):
             time.sleep(microseconds / 1e6)
             self.venv.close()
 
-        thread, errors = self.beside(close)
+        thread, errors = beside(close)
         try:
             while True:
                 self.rounds(10, seed)

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable
-from typing import Any
-
 import numpy as np
 import pytest
 
 from tests.support.faulty import counters
-from tests.vecenv.engine.test_interrupt_sweep import interrupted_at
+from tests.support.interrupts import interrupted_at
+from tests.support.threads import in_a_thread
 from vecenv import RunningMeanStd, SharedState, ThreadVectorEnv
 from vecenv.backends.memory import shared_state
 
@@ -48,21 +45,6 @@ def test_a_lock_that_an_interrupted_read_left_is_given_back_by_the_next_call_of_
             venv.reset()
             in_a_thread(state.read)
     assert n > 50
-
-
-def in_a_thread(call: Callable[[], Any]) -> None:
-    errors: list[BaseException] = []
-
-    def run() -> None:
-        try:
-            call()
-        except BaseException as error:
-            errors.append(error)
-
-    thread = threading.Thread(target=run)
-    thread.start()
-    thread.join()
-    assert errors == []
 
 
 def test_an_update_within_an_update_of_the_same_state_is_an_error() -> None:

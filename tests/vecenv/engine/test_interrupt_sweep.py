@@ -1,86 +1,20 @@
 """A KeyboardInterrupt at every bytecode of a call: no later call hangs, no row is stale, and a reset makes all usable.
 
-The interrupt is raised by `sys.settrace` before the n-th bytecode of vecenv in the call, for each n. Signals arrive at
-fewer places.
+Signals arrive at fewer places.
 """
 
 from __future__ import annotations
 
-import sys
-import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from functools import partial
-from pathlib import Path
-from types import CodeType, FrameType
 from typing import Any
 
 import numpy as np
 import pytest
 
-import vecenv
 from tests.support.backends import BACKENDS
 from tests.support.faulty import Chatty
-
-HERE = str(Path(vecenv.__file__).parent)
-
-
-def interrupted_at(n: int, call: Callable[[], Any]) -> bool:
-    """Make the call, with a KeyboardInterrupt before its n-th bytecode; returns False if it has fewer."""
-    count, thread = 0, threading.get_ident()
-
-    def count_one() -> None:
-        nonlocal count
-        count += 1
-        if count == n:
-            raise KeyboardInterrupt
-
-    def trace(frame: FrameType, event: str, _: Any) -> Any:
-        if not frame.f_code.co_filename.startswith(HERE):
-            return None
-        frame.f_trace_opcodes, frame.f_trace_lines = True, False
-        if event == "opcode":
-            count_one()
-        return trace
-
-    def monitor(code: CodeType, _: int) -> Any:
-        if not code.co_filename.startswith(HERE):
-            return sys.monitoring.DISABLE
-        if threading.get_ident() == thread:
-            count_one()
-        return None
-
-    with tracing(trace) if sys.version_info < (3, 12) else monitoring(monitor):
-        try:
-            call()
-        except KeyboardInterrupt:
-            return True
-    return count >= n
-
-
-@contextmanager
-def tracing(trace: Any) -> Iterator[None]:
-    before = sys.gettrace()
-    sys.settrace(trace)
-    try:
-        yield
-    finally:
-        sys.settrace(before)
-
-
-@contextmanager
-def monitoring(monitor: Any) -> Iterator[None]:
-    """Call `monitor` before each bytecode. `sys.settrace` of CPython 3.12 and 3.13 misses bytecodes."""
-    tool, instruction = 4, sys.monitoring.events.INSTRUCTION
-    sys.monitoring.use_tool_id(tool, "interrupts")
-    sys.monitoring.register_callback(tool, instruction, monitor)
-    sys.monitoring.set_events(tool, instruction)
-    try:
-        yield
-    finally:
-        sys.monitoring.set_events(tool, 0)
-        sys.monitoring.register_callback(tool, instruction, None)
-        sys.monitoring.free_tool_id(tool)
+from tests.support.interrupts import interrupted_at
 
 
 def check_rows(rows: Any, t: int) -> None:

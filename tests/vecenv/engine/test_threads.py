@@ -18,6 +18,7 @@ import vecenv.engine.lifetime
 from tests.support.backends import BACKENDS, PROCESS_BACKENDS, and_ray
 from tests.support.faulty import counters
 from tests.support.ledger import CLOSED, wait_until
+from tests.support.threads import beside
 from vecenv import ClosedError, ConcurrentCallError, DummyVectorEnv, ThreadVectorEnv
 from vecenv.testing import Gates
 
@@ -30,19 +31,12 @@ ACTIONS = [0, 0]
 def in_a_thread(call: Callable[[], Any]) -> Iterator[list[Any]]:
     """Runs the call beside the block; the list has what it returned, or the error."""
     outcome: list[Any] = []
-
-    def run() -> None:
-        try:
-            outcome.append(call())
-        except Exception as error:
-            outcome.append(error)
-
-    thread = threading.Thread(target=run)
-    thread.start()
+    thread, errors = beside(lambda: outcome.append(call()))
     try:
         yield outcome
     finally:
         thread.join(20)
+        outcome += errors
         assert not thread.is_alive()
 
 

@@ -1,0 +1,151 @@
+"""Raises KeyboardInterrupt in a call: at chosen instants, which can be repeated, or by a real signal."""
+
+from __future__ import annotations
+
+import contextlib
+import dis
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import CodeType, FrameType
+from typing import Any
+
+import collector
+import vecenv
+
+PACKAGES = tuple(str(Path(str(package.__file__)).parent) + os.sep for package in (vecenv, collector))
+LOOKS = {
+    number for number, name in enumerate(dis.opname) if "CALL" in name or name == "RESUME" or "JUMP_BACKWARD" in name
+} - {dis.opmap.get("JUMP_BACKWARD_NO_INTERRUPT", -1)}
+"""Instructions before or after which Python, or a function in C, runs the handlers of signals."""
+HAS_MONITORING = sys.version_info >= (3, 12)
+TOOL = 4
+
+
+class Interrupts:
+    """Raise KeyboardInterrupt at instant number `numbers[0]` of the block, and again `numbers[1]` instants later.
+
+    An instant is a bytecode of vecenv or collector in this thread; with `at_looks`, only one at which Python looks for
+    signals. `raised` counts the interrupts. The block ends at the first interrupt that nothing in it catches.
+
+    Python 3.12 and 3.13 have `sys.monitoring`, because their `sys.settrace` misses bytecodes. Older ones have
+    `sys.settrace`, which ends with the first exception that it raises: a profiler begins it anew for the second one.
+    """
+
+    def __init__(self, *numbers: int, at_looks: bool = False) -> None:
+        self.left, self.later, self.raised = numbers[0], list(numbers[1:]), 0
+        self._at_looks, self._thread = at_looks, threading.get_ident()
+        self._last: dict[FrameType, int] = {}
+        self._codes: dict[CodeType, bytes] = {}
+
+    def __enter__(self) -> Interrupts:
+        if HAS_MONITORING:
+            instruction = sys.monitoring.events.INSTRUCTION
+            sys.monitoring.use_tool_id(TOOL, "interrupts")
+            sys.monitoring.register_callback(TOOL, instruction, self._monitor)
+            sys.monitoring.set_events(TOOL, instruction)
+        else:
+            self._before = sys.gettrace()
+            sys.settrace(self._trace)
+        return self
+
+    def __exit__(self, kind: Any, *_: Any) -> bool:
+        if HAS_MONITORING:
+            sys.monitoring.set_events(TOOL, 0)
+            sys.monitoring.register_callback(TOOL, sys.monitoring.events.INSTRUCTION, None)
+            sys.monitoring.free_tool_id(TOOL)
+        else:
+            sys.setprofile(None)
+            sys.settrace(self._before)
+        self._last.clear()
+        return kind is KeyboardInterrupt
+
+    def _monitor(self, code: CodeType, offset: int) -> Any:
+        if not code.co_filename.startswith(PACKAGES):
+            return sys.monitoring.DISABLE
+        if threading.get_ident() == self._thread:
+            self._count(sys._getframe(1), offset)
+        return None
+
+    def _trace(self, frame: FrameType, event: str, _: Any) -> Any:
+        if not frame.f_code.co_filename.startswith(PACKAGES):
+            return None
+        frame.f_trace_opcodes, frame.f_trace_lines = True, False
+        if event == "opcode":
+            self._count(frame, frame.f_lasti)
+        return self._trace
+
+    def _count(self, frame: FrameType, offset: int) -> None:
+        if self._at_looks:
+            code = self._codes.get(frame.f_code)
+            if code is None:
+                code = self._codes[frame.f_code] = frame.f_code.co_code
+            before, self._last[frame] = self._last.get(frame), code[offset]
+            if code[offset] not in LOOKS and before not in LOOKS:
+                return
+        self.left -= 1
+        if self.left == 0:
+            self.raised += 1
+            if self.later:
+                self.left = self.later.pop(0)
+                if not HAS_MONITORING:
+                    sys.setprofile(self._trace_again)
+            raise KeyboardInterrupt
+
+    def _trace_again(self, frame: FrameType | None, *_: Any) -> None:
+        sys.setprofile(None)
+        sys.settrace(self._trace)
+        while frame is not None:
+            if frame.f_code.co_filename.startswith(PACKAGES):
+                frame.f_trace, frame.f_trace_opcodes, frame.f_trace_lines = self._trace, True, False
+            frame = frame.f_back
+
+
+def interrupted_at(n: int, call: Callable[[], Any], *later: int) -> bool:
+    """Make the call, with a KeyboardInterrupt before its n-th bytecode, and before the `later` ones after that.
+
+    Returns False if the call has too few bytecodes for all of them.
+    """
+    with Interrupts(n, *later) as interrupts:
+        call()
+    return interrupts.raised == 1 + len(later)
+
+
+def call_with_signal(call: Callable[[], Any], seconds: float, pids: Sequence[int] = ()) -> tuple[bool, Any]:
+    """Make the call, which the handler of a signal interrupts after so many seconds; the processes of `pids` get SIGINT
+    then, as from Ctrl-C in a terminal.
+
+    Returns whether the signal came within the call, and the result of the call. A timer of the caller goes on after it.
+    """
+    is_armed, raised, result = True, False, None
+
+    def interrupt(*_: Any) -> None:
+        nonlocal is_armed, raised
+        if is_armed:
+            is_armed, raised = False, True
+            for pid in pids:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGINT)
+            restore()
+            raise KeyboardInterrupt
+
+    def restore() -> None:
+        signal.signal(signal.SIGALRM, handler)
+        signal.setitimer(signal.ITIMER_REAL, *timer)
+
+    timer = signal.setitimer(signal.ITIMER_REAL, 0)
+    handler = signal.signal(signal.SIGALRM, interrupt)
+    try:
+        try:
+            signal.setitimer(signal.ITIMER_REAL, seconds)
+            result = call()
+        finally:
+            is_armed = False
+    except KeyboardInterrupt:
+        pass
+    if not raised:
+        restore()
+    return raised, result

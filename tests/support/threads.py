@@ -1,0 +1,30 @@
+"""Runs a call in another thread."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+
+def beside(call: Callable[[], Any]) -> tuple[threading.Thread, list[BaseException]]:
+    """Start the call in another thread; the list gets its exception."""
+    errors: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            call()
+        except BaseException as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    return thread, errors
+
+
+def in_a_thread(call: Callable[[], Any]) -> None:
+    """Make the call in another thread, and raise its exception here."""
+    thread, errors = beside(call)
+    thread.join()
+    if errors:
+        raise errors[0]
