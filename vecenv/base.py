@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -22,11 +24,11 @@ from vecenv.engine.arguments import (
 from vecenv.engine.engine import Engine
 from vecenv.engine.env_calls import EngineProperties
 from vecenv.engine.lifetime import NotStarted
-from vecenv.engine.mark import INTERRUPTS
+from vecenv.engine.mark import LayerMark
 from vecenv.engine.results import Step
 
 
-class BaseVectorEnv(EngineProperties):
+class BaseVectorEnv(LayerMark, EngineProperties):
     """Runs many envs as one (contract of tianshou's BaseVectorEnv: ids, no autoreset, `wait_num` and `timeout`).
 
         venv = ShmemVectorEnv([lambda: gym.make("CartPole-v1")] * 8)
@@ -126,6 +128,8 @@ class BaseVectorEnv(EngineProperties):
         failed is started again. Raises RuntimeError for an env that is still stepping.
         """
         self.start()
+        if self._in_call is not None:
+            self._recover(sys._getframe(1))
         return self.engine.reset(self._as_ids(id, env_id), kwargs)
 
     def step(
@@ -160,12 +164,8 @@ class BaseVectorEnv(EngineProperties):
             return self.recv()
         if self._is_plain:
             return engine.step(action, self._ids_of_round(action, id, env_id, reset), reset, autoreset)
-        try:
-            self.send(action, id, env_id=env_id, reset=reset, autoreset=autoreset)
-            return self.recv()
-        except INTERRUPTS as error:  # between the two
-            engine.abandon(error)
-            raise
+        first = partial(self.send, action, id, env_id=env_id, reset=reset, autoreset=autoreset)
+        return self._halves(first, self.recv)
 
     def send(
         self,

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from operator import attrgetter
 from typing import Any
 
@@ -11,7 +13,7 @@ import numpy as np
 from vecenv import nest
 from vecenv.base import BaseVectorEnv, engine_of
 from vecenv.engine.arguments import as_ids, round_envs
-from vecenv.engine.mark import INTERRUPTS
+from vecenv.engine.mark import sets_mark
 from vecenv.engine.recovery import is_repeated
 from vecenv.errors import Partial
 from vecenv.nest import tensor_on_host
@@ -184,8 +186,11 @@ class RowWiseWrapper(VectorEnvWrapper):
         below = self.venv.get_state(id)
         return [LayerState(each, nest.take(own, slice(i, i + 1))) for i, each in enumerate(below)] if own else below
 
+    @sets_mark
     def set_state(self, states: Sequence[Any], id: Any = None) -> None:
         """As `venv.set_state`; ValueError for states without, or with other, parts of the state that is kept here."""
+        if self._in_call is not None:
+            self._recover(sys._getframe(1))
         ids = self._ids(id)
         if expected := self.episode_state(ids).keys():
             for state in states:
@@ -195,55 +200,99 @@ class RowWiseWrapper(VectorEnvWrapper):
                         f"set_state() of {type(self).__name__} needs states with {sorted(expected)}, got one {got}: "
                         "take them by get_state() of a vector env with equal layers"
                     )
-        self.venv.set_state([state.below for state in states] if expected else states, id)
-        for i, state in zip(ids, states, strict=False):
-            self.set_episode_state(np.array([i]), state.own if expected else {})
+        self._in_call = id, {}
+        try:
+            self.venv.set_state([state.below for state in states] if expected else states, id)
+            for i, state in zip(ids, states, strict=False):
+                self.set_episode_state(np.array([i]), state.own if expected else {})
+        except BaseException as error:
+            self._note_end(error)
+            raise
+        self._in_call = None
 
     def _ids(self, id: Any) -> np.ndarray:
         return np.arange(len(self)) if id is None else as_ids(tensor_on_host(id), len(self))
 
+    @sets_mark
     def reset(self, id: Any = None, **kwargs: Any) -> tuple[Any, np.ndarray]:
         """As `venv.reset`, with the rows of `map_reset`."""
-        self.note_reset(id, kwargs)
-        rows: tuple[Any, np.ndarray] = self._mapped(self.map_reset, None, self.venv.reset, id, **kwargs)
+        if self._in_call is not None:
+            self._recover(sys._getframe(1))
+        self._in_call = id, kwargs
+        try:
+            self.note_reset(id, kwargs)
+            rows: tuple[Any, np.ndarray] = self._mapped(self.map_reset, self.venv.reset, id, **kwargs)
+        except BaseException as error:
+            self._note_end(error)
+            raise
+        self._in_call = None
         return rows
 
+    @sets_mark
     def step(self, action: Any, id: Any = None, **kwargs: Any) -> Any:
         """As `venv.step`, with the rows of `map_step`."""
-        self.note_round(action, id, kwargs)
-        action = action if action is None else self.map_action(action)
-        return self._mapped(self.map_round, None, self.venv.step, action, id, **kwargs)
+        if self._in_call is not None:
+            self._recover(sys._getframe(1))
+        self._in_call = id, kwargs
+        try:
+            self.note_round(action, id, kwargs)
+            action = action if action is None else self.map_action(action)
+            rows = self._mapped(self.map_round, self.venv.step, action, id, **kwargs)
+        except BaseException as error:
+            self._note_end(error)
+            raise
+        self._in_call = None
+        return rows
 
+    @sets_mark
     def send(self, action: Any, id: Any = None, **kwargs: Any) -> None:
         """As `venv.send`."""
-        self.note_round(action, id, kwargs)
-        self.venv.send(action if action is None else self.map_action(action), id, **kwargs)
+        if self._in_call is not None:
+            self._recover(sys._getframe(1))
+        self._in_call = id, kwargs
+        try:
+            self.note_round(action, id, kwargs)
+            self.venv.send(action if action is None else self.map_action(action), id, **kwargs)
+        except BaseException as error:
+            self._note_end(error)
+            raise
+        self._in_call = None
 
+    @sets_mark
     def recv(self) -> Any:
         """As `venv.recv`, with the rows of `map_step`."""
-        return self._mapped(self.map_round, self.venv.waiting_id, self.venv.recv)
-
-    def _mapped(
-        self, mapped: Callable[..., Any], waiting: Any, call: Callable[..., Any], *args: Any, **kwargs: Any
-    ) -> Any:
-        """The rows of a call, or of the `partial` of its error, mapped. After an interrupt the `waiting` envs,
-        or (None) those that the arguments ask for, need a reset, also where it came when the engine had done its part.
-        """
+        if self._in_call is not None:
+            self._recover(sys._getframe(1))
+        self._in_call = self.venv.waiting_id, {}
         try:
-            try:
-                rows = call(*args, **kwargs)
-            except Exception as error:
-                if isinstance(partial := getattr(error, "partial", None), Partial):
-                    names = ("obs", "info") if mapped == self.map_reset else Partial._fields[1:]
-                    columns = mapped(*(getattr(partial, name) for name in names))
-                    error.partial = partial._replace(**dict(zip(names, columns, strict=True)))  # type: ignore[attr-defined]
-                raise
-            return mapped(*rows)
-        except INTERRUPTS as error:
-            if (engine := getattr(self, "engine", None)) is not None and not engine.closed:
-                ids = round_envs(len(self), (), args[-1], kwargs)[0] if waiting is None else waiting
-                engine.abandon(error, engine.all_ids if ids is None else [int(i) for i in ids])
+            rows = self._mapped(self.map_round, self.venv.recv)
+        except BaseException as error:
+            self._note_end(error)
             raise
+        self._in_call = None
+        return rows
+
+    def _mapped(self, mapped: Callable[..., Any], call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """The rows of a call, or of the `partial` of its error, mapped."""
+        try:
+            rows = call(*args, **kwargs)
+        except Exception as error:
+            if isinstance(partial := getattr(error, "partial", None), Partial):
+                names = ("obs", "info") if mapped == self.map_reset else Partial._fields[1:]
+                columns = mapped(*(getattr(partial, name) for name in names))
+                error.partial = partial._replace(**dict(zip(names, columns, strict=True)))  # type: ignore[attr-defined]
+            raise
+        return mapped(*rows)
+
+    def _abandon(self, error: BaseException | None) -> None:
+        """Abandon the envs that the interrupted call asked for, also where the engine had done its part."""
+        engine = getattr(self, "engine", None)
+        if engine is not None and not engine.closed and self._in_call is not None:
+            ids: Any = ()  # of arguments that are wrong, or for a `recv` of nothing
+            with suppress(TypeError, ValueError, IndexError):
+                ids = round_envs(len(self), (), *self._in_call)[0]
+            engine.abandon(error, engine.all_ids if ids is None else [int(i) for i in ids])
+        self._in_call = None
 
     def _reset_rows(self, info: np.ndarray) -> np.ndarray | None:
         """A mask of the rows of a round of envs that were reset in it; None for none."""

@@ -20,7 +20,7 @@ from hypothesis.stateful import initialize, rule
 from collector import SyncDataCollector
 from tests.fuzz.driver import Program
 from tests.fuzz.envs import Told, normed
-from tests.support.interrupts import Interrupts, call_with_signal
+from tests.support.interrupts import call_with_signal, interrupted
 from vecenv import (
     DummyVectorEnv,
     EnvCreator,
@@ -151,12 +151,10 @@ class Fuzz(Program):
     def interrupted(self, how: str, at: int, later: int, call: Callable[[], Any]) -> tuple[bool, Any]:
         """Make the call with interrupts; returns whether one came, and the result."""
         if how == "signal":
-            pids = [worker.pid for worker in self.venv.engine.backend.workers if worker.pid != os.getpid()]
+            pids = [worker.pid for worker in self.venv.engine.backend.workers if worker.pid not in (None, os.getpid())]
             return call_with_signal(call, at * 2e-6, pids if later % 2 else [])
-        result: Any = None
-        with Interrupts(at, *([later] if how == "twice" else []), at_looks=True) as interrupts:
-            result = call()
-        return interrupts.raised > 0, result
+        raised, result = interrupted(call, at, *([later] if how == "twice" else []), at_looks=True)
+        return raised > 0, result
 
     def perform(self, call: str, value: int, ids: list[int]) -> Any:
         """(obs, actions, infos) of a call that returns rows."""

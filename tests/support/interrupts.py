@@ -8,7 +8,7 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any
@@ -104,14 +104,24 @@ class Interrupts:
             frame = frame.f_back
 
 
-def interrupted_at(n: int, call: Callable[[], Any], *later: int) -> bool:
-    """Make the call, with a KeyboardInterrupt before its n-th bytecode, and before the `later` ones after that.
+def interrupted(call: Callable[[], Any], *numbers: int, at_looks: bool = False) -> tuple[int, Any]:
+    """Make the call with `Interrupts` at these instants; returns how many were raised, and the result of the call."""
+    interrupts = Interrupts(*numbers, at_looks=at_looks)
 
-    Returns False if the call has too few bytecodes for all of them.
-    """
-    with Interrupts(n, *later) as interrupts:
-        call()
-    return interrupts.raised == 1 + len(later)
+    def run() -> Iterator[Any]:
+        result = None
+        with interrupts:
+            result = call()
+        yield result
+
+    # A generator has an exception state of its own: an exception of a trace function may leave one behind.
+    result = next(run())
+    return interrupts.raised, result
+
+
+def interrupted_at(n: int, call: Callable[[], Any]) -> bool:
+    """Make the call, with a KeyboardInterrupt before its n-th bytecode; returns False if it has fewer."""
+    return interrupted(call, n)[0] > 0
 
 
 def call_with_signal(call: Callable[[], Any], seconds: float, pids: Sequence[int] = ()) -> tuple[bool, Any]:

@@ -29,7 +29,7 @@ from vecenv.engine.actions import Actions
 from vecenv.engine.arguments import as_autoreset, check_spaces_equal, reset_arguments, reset_rows
 from vecenv.engine.env_calls import EnvCalls
 from vecenv.engine.lifetime import Lifetime
-from vecenv.engine.mark import Mark, is_one_call, sets_mark
+from vecenv.engine.mark import SIGNAL, Mark, is_one_call, sets_mark
 from vecenv.engine.recovery import Recovery
 from vecenv.engine.results import Results, Statistics
 from vecenv.engine.status import EnvStatus
@@ -188,13 +188,14 @@ class Engine:
 
     # Recovery.
 
-    def abandon(self, error: BaseException, asked: Sequence[int] = ()) -> None:
+    def abandon(self, error: BaseException | None, asked: Sequence[int] = ()) -> None:
         """Set the mark after an exception that ended the work of a layer above: what is in flight is discarded, and its
         envs, and those `asked`, need a reset.
         """
         if not self.closed and not isinstance(error, (ClosedError, ConcurrentCallError, Warning)):
             mark = self.mark
-            mark.ids, mark.cause = {*(mark.ids if mark.is_set else ()), *asked}, type(error).__name__
+            mark.ids = {*(mark.ids if mark.is_set else ()), *asked}
+            mark.cause = SIGNAL if error is None else type(error).__name__
             mark.is_set = True
 
     def recover(self, caller: FrameType) -> None:

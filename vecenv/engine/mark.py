@@ -49,21 +49,13 @@ class Mark:
 
         `frame`: the innermost frame of this thread to look at, by default that of the caller.
         """
-        frames = {**sys._current_frames(), threading.get_ident(): frame or sys._getframe(1)}
-        return any(map(self._is_set_in, frames.values()))
-
-    def _is_set_in(self, frame: FrameType | None) -> bool:
-        while frame is not None:
-            if frame.f_code in _calls and getattr(frame.f_locals.get("self"), "mark", None) is self:
-                return True
-            frame = frame.f_back
-        return False
+        return _is_on_a_stack(self, frame or sys._getframe(1))
 
     def await_end(self, timeout: float) -> None:
         """Wait up to `timeout` seconds for a call of another thread to end, once it has been told to."""
         deadline = time.monotonic() + timeout
         others = set(sys._current_frames()) - {threading.get_ident()}
-        while time.monotonic() < deadline and any(self._is_set_in(sys._current_frames().get(each)) for each in others):
+        while time.monotonic() < deadline and any(_is_in(sys._current_frames().get(each), self) for each in others):
             time.sleep(1e-3)  # the call has no way to tell its end that costs nothing while nobody closes
 
     def note_end(self, error: BaseException) -> None:
@@ -81,6 +73,66 @@ def sets_mark(method: Callable[..., Result]) -> Callable[..., Result]:
     """Declare a method that sets the mark `self.mark`, and clears it."""
     _calls.add(method.__code__)
     return method
+
+
+class LayerMark:
+    """Base of the layers above an engine (wrappers, facades), whose calls change state of their own.
+
+    A call puts the envs that it was asked for into `_in_call` before its first change, and None after its last. An
+    interrupt leaves them there, so that the next call recovers first. Unless a second interrupt prevents it, the call
+    itself recovers before it ends, so that `failed_id` has these envs at once.
+    """
+
+    _in_call: Any = None
+
+    @sets_mark
+    def _halves(self, first: Callable[[], Any], second: Callable[[], Result]) -> Result:
+        """Make two calls as one, between which an interrupt may come; return the result of the second one."""
+        if self._in_call is not None:
+            self._recover(sys._getframe(1))
+        self._in_call = ()
+        try:
+            first()
+            result = second()
+        except BaseException as error:
+            self._note_end(error)
+            raise
+        self._in_call = None
+        return result
+
+    def _note_end(self, error: BaseException) -> None:
+        """Note the exception that ended a call. One of the env or of an argument is not an interrupt."""
+        if isinstance(error, Exception):
+            self._in_call = None
+        elif isinstance(error, INTERRUPTS):
+            self._abandon(error)
+
+    def _recover(self, caller: FrameType) -> None:
+        """Recover from an interrupted call, unless it still runs; `caller` is the frame that called the method."""
+        if not _is_on_a_stack(self, caller):
+            self._abandon(None)
+
+    def _abandon(self, error: BaseException | None) -> None:
+        """Abandon the envs of the call, which need a reset then: those in flight. Sets `_in_call` to None, last."""
+        engine: Any = self.engine  # type: ignore[attr-defined]
+        if not engine.closed:
+            engine.abandon(error)
+        self._in_call = None
+
+
+def _is_on_a_stack(owner: Mark | LayerMark, frame: FrameType) -> bool:
+    """Return whether a call that has set this mark runs in some thread; `frame`: where to begin in this one."""
+    return any(_is_in(each, owner) for each in {**sys._current_frames(), threading.get_ident(): frame}.values())
+
+
+def _is_in(frame: FrameType | None, owner: Mark | LayerMark) -> bool:
+    while frame is not None:
+        if frame.f_code in _calls:
+            found = frame.f_locals.get("self")
+            if found is owner or getattr(found, "mark", None) is owner:
+                return True
+        frame = frame.f_back
+    return False
 
 
 def is_one_call(method: Callable[..., Result]) -> Callable[..., Result]:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+import sys
+from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from gymnasium.vector import AutoresetMode
@@ -14,7 +14,7 @@ from gymnasium.vector import AutoresetMode
 from vecenv import nest
 from vecenv.base import BaseVectorEnv
 from vecenv.engine.arguments import as_ids, check_env_fns, check_options, own_env_fns, spread_seeds
-from vecenv.engine.mark import INTERRUPTS
+from vecenv.engine.mark import LayerMark, sets_mark
 from vecenv.envs.agent_spaces import AgentActions, common_spaces, make_env
 from vecenv.envs.gymnasium_arguments import as_autoreset_mode
 from vecenv.envs.pettingzoo_env import COLUMNS, AECRows, ParallelRows
@@ -27,10 +27,11 @@ NOT_OFFERED = frozenset({"copy", "stack_obs", "check_actions", "check_spaces", "
 NEXT_EPISODE = frozenset({"obs", "action_mask", "agent", "alive"})
 """The parts of a row that SAME_STEP mode takes from the reset; the others belong to the step."""
 
+Rows = TypeVar("Rows")
 MultiAgentStep = tuple[Any, Any, Any, Any, dict[str, Any]]
 
 
-class MultiAgentVectorEnv:
+class MultiAgentVectorEnv(LayerMark):
     """Base class of ParallelVectorEnv and AECVectorEnv.
 
     `venv` is the vector env of ParallelRows or AECRows; its methods and properties for whole envs are here too.
@@ -88,6 +89,7 @@ class MultiAgentVectorEnv:
         """The space of an agent's action in one env; `seed` seeds its sampling."""
         return self.agent_spaces.action[agent]
 
+    @sets_mark
     def reset(self, id: Any = None, *, seed: Any = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
         """Start an episode in the envs `id` (default all) and return (obs, infos), rows in the order of `id`.
 
@@ -95,20 +97,19 @@ class MultiAgentVectorEnv:
         env. An env that failed is started again. RuntimeError for an env that is still stepping.
         """
         given = {name: value for name, value in (("seed", seed), ("options", options)) if value is not None}
-        with self._call(range(self.num_envs) if id is None else as_ids(id, self.num_envs).tolist()):
+        if self._in_call is not None:
+            self._recover(sys._getframe(1))
+
+        def reset() -> tuple[Any, dict[str, Any]]:
             raw, info = self.venv.reset(id, **given)
             obs, _, _, _, infos = self._results(raw, self._note(raw, info))
             return obs, infos
 
+        return self._call(range(self.num_envs) if id is None else as_ids(id, self.num_envs).tolist(), reset)
+
     def step(self, actions: Any, id: Any = None) -> MultiAgentStep:
         """Step the envs `id` (default all): `send`, then `recv`. None as actions only waits for what is in flight."""
-        try:
-            if actions is not None:
-                self.send(actions, id)
-            return self.recv()
-        except INTERRUPTS as error:  # also between the two
-            self.venv.engine.abandon(error)
-            raise
+        return self.recv() if actions is None else self._halves(lambda: self.send(actions, id), self.recv)
 
     def send(self, actions: Any, id: Any = None) -> None:
         """The first half of `step`: check everything, start the envs, return at once."""
@@ -118,28 +119,33 @@ class MultiAgentVectorEnv:
         over = () if self.autoreset_mode == AutoresetMode.DISABLED else ids[self._done[ids]]
         self.venv.send(batch, None if id is None else ids, reset=over if len(over) else None)
 
+    @sets_mark
     def recv(self) -> MultiAgentStep:
         """The second half of `step`: wait for what is in flight, or as much of it as `wait_num` and `timeout` ask for.
 
         RuntimeError if nothing is in flight. The error of an env that failed is raised with the results of the others
         in its `partial`.
         """
-        with self._call(self.venv.waiting_id):
-            raw, _, terminated, truncated, info = self.venv.recv()
-            infos = self._note(raw, info, terminated, truncated)
-            if self.autoreset_mode == AutoresetMode.SAME_STEP and infos["done"].any():
-                self._reset_done(raw, infos)
-            return self._results(raw, infos)
+        if self._in_call:
+            self._recover(sys._getframe(1))
+        return self._call(self.venv.waiting_id, self._recv)
 
-    @contextmanager
-    def _call(self, asked: Sequence[int]) -> Iterator[None]:
-        """Runs a call of the envs `asked`, and converts the `partial` of its error to the results of this class.
+    def _recv(self) -> MultiAgentStep:
+        raw, _, terminated, truncated, info = self.venv.recv()
+        infos = self._note(raw, info, terminated, truncated)
+        if self.autoreset_mode == AutoresetMode.SAME_STEP and infos["done"].any():
+            self._reset_done(raw, infos)
+        return self._results(raw, infos)
+
+    def _call(self, asked: Sequence[int], call: Callable[[], Rows]) -> Rows:
+        """Make a call of the envs `asked`, and convert the `partial` of its error to the results of this class.
 
         After an interrupt the envs accept only a reset, because the masks and flags may be those of an earlier step.
         """
+        outer, self._in_call = self._in_call, asked  # () in `step`
         try:
             try:
-                yield
+                rows = call()
             except Exception as error:
                 if not self.venv.is_closed:
                     self._actions.discard(self.venv.failed_id)
@@ -148,10 +154,17 @@ class MultiAgentVectorEnv:
                     results = self._results(partial.obs, infos)
                     error.partial = Partial(partial.env_id, *results)  # type: ignore[attr-defined]
                 raise
-        except INTERRUPTS as error:
+        except BaseException as error:
+            self._note_end(error)
+            raise
+        self._in_call = outer
+        return rows
+
+    def _abandon(self, error: BaseException | None) -> None:
+        if (asked := self._in_call) is not None:
             self.venv.engine.abandon(error, asked)
             self._actions.discard(asked)
-            raise
+            self._in_call = None
 
     def _note(self, raw: Any, info: np.ndarray, terminated: Any = False, truncated: Any = False) -> dict[str, Any]:
         """Note which agents act next and which episodes are over; returns the infos that both classes share."""

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import multiprocessing
+import sys
 import time
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -13,6 +16,7 @@ from gymnasium.error import AlreadyPendingCallError, ClosedEnvironmentError, NoA
 from gymnasium.vector import VectorEnv
 
 from vecenv.engine.engine import Engine
+from vecenv.engine.mark import LayerMark, Result, sets_mark
 from vecenv.facades.driver import Driver
 
 RESET, STEP, CALL = "reset", "step", "call"
@@ -30,7 +34,32 @@ def as_deadline(timeout: Any) -> float | None:
     return time.monotonic() + float(timeout)
 
 
-class AsyncCalls(AnyVectorEnv):
+HALF = "half"
+
+
+def is_half(method: Callable[..., Result]) -> Callable[..., Result]:
+    """Declare `x_async` or `x_wait`: it recovers from an interrupted half first, and marks its own change.
+
+    In a call of both halves `_in_call` is (), which the half leaves there.
+    """
+
+    @functools.wraps(method)
+    def half(self: Any, *args: Any, **kwargs: Any) -> Result:
+        if self._in_call:
+            self._recover(sys._getframe(1))
+        outer, self._in_call = self._in_call, HALF
+        try:
+            result = method(self, *args, **kwargs)
+        except BaseException as error:
+            self._note_end(error)
+            raise
+        self._in_call = outer
+        return result
+
+    return sets_mark(half)
+
+
+class AsyncCalls(LayerMark, AnyVectorEnv):
     """Used through GymnasiumVectorEnv only.
 
     At most one call is pending: `x_async` was called and `x_wait` not yet, or it timed out. Anything else is refused

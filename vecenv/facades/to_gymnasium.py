@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from typing import Any
 
@@ -12,10 +13,11 @@ from gymnasium.vector import AutoresetMode
 from vecenv import nest
 from vecenv.engine.engine import Engine
 from vecenv.engine.lifetime import NotStarted
+from vecenv.engine.mark import sets_mark
 from vecenv.engine.results import OwnStep
 from vecenv.envs.gymnasium_arguments import as_autoreset_mode, as_seeds, split_options
 from vecenv.errors import Partial
-from vecenv.facades.async_calls import RESET, STEP, AnyVectorEnv, AsyncCalls, as_deadline
+from vecenv.facades.async_calls import HALF, RESET, STEP, AnyVectorEnv, AsyncCalls, as_deadline, is_half
 from vecenv.facades.batched_spaces import (
     action_spaces,
     check_observation_mode,
@@ -149,13 +151,9 @@ class GymnasiumVectorEnv(AsyncCalls, AnyVectorEnv):
         `seed`: an int s gives env i the seed s + i, a list or array has one for each env (None for no seed). The other
         options go to every env. TypeError and ValueError for bad arguments, before any env is touched.
         """
-        try:
-            self.reset_async(seed, options)
-            return self.reset_wait()
-        except KeyboardInterrupt as error:
-            self._drop(error)
-            raise
+        return self._halves(lambda: self.reset_async(seed, options), self.reset_wait)
 
+    @is_half
     def reset_async(self, seed: Any = None, options: dict[str, Any] | None = None) -> None:
         """The first half of `reset`: check, start, return at once."""
         self._begin("reset_async")
@@ -167,6 +165,7 @@ class GymnasiumVectorEnv(AsyncCalls, AnyVectorEnv):
         given = None if seeds is None else [seeds[i] for i in ids]
         self._send(RESET, None, ids, list(ids), given, **({} if others is None else {"options": others}))
 
+    @is_half
     def reset_wait(self, timeout: float | None = None) -> tuple[Any, dict[str, Any]]:
         """The second half of `reset`; `multiprocessing.TimeoutError` after `timeout` seconds: then wait again.
 
@@ -190,6 +189,7 @@ class GymnasiumVectorEnv(AsyncCalls, AnyVectorEnv):
 
     # Step.
 
+    @sets_mark
     def step(self, actions: Any) -> VectorStep:
         """Step all envs; returns (obs, rewards, terminations, truncations, infos).
 
@@ -198,24 +198,29 @@ class GymnasiumVectorEnv(AsyncCalls, AnyVectorEnv):
         float64 (n,), or (n, m) of envs whose rewards are vectors (beyond gymnasium's contract: its wrappers want
         numbers); terminations, truncations: bool (n,). TypeError or ValueError for anything but n actions.
         """
+        if self._in_call is not None:
+            self._recover(sys._getframe(1))
         episodes = self._episodes
         if self._exchanges and (not episodes.ended or self._resets_plainly):
             self._begin("step_async")
             if actions.__class__ is not np.ndarray or not actions.ndim:
                 actions = split_actions(actions, self.action_space, self.single_action_space, True)
+            self._in_call = HALF
             try:
-                step = self._driver.exchange(actions, episodes.over if episodes.ended else None, self._one_round)
+                try:
+                    step = self._driver.exchange(actions, episodes.over if episodes.ended else None, self._one_round)
+                except BaseException as error:
+                    self._give_up(error)
+                    raise
+                results = self._results(step, None)
             except BaseException as error:
-                self._give_up(error)
+                self._note_end(error)
                 raise
-            return self._results(step, None)
-        try:
-            self.step_async(actions)
-            return self.step_wait()
-        except KeyboardInterrupt as error:
-            self._drop(error)
-            raise
+            self._in_call = None
+            return results
+        return self._halves(lambda: self.step_async(actions), self.step_wait)
 
+    @is_half
     def step_async(self, actions: Any) -> None:
         """The first half of `step`: check, start, return at once."""
         self._begin("step_async")
@@ -230,6 +235,7 @@ class GymnasiumVectorEnv(AsyncCalls, AnyVectorEnv):
             )
         self._send(STEP, actions, ids, self._episodes.over)
 
+    @is_half
     def step_wait(self, timeout: float | None = None) -> VectorStep:
         """The second half of `step`; `multiprocessing.TimeoutError` after `timeout` seconds: then wait again."""
         self._expect(STEP)
@@ -312,13 +318,14 @@ class GymnasiumVectorEnv(AsyncCalls, AnyVectorEnv):
     def _is_waiting(self) -> bool:
         return not self.venv.is_closed and bool(self.venv.waiting_id)
 
-    def _drop(self, error: BaseException) -> None:
-        """After an interrupted call, also between `x_async` and `x_wait`: nothing of it stays in flight."""
+    def _abandon(self, error: BaseException | None) -> None:
+        """Abandon an interrupted call, also between `x_async` and `x_wait`: all envs need a reset."""
         if not self.closed and not self.venv.is_closed:
-            self.venv.engine.abandon(error)
+            self.venv.engine.abandon(error, self.venv.engine.all_ids)
             self._give_up(error)
+        self._in_call = None
 
-    def _give_up(self, error: BaseException) -> None:
+    def _give_up(self, error: BaseException | None) -> None:
         """Note a round that failed or was refused: the results of the envs that did not fail are in the error."""
         partial = getattr(error, "partial", None)
         if isinstance(partial, Partial):
@@ -326,7 +333,7 @@ class GymnasiumVectorEnv(AsyncCalls, AnyVectorEnv):
             if self._one_round:  # the next episode has begun where none failed
                 over &= np.isin(partial.env_id, self.venv.failed_id)
             self._episodes.note(partial.env_id, over, partial.obs)
-        if self._ended is not None:  # the step itself went well
+        if error is not None and self._ended is not None:  # the step itself went well
             obs, rew, terminated, truncated, infos = self._ended.step
             info = nest.object_array([{**infos.get(i, {}), "env_id": i} for i in self._ids])
             whole = Partial(np.arange(self.num_envs), obs, rew, terminated, truncated, info)
