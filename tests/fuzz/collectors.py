@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import inspect
+import os
+import signal
 from collections.abc import Iterator
 from functools import partial
 from typing import Any
@@ -112,6 +114,10 @@ def of_info(info: Any) -> int:
     return int(info.get("t", 0) + 3 * ("x" in info) + 5 * ("deep" in info) + 9 * len(info.get("at", ())))
 
 
+def fails(seed: int) -> bool:
+    return seed % 5 == 4
+
+
 def mask_at(id: int, calls: int) -> Any:
     """The mask in an info; none in some."""
     return None if calls % 7 == 5 else ((np.arange(100) * 31 + 7 * id + calls) % 5 == 0).astype(np.int8)
@@ -128,9 +134,20 @@ class Masked(Scripted):
 
 
 class MaskedTold(Told):
-    """Infos have the number of the step, and some have an action mask of 1,000 actions."""
+    """Infos have the number of the step, and some have an action mask of 1,000 actions.
+
+    In the second step of some episodes the env fails, as `fault` says.
+    """
+
+    def __init__(self, fault: str = "") -> None:
+        super().__init__(0, length=None)
+        self.fault = fault
 
     def step(self, action: Any) -> Any:
+        if self.fault and self.t == 1 and fails(self.first):
+            if self.fault == "die":
+                os.kill(os.getpid(), signal.SIGKILL)
+            raise KeyError("boom")
         *row, info = super().step(action)
         return *row, self.masked(info)
 
@@ -178,6 +195,7 @@ class Fuzz(Program):
         at_each_iter=st.sampled_from([False, False, False, True]),
         random_first=st.sampled_from([0, 0, 0, 5, 12]),
         raises_at=st.sampled_from([0, 0, 0, 1, 2, 5]),
+        fault=st.sampled_from(["", "", "raise", "raise", "die"]),
     )
     def make(
         self,
@@ -196,6 +214,7 @@ class Fuzz(Program):
         at_each_iter: bool,
         random_first: int,
         raises_at: int,
+        fault: str,
     ) -> None:
         is_async = is_async and numbered is None
         self.n, self.policy, self.most, self.is_async = n, policy, most, is_async
@@ -204,7 +223,11 @@ class Fuzz(Program):
         if self.numbered is not None:
             if policy in KNOW_THE_ENV:
                 self.policy = "array"
-            fns: list[Any] = [partial(MaskedTold, 0, length=None)] * n
+            if fault == "die" and backend not in (ShmemVectorEnv, SubprocVectorEnv):
+                fault = "raise"  # the env would end this process
+            workers = N if fault == "die" else workers  # the worker of a dead env hosts no other
+            fns: list[Any] = [partial(MaskedTold, fault)] * n
+            self.broken = {number for number, own in self.numbered if fault and most != 1 and fails(own)}
         else:
             if policy == "noisy":
                 self.policy = "module"  # without seeds the noise is torch's, which a plain loop cannot know
@@ -253,7 +276,7 @@ class Fuzz(Program):
 
     def reference(self) -> dict[int, Any]:
         """The actions of a policy with keyed noise in each episode, which does not depend on what is played beside."""
-        fns, cutter, found = [partial(MaskedTold, 0, length=None)], EpisodeCutter(), dict[int, Any]()
+        fns, cutter, found = [MaskedTold], EpisodeCutter(), dict[int, Any]()
         options = {"episode_seeds": list(reversed(self.numbered or ())), "max_frames_per_traj": self.most}
         with SyncDataCollector(fns, NoisyPolicy(), frames_per_batch=5, **options) as collector:
             for batch in collector:
@@ -348,8 +371,9 @@ class Fuzz(Program):
             seeds = dict(self.numbered or ())
             assert episode.number in seeds, f"episode {episode.number} was not asked for"
             assert episode.number not in self.played, f"episode {episode.number} comes twice"
+            assert episode.number not in self.broken, f"the env of episode {episode.number} failed"
             self.played.add(episode.number)
-            env, want, over, t = MaskedTold(0, length=None), list[Any](), False, 0
+            env, want, over, t = MaskedTold(), list[Any](), False, 0
             env.action_space = spaces.Discrete(1000, seed=action_seed(0, episode.number))
             obs, info = env.reset(seed=seeds[episode.number])
             while not over:
@@ -370,7 +394,7 @@ class Fuzz(Program):
 
     def end(self) -> None:
         self.over = True
-        missing = {number for number, _ in self.numbered or ()} - self.played
+        missing = {number for number, _ in self.numbered or ()} - self.played - self.broken
         assert not missing, f"the episodes {missing} are missing"
 
 
