@@ -144,7 +144,8 @@ class BatchCollector(BatchIterator):
         self._warned_of_failures = False
         self._obs: Any = None
         job_seed = getattr(self._seeds, "job_seed", 0) if self._seeded else None
-        options = {"clock": self._clock, "threads": self._threads, "job_seed": job_seed, **faster}
+        options: dict[str, Any] = {"clock": self._clock, "threads": self._threads, "job_seed": job_seed}
+        options |= {"info_keys": self._info_keys, **faster}
         self._runner = PolicyRunner(self.policy, self.env, self._exploration_type, self.policy_device, **options)
         if (noise := self._runner.noise) is not None:
             self._episodes.share(noise.numbers[:n], noise.steps[:n])

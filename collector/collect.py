@@ -148,6 +148,7 @@ class Collecting(BatchCollector):
             storing_device=self.storing_device,
             max_frames_per_traj=self._limit,
             policy_threads=self._threads,
+            info_keys=self._info_keys,
         )
 
     def _rendering(self, pause: float, on_step: StepHook | None) -> StepHook:

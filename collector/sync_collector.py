@@ -73,7 +73,8 @@ class SyncDataCollector(Collecting):
         backend: for a list: "dummy" (None means it here), "thread", "subproc", "shmem", or "auto", the faster one.
         episode_seeds: `(number, seed)` of the episodes to be played, each to its end: an iterable, or `EpisodeSeeds`.
         transforms: a transform of `vecenv.transforms`, or a list of several; they work where the policy does.
-        info_keys: entries of the envs' infos that are stored with each step, as `batch.extras[key]`.
+        info_keys: entries of the envs' infos that are stored with each step, as `batch.extras[key]`: the info after the
+            action. A parameter of the policy with the name of an entry, or named `info`, gets the info before it.
         env_options: for a list: keywords of the vector env, such as `num_workers`, `step_timeout` and `on_error`.
 
     Raises `TypeError` and `ValueError` for arguments that it does not take; a vector env that was passed stays open.

@@ -69,10 +69,8 @@ class StepExtras:
     """The columns of a round that are stored beside those of the policy: by a step hook, and from the envs' infos.
 
     hook: gets copies of the round; what it returns is refused where it does not fit the round, or what it returned
-    before. keys: entries of the infos. Their columns are bool for flags, int64 for integers and float64 for other
-    numbers; a value that does not fit promotes its column from then on. Arrays keep the shape and dtype of the first.
-    Rows of envs whose info has no such entry are zero. info_layout: what is known of the keys, also by the next object.
-    policy_layout: returns the names, shapes and dtypes of what the policy returns.
+    before. keys: entries of the infos, see `InfoColumns`. info_layout: what is known of the keys, also by the next
+    object. policy_layout: returns the names, shapes and dtypes of what the policy returns.
     """
 
     def __init__(
@@ -85,6 +83,7 @@ class StepExtras:
         self._hook, self._keys, self._policy_layout = hook, keys, policy_layout
         self._hook_layout: dict[str, RowLayout] = {}
         self._info_layout = info_layout
+        self._columns = InfoColumns(keys, info_layout, policy_layout)
 
     @property
     def layout(self) -> dict[str, RowLayout]:
@@ -99,8 +98,7 @@ class StepExtras:
             refuse_names("info_keys has", self._keys, extras)
         if self._keys:
             infos = [_of_the_step(*row) for row in zip(step.info, step.terminated | step.truncated, strict=True)]
-            columns = {key: self._of_infos(key, infos, step.env_id) for key in self._keys}
-            extras |= {key: column for key, column in columns.items() if column is not None}
+            extras |= self._columns(infos, step.env_id)
         clock.lap("hooks")
         return extras
 
@@ -126,7 +124,41 @@ class StepExtras:
                 raise TypeError(f"on_step returned {name!r} as {found} (shape of a row, dtype) after {before}")
         return extras
 
-    def _of_infos(self, key: str, infos: Sequence[Mapping[str, Any]], env_ids: np.ndarray) -> np.ndarray | None:
+    def fill(self, extras: dict[str, Any], shape: tuple[int, ...]) -> None:
+        """Add zeros for columns that came in other rounds only; the order of names is always the same."""
+        for name, layout in self.layout.items():
+            rows = extras.pop(name, None)
+            if rows is None or rows.shape[len(shape) :] != layout[0] or not np.can_cast(rows.dtype, layout[1]):
+                rows = np.zeros((*shape, *layout[0]), layout[1])
+            extras[name] = rows.astype(layout[1], copy=False)
+
+
+class InfoColumns:
+    """Makes an array `(k, ...)` of each of some entries of infos.
+
+    Arrays are bool for flags, int64 for integers and float64 for other numbers; a value that does not fit promotes its
+    column from then on. Values that are arrays keep the shape and dtype of the first. Rows of envs whose info has no
+    such entry are zero. layout: what is known of the keys. policy_layout: returns names that no key may have.
+    """
+
+    def __init__(
+        self,
+        keys: Sequence[str],
+        layout: dict[str, RowLayout] | None = None,
+        policy_layout: Callable[[], Mapping[str, RowLayout]] = dict,
+    ) -> None:
+        self._keys, self._policy_layout = keys, policy_layout
+        self._layout = {} if layout is None else layout
+
+    def __call__(self, infos: Sequence[Mapping[str, Any]] | np.ndarray, env_ids: np.ndarray) -> dict[str, np.ndarray]:
+        """Return the columns of these infos. One is missing as long as no info had the entry.
+
+        Raises `TypeError` for a value that is not a number or array, and for an array of another shape or dtype.
+        """
+        columns = {key: self._column(key, infos, env_ids) for key in self._keys}
+        return {key: column for key, column in columns.items() if column is not None}
+
+    def _column(self, key: str, infos: Any, env_ids: np.ndarray) -> np.ndarray | None:
         values = {i: np.asarray(info[key]) for i, info in enumerate(infos) if key in info}
         for i, value in values.items():
             if value.dtype.kind not in "biuf":
@@ -135,29 +167,21 @@ class StepExtras:
             own = value.dtype
             if not value.ndim and own.kind != "b":
                 own = np.dtype(np.int64 if np.can_cast(own, np.int64) else np.float64)
-            if key not in self._info_layout:
+            if key not in self._layout:
                 refuse_names("info_keys has", [key], self._policy_layout())
-            shape, dtype = self._info_layout.setdefault(key, (value.shape, own))
+            shape, dtype = self._layout.setdefault(key, (value.shape, own))
             if value.shape == shape == ():
-                self._info_layout[key] = (), np.promote_types(dtype, own)
+                self._layout[key] = (), np.promote_types(dtype, own)
             elif value.shape != shape or not np.can_cast(value.dtype, dtype, "same_kind"):
                 found = f"{value.dtype} {value.shape}; before it was {dtype} {shape}"
                 raise TypeError(f"info_keys: env {env_ids[i]} has {key!r} as {found}")
-        if key not in self._info_layout:
+        if key not in self._layout:
             return None
-        shape, dtype = self._info_layout[key]
+        shape, dtype = self._layout[key]
         rows = np.zeros((len(infos), *shape), dtype)
         for i, value in values.items():
             rows[i] = value
         return rows
-
-    def fill(self, extras: dict[str, Any], shape: tuple[int, ...]) -> None:
-        """Add zeros for columns that came in other rounds only; the order of names is always the same."""
-        for name, layout in self.layout.items():
-            rows = extras.pop(name, None)
-            if rows is None or rows.shape[len(shape) :] != layout[0] or not np.can_cast(rows.dtype, layout[1]):
-                rows = np.zeros((*shape, *layout[0]), layout[1])
-            extras[name] = rows.astype(layout[1], copy=False)
 
 
 def refuse_names(source: str, names: Iterable[str], taken: Iterable[str] = ()) -> None:

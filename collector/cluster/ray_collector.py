@@ -29,7 +29,7 @@ from collector.sync_collector import SyncDataCollector
 from vecenv.extending import check_seed, seed_chain, worker_seeds
 from vecenv.ray_cluster import connect
 
-OF_EVALUATION = ("max_frames_per_traj", "policy_threads")
+OF_EVALUATION = ("info_keys", "max_frames_per_traj", "policy_threads")
 """Arguments of the actors' collectors that hold for `evaluate` too."""
 PARTS_OF_STORE = 4
 """By default, rollouts in flight take at most a quarter of the cluster's object store."""

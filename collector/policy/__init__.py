@@ -25,7 +25,14 @@ What a policy is called with depends on the names of its parameters:
   the first step of an episode that is zeros, or a row of `policy.initial_state(k)` where it has that method; where it
   has none, it is called once with None before, and what it returns shows the shapes of zeros (nothing else of that call
   is used, and random generators go back). The state may be a tree of `(k, ...)` arrays or tensors: torch's recurrent
-  layers have the rows second.
+  layers have the rows second;
+- an entry of infos that `info_keys` names: that entry of the info that came with the observation on which the policy
+  acts, `(k, ...)`. After a reset that is the info of the reset. Dtypes are as in `extras`. Rows whose info lacks the
+  entry are zero, and the argument is None until an info has had it;
+- `info`: the whole infos that came with these observations, an object array of dicts `(k,)`, which must not be changed.
+
+Entries of the observation take precedence over these names, and `state`, `env_id` and `info` over `info_keys`. The
+first parameter is always the observation. Policies that get a `TensorDict` get no infos.
 
 How many rows there are changes from call to call: envs that are being reset have none. So a policy that draws from one
 random stream gives other data when other envs step together: in `AsyncDataCollector`, or where it is called for other

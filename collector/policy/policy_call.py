@@ -6,7 +6,7 @@ import enum
 import inspect
 import sys
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
 from functools import lru_cache
@@ -147,11 +147,19 @@ class Signature(NamedTuple):
     """The entries of a dict observation that it takes; empty: it takes the observation whole."""
     state: bool = False
     env_id: bool = False
+    info: bool = False
+    info_keys: tuple[str, ...] = ()
+    """The entries of infos that it takes."""
     tensordict: bool = False
 
 
-def signature_of(policy: Policy, observation_space: spaces.Space[Any] | None) -> Signature:
-    """Read the signature of a policy. Raises `TypeError` where it needs arguments that no observation has."""
+def signature_of(
+    policy: Policy, observation_space: spaces.Space[Any] | None, info_keys: Sequence[str] = ()
+) -> Signature:
+    """Read the signature of a policy. Raises `TypeError` where it needs arguments that no observation has.
+
+    info_keys: the entries of infos that the policy may take.
+    """
     tensordict = sys.modules.get("tensordict")  # where there is a module of tensordict's, it has been imported
     if tensordict is not None and isinstance(policy, tensordict.nn.TensorDictModuleBase):
         return Signature(tensordict=True)
@@ -164,18 +172,22 @@ def signature_of(policy: Policy, observation_space: spaces.Space[Any] | None) ->
     # Entries of the observation take precedence, and the first parameter is always the observation.
     state = "state" in parameters and named[0].name != "state" and "state" not in keys
     env_id = "env_id" in parameters and "env_id" not in keys
-    special = {name for name, is_special in (("state", state), ("env_id", env_id)) if is_special}
+    info = "info" in [p.name for p in named[1:]] and "info" not in keys
+    special = {name for name, is_special in (("state", state), ("env_id", env_id), ("info", info)) if is_special}
+    of_infos = [p.name for p in named[1:] if p.name in info_keys and p.name not in keys | special]
+    special |= {*of_infos}
     required = [p.name for p in named if p.default is p.empty and p.name not in special]
     if required in (["tensordict"], ["td"]) or (named and len(required) <= 1 and _is_tensordict(named[0])):
         return Signature(tensordict=True)
     if required and keys.issuperset(required):
-        return Signature(tuple(required), state, env_id)
+        return Signature(tuple(required), state, env_id, info, tuple(of_infos))
     if len(required) > 1:
         known = f"they are a dict with the keys {sorted(keys)}" if keys else "they are one argument"
         raise TypeError(
-            f"Arguments to policy.forward are incompatible with the observations: it needs {required}, {known}"
+            f"Arguments to policy.forward are incompatible with the observations: it needs {required}, {known}; "
+            f"entries of infos are passed if info_keys names them, and info_keys is {tuple(info_keys)}"
         )
-    return Signature((), state, env_id)
+    return Signature((), state, env_id, info, tuple(of_infos))
 
 
 def _is_tensordict(parameter: inspect.Parameter) -> bool:
@@ -222,10 +234,17 @@ class PolicyCall:
         cudagraph: dict[str, Any] | None = None,
     ) -> None:
         self.exploration = exploration
-        self.wants_rows = signature.state or signature.env_id
-        """True if the arguments of a call are the observations and what `rows_of` returns."""
+        self.wants_rows = signature.state or signature.env_id or bool(signature.info_keys)
+        """True if the inputs of a call are the observations, what `rows_of` returns, and entries of infos."""
+        self.infos: Any = None
+        """The infos of the rows of the next call, for a policy that takes `info`."""
         self.state = RecurrentState(policy, rows) if signature.state else None
         self._signature, self._pick = signature, pick
+        if signature.info and (compile is not None or cudagraph is not None):
+            raise ValueError(
+                "compile_policy and cudagraph_policy are for policies on tensors, and `info` holds dicts: name the "
+                "entries that the policy needs in info_keys, and give it a parameter for each"
+            )
         if compile is not None:
             import torch
 
@@ -237,17 +256,22 @@ class PolicyCall:
         return (env_ids,) if self.state is None else self.state.rows(env_ids, stepping, self._signature.env_id)
 
     def __call__(self, inputs: Any) -> dict[str, Any]:
-        """The policy's outputs by name, for observations `(k, ...)`, or a tuple of them and `rows_of`."""
+        """The policy's outputs by name, for observations `(k, ...)`, or the tuple that `wants_rows` describes."""
         keys, obs = self._signature.keys, inputs
         rows: Any = None
+        of_infos: dict[str, Any] = {}
         if self.wants_rows:
-            obs, rows = inputs
+            obs, rows, of_infos = inputs
         if self._signature.tensordict:
             from collector.batch.tensordict_form import call_with_tensordict
 
             output: Any = call_with_tensordict(self._policy, obs, self.exploration.name)
         else:
             args, named = (() if keys else (obs,)), {key: obs[key] for key in keys}
+            if self._signature.info_keys:
+                named |= {key: of_infos.get(key) for key in self._signature.info_keys}
+            if self._signature.info:
+                named["info"] = self.infos
             if self._signature.env_id:
                 named["env_id"] = rows[0]
             if self.state is None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from typing import Any
@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from gymnasium import spaces
 
-from collector.batch.step_extras import RowLayout, check_policy_names
+from collector.batch.step_extras import InfoColumns, RowLayout, check_policy_names
 from collector.policy.action_trees import common_layout, flatten, unflatten
 from collector.policy.keyed_noise import KeyedNoise
 from collector.policy.policy_call import (
@@ -45,8 +45,8 @@ class PolicyRunner:
     """Calls the policy of a collector for some envs, and checks its outputs against the action space.
 
     policy: None for random actions. device: the collector's `policy_device`. clock: counts the seconds of the policy,
-    and those of transfers and checks. job_seed: that of episodes with seeds of their own. threads, compile, cudagraph:
-    the collector's `policy_threads`, `compile_policy` and `cudagraph_policy`.
+    and those of transfers and checks. job_seed: that of episodes with seeds of their own. threads, compile, cudagraph,
+    info_keys: the collector's `policy_threads`, `compile_policy`, `cudagraph_policy` and `info_keys`.
     """
 
     def __init__(
@@ -61,6 +61,7 @@ class PolicyRunner:
         job_seed: int | None = None,
         compile: Options = False,
         cudagraph: Options = False,
+        info_keys: Sequence[str] = (),
     ) -> None:
         self.module: Any = None
         """The network that is called (a copy where the policy is on another device), or None."""
@@ -72,6 +73,10 @@ class PolicyRunner:
         self._env_num: int = env.env_num
         self._infos = np.full(env.env_num, None)
         """The latest info of each env."""
+        self._info_keys = info_keys
+        self._info_columns: InfoColumns | None = None
+        """Makes arrays of the entries of infos that the policy takes; None if it takes none."""
+        self._takes_info = False
         self._row_ids = np.arange(env.env_num)
         """The ids of the rows with which the policy is called where there is noise: first the envs."""
         self._last: Any = None
@@ -109,7 +114,10 @@ class PolicyRunner:
         """The policy, with its signature read; one on tensors is moved to its device."""
         if not callable(policy):
             raise TypeError(f"a policy is a function of a batch of observations, or a module; got {policy!r}")
-        signature = signature_of(policy, self._env.observation_space[0])
+        signature = signature_of(policy, self._env.observation_space[0], self._info_keys)
+        self._takes_info = signature.info
+        if signature.info_keys:
+            self._info_columns = InfoColumns(signature.info_keys)
         torch = sys.modules.get("torch")
         if device is not None or (torch is not None and isinstance(policy, torch.nn.Module)):
             policy = self._on_tensors(policy, device, keeps_rows=signature.env_id)
@@ -189,6 +197,16 @@ class PolicyRunner:
         masks = [None if info is None else info.get(ACTION_MASK) for info in self._infos[env_ids]]
         return None if all(mask is None for mask in masks) else masks
 
+    def _infos_of(self, env_ids: np.ndarray) -> np.ndarray:
+        """Return the infos that came with the observations of these rows. Like the observations, the info of an env
+        without an episode is another env's, and rows behind the envs have the last env's.
+        """
+        infos = self._infos[np.minimum(env_ids, self._env_num - 1)]
+        if any(info is None for info in infos):
+            known = next(info for info in self._infos if info is not None)
+            infos = nest.object_array([known if info is None else info for info in infos])
+        return infos
+
     def _outputs(self, obs: Any, env_ids: np.ndarray, stepping: np.ndarray | None = None) -> Outputs:
         """Return the checked outputs of the policy for rows of these envs, of which `stepping` step (None: all)."""
         call: PolicyCall = self._call  # type: ignore[assignment]
@@ -196,8 +214,10 @@ class PolicyRunner:
             self._learn_state(call.state, obs, env_ids)
         if self._on_device is not None and (tensors := self._on_device(obs)) is not None:
             obs = tensors
-        # Rows are transferred like the observations, to the device of the policy.
-        inputs = (obs, call.rows_of(env_ids, stepping)) if call.wants_rows else obs
+        call.infos = self._infos_of(env_ids) if self._takes_info else None
+        # Rows and entries of infos are transferred like the observations, to the device of the policy.
+        of_infos = {} if self._info_columns is None else self._info_columns(self._infos_of(env_ids), env_ids)
+        inputs = (obs, call.rows_of(env_ids, stepping), of_infos) if call.wants_rows else obs
         if self._transfer is None:
             self._clock.lap("transfer")
             found = self._called(inputs)
@@ -281,12 +301,17 @@ class PolicyRunner:
         if self._call is not None and self._call.state is not None:
             self._call.state.begin(env_ids)
         if infos is not None:
+            if self._takes_info or self._info_columns is not None:
+                # A step whose worker reset the env adds the last observation and info of the episode before.
+                infos = nest.object_array([_without_last(info) for info in infos])
             self.take_infos(env_ids, infos)
             if self.noise is not None:
                 self.noise.begin(env_ids)
 
     def take_infos(self, env_ids: np.ndarray, infos: np.ndarray) -> None:
-        """Keep the infos that came with the latest observations of these envs: random actions respect their masks."""
+        """Keep the infos that came with the latest observations of these envs, for policies that take infos, and for
+        random actions, which respect their masks.
+        """
         self._infos[env_ids] = infos
 
     def replaces(self, random: bool) -> bool:
@@ -373,6 +398,10 @@ class PolicyRunner:
                 f"fit it: {action!r}"
             )
         return cast.reshape(len(action), *shape)
+
+
+def _without_last(info: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in info.items() if key not in ("final_obs", "final_info")}
 
 
 def _keywords(option: Options) -> dict[str, Any] | None:

@@ -1,11 +1,14 @@
-"""Jobs that are killed by SIGKILL and resumed, against a loop that plays the same episodes one after another.
+"""Jobs that are killed, stopped or fail, and are resumed, against a loop that plays the same episodes in turn.
 
 `python -m tests.fuzz.kills` kills longer jobs, also on a Ray cluster.
 """
 
 from __future__ import annotations
 
+import os
+import signal
 import tempfile
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,30 +16,90 @@ import numpy as np
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize, rule
 
-from collector import Dataset, Job, action_seed, episode_seed, resume_job, run_job
+from collector import (
+    Dataset,
+    EpisodeCutter,
+    EpisodeSeeds,
+    Job,
+    SyncDataCollector,
+    action_seed,
+    episode_seed,
+    resume_job,
+    run_job,
+)
 from tests.fuzz import kills
 from tests.fuzz.driver import Program
 from tests.fuzz.envs import assert_same, stacked
 from tests.support.job_envs import Counting
+from tests.support.seeded_envs import Masked
 
-MOMENT = st.tuples(st.integers(1, 40), st.sampled_from(["before", "within", "after"]))
+kills._context.set_forkserver_preload(["collector.jobs.run", "gymnasium.envs.classic_control", "torch"])
+MOMENT = st.tuples(st.integers(1, 40), st.sampled_from(["before", "within", "after", "raise", "signal"]))
+ENVS = {"counting": "tests.support.job_envs:Counting", "masked": "tests.support.seeded_envs:Masked"}
+HERE = "tests.fuzz.jobs:"
 
 
-class Counts:
-    """A recurrent policy: it acts by the number in the observation, and by its own count of the steps."""
+class Interrupted(Exception):
+    """What a policy raises in the call at which the program wants it."""
+
+
+class Acts:
+    """A policy that disturbs the job in one of its calls, as `at` says: "17:raise" or "17:signal"."""
 
     repeatable = True
+    at = ""
 
     def __init__(self, observation_space: Any = None, action_space: Any = None) -> None:
-        pass
+        self.calls = 0
+
+    def disturb(self) -> None:
+        self.calls += 1
+        call, _, how = self.at.partition(":")
+        if how == "raise" and self.calls == int(call):
+            raise Interrupted
+        if how == "signal" and self.calls == int(call):
+            os.kill(os.getpid(), signal.SIGTERM)
+
+
+class Counts(Acts):
+    """A recurrent policy: it acts by the number in the observation, and by its own count of the steps."""
 
     def __call__(self, count: Any, state: Any) -> Any:
+        self.disturb()
         state = np.zeros(len(count), np.int64) if state is None else state
         return {"action": np.stack([count[:, 1] / 32, state / 64], 1).astype(np.float32), "state": state + 1}
 
 
+class Noisy(Acts):
+    """A recurrent policy with keyed noise: it returns distributions, of which the job takes samples."""
+
+    def __call__(self, count: Any, state: Any) -> Any:
+        import torch
+
+        self.disturb()
+        state = np.zeros(len(count)) if state is None else state
+        mean = torch.from_numpy(np.stack([count[:, 1] / 32, state / 64], 1).astype(np.float32))
+        return {"action": torch.distributions.Normal(mean, 0.1 + 0 * mean), "state": state + 1}
+
+
+class Legal(Acts):
+    """Takes the first action that the latest info of `Masked` allows."""
+
+    def __call__(self, obs: Any, info: Any) -> Any:
+        self.disturb()
+        return np.array([row["action_mask"].argmax() + 2 for row in info])
+
+
+POLICIES = {
+    "counting": ["random", f"{HERE}Counts", f"{HERE}Noisy"],
+    "masked": ["random", f"{HERE}Legal"],
+}
+
+
 def play(out: str, settings: dict[str, Any], kill_at: str) -> None:
-    """Run or resume a job in this process, which kills itself."""
+    """Run or resume a job in this process, which kills itself, or whose policy disturbs it."""
+    if kill_at.endswith(("raise", "signal")):
+        Acts.at, kill_at = kill_at, ""
     kills.arm(kill_at)
     if (Path(out) / "dataset.json").exists():
         resume_job(out, Job(**settings))
@@ -45,26 +108,36 @@ def play(out: str, settings: dict[str, Any], kill_at: str) -> None:
 
 
 class Fuzz(Program):
-    """Each rule is a run of the job that is killed; at the end it runs to completion."""
+    """Each rule is a run that is killed or stopped, or whose policy raises; at the end the job runs to completion."""
 
     per_seed = 3
     steps = 4
-    patience = 120.0
+    patience = 240.0
 
     @initialize(
         episodes=st.integers(1, 25),
         num_envs=st.integers(1, 5),
-        backend=st.sampled_from(["dummy", "dummy", "dummy", "thread", "shmem"]),
-        policy=st.sampled_from(["random", "tests.fuzz.jobs:Counts"]),
-        most=st.none() | st.integers(2, 9),
+        backend=st.sampled_from(["dummy", "dummy", "dummy", "thread", "shmem", "subproc"]),
+        env_and_policy=st.sampled_from([(env, policy) for env, policies in POLICIES.items() for policy in policies]),
+        most=st.none() | st.integers(3, 9),
         seed=st.integers(0, 99),
         every=st.sampled_from([0, 0, 5]),
+        how=st.sampled_from(["raise", "nan", "inf", "huge", "kill"]),
+        at=st.sampled_from(["step", "reset"]),
         shard_bytes=st.sampled_from([500, 3000, 2**20]),
         compress=st.booleans(),
     )
-    def make(self, policy: str, most: int | None, every: int, **settings: Any) -> None:
-        settings |= {"env": "tests.support.job_envs:Counting", "env_kwargs": {"every": every}, "policy": policy}
-        settings |= {"max_episode_steps": most, "max_failed": 30, "device": "cpu"}
+    def make(
+        self, env_and_policy: tuple[str, str], most: int | None, every: int, how: str, at: str, **settings: Any
+    ) -> None:
+        env, settings["policy"] = env_and_policy
+        if how == "kill" and settings["backend"] in ("dummy", "thread"):
+            how = "raise"  # the env would end the job
+        if how in ("nan", "inf", "huge"):
+            at = "step"  # they are rewards
+        self.every = every if env == "counting" else 0
+        settings["env_kwargs"] = {"every": self.every, "how": how, "at": at} if env == "counting" else {"place": "info"}
+        settings |= {"env": ENVS[env], "max_episode_steps": most, "max_failed": 30, "device": "cpu"}
         self.settings, self.folder = settings, tempfile.TemporaryDirectory()
         self.out, self.committed, self.complete = Path(self.folder.name) / "job", set[int](), False
 
@@ -86,7 +159,9 @@ class Fuzz(Program):
         self.failed = True
         running = kills._context.Process(target=play, args=(str(self.out), self.settings, kill_at))
         running.start()
-        self.complete = kills.finish(running, (0, -9)) == 0
+        code = kills.finish(running, (0, 1, -9) if kill_at.endswith("raise") else (0, -9))
+        self.complete = code == 0 and Dataset(self.out).complete
+        assert kill_at or self.complete, "a job that nothing disturbed is not complete"
         self.committed = kills.check(self.out, self.committed)
         self.failed = False
 
@@ -98,22 +173,38 @@ class Fuzz(Program):
         """The data set has the episodes of a plain loop, and no other."""
         data, job = Dataset(self.out), Job(**self.settings)
         assert data.complete
-        every = self.settings["env_kwargs"]["every"]
+        every = self.every
         numbers = [e for e in range(self.settings["episodes"]) if not every or episode_seed(job.seed, e) % every]
         assert data.numbers.tolist() == numbers, f"episodes {data.numbers.tolist()}, expected {numbers}"
+        samples = self.samples(job) if job.policy.endswith("Noisy") else {}
         for episode in data:
-            self.compare_episode(episode, job)
+            self.compare_episode(episode, job, samples.get(episode.number))
 
-    def compare_episode(self, episode: Any, job: Job) -> None:
-        env, seed = Counting(), episode_seed(job.seed, episode.number)
+    def samples(self, job: Job) -> dict[int, Any]:
+        """The actions of each episode, in one env in this process: noise depends on the episode and the step alone."""
+        seeds = EpisodeSeeds(job.seed, numbers=range(job.episodes or 0))
+        fns, options = [partial(Counting, every=0)], {"max_frames_per_traj": job.max_episode_steps}
+        cutter, found = EpisodeCutter(), {}
+        with SyncDataCollector(fns, Noisy(), frames_per_batch=64, episode_seeds=seeds, **options) as collector:
+            for batch in collector:
+                found |= {each.number: np.asarray(each.action) for each in cutter.cut(batch)}
+        return found
+
+    def compare_episode(self, episode: Any, job: Job, samples: Any) -> None:
+        env: Any = Counting() if job.env == ENVS["counting"] else Masked("info")
+        seed = episode_seed(job.seed, episode.number)
         env.action_space.seed(action_seed(job.seed, episode.number))
-        obs, _ = env.reset(seed=seed)
+        obs, info = env.reset(seed=seed)
         seen, rows, over = [obs], list[Any](), False
         while not over:
-            action: Any = env.action_space.sample()
-            if job.policy != "random":
+            action: Any = env.action_space.sample(info.get("action_mask"))
+            if samples is not None:
+                action = samples[len(rows)]
+            elif job.policy.endswith("Counts"):
                 action = np.array([obs["count"][1] / 32, len(rows) / 64], np.float32)
-            obs, reward, terminated, truncated, _ = env.step(action)
+            elif job.policy.endswith("Legal"):
+                action = np.int64(info["action_mask"].argmax() + 2)
+            obs, reward, terminated, truncated, info = env.step(action)
             truncated = truncated or len(rows) + 1 == job.max_episode_steps
             seen.append(obs)
             rows.append((action, float(reward), terminated, truncated))

@@ -80,3 +80,34 @@ class Treed(gymnasium.Env):
         self._steps += 1
         obs = np.concatenate([action["move"], [action["hands"][0]], action["hands"][1]])
         return obs.astype(np.float32), 0.0, self._steps == 3, False, {}
+
+
+class Told(gymnasium.Env):
+    """Its infos repeat the observation as `code`, and allow one action, as `action_mask`. Another action is an error.
+
+    Observations are the seed's number, or the number of the episode, and the steps before. Episodes have `steps` steps.
+    """
+
+    action_space = spaces.Discrete(5, start=2)
+    observation_space = spaces.Box(-1, 2**62, (2,), np.int64)
+
+    def __init__(self, steps: int) -> None:
+        self._length, self._episode = steps, -1
+
+    def _returned(self) -> Any:
+        self._allowed = (self._episode + self._steps) % 5
+        mask = np.zeros(5, np.int8)
+        mask[self._allowed] = 1
+        obs = np.array([self._episode, self._steps])
+        return obs, {"code": obs.copy(), "action_mask": mask, "first": self._steps == 0}
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        super().reset(seed=seed)
+        self._episode, self._steps = self._episode + 1 if seed is None else seed, 0
+        return self._returned()
+
+    def step(self, action: Any) -> Any:
+        assert action == self._allowed + 2
+        self._steps += 1
+        obs, info = self._returned()
+        return obs, 0.0, self._steps == self._length, False, info

@@ -238,7 +238,7 @@ class TestFasterPolicies:
             call.exploration = ExplorationType(wanted)
             rows = call.rows_of(np.arange(k))
             rows = tuple(map(torch.from_numpy, rows)) if call.wants_rows else ()
-            action = call((obs[:k], rows) if call.wants_rows else obs[:k])["action"]
+            action = call((obs[:k], rows, {}) if call.wants_rows else obs[:k])["action"]
             assert action.shape == (k,)
             if wanted == "mode":
                 assert torch.equal(action, (obs[:k, 2] < 0).long())
