@@ -22,6 +22,7 @@ import pytest
 
 from tests.support import local_ray as local_ray_of_the_run
 from tests.support.backends import BACKENDS, PROCESS_BACKENDS, and_ray, one_of, vector_env_classes
+from vecenv.backends import free_threading
 from vecenv.backends.pool import preloading, start_methods
 
 PATIENCE = 2.0
@@ -245,8 +246,12 @@ def descriptors() -> dict[int, str]:
 
 
 def kept_descriptors() -> set[int]:
-    """The processes of the forkserver and the resource tracker, which stay for the life of the process."""
-    owned = [start_methods._server._forkserver_alive_fd, resource_tracker._resource_tracker._fd]
+    """What stays for the life of the process: the forkserver, the resource tracker, and the file of threads' stacks."""
+    owned = [
+        start_methods._server._forkserver_alive_fd,
+        resource_tracker._resource_tracker._fd,
+        *free_threading._stacks,
+    ]
     for server in preloading._all:
         owned += [server._forkserver_alive_fd, *start_methods.parent_fds(server.process)]
     return {fd for fd in owned if fd is not None}

@@ -8,150 +8,36 @@ A thread cannot be killed, so a block that hangs is abandoned with its arena, an
 
 from __future__ import annotations
 
-import sys
 import time
-import traceback
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from queue import Empty, SimpleQueue
-from threading import RLock, Thread
 from typing import Any
 
 import numpy as np
 
 from vecenv.backends.backend import Answers, Backend, Call, Taken, WorkerInfo, unreturned
-from vecenv.backends.host.env_access import own_copy, plain_copy
-from vecenv.backends.host.env_host import EnvHost, EnvReport, check_distinct
+from vecenv.backends.block_thread import BlockThread
+from vecenv.backends.free_threading import has_gil, warn_of_gil
+from vecenv.backends.host.env_access import own_copy
+from vecenv.backends.host.env_host import EnvReport, check_distinct
 from vecenv.backends.host.failure import Failure, describe, died_failure
-from vecenv.backends.host.row_writer import Extra
-from vecenv.backends.ipc import opcodes
+from vecenv.backends.ipc.waiting import SpinWait, fence
 from vecenv.backends.memory.arena import Arena, Layout
-from vecenv.backends.memory.shared_memory import A_CALL, BUSY_NS, DOING, LINE, NOTHING, PROGRESS
+from vecenv.backends.memory.shared_memory import BUSY_NS, PROGRESS
 from vecenv.backends.pool.watchdog import Watchdog
-from vecenv.backends.pool.worker_handle import Reason, Watched
-from vecenv.backends.system_limits import blocks_of, default_num_workers
-from vecenv.backends.worker.round_server import BlockRounds, advice
+from vecenv.backends.pool.worker_handle import Reason
+from vecenv.backends.system_limits import blocks_of, default_num_workers, usable_cpus
+from vecenv.backends.worker.round_server import advice
 from vecenv.errors import ClosedError, WorkerDiedError, WorkerTimeoutError, WorkerWarnings
+from vecenv.portability import IN_ORDER
 
 LONGEST_SLEEP = 60.0
 """Seconds, at most, of one wait: the system rejects very long timeouts, so the caller waits again."""
-
-
-class BlockThread(Watched):
-    """Makes, uses and closes its envs in a thread of their own.
-
-    The thread calls what is put into `work`, one after the other; None ends it. An abandoned thread uses no further
-    env: when the env that it is using returns, it closes all of them and ends.
-    """
-
-    def __init__(self, index: int, ids: range, backend: ThreadBackend) -> None:
-        super().__init__(index, ids)
-        self.alive = True
-        self.reports: list[EnvReport] | Failure | None = None
-        """The reports of the envs or the failure of a constructor; None until they are made."""
-        self.problems: list[str] = []
-        """Problems in closing the envs."""
-        self.line = [NOTHING] * LINE
-        self.work: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
-        self._backend = backend
-        self._lock = RLock()
-        """Held while an answer is delivered, and while the block is abandoned."""
-        self._host = EnvHost(backend.env_fns[ids.start : ids.stop], ids.start, local=True)
-        self._host.progress = self.line
-        warn = partial(self.deliver, backend.warn, len(ids))
-        self._rounds = BlockRounds(self._host, len(ids), backend.eager, self.line, warn)
-        self.thread = Thread(target=self._run, name=f"vecenv-block-{index}", daemon=True)
-
-    @property
-    def envs(self) -> list[Any]:
-        """The envs themselves."""
-        return self._host.envs
-
-    @property
-    def title(self) -> str:
-        return f"thread {self.thread.name}"
-
-    @property
-    def ending(self) -> str:
-        return (
-            f"threads cannot be killed, so {self.thread.name} (envs {list(self.ids)}) was abandoned and goes on until "
-            "that env returns"
-        )
-
-    @property
-    def has_ended(self) -> bool:
-        """True if its answers are not used any more, or it will give none."""
-        return not self.alive or (self.thread.ident is not None and not self.thread.is_alive())
-
-    def stack(self) -> str:
-        frame = sys._current_frames().get(self.thread.ident or 0)
-        return "(the thread has ended)" if frame is None else "".join(traceback.format_stack(frame))
-
-    def bind(self, layout: Layout, rows: Arena, answers: Answers) -> None:
-        """Deliver into `rows`, the block's part of the caller's arena, which holds its actions and seeds too."""
-        own = Arena.build(layout, len(self.ids))
-        own.seed = rows.seed
-        self._rows, self._answers = rows, answers
-        self._outputs = list(zip(rows.outputs(), own.outputs(), strict=True))
-        self._finals = list(zip(rows.finals(), own.finals(), strict=True))
-        self.work.put(partial(self._host.bind, layout, own))
-
-    def abandon(self) -> None:
-        """Have the thread end; what it has not delivered is discarded."""
-        with self._lock:
-            self.alive = False
-        self.work.put(None)
-        numbers: list[int] = self._host.progress
-        if self.line is numbers:
-            self.line = numbers.copy()
-        numbers.clear()  # the host writes there before it uses an env: an IndexError comes before the next env is used
-
-    def _run(self) -> None:
-        try:
-            self.deliver(setattr, self, "reports", self._host.construct())
-            while (work := self.work.get()) is not None:
-                work()
-        except BaseException as error:  # no error of an env, which would be an answer; expected once abandoned
-            self._backend.note_end(self, error)
-        finally:
-            self.problems = self._host.close()
-
-    def deliver(self, callback: Callable[..., None], *args: Any) -> None:
-        """Call `callback(*args)`, unless the block is abandoned, and wake the caller if it waits for that."""
-        with self._lock:
-            if self.alive:
-                callback(*args)
-        self._backend.wake()
-
-    def round(self, asked: bytes, payloads: Mapping[int, Any]) -> None:
-        """Run the operations `asked`, an opcode for each env of the block, with payloads by env id."""
-
-        def payload(j: int, op: int) -> Any:
-            return payloads[self.start + j]
-
-        answer = partial(self.deliver, self._write)
-        self._rounds.timed(self._rounds.run_block, asked, self._rows.action, payload, answer)
-
-    def _write(self, places: Sequence[int], extras: dict[int, Extra]) -> None:
-        rows: Any = ... if places is self._rounds.everyone else places
-        for to, own in self._outputs:
-            to[rows] = own[rows]
-        for j, extra in extras.items():
-            self._answers.extras[self.start + j] = extra
-            for to, own in () if extra.final is None else self._finals:
-                to[j] = own[j]
-        self._rows.status[rows] = opcodes.DONE
-
-    def call(self, call: Call, args: Mapping[int, tuple[Any, ...]]) -> None:
-        """Run an operation, with arguments by env id."""
-        self.line[DOING] = A_CALL
-        values = {i: self._host.call(i - self.start, call.op, args[i]) for i in args}
-        if self._backend.copies:
-            values = {i: plain_copy(value) for i, value in values.items()}
-        self.line[DOING] = NOTHING
-        self.deliver(call.found.update, values)
+SHARED_SPINS, SPARE_SPINS = 50, 1000
+"""Looks of the caller for answers before it sleeps, if no CPU is to spare, and if one is: as many as with Shmem."""
 
 
 class ThreadBackend(Backend):
@@ -173,6 +59,9 @@ class ThreadBackend(Backend):
         self._ended: deque[tuple[BlockThread, BaseException]] = deque()
         """The blocks whose threads have ended by an error."""
         self._closing = False
+        self.looks = False
+        """True if threads look for work or answers for a moment before they sleep: each has a CPU, and no interpreter
+        lock makes them take turns."""
 
     @property
     def workers(self) -> list[WorkerInfo]:
@@ -184,12 +73,16 @@ class ThreadBackend(Backend):
         n = len(env_fns)
         self.env_fns, self.eager = env_fns, eager
         self.num_workers = num_workers or default_num_workers(n, eager)
+        cpus = usable_cpus()
+        self.looks = self.num_workers <= cpus
+        self._looking = SpinWait(SPARE_SPINS if self.num_workers < cpus else SHARED_SPINS)
         for k, ids in enumerate(blocks_of(n, self.num_workers)):
             self.blocks.append(BlockThread(k, ids, self))
             self.blocks[k].thread.start()
         self._block_of = [block for block in self.blocks for _ in block.ids]
         reports = self._await_reports(self.blocks)
         check_distinct([env for block in self.blocks for env in block.envs])
+        warn_of_gil()
         return reports
 
     def _await_reports(self, blocks: Sequence[BlockThread]) -> list[EnvReport]:
@@ -312,7 +205,7 @@ class ThreadBackend(Backend):
         begin = time.perf_counter()
         try:
             self._note_ends()
-            if done is not None:
+            if done is not None and not (self.looks and not has_gil() and self._looking.until(done)):
                 self._sleep(done, deadline)
         finally:
             self._done = None
@@ -322,6 +215,7 @@ class ThreadBackend(Backend):
 
     def wake(self) -> None:
         """Wake the caller if its wait is over."""
+        fence()  # the answer is visible before the caller's wait is read; `_sleep` has the other half
         done = self._done
         if done is not None and done():
             self._wakeups.put(None)
@@ -343,6 +237,7 @@ class ThreadBackend(Backend):
             # Before the test: what is answered after it wakes this call.
             self._wakeups = SimpleQueue()
             self._done = done
+            fence()
             self._note_ends()
             if self._closing:  # by another thread or a signal handler
                 raise ClosedError("the vector env was closed while this call waited for its envs")
@@ -367,6 +262,8 @@ class ThreadBackend(Backend):
         return {block: ids for block, ids in missing.items() if ids}
 
     def take(self, ids: Sequence[int] | None) -> Taken:
+        if not IN_ORDER:  # so that the rows are read after the status bytes
+            fence()
         if self._warnings:
             self._warnings.show()
         return self._answers.take(ids)

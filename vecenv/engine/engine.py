@@ -184,7 +184,7 @@ class Engine:
     def _set_mark(self, ids: Collection[int]) -> None:
         """Set the mark for a call of these envs; before the first change, and after the last refusal."""
         self.mark.ids = ids
-        self.mark.is_set = True
+        self.mark.set()
 
     # Recovery.
 
@@ -286,7 +286,7 @@ class Engine:
             raise TypeError(f"send() got {sorted(kwargs)}, which are for resets, but no ids to reset")
         if plain:
             self.mark.ids = self.all_ids
-            self.mark.is_set = True
+            self.mark.set()
             self.arena.action[...] = action
         else:
             is_list = action.__class__ is list

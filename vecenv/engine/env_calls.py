@@ -56,7 +56,7 @@ class EnvCalls:
                 if i in self._backend.lost:
                     self._recovery.check(i)
         self.mark.ids = asked
-        self.mark.is_set = True
+        self.mark.set()
         try:
             return self._backend.call(asked, op, args)
         except (TypeError, ValueError):  # the arguments cannot travel: nothing was sent
@@ -80,7 +80,7 @@ class EnvCalls:
 
     def _set_mark(self, call: Call) -> None:
         self.mark.ids = call.ids
-        self.mark.is_set = True
+        self.mark.set()
 
     @is_one_call
     def set_states(self, ids: np.ndarray | None, states: Sequence[Any]) -> None:

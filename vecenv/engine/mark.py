@@ -1,6 +1,6 @@
 """Mark: set while a call changes the state of a vector env, so that an interrupt cannot leave half a change unnoticed.
 
-    mark.is_set = True   -> status bytes, frames, extras, counters ->   mark.is_set = False
+    mark.set()   -> status bytes, frames, extras, counters ->   mark.is_set = False
 
 An interrupt is an exception that a signal handler raises between any two bytecodes, such as KeyboardInterrupt. The
 call that it ends leaves the mark set, and the next call recovers first.
@@ -16,6 +16,7 @@ from collections.abc import Callable, Collection
 from types import CodeType, FrameType
 from typing import Any, TypeVar
 
+from vecenv.backends.free_threading import has_gil
 from vecenv.backends.memory.shared_state import free_stale_locks, holds
 from vecenv.errors import ClosedError
 
@@ -36,7 +37,8 @@ class Mark:
     __slots__ = ("cause", "closed", "ids", "is_set")
 
     def __init__(self) -> None:
-        self.is_set = False
+        self.is_set: int = False
+        """The ident of the thread whose call has set the mark; True if that call has ended by an exception."""
         self.ids: Collection[int] = ()
         """The envs of the call that has set the mark."""
         self.cause = SIGNAL
@@ -44,22 +46,30 @@ class Mark:
         self.closed: str | None = None
         """The text of the ClosedError once the vector env is closed."""
 
-    def is_in_use(self, frame: FrameType | None = None) -> bool:
-        """Return whether the call that set the mark still runs, in another thread or below the handler of a signal.
+    def set(self) -> None:
+        """Set the mark for a call of this thread."""
+        self.is_set = threading.get_ident()
 
-        `frame`: the innermost frame of this thread to look at, by default that of the caller.
+    def is_in_use(self, frame: FrameType | None = None) -> bool:
+        """Return whether the call that set the mark still runs, in another thread or below the handler of a signal, or
+        has cleared it meanwhile.
+
+        `frame`: the innermost frame of this thread to look at, by default that of the caller. Only frames of this
+        thread are looked at: without the interpreter lock the frames of another thread change meanwhile.
         """
-        return _is_on_a_stack(self, frame or sys._getframe(1))
+        owner = self.is_set
+        return not owner or _is_elsewhere(owner) or _is_in(frame or sys._getframe(1), self)
 
     def await_end(self, timeout: float) -> None:
         """Wait up to `timeout` seconds for a call of another thread to end, once it has been told to."""
         deadline = time.monotonic() + timeout
-        others = set(sys._current_frames()) - {threading.get_ident()}
-        while time.monotonic() < deadline and any(_is_in(sys._current_frames().get(each), self) for each in others):
+        while time.monotonic() < deadline and _is_elsewhere(self.is_set):
             time.sleep(1e-3)  # the call has no way to tell its end that costs nothing while nobody closes
 
     def note_end(self, error: BaseException) -> None:
         """Note the exception that ended a call. It was an interrupt unless the call has cleared the mark before."""
+        if self.is_set:
+            self.is_set = True
         if self.closed is not None:
             if isinstance(error, Exception) and not isinstance(error, ClosedError):
                 raise ClosedError(self.closed) from None  # another thread has closed the vector env
@@ -67,6 +77,11 @@ class Mark:
             self.is_set = False
         elif self.is_set:
             self.cause = type(error).__name__
+
+
+def _is_elsewhere(owner: int) -> bool:
+    """Return whether `owner`, the value of a mark, is the ident of another thread that exists."""
+    return owner not in (False, True, threading.get_ident()) and owner in sys._current_frames()
 
 
 def sets_mark(method: Callable[..., Result]) -> Callable[..., Result]:
@@ -121,8 +136,12 @@ class LayerMark:
 
 
 def _is_on_a_stack(owner: Mark | LayerMark, frame: FrameType) -> bool:
-    """Return whether a call that has set this mark runs in some thread; `frame`: where to begin in this one."""
-    return any(_is_in(each, owner) for each in {**sys._current_frames(), threading.get_ident(): frame}.values())
+    """Return whether a call that has set this mark runs in some thread; `frame`: where to begin in this one.
+
+    Without the interpreter lock only this thread is looked at, because the frames of other threads change meanwhile.
+    """
+    others = sys._current_frames() if has_gil() else {}
+    return any(_is_in(each, owner) for each in {**others, threading.get_ident(): frame}.values())
 
 
 def _is_in(frame: FrameType | None, owner: Mark | LayerMark) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -277,11 +278,18 @@ class Statistics:
         """Seconds in calls of the engine, and in those of `Backend.wait`."""
         self.round_seconds: deque[float] = deque(maxlen=KEPT_ROUNDS)
 
+    def _last_rounds(self) -> list[float]:
+        """The seconds of the last rounds, also while another thread adds one."""
+        while True:
+            with suppress(RuntimeError):  # without the interpreter lock: the deque has changed during its iteration
+                return list(self.round_seconds)
+
     def summary(self, workers: Sequence[WorkerInfo], restarts: int, absorbed: int) -> dict[str, Any]:
         """Return the entries of `BaseVectorEnv.stats`."""
         busy = [worker.busy_seconds for worker in workers]
         slowest = int(np.argmax(busy)) if any(busy) else None
-        p50, p99 = np.percentile(self.round_seconds, (50, 99)).tolist() if self.round_seconds else (None, None)
+        kept = self._last_rounds()
+        p50, p99 = np.percentile(kept, (50, 99)).tolist() if kept else (None, None)
         return {
             "rounds": self.rounds,
             "steps": self.rounds * self._n - self.left_out - self.resets,

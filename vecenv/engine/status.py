@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Callable, Sequence
 from types import FrameType
@@ -53,7 +54,7 @@ class EnvStatus:
     @property
     def was_interrupted(self) -> bool:
         """True if an interrupt has ended the last call: the next one discards what is in flight."""
-        return self._mark.is_set and not self._mark.is_in_use()
+        return bool(self._mark.is_set) and not self._mark.is_in_use(sys._getframe(1))
 
     @property
     def interrupted_ids(self) -> list[int]:
@@ -66,6 +67,8 @@ class EnvStatus:
         `caller` is the frame that called the method which found the mark set. An interrupt in here leaves it set.
         """
         mark = self._mark
+        if not mark.is_set:  # another thread's call has ended meanwhile
+            return
         if mark.is_in_use(caller):
             busy = self._busy_ids()
             raise ConcurrentCallError(

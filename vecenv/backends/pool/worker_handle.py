@@ -8,6 +8,7 @@ import signal
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 from vecenv.backends.host.env_host import EnvReport
@@ -174,9 +175,14 @@ def hung(ending: str, hung_id: int, limit: float, stack: str) -> Reason:
 
 def stack_of_process(stacks: int, pid: int) -> str:
     """The Python stack of a worker, which it writes to `stacks` by itself even while it is stuck in native code."""
+    return written_stack(stacks, partial(os.kill, pid, signal.SIGUSR1))
+
+
+def written_stack(stacks: int, ask: Callable[[], object]) -> str:
+    """The stack that a worker or thread writes to the file `stacks` once `ask` has sent it a signal."""
     before = os.fstat(stacks).st_size
     try:
-        os.kill(pid, signal.SIGUSR1)
+        ask()
     except ProcessLookupError:
         return "(the worker has ended)"
     deadline = time.monotonic() + STACK_TIMEOUT

@@ -1,0 +1,171 @@
+"""`BlockThread`: the thread that makes, steps and closes a block of envs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from queue import SimpleQueue
+from threading import RLock, Thread
+from typing import Any, Protocol
+
+from vecenv.backends.backend import Answers, Call
+from vecenv.backends.free_threading import has_gil, stack_of_thread
+from vecenv.backends.host.env_access import plain_copy
+from vecenv.backends.host.env_host import EnvHost, EnvReport
+from vecenv.backends.host.failure import Failure
+from vecenv.backends.host.row_writer import Extra
+from vecenv.backends.ipc import opcodes
+from vecenv.backends.ipc.waiting import SpinWait, fence
+from vecenv.backends.memory.arena import Arena, Layout
+from vecenv.backends.memory.shared_memory import A_CALL, DOING, LINE, NOTHING
+from vecenv.backends.pool.worker_handle import Watched
+from vecenv.backends.worker.round_server import BlockRounds
+from vecenv.portability import IN_ORDER
+
+LOOKS = 200
+"""Looks of a thread for its next work, before it sleeps."""
+
+
+class Owner(Protocol):
+    """The backend of a block, as far as its thread uses it."""
+
+    env_fns: Sequence[Callable[[], Any]]
+    eager: bool
+    copies: bool
+    looks: bool
+    """True if threads look for work or answers for a moment before they sleep."""
+
+    def wake(self) -> None:
+        """Wake the caller if its wait is over."""
+
+    def warn(self, envs: int, text: str) -> None:
+        """Have the caller show a warning of a block of so many envs."""
+
+    def note_end(self, block: BlockThread, error: BaseException) -> None:
+        """Record that the thread has ended by an error of ours."""
+
+
+class BlockThread(Watched):
+    """Makes, uses and closes its envs in a thread of their own.
+
+    The thread calls what is put into `work`, one after the other; None ends it. An abandoned thread uses no further
+    env: when the env that it is using returns, it closes all of them and ends.
+    """
+
+    def __init__(self, index: int, ids: range, backend: Owner) -> None:
+        super().__init__(index, ids)
+        self.alive = True
+        self.reports: list[EnvReport] | Failure | None = None
+        """The reports of the envs or the failure of a constructor; None until they are made."""
+        self.problems: list[str] = []
+        """Problems in closing the envs."""
+        self.line = [NOTHING] * LINE
+        self.work: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
+        self._backend = backend
+        self._lock = RLock()
+        """Held while an answer is delivered, and while the block is abandoned."""
+        self._host = EnvHost(backend.env_fns[ids.start : ids.stop], ids.start, local=True)
+        self._host.progress = self.line
+        warn = partial(self.deliver, backend.warn, len(ids))
+        self._rounds = BlockRounds(self._host, len(ids), backend.eager, self.line, warn)
+        self.thread = Thread(target=self._run, name=f"vecenv-block-{index}", daemon=True)
+
+    @property
+    def envs(self) -> list[Any]:
+        """The envs themselves."""
+        return self._host.envs
+
+    @property
+    def title(self) -> str:
+        return f"thread {self.thread.name}"
+
+    @property
+    def ending(self) -> str:
+        return (
+            f"threads cannot be killed, so {self.thread.name} (envs {list(self.ids)}) was abandoned and goes on until "
+            "that env returns"
+        )
+
+    @property
+    def has_ended(self) -> bool:
+        """True if its answers are not used any more, or it will give none."""
+        return not self.alive or (self.thread.ident is not None and not self.thread.is_alive())
+
+    def stack(self) -> str:
+        if not self.thread.is_alive():
+            return "(the thread has ended)"
+        return stack_of_thread(self.thread.ident or 0)
+
+    def bind(self, layout: Layout, rows: Arena, answers: Answers) -> None:
+        """Deliver into `rows`, the block's part of the caller's arena, which holds its actions and seeds too."""
+        own = Arena.build(layout, len(self.ids))
+        own.seed = rows.seed
+        self._rows, self._answers = rows, answers
+        self._outputs = list(zip(rows.outputs(), own.outputs(), strict=True))
+        self._finals = list(zip(rows.finals(), own.finals(), strict=True))
+        self.work.put(partial(self._host.bind, layout, own))
+
+    def abandon(self) -> None:
+        """Have the thread end; what it has not delivered is discarded."""
+        with self._lock:
+            self.alive = False
+        self.work.put(None)
+        numbers: list[int] = self._host.progress
+        if self.line is numbers:
+            self.line = numbers.copy()
+        numbers.clear()  # the host writes there before it uses an env: an IndexError comes before the next env is used
+
+    def _run(self) -> None:
+        try:
+            self.deliver(setattr, self, "reports", self._host.construct())
+            looking = SpinWait(LOOKS)
+            while True:
+                if self._backend.looks and not has_gil():
+                    looking.until(self._has_work)
+                if (work := self.work.get()) is None:
+                    break
+                work()
+        except BaseException as error:  # no error of an env, which would be an answer; expected once abandoned
+            self._backend.note_end(self, error)
+        finally:
+            self.problems = self._host.close()
+
+    def _has_work(self) -> bool:
+        return not self.work.empty()
+
+    def deliver(self, callback: Callable[..., None], *args: Any) -> None:
+        """Call `callback(*args)`, unless the block is abandoned, and wake the caller if it waits for that."""
+        with self._lock:
+            if self.alive:
+                callback(*args)
+        self._backend.wake()
+
+    def round(self, asked: bytes, payloads: Mapping[int, Any]) -> None:
+        """Run the operations `asked`, an opcode for each env of the block, with payloads by env id."""
+
+        def payload(j: int, op: int) -> Any:
+            return payloads[self.start + j]
+
+        answer = partial(self.deliver, self._write)
+        self._rounds.timed(self._rounds.run_block, asked, self._rows.action, payload, answer)
+
+    def _write(self, places: Sequence[int], extras: dict[int, Extra]) -> None:
+        rows: Any = ... if places is self._rounds.everyone else places
+        for to, own in self._outputs:
+            to[rows] = own[rows]
+        for j, extra in extras.items():
+            self._answers.extras[self.start + j] = extra
+            for to, own in () if extra.final is None else self._finals:
+                to[j] = own[j]
+        if not IN_ORDER:
+            fence()
+        self._rows.status[rows] = opcodes.DONE
+
+    def call(self, call: Call, args: Mapping[int, tuple[Any, ...]]) -> None:
+        """Run an operation, with arguments by env id."""
+        self.line[DOING] = A_CALL
+        values = {i: self._host.call(i - self.start, call.op, args[i]) for i in args}
+        if self._backend.copies:
+            values = {i: plain_copy(value) for i, value in values.items()}
+        self.line[DOING] = NOTHING
+        self.deliver(call.found.update, values)

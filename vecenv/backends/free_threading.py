@@ -1,0 +1,80 @@
+"""Free-threaded Python: whether threads run side by side, the import that ended it, and the stack of another thread."""
+
+from __future__ import annotations
+
+import faulthandler
+import importlib.machinery
+import signal
+import sys
+import traceback
+from collections.abc import Callable
+from functools import partial
+from threading import Lock
+from typing import Any
+
+from vecenv.backends.memory.shared_memory import anonymous_file
+from vecenv.backends.pool.worker_handle import written_stack
+from vecenv.errors import warn_caller
+
+
+def _always() -> bool:
+    return True
+
+
+has_gil: Callable[[], bool] = getattr(sys, "_is_gil_enabled", _always)
+"""Return whether only one thread at a time runs Python. An import may turn the interpreter lock on, for good."""
+
+gil_modules: list[str] = []
+"""The extension module whose import has turned the interpreter lock on, if that happened after this import; then ""
+once the warning was given."""
+
+
+def _watched(create: Callable[..., Any]) -> Callable[..., Any]:
+    def create_module(self: Any, spec: Any) -> Any:
+        before = has_gil()
+        module = create(self, spec)
+        if has_gil() and not before:
+            gil_modules.append(spec.name)
+        return module
+
+    return create_module
+
+
+def warn_of_gil() -> None:
+    """Warn, once in a process, that the import of a module has turned the interpreter lock on."""
+    if gil_modules and gil_modules[-1]:
+        warn_caller(
+            f"importing {gil_modules[0]!r} has turned the interpreter lock on, so envs in threads take turns: use "
+            "ShmemVectorEnv for envs that compute in Python, or a release of the library for free-threaded Python"
+        )
+        gil_modules.append("")
+
+
+if not has_gil():
+    # Python's own warning is shown once, wherever the import is, and nothing keeps the name.
+    _loader: Any = importlib.machinery.ExtensionFileLoader
+    _loader.create_module = _watched(_loader.create_module)
+
+STACK_SIGNAL = signal.SIGRTMAX - 2 if hasattr(signal, "SIGRTMAX") else signal.SIGUSR2
+"""The signal by which a thread is asked for its stack where there is no interpreter lock."""
+_stacks: list[int] = []
+"""The file into which threads write their stacks, once there is one."""
+_lock = Lock()
+
+
+def stack_of_thread(ident: int) -> str:
+    """Return the Python stack of a thread that runs.
+
+    Without the interpreter lock the frames of another thread change while they are read, so the thread writes its own
+    stack, in the handler of a signal. The handler stays installed, because the signal may arrive late.
+    """
+    if has_gil():
+        frame = sys._current_frames().get(ident)
+        return "(the thread has ended)" if frame is None else "".join(traceback.format_stack(frame))
+    with _lock:
+        if not _stacks:
+            if signal.getsignal(STACK_SIGNAL) is not signal.SIG_DFL:
+                return f"(the program uses signal {STACK_SIGNAL}, by which a thread is asked for its stack)"
+            _stacks.append(anonymous_file("stacks"))
+            faulthandler.register(STACK_SIGNAL, file=_stacks[0], all_threads=False)
+        return written_stack(_stacks[0], partial(signal.pthread_kill, ident, STACK_SIGNAL))
