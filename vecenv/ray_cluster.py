@@ -11,6 +11,7 @@ from __future__ import annotations
 import functools
 import logging
 import os
+import re
 import sys
 import threading
 import time
@@ -19,6 +20,8 @@ from typing import Any
 
 NICENESS = "RAY_worker_niceness"
 """The environment variable of a Ray that is started."""
+PLACES = "vecenv"
+"""The namespace of the records of `record_place`."""
 NOTICED_WITHIN = 1.0
 """Seconds in which Ray notices that the CPUs of an actor that was ended are free."""
 
@@ -198,6 +201,43 @@ def own_node() -> tuple[str, str]:
     return ray.get_runtime_context().get_node_id(), ray.util.get_node_ip_address()
 
 
+def record_place(key: str) -> None:
+    """Record in the cluster on which node this task runs; nothing outside of a task."""
+    ray = sys.modules.get("ray")
+    if ray is not None and ray.is_initialized():
+        ray.experimental.internal_kv._internal_kv_put(key, own_node()[0], namespace=PLACES)
+
+
+def place_of(key: str) -> str:
+    """Return the id of the node that `record_place` recorded, "" if there is none."""
+    ray = import_ray()
+    found = ray.experimental.internal_kv._internal_kv_get(key, namespace=PLACES) if ray.is_initialized() else None
+    return (found or b"").decode()
+
+
+def forget_place(key: str) -> None:
+    """Remove the record of `record_place`."""
+    ray = import_ray()
+    if ray.is_initialized():
+        ray.experimental.internal_kv._internal_kv_del(key, namespace=PLACES)
+
+
+def dead_nodes() -> set[str]:
+    """Return the ids of the nodes that Ray has declared dead. A node that returns gets another id."""
+    return {node["NodeID"] for node in import_ray().nodes() if not node["Alive"]}
+
+
+def missing_package(error: BaseException) -> str:
+    """Return what to do if a node of the cluster lacks vecenv; "" for any other error."""
+    found = re.search(r"No module named '(vecenv|collector)\b", str(error))
+    if found is None:
+        return ""
+    return (
+        f"a node of the cluster has no module {found[1]!r}: install vecenv there, in the version of this program, or "
+        'pass runtime_env={"pip": ["vecenv"]}'
+    )
+
+
 def make_actor(cls: type, options: Mapping[str, Any], *arguments: Any) -> Any:
     """An actor `cls(*arguments)`; Ray starts it when it finds a place."""
     return _remote(cls).options(**options).remote(*arguments)
@@ -207,7 +247,7 @@ def start_task(function: Callable[..., Any], options: Mapping[str, Any], *argume
     """The reference of what `function(*arguments)` returns, as a task that Ray starts when it finds a place, and never
     repeats.
     """
-    return _remote(function).options(**options, max_retries=0, scheduling_strategy="SPREAD").remote(*arguments)
+    return _remote(function).options(**{"scheduling_strategy": "SPREAD", **options}, max_retries=0).remote(*arguments)
 
 
 @functools.cache
