@@ -22,6 +22,8 @@ from vecenv.backends.ipc.messages import CLOSED, Channel, Frame
 from vecenv.backends.ipc.serialization import dumps_apart, send_descriptors
 from vecenv.backends.ipc.waiting import wakeup_fds
 from vecenv.backends.memory.shared_memory import BUSY_NS, DOING, ELSEWHERE, NOTHING, PROGRESS
+from vecenv.backends.memory.shared_state import SharedState
+from vecenv.backends.memory.state_copies import StateMerger
 from vecenv.backends.pool.start_methods import search_path
 from vecenv.backends.pool.worker_handle import WorkerHandle, stack_of_process
 from vecenv.backends.pool.worker_pool import WorkerPool
@@ -33,11 +35,11 @@ class CallChannel:
     """Has the methods of the parent's end of `Channel`. Results are handled in the order of their calls.
 
     `call(method, *args)` starts a call of the actor, whose result is a `Bundle`, or None when the actor has closed its
-    envs. `line` is the worker's line of the control page.
+    envs. `line` is the worker's line of the control page, `states` what it shares with other workers.
     """
 
-    def __init__(self, call: Callable[..., Future[Any]], line: Any) -> None:
-        self._call, self._line = call, line
+    def __init__(self, call: Callable[..., Future[Any]], line: Any, states: Sequence[SharedState]) -> None:
+        self._call, self._line, self._states = call, line, StateMerger(states)
         self._read, self._write = wakeup_fds()
         os.set_blocking(self._read, False)
         self._lock = threading.Lock()
@@ -66,7 +68,7 @@ class CallChannel:
 
     def post(self, kind: int, number: int, *parts: bytes | memoryview) -> bool:
         self._line[DOING] = ELSEWHERE
-        self.start("frame", kind, number, b"".join(parts))
+        self.start("frame", kind, number, b"".join(parts), self._states.news())
         return True
 
     def flush(self) -> bool:
@@ -86,6 +88,7 @@ class CallChannel:
                 self.ended = True
                 return
             self._line[PROGRESS], self._line[BUSY_NS] = bundle.progress, bundle.busy_ns
+            self._states.merge(bundle.changes)
             for frame in bundle.frames:
                 self._frames.append(Frame(*frame))
                 self.ended = self.ended or frame[0] == CLOSED
@@ -174,7 +177,7 @@ class RayWorker(WorkerHandle):
             return future  # its callbacks run in a thread of Ray
 
         self._place = call("place")
-        self.channel = self._calls = CallChannel(call, self.line)
+        self.channel = self._calls = CallChannel(call, self.line, args.setup.states)
         self.alive = True
         self._calls.start("start", self.index, blob, self._pool.address)
 

@@ -23,9 +23,10 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from vecenv import ray_cluster
-from vecenv.backends.ipc.messages import CLOSED, SETUP, Channel, Frame
+from vecenv.backends.ipc.messages import CLOSE, CLOSED, SETUP, Channel, Frame
 from vecenv.backends.ipc.serialization import loads_apart, receive_descriptors
 from vecenv.backends.memory.shared_memory import BUSY_NS, LINE, PROGRESS
+from vecenv.backends.memory.state_copies import Change, StateCopies
 from vecenv.backends.worker.main import construct, live
 from vecenv.backends.worker.worker_setup import WorkerArgs, seed_generators
 
@@ -46,11 +47,14 @@ class Address(NamedTuple):
 
 
 class Bundle(NamedTuple):
-    """Result of a call: frames, and the worker's numbers, which its line of the control page takes."""
+    """Result of a call: frames, the worker's numbers, which its line of the control page takes, and what the call has
+    changed in the states that envs share.
+    """
 
     frames: list[tuple[int, int, bytes]]
     progress: int
     busy_ns: int
+    changes: list[Change | None]
 
 
 class Outbox:
@@ -80,6 +84,7 @@ class EnvActor:
             return None
         args: WorkerArgs = loads_apart(blob, ())
         self._args = args  # which holds what envs share
+        self._copies = StateCopies(args.setup.states)
         seed_generators(args.seeds)
         self._line = memoryview(array.array("q", [0] * LINE))
         self._outbox = Outbox()
@@ -87,8 +92,12 @@ class EnvActor:
         self._server: Any = server
         return self._bundle()
 
-    def frame(self, kind: int, number: int, payload: bytes) -> Bundle:
-        """Serve a frame. Where a constructor failed the only one is CLOSE, for the envs that were made before it."""
+    def frame(self, kind: int, number: int, payload: bytes, news: Sequence[Any] = ()) -> Bundle:
+        """Serve a frame. Where a constructor failed the only one is CLOSE, for the envs that were made before it.
+
+        news: the shared states that have changed elsewhere.
+        """
+        self._copies.replace(news)
         if self._server is None:
             self._outbox.write(CLOSED, 0, pickle.dumps(self._host.close()))
             return self._bundle()
@@ -96,11 +105,11 @@ class EnvActor:
             self._server.bind(pickle.loads(payload))
         else:
             self._server.serve_frame(Frame(kind, number, payload))
-        return self._bundle()
+        return self._bundle(is_last=kind == CLOSE)
 
-    def _bundle(self) -> Bundle:
+    def _bundle(self, is_last: bool = False) -> Bundle:
         frames, self._outbox.frames = self._outbox.frames, []
-        return Bundle(frames, self._line[PROGRESS], self._line[BUSY_NS])
+        return Bundle(frames, self._line[PROGRESS], self._line[BUSY_NS], self._copies.changes(is_last))
 
 
 def connect(address: Address, index: int) -> socket.socket | None:
