@@ -263,6 +263,12 @@ def unreachable_nodes() -> set[str]:
     return _unreachable
 
 
+def is_silent(address: str) -> bool:
+    """Return whether the node at an address does not answer."""
+    found = [node for node in import_ray().nodes() if node["NodeManagerAddress"] == address and node["Alive"]]
+    return bool(found) and {node["NodeID"] for node in found} <= unreachable_nodes()
+
+
 def _answers(node: Mapping[str, Any]) -> bool:
     try:
         socket.create_connection((node["NodeManagerAddress"], node["NodeManagerPort"]), ANSWERS_WITHIN).close()

@@ -101,7 +101,8 @@ class Hosts:
         """Start a host that is powered off."""
         into = ["nsenter", f"--net=/run/netns/{self._prefix}-{name}"]
         command = [*into, *NAMESPACES, BOOT, "boot", f"host-{name}", str(self.shared)]
-        host = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True)
+        quiet = subprocess.DEVNULL
+        host = subprocess.Popen(command, stdin=quiet, stdout=subprocess.PIPE, stderr=quiet, text=True)
         assert host.stdout is not None
         assert host.stdout.readline() == "up\n"
         self._booted[name] = host

@@ -221,6 +221,10 @@ class RayWorker(WorkerHandle):
             return stack_of_process(self.stacks, self._peer)
         return f"(not read from another machine or container: `ray stack` on the node of {self.where} prints it)"
 
+    def is_silent(self) -> bool:
+        place = self._where_it_is()
+        return place is not None and not self.on_this_node and ray_cluster.is_silent(place[1])
+
     def cause(self) -> str:
         error = self._calls.error
         return "ended" if error is None else f"ended ({ray_cluster.reason_of(error)})"

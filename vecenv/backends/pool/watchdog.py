@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from vecenv.backends.memory.shared_memory import DOING, ELSEWHERE, NOTHING, PROGRESS
-from vecenv.backends.pool.worker_handle import Reason, Watched, hung
+from vecenv.backends.pool.worker_handle import Reason, Watched, hung, silent
 from vecenv.errors import warn_caller
 
 WARN_AFTER = 60.0
@@ -63,6 +63,9 @@ class Watchdog:
         return self._next
 
     def _hung(self, worker: Watched, ids: Sequence[int], progress: int, doing: int) -> None:
+        if self._kill is not None and worker.is_silent():
+            self._kill(worker, silent(worker.title, worker.ending, self._limit))
+            return
         env_id = worker.start + progress % len(worker.ids)
         if doing in (NOTHING, ELSEWHERE):  # the progress number is that of the env that it used last
             env_id = next(iter(ids), env_id)
