@@ -22,8 +22,8 @@ from typing import Any
 
 NICENESS = "RAY_worker_niceness"
 """The environment variable of a Ray that is started."""
-PLACES = "vecenv"
-"""The namespace of the records of `record_place`."""
+RECORDS = "vecenv"
+"""The namespace of the records of `put_record`."""
 NOTICED_WITHIN = 1.0
 """Seconds in which Ray notices that the CPUs of an actor that was ended are free."""
 
@@ -209,25 +209,25 @@ def own_node() -> tuple[str, str]:
     return ray.get_runtime_context().get_node_id(), ray.util.get_node_ip_address()
 
 
-def record_place(key: str) -> None:
-    """Record in the cluster on which node this task runs; nothing outside of a task."""
+def put_record(key: str, text: str | None = None) -> None:
+    """Record a text in the cluster, by default the id of the node on which this runs. Nothing is done without Ray."""
     ray = sys.modules.get("ray")
     if ray is not None and ray.is_initialized():
-        ray.experimental.internal_kv._internal_kv_put(key, own_node()[0], namespace=PLACES)
+        ray.experimental.internal_kv._internal_kv_put(key, text or own_node()[0], namespace=RECORDS)
 
 
-def place_of(key: str) -> str:
-    """Return the id of the node that `record_place` recorded, "" if there is none."""
+def get_record(key: str) -> str:
+    """Return the text that `put_record` recorded, "" if there is none."""
     ray = import_ray()
-    found = ray.experimental.internal_kv._internal_kv_get(key, namespace=PLACES) if ray.is_initialized() else None
+    found = ray.experimental.internal_kv._internal_kv_get(key, namespace=RECORDS) if ray.is_initialized() else None
     return (found or b"").decode()
 
 
-def forget_place(key: str) -> None:
-    """Remove the record of `record_place`."""
+def remove_record(key: str) -> None:
+    """Remove what `put_record` recorded."""
     ray = import_ray()
     if ray.is_initialized():
-        ray.experimental.internal_kv._internal_kv_del(key, namespace=PLACES)
+        ray.experimental.internal_kv._internal_kv_del(key, namespace=RECORDS)
 
 
 def dead_nodes() -> set[str]:

@@ -43,13 +43,13 @@ from vecenv.ray_cluster import (
     cause_of,
     connect,
     dead_nodes,
-    forget_place,
     free_places,
+    get_record,
     is_loss,
     missing_package,
-    place_of,
+    put_record,
     reason_of,
-    record_place,
+    remove_record,
     start_task,
     unscheduled,
 )
@@ -169,7 +169,7 @@ def play_range(task: Range) -> Played:
     sys.path += [path for path in task.import_path if path not in sys.path]
     with suppress(OSError):
         os.chdir(task.here)  # names of files in a job are seen from there
-    record_place(task.key)
+    put_record(task.key)
     job, began, stop = task.job, time.monotonic(), Stopping()
     device, played = device_of_tasks(job), Played(node=socket.gethostname())
     if task.head is not None and not _becomes_true(lambda: os.path.isdir(task.part)):
@@ -335,7 +335,7 @@ class RayPlayer:
                         raise JobError(advice) from None
                     raise cause_of(error) from error
             else:
-                forget_place(task.key)
+                remove_record(task.key)
                 self._take(task, played)
         if time.monotonic() >= self._look_at:
             self._look_at = time.monotonic() + LOOK_EVERY
@@ -346,7 +346,7 @@ class RayPlayer:
         if not (lost := dead_nodes()):
             return
         for reference, task in list(self._tasks.items()):
-            if (node := place_of(task.key)) in lost:
+            if (node := get_record(task.key)) in lost:
                 del self._tasks[reference]
                 self._ray.cancel(reference, force=True)
                 self._adopt(task, Played())
@@ -399,8 +399,8 @@ class RayPlayer:
 
     def _lose(self, task: Range, reason: str) -> None:
         """Record that a task has died with its episodes."""
-        self._losses[place_of(task.key)] += 1
-        forget_place(task.key)
+        self._losses[get_record(task.key)] += 1
+        remove_record(task.key)
         self._deaths.update(task.numbers)
         if found := sorted(number for number in task.numbers if self._deaths[number] > self.job.ray.max_retries):
             episodes = f"one of the episodes {str(found[:20])[1:-1]}" if len(found) > 1 else f"episode {found[0]}"

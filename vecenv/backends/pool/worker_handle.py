@@ -29,6 +29,8 @@ class Watched(ABC):
     """The host of the envs `ids`, a process, an actor or a thread; `line` has its numbers (see `Control`)."""
 
     line: Any
+    reports_progress = True
+    """False if `line` changes only when an answer arrives."""
 
     def __init__(self, index: int, ids: range) -> None:
         self.index, self.ids = index, ids

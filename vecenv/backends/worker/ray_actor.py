@@ -19,6 +19,9 @@ import signal
 import socket
 import struct
 import sys
+import threading
+import time
+import traceback
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -74,8 +77,11 @@ class EnvActor:
         """The process, and the address of the node."""
         return os.getpid(), ray_cluster.own_node()[1]
 
-    def start(self, index: int, blob: bytes, address: Address) -> Bundle | None:
-        """Construct the envs of the pickled WorkerArgs; on the driver's node, serve them until they are closed."""
+    def start(self, index: int, blob: bytes, address: Address, step_timeout: float | None, hang: str) -> Bundle | None:
+        """Construct the envs of the pickled WorkerArgs; on the driver's node, serve them until they are closed.
+
+        step_timeout, hang: elsewhere, as for `HangGuard`.
+        """
         sock = connect(address, index)
         if sock is not None:
             with contextlib.suppress(EOFError, ConnectionError):  # the driver is gone
@@ -90,6 +96,7 @@ class EnvActor:
         self._outbox = Outbox()
         self._host, server = construct(args, args.server.far, self._outbox, self._line)
         self._server: Any = server
+        self._guard = HangGuard(self._line, len(args.setup.env_fns), step_timeout, hang)
         return self._bundle()
 
     def frame(self, kind: int, number: int, payload: bytes, news: Sequence[Any] = ()) -> Bundle:
@@ -98,6 +105,10 @@ class EnvActor:
         news: the shared states that have changed elsewhere.
         """
         self._copies.replace(news)
+        with self._guard:
+            return self._serve(kind, number, payload)
+
+    def _serve(self, kind: int, number: int, payload: bytes) -> Bundle:
         if self._server is None:
             self._outbox.write(CLOSED, 0, pickle.dumps(self._host.close()))
             return self._bundle()
@@ -110,6 +121,39 @@ class EnvActor:
     def _bundle(self, is_last: bool = False) -> Bundle:
         frames, self._outbox.frames = self._outbox.frames, []
         return Bundle(frames, self._line[PROGRESS], self._line[BUSY_NS], self._copies.changes(is_last))
+
+
+class HangGuard:
+    """In the block, ends this process if an env does not return for `limit` seconds (None: any time). Before that it
+    records the place of the env among `count` and the stack under `key`, because a call that hangs returns nothing.
+    """
+
+    def __init__(self, line: memoryview, count: int, limit: float | None, key: str) -> None:
+        self._line, self._count, self._limit, self._key = line, count, limit, key
+        self._main = threading.get_ident()
+        self._is_inside, self._calls = False, 0
+        if limit is not None:
+            threading.Thread(target=self._watch, args=(limit,), daemon=True).start()
+
+    def __enter__(self) -> None:
+        self._calls += 1
+        self._is_inside = True
+
+    def __exit__(self, *exception: object) -> None:
+        self._is_inside = False
+
+    def _watch(self, limit: float) -> None:
+        seen, spent, at = None, 0.0, time.monotonic()
+        while True:
+            time.sleep(limit / 10)
+            found, now = (self._line[PROGRESS], self._calls if self._is_inside else None), time.monotonic()
+            # At most half the limit counts, because this process may have been stopped meanwhile.
+            spent = spent + min(now - at, limit / 2) if found == seen and self._is_inside else 0.0
+            seen, at = found, now
+            if spent >= limit:
+                stack = "".join(traceback.format_stack(sys._current_frames()[self._main]))
+                ray_cluster.put_record(self._key, f"{self._line[PROGRESS] % self._count} {stack}")
+                os._exit(1)
 
 
 def connect(address: Address, index: int) -> socket.socket | None:
