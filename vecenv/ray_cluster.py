@@ -11,14 +11,19 @@ from __future__ import annotations
 import functools
 import logging
 import os
+import re
+import socket
 import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 NICENESS = "RAY_worker_niceness"
 """The environment variable of a Ray that is started."""
+RECORDS = "vecenv"
+"""The namespace of the records of `put_record`."""
 NOTICED_WITHIN = 1.0
 """Seconds in which Ray notices that the CPUs of an actor that was ended are free."""
 
@@ -28,6 +33,12 @@ _address: str | None = None
 """The cluster that `connect()` has started or joined; None where the program had called `ray.init` before."""
 _ended_at = -NOTICED_WITHIN
 """The time at which an actor was ended last."""
+ANSWERS_WITHIN = 1.0
+"""Seconds in which a node accepts a connection."""
+LOOK_EVERY = 1.0
+"""Seconds for which the result of `unreachable_nodes` holds."""
+_unreachable: set[str] = set()
+_looked_at = -LOOK_EVERY
 
 
 class RayCluster:
@@ -198,16 +209,96 @@ def own_node() -> tuple[str, str]:
     return ray.get_runtime_context().get_node_id(), ray.util.get_node_ip_address()
 
 
+def put_record(key: str, text: str | None = None) -> None:
+    """Record a text in the cluster, by default the id of the node on which this runs. Nothing is done without Ray."""
+    ray = sys.modules.get("ray")
+    if ray is not None and ray.is_initialized():
+        ray.experimental.internal_kv._internal_kv_put(key, text or own_node()[0], namespace=RECORDS)
+
+
+def get_record(key: str) -> str:
+    """Return the text that `put_record` recorded, "" if there is none."""
+    ray = import_ray()
+    found = ray.experimental.internal_kv._internal_kv_get(key, namespace=RECORDS) if ray.is_initialized() else None
+    return (found or b"").decode()
+
+
+def remove_record(key: str) -> None:
+    """Remove what `put_record` recorded."""
+    ray = import_ray()
+    if ray.is_initialized():
+        ray.experimental.internal_kv._internal_kv_del(key, namespace=RECORDS)
+
+
+def dead_nodes() -> set[str]:
+    """Return the ids of the nodes that Ray has declared dead. A node that returns gets another id."""
+    return {node["NodeID"] for node in import_ray().nodes() if not node["Alive"]}
+
+
+def missing_package(error: BaseException) -> str:
+    """Return what to do if a node of the cluster lacks vecenv; "" for any other error."""
+    found = re.search(r"No module named '(vecenv|collector)\b", str(error))
+    if found is None:
+        return ""
+    return (
+        f"a node of the cluster has no module {found[1]!r}: install vecenv there, in the version of this program, or "
+        'pass runtime_env={"pip": ["vecenv"]}'
+    )
+
+
+def unreachable_nodes() -> set[str]:
+    """Return the ids of the nodes that Ray lists as alive, but that do not answer. Ray declares a silent node dead
+    after about a minute, and places actors on it until then.
+    """
+    global _unreachable, _looked_at
+    ray = import_ray()
+    if ray.util.client.ray.is_connected():  # through a proxy, from where nodes need not be reached
+        return set()
+    if time.monotonic() > _looked_at + LOOK_EVERY:
+        nodes = [node for node in ray.nodes() if node["Alive"]]
+        with ThreadPoolExecutor(max_workers=min(64, len(nodes) or 1)) as threads:
+            answers = threads.map(_answers, nodes)
+            _unreachable = {node["NodeID"] for node, answers in zip(nodes, answers, strict=True) if not answers}
+        _looked_at = time.monotonic()
+    return _unreachable
+
+
+def is_silent(address: str) -> bool:
+    """Return whether the node at an address does not answer."""
+    found = [node for node in import_ray().nodes() if node["NodeManagerAddress"] == address and node["Alive"]]
+    return bool(found) and {node["NodeID"] for node in found} <= unreachable_nodes()
+
+
+def _answers(node: Mapping[str, Any]) -> bool:
+    try:
+        socket.create_connection((node["NodeManagerAddress"], node["NodeManagerPort"]), ANSWERS_WITHIN).close()
+    except OSError:
+        return False
+    return True
+
+
+def _placed(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the options with a strategy that leaves out the nodes that do not answer, if the options leave the choice
+    of a node to Ray.
+    """
+    if options.get("scheduling_strategy") not in ("SPREAD", "DEFAULT") or not (silent := unreachable_nodes()):
+        return dict(options)
+    from ray.util.scheduling_strategies import NodeLabelSchedulingStrategy, NotIn
+
+    return {**options, "scheduling_strategy": NodeLabelSchedulingStrategy({"ray.io/node-id": NotIn(*sorted(silent))})}
+
+
 def make_actor(cls: type, options: Mapping[str, Any], *arguments: Any) -> Any:
-    """An actor `cls(*arguments)`; Ray starts it when it finds a place."""
-    return _remote(cls).options(**options).remote(*arguments)
+    """An actor `cls(*arguments)`; Ray starts it when it finds a place, on a node that answers."""
+    return _remote(cls).options(**_placed(options)).remote(*arguments)
 
 
 def start_task(function: Callable[..., Any], options: Mapping[str, Any], *arguments: Any) -> Any:
     """The reference of what `function(*arguments)` returns, as a task that Ray starts when it finds a place, and never
     repeats.
     """
-    return _remote(function).options(**options, max_retries=0, scheduling_strategy="SPREAD").remote(*arguments)
+    options = _placed({"scheduling_strategy": "SPREAD", **options})
+    return _remote(function).options(**options, max_retries=0).remote(*arguments)
 
 
 @functools.cache
@@ -226,18 +317,39 @@ def end_actor(actor: Any) -> None:
 
 
 def free_places(options: Mapping[str, Any]) -> int:
-    """Return the number of actors with these options that the free CPUs and GPUs allow, 0 or more."""
-    ray = import_ray()
-    if options["num_gpus"]:
-        gpus = int(ray.available_resources().get("GPU", 0) / options["num_gpus"])
-        return min(gpus, free_places({**options, "num_gpus": 0}))
-    each, total = options["num_cpus"], ray.cluster_resources().get("CPU", 0)
-    if not each:
+    """Return the number of actors with these options for which nodes, or the bundles of their placement group, have
+    free CPUs, GPUs, memory and other resources: 0 or more.
+    """
+    asked = {"CPU": options["num_cpus"], "GPU": options["num_gpus"], "memory": options.get("memory", 0)}
+    asked = {name: amount for name, amount in (asked | options.get("resources", {})).items() if amount}
+    total = import_ray().cluster_resources().get("CPU", 0)
+    if not asked:
         return int(total)
+    group = getattr(options.get("scheduling_strategy"), "placement_group", None)
     # Ray counts CPUs a moment after they have become free, and has no event for that.
-    while (free := ray.available_resources().get("CPU", 0)) < total and time.monotonic() < _ended_at + NOTICED_WITHIN:
+    while _free_cpus() < total and time.monotonic() < _ended_at + NOTICED_WITHIN:
         time.sleep(0.05)
-    return int(free / each)
+    places = _free_of_nodes() if group is None else _free_of_bundles(group)
+    return sum(int(min(free.get(name, 0) / amount for name, amount in asked.items()) + 1e-9) for free in places)
+
+
+def _free_cpus() -> float:
+    free: float = import_ray().available_resources().get("CPU", 0)
+    return free
+
+
+def _free_of_nodes() -> list[dict[str, float]]:
+    """Return the free resources of each node that answers."""
+    found, silent = import_ray()._private.state.available_resources_per_node(), unreachable_nodes()
+    return [resources for node, resources in found.items() if node not in silent]
+
+
+def _free_of_bundles(group: Any) -> list[dict[str, float]]:
+    """Return the free resources of each bundle of a placement group. Ray names them "CPU_group_0_<id>"."""
+    free = import_ray().available_resources()
+    names = {name for bundle in group.bundle_specs for name in bundle}
+    of_bundle = [{name: f"{name}_group_{k}_{group.id.hex()}" for name in names} for k in range(group.bundle_count)]
+    return [{name: free.get(full, 0) for name, full in bundle.items()} for bundle in of_bundle]
 
 
 def reason_of(error: BaseException) -> str:

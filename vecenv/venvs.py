@@ -197,15 +197,16 @@ class RayVectorEnv(WorkersVectorEnv):
     do; a round of those on other nodes is one call of each actor.
 
     Arguments besides those of BaseVectorEnv:
-        num_workers: how many actors share the envs; by default as many as the cluster has free CPUs for, at most one an
-            env.
+        num_workers: how many actors share the envs; by default as many as the nodes, or the bundles of the placement
+            group, have free CPUs and resources for, at most one an env.
         num_cpus, resources, runtime_env: what each actor reserves and needs, as in `ray.remote`.
         scheduling: "SPREAD" (over the nodes), "DEFAULT" (nodes are filled one after the other), or a strategy of Ray.
         placement_group: its bundles take the actors; `scheduling` is then not used.
         start_timeout: seconds in which Ray has to place all actors and their envs have to be constructed (120).
         step_timeout: seconds after which the actor of an env that does not return is ended, and a WorkerTimeoutError
-            names it. None waits. A node that is lost is noticed when Ray notices it, after 20 to 40 s by default:
-            `step_timeout` is earlier.
+            names it. None waits. A host that is powered off is noticed after 2 s. A host that falls silent is noticed
+            after about 65 s, when Ray declares it dead, or after `step_timeout`. `reset` then starts its envs on a host
+            that answers.
         release_openmp: as that of ShmemVectorEnv.
 
     Raises ImportError where ray is not installed, and WorkerTimeoutError if the cluster has no place for the actors.

@@ -33,7 +33,9 @@ class ActorConfig:
             time.
         on_worker_failure: what happens where an actor dies, hangs or loses the workers of its envs: "restart" it with
             new envs; "drop" it and go on with the others; or "raise" `WorkerDiedError` or `WorkerTimeoutError`, which
-            names the actor and its env ids. What the code of an env or the policy raises is always raised.
+            names the actor and its env ids. With "restart", a replacement for which the cluster has no place within
+            `start_timeout` waits for one, while the others collect. What the code of an env or the policy raises is
+            always raised.
         max_restarts: of an actor without a rollout in between; the next failure is raised.
 
     Raises `ValueError` or `TypeError` for values that are none of these.

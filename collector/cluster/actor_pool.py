@@ -21,7 +21,7 @@ from collector.cluster.cluster_stats import ActorFailure, ActorStats
 from collector.cluster.rollout_actor import Columns, Report, RolloutActor, Started
 from vecenv.errors import EnvStepError, RemoteTraceback, VectorEnvError, WorkerDiedError, WorkerTimeoutError
 from vecenv.extending import add_note
-from vecenv.ray_cluster import RayCluster, cause_of, end_actor, is_loss, make_actor, unscheduled
+from vecenv.ray_cluster import RayCluster, cause_of, end_actor, is_loss, make_actor, unreachable_nodes, unscheduled
 
 CLOSE_LIMIT = 5.0
 """Seconds that actors have for closing their vector envs before they are killed."""
@@ -53,6 +53,8 @@ class Actor:
     restarts_since_seed: int = 0
     """Restarts since the last `set_seed` of the collector."""
     dropped: bool = False
+    has_no_place: bool = False
+    """True if the cluster had no place for its replacement; it waits for one, and is not asked for rollouts."""
     weights: Any = None
     """Reference to the weights that it was sent last; None: none were sent."""
     next_index: int = 0
@@ -95,7 +97,17 @@ class Actor:
 
     def figures(self) -> ActorStats:
         """Return a copy of the figures."""
-        state = "dropped" if self.dropped else "starts" if self.starts else "collects" if self.calls else "waits"
+        state = (
+            "dropped"
+            if self.dropped
+            else "no place"
+            if self.has_no_place
+            else "starts"
+            if self.starts
+            else "collects"
+            if self.calls
+            else "waits"
+        )
         return replace(self.stats, state=state)
 
     def __str__(self) -> str:
@@ -151,6 +163,11 @@ class ActorPool:
         return [actor for actor in self.actors if not actor.dropped]
 
     @property
+    def usable(self) -> list[Actor]:
+        """The actors that are not dropped and do not wait for a place."""
+        return [actor for actor in self.alive if not actor.has_no_place]
+
+    @property
     def frames_in_flight(self) -> int:
         """Steps that actors were asked for and that have not arrived."""
         return sum(actor.stats.in_flight for actor in self.actors)
@@ -178,15 +195,37 @@ class ActorPool:
             return self._take(busy[references.index(ready[0])])
         overdue = next((actor for actor in busy if self._deadline(actor) <= time.monotonic()), None)
         if overdue is not None:
-            self._fail(overdue, self._timeout_error(overdue))
+            failure = self._timeout_error(overdue)
+            if overdue.calls[0].kind == "placement" and not self._starting and self._may_wait(overdue):
+                self._await_place(overdue, failure)
+            else:
+                self._fail(overdue, failure)
         return None
+
+    def _may_wait(self, actor: Actor) -> bool:
+        """Return whether a replacement may wait for a place, because others collect meanwhile."""
+        return self._config.on_worker_failure == "restart" and any(other is not actor for other in self.usable)
+
+    def _await_place(self, actor: Actor, failure: VectorEnvError) -> None:
+        """Ask for a place again: the nodes may be others by now."""
+        self._kill(actor)
+        actor.stats.lost += actor.clear()
+        if not actor.has_no_place:
+            actor.has_no_place = True
+            logger.warning("%s waits for a place, and the others collect: %s", actor, failure)
+        self._launch(actor)
 
     def run(self, method: str, arguments: Callable[[Actor], tuple[Any, ...]]) -> None:
         """Call a method of each actor, and wait for all. What they were collecting is discarded. An actor that fails
         meanwhile is restarted with its start arguments, and is not called.
         """
         for actor in self.alive:
-            self._call(actor, "reset", method, arguments(actor))
+            if actor.has_no_place:  # its start arguments are those of now
+                self._kill(actor)
+                actor.stats.lost += actor.clear()
+                self._launch(actor)
+            else:
+                self._call(actor, "reset", method, arguments(actor))
         while any(call.kind == "reset" for actor in self.actors for call in actor.calls):
             if (arrived := self.next_answer()) is not None:
                 arrived.actor.stats.discarded += arrived.frames
@@ -243,6 +282,7 @@ class ActorPool:
         call = actor.pop()
         if call.kind == "placement":
             actor.stats.pid, actor.stats.node = value
+            actor.has_no_place = False
         elif call.kind == "start":
             actor.started = value
         elif call.kind == "rollout":
@@ -294,7 +334,8 @@ class ActorPool:
         self.broken += actor.in_progress
         actor.in_progress, lost, config = [], actor.clear(), self._config
         actor.stats.lost += lost
-        answer = "raise" if self._starting else config.on_worker_failure
+        # A node that is silent, and that Ray still lists, is no fault of the program.
+        answer = "raise" if self._starting and not unreachable_nodes() else config.on_worker_failure
         if answer == "restart" and actor.restarts_in_a_row >= config.max_restarts:
             answer = "raise"
             add_note(failure, f"it was restarted {actor.restarts_in_a_row} times without a rollout (max_restarts)")

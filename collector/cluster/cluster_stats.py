@@ -46,7 +46,7 @@ class ActorStats(FrameCounts):
 
     actor: int
     state: str = "waits"
-    """"starts", "collects", "waits" or "dropped"."""
+    """"starts", "collects", "waits", "no place" or "dropped"."""
     node: str = "?"
     pid: int = 0
     collecting: float = 0.0
@@ -114,7 +114,7 @@ class ProgressBar:
 
     def show(self, frames: int, stats: ClusterStats) -> None:
         """Show how far the collector is."""
-        alive = sum(each.state != "dropped" for each in stats.actors)
+        alive = sum(each.state not in ("dropped", "no place") for each in stats.actors)
         text = f"{frames:,} frames  {stats.steps_per_second:,.0f} steps/s  {alive} actors"
         if stats.restarts:
             text += f"  {stats.restarts} restarts"

@@ -49,13 +49,14 @@ class RolloutBatches:
         """Bytes of the largest rollout so far."""
 
     def of_all(self, random_frames: int) -> Rollout:
-        """A rollout of each actor, without those that are dropped meanwhile or come too late. Actions are random in all
-        that are asked for, where fewer than so many steps are in flight before.
+        """Return a rollout of each actor, without actors that are dropped meanwhile, wait for a place or come too late.
+
+        Actions are random in all that are asked for, where fewer than so many steps are in flight before.
         """
         batch = Assembler(len(self._pool.actors))
         all_or_none = math.inf if self._pool.frames_in_flight < random_frames else 0
         until = math.inf
-        while missing := [actor for actor in self._pool.alive if actor.index not in batch.slots]:
+        while missing := [actor for actor in self._pool.usable if actor.index not in batch.slots]:
             if time.monotonic() >= until:
                 break
             self._ask(missing, all_or_none)
@@ -81,7 +82,7 @@ class RolloutBatches:
 
     def _in_turn(self) -> list[Actor]:
         """The actors, those first that were asked for the least: the bytes in flight may not be enough for all."""
-        return sorted(self._pool.alive, key=lambda actor: actor.stats.requested)
+        return sorted(self._pool.usable, key=lambda actor: actor.stats.requested)
 
     def _ask(self, actors: Sequence[Actor], random_frames: float) -> None:
         """Ask these actors for as many rollouts as they may have in flight, those with the fewest first."""

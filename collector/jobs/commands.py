@@ -29,12 +29,14 @@ from collector.jobs.job_files import job_of, job_of_settings, load_job, with_set
 from collector.jobs.look import dataset_info, import_figure, plot_dataset, statistics_in_words
 from collector.jobs.making import check_env, env_fn
 from collector.jobs.on_ray import check_cluster
+from collector.jobs.playing import JobFailedError
 from collector.jobs.replay import make_videos, replay_episodes
 from collector.jobs.run import JobState, resume_job, run_job
 from collector.store.dataset import Dataset
 from collector.store.dataset_head import HEAD
 from collector.store.export import export as export_dataset
 from collector.store.safe_folder import DatasetError
+from vecenv import WorkerTimeoutError
 from vecenv import tune as tune_envs
 
 MINARI_ID = re.compile(r"[\w-]{2,}/[\w-]+-v\d+", re.ASCII)
@@ -54,7 +56,7 @@ def _flag(field: Any) -> Any:
     many = field.name in ("wrappers", "transforms")
     choices = "|".join(each for each in get_args(field.type) if isinstance(each, str))
     kinds = {str: "TEXT", str | None: "TEXT", bool: "true|false"}
-    metavar = "JSON" if many or field.name.endswith("kwargs") else choices or kinds.get(field.type, "N")
+    metavar = "JSON" if many or field.name.endswith(("kwargs", "ray")) else choices or kinds.get(field.type, "N")
     shown = "" if metavar == "JSON" or field.default in (None, msgspec.NODEFAULT) else f"[{field.default}]"
     aliases = [f"--{field.name[:-1]}"] if many else []
     return Annotated[str, arg(metavar=metavar, help_behavior_hint=shown, aliases=aliases)]
@@ -310,6 +312,8 @@ def _collect(job: Job, folder: Path, running: Running, play: Callable[..., JobSt
             state = play(on_progress=report, **options)
     except (JobError, DatasetError, KeyboardInterrupt):
         raise
+    except WorkerTimeoutError as error:  # the text says all
+        raise JobFailedError(str(error)) from None
     except Exception:
         sys.stderr.write(f"the job failed; whole episodes until then are kept in {folder}\n")
         raise

@@ -17,7 +17,7 @@ NAMED_IN = {"wrappers": "gymnasium.wrappers", "transforms": "vecenv.transforms"}
 """Modules whose classes are named without them."""
 ANYWHERE = frozenset(
     {"backend", "num_workers", "step_timeout", "on_error", "retries", "max_failed"}
-    | {"shard_bytes", "shard_seconds", "compress"}
+    | {"shard_bytes", "shard_seconds", "compress", "ray"}
 )
 """Settings that may differ when a job is resumed: they decide where episodes are played and how they are stored."""
 
@@ -54,6 +54,28 @@ class Call(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_default
     call: str
     kwargs: dict[str, Any] = {}
     frozen: str | Frozen | None = None
+
+
+class RayOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """Options of the tasks of a job on a Ray cluster, as in `ray.remote`.
+
+    Args:
+        num_cpus: CPUs that Ray reserves for each task; None: one for each of its workers, or 1.
+        num_gpus: GPUs that Ray reserves for each task; None: 1 if the job's device is "cuda".
+        memory: Bytes of memory that Ray reserves for each task.
+        resources: Other resources, by name.
+        runtime_env: The environment of the tasks, such as {"pip": ["vecenv"]}.
+        scheduling: "SPREAD" (over the nodes) or "DEFAULT" (nodes are filled one after the other).
+        max_retries: The job ends if more than so many tasks die with the same episode.
+    """
+
+    num_cpus: Annotated[float, msgspec.Meta(ge=0)] | None = None
+    num_gpus: Annotated[float, msgspec.Meta(ge=0)] | None = None
+    memory: Some | None = None
+    resources: dict[str, Annotated[float, msgspec.Meta(ge=0)]] = {}
+    runtime_env: dict[str, Any] = {}
+    scheduling: Literal["SPREAD", "DEFAULT"] = "SPREAD"
+    max_retries: Count = 9
 
 
 class Job(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -102,6 +124,8 @@ class Job(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
             One that has statistics (VecNorm, NormalizeReward) goes on with its own when the job is resumed; with
             {"call": NAME, "frozen": FILE} it takes over those of the file and keeps them, and the job is repeatable.
         policy_kwargs: Keyword arguments for the class of the policy.
+        ray: Options of the tasks on a cluster: `num_cpus`, `num_gpus`, `memory`, `resources`, `runtime_env`,
+            `scheduling` and `max_retries`, as `RayOptions` describes them.
     """
 
     env: str
@@ -127,6 +151,7 @@ class Job(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
     wrappers: tuple[str | Call, ...] = ()
     transforms: tuple[str | Call, ...] = ()
     policy_kwargs: dict[str, Any] = {}
+    ray: RayOptions = RayOptions()
 
     def __post_init__(self) -> None:
         """Refuse what cannot be, in the names that the job file has."""

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import os
 import re
+import secrets
 import signal
 import socket
 import sys
@@ -37,7 +38,22 @@ from collector.store.safe_folder import DatasetError
 from collector.store.schema import ShardLine
 from collector.store.writer import SHARDS, StoreWriter
 from vecenv.errors import WorkerTimeoutError
-from vecenv.ray_cluster import RayCluster, cause_of, connect, free_places, is_loss, reason_of, start_task, unscheduled
+from vecenv.ray_cluster import (
+    RayCluster,
+    cause_of,
+    connect,
+    dead_nodes,
+    free_places,
+    get_record,
+    is_loss,
+    missing_package,
+    put_record,
+    reason_of,
+    remove_record,
+    start_task,
+    unscheduled,
+)
+from vecenv.venvs import DummyVectorEnv
 
 SEES_WITHIN = 10.0
 """Seconds in which a file of the driver is to be seen: file systems over a network are late."""
@@ -46,10 +62,10 @@ SHARED = (
 )
 PLACED_WITHIN = 120.0
 """Seconds in which the first task is to find a place."""
-MOST_DEATHS = 10
-"""Tasks that may die while they have one and the same episode."""
 NOTICE_WITHIN = 0.5
 """Seconds in which a signal is noticed while no task ends."""
+LOOK_EVERY = 1.0
+"""Seconds between two looks for nodes that were lost: Ray itself reports a task of a silent node after minutes."""
 LAST_COMMITS = 12.0
 """Seconds that tasks have, after a signal or an error, for the round in progress and the last commit."""
 ENDED_WITHIN = 5.0
@@ -97,6 +113,15 @@ def connect_to(address: str) -> RayCluster:
         ) from error
 
 
+def _task_options(job: Job) -> dict[str, Any]:
+    """Return what Ray reserves for each task, and its environment, as `ray.remote` takes them."""
+    ray, options = job.ray, dict[str, Any]()
+    options["num_cpus"] = (job.num_workers or 1) if ray.num_cpus is None else ray.num_cpus
+    options["num_gpus"] = int(device_of_tasks(job) == "cuda") if ray.num_gpus is None else ray.num_gpus
+    given = {name: getattr(ray, name) for name in ("memory", "resources", "runtime_env")}
+    return options | {name: value for name, value in given.items() if value} | {"scheduling_strategy": ray.scheduling}
+
+
 def device_of_tasks(job: Job) -> str:
     """The device of the policies: a GPU only where the job asks for them."""
     return "cpu" if job.device == "auto" else job.device
@@ -117,6 +142,8 @@ class Range:
     numbers: Sequence[int]
     skipped: Sequence[int] = ()
     """The episodes that the job has given up so far."""
+    key: str = ""
+    """The name under which the task records its node in the cluster."""
     here: str = "."
     import_path: Sequence[str] = ()
     """The current folder and `sys.path` of the driver."""
@@ -142,6 +169,7 @@ def play_range(task: Range) -> Played:
     sys.path += [path for path in task.import_path if path not in sys.path]
     with suppress(OSError):
         os.chdir(task.here)  # names of files in a job are seen from there
+    put_record(task.key)
     job, began, stop = task.job, time.monotonic(), Stopping()
     device, played = device_of_tasks(job), Played(node=socket.gethostname())
     if task.head is not None and not _becomes_true(lambda: os.path.isdir(task.part)):
@@ -206,14 +234,17 @@ class RayPlayer:
 
     def __post_init__(self) -> None:
         job, self._ray, self._folder = self.job, self.cluster.ray, os.path.abspath(self.folder)
-        self._options = {"num_cpus": job.num_workers or 1, "num_gpus": 1 if device_of_tasks(job) == "cuda" else 0}
+        self._options = _task_options(job)
         most = max(1, free_places(self._options)) if self.count is None else self.count
         self.places = min(most, job.episodes or most)
         """The number of tasks that play at once."""
         self._tasks: dict[Any, Range] = {}
         """Ranges that are played, by the reference of the answer."""
         self._deaths: Counter[int] = Counter()
-        self._losses = self._parts = 0
+        self._losses = Counter[str]()
+        """Tasks that were lost, by the node on which they ran."""
+        self._parts = 0
+        self._look_at, self._run = 0.0, secrets.token_hex(8)
         self._pace = 0.0
         """Episodes that a task plays in a second."""
         self._head: dict[str, Any] | None = None
@@ -247,7 +278,9 @@ class RayPlayer:
             with suppress(DatasetError):
                 self._adopt(task, Played())
         if self._losses:
-            self.tally.notes.append(f"{self._losses} tasks failed, and what they had was played again")
+            self.tally.notes.append(f"{self._losses.total()} tasks failed, and what they had was played again")
+            nodes = [f"{node} ({count})" for node, count in self._losses.items() if node]
+            self.tally.notes += [f"they ran on the nodes {', '.join(nodes)}"] if nodes else []
         if errors:
             raise errors[0]
 
@@ -262,7 +295,12 @@ class RayPlayer:
     def _hand_out(self) -> None:
         """Give ranges to the places that have none: first one task finds out the head."""
         job = self.job
-        if job.num_workers is None and job.backend not in ("auto", "dummy"):
+        if job.backend == "auto" and self._head is not None:  # the first task has measured it
+            ran_on = self._head["ran_on"]
+            is_dummy = ran_on["vector_env"] == DummyVectorEnv.__name__
+            found = ("dummy", None) if is_dummy else ("shmem", ran_on["num_workers"])
+            job = msgspec.structs.replace(job, backend=found[0], num_workers=found[1])
+        elif job.num_workers is None and job.backend not in ("auto", "dummy"):
             job = msgspec.structs.replace(job, num_workers=1)  # a task has one CPU
         while len(self._tasks) < (1 if self._head is None else self.places):
             size = self.job.num_envs
@@ -277,7 +315,8 @@ class RayPlayer:
             if self.commits.writer is not None:
                 self.commits.writer.opened.inside(part, make=True).close()
             where, skipped = os.path.join(self._folder, part), sorted(self.plan.skipped)
-            task = Range(job, where, self._head, numbers, skipped, os.getcwd(), sys.path)
+            key = f"{self._run}/{self._parts}"
+            task = Range(job, where, self._head, numbers, skipped, key, os.getcwd(), sys.path)
             self._tasks[start_task(play_range, self._options, task)] = task
 
     def _take_answer(self, timeout: float) -> None:
@@ -290,11 +329,28 @@ class RayPlayer:
             except Exception as error:
                 self._adopt(task, Played())
                 if is_loss(error):
-                    self._lose(task.numbers, error)
+                    self._lose(task, reason_of(error))
                 elif not isinstance(error, self._ray.exceptions.TaskCancelledError):
+                    if advice := missing_package(error):
+                        raise JobError(advice) from None
                     raise cause_of(error) from error
             else:
+                remove_record(task.key)
                 self._take(task, played)
+        if time.monotonic() >= self._look_at:
+            self._look_at = time.monotonic() + LOOK_EVERY
+            self._lose_nodes()
+
+    def _lose_nodes(self) -> None:
+        """Hand out again what the tasks of lost nodes had."""
+        if not (lost := dead_nodes()):
+            return
+        for reference, task in list(self._tasks.items()):
+            if (node := get_record(task.key)) in lost:
+                del self._tasks[reference]
+                self._ray.cancel(reference, force=True)
+                self._adopt(task, Played())
+                self._lose(task, f"its node {node} was lost")
 
     def _take(self, task: Range, played: Played) -> None:
         self.tally.frames += played.frames
@@ -341,14 +397,15 @@ class RayPlayer:
         found = [f"on the node {node} {note}" for note in check_head(Path(self._folder), self._head, head)]
         self.tally.notes += [note for note in found if note not in self.tally.notes]
 
-    def _lose(self, numbers: Sequence[int], error: Exception) -> None:
-        """Note that a task has died with these numbers."""
-        self._losses += 1
-        self._deaths.update(numbers)
-        if found := sorted(number for number in numbers if self._deaths[number] >= MOST_DEATHS):
+    def _lose(self, task: Range, reason: str) -> None:
+        """Record that a task has died with its episodes."""
+        self._losses[get_record(task.key)] += 1
+        remove_record(task.key)
+        self._deaths.update(task.numbers)
+        if found := sorted(number for number in task.numbers if self._deaths[number] > self.job.ray.max_retries):
             episodes = f"one of the episodes {str(found[:20])[1:-1]}" if len(found) > 1 else f"episode {found[0]}"
             raise JobFailedError(
-                f"{MOST_DEATHS} tasks have died while they had {episodes}; the last failure: {reason_of(error)}. An "
+                f"{self._deaths[found[0]]} tasks have died while they had {episodes}; the last failure: {reason}. An "
                 'env that ends its process does so; with backend = "shmem" the process is not the task\'s, and the '
                 "episode is skipped and counted"
             )

@@ -28,15 +28,9 @@ class RayServer(ShmemServer):
 
 
 class RayTransport(ShmemTransport):
-    """The transport of Shmem, with that of Subproc for the workers that are not on this node.
-
-    `limited`: the time of each env has to be known.
-    """
+    """The transport of Shmem, with that of Subproc for the workers that are not on this node."""
 
     server = RayServer
-
-    def __init__(self, limited: bool) -> None:
-        self._limited = limited
 
     def open(self, pool: WorkerPool, n: int) -> None:
         super().open(pool, n)
@@ -64,7 +58,7 @@ class RayTransport(ShmemTransport):
         far = self._is_far[ids]
         places = np.flatnonzero(far)
         parts = [places] if len(places) else []
-        if self._limited or self._pool.eager:  # one by one, by id: of several unanswered envs the first one is in use
+        if self._pool.eager:  # one by one, by id, because the answers of a call arrive together
             parts = list(places[np.argsort(ids[places])].reshape(-1, 1))
         for part in parts:
             self._frames.send(ids[part], all_ops[part], payloads)
@@ -94,8 +88,7 @@ class RayBackend(ProcessBackend):
         self, start_timeout: float, step_timeout: float | None, release_openmp: bool = True, **options: Any
     ) -> None:
         self._is_limited = step_timeout is not None
-        pool = RayPool(**options)
-        super().__init__(RayTransport(self._is_limited), pool, start_timeout, step_timeout, release_openmp)
+        super().__init__(RayTransport(), RayPool(step_timeout, **options), start_timeout, step_timeout, release_openmp)
 
     def _unanswered(self) -> dict[WorkerHandle, Sequence[int]]:
         """Without `step_timeout` the time of each env of a round on another node is not known."""

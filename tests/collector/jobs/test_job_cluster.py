@@ -23,6 +23,7 @@ from collector.jobs.playing import JobFailedError
 from collector.jobs.run import resume_job, run_job
 from tests.support.backends import FULL
 from tests.support.job_envs import HERE, assert_same, assert_whole, counting, job, process, stop_at
+from vecenv.ray_cluster import missing_package
 
 EPISODES = 40  # of the job `uninterrupted`
 
@@ -83,7 +84,13 @@ class RayHere:
     def __init__(self, deadly: float, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(on_ray, "start_task", self.start_task)
         monkeypatch.setattr(on_ray, "is_loss", lambda error: isinstance(error, ConnectionError))
+        monkeypatch.setattr(on_ray, "dead_nodes", lambda: {"lost"} if self.silent else set())
+        monkeypatch.setattr(on_ray, "get_record", lambda key: "lost" if key in self.silent else "")
+        monkeypatch.setattr(on_ray, "remove_record", lambda key: None)
+        monkeypatch.setattr(on_ray, "LOOK_EVERY", 0.0)
         monkeypatch.setattr(run, "connect_to", lambda address: nullcontext(self))
+        self.silent: set[str] = set()
+        """Keys of the tasks whose node falls silent."""
         self.ray = self
         self._rng, self._deadly = random.Random(seed), deadly
         self._calls: dict[int, bytes] = {}
@@ -94,8 +101,13 @@ class RayHere:
         self._calls[len(self._calls)] = pickle.dumps(task)
         return len(self._calls) - 1
 
+    def tasks(self) -> list[Range]:
+        """The tasks so far."""
+        return [pickle.loads(blob) for blob in self._calls.values()]
+
     def wait(self, tasks: list[int], num_returns: int, timeout: float) -> Any:
-        return [self._rng.choice(tasks)], []
+        answering = [each for each in tasks if self.tasks()[each].key not in self.silent]
+        return [self._rng.choice(answering)] if answering else [], []
 
     def get(self, task: int) -> Played:
         moment = self._rng.random()
@@ -124,8 +136,7 @@ def test_whenever_tasks_die_each_episode_is_there_once(
     seed: int, much: dict[str, int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     RayHere(0.5 * (seed > 0), seed, monkeypatch)
-    monkeypatch.setattr(on_ray, "MOST_DEATHS", 100)
-    wanted = job(**counting(), **much, shard_bytes=1000)
+    wanted = job(**counting(), **much, shard_bytes=1000, ray={"max_retries": 100})
     run_job(wanted, tmp_path / "whole")
     state = run_job(wanted, tmp_path / "a", cluster="auto", cluster_actors=1 + seed % 3)
     data, whole = Dataset(tmp_path / "a"), Dataset(tmp_path / "whole")
@@ -135,6 +146,47 @@ def test_whenever_tasks_die_each_episode_is_there_once(
     assert data.verify() == []
     assert not [*(tmp_path / "a/shards").glob("w*")], "also of tasks that were not needed any more"
     assert_same(tmp_path / "a", tmp_path / "whole")
+
+
+def test_what_the_tasks_of_a_lost_node_had_is_played_again_at_once(
+    uninterrupted: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here = RayHere(0.0, 0, monkeypatch)
+
+    def start_task(function: Any, options: Any, task: Range) -> int:
+        if len(here.tasks()) == 1:  # the first of those that play
+            here.silent.add(task.key)
+        return here.start_task(function, options, task)
+
+    monkeypatch.setattr(on_ray, "start_task", start_task)
+    wanted = job(**counting(), episodes=EPISODES, shard_bytes=1000)
+    state = run_job(wanted, tmp_path / "a", cluster="auto", cluster_actors=2)
+    assert state.notes == ["1 tasks failed, and what they had was played again", "they ran on the nodes lost (1)"]
+    assert here.ended, "the task whose node is lost"
+    assert_same(tmp_path / "a", uninterrupted)
+
+
+def test_auto_is_measured_by_the_first_task_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    here = RayHere(0.0, 0, monkeypatch)
+    run_job(job(episodes=EPISODES, backend="auto"), tmp_path / "a", cluster="auto", cluster_actors=2)
+    first, *others = [task.job.backend for task in here.tasks()]
+    assert (first, {*others}) in (("auto", {"dummy"}), ("auto", {"shmem"}))
+
+
+def test_ray_gets_the_options_of_a_job_for_each_task() -> None:
+    given = {"num_cpus": 2, "memory": 10, "resources": {"far": 1}, "runtime_env": {"pip": ["a"]}}
+    ray = {**given, "scheduling": "DEFAULT", "max_retries": 0}
+    expected = {**given, "num_gpus": 0, "scheduling_strategy": "DEFAULT"}
+    assert on_ray._task_options(job(ray=ray)) == expected
+    assert on_ray._task_options(job()) == {"num_cpus": 1, "num_gpus": 0, "scheduling_strategy": "SPREAD"}
+    with pytest.raises(JobError, match="num_cpus"):
+        job(ray={"num_cpus": -1})
+
+
+def test_a_node_without_vecenv_is_told_what_to_do() -> None:
+    found = missing_package(ModuleNotFoundError("No module named 'vecenv'"))
+    assert 'runtime_env={"pip": ["vecenv"]}' in found
+    assert missing_package(ModuleNotFoundError("No module named 'vecenvs'")) == ""
 
 
 def test_a_second_ctrl_c_ends_the_tasks_on_a_cluster_that_stays(
@@ -203,7 +255,6 @@ class TestOnRay:
     def test_an_env_that_ends_its_actor_again_and_again_ends_the_job(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(on_ray, "MOST_DEATHS", 2)
         failing = job(**counting(every=episode_seed(0, 30), how="kill"), episodes=EPISODES)
         with pytest.raises(JobFailedError, match=r"2 tasks have died while they had .*\b30\b"):
             run_job(failing, tmp_path / "a", cluster="auto", cluster_actors=2)

@@ -22,8 +22,10 @@ from vecenv.backends.ipc.messages import CLOSED, Channel, Frame
 from vecenv.backends.ipc.serialization import dumps_apart, send_descriptors
 from vecenv.backends.ipc.waiting import wakeup_fds
 from vecenv.backends.memory.shared_memory import BUSY_NS, DOING, ELSEWHERE, NOTHING, PROGRESS
+from vecenv.backends.memory.shared_state import SharedState
+from vecenv.backends.memory.state_copies import StateMerger
 from vecenv.backends.pool.start_methods import search_path
-from vecenv.backends.pool.worker_handle import WorkerHandle, stack_of_process
+from vecenv.backends.pool.worker_handle import WorkerHandle, hung, stack_of_process
 from vecenv.backends.pool.worker_pool import WorkerPool
 from vecenv.backends.worker.ray_actor import HELLO, Address, EnvActor, peer_of
 from vecenv.backends.worker.worker_setup import WorkerArgs
@@ -33,11 +35,11 @@ class CallChannel:
     """Has the methods of the parent's end of `Channel`. Results are handled in the order of their calls.
 
     `call(method, *args)` starts a call of the actor, whose result is a `Bundle`, or None when the actor has closed its
-    envs. `line` is the worker's line of the control page.
+    envs. `line` is the worker's line of the control page, `states` what it shares with other workers.
     """
 
-    def __init__(self, call: Callable[..., Future[Any]], line: Any) -> None:
-        self._call, self._line = call, line
+    def __init__(self, call: Callable[..., Future[Any]], line: Any, states: Sequence[SharedState] = ()) -> None:
+        self._call, self._line, self._states = call, line, StateMerger(states)
         self._read, self._write = wakeup_fds()
         os.set_blocking(self._read, False)
         self._lock = threading.Lock()
@@ -66,7 +68,7 @@ class CallChannel:
 
     def post(self, kind: int, number: int, *parts: bytes | memoryview) -> bool:
         self._line[DOING] = ELSEWHERE
-        self.start("frame", kind, number, b"".join(parts))
+        self.start("frame", kind, number, b"".join(parts), self._states.news())
         return True
 
     def flush(self) -> bool:
@@ -86,6 +88,7 @@ class CallChannel:
                 self.ended = True
                 return
             self._line[PROGRESS], self._line[BUSY_NS] = bundle.progress, bundle.busy_ns
+            self._states.merge(bundle.changes)
             for frame in bundle.frames:
                 self._frames.append(Frame(*frame))
                 self.ended = self.ended or frame[0] == CLOSED
@@ -141,6 +144,8 @@ class RayWorker(WorkerHandle):
         self._peer = 0
         self.fds_to_send: list[int] = []
         self._calls: CallChannel
+        self._hang = ""
+        """The key of the record that the actor leaves if it ends because of an env that hangs."""
 
     @property
     def launched(self) -> bool:
@@ -174,9 +179,10 @@ class RayWorker(WorkerHandle):
             return future  # its callbacks run in a thread of Ray
 
         self._place = call("place")
-        self.channel = self._calls = CallChannel(call, self.line)
+        self.channel = self._calls = CallChannel(call, self.line, args.setup.states)
         self.alive = True
-        self._calls.start("start", self.index, blob, self._pool.address)
+        self._hang = secrets.token_hex(16)
+        self._calls.start("start", self.index, blob, self._pool.address, self._pool.step_timeout, self._hang)
 
     def connected(self, sock: socket.socket, peer: int) -> None:
         """The actor turns out to be on this node: from now on frames travel through a socket."""
@@ -208,15 +214,31 @@ class RayWorker(WorkerHandle):
     def clean_up(self) -> None:
         if self.alive and self.reason is None and self.problems is None:
             self._calls.await_end(CAUSE_TIMEOUT)
+            self._read_hang()
         self.channel.close()
         self._calls.close()
         ray_cluster.end_actor(self._actor)
         self.alive = False
 
+    @property
+    def reports_progress(self) -> bool:
+        return self.on_this_node
+
+    def _read_hang(self) -> None:
+        """Set the reason if the actor has ended itself because of an env that hangs."""
+        if not self.on_this_node and (found := ray_cluster.get_record(self._hang)):
+            ray_cluster.remove_record(self._hang)
+            place, _, stack = found.partition(" ")
+            self.reason = hung(self.ending, self.start + int(place), self._pool.step_timeout or 0.0, stack)
+
     def stack(self) -> str:
         if self._peer:
             return stack_of_process(self.stacks, self._peer)
         return f"(not read from another machine or container: `ray stack` on the node of {self.where} prints it)"
+
+    def is_silent(self) -> bool:
+        place = self._where_it_is()
+        return place is not None and not self.on_this_node and ray_cluster.is_silent(place[1])
 
     def cause(self) -> str:
         error = self._calls.error
@@ -226,9 +248,9 @@ class RayWorker(WorkerHandle):
 class RayPool(WorkerPool):
     """`options` are those of each actor (`ray_cluster.actor_options`)."""
 
-    def __init__(self, **options: Any) -> None:
+    def __init__(self, step_timeout: float | None = None, **options: Any) -> None:
         super().__init__()
-        self._arguments = options
+        self.step_timeout, self._arguments = step_timeout, options
         self.options: dict[str, Any] = {}
         self._cluster: ray_cluster.RayCluster | None = None
         self._listener: socket.socket | None = None

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from vecenv.backends.memory.shared_memory import DOING, ELSEWHERE, NOTHING, PROGRESS
-from vecenv.backends.pool.worker_handle import Reason, Watched, hung
+from vecenv.backends.pool.worker_handle import Reason, Watched, hung, silent
 from vecenv.errors import warn_caller
 
 WARN_AFTER = 60.0
@@ -54,7 +54,7 @@ class Watchdog:
             numbers = worker.line[PROGRESS], worker.line[DOING]
             seen, spent, at = before.get(worker, (None, 0.0, 0.0))
             spent = spent + min(now - at, self._limit / 2) if seen == numbers else 0.0
-            if spent >= self._limit and worker.alive:
+            if spent >= self._limit and worker.alive and self._is_over(worker, spent, ids):
                 self._hung(worker, ids, *numbers)
                 spent = 0.0
             now = time.monotonic()
@@ -62,7 +62,17 @@ class Watchdog:
         self._next = now + self._interval
         return self._next
 
+    def _is_over(self, worker: Watched, spent: float, ids: Sequence[int]) -> bool:
+        """Return whether a worker without progress hangs.
+
+        A worker that reports no progress watches its envs by itself. It may take the limit for each env, and once more.
+        """
+        return worker.reports_progress or spent >= self._limit * (len(ids) + 1) or worker.is_silent()
+
     def _hung(self, worker: Watched, ids: Sequence[int], progress: int, doing: int) -> None:
+        if self._kill is not None and worker.is_silent():
+            self._kill(worker, silent(worker.title, worker.ending, self._limit))
+            return
         env_id = worker.start + progress % len(worker.ids)
         if doing in (NOTHING, ELSEWHERE):  # the progress number is that of the env that it used last
             env_id = next(iter(ids), env_id)

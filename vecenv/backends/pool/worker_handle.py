@@ -30,6 +30,8 @@ class Watched(ABC):
     """The host of the envs `ids`, a process, an actor or a thread; `line` has its numbers (see `Control`)."""
 
     line: Any
+    reports_progress = True
+    """False if `line` changes only when an answer arrives."""
 
     def __init__(self, index: int, ids: range) -> None:
         self.index, self.ids = index, ids
@@ -50,6 +52,10 @@ class Watched(ABC):
     @abstractmethod
     def stack(self) -> str:
         """The Python stack that it is at."""
+
+    def is_silent(self) -> bool:
+        """Return whether its host does not answer."""
+        return False
 
 
 class WorkerHandle(Watched):
@@ -169,6 +175,18 @@ def hung(ending: str, hung_id: int, limit: float, stack: str) -> Reason:
         )
         error.bystander = env_id != hung_id
         return error
+
+    return error_of
+
+
+def silent(title: str, ending: str, limit: float) -> Reason:
+    """The reason that a worker was lost: its host does not answer."""
+
+    def error_of(env_id: int) -> VectorEnvError:
+        return WorkerTimeoutError(
+            f"the host of env {env_id} ({title}) does not answer, and step_timeout={limit} s is over; {ending}; "
+            f"reset({env_id}) starts it again, on a host that answers"
+        )
 
     return error_of
 

@@ -19,13 +19,17 @@ import signal
 import socket
 import struct
 import sys
+import threading
+import time
+import traceback
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from vecenv import ray_cluster
-from vecenv.backends.ipc.messages import CLOSED, SETUP, Channel, Frame
+from vecenv.backends.ipc.messages import CLOSE, CLOSED, SETUP, Channel, Frame
 from vecenv.backends.ipc.serialization import loads_apart, receive_descriptors
 from vecenv.backends.memory.shared_memory import BUSY_NS, LINE, PROGRESS
+from vecenv.backends.memory.state_copies import Change, StateCopies
 from vecenv.backends.worker.main import construct, live
 from vecenv.backends.worker.worker_setup import WorkerArgs, seed_generators
 
@@ -46,11 +50,14 @@ class Address(NamedTuple):
 
 
 class Bundle(NamedTuple):
-    """Result of a call: frames, and the worker's numbers, which its line of the control page takes."""
+    """Result of a call: frames, the worker's numbers, which its line of the control page takes, and what the call has
+    changed in the states that envs share.
+    """
 
     frames: list[tuple[int, int, bytes]]
     progress: int
     busy_ns: int
+    changes: list[Change | None]
 
 
 class Outbox:
@@ -70,8 +77,11 @@ class EnvActor:
         """The process, and the address of the node."""
         return os.getpid(), ray_cluster.own_node()[1]
 
-    def start(self, index: int, blob: bytes, address: Address) -> Bundle | None:
-        """Construct the envs of the pickled WorkerArgs; on the driver's node, serve them until they are closed."""
+    def start(self, index: int, blob: bytes, address: Address, step_timeout: float | None, hang: str) -> Bundle | None:
+        """Construct the envs of the pickled WorkerArgs; on the driver's node, serve them until they are closed.
+
+        step_timeout, hang: elsewhere, as for `HangGuard`.
+        """
         sock = connect(address, index)
         if sock is not None:
             with contextlib.suppress(EOFError, ConnectionError):  # the driver is gone
@@ -80,15 +90,25 @@ class EnvActor:
             return None
         args: WorkerArgs = loads_apart(blob, ())
         self._args = args  # which holds what envs share
+        self._copies = StateCopies(args.setup.states)
         seed_generators(args.seeds)
         self._line = memoryview(array.array("q", [0] * LINE))
         self._outbox = Outbox()
         self._host, server = construct(args, args.server.far, self._outbox, self._line)
         self._server: Any = server
+        self._guard = HangGuard(self._line, len(args.setup.env_fns), step_timeout, hang)
         return self._bundle()
 
-    def frame(self, kind: int, number: int, payload: bytes) -> Bundle:
-        """Serve a frame. Where a constructor failed the only one is CLOSE, for the envs that were made before it."""
+    def frame(self, kind: int, number: int, payload: bytes, news: Sequence[Any] = ()) -> Bundle:
+        """Serve a frame. Where a constructor failed the only one is CLOSE, for the envs that were made before it.
+
+        news: the shared states that have changed elsewhere.
+        """
+        self._copies.replace(news)
+        with self._guard:
+            return self._serve(kind, number, payload)
+
+    def _serve(self, kind: int, number: int, payload: bytes) -> Bundle:
         if self._server is None:
             self._outbox.write(CLOSED, 0, pickle.dumps(self._host.close()))
             return self._bundle()
@@ -96,11 +116,44 @@ class EnvActor:
             self._server.bind(pickle.loads(payload))
         else:
             self._server.serve_frame(Frame(kind, number, payload))
-        return self._bundle()
+        return self._bundle(is_last=kind == CLOSE)
 
-    def _bundle(self) -> Bundle:
+    def _bundle(self, is_last: bool = False) -> Bundle:
         frames, self._outbox.frames = self._outbox.frames, []
-        return Bundle(frames, self._line[PROGRESS], self._line[BUSY_NS])
+        return Bundle(frames, self._line[PROGRESS], self._line[BUSY_NS], self._copies.changes(is_last))
+
+
+class HangGuard:
+    """In the block, ends this process if an env does not return for `limit` seconds (None: any time). Before that it
+    records the place of the env among `count` and the stack under `key`, because a call that hangs returns nothing.
+    """
+
+    def __init__(self, line: memoryview, count: int, limit: float | None, key: str) -> None:
+        self._line, self._count, self._limit, self._key = line, count, limit, key
+        self._main = threading.get_ident()
+        self._is_inside, self._calls = False, 0
+        if limit is not None:
+            threading.Thread(target=self._watch, args=(limit,), daemon=True).start()
+
+    def __enter__(self) -> None:
+        self._calls += 1
+        self._is_inside = True
+
+    def __exit__(self, *exception: object) -> None:
+        self._is_inside = False
+
+    def _watch(self, limit: float) -> None:
+        seen, spent, at = None, 0.0, time.monotonic()
+        while True:
+            time.sleep(limit / 10)
+            found, now = (self._line[PROGRESS], self._calls if self._is_inside else None), time.monotonic()
+            # At most half the limit counts, because this process may have been stopped meanwhile.
+            spent = spent + min(now - at, limit / 2) if found == seen and self._is_inside else 0.0
+            seen, at = found, now
+            if spent >= limit:
+                stack = "".join(traceback.format_stack(sys._current_frames()[self._main]))
+                ray_cluster.put_record(self._key, f"{self._line[PROGRESS] % self._count} {stack}")
+                os._exit(1)
 
 
 def connect(address: Address, index: int) -> socket.socket | None:

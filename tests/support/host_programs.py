@@ -1,0 +1,117 @@
+"""Programs that `Hosts` runs on simulated hosts: `python -m tests.support.host_programs NAME ARGUMENTS`."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import sys
+import time
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from tests.support.faulty import counters
+from vecenv import RayVectorEnv
+from vecenv.errors import VectorEnvError
+
+
+def say(**what: Any) -> None:
+    print(json.dumps(what), flush=True)
+
+
+def await_signal() -> None:
+    sys.stdin.readline()
+
+
+def connect(hosts: int) -> Any:
+    """Connect to the cluster once it has so many hosts."""
+    import ray
+
+    from vecenv.ray_cluster import unreachable_nodes
+
+    ray.init(address="auto", log_to_driver=False, logging_level=logging.ERROR)
+    while sum(node["Alive"] for node in ray.nodes()) - len(unreachable_nodes()) < hosts:
+        time.sleep(0.2)
+    return ray
+
+
+def steps(hosts: str) -> None:
+    """Step envs on each host; a host is lost between two steps."""
+    connect(int(hosts))
+    with RayVectorEnv(counters(6), num_workers=3, num_cpus=1.5, step_timeout=5.0) as venv:
+        venv.reset()
+        venv.step([0] * 6)
+        say(where=sorted({worker.where.split()[-1] for worker in venv.engine.backend.pool.workers}))
+        await_signal()
+        began = time.monotonic()
+        error: VectorEnvError | None = None
+        while error is None:
+            try:
+                venv.step([0] * 6)
+            except VectorEnvError as found:
+                error = found
+        say(noticed=time.monotonic() - began, error=type(error).__name__, lost=list(venv.failed_id))
+        while venv.failed_id:
+            with contextlib.suppress(VectorEnvError):
+                venv.reset(venv.failed_id)
+        venv.step([0] * 6)
+        where = sorted({worker.where.split()[-1] for worker in venv.engine.backend.pool.workers})
+        say(usable=time.monotonic() - began, where=where)
+
+
+def batches(hosts: str, cpus: str) -> None:
+    """Collect, and update the weights after each batch; a host is lost meanwhile."""
+    from collector import ActorConfig, MLPPolicy, RayCollector
+    from tests.support.collector_envs import cartpoles
+
+    connect(int(hosts))
+    make = cartpoles(2)
+    with make() as venv:
+        policy = MLPPolicy(venv.observation_space[0], venv.action_space[0])
+    actors = ActorConfig(num_cpus=float(cpus), rollout_timeout=5.0, start_timeout=15.0)
+    with RayCollector(make, policy, num_actors=3, frames_per_batch=40, sync=False, actors=actors) as collector:
+        for _ in range(6):
+            collector.next()
+            collector.update_policy_weights_()
+        say(nodes=sorted(actor.node for actor in collector.stats().actors))
+        await_signal()
+        began, noticed = time.monotonic(), None
+        longest = 0.0
+        while noticed is None or time.monotonic() < noticed + 20.0:
+            last = time.monotonic()
+            collector.next()
+            collector.update_policy_weights_()
+            longest = max(longest, time.monotonic() - last)
+            if noticed is None and collector.stats().failures:
+                noticed = time.monotonic()
+        found = collector.stats()
+        same = found.requested == found.delivered + found.lost + found.discarded + found.in_flight
+        states = [actor.state for actor in found.actors]
+        nodes = sorted({actor.node for actor in found.actors})
+        say(noticed=noticed - began, longest=longest, same=same, states=states, nodes=nodes)
+
+
+def job(hosts: str, out: str, episodes: str) -> None:
+    """Run a job, or resume it."""
+    from collector import resume_job, run_job
+    from tests.support.job_envs import counting
+    from tests.support.job_envs import job as make_job
+
+    connect(int(hosts)).shutdown()
+    wanted = make_job(**counting(seconds=0.01), episodes=int(episodes), shard_seconds=1.0)
+    begun: list[float] = []
+
+    def on_progress(state: Any) -> None:
+        if not begun:
+            begun.append(time.monotonic())
+            say(episodes=state.episodes)
+
+    play = partial(resume_job, out, wanted) if (Path(out) / "dataset.json").exists() else partial(run_job, wanted, out)
+    state = play(cluster="auto", cluster_actors=3, on_progress=on_progress)
+    say(status=state.status, episodes=state.episodes, seconds=time.monotonic() - begun[0], notes=state.notes)
+
+
+if __name__ == "__main__":
+    name, *arguments = sys.argv[1:]
+    {"steps": steps, "batches": batches, "job": job}[name](*arguments)

@@ -1,0 +1,148 @@
+"""Simulated hosts on this machine, so that Ray runs on several: each has a network, hostname, processes, /dev/shm and
+/tmp of its own. `shared` is one folder of all of them.
+
+    with Hosts(folder, "ABC") as hosts:
+        hosts.start_ray("A", 4, head=True)
+        program = hosts.program("A", "steps")       a driver on host A, see `host_programs`
+        hosts.power_off("B"); hosts.set_link("C", up=False); hosts.boot("B")
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+BOOT = """
+hostname "$1"
+exec 9< "$2"
+mount -t tmpfs tmpfs /tmp && mkdir -p "$2" && mount --bind /proc/self/fd/9 "$2" || exit 1
+mount -t tmpfs -o size=1g tmpfs /dev/shm || exit 1
+echo up
+exec sleep infinity
+"""
+NAMESPACES = ["unshare", "--uts", "--mount", "--pid", "--ipc", "--fork", "--kill-child", "--mount-proc", "bash", "-c"]
+ENVIRON = {"RAY_AUTH_MODE": "disabled", "RAY_USAGE_STATS_ENABLED": "0", "RAY_memory_monitor_refresh_ms": "0"}
+
+
+def missing() -> str:
+    """The reason why there can be no simulated hosts; "" if there is none."""
+    if os.geteuid() != 0:
+        return "simulated hosts need root"
+    tools = [tool for tool in ("ip", "nsenter", "unshare") if shutil.which(tool) is None]
+    return f"simulated hosts need {', '.join(tools)} (iproute2, util-linux)" if tools else ""
+
+
+class Program:
+    """A driver on a host. It writes lines of JSON, and goes on when it reads a line."""
+
+    def __init__(self, process: subprocess.Popen[str]) -> None:
+        self.process = process
+
+    def hears(self) -> dict[str, Any]:
+        """The next line of the program."""
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            if line.startswith("{"):
+                found: dict[str, Any] = json.loads(line)
+                return found
+        raise AssertionError(f"the program ended with {self.process.wait()}")
+
+    def go_on(self) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.write("\n")
+        self.process.stdin.flush()
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.communicate()
+
+
+class Hosts:
+    """Hosts that are called by one letter each, with the addresses 10.77.0.1 (A), 10.77.0.2 (B), ..."""
+
+    def __init__(self, folder: Path, names: Sequence[str]) -> None:
+        self.names, self.shared = names, folder / "shared"
+        self.shared.mkdir()
+        self._prefix = f"vecenv{os.getpid()}"
+        self._booted: dict[str, subprocess.Popen[str]] = {}
+
+    def __enter__(self) -> Hosts:
+        _run("ip", "netns", "add", self._prefix)
+        switch = ["ip", "-n", self._prefix, "link"]
+        _run(*switch, "add", "br0", "type", "bridge")
+        _run(*switch, "set", "br0", "up")
+        for name in self.names:
+            space = f"{self._prefix}-{name}"
+            _run("ip", "netns", "add", space)
+            _run(*switch, "add", f"port{name}", "type", "veth", "peer", "name", "eth0", "netns", space)
+            _run(*switch, "set", f"port{name}", "master", "br0", "up")
+            for device in ("lo", "eth0"):
+                _run("ip", "-n", space, "link", "set", device, "up")
+            _run("ip", "-n", space, "addr", "add", f"{self.address(name)}/24", "dev", "eth0")
+            self.boot(name)
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        for name in list(self._booted):
+            self.power_off(name)
+        for space in [*(f"{self._prefix}-{name}" for name in self.names), self._prefix]:
+            _run("ip", "netns", "del", space)
+
+    def address(self, name: str) -> str:
+        return f"10.77.0.{ord(name) - ord('A') + 1}"
+
+    def boot(self, name: str) -> None:
+        """Start a host that is powered off."""
+        into = ["nsenter", f"--net=/run/netns/{self._prefix}-{name}"]
+        command = [*into, *NAMESPACES, BOOT, "boot", f"host-{name}", str(self.shared)]
+        quiet = subprocess.DEVNULL
+        host = subprocess.Popen(command, stdin=quiet, stdout=subprocess.PIPE, stderr=quiet, text=True)
+        assert host.stdout is not None
+        assert host.stdout.readline() == "up\n"
+        self._booted[name] = host
+
+    def power_off(self, name: str) -> None:
+        """End all processes of a host at once."""
+        host = self._booted.pop(name)
+        os.kill(self._first_process(host), 9)
+        host.communicate()
+
+    def _first_process(self, host: subprocess.Popen[str]) -> int:
+        return int(Path(f"/proc/{host.pid}/task/{host.pid}/children").read_text().split()[0])
+
+    def set_link(self, name: str, up: bool) -> None:
+        """Let a host fall silent, or be heard again."""
+        _run("ip", "-n", self._prefix, "link", "set", f"port{name}", "up" if up else "down")
+
+    def on(self, name: str, *command: str) -> list[str]:
+        """The command that runs a command on a host."""
+        into = ["nsenter", "-t", str(self._first_process(self._booted[name])), "-a", f"--wd={os.getcwd()}", "--"]
+        return [*into, "env", "-u", "RAY_ADDRESS", "-u", "TMPDIR", *(f"{k}={v}" for k, v in ENVIRON.items()), *command]
+
+    def start_ray(self, name: str, cpus: int, head: bool = False) -> None:
+        """Start Ray on a host."""
+        place = ["--head", "--port=6379", "--include-dashboard=false"] if head else ["--address=10.77.0.1:6379"]
+        options = [f"--node-ip-address={self.address(name)}", f"--num-cpus={cpus}", "--object-store-memory=200000000"]
+        ray = str(Path(sys.executable).with_name("ray"))
+        log = self.shared / f"ray-{name}.log"
+        with log.open("w") as file:
+            command = self.on(name, ray, "start", *place, *options, "--disable-usage-stats")
+            subprocess.run(command, stdin=subprocess.DEVNULL, stdout=file, stderr=file, check=True)
+
+    def program(self, name: str, *arguments: str) -> Program:
+        """Start a program of `host_programs` on a host."""
+        command = self.on(name, sys.executable, "-u", "-m", "tests.support.host_programs", *arguments)
+        log = (self.shared / f"program-{arguments[0]}.log").open("a")
+        with log:
+            pipe = subprocess.PIPE
+            return Program(subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=log, text=True))
+
+
+def _run(*command: str) -> None:
+    subprocess.run(command, check=True, capture_output=True)

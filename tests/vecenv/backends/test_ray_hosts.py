@@ -1,0 +1,115 @@
+"""Ray on three simulated hosts: a host is powered off, falls silent or returns, as in docs/guides/cluster.md."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from collector import Dataset, run_job
+from tests.support import hosts as simulated
+from tests.support.hosts import Hosts, Program
+from tests.support.job_envs import assert_same, counting, job
+
+pytestmark = [
+    pytest.mark.ray,
+    pytest.mark.timeout(600),
+    pytest.mark.skipif(bool(simulated.missing()), reason=simulated.missing() or "never"),
+]
+CPUS = 2
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hosts]:
+    with Hosts(tmp_path_factory.mktemp("hosts"), "ABC") as hosts:
+        for name in hosts.names:
+            hosts.start_ray(name, CPUS, head=name == "A")
+        yield hosts
+
+
+@pytest.fixture
+def hosts(cluster: Hosts) -> Iterator[Hosts]:
+    """All three hosts; B, which tests take away, returns after each of them."""
+    yield cluster
+    cluster.set_link("B", up=True)
+    if "B" in cluster._booted:
+        cluster.power_off("B")
+    cluster.boot("B")
+    cluster.start_ray("B", CPUS)
+
+
+@pytest.fixture(autouse=True)
+def no_leaks() -> None:
+    """In place of the check for all tests: hosts, which tests boot, are processes of this one."""
+
+
+def take_away(hosts: Hosts, name: str, how: str) -> None:
+    if how == "off":
+        hosts.power_off(name)
+    else:
+        hosts.set_link(name, up=False)
+
+
+def program(hosts: Hosts, *arguments: str) -> Program:
+    return hosts.program("A", *arguments)
+
+
+@pytest.mark.parametrize("how", ["off", "silent"])
+def test_steps_go_on_before_ray_declares_the_host_dead(hosts: Hosts, how: str) -> None:
+    driver = program(hosts, "steps", "3")
+    assert driver.hears()["where"] == ["10.77.0.1", "10.77.0.2", "10.77.0.3"]
+    take_away(hosts, "B", how)
+    driver.go_on()
+    noticed = driver.hears()
+    assert len(noticed["lost"]) == 2
+    assert noticed["error"] in ("WorkerDiedError", "WorkerTimeoutError")
+    usable = driver.hears()
+    assert "10.77.0.2" not in usable["where"]
+    assert driver.process.wait() == 0
+    print(f"steps, {how}: noticed after {noticed['noticed']:.1f} s, usable after {usable['usable']:.1f} s")
+
+
+@pytest.mark.parametrize(("how", "cpus"), [("off", "1"), ("silent", "1"), ("off", "2")])
+def test_batches_go_on_with_or_without_room_for_a_replacement(hosts: Hosts, how: str, cpus: str) -> None:
+    driver = program(hosts, "batches", "3", cpus)
+    assert driver.hears()["nodes"] == ["host-A", "host-B", "host-C"]
+    take_away(hosts, "B", how)
+    driver.go_on()
+    found = driver.hears()
+    assert found["same"], "each frame is delivered, lost, discarded or in flight"
+    if cpus == "1":
+        assert "host-B" not in found["nodes"]
+    else:
+        assert found["states"].count("no place") == 1
+    assert driver.process.wait() == 0
+    print(f"batches, {how}, {cpus} CPUs: noticed after {found['noticed']:.1f} s, longest wait {found['longest']:.1f} s")
+
+
+EPISODES = 300
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("whole")
+    run_job(job(**counting(), episodes=EPISODES), folder)
+    return folder
+
+
+@pytest.mark.parametrize("how", ["off", "silent", "driver"])
+def test_a_job_has_the_same_episodes(hosts: Hosts, whole: Path, how: str) -> None:
+    out = hosts.shared / how
+    driver = program(hosts, "job", "3", str(out), str(EPISODES))
+    driver.hears()
+    if how == "driver":
+        driver.kill()
+        driver = hosts.program("C", "job", "3", str(out), str(EPISODES))  # resumes it from another host
+        driver.hears()
+    else:
+        take_away(hosts, "B", how)
+    found = driver.hears()
+    assert (found["status"], found["episodes"]) == ("complete", EPISODES)
+    assert driver.process.wait() == 0
+    assert Dataset(out).verify() == []
+    assert_same(out, whole)
+    print(f"job, {how}: {found['seconds']:.1f} s after the first commit, {found['notes']}")

@@ -1,0 +1,108 @@
+"""States that workers on other nodes have copies of."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+
+from tests.support.local_ray import FAR
+from vecenv import EnvCreator, RayVectorEnv, SharedState
+from vecenv.backends.memory import state_copies
+from vecenv.backends.memory.state_copies import StateCopies, StateMerger, merge
+from vecenv.norm_obs import RunningMeanStd
+from vecenv.transforms import TransformedEnv, VecNorm
+
+NAMES = ("obs_mean", "obs_var", "obs_count", "obs_skipped")
+
+
+def empty() -> dict[str, np.ndarray]:
+    return {"obs_mean": np.zeros(3), "obs_var": np.ones(3), "obs_count": np.zeros(()), "obs_skipped": np.zeros(())}
+
+
+def add(state: SharedState, rows: np.ndarray) -> None:
+    with state.update() as arrays:
+        RunningMeanStd.of(arrays, "obs").add(rows)
+
+
+@pytest.mark.parametrize("centre", [0.0, 1e6])
+def test_statistics_of_rows_are_those_of_all_rows_together(centre: float) -> None:
+    rng, rows = np.random.default_rng(0), []
+    driver = SharedState(empty())
+    mergers = [StateMerger([driver]) for _ in range(3)]
+    far = [SharedState(empty()) for _ in range(3)]
+    copies = [StateCopies([state]) for state in far]
+    for _ in range(40):
+        k = int(rng.integers(4))
+        new = rng.normal(centre, 2.0, (int(rng.integers(1, 5)), 3))
+        rows.append(new)
+        if k == 3:
+            add(driver, new.copy())
+            continue
+        copies[k].replace(mergers[k].news())
+        add(far[k], new.copy())
+        mergers[k].merge(copies[k].changes())
+    found, together = driver.read(), np.concatenate(rows)
+    assert found["obs_count"] == len(together)
+    np.testing.assert_allclose(found["obs_mean"], together.mean(0), rtol=1e-12, atol=1e-9)
+    np.testing.assert_allclose(found["obs_var"], together.var(0), rtol=1e-6, atol=1e-9)
+
+
+def test_numbers_are_added_and_flags_taken_over() -> None:
+    now = {"steps": np.array([5, 5]), "seen": np.array([True, False, False])}
+    before = {"steps": np.array([2, 2]), "seen": np.array([False, False, False])}
+    after = {"steps": np.array([3, 2]), "seen": np.array([False, False, True])}
+    merged = merge(now, before, after)
+    assert merged["steps"].tolist() == [6, 5]
+    assert merged["seen"].tolist() == [True, False, True]
+
+
+def test_a_call_that_was_sent_before_the_last_answer_undoes_nothing() -> None:
+    driver, far = SharedState({"steps": np.zeros(())}), SharedState({"steps": np.zeros(())})
+    merger, copies = StateMerger([driver]), StateCopies([far])
+    with driver.update() as arrays:
+        arrays["steps"] += 10
+    on_its_way = merger.news()
+    with far.update() as arrays:
+        arrays["steps"] += 1
+    merger.merge(copies.changes())
+    copies.replace(on_its_way)
+    with far.update() as arrays:
+        arrays["steps"] += 1
+    merger.merge(copies.changes())
+    assert driver.read()["steps"] == 12
+
+
+def test_large_states_travel_once_in_an_interval(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(state_copies, "LARGE", 0)
+    monkeypatch.setattr(state_copies, "INTERVAL", 1e6)
+    far = SharedState({"steps": np.zeros(())})
+    copies = StateCopies([far])
+    found: list[Any] = []
+    for _ in range(2):
+        with far.update() as arrays:
+            arrays["steps"] += 1
+        found.append(copies.changes())
+    assert [change is not None for (change,) in found] == [True, False]
+    ((before, after),) = copies.changes(all_of_them=True)  # type: ignore[misc]
+    assert (before["steps"], after["steps"]) == (1, 2)
+
+
+def make() -> Any:
+    return TransformedEnv(gym.make("Pendulum-v1"), VecNorm())
+
+
+@pytest.mark.ray
+@pytest.mark.local_ray
+@pytest.mark.parametrize("where", [FAR, {}], ids=["far", "spread"])
+def test_envs_on_all_nodes_have_the_same_statistics(where: dict[str, Any]) -> None:
+    creator = EnvCreator(make)
+    with RayVectorEnv([creator] * 4, num_workers=2, **where) as venv:
+        venv.reset(seed=0)
+        for _ in range(5):
+            venv.step(np.zeros((4, 1)))
+        counts = [value for name, value in creator.state_dict().items() if name.endswith("_count")]
+        assert counts, "VecNorm has counts"
+        assert {float(count) for count in counts} == {24.0}

@@ -1,0 +1,141 @@
+"""Shared states of workers on other nodes: each worker has a copy, whose changes the driver merges after each round.
+
+driver    state --(after a change, with the next call)-->  copy    worker on another node
+driver    state <--(what the round changed, merged)------  copy
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from vecenv.backends.memory.shared_state import SharedState
+
+Arrays = dict[str, np.ndarray]
+Change = tuple[Arrays, Arrays]
+"""The arrays of a copy before and after a round."""
+LARGE = 2**16
+"""Bytes of a state above which copies are not compared after each round, but once in `INTERVAL`."""
+INTERVAL = 1.0
+"""Seconds between two merges of a large state."""
+STATISTICS = ("mean", "var", "count")
+"""Endings of the names of arrays that are statistics of rows: of `RunningMeanStd`."""
+
+
+class StateCopies:
+    """The copies of one worker on another node, as that worker sees them."""
+
+    def __init__(self, states: Sequence[SharedState]) -> None:
+        self._states = states
+        self._before = [state.read() for state in states]
+        self._due = 0.0
+
+    def replace(self, news: Sequence[Arrays | None]) -> None:
+        """Take over the driver's states; None: the state has not changed. What was not reported yet is kept."""
+        for k, arrays in enumerate(news):
+            if arrays is not None:
+                with self._states[k].update() as own:
+                    merged = merge(arrays, self._before[k], own)
+                    for name in own:
+                        own[name][...] = merged[name]
+                self._before[k] = arrays
+
+    def changes(self, all_of_them: bool = False) -> list[Change | None]:
+        """Return what has changed since the last report, also of large states with `all_of_them`."""
+        is_due = all_of_them or time.monotonic() >= self._due
+        if is_due:
+            self._due = time.monotonic() + INTERVAL
+        changes: list[Change | None] = []
+        for k, state in enumerate(self._states):
+            before, change = self._before[k], None
+            if is_due or size_of(before) <= LARGE:
+                now = state.read()
+                if not equal(before, now):
+                    change, self._before[k] = (before, now), now
+            changes.append(change)
+        return changes
+
+
+class StateMerger:
+    """The states of the driver, with what one worker on another node knows of them."""
+
+    def __init__(self, states: Sequence[SharedState]) -> None:
+        self._states = states
+        self._sent = [state.read() for state in states]
+        self._due = 0.0
+
+    def news(self) -> list[Arrays | None]:
+        """Return the states that have changed since the worker got them; None for each of the others."""
+        if is_due := time.monotonic() >= self._due:
+            self._due = time.monotonic() + INTERVAL
+        news: list[Arrays | None] = []
+        for k, state in enumerate(self._states):
+            new = None
+            if is_due or size_of(self._sent[k]) <= LARGE:
+                now = state.read()
+                if not equal(self._sent[k], now):
+                    new = self._sent[k] = now
+            news.append(new)
+        return news
+
+    def merge(self, changes: Sequence[Change | None]) -> None:
+        """Add to the states what the worker has changed."""
+        for state, change in zip(self._states, changes, strict=True):
+            if change is not None:
+                with state.update() as arrays:
+                    merged = merge(arrays, *change)
+                    for name in arrays:
+                        arrays[name][...] = merged[name]
+
+
+def merge(now: Mapping[str, np.ndarray], before: Mapping[str, np.ndarray], after: Mapping[str, np.ndarray]) -> Arrays:
+    """Return the arrays `now` with the changes from `before` to `after`.
+
+    Arrays "<name>_mean", "<name>_var" and "<name>_count" are statistics of rows, and are merged exactly. Numbers of all
+    other arrays are added; of other arrays the elements that changed are taken over.
+
+    >>> now, before = {"steps": np.array(5)}, {"steps": np.array(2)}
+    >>> merge(now, before, {"steps": np.array(6)})
+    {'steps': array(9)}
+    """
+    merged: Arrays = {}
+    for name in now:
+        if np.issubdtype(now[name].dtype, np.number):
+            merged[name] = np.asarray(now[name] + (after[name] - before[name]))
+        else:
+            merged[name] = np.where(after[name] != before[name], after[name], now[name])
+    for name in now:
+        names = [f"{name.removesuffix('_mean')}_{ending}" for ending in STATISTICS]
+        if name.endswith("_mean") and all(each in now for each in names):
+            parts = [[arrays[each] for each in names] for arrays in (now, before, after)]
+            if float(np.max(parts[1][2])) == 0.0 == float(np.max(parts[0][2])):  # the first rows of all
+                merged |= dict(zip(names, map(np.array, parts[2]), strict=True))
+            else:
+                merged |= dict(zip(names, _merged_statistics(*parts), strict=True))
+    return merged
+
+
+def _merged_statistics(now: Any, before: Any, after: Any) -> Arrays | Any:
+    """Return mean, variance and count. Sums are about the mean of `now`, so that large means cancel nothing."""
+    centre, sums = now[0], []
+    for mean, var, count in (now, before, after):
+        shift = np.where(count > 0, mean - centre, 0.0)
+        sums.append((count, count * shift, count * (var + shift**2)))
+    count, first, second = (a + (c - b) for a, b, c in zip(*sums, strict=True))
+    if not np.all(count > 0):
+        return now
+    shift = first / count
+    return centre + shift, np.maximum(second / count - shift**2, 0.0), count
+
+
+def equal(one: Mapping[str, np.ndarray], other: Mapping[str, np.ndarray]) -> bool:
+    """Return whether all arrays are the same, bit for bit."""
+    return all(one[name].tobytes() == other[name].tobytes() for name in one)
+
+
+def size_of(arrays: Mapping[str, np.ndarray]) -> int:
+    """Return the bytes of the arrays."""
+    return sum(array.nbytes for array in arrays.values())
