@@ -50,13 +50,13 @@ MINUTES ?= 1
 fuzz: $(VENV)/.installed-dev  ## run each random program against its oracle for MINUTES=1 minutes; seeds are in the output
 	$(BIN)/python -m tests.fuzz --minutes $(MINUTES)
 
-check: $(VENV)/.installed-dev  ## format, lint, types, quick tests, and the site if `make docs` has run: before every commit
+check: $(VENV)/.installed-dev  ## format, lint, types, quick tests, and the site: before every commit
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/mypy --platform darwin --no-warn-unreachable --cache-dir .mypy_cache/darwin
 	$(BIN)/python -m pytest $(QUICK_TESTS)
-	@if $(BIN)/python -c 'import furo, myst_parser, sphinx_copybutton, sphinx_design' 2>/dev/null; then $(BUILD_SITE); fi
+	$(BUILD_SITE)
 
 format: $(VENV)/.installed-dev  ## rewrite the code the way `make check` wants it
 	$(BIN)/ruff format .
@@ -67,7 +67,7 @@ bench: $(VENV)/.installed-dev  ## measure the figures of the README, beside the 
 	$(BIN)/python -m benchmarks.tuning
 	$(BIN)/python -m benchmarks.run
 
-docs: $(VENV)/.installed-docs  ## build the site into build/docs
+docs: $(VENV)/.installed-dev  ## build the site into build/docs
 	$(BUILD_SITE)
 
 check-site:  ## look at the built site in Chromium: widths, links, pictures
@@ -100,7 +100,6 @@ $(VENV)-uv/bin/uv:
 EXTRAS_demo := torch,job
 EXTRAS_dev := dev
 EXTRAS_slow := slow
-EXTRAS_docs := docs
 
 # pip is the last thing that venv writes: where it is missing, an earlier attempt was cut short.
 $(VENV)/.installed-%: setup.py setup.cfg $(CONSTRAINTS)
