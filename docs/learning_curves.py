@@ -1,4 +1,4 @@
-"""Draw the learning curve of examples/ppo_cleanrl.py for the examples page: `python docs/learning_curves.py [PICTURE]`."""
+"""Draw the learning curve of examples/ppo_cleanrl.py for a page: `python docs/learning_curves.py [PICTURE]`."""
 
 from __future__ import annotations
 

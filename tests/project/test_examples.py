@@ -251,7 +251,9 @@ for number, block in enumerate({blocks!r}):
     print("{end}")
 """
 END = "--- end of the block ---"
-STEP = re.compile(r"(?:`([\w.]+\.toml)`:\n\n)?^```(python|sh|toml)\n(.*?)^```$(?:\n\n```text\n(.*?)^```$)?", re.M | re.S)
+STEP = re.compile(
+    r"(?:`([\w.]+\.toml)`:\n\n)?^```(python|sh|toml)\n(.*?)^```$(?:\n\n```text\n(.*?)^```$)?", re.M | re.S
+)
 COMMAND = re.compile(r"^(?:python -m (?:collector|vecenv) |rm -rf ).*", re.M)
 
 
@@ -280,9 +282,9 @@ def follow(page, steps, folder):
             for command in COMMAND.findall("".join(text for _, _, text, _ in group)):
                 if "--cluster" not in command:
                     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-                    shell = ["bash", "-e", "-c", command]
+                    env = {**HEADLESS, "PATH": path}
                     done = subprocess.run(
-                        shell, cwd=folder, capture_output=True, text=True, timeout=PATIENCE, env={**HEADLESS, "PATH": path}
+                        ["bash", "-c", command], cwd=folder, capture_output=True, text=True, timeout=PATIENCE, env=env
                     )
                     assert done.returncode == 0, (command, done.stdout, done.stderr)
         else:
@@ -315,7 +317,7 @@ def test_the_readme_is_read_in_three_minutes():
 
 
 def test_links_between_pages_lead_somewhere():
-        for page in PAGES:
+    for page in PAGES:
         text = (ROOT / page).read_text(encoding="utf-8")
         targets = [target for target in re.findall(r"\]\(([^)#]+)", text) if "://" not in target]
         assert [target for target in targets if not (ROOT / page).parent.joinpath(target).exists()] == [], page
