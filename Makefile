@@ -14,6 +14,8 @@ export PYTHONDONTWRITEBYTECODE :=
 # Every warning is an error, and so is a reference that leads nowhere.
 BUILD_SITE = $(BIN)/python -m sphinx --fail-on-warning --keep-going --quiet --builder html docs build/docs
 
+PAGES := README.md CONTRIBUTING.md $(wildcard docs/*.md docs/*/*.md)
+
 # `make check` runs these.
 QUICK_TESTS := tests/project/test_layers.py tests/project/test_import.py tests/project/test_examples.py
 
@@ -52,6 +54,7 @@ fuzz: $(VENV)/.installed-dev  ## run each random program against its oracle for 
 
 check: $(VENV)/.installed-dev  ## format, lint, types, quick tests, and the site: before every commit
 	$(BIN)/ruff format --check .
+	$(BIN)/ruff format --check --line-length 88 $(PAGES)
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/mypy --platform darwin --no-warn-unreachable --cache-dir .mypy_cache/darwin
@@ -60,6 +63,7 @@ check: $(VENV)/.installed-dev  ## format, lint, types, quick tests, and the site
 
 format: $(VENV)/.installed-dev  ## rewrite the code the way `make check` wants it
 	$(BIN)/ruff format .
+	$(BIN)/ruff format --line-length 88 $(PAGES)
 	$(BIN)/ruff check --fix .
 
 bench: $(VENV)/.installed-dev  ## measure the figures of the README, beside the peers that are installed
