@@ -14,6 +14,8 @@ export PYTHONDONTWRITEBYTECODE :=
 # Every warning is an error, and so is a reference that leads nowhere.
 BUILD_SITE = $(BIN)/python -m sphinx --fail-on-warning --keep-going --quiet --builder html docs build/docs
 
+PAGES := README.md CONTRIBUTING.md $(wildcard docs/*.md docs/*/*.md)
+
 # `make check` runs these.
 QUICK_TESTS := tests/project/test_layers.py tests/project/test_import.py tests/project/test_examples.py
 
@@ -50,16 +52,18 @@ MINUTES ?= 1
 fuzz: $(VENV)/.installed-dev  ## run each random program against its oracle for MINUTES=1 minutes; seeds are in the output
 	$(BIN)/python -m tests.fuzz --minutes $(MINUTES)
 
-check: $(VENV)/.installed-dev  ## format, lint, types, quick tests, and the site if `make docs` has run: before every commit
+check: $(VENV)/.installed-dev  ## format, lint, types, quick tests, and the site: before every commit
 	$(BIN)/ruff format --check .
+	$(BIN)/ruff format --check --line-length 88 $(PAGES)
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/mypy --platform darwin --no-warn-unreachable --cache-dir .mypy_cache/darwin
 	$(BIN)/python -m pytest $(QUICK_TESTS)
-	@if $(BIN)/python -c 'import furo, myst_parser, sphinx_copybutton, sphinx_design' 2>/dev/null; then $(BUILD_SITE); fi
+	$(BUILD_SITE)
 
 format: $(VENV)/.installed-dev  ## rewrite the code the way `make check` wants it
 	$(BIN)/ruff format .
+	$(BIN)/ruff format --line-length 88 $(PAGES)
 	$(BIN)/ruff check --fix .
 
 bench: $(VENV)/.installed-dev  ## measure the figures of the README, beside the peers that are installed
@@ -67,7 +71,7 @@ bench: $(VENV)/.installed-dev  ## measure the figures of the README, beside the 
 	$(BIN)/python -m benchmarks.tuning
 	$(BIN)/python -m benchmarks.run
 
-docs: $(VENV)/.installed-docs  ## build the site into build/docs
+docs: $(VENV)/.installed-dev  ## build the site into build/docs
 	$(BUILD_SITE)
 
 check-site:  ## look at the built site in Chromium: widths, links, pictures
@@ -100,7 +104,6 @@ $(VENV)-uv/bin/uv:
 EXTRAS_demo := torch,job
 EXTRAS_dev := dev
 EXTRAS_slow := slow
-EXTRAS_docs := docs
 
 # pip is the last thing that venv writes: where it is missing, an earlier attempt was cut short.
 $(VENV)/.installed-%: setup.py setup.cfg $(CONSTRAINTS)

@@ -43,6 +43,17 @@ INDEX = re.compile(r"^```\{api-index\} (\S+)\n```\n", re.M)
 SECTION = re.compile(r"^(Args|Arguments[^:]*|Guarantees|Example)::?\n((?:\n|[ ]{4}.*\n)+)", re.M)
 
 OWN = ("vecenv", "collector")
+LINKS = {
+    "np.ndarray": "numpy.ndarray",
+    "Generator": "numpy.random.Generator",
+    "Env": "gymnasium.Env",
+    "Space": "gymnasium.spaces.Space",
+    "Tensor": "torch.Tensor",
+    "Module": "torch.nn.Module",
+    "torch.device": "torch.device",
+    "Distribution": "torch.distributions.distribution.Distribution",
+}
+"""Names of other projects in annotations, and their targets in docs/inventories."""
 PAGES = DOCS / "reference" / "api"
 """Folder of the generated pages, one per public name. Git ignores it."""
 
@@ -188,7 +199,8 @@ def fields(cls: type) -> dict[str, str]:
         except PycodeError:
             continue
         found |= {key: "\n".join(doc).strip() for (owner, key), doc in docs.items() if owner == base.__qualname__}
-    return found
+    # Docstrings of gymnasium are reStructuredText.
+    return {key: re.sub(r":(?:attr|class|func|meth|obj):`~?([^`]+)`", r"`\1`", doc) for key, doc in found.items()}
 
 
 def own_doc(obj: Any) -> str:
@@ -244,6 +256,12 @@ def plain(annotation: Any) -> str:
     if not isinstance(annotation, str) and ("|" in repr(annotation) or "[" in repr(annotation)):
         text = repr(annotation)
     return re.sub(r"\b(?:[a-z_]\w*\.)+(?=[A-Z])", "", text)
+
+
+def typed(text: str) -> str:
+    """Return an annotation in markdown. Classes of this and of other projects become links."""
+    parts = re.split(r" \| (?![^\[]*\])", text)
+    return " | ".join(f"{{py:obj}}`{each} <{LINKS[each]}>`" if each in LINKS else f"`{each}`" for each in parts)
 
 
 def default_of(parameter: inspect.Parameter) -> str:
@@ -311,7 +329,7 @@ def table(shown: str, obj: Any, owner: type | None, signature: inspect.Signature
             if glued in {each.name for each in rows}:
                 logger.warning("%s: the description of %s holds the one of %s", shown, row.name, glued)
         stars = {row.VAR_POSITIONAL: "*", row.VAR_KEYWORD: "**"}.get(row.kind, "")
-        kind = "" if stars or plain(row.annotation) in ("", "Any") else f"`{plain(row.annotation)}`"
+        kind = "" if stars or plain(row.annotation) in ("", "Any") else typed(plain(row.annotation))
         default = "" if row.default is row.empty else f"default `{default_of(row)}`"
         described.append((stars + row.name, ", ".join(filter(None, (kind, default))), meaning))
     yield from arguments_table("Parameter", described, shown)
@@ -355,7 +373,7 @@ def entry(name: str, obj: Any, owner: type | None = None, shown: str = "") -> It
         yield from table(shown or name, obj, owner, signature)
         result = plain(signature.return_annotation)
         if not inspect.isclass(obj) and result not in ("", "None"):
-            yield from (f"**Returns:** `{result}`", "")
+            yield from (f"**Returns:** {typed(result)}", "")
     if not (inspect.isclass(obj) and issubclass(obj, BaseException)):
         errors = [target(each) if each in blocks() else f"`{each}`" for each in raised(obj, doc)]
         if errors:

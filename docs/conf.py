@@ -12,7 +12,21 @@ project = "vecenv"
 author = "The vecenv authors"
 version = release = vecenv.__version__
 
-extensions = ["myst_parser", "sphinx_copybutton", "sphinx_design", "sphinx.ext.viewcode", "api_pages", "command_pages"]
+extensions = [
+    "myst_parser",
+    "sphinx_copybutton",
+    "sphinx_design",
+    "sphinx.ext.intersphinx",
+    "sphinx.ext.viewcode",
+    "api_pages",
+    "command_pages",
+]
+# Each inventory is a file of this repository, with the few names that pages link to: a build needs no internet.
+intersphinx_mapping = {
+    "gymnasium": ("https://gymnasium.farama.org/", "inventories/gymnasium.inv"),
+    "numpy": ("https://numpy.org/doc/stable/", "inventories/numpy.inv"),
+    "torch": ("https://docs.pytorch.org/docs/stable/", "inventories/torch.inv"),
+}
 viewcode_line_numbers = True
 source_suffix = {".md": "markdown"}
 nitpicky = True
@@ -24,12 +38,14 @@ myst_enable_extensions = ["colon_fence", "deflist", "fieldlist", "attrs_inline"]
 myst_heading_anchors = 4
 copybutton_prompt_text = r">>> |\.\.\. |\$ "
 copybutton_prompt_is_regexp = True
+copybutton_line_continuation_character = "\\"
 pygments_style = "tango"
 pygments_dark_style = "monokai"
 
 html_theme = "furo"
 html_title = f"vecenv {release}"
 html_static_path = ["_static"]
+html_logo = html_favicon = "_static/logo.svg"
 html_css_files = ["site.css"]
 html_copy_source = False
 html_use_index = False

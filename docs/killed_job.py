@@ -1,76 +1,58 @@
-"""A job that is killed and resumed, as the terminal shows it: `python docs/killed_job.py [PAGE]` writes it into a page.
+"""Record a job that is killed and resumed, as a terminal shows it: `python docs/killed_job.py [PAGE]`.
 
-The commands are run as they stand. Repeated lines of their output are left out.
+The commands run in one shell, exactly as the page shows them. Most lines of the tables in their output are left out.
 """
 
 from __future__ import annotations
 
+import os
 import re
-import signal
 import subprocess
 import sys
 import tempfile
-import time
 from pathlib import Path
-
-from collector import Dataset, DatasetError
 
 HOME = Path(__file__).resolve().parent / "index.md"
 BEGIN, END = "<!-- killed: begin -->", "<!-- killed: end -->"
-EPISODES = 4000
-JOB = f"python -m collector run --env CartPole-v1 --episodes {EPISODES} \\\n    --shard-seconds 0.2 --out"
-COMPARE = """python -c "from collector import Dataset
-pairs = zip(Dataset('killed'), Dataset('whole'))
-print(all((a.obs == b.obs).all() for a, b in pairs))\""""
-KEPT = re.compile(r"Collecting|│ (?:status|episodes|this run) |\w+$")
+COMMANDS = (
+    "rm -rf killed whole",
+    'job="--env CartPole-v1 --episodes 4000 --shard-seconds 0.2"',
+    "python -m collector run $job --out killed &",
+    "until [ -e killed/shards/000003 ]; do sleep 0.1; done; kill -9 $!",
+    "python -m collector info killed",
+    "python -m collector resume killed",
+    "python -m collector run $job --out whole  # without a kill",
+    """python -c "from collector import Dataset as D; \\
+    print(all((a.obs == b.obs).all() for a, b in zip(D('killed'), D('whole'))))\"""",
+)
+KEPT = re.compile(r"│ (?:status|episodes|this run) |True$|False$")
+MARK = "=== {} ==="
 
 
 def recording(folder: Path) -> str:
     """Run the commands in a folder, which gets both data sets, and return the text of the terminal."""
-    lines = [f"$ {JOB} killed &"]
-    first = start(f"{JOB} killed", folder)
-    while episodes_in(folder / "killed") < EPISODES // 3:
-        if first.poll() is not None:
-            raise RuntimeError(f"the job ended before it was killed:\n{first.communicate()[0]}")
-        # It runs only while nothing looks at it: on a fast machine it would be over before the kill.
-        first.send_signal(signal.SIGCONT)
-        time.sleep(0.01)
-        first.send_signal(signal.SIGSTOP)
-    first.kill()
-    lines += [*shown(first.communicate()[0]), "$ kill -9 $!"]
-    lines += session("python -m collector info killed", folder)
-    lines += session("python -m collector resume killed", folder)
-    lines += ["$ # the same job, which nothing stops", *session(f"{JOB} whole", folder)[:1]]
-    lines += session(COMPARE, folder)
-    return "\n".join(lines)
-
-
-def start(command: str, folder: Path) -> subprocess.Popen[str]:
-    command = command.replace("python", f"exec '{sys.executable}'", 1)
-    return subprocess.Popen(
-        command, shell=True, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    script = "\n".join(f"echo '{MARK.format(i)}'\n{command}" for i, command in enumerate(COMMANDS))
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    done = subprocess.run(
+        ["bash", "-e", "-c", script],
+        cwd=folder,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        env={**os.environ, "PATH": path},
     )
-
-
-def session(command: str, folder: Path) -> list[str]:
-    """Run a command and return the lines to show; CalledProcessError where it fails."""
-    done = start(command, folder)
-    output = done.communicate()[0]
     if done.returncode:
-        raise subprocess.CalledProcessError(done.returncode, command, output)
-    return [f"$ {command}", *shown(output)]
+        raise subprocess.CalledProcessError(done.returncode, "bash", done.stdout)
+    lines: list[str] = []
+    for i, command in enumerate(COMMANDS):
+        output = done.stdout.partition(MARK.format(i))[2].partition(MARK.format(i + 1))[0]
+        # The table of the last run says nothing new.
+        lines += [f"$ {command}", *([] if "without" in command else shown(output))]
+    return "\n".join(lines)
 
 
 def shown(output: str) -> list[str]:
     return [line.strip(" │").replace("│", " ").rstrip() for line in output.splitlines() if KEPT.match(line)]
-
-
-def episodes_in(folder: Path) -> int:
-    """Count the episodes that are committed."""
-    try:
-        return len(Dataset(folder))
-    except DatasetError:
-        return 0
 
 
 def main(page: Path) -> None:

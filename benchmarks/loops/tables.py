@@ -116,7 +116,7 @@ def page_table(document: dict[str, Any]) -> str:
     machine, versions = document["machine"], document["versions"]
     peers = [name for name in ("gymnasium", "stable-baselines3", "tianshou", "torchrl", "torch") if name in versions]
     lines = [
-        f"Frames a second while the loop collects, in brackets with learning, on {machine['cpus_usable']} CPUs "
+        f"Frames per second while the loop collects, in brackets with the learning, on {machine['cpus_usable']} CPUs "
         f"({machine['cpu']}, Linux {machine['kernel'].partition('-')[0]}, Python {machine['python']}, "
         f"{document['date'][:10]}); medians of {document['options']['rounds']} interleaved runs, default settings of "
         f"everything ({', '.join(f'{name} {versions[name]}' for name in peers)}).",

@@ -4,11 +4,8 @@ import inspect
 import re
 import sys
 
-import pytest
-
 from tests.support.paths import ROOT
 
-pytest.importorskip("sphinx")
 sys.path.append(str(ROOT / "docs"))
 
 import api_pages

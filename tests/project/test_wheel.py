@@ -80,7 +80,7 @@ def test_the_environment_has_it_from_the_wheel(python: Python) -> None:
 
 @pytest.mark.parametrize("number", range(len(BLOCKS)))
 def test_the_programs_of_home_and_ten_minutes_run(python: Python, number: int) -> None:
-    assert python("-", program=BLOCKS[number]) == ""
+    assert bool(python("-", program=BLOCKS[number])) == ("print(" in BLOCKS[number])
 
 
 def test_its_command_lines_run(python: Python) -> None:
