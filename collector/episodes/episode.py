@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -86,6 +86,14 @@ class EpisodeBatch:
 
     def __iter__(self) -> Iterator[Episode]:
         return iter(self._episodes)
+
+    def select(self, keep: np.ndarray) -> EpisodeBatch:
+        """Return the episodes that a mask `(E,)` marks, in new memory."""
+        steps, rows = np.repeat(keep, self.lengths), np.repeat(keep, self.lengths + 1)
+        where = {"obs": rows, **dict.fromkeys(EPISODE_COLUMNS[1:], steps)}
+        return EpisodeBatch(
+            **{each.name: nest.take(getattr(self, each.name), where.get(each.name, keep)) for each in fields(self)}
+        )
 
     @cached_property
     def _episodes(self) -> list[Episode]:

@@ -110,7 +110,9 @@ class StoreWriter(Closable):
                 check_free(self.opened, overwrite)
                 remove_data(self.opened)
                 self.opened.write(HEAD, content)
-            self._spaces = spaces_of(read_head(self.opened))
+            self.head = read_head(self.opened)
+            """The head of the folder."""
+            self._spaces = spaces_of(self.head)
             self._next_shard = 1 + max(
                 (int(line.shard.rpartition("/")[2]) for line in self.manifest.shards), default=-1
             )

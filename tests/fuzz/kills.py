@@ -34,7 +34,7 @@ from vecenv import nest
 CALLS = ("write", "fsync", "rename")
 """Of `collector.store.safe_folder`: what a commit consists of."""
 _context = multiprocessing.get_context("forkserver")
-_context.set_forkserver_preload(["collector.jobs.run", "gymnasium.envs.classic_control"])
+_context.set_forkserver_preload(["collector.jobs.job_runner", "gymnasium.envs.classic_control"])
 """Jobs are forked from a process that has imported everything, because that takes longer than most of them live."""
 
 

@@ -16,11 +16,11 @@ import psutil
 import pytest
 
 from collector import Dataset, DatasetError, episode_seed
-from collector.jobs import on_ray, run
+from collector.jobs import job_runner, ray_player
 from collector.jobs.job import JobError
-from collector.jobs.on_ray import Played, Range, play_range
-from collector.jobs.playing import JobFailedError
-from collector.jobs.run import resume_job, run_job
+from collector.jobs.job_runner import resume_job, run_job
+from collector.jobs.player import JobFailedError
+from collector.jobs.ray_player import Range, RangeResult, play_range
 from tests.support.backends import FULL
 from tests.support.job_envs import HERE, assert_same, assert_whole, counting, job, process, stop_at
 
@@ -30,7 +30,7 @@ EPISODES = 40  # of the job `uninterrupted`
 # The task, in this process.
 
 
-def play(part: Path, head: Any, numbers: Iterable[int], **changes: Any) -> Played:
+def play(part: Path, head: Any, numbers: Iterable[int], **changes: Any) -> RangeResult:
     """Play these episodes; without a head it is only found out."""
     wanted = job(**{**counting(), "episodes": EPISODES, **changes})
     return play_range(Range(wanted, str(part), head, [*numbers]))
@@ -46,7 +46,7 @@ def test_a_task_returns_its_head_and_fills_a_data_set_of_its_own(uninterrupted: 
 
 
 def test_a_task_that_does_not_see_the_folder_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(on_ray, "SEES_WITHIN", 0.0)
+    monkeypatch.setattr(ray_player, "SEES_WITHIN", 0.0)
     text = rf"the job has made {tmp_path / 'a'}, and a task on the node .* sees no such folder: the folder of a"
     with pytest.raises(DatasetError, match=text):
         play(tmp_path / "a", {}, [0])
@@ -81,9 +81,9 @@ class RayHere:
         TaskCancelledError = type("TaskCancelledError", (Exception,), {})
 
     def __init__(self, deadly: float, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(on_ray, "start_task", self.start_task)
-        monkeypatch.setattr(on_ray, "is_loss", lambda error: isinstance(error, ConnectionError))
-        monkeypatch.setattr(run, "connect_to", lambda address: nullcontext(self))
+        monkeypatch.setattr(ray_player, "start_task", self.start_task)
+        monkeypatch.setattr(ray_player, "is_loss", lambda error: isinstance(error, ConnectionError))
+        monkeypatch.setattr(job_runner, "connect_to", lambda address: nullcontext(self))
         self.ray = self
         self._rng, self._deadly = random.Random(seed), deadly
         self._calls: dict[int, bytes] = {}
@@ -97,14 +97,14 @@ class RayHere:
     def wait(self, tasks: list[int], num_returns: int, timeout: float) -> Any:
         return [self._rng.choice(tasks)], []
 
-    def get(self, task: int) -> Played:
+    def get(self, task: int) -> RangeResult:
         moment = self._rng.random()
         if moment < self._deadly / 2:
             raise ConnectionError("it died before it had done anything")
         played = play_range(pickle.loads(self._calls[task]))
         if moment < self._deadly:
             raise ConnectionError("it died when it had committed everything")  # which is not lost
-        found: Played = pickle.loads(pickle.dumps(played))
+        found: RangeResult = pickle.loads(pickle.dumps(played))
         return found
 
     def cancel(self, task: int, force: bool) -> None:
@@ -124,7 +124,7 @@ def test_whenever_tasks_die_each_episode_is_there_once(
     seed: int, much: dict[str, int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     RayHere(0.5 * (seed > 0), seed, monkeypatch)
-    monkeypatch.setattr(on_ray, "MOST_DEATHS", 100)
+    monkeypatch.setattr(ray_player, "MOST_DEATHS", 100)
     wanted = job(**counting(), **much, shard_bytes=1000)
     run_job(wanted, tmp_path / "whole")
     state = run_job(wanted, tmp_path / "a", cluster="auto", cluster_actors=1 + seed % 3)
@@ -203,7 +203,7 @@ class TestOnRay:
     def test_an_env_that_ends_its_actor_again_and_again_ends_the_job(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(on_ray, "MOST_DEATHS", 2)
+        monkeypatch.setattr(ray_player, "MOST_DEATHS", 2)
         failing = job(**counting(every=episode_seed(0, 30), how="kill"), episodes=EPISODES)
         with pytest.raises(JobFailedError, match=r"2 tasks have died while they had .*\b30\b"):
             run_job(failing, tmp_path / "a", cluster="auto", cluster_actors=2)
