@@ -33,8 +33,8 @@ from collector.jobs.job_progress import JobProgress
 from collector.jobs.plan import Plan
 from collector.jobs.transform_statistics import States, statistics_of, write_statistics
 from collector.policy.policy_state import hash_of
-from collector.store.packed import returns_of, row_layout
 from collector.store.safe_folder import DatasetError
+from collector.store.shard_layout import row_layout
 from collector.store.writer import StoreWriter
 from collector.sync_collector import SyncDataCollector
 from vecenv import nest
@@ -246,7 +246,7 @@ class Player:
             self.progress.frames += batch.frames
             self._suspect(plan, suspects, batch.broken_ids.tolist())
             whole = cutter.cut(batch)
-            infinite = whole.episode[~np.isfinite(returns_of(whole))].tolist()
+            infinite = whole.episode[whole.not_finite].tolist()
             self._suspect(plan, suspects, infinite)
             yield whole.select(~np.isin(whole.episode, infinite)) if infinite else whole
             if infinite and job.on_error == "raise":
@@ -262,7 +262,7 @@ class Player:
                 self.statistics = [*found, *(self.statistics or [])[len(found) :]]
             self.progress.bottleneck = batches.stats().bottleneck_share
             self._head = self._head or job_head(self.job, batches, self.device, policy_hash)
-            lengths, returns = episodes.lengths.tolist(), returns_of(episodes).tolist()
+            lengths, returns = episodes.lengths.tolist(), episodes.returns.tolist()
             statistics = self.statistics if self._has_statistics else None
             yield PlayedEpisodes(self._head, lengths, returns, episodes, statistics)
         for number, length in zip(episodes.episode.tolist(), lengths, strict=True):

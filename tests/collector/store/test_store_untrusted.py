@@ -54,7 +54,7 @@ def folder(stopped: Path, tmp_path: Path) -> Path:
 @pytest.fixture
 def unplayed(monkeypatch: pytest.MonkeyPatch) -> None:
     """A job that is resumed opens its folder, and plays nothing."""
-    monkeypatch.setattr("collector.jobs.job_runner.JobRunner.run", lambda run, *writers: run.state)
+    monkeypatch.setattr("collector.jobs.job_runner.JobRunner.run", lambda runner, **options: runner.state)
 
 
 def contents(folder: Path) -> dict[str, Any]:
