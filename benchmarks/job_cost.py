@@ -19,8 +19,9 @@ from typing import NamedTuple
 
 from collector import Job, run_job
 from collector.interruptor import Stopping
+from collector.jobs.job_progress import JobProgress
 from collector.jobs.plan import Plan
-from collector.jobs.playing import Player, Tally
+from collector.jobs.player import Player
 
 CARTPOLE = {"env": "CartPole-v1", "num_envs": 8, "backend": "dummy"}
 PIXELS = {
@@ -59,7 +60,8 @@ def without_store(job: Job) -> int:
     """The same episodes, played and dropped; returns their steps."""
     plan = Plan(job.seed, job.episodes, job.steps)
     with Stopping() as stop:
-        Player(job, plan, stop, Tally(), lambda *taken: None, "cpu").play()
+        for _ in Player(job, plan, stop, JobProgress(), "cpu").play():
+            pass
     return plan.end_steps
 
 

@@ -35,8 +35,8 @@ if TYPE_CHECKING:
     from collector.jobs.job import Job as Job
     from collector.jobs.job import JobError as JobError
     from collector.jobs.job_files import load_job as load_job
-    from collector.jobs.run import resume_job as resume_job
-    from collector.jobs.run import run_job as run_job
+    from collector.jobs.job_runner import resume_job as resume_job
+    from collector.jobs.job_runner import run_job as run_job
     from collector.jobs.transform_statistics import save_statistics as save_statistics
     from collector.policy.mlp import MLPPolicy as MLPPolicy
     from collector.store.dataset import Dataset as Dataset
@@ -58,7 +58,7 @@ _MODULES = {
     "device.torch_vector_env": "TorchVectorEnv",
     "jobs.job": "Job JobError",
     "jobs.job_files": "load_job",
-    "jobs.run": "resume_job run_job",
+    "jobs.job_runner": "resume_job run_job",
     "jobs.transform_statistics": "save_statistics",
     "policy.mlp": "MLPPolicy",
     "store.dataset": "Dataset Transitions",

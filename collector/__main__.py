@@ -23,7 +23,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
         from collector.jobs.commands import COMMANDS
         from collector.jobs.job import JobError
-        from collector.jobs.playing import JobFailedError
+        from collector.jobs.player import JobFailedError
         from collector.store.safe_folder import DatasetError
     except ImportError as error:
         return _end(2, f"the command line needs {error.name}: pip install 'vecenv[job]'")

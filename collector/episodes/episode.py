@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from collector.batch.conversions import join, pick
 from collector.batch.rollout import FlatRollout, Rollout
 from collector.batch.step_extras import EPISODE_SEED
 from vecenv import nest
@@ -59,8 +61,8 @@ class Episode:
 class EpisodeBatch:
     """E whole episodes of S steps in all, one after another in the same arrays; a sequence of `Episode`."""
 
-    obs: Any
-    """`(S + E, ...)`, or a tree of such: one more than it has steps for each episode."""
+    obs_parts: list[Any]
+    """`obs` as consecutive arrays, or trees of such: an episode that spans batches is not copied into one array."""
     action: Any
     """`(S, ...)`, or a tree of such."""
     reward: np.ndarray
@@ -86,6 +88,46 @@ class EpisodeBatch:
 
     def __iter__(self) -> Iterator[Episode]:
         return iter(self._episodes)
+
+    @cached_property
+    def obs(self) -> Any:
+        """`(S + E, ...)`, or a tree of such: one more than it has steps for each episode."""
+        return self.obs_parts[0] if len(self.obs_parts) == 1 else join(self.obs_parts)
+
+    @property
+    def offsets(self) -> np.ndarray:
+        """int64 `(E + 1,)`: the row in which the steps of each begin, and the number of all steps."""
+        return np.concatenate([[0], np.cumsum(self.lengths)]).astype(np.int64)
+
+    @cached_property
+    def returns(self) -> np.ndarray:
+        """float64 `(E,)`: the sum of the rewards of each, with the bits of `Episode.total_reward`."""
+        reward, offsets = self.reward, self.offsets
+        with np.errstate(over="ignore", invalid="ignore"):
+            # Sums of integers are exact in any order.
+            exact = bool((reward == np.rint(reward)).all() and np.abs(reward).sum() < 2**53)
+            if reward.ndim == 1 and exact and len(self):
+                return np.add.reduceat(reward, offsets[:-1])
+            return np.array([reward[a:b].sum() for a, b in pairwise(offsets.tolist())], np.float64)
+
+    @property
+    def not_finite(self) -> np.ndarray:
+        """int64 `(k,)`: the episodes whose return, or one of their rewards, is NaN or infinite."""
+        return np.flatnonzero(~np.isfinite(self.returns))
+
+    def select(self, which: slice | np.ndarray) -> EpisodeBatch:
+        """Return some episodes: those of a slice as views, those that a mask `(E,)` marks in new memory."""
+        steps: Any
+        rows: Any
+        if isinstance(which, slice):
+            first, last, _ = which.indices(len(self))
+            at, end = self.offsets[[first, last]].tolist()
+            steps, rows = slice(at, end), slice(at + first, end + last)
+        else:
+            steps, rows = np.repeat(which, self.lengths), np.repeat(which, self.lengths + 1)
+        columns = {name: nest.take(getattr(self, name), steps) for name in EPISODE_COLUMNS[1:]}
+        about = {name: getattr(self, name)[which] for name in ("lengths", "episode", "seed", "env_id")}
+        return EpisodeBatch(obs_parts=[nest.take(self.obs, rows)], **columns, **about)
 
     @cached_property
     def _episodes(self) -> list[Episode]:
@@ -155,7 +197,7 @@ class UnfinishedEpisodes:
     def join(
         self, columns: dict[str, Any], runs: Runs, last_obs: Any, playing: np.ndarray, stride: int = 1
     ) -> EpisodeBatch:
-        """The episodes of the runs that end, in their order and in new memory; the other runs are kept.
+        """The episodes of the runs that end, in their order and in memory of their own; the other runs are kept.
 
         `columns`: trees of rows, `obs` among them; the rows of a run are `stride` apart. `last_obs`: a tree with a row
         for each run that ends. `playing`: for each env, whether what is kept of it is still wanted.
@@ -173,23 +215,33 @@ class UnfinishedEpisodes:
         self._parts = {env: parts for env, parts in self._parts.items() if playing[env]}
         ended = runs.ends.nonzero()[0]
         envs, start, steps, before, _, number, seed = runs.take(ended)
-        lengths, place = before + steps, np.arange(len(ended))
-        begins = np.cumsum(lengths) - lengths
+        lengths, most = before + steps, len(leaves[0][0]) - 1
+        begins, obs_begins = np.cumsum(lengths) - lengths, np.cumsum(steps + 1) - (steps + 1)
         # Rows of earlier runs, and last observations, are written over.
-        first, most = start - before * stride, len(leaves[0][0]) - 1
-        rows = [_ranges(first, lengths + more, stride).clip(0, most) for more in (0, 1)]
-        arrays = [nest.take(leaf, rows[is_obs]) for leaf, is_obs in leaves]
+        rows = _ranges(start - before * stride, lengths, stride).clip(0, most)
+        obs_rows = _ranges(start, steps + 1, stride).clip(0, most)
+        arrays = [nest.take(leaf, obs_rows if is_obs else rows) for leaf, is_obs in leaves]
+        of_obs = [i for i, (_, is_obs) in enumerate(leaves) if is_obs]
+        obs = [arrays[i] for i in of_obs]
+        parts, copied = list[list[np.ndarray]](), 0  # of the observations: earlier runs are not copied again
         for which in np.flatnonzero(before).tolist():
-            row = int(begins[which])
+            row, obs_row = int(begins[which]), int(obs_begins[which])
+            if obs_row > copied:
+                parts.append([each[copied:obs_row] for each in obs])
+            copied = obs_row
             for part in earlier[int(ended[which])]:
+                parts.append([part[i] for i in of_obs])
                 for array, rows_before, (_, is_obs) in zip(arrays, part, leaves, strict=True):
-                    at = row + which * is_obs
-                    array[at : at + len(rows_before)] = rows_before
+                    if not is_obs:
+                        array[row : row + len(rows_before)] = rows_before
                 row += len(part[-1])
-        in_order = iter(arrays)
-        whole = {name: nest.map(lambda _: next(in_order), tree) for name, tree in columns.items()}
-        nest.put(whole["obs"], begins + lengths + place, last_obs)
-        return EpisodeBatch(**whole, lengths=lengths, episode=number, seed=seed, env_id=envs.astype(np.int32))
+        parts.append([each[copied:] for each in obs])
+        whole = _like_tree(columns, arrays)
+        all_obs = whole.pop("obs")
+        nest.put(all_obs, obs_begins + steps, last_obs)
+        obs_parts = [_like_tree(all_obs, part) for part in parts]
+        about = {"lengths": lengths, "episode": number, "seed": seed, "env_id": envs.astype(np.int32)}
+        return EpisodeBatch(obs_parts=obs_parts, **whole, **about)
 
 
 class EpisodeCutter:
@@ -221,36 +273,38 @@ class EpisodeCutter:
 
     def cut(self, batch: Rollout | FlatRollout) -> EpisodeBatch:
         """The episodes that end in this batch, by the time of their end (of a flat batch: by env), in new memory."""
-        flat = batch.flatten()
-        runs, usable = self._runs(flat.env_ids, flat.traj_ids, flat.step_count, flat.done, batch.broken_ids)
+        runs, usable = self._runs(*_step_columns(batch), batch.broken_ids)
         ended = (runs.ends & usable).nonzero()[0]
         last = (runs.start + runs.steps - 1)[ended]
         if isinstance(batch, Rollout):
-            order = np.argsort(np.nonzero(nest.as_array(batch.mask))[1][last], kind="stable")
+            env, time = np.nonzero(nest.as_array(batch.mask))
+            order = np.argsort(time[last], kind="stable")
             ended, last = ended[order], last[order]
-        tails = np.searchsorted(nest.as_array(flat.tail_rows), last)
-        if (seeds := flat.extras.get(EPISODE_SEED)) is not None:
-            number, seed = (nest.as_array(column)[runs.start] for column in (flat.traj_ids, seeds))
+            columns = {name: nest.map(_time_first, getattr(batch, name)) for name in EPISODE_COLUMNS[1:]}
+            columns = {"obs": nest.map(_time_first, batch.all_obs), **columns}
+            last_obs, stride = _last_obs(batch, env[last], time[last]), len(batch.env_ids)
+            first = time[runs.start] * stride + env[runs.start]
+        else:
+            tails = np.searchsorted(nest.as_array(batch.tail_rows), last)
+            columns, last_obs = columns_of(batch), nest.take(nest.map(nest.as_array, batch.tail_obs), tails)
+            stride, first = 1, runs.start
+        if (seeds := batch.extras.get(EPISODE_SEED)) is not None:
+            at = runs.start if isinstance(batch, FlatRollout) else (env[runs.start], time[runs.start])
+            number, seed = (nest.as_array(column)[at] for column in (batch.traj_ids, seeds))
             runs = runs._replace(number=number, seed=seed)
-        return self._unfinished.join(
-            columns_of(flat),
-            runs.take(np.append(ended, np.flatnonzero(usable & ~runs.ends))),
-            nest.take(nest.map(nest.as_array, flat.tail_obs), tails),
-            self._ids >= 0,
-        )
+        which = np.append(ended, np.flatnonzero(usable & ~runs.ends))
+        return self._unfinished.join(columns, runs._replace(start=first).take(which), last_obs, self._ids >= 0, stride)
 
     def totals(self, batch: Rollout | FlatRollout) -> Ended:
         """Returns and lengths of the episodes that end in this batch, by env, then by time; no steps are kept."""
-        mask = nest.as_array(batch.mask)
-        env_ids = batch.env_ids if isinstance(batch, FlatRollout) else nest.as_array(batch.env_ids)[np.nonzero(mask)[0]]
-        named = batch.traj_ids, batch.step_count, batch.done, batch.reward
-        ids, step_count, done, reward = (nest.as_array(column)[mask] for column in named)
-        runs, usable = self._runs(env_ids, ids, step_count, done, batch.broken_ids)
+        steps = _step_columns(batch)
+        reward = nest.as_array(batch.reward)[nest.as_array(batch.mask)]
+        runs, usable = self._runs(*steps, batch.broken_ids)
         if self._returns is None or self._returns.shape != (len(self._ids), *reward.shape[1:]):
             known, self._returns = self._returns, np.zeros((len(self._ids), *reward.shape[1:]))
             if known is not None and known.ndim == reward.ndim:  # else no env had returned a vector until now
                 self._returns[: len(known)] = known
-        if not len(ids):
+        if not len(reward):
             return Ended(runs.env, np.zeros((0, *reward.shape[1:])), np.zeros(0, np.int64))
         follows = usable & (runs.before > 0)
         with np.errstate(over="ignore", invalid="ignore"):  # as `Episode.total_reward`
@@ -280,6 +334,37 @@ class EpisodeCutter:
         self._ids[env] = np.where(usable & ~ends, run_ids, -1)  # of an env with several runs the last one counts
         unknown = np.full(len(env), -1)
         return Runs(env, start, stop - start, before, ends, unknown, unknown), usable
+
+
+def _like_tree(tree: Any, leaves: Iterable[Any]) -> Any:
+    """A tree of the same form, with these leaves."""
+    in_order = iter(leaves)
+    return nest.map(lambda _: next(in_order), tree)
+
+
+def _step_columns(batch: Rollout | FlatRollout) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """Envs, episodes, counts of steps and ends of the steps of a batch, by env, then by time."""
+    mask = nest.as_array(batch.mask)
+    ids, step_count, done = (nest.as_array(each)[mask] for each in (batch.traj_ids, batch.step_count, batch.done))
+    env_ids = nest.as_array(batch.env_ids)
+    return env_ids if isinstance(batch, FlatRollout) else env_ids[np.nonzero(mask)[0]], ids, step_count, done
+
+
+def _time_first(rows: Any) -> np.ndarray:
+    """Rows `(N, T, ...)` as `(T * N, ...)`: a view of what a collector has recorded."""
+    array = nest.as_array(rows).swapaxes(0, 1)
+    return array.reshape(-1, *array.shape[2:])
+
+
+def _last_obs(batch: Rollout, env: np.ndarray, time: np.ndarray) -> Any:
+    """Return the observations after these steps, which end episodes."""
+    all_obs, final_obs = (nest.map(nest.as_array, tree) for tree in (batch.all_obs, batch.final_obs))
+    finals = np.full(nest.as_array(batch.mask).shape, -1)
+    finals[nest.as_array(batch.final_env), nest.as_array(batch.final_time)] = np.arange(len(batch.final_env))
+    found, final = pick(all_obs, env, time + 1), finals[env, time]
+    known = np.flatnonzero(final >= 0)  # others are marked as truncated, and go on
+    nest.put(found, known, nest.take(final_obs, final[known]))
+    return found
 
 
 def _ranges(starts: np.ndarray, counts: np.ndarray, stride: int) -> np.ndarray:

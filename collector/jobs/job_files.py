@@ -15,8 +15,8 @@ import msgspec
 import numpy as np
 
 import vecenv
+from collector.jobs.builders import with_statistics
 from collector.jobs.job import ANYWHERE, Job, JobError, as_record, as_shown
-from collector.jobs.making import with_statistics
 from collector.jobs.names import check_names
 from collector.jobs.transform_statistics import with_frozen
 from collector.store.dataset_head import HEAD, changes, make_head, read_head

@@ -16,11 +16,12 @@ import numpy as np
 
 from collector.episodes.episode import Episode, columns_of
 from collector.interruptor import Stopping
+from collector.jobs.builders import make_env, resolve_device, with_statistics
 from collector.jobs.job import Job, JobError
 from collector.jobs.job_files import job_of
-from collector.jobs.making import make_env, resolve_device, with_statistics
+from collector.jobs.job_progress import JobProgress
 from collector.jobs.plan import Plan
-from collector.jobs.playing import Player, Tally
+from collector.jobs.player import Player
 from collector.store.dataset import Dataset
 from collector.store.safe_folder import SafeFolder
 from vecenv import nest
@@ -61,14 +62,11 @@ def replay_episodes(folder: str | os.PathLike[str], count: int, allow_import: It
         with closing(make_env(job)) as env:
             return {number: difference(episode, repeat_actions(env, episode)) for number, episode in stored.items()}
     played: dict[int, Episode] = {}
-
-    def take(head_of: Any, episodes: Iterable[Episode], statistics: Any) -> None:
-        played.update({episode.number: episode for episode in episodes})
-
     # Another device may give other bits: a job on a cluster takes a GPU only where it asks for one.
     device = "cpu" if data.head.get("device") == "cpu" else resolve_device(job)
     with Stopping() as stop:
-        Player(job, Plan(job.seed, numbers=stored), stop, Tally(), take, device).play()
+        for each in Player(job, Plan(job.seed, numbers=stored), stop, JobProgress(), device).play():
+            played |= {episode.number: episode for episode in each.episodes or ()}
         if stop.is_stopped:
             raise KeyboardInterrupt
     failed = "its env failed"

@@ -10,8 +10,8 @@ import shlex
 from typing import Any
 
 from collector.jobs.job import Job
+from collector.jobs.job_progress import JobState
 from collector.jobs.names import flags_of
-from collector.jobs.run import JobState
 
 try:
     from rich.console import Console, Group

@@ -14,9 +14,9 @@ import numpy as np
 from collector.episodes.episode import EPISODE_COLUMNS, Episode, EpisodeBatch, columns_of
 from collector.store.dataset_head import read_head, space_from_json, spaces_of
 from collector.store.manifest import read_manifest
-from collector.store.packed import Layout, check_spaces, pack
 from collector.store.safe_folder import DatasetError
 from collector.store.shard import Shards
+from collector.store.shard_layout import Layout, check_spaces, pack
 from vecenv import nest
 
 MEMORY = 2**28

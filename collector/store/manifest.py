@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 
 from collector.store import safe_folder, schema
-from collector.store.packed import Layout
 from collector.store.safe_folder import DatasetError, SafeFolder
 from collector.store.schema import End, LayoutLine, Line, Note, ShardLine
+from collector.store.shard_layout import Layout
 
 MANIFEST = "manifest.jsonl"
 LONGEST_LINE = 2**27

@@ -13,8 +13,8 @@ from gymnasium.vector import AutoresetMode, VectorEnv, VectorWrapper
 from gymnasium.vector.utils import iterate
 
 from collector.store.dataset_head import make_head
-from collector.store.packed import row_layout
 from collector.store.recorder import EpisodeRecorder
+from collector.store.shard_layout import row_layout
 from collector.store.writer import StoreWriter
 from vecenv import BaseVectorEnv, nest
 from vecenv.extending import as_autoreset, as_ids, is_repeated, round_envs, spread_seeds

@@ -33,11 +33,21 @@ unlink, rmdir, mkdir = os.unlink, os.rmdir, os.mkdir
 rename = os.replace
 
 
+MOST_BUFFERS = 1024
+"""The most that one call of the system writes (IOV_MAX)."""
+
+
 def write(fd: int, data: Any) -> None:
-    """Write all of `data`, which is bytes or a buffer."""
-    rest = memoryview(data).cast("B")
-    while len(rest):
-        rest = rest[os.write(fd, rest) :]
+    """Write all of `data`: bytes, a buffer of bytes, or a list of these."""
+    rest = [memoryview(each).cast("B") for each in (data if isinstance(data, list) else [data]) if len(each)]
+    at = 0
+    while at < len(rest):
+        written = os.writev(fd, rest[at : at + MOST_BUFFERS])
+        while at < len(rest) and written >= len(rest[at]):
+            written -= len(rest[at])
+            at += 1
+        if written:
+            rest[at] = rest[at][written:]
 
 
 class DatasetError(RuntimeError):

@@ -15,7 +15,7 @@ import resource
 import sys
 import zlib
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,9 +23,9 @@ import numpy as np
 
 from collector.episodes.episode import EpisodeBatch
 from collector.store.manifest import MANIFEST, Manifest, file_name
-from collector.store.packed import batch_of, check_whole, returns_of
 from collector.store.safe_folder import PARTIAL, DatasetError, SafeFolder
 from collector.store.schema import ShardLine
+from collector.store.shard_layout import batch_of, check_whole
 
 LARGEST_INFLATED = 2**32
 """The most that a compressed shard may become in memory; a larger one is written plain."""
@@ -36,24 +36,36 @@ _UNTRACKED: dict[str, Any] = {"trackfd": False} if sys.version_info >= (3, 13) e
 
 
 def write_shard(
-    folder: SafeFolder, name: str, arrays: Mapping[str, np.ndarray], compress: bool
+    folder: SafeFolder, name: str, columns: Mapping[str, Sequence[np.ndarray]], compress: bool
 ) -> tuple[dict[str, tuple[int, str]], bool]:
     """Write a shard of this name into a folder, on the disk; its last act is the rename.
 
-    Returns size and hash of each file, and whether they are compressed. The same arrays give the same bytes. Raises
-    OSError.
+    An array is written as arrays that follow one another, which are not joined in memory. Returns size and hash of each
+    file, and whether they are compressed. The same arrays give the same bytes. Raises OSError.
     """
-    files, compress = {}, compress and sum(array.nbytes for array in arrays.values()) <= LARGEST_INFLATED
+    files, size = {}, sum(part.nbytes for parts in columns.values() for part in parts)
+    compress = compress and size <= LARGEST_INFLATED
     with folder.inside(name + PARTIAL, make=True) as shard:
-        for array_name, array in arrays.items():
-            file = io.BytesIO()
-            np.save(file, array, allow_pickle=False)
-            data = gzip.compress(file.getvalue(), 6, mtime=0) if compress else file.getvalue()
+        for array_name, parts in columns.items():
+            data: list[Any] = [_npy_header(parts), *(part.reshape(-1).view(np.uint8) for part in parts)]
+            if compress:
+                data = [gzip.compress(b"".join(data), 6, mtime=0)]
+            sha256 = hashlib.sha256()
+            for each in data:
+                sha256.update(each)
             shard.create(file_name(array_name, compress), data)
-            files[file_name(array_name, compress)] = len(data), hashlib.sha256(data).hexdigest()
+            files[file_name(array_name, compress)] = sum(map(len, data)), sha256.hexdigest()
         shard.sync()
     folder.rename(name + PARTIAL, name)
     return files, compress
+
+
+def _npy_header(parts: Sequence[np.ndarray]) -> bytes:
+    """The bytes that `numpy.save` writes before the data of an array that has these parts."""
+    file, shape = io.BytesIO(), (sum(map(len, parts)), *parts[0].shape[1:])
+    descr = np.lib.format.dtype_to_descr(parts[0].dtype)
+    np.lib.format.write_array_header_1_0(file, {"descr": descr, "fortran_order": False, "shape": shape})
+    return file.getvalue()
 
 
 def read_array(folder: SafeFolder, record: ShardLine, name: str, count: int, row: np.dtype, known: bool) -> np.ndarray:
@@ -130,7 +142,7 @@ class Shards:
         """Read a shard and check all that is known of it, whether it has been checked before or not."""
         self._checked.discard(which)
         self._open.pop(which, None)
-        if not np.allclose(returns_of(self[which]), self._entries(which)["returns"], rtol=1e-9, atol=1e-9):
+        if not np.allclose(self[which].returns, self._entries(which)["returns"], rtol=1e-9, atol=1e-9):
             raise DatasetError(
                 f"{self.root / self.records[which].shard} has other rewards than the returns in {MANIFEST}"
             )
@@ -156,7 +168,7 @@ class Shards:
                     raise DatasetError(f"it has other episodes than {MANIFEST} says")
                 if episodes.seed.min() < -1 or episodes.env_id.min() < 0:
                     raise DatasetError("it has a seed or an env below zero")
-                check_whole(episodes)
+                check_whole(episodes, layout)
         except FileNotFoundError:
             raise mismatch(path) from None
         except Exception as error:  # also of numpy and zlib: what is wrong with a file

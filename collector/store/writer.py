@@ -26,19 +26,10 @@ from collector.store import schema
 from collector.store.dataset_folder import check_free, open_locked, remove_data, writing
 from collector.store.dataset_head import HEAD, head_bytes, head_changes, read_head, spaces_of
 from collector.store.manifest import LONGEST_LINE, MANIFEST, Manifest, read_lines, read_manifest
-from collector.store.packed import (
-    Layout,
-    arrays_of,
-    check_spaces,
-    check_whole,
-    join_batches,
-    pack,
-    returns_of,
-    split_batch,
-)
 from collector.store.safe_folder import PARTIAL, Closable, DatasetError, SafeFolder
 from collector.store.schema import LARGEST, End, LayoutLine, Note, ShardLine
 from collector.store.shard import mismatch, write_shard
+from collector.store.shard_layout import Layout, check_spaces, check_whole, columns_of_shard, in_shards, pack
 
 _INTERRUPTED = "a commit was interrupted"
 SHARDS = "shards"
@@ -110,11 +101,15 @@ class StoreWriter(Closable):
                 check_free(self.opened, overwrite)
                 remove_data(self.opened)
                 self.opened.write(HEAD, content)
-            self._spaces = spaces_of(read_head(self.opened))
+            self.head = read_head(self.opened)
+            """The head of the folder."""
+            self._spaces = spaces_of(self.head)
             self._next_shard = 1 + max(
                 (int(line.shard.rpartition("/")[2]) for line in self.manifest.shards), default=-1
             )
             self._take_numbers(self.committed)
+            self._layout = self.manifest.layout
+            """The layout of all episodes; None until the first are added."""
             self.manifest.fd = self.opened.open(MANIFEST, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
             undo.callback(os.close, self.manifest.fd)
             self.manifest.cut_off()
@@ -139,15 +134,15 @@ class StoreWriter(Closable):
         if not len(several):
             return
         batch = self._numbered(several if isinstance(several, EpisodeBatch) else pack(several))
-        check_whole(batch)
         layout = Layout.of(batch)
-        expected = self.manifest.layout or (Layout.of(self._waiting[0]) if self._waiting else None)
-        if expected is None:
-            check_spaces(expected := layout, self._spaces)
-        if layout != expected:
+        check_whole(batch, layout)
+        if self._layout is None:
+            check_spaces(layout, self._spaces)
+        elif layout != self._layout:
             raise DatasetError(
-                f"these episodes have the arrays {layout.line()}, and those of {self.folder} have {expected.line()}"
+                f"these episodes have the arrays {layout.line()}, and those of {self.folder} have {self._layout.line()}"
             )
+        self._layout = layout
         self._take_numbers(batch.episode)
         self._waiting.append(batch)
         self.waiting_bytes += layout.nbytes(len(batch.reward), len(batch))
@@ -186,37 +181,39 @@ class StoreWriter(Closable):
                     self.manifest.append([note])
             return
         # Each shard is a line of the manifest, and lines have a limit.
-        *first, last = [part for batch in [join_batches(self._waiting)] for part in split_batch(batch, MOST_EPISODES)]
-        self._waiting = [*first, last]
-        for part in first:
-            self._commit_shard(part, Note())
+        *first, last = in_shards(self._waiting, MOST_EPISODES)
+        self._waiting = [batch for group in (*first, last) for batch in group]
+        for group in first:
+            self._commit_shard(group, Note())
         self._commit_shard(last, note)
 
-    def _commit_shard(self, episodes: EpisodeBatch, note: Note) -> None:
-        """Write the first batch of episodes that waits as one shard, and then its line."""
+    def _commit_shard(self, batches: list[EpisodeBatch], note: Note) -> None:
+        """Write the first batches that wait as one shard, and then its line."""
+        layout = self._layout
+        assert layout is not None, "set by add"
         with self._changing(), self.opened.inside(SHARDS, make=True) as shards:
             name = self._new_name()
             try:
-                files, compressed = write_shard(shards, name, arrays_of(episodes), self.compress)
+                files, compressed = write_shard(shards, name, columns_of_shard(layout, batches), self.compress)
                 line = ShardLine(
                     shard=f"{SHARDS}/{name}",
                     files=files,
                     compressed=compressed,
-                    steps=len(episodes.reward),
-                    episodes=episodes.episode.tolist(),
-                    lengths=episodes.lengths.tolist(),
-                    returns=returns_of(episodes).tolist(),
+                    steps=sum(len(batch.reward) for batch in batches),
+                    episodes=np.concatenate([batch.episode for batch in batches]).tolist(),
+                    lengths=np.concatenate([batch.lengths for batch in batches]).tolist(),
+                    returns=np.concatenate([batch.returns for batch in batches]).tolist(),
                     failed=note.failed,
                     state=note.state,
                 )
-                self.manifest.append([line] if self.manifest.layout is not None else [Layout.of(episodes).line(), line])
+                self.manifest.append([line] if self.manifest.layout is not None else [layout.line(), line])
             except OSError:
                 for each in () if self.manifest.unknown else (name + PARTIAL, name):  # it has no line
                     with suppress(OSError):
                         shards.remove(each)
                 raise
-            self._waiting = self._waiting[1:]
-            self.waiting_bytes = sum(Layout.of(each).nbytes(len(each.reward), len(each)) for each in self._waiting)
+            self._waiting = self._waiting[len(batches) :]
+            self.waiting_bytes = sum(layout.nbytes(len(each.reward), len(each)) for each in self._waiting)
 
     def _new_name(self) -> str:
         """A name that no shard has had: a line that may be on the disk or not never names one that is written again."""

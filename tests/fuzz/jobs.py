@@ -33,7 +33,7 @@ from tests.fuzz.envs import assert_same, stacked
 from tests.support.job_envs import Counting
 from tests.support.seeded_envs import Masked
 
-kills._context.set_forkserver_preload(["collector.jobs.run", "gymnasium.envs.classic_control", "torch"])
+kills._context.set_forkserver_preload(["collector.jobs.job_runner", "gymnasium.envs.classic_control", "torch"])
 MOMENT = st.tuples(st.integers(1, 40), st.sampled_from(["before", "within", "after", "raise", "signal"]))
 ENVS = {"counting": "tests.support.job_envs:Counting", "masked": "tests.support.seeded_envs:Masked"}
 HERE = "tests.fuzz.jobs:"

@@ -34,7 +34,7 @@ from vecenv import nest
 CALLS = ("write", "fsync", "rename")
 """Of `collector.store.safe_folder`: what a commit consists of."""
 _context = multiprocessing.get_context("forkserver")
-_context.set_forkserver_preload(["collector.jobs.run", "gymnasium.envs.classic_control"])
+_context.set_forkserver_preload(["collector.jobs.job_runner", "gymnasium.envs.classic_control"])
 """Jobs are forked from a process that has imported everything, because that takes longer than most of them live."""
 
 
@@ -72,7 +72,8 @@ def arm(kill_at: str, last_words: Callable[[], Any] = lambda: None) -> None:
             count += 1
             here = bool(at) and count == int(at)
             if here and when == "within" and call.__name__ == "write":
-                os.write(args[0], memoryview(args[1]).cast("B")[: len(args[1]) // 2])
+                data = b"".join(args[1]) if isinstance(args[1], list) else bytes(args[1])
+                os.write(args[0], data[: len(data) // 2])
             if here and when != "after":
                 die()
             result = call(*args, **folder)

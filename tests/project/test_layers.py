@@ -43,7 +43,7 @@ OPTIONAL = """
     torchrl: collector/device/to_torchrl.py
     ray: vecenv/ray_cluster.py
     stable_baselines3: vecenv/facades/to_sb3.py vecenv/sb3.py
-    matplotlib: collector/jobs/look.py
+    matplotlib: collector/jobs/dataset_info.py
     threadpoolctl: vecenv/backends/pool/spinning_threads.py
     msgspec: collector/jobs/** collector/store/schema.py
     tyro: collector/__main__.py collector/jobs/commands.py

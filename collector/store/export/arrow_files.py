@@ -19,8 +19,8 @@ import numpy as np
 from collector.episodes.episode import EpisodeBatch
 from collector.store import schema
 from collector.store.dataset import Dataset, Transitions
-from collector.store.packed import Layout, arrays_of, is_of_obs, offsets_of
 from collector.store.safe_folder import DatasetError
+from collector.store.shard_layout import Layout, arrays_of, is_of_obs
 
 try:
     import pyarrow as pa
@@ -107,7 +107,7 @@ def _column_of(array: np.ndarray, kind: Any) -> Any:
 
 def _rows(block: EpisodeBatch, layout: Layout) -> dict[str, np.ndarray]:
     of = np.repeat(np.arange(len(block)), block.lengths + 1)
-    step = np.arange(len(of)) - (offsets_of(block)[:-1] + np.arange(len(block)))[of]
+    step = np.arange(len(of)) - (block.offsets[:-1] + np.arange(len(block)))[of]
     is_last = step == block.lengths[of]
     found = {"episode": block.episode[of], "step": step, "is_first": step == 0, "is_last": is_last}
     for name, array in arrays_of(block).items():

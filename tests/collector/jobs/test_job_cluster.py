@@ -16,11 +16,11 @@ import psutil
 import pytest
 
 from collector import Dataset, DatasetError, episode_seed
-from collector.jobs import on_ray, run
+from collector.jobs import job_runner, ray_player
 from collector.jobs.job import JobError
-from collector.jobs.on_ray import Played, Range, play_range
-from collector.jobs.playing import JobFailedError
-from collector.jobs.run import resume_job, run_job
+from collector.jobs.job_runner import resume_job, run_job
+from collector.jobs.player import JobFailedError
+from collector.jobs.ray_player import Range, RangeResult, play_range
 from tests.support.backends import FULL
 from tests.support.job_envs import HERE, assert_same, assert_whole, counting, job, process, stop_at
 from vecenv.ray_cluster import missing_package
@@ -31,7 +31,7 @@ EPISODES = 40  # of the job `uninterrupted`
 # The task, in this process.
 
 
-def play(part: Path, head: Any, numbers: Iterable[int], **changes: Any) -> Played:
+def play(part: Path, head: Any, numbers: Iterable[int], **changes: Any) -> RangeResult:
     """Play these episodes; without a head it is only found out."""
     wanted = job(**{**counting(), "episodes": EPISODES, **changes})
     return play_range(Range(wanted, str(part), head, [*numbers]))
@@ -47,7 +47,7 @@ def test_a_task_returns_its_head_and_fills_a_data_set_of_its_own(uninterrupted: 
 
 
 def test_a_task_that_does_not_see_the_folder_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(on_ray, "SEES_WITHIN", 0.0)
+    monkeypatch.setattr(ray_player, "SEES_WITHIN", 0.0)
     text = rf"the job has made {tmp_path / 'a'}, and a task on the node .* sees no such folder: the folder of a"
     with pytest.raises(DatasetError, match=text):
         play(tmp_path / "a", {}, [0])
@@ -82,13 +82,13 @@ class RayHere:
         TaskCancelledError = type("TaskCancelledError", (Exception,), {})
 
     def __init__(self, deadly: float, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(on_ray, "start_task", self.start_task)
-        monkeypatch.setattr(on_ray, "is_loss", lambda error: isinstance(error, ConnectionError))
-        monkeypatch.setattr(on_ray, "dead_nodes", lambda: {"lost"} if self.silent else set())
-        monkeypatch.setattr(on_ray, "get_record", lambda key: "lost" if key in self.silent else "")
-        monkeypatch.setattr(on_ray, "remove_record", lambda key: None)
-        monkeypatch.setattr(on_ray, "LOOK_EVERY", 0.0)
-        monkeypatch.setattr(run, "connect_to", lambda address: nullcontext(self))
+        monkeypatch.setattr(ray_player, "start_task", self.start_task)
+        monkeypatch.setattr(ray_player, "is_loss", lambda error: isinstance(error, ConnectionError))
+        monkeypatch.setattr(ray_player, "dead_nodes", lambda: {"lost"} if self.silent else set())
+        monkeypatch.setattr(ray_player, "get_record", lambda key: "lost" if key in self.silent else "")
+        monkeypatch.setattr(ray_player, "remove_record", lambda key: None)
+        monkeypatch.setattr(ray_player, "LOOK_EVERY", 0.0)
+        monkeypatch.setattr(job_runner, "connect_to", lambda address: nullcontext(self))
         self.silent: set[str] = set()
         """Keys of the tasks whose node falls silent."""
         self.ray = self
@@ -109,14 +109,14 @@ class RayHere:
         answering = [each for each in tasks if self.tasks()[each].key not in self.silent]
         return [self._rng.choice(answering)] if answering else [], []
 
-    def get(self, task: int) -> Played:
+    def get(self, task: int) -> RangeResult:
         moment = self._rng.random()
         if moment < self._deadly / 2:
             raise ConnectionError("it died before it had done anything")
         played = play_range(pickle.loads(self._calls[task]))
         if moment < self._deadly:
             raise ConnectionError("it died when it had committed everything")  # which is not lost
-        found: Played = pickle.loads(pickle.dumps(played))
+        found: RangeResult = pickle.loads(pickle.dumps(played))
         return found
 
     def cancel(self, task: int, force: bool) -> None:
@@ -158,7 +158,7 @@ def test_what_the_tasks_of_a_lost_node_had_is_played_again_at_once(
             here.silent.add(task.key)
         return here.start_task(function, options, task)
 
-    monkeypatch.setattr(on_ray, "start_task", start_task)
+    monkeypatch.setattr(ray_player, "start_task", start_task)
     wanted = job(**counting(), episodes=EPISODES, shard_bytes=1000)
     state = run_job(wanted, tmp_path / "a", cluster="auto", cluster_actors=2)
     assert state.notes == ["1 tasks failed, and what they had was played again", "they ran on the nodes lost (1)"]
@@ -177,8 +177,8 @@ def test_ray_gets_the_options_of_a_job_for_each_task() -> None:
     given = {"num_cpus": 2, "memory": 10, "resources": {"far": 1}, "runtime_env": {"pip": ["a"]}}
     ray = {**given, "scheduling": "DEFAULT", "max_retries": 0}
     expected = {**given, "num_gpus": 0, "scheduling_strategy": "DEFAULT"}
-    assert on_ray._task_options(job(ray=ray)) == expected
-    assert on_ray._task_options(job()) == {"num_cpus": 1, "num_gpus": 0, "scheduling_strategy": "SPREAD"}
+    assert ray_player._task_options(job(ray=ray)) == expected
+    assert ray_player._task_options(job()) == {"num_cpus": 1, "num_gpus": 0, "scheduling_strategy": "SPREAD"}
     with pytest.raises(JobError, match="num_cpus"):
         job(ray={"num_cpus": -1})
 

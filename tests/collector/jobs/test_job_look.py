@@ -11,11 +11,12 @@ import pytest
 
 from collector import Dataset
 from collector.__main__ import main
+from collector.jobs.dataset_info import dataset_info, read_metrics
 from collector.jobs.job import JobError
-from collector.jobs.look import dataset_info, read_metrics, spread
-from collector.jobs.playing import JobFailedError
+from collector.jobs.job_progress import spread
+from collector.jobs.job_runner import run_job
+from collector.jobs.player import JobFailedError
 from collector.jobs.replay import make_videos, replay_episodes
-from collector.jobs.run import run_job
 from tests.support.backends import FULL
 from tests.support.job_envs import HERE, change_job, counting, job, stop_at
 
@@ -121,7 +122,7 @@ class TestPictures:
     def test_the_picture_shows_something(self, tmp_path: Path) -> None:
         from matplotlib.image import imread
 
-        from collector.jobs.look import plot_dataset
+        from collector.jobs.dataset_info import plot_dataset
 
         run_job(job(episodes=60), tmp_path)
         pixels = imread(plot_dataset(tmp_path))[..., :3]

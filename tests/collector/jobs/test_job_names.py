@@ -17,12 +17,12 @@ import pytest
 
 from collector import Dataset
 from collector.__main__ import main, script
+from collector.jobs.dataset_info import dataset_info
 from collector.jobs.job import JobError
 from collector.jobs.job_files import load_job
-from collector.jobs.look import dataset_info
+from collector.jobs.job_runner import resume_job, run_job
 from collector.jobs.names import TRANSFORMS, WRAPPERS, check_names
 from collector.jobs.replay import make_videos, replay_episodes
-from collector.jobs.run import resume_job, run_job
 from collector.store.export import export
 from tests.support.backends import FULL
 from tests.support.hostile import Canary

@@ -15,8 +15,8 @@ import pytest
 
 from collector import Dataset, DatasetError, Job, load_job, resume_job, run_job, save_statistics
 from collector.__main__ import main
+from collector.jobs.dataset_info import dataset_info
 from collector.jobs.job import Call, JobError
-from collector.jobs.look import dataset_info
 from collector.jobs.replay import replay_episodes
 from collector.jobs.transform_statistics import KEPT, read_statistics
 from tests.fuzz import kills

@@ -18,7 +18,7 @@ import pytest
 from collector import SyncDataCollector
 from collector.__main__ import main
 from collector.jobs.job import Job
-from collector.jobs.run import run_job
+from collector.jobs.job_runner import run_job
 from tests.support.backends import FULL
 from tests.support.collector_envs import cartpoles, kinds
 from tests.support.ctrl_c import interrupt_at_random

@@ -17,7 +17,7 @@ from gymnasium import spaces
 
 from collector import Dataset, DatasetError, StoreWriter, export, make_head
 from collector.__main__ import main
-from collector.store.packed import arrays_of, is_of_obs
+from collector.store.shard_layout import arrays_of, is_of_obs
 from tests.support.backends import FULL
 from tests.support.stored import ACTION, OBS, episode, tree_episode, write
 from vecenv import nest

@@ -57,6 +57,12 @@ def collect(
         writer.end()
 
 
+def half(data: Any) -> bytes:
+    """The first half of what a call of `write` is to write."""
+    content = b"".join(data) if isinstance(data, list) else bytes(data)
+    return content[: len(content) // 2]
+
+
 @contextmanager
 def every_call(act: Callable[[int, str, Any, tuple[Any, ...]], Any]) -> Iterator[list[str]]:
     """Inside the block `act` makes the system calls of the store: it gets number, name, function and arguments."""
@@ -130,7 +136,7 @@ def test_each_system_call_fails_once(compress: bool, nth: int, tmp_path: Path) -
                 if number != failing:
                     return real(*args)
                 if kind == "half":  # half of a write, or all of another call, is done before it fails
-                    real(args[0], bytes(args[1])[: len(args[1]) // 2]) if name == "write" else real(*args)
+                    real(args[0], half(args[1])) if name == "write" else real(*args)
                 return full()
 
             with every_call(act), suppress(DatasetError):
@@ -166,7 +172,9 @@ def test_a_writer_that_does_not_know_what_is_on_the_disk_does_not_go_on(tmp_path
         writer.add(episode(1))
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(
-                safe_folder.SafeFolder, "create", lambda folder, name, data: (folder.path / name).write_bytes(data)
+                safe_folder.SafeFolder,
+                "create",
+                lambda folder, name, data: (folder.path / name).write_bytes(b"".join(data)),
             )
             for name in ("write", "truncate"):
                 patch.setattr(safe_folder, name, broken)
@@ -208,7 +216,7 @@ def write(fd, data):
 def commit():
     try:
         with safe_folder.SafeFolder(sys.argv[1]) as folder:
-            write_shard(folder, "a", {"x": np.zeros(9)}, compress=False)
+            write_shard(folder, "a", {"x": [np.zeros(9)]}, compress=False)
     except OSError as error:
         kept = error  # the error holds its traceback, the traceback this frame, and the frame the error
         frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
@@ -243,7 +251,7 @@ def run_and_kill(folder: Path, at: int, after: bool, part: str = "") -> list[int
                     if after:
                         real(*args)
                     elif name == "write":
-                        real(args[0], bytes(args[1])[: len(args[1]) // 2])
+                        real(args[0], half(args[1]))
                 os.kill(os.getpid(), signal.SIGKILL)
 
             with every_call(act):

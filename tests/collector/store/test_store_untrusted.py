@@ -15,12 +15,13 @@ from typing import Any
 import pytest
 
 from collector import Dataset, DatasetError, Job, StoreWriter
+from collector.jobs.dataset_info import dataset_info, plot_dataset, read_metrics
 from collector.jobs.job import JobError
-from collector.jobs.look import Metrics, dataset_info, plot_dataset, read_metrics
+from collector.jobs.job_progress import JobState, Metrics
+from collector.jobs.job_runner import resume_job, run_job
 from collector.jobs.plan import Plan
 from collector.jobs.replay import make_videos
 from collector.jobs.report import make_console, rows_of, table_of
-from collector.jobs.run import JobState, resume_job, run_job
 from collector.store import safe_folder
 from tests.support.backends import FULL
 from tests.support.hostile import lines_of, put_lines
@@ -53,7 +54,7 @@ def folder(stopped: Path, tmp_path: Path) -> Path:
 @pytest.fixture
 def unplayed(monkeypatch: pytest.MonkeyPatch) -> None:
     """A job that is resumed opens its folder, and plays nothing."""
-    monkeypatch.setattr("collector.jobs.run._Run.play", lambda run, *writers: run.state)
+    monkeypatch.setattr("collector.jobs.job_runner.JobRunner.run", lambda runner, **options: runner.state)
 
 
 def contents(folder: Path) -> dict[str, Any]:

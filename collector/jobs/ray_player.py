@@ -1,4 +1,4 @@
-"""Run a job on a Ray cluster: tasks play ranges of episodes, and the driver merges their shards.
+"""`RayPlayer`: run a job on a Ray cluster. Tasks play ranges of episodes, and the driver merges their shards.
 
     driver  --numbers-->  play_range  --whole episodes-->  shards/w001/, a data set of its own
       shards/000000/  <-------------- adopts its shards --------'
@@ -18,9 +18,9 @@ import socket
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
-from contextlib import suppress
-from dataclasses import dataclass, field
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import closing, suppress
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -28,15 +28,15 @@ from typing import Any
 import msgspec
 
 from collector.interruptor import Stopping
+from collector.jobs.builders import with_statistics
 from collector.jobs.job import Job, JobError, as_record
 from collector.jobs.job_files import check_head
-from collector.jobs.making import with_statistics
+from collector.jobs.job_progress import JobProgress
 from collector.jobs.plan import Plan
-from collector.jobs.playing import Commits, Episodes, HeadOf, JobFailedError, Player, Tally, give_up
-from collector.jobs.transform_statistics import States
+from collector.jobs.player import EpisodeWriter, JobFailedError, PlayedEpisodes, Player, give_up
 from collector.store.safe_folder import DatasetError
 from collector.store.schema import ShardLine
-from collector.store.writer import SHARDS, StoreWriter
+from collector.store.writer import SHARDS
 from vecenv.errors import WorkerTimeoutError
 from vecenv.ray_cluster import (
     RayCluster,
@@ -150,7 +150,7 @@ class Range:
 
 
 @dataclass(kw_only=True)
-class Played(Tally):
+class RangeResult(JobProgress):
     """The result of a task."""
 
     episodes: int = 0
@@ -161,7 +161,7 @@ class Played(Tally):
     seconds: float = 0.0
 
 
-def play_range(task: Range) -> Played:
+def play_range(task: Range) -> RangeResult:
     """Play these episodes, and commit them to a data set of this task. SIGINT ends it after the round in progress.
 
     Raises as `Player.play`, and `DatasetError` where the folder is not seen here.
@@ -171,35 +171,31 @@ def play_range(task: Range) -> Played:
         os.chdir(task.here)  # names of files in a job are seen from there
     put_record(task.key)
     job, began, stop = task.job, time.monotonic(), Stopping()
-    device, played = device_of_tasks(job), Played(node=socket.gethostname())
+    result = RangeResult(node=socket.gethostname())
     if task.head is not None and not _becomes_true(lambda: os.path.isdir(task.part)):
         raise DatasetError(
-            f"the job has made {task.part}, and a task on the node {played.node} sees no such folder: {SHARED}"
+            f"the job has made {task.part}, and a task on the node {result.node} sees no such folder: {SHARED}"
         )
     plan = Plan(job.seed, numbers=task.numbers)
     plan.skipped.update(task.skipped)
-    commits = Commits(job, plan, Tally(), lambda head: StoreWriter(task.part, head, compress=job.compress))
-
-    def take(head_of: HeadOf, episodes: Episodes, statistics: States | None) -> None:
-        played.head = played.head or head_of(job)
-        if task.head is None:
-            stop.stop_collection()
-            return
-        if commits.writer is None:
-            commits.open(task.head)
-        commits.add(episodes)
-
+    # The driver counts the failures.
+    writer = EpisodeWriter(job, plan, JobProgress(), Path(task.part))
+    player = Player(job, plan, stop, result, device_of_tasks(job))
     previous = signal.signal(signal.SIGINT, lambda *_: stop.stop_collection())
     try:
-        with commits:
-            Player(job, plan, stop, played, take, device).play()
-        played.episodes = 0 if commits.writer is None else len(commits.writer.committed)
+        with closing(writer), writer, closing(player.play()) as episodes:
+            for played in episodes:
+                result.head = result.head or played.head
+                if task.head is None:
+                    stop.stop_collection()
+                else:
+                    writer.add(replace(played, head=task.head))
+        if writer.store is not None:
+            result.episodes = len(writer.store.committed)
     finally:
         signal.signal(signal.SIGINT, previous)
-        if commits.writer is not None:
-            commits.writer.close()
-    played.seconds = time.monotonic() - began
-    return played
+    result.seconds = time.monotonic() - began
+    return result
 
 
 def _becomes_true(check: Callable[[], bool]) -> bool:
@@ -217,17 +213,15 @@ def _becomes_true(check: Callable[[], bool]) -> bool:
 class RayPlayer:
     """Plays what is left of a plan, as `Player` does, by tasks on a cluster, into `folder`.
 
-    `commits` is opened with the head that the first task finds out, and `on_played` called after each range with the
-    lengths and returns of its episodes, which are committed. `count`: how many tasks play at once; None: as many as
-    find a place.
+    `writer` is opened with the head that the first task finds out. `count`: number of tasks that play at once; None: as
+    many as find a place.
     """
 
     job: Job
     plan: Plan
     stop: Stopping
-    tally: Tally
-    commits: Commits
-    on_played: Callable[[list[int], list[float]], object]
+    progress: JobProgress
+    writer: EpisodeWriter
     cluster: RayCluster
     count: int | None
     folder: Path
@@ -249,8 +243,9 @@ class RayPlayer:
         """Episodes that a task plays in a second."""
         self._head: dict[str, Any] | None = None
 
-    def play(self) -> None:
-        """Play until the plan is complete and its episodes are in the manifest, or a signal came.
+    def play(self) -> Generator[PlayedEpisodes, None, None]:
+        """Yield the episodes of each shard that a task committed, until the plan is complete, or a signal came. The
+        shards are in the manifest by then.
 
         Raises as `Player.play`; `DatasetError` where a task cannot write to the folder, `WorkerTimeoutError` where the
         first one finds no place. Whole episodes until then are in the manifest, but for those of tasks that do not end.
@@ -258,17 +253,15 @@ class RayPlayer:
         errors = list[Exception]()
         try:
             try:
-                self._play_ranges()
+                yield from self._play_ranges()
             except Exception as error:
                 errors.append(error)
-            for reference in self._tasks:  # they commit their whole episodes
-                self._ray.cancel(reference, force=self.plan.is_complete)
-            until = time.monotonic() + LAST_COMMITS * (not self.plan.is_complete)
-            while self._tasks and (rest := until - time.monotonic()) > 0:
-                try:
-                    self._take_answer(rest)
-                except Exception as error:
-                    errors.append(error)
+            yield from self._last_answers(errors)
+        except GeneratorExit:  # an error of the caller: no one takes what is yielded
+            if not self.stop.is_stopped:
+                for _ in self._last_answers(errors):
+                    pass
+            raise
         finally:  # also at a second Ctrl-C: the cluster may go on without this job
             for reference in self._tasks:
                 self._ray.cancel(reference, force=True)
@@ -276,21 +269,32 @@ class RayPlayer:
             self._ray.wait(list(self._tasks), num_returns=len(self._tasks), timeout=ENDED_WITHIN)
         for task in self._tasks.values():
             with suppress(DatasetError):
-                self._adopt(task, Played())
+                yield from self._adopt(task, RangeResult())
         if self._losses:
-            self.tally.notes.append(f"{self._losses.total()} tasks failed, and what they had was played again")
+            self.progress.notes.append(f"{self._losses.total()} tasks failed, and what they had was played again")
             nodes = [f"{node} ({count})" for node, count in self._losses.items() if node]
-            self.tally.notes += [f"they ran on the nodes {', '.join(nodes)}"] if nodes else []
+            self.progress.notes += [f"they ran on the nodes {', '.join(nodes)}"] if nodes else []
         if errors:
             raise errors[0]
 
-    def _play_ranges(self) -> None:
+    def _play_ranges(self) -> Iterator[PlayedEpisodes]:
         began = time.monotonic()
         while not (self.plan.is_complete or self.stop.is_stopped):
             self._hand_out()
-            self._take_answer(NOTICE_WITHIN)
+            yield from self._next_answer(NOTICE_WITHIN)
             if self._head is None and time.monotonic() > began + PLACED_WITHIN and not free_places(self._options):
                 raise WorkerTimeoutError(unscheduled(1, self.places, self._options, PLACED_WITHIN))
+
+    def _last_answers(self, errors: list[Exception]) -> Iterator[PlayedEpisodes]:
+        """End the tasks, which commit their whole episodes, and adopt these; add what goes wrong to `errors`."""
+        for reference in self._tasks:
+            self._ray.cancel(reference, force=self.plan.is_complete)
+        until = time.monotonic() + LAST_COMMITS * (not self.plan.is_complete)
+        while self._tasks and (rest := until - time.monotonic()) > 0:
+            try:
+                yield from self._next_answer(rest)
+            except Exception as error:
+                errors.append(error)
 
     def _hand_out(self) -> None:
         """Give ranges to the places that have none: first one task finds out the head."""
@@ -312,22 +316,22 @@ class RayPlayer:
                 return
             self._parts += 1
             part = f"{SHARDS}/w{self._parts:03d}"
-            if self.commits.writer is not None:
-                self.commits.writer.opened.inside(part, make=True).close()
+            if self.writer.store is not None:
+                self.writer.store.opened.inside(part, make=True).close()
             where, skipped = os.path.join(self._folder, part), sorted(self.plan.skipped)
             key = f"{self._run}/{self._parts}"
             task = Range(job, where, self._head, numbers, skipped, key, os.getcwd(), sys.path)
             self._tasks[start_task(play_range, self._options, task)] = task
 
-    def _take_answer(self, timeout: float) -> None:
-        """Take the next answer, if there is one in time."""
+    def _next_answer(self, timeout: float) -> Iterator[PlayedEpisodes]:
+        """Adopt the episodes of the next task that ends, if one does in time."""
         ready, _ = self._ray.wait(list(self._tasks), num_returns=1, timeout=timeout)
         for reference in ready:
             task = self._tasks.pop(reference)
             try:
-                played = self._ray.get(reference)
+                result = self._ray.get(reference)
             except Exception as error:
-                self._adopt(task, Played())
+                yield from self._adopt(task, RangeResult())
                 if is_loss(error):
                     self._lose(task, reason_of(error))
                 elif not isinstance(error, self._ray.exceptions.TaskCancelledError):
@@ -336,12 +340,12 @@ class RayPlayer:
                     raise cause_of(error) from error
             else:
                 remove_record(task.key)
-                self._take(task, played)
+                yield from self._accept(task, result)
         if time.monotonic() >= self._look_at:
             self._look_at = time.monotonic() + LOOK_EVERY
-            self._lose_nodes()
+            yield from self._lose_nodes()
 
-    def _lose_nodes(self) -> None:
+    def _lose_nodes(self) -> Iterator[PlayedEpisodes]:
         """Hand out again what the tasks of lost nodes had."""
         if not (lost := dead_nodes()):
             return
@@ -349,53 +353,59 @@ class RayPlayer:
             if (node := get_record(task.key)) in lost:
                 del self._tasks[reference]
                 self._ray.cancel(reference, force=True)
-                self._adopt(task, Played())
+                yield from self._adopt(task, RangeResult())
                 self._lose(task, f"its node {node} was lost")
 
-    def _take(self, task: Range, played: Played) -> None:
-        self.tally.frames += played.frames
-        self.tally.retried += played.retried
-        self.tally.bottleneck = played.bottleneck or self.tally.bottleneck
-        if played.episodes:
-            self._pace = played.episodes / played.seconds
+    def _accept(self, task: Range, result: RangeResult) -> Iterator[PlayedEpisodes]:
+        """Count what a task did, and adopt its episodes."""
+        self.progress.frames += result.frames
+        self.progress.retried += result.retried
+        self.progress.bottleneck = result.bottleneck or self.progress.bottleneck
+        if result.episodes:
+            self._pace = result.episodes / result.seconds
+        too_many: JobFailedError | None = None
         try:
-            give_up(self.job, self.plan, self.tally, played.skipped)
-        finally:
-            self._adopt(task, played)
-        if played.head:
-            self._take_head(played.node, played.head)
-        self.commits.commit()  # the failures
+            give_up(self.job, self.plan, self.progress, result.skipped)
+        except JobFailedError as error:
+            too_many = error
+        yield from self._adopt(task, result)
+        if too_many is not None:
+            raise too_many
+        if result.head:
+            self._compare_head(result.node, result.head)
+        self.writer.commit()  # the failures
 
-    def _adopt(self, task: Range, played: Played) -> None:
-        """Take what a task has committed into the folder, and hand out the rest again."""
-        if (writer := self.commits.writer) is not None:
+    def _adopt(self, task: Range, result: RangeResult) -> Iterator[PlayedEpisodes]:
+        """Move what a task has committed into the folder, yield it, and hand out the rest again."""
+        if (store := self.writer.store) is not None:
             lines, part = list[ShardLine](), os.path.relpath(task.part, self._folder)
 
             def sees_all() -> bool:
-                lines.extend(writer.adopt(part))
-                return sum(len(line.episodes) for line in lines) >= played.episodes
+                lines.extend(store.adopt(part))
+                return sum(len(line.episodes) for line in lines) >= result.episodes
 
             is_whole = _becomes_true(sees_all)
             for line in lines:
                 for number, length in zip(line.episodes, line.lengths, strict=True):
                     self.plan.finished(number, length)
-                self.on_played(line.lengths, line.returns)
+            for line in lines:
+                yield PlayedEpisodes(self._head or {}, line.lengths, line.returns)
             if not is_whole:
                 raise DatasetError(
-                    f"a task on the node {played.node} has committed {played.episodes} episodes to "
+                    f"a task on the node {result.node} has committed {result.episodes} episodes to "
                     f"{task.part}, and not all of them are seen here: {SHARED}"
                 )
             with suppress(OSError):  # a task that is killed may still be writing
-                writer.opened.remove(part)
+                store.opened.remove(part)
         self.plan.again(self.plan.playing.intersection(task.numbers))
 
-    def _take_head(self, node: str, head: dict[str, Any]) -> None:
+    def _compare_head(self, node: str, head: dict[str, Any]) -> None:
         """Open the folder with the first head; the others are to be the same."""
         if self._head is None:
             self._head = {**head, "job": as_record(self.job), "ran_on": {**head["ran_on"], "actors": self.places}}
-            self.commits.open(self._head)
+            self.writer.open(self._head)
         found = [f"on the node {node} {note}" for note in check_head(Path(self._folder), self._head, head)]
-        self.tally.notes += [note for note in found if note not in self.tally.notes]
+        self.progress.notes += [note for note in found if note not in self.progress.notes]
 
     def _lose(self, task: Range, reason: str) -> None:
         """Record that a task has died with its episodes."""

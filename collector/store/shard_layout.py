@@ -19,13 +19,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import count, pairwise
+from itertools import count
 from typing import Any
 
 import numpy as np
 
 from collector.batch.conversions import join
-from collector.episodes.episode import Episode, EpisodeBatch, columns_of
+from collector.episodes.episode import EPISODE_COLUMNS, Episode, EpisodeBatch
 from collector.store.safe_folder import DatasetError
 from collector.store.schema import DTYPES, LayoutLine
 from vecenv import nest
@@ -171,66 +171,67 @@ def _rows(name: str, tree: Any, depth: int = 0) -> Any:
         raise DatasetError(f"{name} cannot have the shape {shape}: {error}") from None
 
 
-def offsets_of(episodes: EpisodeBatch) -> np.ndarray:
-    """int64 `(E + 1,)`: where the steps of each begin."""
-    return np.concatenate([[0], np.cumsum(episodes.lengths)]).astype(np.int64)
+def columns_of_shard(layout: Layout, batches: Sequence[EpisodeBatch]) -> dict[str, list[np.ndarray]]:
+    """The arrays of a shard by name, each as arrays that follow one another."""
+    columns: dict[str, list[np.ndarray]] = {name: [] for name in layout.rows}
+    for batch in batches:
+        trees = [("obs", part) for part in batch.obs_parts]
+        for key, tree in [*trees, *((key, getattr(batch, key)) for key in ("action", "reward", *FLAGS))]:
+            for name, array in zip(nest.leaves(layout.names[key]), nest.leaves(tree), strict=True):
+                columns[name].append(np.ascontiguousarray(array, layout.rows[name].base))
+    lengths = np.concatenate([batch.lengths for batch in batches])
+    columns["offsets"] = [np.append(0, np.cumsum(lengths)).astype(np.int64)]
+    about = {
+        name: [np.asarray(getattr(batch, name), dtype) for batch in batches] for name, dtype in OF_EPISODES.items()
+    }
+    return columns | about
 
 
 def arrays_of(episodes: EpisodeBatch) -> dict[str, np.ndarray]:
     """The arrays by name, as a shard has them."""
-    layout = Layout.of(episodes)
-    pairs = _pairs(layout.names, columns_of(episodes))
-    found = {name: np.ascontiguousarray(array, layout.rows[name].base) for name, array in pairs}
-    found["offsets"] = offsets_of(episodes)
-    return found | {name: np.asarray(getattr(episodes, name), dtype) for name, dtype in OF_EPISODES.items()}
+    columns = columns_of_shard(Layout.of(episodes), [episodes])
+    return {name: parts[0] if len(parts) == 1 else np.concatenate(parts) for name, parts in columns.items()}
 
 
 def batch_of(layout: Layout, arrays: Mapping[str, np.ndarray]) -> EpisodeBatch:
     """The episodes of the arrays of a shard."""
     about = {name: arrays[name] for name in OF_EPISODES}
-    return EpisodeBatch(**nest.map(arrays.__getitem__, layout.names), lengths=np.diff(arrays["offsets"]), **about)
+    columns = nest.map(arrays.__getitem__, layout.names)
+    obs_parts = [columns.pop("obs")]
+    return EpisodeBatch(obs_parts=obs_parts, **columns, lengths=np.diff(arrays["offsets"]), **about)
 
 
-def returns_of(episodes: EpisodeBatch) -> np.ndarray:
-    """float64 `(E,)`: the sum of the rewards of each, as `Episode.total_reward` has it."""
-    reward, offsets = episodes.reward, offsets_of(episodes)
-    with np.errstate(over="ignore", invalid="ignore"):  # `check_whole` refuses infinity
-        exact = bool((reward == np.rint(reward)).all() and np.abs(reward).sum() < 2**53)  # as of integers, in any order
-        if reward.ndim == 1 and exact and len(episodes):
-            return np.add.reduceat(reward, offsets[:-1])
-        return np.array([reward[a:b].sum() for a, b in pairwise(offsets.tolist())], np.float64)
-
-
-def check_whole(episodes: EpisodeBatch) -> None:
+def check_whole(episodes: EpisodeBatch, layout: Layout) -> None:
     """Raise `DatasetError` where these are no whole episodes, or have rewards or returns that are not finite."""
-    steps, count, offsets = len(episodes.reward), len(episodes), offsets_of(episodes)
-    expected = Layout.of(episodes).arrays(steps, count)
-    if wrong := [name for name, array in arrays_of(episodes).items() if len(array) != expected[name][0]]:
+    steps, count, offsets = len(episodes.reward), len(episodes), episodes.offsets
+    expected = layout.arrays(steps, count)
+    columns = columns_of_shard(layout, [episodes])
+    if wrong := [name for name, parts in columns.items() if sum(map(len, parts)) != expected[name][0]]:
         raise DatasetError(f"{', '.join(wrong)} of {count} episodes with {steps} steps have another number of rows")
     if offsets[-1] != steps or (episodes.lengths < 1).any():
         raise DatasetError(f"the lengths of {count} episodes are {episodes.lengths[:5]}..., for {steps} steps")
     if not np.array_equal(np.flatnonzero(episodes.terminated | episodes.truncated), offsets[1:] - 1):
         raise DatasetError("only whole episodes can be stored: each must be over in its last step, and in no other")
-    with np.errstate(over="ignore"):
-        if np.isfinite(np.abs(episodes.reward).sum()):  # then so is the sum of any of them
-            return
-    if not np.isfinite(episodes.reward).all():
-        step = int(np.flatnonzero(~np.isfinite(episodes.reward.reshape(steps, -1)).all(1))[0])
-        which = int(np.searchsorted(offsets[1:] - 1, step))
+    for which in episodes.not_finite.tolist()[:1]:
+        reward = episodes.reward[offsets[which] : offsets[which + 1]]
+        name = f"episode {int(episodes.episode[which])} of env {int(episodes.env_id[which])}"
+        if np.isfinite(reward).all():
+            raise DatasetError(
+                f"the rewards of {name} are finite, and their sum is not; NaN and infinity are not stored: leave the "
+                "episode out or correct the env"
+            )
+        step = int(np.flatnonzero(~np.isfinite(reward.reshape(len(reward), -1)).all(1))[0])
         raise DatasetError(
-            f"episode {int(episodes.episode[which])} of env {int(episodes.env_id[which])} has the reward "
-            f"{episodes.reward[step]} in step {step - int(offsets[which])}; NaN and infinity are not stored: "
-            "leave the episode out or correct the env"
-        )
-    for which in np.flatnonzero(~np.isfinite(returns_of(episodes))).tolist()[:1]:
-        raise DatasetError(
-            f"the rewards of episode {int(episodes.episode[which])} of env {int(episodes.env_id[which])} are finite, "
-            "and their sum is not; NaN and infinity are not stored: leave the episode out or correct the env"
+            f"{name} has the reward {reward[step]} in step {step}; NaN and infinity are not stored: leave the episode "
+            "out or correct the env"
         )
 
 
 def pack(episodes: Sequence[Episode]) -> EpisodeBatch:
-    """Episodes as one batch, in new memory. Raises `DatasetError` where they do not fit together."""
+    """Episodes as one batch, with the observations of each as they are.
+
+    Raises `DatasetError` where they do not fit together.
+    """
     layout = Layout.of(episodes[0])
     for episode in episodes:
         steps, rows = len(episode), [[*map(len, nest.leaves(tree))] for tree in (episode.obs, episode.action)]
@@ -241,7 +242,8 @@ def pack(episodes: Sequence[Episode]) -> EpisodeBatch:
         if (other := Layout.of(episode)) != layout:
             raise DatasetError(f"these episodes have arrays of several forms: {other.line()} and {layout.line()}")
     return EpisodeBatch(
-        **join([columns_of(each) for each in episodes]),
+        obs_parts=[each.obs for each in episodes],
+        **join([{name: getattr(each, name) for name in EPISODE_COLUMNS[1:]} for each in episodes]),
         lengths=np.array([len(each) for each in episodes], np.int64),
         episode=np.array([each.number for each in episodes], np.int64),
         seed=np.array([-1 if each.seed is None else each.seed for each in episodes], np.int64),
@@ -249,26 +251,15 @@ def pack(episodes: Sequence[Episode]) -> EpisodeBatch:
     )
 
 
-def split_batch(episodes: EpisodeBatch, most: int) -> Iterator[EpisodeBatch]:
-    """Yield these episodes in batches of at most so many; the arrays are views."""
-    if len(episodes) <= most:
-        yield episodes
-        return
-    offsets = offsets_of(episodes)
-    for first in range(0, len(episodes), most):
-        last = min(first + most, len(episodes))
-        steps = slice(int(offsets[first]), int(offsets[last]))
-        rows = dict.fromkeys(("action", "reward", *FLAGS), steps) | {
-            "obs": slice(steps.start + first, steps.stop + last)
-        }
-        fields = EpisodeBatch.__dataclass_fields__
-        yield EpisodeBatch(
-            **{name: nest.take(getattr(episodes, name), rows.get(name, slice(first, last))) for name in fields}
-        )
-
-
-def join_batches(parts: Sequence[EpisodeBatch]) -> EpisodeBatch:
-    """All episodes of several batches, in order."""
-    if len(parts) == 1:
-        return parts[0]
-    return EpisodeBatch(**{name: join([getattr(p, name) for p in parts]) for name in EpisodeBatch.__dataclass_fields__})
+def in_shards(batches: Sequence[EpisodeBatch], most: int) -> Iterator[list[EpisodeBatch]]:
+    """Yield these batches in groups of `most` episodes, and the rest; a batch is split where it has to be."""
+    group, room = list[EpisodeBatch](), most
+    for batch in batches:
+        while len(batch) > room:
+            group.append(batch.select(slice(room)))
+            batch = batch.select(slice(room, None))
+            yield group
+            group, room = [], most
+        group.append(batch)
+        room -= len(batch)
+    yield group

@@ -1,76 +1,28 @@
-"""Show the results of a job: metrics while it runs, a summary of its folder, and a chart."""
+"""Describe the folder of a data set: its metrics, a summary, and a chart."""
 
 from __future__ import annotations
 
 import io
-import json
 import os
-import time
-from collections.abc import Callable
-from contextlib import ExitStack, closing, suppress
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from collector.jobs.job import as_shown
+from collector.jobs.job_progress import METRICS, spread
 from collector.jobs.names import TRANSFORM, find_class, is_listed
 from collector.store import schema
 from collector.store.dataset import Dataset
-from collector.store.dataset_folder import writing
 from collector.store.safe_folder import SafeFolder
 from vecenv.extending import Freezable
 
-METRICS = "metrics.jsonl"
 PICTURE = "returns.png"
-METRICS_SECONDS = 1.0
 LARGEST_LINE = 4096
 SHOWN = ("time", "seconds", "steps_per_second")
 """The numbers that are drawn and printed."""
 LARGEST_NUMBER = 2.0**53
-LARGEST_SQUARED = 1e140
-"""Sums of squares of this number are finite."""
-
-
-# Metrics.
-
-
-class Metrics:
-    """Appends lines to `metrics.jsonl` of a folder, at most one a second, and one at the end.
-
-    The numbers of a line: `time` (Unix seconds), `seconds` (of this run), `steps`, `episodes`, `steps_per_second`,
-    `mean_return`, `mean_length` (of the last 100 episodes), `skipped`, and `bottleneck`, a text. `tensorboard`: also
-    write the numbers as events into the folder `tensorboard` in it. Raises `ImportError` where that is not installed.
-    """
-
-    def __init__(self, folder: str | os.PathLike[str], tensorboard: bool = False) -> None:
-        self._path, self._next, self._events = Path(folder) / METRICS, 0.0, None
-        with ExitStack() as files, SafeFolder(folder) as opened:
-            if tensorboard:
-                inner = files.enter_context(opened.inside("tensorboard", make=True))
-                # It opens the file again for each write.
-                self._events = files.enter_context(closing(import_tensorboard()(inner.fd_path)))
-            # Not synchronised with the disk: it can be done without.
-            fd = opened.open(METRICS, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
-            self._file = files.enter_context(open(fd, "ab", buffering=0))
-            self.close = files.pop_all().close
-
-    def write(self, read: Callable[[], dict[str, Any]], now: bool = False) -> None:
-        """Write a line of what `read` returns if it is time for one, or `now`.
-
-        Raises `DatasetError` where the disk refuses it.
-        """
-        if not now and time.monotonic() < self._next:
-            return
-        self._next = time.monotonic() + METRICS_SECONDS
-        numbers = read()
-        line = json.dumps({"time": round(time.time(), 3), **numbers}) + "\n"
-        with writing(self._path, "the episodes committed before are kept"):  # a full disk takes no episodes either
-            self._file.write(line.encode())
-        if self._events is not None:
-            for name, value in numbers.items():
-                if isinstance(value, (int, float)):
-                    self._events.add_scalar(f"job/{name}", value, numbers["steps"])
 
 
 def read_metrics(folder: str | os.PathLike[str]) -> list[dict[str, Any]]:
@@ -95,18 +47,6 @@ def read_metrics(folder: str | os.PathLike[str]) -> list[dict[str, Any]]:
 
 def _is_number(value: Any) -> bool:
     return type(value) in (int, float) and abs(value) < LARGEST_NUMBER
-
-
-def import_tensorboard() -> Any:
-    """TensorBoard's writer. Raises `ImportError` with what to install."""
-    try:
-        from torch.utils.tensorboard import SummaryWriter
-    except ImportError as error:
-        raise ImportError("--tensorboard needs torch and TensorBoard: pip install tensorboard") from error
-    return SummaryWriter
-
-
-# Numbers.
 
 
 def dataset_info(folder: str | os.PathLike[str]) -> dict[str, Any]:
@@ -152,19 +92,6 @@ def statistics_in_words(job: dict[str, Any]) -> list[str]:
         elif is_listed(TRANSFORM, name) and issubclass(find_class(TRANSFORM, name), Freezable):
             found.append(f"{name} goes on with its statistics when the job is resumed; not repeatable")
     return found
-
-
-def spread(values: np.ndarray) -> dict[str, float] | None:
-    """Mean, deviation, min and max; None of no values.
-
-    >>> spread(np.array([1.0, 3.0]))
-    {'mean': 2.0, 'std': 1.0, 'min': 1.0, 'max': 3.0}
-    """
-    if not len(values):
-        return None
-    values, largest = np.asarray(values, np.float64), float(np.abs(values).max())
-    scale = 1.0 if largest < LARGEST_SQUARED else largest  # so that neither a sum nor a square overflows
-    return {name: float(getattr(values / scale, name)()) * scale for name in ("mean", "std", "min", "max")}
 
 
 # The picture.

@@ -1,0 +1,205 @@
+"""`JobRunner`: the course of a job, from the first episode to the last; `run_job` and `resume_job` begin one."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterable
+from contextlib import ExitStack, closing
+from dataclasses import dataclass
+from pathlib import Path
+
+from collector.interruptor import Stopping
+from collector.jobs.builders import check_env, resolve_device, transforms_with_statistics, wrappers_with_statistics
+from collector.jobs.job import Job, JobError
+from collector.jobs.job_files import check_unchanged, compared, read_job, with_settings
+from collector.jobs.job_progress import JobState, Metrics, import_tensorboard
+from collector.jobs.names import check_names
+from collector.jobs.plan import Plan
+from collector.jobs.player import EpisodeWriter, JobFailedError, PlayedEpisodes, Player, skipped_in
+from collector.jobs.ray_player import RayPlayer, check_cluster, connect_to, device_of_tasks
+from collector.jobs.transform_statistics import States, read_statistics, with_frozen
+from collector.store.dataset_folder import check_folder
+from collector.store.manifest import MANIFEST, Manifest, read_manifest
+from collector.store.safe_folder import DatasetError
+from collector.store.writer import StoreWriter
+from vecenv.venvs import DummyVectorEnv
+
+Progress = Callable[[JobState], None]
+
+
+def run_job(
+    job: Job,
+    out: str | os.PathLike[str],
+    *,
+    overwrite: bool = False,
+    cluster: str | None = None,
+    cluster_actors: int | None = None,
+    tensorboard: bool = False,
+    on_progress: Progress = lambda state: None,
+) -> JobState:
+    """Collect the episodes of a job into the folder `out`, and return what was done.
+
+    `overwrite`: replace what an earlier job wrote there. `cluster`: the address of a Ray cluster, as `ray.init` takes
+    it, whose tasks each play a range of episodes, with the envs of the job: "auto" is the one that runs here, or one
+    that is started; all its nodes must see the folder. `cluster_actors`: how many play at once; None: as many as there
+    are free CPUs. `on_progress` is called after every batch. A signal (handled in the main thread only) or an exception
+    commits the whole episodes so far; `resume_job` goes on from them. Raises `DatasetError` where the folder cannot be
+    used or written to, `JobError` where the settings or the env do not allow the job, `JobFailedError` where too many
+    episodes failed, and what the policy raises; on a cluster also `WorkerTimeoutError` where no task finds a place.
+
+    Example::
+
+        state = run_job(Job(env="CartPole-v1", episodes=400), "data/cartpole")
+        print(state.status, state.steps)
+    """
+    runner = JobRunner(with_frozen(job), Path(out), cluster, cluster_actors, tensorboard, on_progress)
+    check_folder(runner.out, overwrite)
+    return runner.run(overwrite=overwrite)
+
+
+def resume_job(
+    out: str | os.PathLike[str],
+    job: Job | None = None,
+    settings: Iterable[str] = (),
+    *,
+    allow_import: Iterable[str] = (),
+    cluster: str | None = None,
+    cluster_actors: int | None = None,
+    tensorboard: bool = False,
+    on_progress: Progress = lambda state: None,
+) -> JobState:
+    """Go on with the job of a folder, where it was: nothing that was committed is lost or played again.
+
+    `job`: what it should be; `JobError` says what differs from what is stored. None: the stored one, and then modules
+    that it names must be in `allow_import`: the folder may come from anybody. `settings` as in `load_job`; they may
+    only change where episodes are played and how they are stored (`backend`, `num_workers`, ...). `cluster`,
+    `cluster_actors`: as for `run_job`, wherever the job has run before. Raises as `run_job` does.
+
+    Example::
+
+        state = resume_job("data/cartpole", settings=["backend=dummy"])
+    """
+    folder = Path(out)
+    stored, head = read_job(folder)
+    if job is None:
+        check_names(stored, allow_import, folder)
+    wanted = with_settings(stored if job is None else with_frozen(job), settings)
+    check_unchanged(folder, compared(stored), compared(wanted))
+    runner = JobRunner(wanted, folder, cluster, cluster_actors, tensorboard, on_progress)
+    if names := wrappers_with_statistics(wanted):
+        raise JobError(
+            f"{', '.join(names)} had statistics of the episodes before, which a job that is resumed has not; "
+            "run it again with the transforms VecNorm or NormalizeReward, whose statistics are stored"
+        )
+    manifest = read_manifest(folder)
+    runner.state.repeatable = head["repeatable"]
+    if manifest.end is not None:
+        runner.restore(manifest)
+        runner.state.notes.append("it was complete already")
+        return runner.completed()
+    store = StoreWriter(folder, head, resume=True, compress=wanted.compress, check=runner.restore)
+    with closing(store):
+        return runner.run(resumed=store)
+
+
+@dataclass
+class JobRunner:
+    """One run of a job, new or resumed."""
+
+    job: Job
+    out: Path
+    cluster: str | None
+    cluster_actors: int | None
+    tensorboard: bool
+    on_progress: Progress
+
+    def __post_init__(self) -> None:
+        check_env(self.job)
+        if self.cluster is not None or self.cluster_actors is not None:
+            check_cluster(self.job, self.cluster, self.cluster_actors)
+        if self.tensorboard:
+            import_tensorboard()  # rather now than after the first batch
+        device = resolve_device(self.job) if self.cluster is None else device_of_tasks(self.job)
+        self.plan = Plan(self.job.seed, self.job.episodes, self.job.steps)
+        self.state = JobState(job=self.job, out=self.out, device=device)
+        self._statistics: States | None = None
+        """The statistics of an earlier run."""
+        self._metrics: Metrics | None = None
+        """None until the folder is opened, after the first batch."""
+
+    def restore(self, manifest: Manifest) -> None:
+        """Continue from the episodes of an earlier run. Raises `DatasetError`."""
+        index = manifest.index
+        try:
+            self.plan.restore(index["number"], index["length"], skipped_in(manifest.state))
+        except DatasetError as error:
+            raise DatasetError(f"{self.out / MANIFEST}: {error}") from None
+        if transforms_with_statistics(self.job) and len(index) and manifest.end is None:
+            self._statistics = read_statistics(self.out, self.job.num_envs)
+        self.state.steps, self.state.episodes = int(index["length"].sum()), len(index)
+
+    def run(self, *, overwrite: bool = False, resumed: StoreWriter | None = None) -> JobState:
+        """Play the rest of the episodes into the folder, and return the state.
+
+        `resumed`: the open folder of a job that is resumed, in which no batch may be left to play.
+        """
+        with ExitStack() as context:
+            writer = EpisodeWriter(self.job, self.plan, self.state, self.out, overwrite=overwrite, resumed=resumed)
+            player = self._player(writer, context)
+            context.enter_context(closing(writer))
+            began = time.monotonic()
+            with writer, closing(player.play()) as episodes:
+                for played in episodes:
+                    writer.add(played)
+                    self._open_metrics(writer, context)
+                    self._report(played, time.monotonic() - began)
+            self._open_metrics(writer, context)
+            if self.plan.is_complete:
+                self._finish(writer)
+            else:
+                self.state.status, self.state.signum = "interrupted", player.stop.signum
+            if self._metrics is not None:
+                self._metrics.write(self.state.metrics, now=True)
+        return self.state
+
+    def _player(self, writer: EpisodeWriter, context: ExitStack) -> Player | RayPlayer:
+        """Return the player of this process, or of the cluster. From here on signals end the job."""
+        job, plan, state = self.job, self.plan, self.state
+        if self.cluster is None:
+            stop = context.enter_context(Stopping())
+            return Player(job, plan, stop, state, state.device, self._statistics)
+        cluster = context.enter_context(connect_to(self.cluster))  # first, because Ray sets a handler of SIGTERM
+        stop = context.enter_context(Stopping())
+        player = RayPlayer(job, plan, stop, state, writer, cluster, self.cluster_actors, self.out)
+        state.actors = player.places
+        return player
+
+    def _open_metrics(self, writer: EpisodeWriter, context: ExitStack) -> None:
+        """Open the metrics once the folder is open."""
+        if self._metrics is None and writer.store is not None:
+            state, ran_on = self.state, writer.head["ran_on"]
+            state.repeatable = writer.head["repeatable"]
+            state.workers = 0 if ran_on["vector_env"] == DummyVectorEnv.__name__ else ran_on["num_workers"]
+            self._metrics = context.enter_context(closing(Metrics(writer.store.opened, self.tensorboard)))
+
+    def _report(self, played: PlayedEpisodes, seconds: float) -> None:
+        """Count episodes that are stored, and show the progress."""
+        self.state.add(played.lengths, played.returns)
+        self.state.seconds = seconds
+        if self._metrics is not None:
+            self._metrics.write(self.state.metrics)
+        self.on_progress(self.state)
+
+    def _finish(self, writer: EpisodeWriter) -> None:
+        """End the data set. Raises `JobFailedError` if no episode was stored because all failed."""
+        if not writer.end():
+            number, error = max(self.state.skipped.items())
+            raise JobFailedError(f"each of its episodes failed; episode {number}, as the last one, with {error}")
+        self.completed()
+
+    def completed(self) -> JobState:
+        """Return the state, with the figures of the whole job."""
+        plan, state = self.plan, self.state
+        state.status, state.steps, state.episodes = "complete", plan.end_steps, plan.end_episodes
+        return state

@@ -1,0 +1,330 @@
+"""`Player`: play the episodes of a plan, and retry episodes whose env failed. `EpisodeWriter`: store and commit them.
+
+    plan --(number, seed)--> collector --batches--> PlayedEpisodes --> EpisodeWriter --> shards
+      ^                          |
+      |                      an env fails: its episode is set aside
+      +-- finished, skipped <-- played again alone, `retries` times <--+
+
+An episode that breaks off may not be to blame: the worker that an env takes down hosts other envs too, and an error
+that is raised ends the batch of all. So each of them is played again with no other beside it, and only one that fails
+there is skipped. The episodes of a job do not depend on which envs shared a worker.
+"""
+
+from __future__ import annotations
+
+import time
+import warnings
+from collections.abc import Generator, Iterator
+from contextlib import nullcontext, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from collector.batch.rollout import RewardError
+from collector.episodes.episode import EpisodeBatch, EpisodeCutter
+from collector.interruptor import OutOfTime, Stopping
+from collector.jobs.builders import make_policy, make_venv, transforms_with_statistics
+from collector.jobs.job import Job, JobError
+from collector.jobs.job_files import check_head, job_head
+from collector.jobs.job_progress import JobProgress
+from collector.jobs.plan import Plan
+from collector.jobs.transform_statistics import States, statistics_of, write_statistics
+from collector.policy.policy_state import hash_of
+from collector.store.safe_folder import DatasetError
+from collector.store.shard_layout import row_layout
+from collector.store.writer import StoreWriter
+from collector.sync_collector import SyncDataCollector
+from vecenv import nest
+from vecenv.errors import VectorEnvError
+from vecenv.extending import Leaf, common_layout
+
+BATCH_BYTES = 64 * 2**20
+BATCH_STEPS = 64
+
+
+class JobFailedError(JobError):
+    """More episodes failed than the job allows."""
+
+
+@dataclass(frozen=True)
+class PlayedEpisodes:
+    """Whole episodes that a player yields to be stored; there may be none."""
+
+    head: dict[str, Any]
+    """Head of the data set that the episodes belong to."""
+    lengths: list[int]
+    returns: list[float]
+    episodes: EpisodeBatch | None = None
+    """None if a task on a cluster has stored them, and their shards were adopted."""
+    statistics: States | None = None
+    """The statistics of the transforms of each env after these episodes; None if there are none."""
+
+
+# Storing.
+
+
+def skipped_in(state: Any) -> set[int]:
+    """The numbers of the episodes that earlier runs have given up, from the state in a manifest (None: there is none).
+
+    >>> skipped_in({"skipped": [3, 7]})
+    {3, 7}
+    >>> skipped_in({"skipped": 3})  # doctest: +ELLIPSIS
+    Traceback (most recent call last):
+    collector.store.safe_folder.DatasetError: its state is no state of a job: Expected `array`, got `int`...
+    """
+    try:
+        return {*msgspec.convert({} if state is None else state, dict[str, list[int]]).get("skipped", ())}
+    except msgspec.ValidationError as error:
+        raise DatasetError(f"its state is no state of a job: {error}") from None
+
+
+class EpisodeWriter:
+    """Stores played episodes in a folder, and commits them if they are large or old enough, and at the end of a `with`
+    block.
+
+    `folder` is opened with the head of the first episodes, or is open already: `resumed`. Commits count the failures in
+    `progress`, and name for the next run the episodes that the `plan` has skipped.
+    """
+
+    def __init__(
+        self,
+        job: Job,
+        plan: Plan,
+        progress: JobProgress,
+        folder: Path,
+        *,
+        overwrite: bool = False,
+        resumed: StoreWriter | None = None,
+    ) -> None:
+        self._job, self._plan, self._progress = job, plan, progress
+        self._folder, self._overwrite, self._resumed = folder, overwrite, resumed
+        self.store: StoreWriter | None = None
+        """The writer of the folder; None until episodes came."""
+        self.head: dict[str, Any] = {}
+        """The head with which the folder was opened in this run."""
+        self._counted = {"retried": 0, "skipped": 0}
+        """The failures that the manifest has."""
+        self._statistics: States | None = None
+        self._due = float("inf")
+
+    def open(self, head: dict[str, Any]) -> StoreWriter:
+        """Open the folder for a data set with this head.
+
+        Raises `DatasetError` as `StoreWriter`, and `JobError` if a resumed job has another head.
+        """
+        if self._resumed is None:
+            store = StoreWriter(self._folder, head, overwrite=self._overwrite, compress=self._job.compress)
+        else:
+            store = self._resumed
+            self._progress.notes += check_head(self._folder, store.head, head)
+        self.store, self.head = store, head
+        return store
+
+    def add(self, played: PlayedEpisodes) -> None:
+        """Store episodes, and the statistics of transforms with them; commit what is due.
+
+        Raises as `open`, and `DatasetError` if the disk refuses a commit.
+        """
+        store = self.store or self.open(played.head)
+        if played.episodes is not None and len(played.episodes):
+            store.add(played.episodes)
+            self._due = min(self._due, time.monotonic() + self._job.shard_seconds)
+            self._statistics = played.statistics
+        if store.waiting_bytes >= self._job.shard_bytes or time.monotonic() >= self._due:
+            self.commit()
+
+    def commit(self) -> None:
+        """Commit all episodes that are stored, and the failures until now."""
+        if self.store is None:
+            return
+        self._due = float("inf")
+        if self._statistics is not None:
+            write_statistics(self.store.opened, self._statistics)
+        now = {"retried": self._progress.retried, "skipped": len(self._progress.skipped)}
+        failed = {name: count - self._counted[name] for name, count in now.items() if count > self._counted[name]}
+        self.store.commit(failed=failed, state={"skipped": sorted(self._plan.skipped)} if failed else None)
+        self._counted, self._statistics = now, None
+
+    def end(self) -> bool:
+        """Commit, and end the data set with the episodes that the plan has; return whether there is a data set."""
+        self.store = self.store or self._resumed  # if no batch came
+        self.commit()
+        if self.store is not None:
+            self.store.end(episodes=self._plan.end)
+        return self.store is not None
+
+    def close(self) -> None:
+        """Give the folder back."""
+        if self.store is not None:
+            self.store.close()
+
+    def __enter__(self) -> EpisodeWriter:
+        return self
+
+    def __exit__(self, error: object, *_: object) -> None:
+        with suppress(DatasetError) if error is not None else nullcontext():  # the first error is raised
+            self.commit()
+
+
+# Playing.
+
+
+@dataclass
+class Player:
+    """Plays what is left of a plan in this process and its workers: a whole job, or a range of it.
+
+    `statistics`: those with which the transforms of each env begin.
+    """
+
+    job: Job
+    plan: Plan
+    stop: Stopping
+    progress: JobProgress
+    device: str
+    statistics: States | None = None
+
+    def __post_init__(self) -> None:
+        self._suspects: set[int] = set()
+        """Episodes whose env failed: they are played again alone."""
+        self._head: dict[str, Any] | None = None
+        self._has_statistics = bool(transforms_with_statistics(self.job))
+
+    def play(self) -> Generator[PlayedEpisodes, None, None]:
+        """Yield the episodes that ended in each batch, until the plan is complete or a signal came.
+
+        The plan learns that episodes are finished when the next ones are asked for. Raises `JobFailedError` if more
+        episodes fail than the job allows, with `on_error="raise"` what the env raises, and always what the policy
+        raises.
+        """
+        with warnings.catch_warnings():
+            # Failures are counted here, and their episodes played again.
+            warnings.filterwarnings("ignore", ".*broke off where envs failed", RuntimeWarning)
+            while not self._is_over(self.plan):
+                with suppress(OutOfTime), self.stop.leaving_in_time():
+                    yield from self._play_together(self.job, self.plan, self._suspects)
+                    for number in sorted(self._suspects):
+                        if self._is_over(self.plan):
+                            break
+                        yield from self._play_alone(number)
+
+    def _is_over(self, plan: Plan) -> bool:
+        return plan.is_complete or self.stop.is_stopped
+
+    def _play_together(self, job: Job, plan: Plan, suspects: set[int]) -> Iterator[PlayedEpisodes]:
+        """Play in envs of their own until the plan is exhausted; episodes whose env failed become `suspects`."""
+        if plan.is_exhausted:
+            return
+        try:
+            with make_venv(job, self.statistics) as env:
+                row_layout(env.observation_space, env.action_space)  # refused now, not when the first episode is stored
+                policy, size = make_policy(job, env, self.device), env.env_num * steps_per_batch(job, env)
+                policy_hash = hash_of(policy)  # now, because a policy may change while it acts
+                options: Any = {"policy_threads": job.policy_threads, "episode_seeds": plan}
+                batches = SyncDataCollector(env, policy, frames_per_batch=size, interruptor=self.stop, **options)
+                with batches:
+                    for episodes in self._play_batches(batches, job, plan, suspects):
+                        yield from self._handed_over(batches, policy_hash, plan, episodes)
+        except Exception as error:
+            if job.on_error == "raise" or not plan.playing or not is_of_env(error):
+                raise
+            self._suspect(plan, suspects, [error.traj_id] if isinstance(error, RewardError) else [*plan.playing])
+        finally:
+            plan.again(plan.playing)  # what was in progress
+
+    def _play_batches(
+        self, batches: SyncDataCollector, job: Job, plan: Plan, suspects: set[int]
+    ) -> Iterator[EpisodeBatch]:
+        """Yield the whole episodes of each batch, with finite rewards and returns."""
+        cutter = EpisodeCutter()
+        # With an env that always fails there would be no end.
+        while not (self._is_over(plan) or plan.is_exhausted or len(suspects) > job.max_failed + job.num_envs):
+            self.stop.begin_slice()
+            batch = batches.rollout()
+            self.progress.frames += batch.frames
+            self._suspect(plan, suspects, batch.broken_ids.tolist())
+            whole = cutter.cut(batch)
+            infinite = whole.episode[whole.not_finite].tolist()
+            self._suspect(plan, suspects, infinite)
+            yield whole.select(~np.isin(whole.episode, infinite)) if infinite else whole
+            if infinite and job.on_error == "raise":
+                raise RewardError(f"episode {infinite[0]} has an infinite reward or return")
+
+    def _handed_over(
+        self, batches: SyncDataCollector, policy_hash: str | None, plan: Plan, episodes: EpisodeBatch
+    ) -> Iterator[PlayedEpisodes]:
+        """Yield episodes, and tell the plan once they are taken."""
+        with self.stop.finishing():
+            if self._has_statistics and len(episodes) and (found := statistics_of(batches.env)) is not None:
+                # There may be fewer envs than statistics: an episode is played alone.
+                self.statistics = [*found, *(self.statistics or [])[len(found) :]]
+            self.progress.bottleneck = batches.stats().bottleneck_share
+            self._head = self._head or job_head(self.job, batches, self.device, policy_hash)
+            lengths, returns = episodes.lengths.tolist(), episodes.returns.tolist()
+            statistics = self.statistics if self._has_statistics else None
+            yield PlayedEpisodes(self._head, lengths, returns, episodes, statistics)
+        for number, length in zip(episodes.episode.tolist(), lengths, strict=True):
+            plan.finished(number, length)
+
+    def _play_alone(self, number: int) -> Iterator[PlayedEpisodes]:
+        """Play one episode again until it ends well, or give it up."""
+        reason = "its env failed"
+        for _ in range(self.job.retries):
+            self.progress.retried += 1
+            plan = Plan(self.plan.job_seed, numbers=[number])
+            try:
+                yield from self._play_together(_alone(self.job), plan, set())
+            except Exception as error:
+                if not is_of_env(error):
+                    raise
+                reason = f"{type(error).__name__}: {error}"
+            if plan.is_complete:
+                self._suspects.discard(number)
+                return self.plan.finished(number, plan.steps)
+            if self.stop.is_stopped:
+                return None
+        self._suspects.discard(number)
+        return give_up(self.job, self.plan, self.progress, {number: reason})
+
+    def _suspect(self, plan: Plan, suspects: set[int], numbers: list[int]) -> None:
+        suspects.update(numbers)
+        plan.set_aside(numbers)
+
+
+def give_up(job: Job, plan: Plan, progress: JobProgress, failed: dict[int, str]) -> None:
+    """Skip these episodes, with the last error of each. Raises `JobFailedError` where there are too many."""
+    progress.skipped.update(failed)
+    for number in failed:
+        plan.finished(number, 0)
+    if failed and len(plan.skipped) > job.max_failed:
+        number = max(failed)
+        raise JobFailedError(
+            f"{len(plan.skipped)} episodes failed, and max_failed is {job.max_failed}; episode {number}, "
+            f"played {job.retries + 1} times, failed with {failed[number]}"
+        )
+
+
+def is_of_env(error: BaseException) -> bool:
+    """Return whether an error is that of an env, and not of the policy or this program: a vector env has marked it."""
+    if isinstance(error, RewardError):
+        return not error.policy
+    return isinstance(error, VectorEnvError) or hasattr(error, "partial")
+
+
+def _alone(job: Job) -> Job:
+    """The job for one episode: its error is raised. Random actions do not depend on how many envs there are, and the
+    others have as many rows as before, of which one is used.
+    """
+    backend = "shmem" if job.backend == "auto" else job.backend  # "auto" would take this process for one env
+    few: dict[str, Any] = {"num_envs": 1, "num_workers": None} if job.policy == "random" else {}
+    return msgspec.structs.replace(job, on_error="raise", backend=backend, **few)
+
+
+def steps_per_batch(job: Job, env: Any) -> int:
+    """64, or fewer where a batch would be large for the memory or the job."""
+    leaves = nest.leaves(common_layout(env.observation_space, env.action_space).obs)
+    row = sum(int(np.prod(leaf.shape)) * leaf.dtype.itemsize for leaf in leaves if isinstance(leaf, Leaf))
+    wanted = BATCH_STEPS if job.steps is None else -(-job.steps // job.num_envs)
+    return max(1, min(BATCH_STEPS, BATCH_BYTES // (job.num_envs * max(1, row)), wanted))
