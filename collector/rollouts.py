@@ -17,8 +17,7 @@ from collector.policy.action_trees import common_layout
 from collector.policy.policy_call import Policy
 from collector.policy.random_policy import draw, masks_of
 from collector.sync_collector import SyncDataCollector
-from vecenv import nest
-from vecenv.venvs import DummyVectorEnv
+from vecenv import DummyVectorEnv, nest
 
 
 def rollout(

@@ -19,9 +19,8 @@ from typing import Any, NamedTuple
 from collector.cluster.actor_config import ActorConfig
 from collector.cluster.cluster_stats import ActorFailure, ActorStats
 from collector.cluster.rollout_actor import Columns, Report, RolloutActor, Started
-from vecenv.errors import EnvStepError, RemoteTraceback, VectorEnvError, WorkerDiedError, WorkerTimeoutError
-from vecenv.extending import add_note
-from vecenv.ray_cluster import RayCluster, cause_of, end_actor, is_loss, make_actor, unscheduled
+from vecenv import EnvStepError, RemoteTraceback, VectorEnvError, WorkerDiedError, WorkerTimeoutError
+from vecenv.extending import RayCluster, add_note, cause_of, end_actor, is_loss, make_actor, unscheduled
 
 CLOSE_LIMIT = 5.0
 """Seconds that actors have for closing their vector envs before they are killed."""

@@ -36,8 +36,8 @@ from collector.jobs.transform_statistics import States
 from collector.store.safe_folder import DatasetError
 from collector.store.schema import ShardLine
 from collector.store.writer import SHARDS, StoreWriter
-from vecenv.errors import WorkerTimeoutError
-from vecenv.ray_cluster import RayCluster, cause_of, connect, free_places, is_loss, reason_of, start_task, unscheduled
+from vecenv import WorkerTimeoutError
+from vecenv.extending import RayCluster, cause_of, connect, free_places, is_loss, reason_of, start_task, unscheduled
 
 SEES_WITHIN = 10.0
 """Seconds in which a file of the driver is to be seen: file systems over a network are late."""

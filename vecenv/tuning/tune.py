@@ -203,7 +203,9 @@ class _Loop:
 
     def open(self, env_fns: Sequence[Callable[[], Any]], opened: ExitStack, seconds: float) -> None:
         """Make the envs and run the first rounds, for so long at most."""
-        options = {} if self.backend == "dummy" else {"num_workers": self.num_workers, "step_timeout": STEP_TIMEOUT}
+        options: dict[str, Any] = (
+            {} if self.backend == "dummy" else {"num_workers": self.num_workers, "step_timeout": STEP_TIMEOUT}
+        )
         self.venv = opened.enter_context(BACKENDS[self.backend](env_fns, **options))
         self.actions = draw_actions(self.venv.action_space)
         begin = time.perf_counter()
