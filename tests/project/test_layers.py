@@ -21,10 +21,11 @@ from tests.support.paths import ROOT
 # An entry stands for the module and everything inside it, `vecenv` and `collector` for their `__init__` alone.
 LAYERS = """
     vecenv.errors vecenv.nest vecenv.spaces vecenv.portability vecenv.ray_cluster
+    vecenv.running_mean_std
     < vecenv.backends.ipc vecenv.backends.system_limits < vecenv.backends.memory < vecenv.backends.host
     < vecenv.backends.worker < vecenv.backends.pool < vecenv.backends < vecenv.engine < vecenv.base < vecenv.venvs
     < vecenv.tuning < vecenv.wrappers < vecenv.norm_obs vecenv.creator < vecenv.envs
-    < vecenv.transforms vecenv.facades < vecenv.sb3 vecenv.testing vecenv.extending < vecenv vecenv.__main__
+    < vecenv.transforms vecenv.facades < vecenv.sb3 vecenv.testing vecenv.extending < vecenv
     < collector.timing collector.interruptor
     < collector.collector_arguments collector.batch collector.episodes collector.device
     < collector.store < collector.policy < collector.batch_iterator collector.env_source collector.evaluation

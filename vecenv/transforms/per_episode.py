@@ -12,7 +12,7 @@ from vecenv import nest
 from vecenv.backends.host.row_writer import cast_exactly
 from vecenv.engine.arguments import check_count
 from vecenv.nest import as_array, namespace, space_of, tree_of
-from vecenv.norm_obs import RunningMeanStd
+from vecenv.running_mean_std import RunningMeanStd
 from vecenv.transforms.arrays import (
     WHOLE,
     Array,

@@ -12,7 +12,7 @@ import numpy as np
 from gymnasium import spaces
 
 from vecenv.nest import as_array, tree_of
-from vecenv.norm_obs import PARTS, RunningMeanStd, check_keys
+from vecenv.running_mean_std import PARTS, RunningMeanStd, check_keys
 from vecenv.transforms.arrays import (
     WHOLE,
     Array,
