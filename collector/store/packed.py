@@ -1,4 +1,4 @@
-"""`Layout`: names, dtypes and shapes of the arrays of a shard; pack episodes into these arrays.
+"""`EpisodeLayout`: names, dtypes and shapes of the arrays of a shard; pack episodes into these arrays.
 
 A shard with E episodes of S steps in all holds
 
@@ -38,7 +38,7 @@ DEEPEST = 32
 
 
 @dataclass(frozen=True)
-class Layout:
+class EpisodeLayout:
     """The arrays of steps and observations in every shard of a data set."""
 
     names: dict[str, Any]
@@ -47,7 +47,7 @@ class Layout:
     """By name, a row of the array: its dtype and shape, as a dtype with a shape."""
 
     @classmethod
-    def of(cls, episodes: Episode | EpisodeBatch | LayoutLine) -> Layout:
+    def of(cls, episodes: Episode | EpisodeBatch | LayoutLine) -> EpisodeLayout:
         """Layout of the arrays of episodes, or of a line of the manifest.
 
         Raises `DatasetError` where they cannot be stored.
@@ -99,7 +99,7 @@ def row_layout(observation_spaces: Sequence[Any], action_spaces: Sequence[Any]) 
     return layout
 
 
-def check_spaces(layout: Layout, spaces: Mapping[str, Any]) -> None:
+def check_spaces(layout: EpisodeLayout, spaces: Mapping[str, Any]) -> None:
     """Raise `DatasetError` if the arrays of a data set are not those of its `spaces`: by name, None if unknown."""
     for name, space in spaces.items():
         if space is None:
@@ -178,14 +178,14 @@ def offsets_of(episodes: EpisodeBatch) -> np.ndarray:
 
 def arrays_of(episodes: EpisodeBatch) -> dict[str, np.ndarray]:
     """The arrays by name, as a shard has them."""
-    layout = Layout.of(episodes)
+    layout = EpisodeLayout.of(episodes)
     pairs = _pairs(layout.names, columns_of(episodes))
     found = {name: np.ascontiguousarray(array, layout.rows[name].base) for name, array in pairs}
     found["offsets"] = offsets_of(episodes)
     return found | {name: np.asarray(getattr(episodes, name), dtype) for name, dtype in OF_EPISODES.items()}
 
 
-def batch_of(layout: Layout, arrays: Mapping[str, np.ndarray]) -> EpisodeBatch:
+def batch_of(layout: EpisodeLayout, arrays: Mapping[str, np.ndarray]) -> EpisodeBatch:
     """The episodes of the arrays of a shard."""
     about = {name: arrays[name] for name in OF_EPISODES}
     return EpisodeBatch(**nest.map(arrays.__getitem__, layout.names), lengths=np.diff(arrays["offsets"]), **about)
@@ -204,7 +204,7 @@ def returns_of(episodes: EpisodeBatch) -> np.ndarray:
 def check_whole(episodes: EpisodeBatch) -> None:
     """Raise `DatasetError` where these are no whole episodes, or have rewards or returns that are not finite."""
     steps, count, offsets = len(episodes.reward), len(episodes), offsets_of(episodes)
-    expected = Layout.of(episodes).arrays(steps, count)
+    expected = EpisodeLayout.of(episodes).arrays(steps, count)
     if wrong := [name for name, array in arrays_of(episodes).items() if len(array) != expected[name][0]]:
         raise DatasetError(f"{', '.join(wrong)} of {count} episodes with {steps} steps have another number of rows")
     if offsets[-1] != steps or (episodes.lengths < 1).any():
@@ -231,14 +231,14 @@ def check_whole(episodes: EpisodeBatch) -> None:
 
 def pack(episodes: Sequence[Episode]) -> EpisodeBatch:
     """Episodes as one batch, in new memory. Raises `DatasetError` where they do not fit together."""
-    layout = Layout.of(episodes[0])
+    layout = EpisodeLayout.of(episodes[0])
     for episode in episodes:
         steps, rows = len(episode), [[*map(len, nest.leaves(tree))] for tree in (episode.obs, episode.action)]
         if rows != [[steps + 1] * len(rows[0]), [steps] * len(rows[1])]:
             raise DatasetError(
                 f"an episode of {steps} steps has {rows[0]} observations and {rows[1]} actions; expected T + 1 and T"
             )
-        if (other := Layout.of(episode)) != layout:
+        if (other := EpisodeLayout.of(episode)) != layout:
             raise DatasetError(f"these episodes have arrays of several forms: {other.line()} and {layout.line()}")
     return EpisodeBatch(
         **join([columns_of(each) for each in episodes]),

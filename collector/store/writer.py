@@ -27,7 +27,7 @@ from collector.store.dataset_folder import check_free, open_locked, remove_data,
 from collector.store.dataset_head import HEAD, head_bytes, head_changes, read_head, spaces_of
 from collector.store.manifest import LONGEST_LINE, MANIFEST, Manifest, read_lines, read_manifest
 from collector.store.packed import (
-    Layout,
+    EpisodeLayout,
     arrays_of,
     check_spaces,
     check_whole,
@@ -140,8 +140,8 @@ class StoreWriter(Closable):
             return
         batch = self._numbered(several if isinstance(several, EpisodeBatch) else pack(several))
         check_whole(batch)
-        layout = Layout.of(batch)
-        expected = self.manifest.layout or (Layout.of(self._waiting[0]) if self._waiting else None)
+        layout = EpisodeLayout.of(batch)
+        expected = self.manifest.layout or (EpisodeLayout.of(self._waiting[0]) if self._waiting else None)
         if expected is None:
             check_spaces(expected := layout, self._spaces)
         if layout != expected:
@@ -209,14 +209,18 @@ class StoreWriter(Closable):
                     failed=note.failed,
                     state=note.state,
                 )
-                self.manifest.append([line] if self.manifest.layout is not None else [Layout.of(episodes).line(), line])
+                self.manifest.append(
+                    [line] if self.manifest.layout is not None else [EpisodeLayout.of(episodes).line(), line]
+                )
             except OSError:
                 for each in () if self.manifest.unknown else (name + PARTIAL, name):  # it has no line
                     with suppress(OSError):
                         shards.remove(each)
                 raise
             self._waiting = self._waiting[1:]
-            self.waiting_bytes = sum(Layout.of(each).nbytes(len(each.reward), len(each)) for each in self._waiting)
+            self.waiting_bytes = sum(
+                EpisodeLayout.of(each).nbytes(len(each.reward), len(each)) for each in self._waiting
+            )
 
     def _new_name(self) -> str:
         """A name that no shard has had: a line that may be on the disk or not never names one that is written again."""
@@ -251,7 +255,7 @@ class StoreWriter(Closable):
             for line, _ in read_lines(other):
                 if isinstance(line, LayoutLine) and self.manifest.layout is None:
                     self.manifest.append([line])
-                elif isinstance(line, LayoutLine) and Layout.of(line) != self.manifest.layout:
+                elif isinstance(line, LayoutLine) and EpisodeLayout.of(line) != self.manifest.layout:
                     raise DatasetError(f"{other.path} has episodes of another layout than {self.folder}: {line}")
                 elif isinstance(line, ShardLine) and other.kind(line.shard):
                     if twice := self._seen.intersection(line.episodes):

@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from vecenv.backends.backend import Answers, Backend, Call, Taken, WorkerInfo, unreturned
+from vecenv.backends.backend import Answers, Backend, EnvCall, Taken, WorkerInfo, unreturned
 from vecenv.backends.host.env_access import own_copy, plain_copy
 from vecenv.backends.host.env_host import EnvHost, EnvReport, check_distinct
 from vecenv.backends.host.failure import Failure, describe, died_failure
@@ -144,7 +144,7 @@ class BlockThread(Watched):
                 to[j] = own[j]
         self._rows.status[rows] = opcodes.DONE
 
-    def call(self, call: Call, args: Mapping[int, tuple[Any, ...]]) -> None:
+    def call(self, call: EnvCall, args: Mapping[int, tuple[Any, ...]]) -> None:
         """Run an operation, with arguments by env id."""
         self.line[DOING] = A_CALL
         values = {i: self._host.call(i - self.start, call.op, args[i]) for i in args}
@@ -165,7 +165,7 @@ class ThreadBackend(Backend):
         self.blocks: list[BlockThread] = []
         self._watchdog = Watchdog(step_timeout, self._lose)
         self._answers: Answers
-        self._calls: list[Call] = []
+        self._calls: list[EnvCall] = []
         self._warnings = WorkerWarnings()
         self._wakeups: SimpleQueue[None] = SimpleQueue()
         self._done: Callable[[], bool] | None = None
@@ -298,9 +298,9 @@ class ThreadBackend(Backend):
         if self.lost:
             self._answer_lost()
 
-    def call(self, ids: Sequence[int], op: str, args: Sequence[tuple[Any, ...]]) -> Call:
+    def call(self, ids: Sequence[int], op: str, args: Sequence[tuple[Any, ...]]) -> EnvCall:
         given = map(own_copy, args) if self.copies else args
-        payloads, call = dict(zip(ids, given, strict=True)), Call(ids, op)
+        payloads, call = dict(zip(ids, given, strict=True)), EnvCall(ids, op)
         self._calls = [*(other for other in self._calls if not other.done()), call]
         for block in dict.fromkeys(map(self._block_of.__getitem__, ids)):
             block.work.put(partial(block.call, call, {i: payloads[i] for i in block.ids if i in payloads}))
