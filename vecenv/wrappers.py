@@ -205,15 +205,14 @@ class RowWiseWrapper(VectorEnvWrapper):
     def reset(self, id: Any = None, **kwargs: Any) -> tuple[Any, np.ndarray]:
         """As `venv.reset`, with the rows of `map_reset`."""
         self.note_reset(id, kwargs)
-        rows: tuple[Any, np.ndarray]
-        rows = self._mapped(self.map_reset, lambda: self._asked(id, kwargs), self.venv.reset, id, **kwargs)
+        rows: tuple[Any, np.ndarray] = self._mapped(self.map_reset, None, self.venv.reset, id, **kwargs)
         return rows
 
     def step(self, action: Any, id: Any = None, **kwargs: Any) -> Any:
         """As `venv.step`, with the rows of `map_step`."""
         self.note_round(action, id, kwargs)
         action = action if action is None else self.map_action(action)
-        return self._mapped(self.map_round, lambda: self._asked(id, kwargs), self.venv.step, action, id, **kwargs)
+        return self._mapped(self.map_round, None, self.venv.step, action, id, **kwargs)
 
     def send(self, action: Any, id: Any = None, **kwargs: Any) -> None:
         """As `venv.send`."""
@@ -222,38 +221,29 @@ class RowWiseWrapper(VectorEnvWrapper):
 
     def recv(self) -> Any:
         """As `venv.recv`, with the rows of `map_step`."""
-        waiting = self.venv.waiting_id
-        return self._mapped(self.map_round, lambda: waiting, self.venv.recv)
-
-    def _asked(self, id: Any, kwargs: dict[str, Any]) -> Any:
-        """The envs that a call asks for, None for all."""
-        return round_envs(len(self), (), id, kwargs)[0]
+        return self._mapped(self.map_round, self.venv.waiting_id, self.venv.recv)
 
     def _mapped(
-        self, mapped: Callable[..., Any], asked: Callable[[], Any], call: Callable[..., Any], *args: Any, **kwargs: Any
+        self, mapped: Callable[..., Any], waiting: Any, call: Callable[..., Any], *args: Any, **kwargs: Any
     ) -> Any:
-        """Return the rows of a call, mapped. After an interrupt the envs `asked()` need a reset, because the engine
-        may have finished its part.
+        """The rows of a call, or of the `partial` of its error, mapped. After an interrupt the `waiting` envs,
+        or (None) those that the arguments ask for, need a reset, also where it came when the engine had done its part.
         """
         try:
             try:
                 rows = call(*args, **kwargs)
             except Exception as error:
-                self._map_partial(error, mapped)
+                if isinstance(partial := getattr(error, "partial", None), Partial):
+                    names = ("obs", "info") if mapped == self.map_reset else Partial._fields[1:]
+                    columns = mapped(*(getattr(partial, name) for name in names))
+                    error.partial = partial._replace(**dict(zip(names, columns, strict=True)))  # type: ignore[attr-defined]
                 raise
             return mapped(*rows)
         except INTERRUPTS as error:
             if (engine := getattr(self, "engine", None)) is not None and not engine.closed:
-                ids = asked()
+                ids = round_envs(len(self), (), args[-1], kwargs)[0] if waiting is None else waiting
                 engine.abandon(error, engine.all_ids if ids is None else [int(i) for i in ids])
             raise
-
-    def _map_partial(self, error: Exception, mapped: Callable[..., Any]) -> None:
-        """Map the rows of the envs that did not fail, if the error has them."""
-        if isinstance(partial := getattr(error, "partial", None), Partial):
-            names = ("obs", "info") if mapped == self.map_reset else Partial._fields[1:]
-            columns = mapped(*(getattr(partial, name) for name in names))
-            error.partial = partial._replace(**dict(zip(names, columns, strict=True)))  # type: ignore[attr-defined]
 
     def _reset_rows(self, info: np.ndarray) -> np.ndarray | None:
         """A mask of the rows of a round of envs that were reset in it; None for none."""
