@@ -27,7 +27,7 @@ from collector.env_source import check_rounds
 from collector.policy.action_trees import as_vector_envs_take_it
 from collector.policy.policy_call import Policy
 from vecenv import nest
-from vecenv.wrappers import check_send_and_recv
+from vecenv.extending import check_send_and_recv
 
 
 class AsyncDataCollector(Collecting):

@@ -23,9 +23,7 @@ from collector.policy.runner import PolicyRunner
 from collector.policy.weights import PolicyWeights
 from collector.timing import Clock
 from vecenv import nest
-from vecenv.errors import warn_caller
-from vecenv.extending import add_note, as_ids, check_count, flat
-from vecenv.wrappers import resets_in_step
+from vecenv.extending import add_note, as_ids, check_count, flat, resets_in_step, warn_caller
 
 
 class BatchRequest(NamedTuple):

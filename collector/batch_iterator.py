@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 from collector.collector_arguments import all_frames, at_least_one, limit, resolve_devices
 from collector.episodes.episode import CollectStats
 from collector.policy.policy_call import ExplorationType, as_exploration_type, set_exploration_type
-from vecenv.errors import warn_caller
+from vecenv.extending import warn_caller
 
 Self = TypeVar("Self", bound="BatchIterator")
 

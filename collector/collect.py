@@ -27,7 +27,7 @@ from collector.collector_arguments import at_least_one
 from collector.episodes.episode import CollectStats, Ended, EpisodeCutter
 from collector.policy.policy_call import ExplorationType
 from collector.timing import CollectorStats
-from vecenv.errors import warn_caller
+from vecenv.extending import warn_caller
 
 CHUNK = 64
 """Steps of each env between two checks which episodes have ended."""

@@ -11,9 +11,9 @@ import gymnasium
 from gymnasium import Env
 from gymnasium.vector import VectorEnv
 
+from vecenv import ShmemVectorEnv
 from vecenv.extending import VECTOR_ENVS, check_options, own_env_fns
 from vecenv.transforms import TransformedVectorEnv
-from vecenv.venvs import ShmemVectorEnv
 
 PROCESSES = ("num_workers", "context", "start_timeout", "step_timeout", "affinity", "release_openmp")
 """Arguments that only mean something where envs are in processes of their own."""

@@ -6,11 +6,8 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from vecenv.creator import EnvCreator
+from vecenv import EnvCreator, RayVectorEnv, VectorEnvNormObs, VectorEnvWrapper
 from vecenv.extending import Freezable, HasTransforms
-from vecenv.norm_obs import VectorEnvNormObs
-from vecenv.venvs import RayVectorEnv
-from vecenv.wrappers import VectorEnvWrapper
 
 
 def cannot_be_made_again(source: Any, made: Any) -> str | None:

@@ -13,12 +13,11 @@ from collector.batch.rollout import Rollout, truncate_last
 from collector.batch.step_extras import StepBatch
 from collector.collector_arguments import at_least_one
 from collector.interruptor import Interruptor
-from collector.policy.action_trees import common_layout
+from collector.policy.action_trees import action_layouts
 from collector.policy.policy_call import Policy
 from collector.policy.random_policy import draw, masks_of
 from collector.sync_collector import SyncDataCollector
-from vecenv import nest
-from vecenv.venvs import DummyVectorEnv
+from vecenv import DummyVectorEnv, nest
 
 
 def rollout(
@@ -142,4 +141,4 @@ class _Draws:
         spaces = [every[i] for i in env_id]
         masks = self.masks_of(env_id) or masks_of(obs, spaces[0], len(spaces)) or [None] * len(spaces)
         rows = [draw(space, mask) for space, mask in zip(spaces, masks, strict=True)]
-        return {"action": nest.stack(rows)} if common_layout(spaces) else rows
+        return {"action": nest.stack(rows)} if action_layouts(spaces) else rows

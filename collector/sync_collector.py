@@ -37,7 +37,7 @@ from collector.collect import Collecting
 from collector.env_source import check_synchronous
 from collector.policy.action_trees import as_vector_envs_take_it
 from vecenv import nest
-from vecenv.wrappers import check_send_and_recv
+from vecenv.extending import check_send_and_recv
 
 
 class SyncDataCollector(Collecting):

@@ -246,7 +246,7 @@ def descriptors() -> dict[int, str]:
 
 
 def kept_descriptors() -> set[int]:
-    """What stays for the life of the process: the forkserver, the resource tracker, and the file of threads' stacks."""
+    """Return the descriptors that stay open: forkserver, resource tracker and the file of threads' stacks."""
     owned = [
         start_methods._server._forkserver_alive_fd,
         resource_tracker._resource_tracker._fd,

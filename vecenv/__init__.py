@@ -18,8 +18,8 @@ from vecenv.errors import SharedMemoryError as SharedMemoryError
 from vecenv.errors import VectorEnvError as VectorEnvError
 from vecenv.errors import WorkerDiedError as WorkerDiedError
 from vecenv.errors import WorkerTimeoutError as WorkerTimeoutError
-from vecenv.norm_obs import RunningMeanStd as RunningMeanStd
 from vecenv.norm_obs import VectorEnvNormObs as VectorEnvNormObs
+from vecenv.running_mean_std import RunningMeanStd as RunningMeanStd
 from vecenv.venvs import DummyVectorEnv as DummyVectorEnv
 from vecenv.venvs import RayVectorEnv as RayVectorEnv
 from vecenv.venvs import ShmemVectorEnv as ShmemVectorEnv

@@ -1,32 +1,60 @@
 """Names for packages that extend vecenv, as `collector` does.
 
-Users of vector envs find theirs in `vecenv`. `collector` imports from there, from here, and from modules of `vecenv`
-itself; nothing below imports this module.
+Users of vector envs find theirs in `vecenv`. `collector` imports from there, from `vecenv.nest`, and from here; nothing
+below imports this module.
 """
 
-from vecenv.backends.host.failure import add_note as add_note
-from vecenv.backends.host.row_writer import cast_exactly as cast_exactly
-from vecenv.backends.memory.arena import Layout as Layout
-from vecenv.backends.memory.arena import Leaf as Leaf
-from vecenv.backends.memory.arena import ObjectLeaf as ObjectLeaf
-from vecenv.backends.memory.arena import common_layout as common_layout
-from vecenv.backends.pool.spinning_threads import release_pool as release_pool
-from vecenv.backends.worker.worker_setup import seed_generators as seed_generators
-from vecenv.backends.worker.worker_setup import worker_seeds as worker_seeds
-from vecenv.engine.actions import batch_actions as batch_actions
-from vecenv.engine.arguments import as_autoreset as as_autoreset
-from vecenv.engine.arguments import as_ids as as_ids
-from vecenv.engine.arguments import check_count as check_count
-from vecenv.engine.arguments import check_options as check_options
-from vecenv.engine.arguments import check_seed as check_seed
-from vecenv.engine.arguments import check_timeout as check_timeout
-from vecenv.engine.arguments import own_env_fns as own_env_fns
-from vecenv.engine.arguments import round_envs as round_envs
-from vecenv.engine.arguments import seed_chain as seed_chain
-from vecenv.engine.arguments import spread_seeds as spread_seeds
-from vecenv.engine.recovery import is_repeated as is_repeated
-from vecenv.envs.gym_env import find_spec as find_spec
-from vecenv.transforms.compose import HasTransforms as HasTransforms
-from vecenv.transforms.compose import flat as flat
-from vecenv.transforms.transform import Freezable as Freezable
-from vecenv.tuning.auto_backend import VECTOR_ENVS as VECTOR_ENVS
+from vecenv.backends.host.failure import add_note
+from vecenv.backends.host.row_writer import cast_exactly
+from vecenv.backends.memory.arena import Layout, Leaf, ObjectLeaf, common_layout
+from vecenv.backends.pool.spinning_threads import release_pool
+from vecenv.backends.worker.worker_setup import seed_generators, worker_seeds
+from vecenv.engine.actions import batch_actions
+from vecenv.engine.arguments import (
+    as_autoreset,
+    as_ids,
+    check_count,
+    check_options,
+    check_seed,
+    check_timeout,
+    own_env_fns,
+    round_envs,
+    seed_chain,
+    spread_seeds,
+)
+from vecenv.engine.recovery import is_repeated
+from vecenv.envs.gym_env import find_spec
+from vecenv.errors import warn_caller
+from vecenv.portability import path_of_descriptor
+from vecenv.ray_cluster import (
+    RayCluster,
+    actor_options,
+    cause_of,
+    connect,
+    dead_nodes,
+    end_actor,
+    free_places,
+    get_record,
+    is_loss,
+    make_actor,
+    missing_package,
+    put_record,
+    reason_of,
+    remove_record,
+    start_task,
+    unreachable_nodes,
+    unscheduled,
+)
+from vecenv.transforms.compose import HasTransforms, flat
+from vecenv.transforms.transform import Freezable
+from vecenv.tuning.auto_backend import VECTOR_ENVS
+from vecenv.wrappers import check_send_and_recv, resets_in_step
+
+__all__ = ["VECTOR_ENVS", "Freezable", "HasTransforms", "Layout", "Leaf", "ObjectLeaf", "RayCluster"]
+__all__ += ["actor_options", "add_note", "as_autoreset", "as_ids", "batch_actions", "cast_exactly", "cause_of"]
+__all__ += ["check_count", "check_options", "check_seed", "check_send_and_recv", "check_timeout"]
+__all__ += ["common_layout", "connect", "dead_nodes", "end_actor", "find_spec", "flat", "free_places"]
+__all__ += ["get_record", "is_loss", "is_repeated", "make_actor", "missing_package", "own_env_fns"]
+__all__ += ["path_of_descriptor", "put_record", "reason_of", "release_pool", "remove_record", "resets_in_step"]
+__all__ += ["round_envs", "seed_chain", "seed_generators", "spread_seeds", "start_task", "unreachable_nodes"]
+__all__ += ["unscheduled", "warn_caller", "worker_seeds"]

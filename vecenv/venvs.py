@@ -238,11 +238,11 @@ class RayVectorEnv(WorkersVectorEnv):
         super().__init__(env_fns, wait_num, timeout, **options)
 
 
-BACKENDS: dict[str, Callable[..., BaseVectorEnv]] = {
+BACKENDS: dict[str, type[BaseVectorEnv]] = {
     "dummy": DummyVectorEnv,
     "subproc": SubprocVectorEnv,
     "shmem": ShmemVectorEnv,
     "thread": ThreadVectorEnv,
     "ray": RayVectorEnv,
 }
-"""The names that `backend` arguments accept, with the vector env class of each."""
+"""The names that `backend` arguments accept, with the vector env class of each: the one place for a new backend."""

@@ -8,8 +8,7 @@ from typing import Any
 
 from collector.batch.step_extras import check_info_keys
 from collector.collector_arguments import at_least_one
-from vecenv.extending import check_count, check_timeout
-from vecenv.ray_cluster import actor_options
+from vecenv.extending import actor_options, check_count, check_timeout
 
 OF_ACTORS = ["backend", "compile_policy", "cudagraph_policy", "env_device", "exploration_mode", "exploration_type"]
 OF_ACTORS += ["info_keys", "max_frames_per_traj", "policy_threads", "reset_at_each_iter", "reset_when_done"]

@@ -18,17 +18,25 @@ from typing import Any, NamedTuple
 
 from collector.cluster.actor_config import ActorConfig
 from collector.cluster.cluster_stats import ActorFailure, ActorStats
-from collector.cluster.rollout_actor import Columns, Report, RolloutActor, Started
-from vecenv.errors import EnvStepError, RemoteTraceback, VectorEnvError, WorkerDiedError, WorkerTimeoutError
-from vecenv.extending import add_note
-from vecenv.ray_cluster import RayCluster, cause_of, end_actor, is_loss, make_actor, unreachable_nodes, unscheduled
+from collector.cluster.rollout_actor import Columns, RolloutActor, RolloutReport, Started
+from vecenv import EnvStepError, RemoteTraceback, VectorEnvError, WorkerDiedError, WorkerTimeoutError
+from vecenv.extending import (
+    RayCluster,
+    add_note,
+    cause_of,
+    end_actor,
+    is_loss,
+    make_actor,
+    unreachable_nodes,
+    unscheduled,
+)
 
 CLOSE_LIMIT = 5.0
 """Seconds that actors have for closing their vector envs before they are killed."""
 logger = logging.getLogger("vecenv")
 
 
-class Call(NamedTuple):
+class ActorCall(NamedTuple):
     """A call that an actor has not answered yet."""
 
     kind: str
@@ -45,7 +53,7 @@ class Actor:
 
     index: int
     handle: Any = None
-    calls: deque[Call] = field(default_factory=deque)
+    calls: deque[ActorCall] = field(default_factory=deque)
     started: Started | None = None
     """The answer of its `start`."""
     restarts_in_a_row: int = 0
@@ -83,7 +91,7 @@ class Actor:
         env_num = 0 if self.started is None else self.started.env_num
         return tuple(range(self.index * env_num, (self.index + 1) * env_num))
 
-    def pop(self) -> Call:
+    def pop(self) -> ActorCall:
         """Remove the oldest call."""
         self.oldest_since = time.monotonic()
         self.stats.in_flight -= self.calls[0].frames
@@ -122,7 +130,7 @@ class Arrived(NamedTuple):
     """A rollout that was asked for. Its arrays are read-only, and lie in Ray's store."""
 
     actor: Actor
-    report: Report
+    report: RolloutReport
     columns: Columns
     frames: int
 
@@ -260,7 +268,7 @@ class ActorPool:
         if not actor.calls:
             actor.oldest_since = time.monotonic()
         self._calls += 1
-        actor.calls.append(Call(kind, reference, self._calls, frames))
+        actor.calls.append(ActorCall(kind, reference, self._calls, frames))
         actor.stats.requested += frames
         actor.stats.in_flight += frames
 

@@ -26,8 +26,7 @@ from collector.evaluation import Evaluation
 from collector.policy.policy_call import Policy, requested_exploration_type
 from collector.policy.weights import PublishedWeights
 from collector.sync_collector import SyncDataCollector
-from vecenv.extending import check_seed, seed_chain, worker_seeds
-from vecenv.ray_cluster import connect
+from vecenv.extending import check_seed, connect, seed_chain, worker_seeds
 
 OF_EVALUATION = ("info_keys", "max_frames_per_traj", "policy_threads")
 """Arguments of the actors' collectors that hold for `evaluate` too."""

@@ -39,7 +39,7 @@ class Started(NamedTuple):
     """Steps in each of its rollouts."""
 
 
-class Report(NamedTuple):
+class RolloutReport(NamedTuple):
     """Report of an actor with each rollout, beside its arrays."""
 
     seconds: float
@@ -109,7 +109,7 @@ class RolloutActor:
         nothing: dict[str, Any] = {"env_state_dict": {}, "frames": 0, "iter": 0}
         self._collector.load_state_dict({**nothing, "traj_pool": index * self._collector.env.env_num})
 
-    def collect(self, version: int, weights: Any, random_actions: bool) -> tuple[Report, Columns]:
+    def collect(self, version: int, weights: Any, random_actions: bool) -> tuple[RolloutReport, Columns]:
         """Collect a rollout with the weights of this version; None: those that the actor has are these.
 
         Its arrays are time first, as they lie in memory, so that they travel without a copy; its envs and episodes have
@@ -131,7 +131,7 @@ class RolloutActor:
         columns = {name: nest.map(lambda rows: rows.swapaxes(0, 1), getattr(batch, name)) for name in STEPS}
         columns |= {name: getattr(batch, name) for name in OTHERS}
         self._idle_since = time.perf_counter()
-        return Report(self._idle_since - begin, waited), columns
+        return RolloutReport(self._idle_since - begin, waited), columns
 
     def close(self) -> None:
         """Close the vector env."""

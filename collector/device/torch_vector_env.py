@@ -9,12 +9,10 @@ import numpy as np
 from gymnasium import spaces
 
 from collector.device.tensors import Transfer, as_tensor, resolve_device, to_device, torch
-from vecenv import nest
-from vecenv.errors import Partial
+from vecenv import Partial, VectorEnvWrapper, nest
 from vecenv.extending import Leaf, common_layout
 from vecenv.nest import tensor_on_host
 from vecenv.transforms import TransformedVectorEnv
-from vecenv.wrappers import VectorEnvWrapper
 
 TensorStep = tuple[Any, torch.Tensor, torch.Tensor, torch.Tensor, Any]
 """(obs, rew, terminated, truncated, info)"""

@@ -11,6 +11,8 @@ try:
 except ImportError as error:
     raise ImportError("collection jobs need msgspec: pip install 'vecenv[job]'") from error
 
+from vecenv.extending import VECTOR_ENVS
+
 POLICIES = ("random", "mlp")
 """Policies that are named without a module."""
 NAMED_IN = {"wrappers": "gymnasium.wrappers", "transforms": "vecenv.transforms"}
@@ -133,7 +135,7 @@ class Job(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
     steps: Some | None = None
     seed: Count = 0
     num_envs: Few = 8
-    backend: Literal["auto", "dummy", "ray", "shmem", "subproc", "thread"] = "auto"
+    backend: Literal[tuple(sorted(VECTOR_ENVS))] = "auto"  # type: ignore[valid-type]
     num_workers: Some | None = None
     policy: str = "random"
     checkpoint: str | None = None

@@ -23,7 +23,7 @@ from collector.store.dataset_folder import check_folder
 from collector.store.manifest import MANIFEST, Manifest, read_manifest
 from collector.store.safe_folder import DatasetError
 from collector.store.writer import StoreWriter
-from vecenv.venvs import DummyVectorEnv
+from vecenv import DummyVectorEnv
 
 Progress = Callable[[JobState], None]
 

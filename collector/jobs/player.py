@@ -37,8 +37,7 @@ from collector.store.safe_folder import DatasetError
 from collector.store.shard_layout import row_layout
 from collector.store.writer import StoreWriter
 from collector.sync_collector import SyncDataCollector
-from vecenv import nest
-from vecenv.errors import VectorEnvError
+from vecenv import VectorEnvError, nest
 from vecenv.extending import Leaf, common_layout
 
 BATCH_BYTES = 64 * 2**20

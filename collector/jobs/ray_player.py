@@ -37,8 +37,8 @@ from collector.jobs.player import EpisodeWriter, JobFailedError, PlayedEpisodes,
 from collector.store.safe_folder import DatasetError
 from collector.store.schema import ShardLine
 from collector.store.writer import SHARDS
-from vecenv.errors import WorkerTimeoutError
-from vecenv.ray_cluster import (
+from vecenv import DummyVectorEnv, WorkerTimeoutError
+from vecenv.extending import (
     RayCluster,
     cause_of,
     connect,
@@ -53,7 +53,6 @@ from vecenv.ray_cluster import (
     start_task,
     unscheduled,
 )
-from vecenv.venvs import DummyVectorEnv
 
 SEES_WITHIN = 10.0
 """Seconds in which a file of the driver is to be seen: file systems over a network are late."""

@@ -24,8 +24,7 @@ from collector.jobs.plan import Plan
 from collector.jobs.player import Player
 from collector.store.dataset import Dataset
 from collector.store.safe_folder import SafeFolder
-from vecenv import nest
-from vecenv.venvs import ShmemVectorEnv
+from vecenv import ShmemVectorEnv, nest
 
 VIDEOS = "videos"
 FPS = 30

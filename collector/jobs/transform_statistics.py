@@ -24,7 +24,7 @@ from collector.jobs.names import TRANSFORM, find_class
 from collector.store import schema
 from collector.store.dataset_folder import writing
 from collector.store.safe_folder import DatasetError, SafeFolder
-from vecenv.errors import VectorEnvError
+from vecenv import VectorEnvError
 from vecenv.extending import Freezable
 
 KEPT = "statistics.json"

@@ -27,7 +27,7 @@ def is_of_arrays(space: spaces.Space[Any]) -> bool:
     return all(isinstance(part, ARRAYS) for _, part in parts(space))
 
 
-def common_layout(action_spaces: Sequence[spaces.Space[Any]]) -> dict[str, RowLayout]:
+def action_layouts(action_spaces: Sequence[spaces.Space[Any]]) -> dict[str, RowLayout]:
     """Shape and dtype of each leaf of an action; empty where envs differ, or a leaf is no array (text, sequences)."""
     first, *others = ([(path, part.shape, part.dtype) for path, part in parts(each)] for each in action_spaces)
     if any(each != first for each in others):

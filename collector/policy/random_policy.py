@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from gymnasium import spaces
 
-from collector.policy.action_trees import common_layout, is_of_arrays, parts
+from collector.policy.action_trees import action_layouts, is_of_arrays, parts
 from vecenv import nest
 from vecenv.nest import as_array
 
@@ -43,7 +43,7 @@ class RandomPolicy:
                     f"{space}"
                 )
             first = action_spaces[0]
-            if not common_layout([first, space]):
+            if not action_layouts([first, space]):
                 raise TypeError(
                     f"random actions need spaces of one shape and dtype; that of env {env_id} is {space}, "
                     f"that of env 0 is {first}"

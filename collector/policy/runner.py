@@ -13,7 +13,7 @@ import numpy as np
 from gymnasium import spaces
 
 from collector.batch.step_extras import InfoColumns, RowLayout, check_policy_names
-from collector.policy.action_trees import common_layout, flatten, unflatten
+from collector.policy.action_trees import action_layouts, flatten, unflatten
 from collector.policy.keyed_noise import KeyedNoise
 from collector.policy.policy_call import (
     ExplorationType,
@@ -87,7 +87,7 @@ class PolicyRunner:
         """True once the first call of this batch has shown if the policy draws from generators of torch."""
         self._space: Any = env.action_space[0]
         self._is_tree = isinstance(self._space, (spaces.Dict, spaces.Tuple))
-        self._expected = common_layout(env.action_space)
+        self._expected = action_layouts(env.action_space)
         """Shape of a row and dtype of each leaf of the actions, where all envs have the same."""
         self._transfer: Any = None
         """The transfer of a policy on tensors."""

@@ -16,7 +16,7 @@ from collector.store.dataset_head import read_head, space_from_json, spaces_of
 from collector.store.manifest import read_manifest
 from collector.store.safe_folder import DatasetError
 from collector.store.shard import Shards
-from collector.store.shard_layout import Layout, check_spaces, pack
+from collector.store.shard_layout import EpisodeLayout, check_spaces, pack
 from vecenv import nest
 
 MEMORY = 2**28
@@ -93,7 +93,7 @@ class Dataset:
         """Failures that the writer counted, by name."""
         self.state = manifest.state
         """The last state that the writer left for the next one."""
-        self.layout: Layout | None = manifest.layout
+        self.layout: EpisodeLayout | None = manifest.layout
         """The arrays of a shard; None where there is none yet."""
         if self.layout is not None:
             try:

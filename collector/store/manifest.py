@@ -16,7 +16,7 @@ import numpy as np
 from collector.store import safe_folder, schema
 from collector.store.safe_folder import DatasetError, SafeFolder
 from collector.store.schema import End, LayoutLine, Line, Note, ShardLine
-from collector.store.shard_layout import Layout
+from collector.store.shard_layout import EpisodeLayout
 
 MANIFEST = "manifest.jsonl"
 LONGEST_LINE = 2**27
@@ -37,7 +37,7 @@ class Manifest:
 
     shards: list[ShardLine] = field(default_factory=list)
     """Their lines; numbers, lengths and returns of the episodes are in the index."""
-    layout: Layout | None = None
+    layout: EpisodeLayout | None = None
     """None as long as no shard is committed."""
     end: int | None = None
     """Of a complete data set: numbers below this count."""
@@ -70,7 +70,7 @@ class Manifest:
         if isinstance(line, LayoutLine):
             if self.layout is not None:
                 raise DatasetError("it is a second layout")
-            self.layout = Layout.of(line)
+            self.layout = EpisodeLayout.of(line)
         elif isinstance(line, End):
             self.end, self.end_at = line.episodes, self.good_bytes
         elif isinstance(line, Note):

@@ -23,8 +23,6 @@ from vecenv.nest import as_array
 ROUNDS = 1024
 _BYTES = 2**24
 """The buffer holds so many rounds, or so many bytes of them, whichever is less."""
-_NONE = 2**62
-"""The beginning of an episode that is not recorded."""
 
 
 def fit_rows(rows: Any, layout: Any) -> Any:
@@ -86,14 +84,16 @@ class EpisodeRecorder:
         self._buffer = RolloutBuffer(n, max(2, min(ROUNDS, _BYTES // (n * (sum(nest.leaves(row)) + 10)))))
         self._finished, self._pid = False, os.getpid()
         self._unfinished = UnfinishedEpisodes()
-        self._state = np.stack([np.arange(n), np.full(n, _NONE), np.zeros(n, np.int64), np.full(n, -1)])
-        """By env: its id, the round in which its episode began (-k: it had k steps before the last cut), its rounds in
-        the buffer, the seed of its episode."""
-        self._all, self._began, self._count, self._seeds = self._state
+        self._all = np.arange(n)
+        self._recorded = np.zeros(n, np.bool_)
+        """A mask of the envs whose episode in progress is recorded."""
+        self._first, self._before, self._count = (np.zeros(n, np.int64) for _ in range(3))
+        """By env: round of the buffer in which its episode began, steps of it before the last cut, rounds since."""
+        self._seeds = np.full(n, -1)
         self._together = True
         """True if all envs took part in each round."""
-        self._ended: list[tuple[np.ndarray, Any]] = []
-        """The state of envs whose episodes ended, and their last observations."""
+        self._ended: list[tuple[list[np.ndarray], Any]] = []
+        """What `_progress` had of envs whose episodes ended, and their last observations."""
         self._due = float("inf")
         """The time at which the episodes that have ended are committed; infinite: there are none."""
 
@@ -123,12 +123,14 @@ class EpisodeRecorder:
         at = self._count[envs]
         if obs is not None:
             self._buffer.write("obs", at * self.n + envs, fit_rows(obs, self._layout.obs))
+        self._recorded[envs] = False
         self._seeds[envs] = -1 if seeds is None else [-1 if seed is None else seed for seed in seeds]
-        self._began[envs] = at
+        self._first[envs], self._before[envs] = at, 0
+        self._recorded[envs] = True
 
     def discard(self, ids: Any = slice(None)) -> None:
         """Abandon the episodes in progress of these envs: their next steps are not recorded until others begin."""
-        self._began[ids] = _NONE
+        self._recorded[ids] = False
 
     def step(
         self, ids: np.ndarray | None, action: Any, obs: Any, reward: Any, terminated: Any, truncated: Any
@@ -163,18 +165,21 @@ class EpisodeRecorder:
     def _check_memory(self) -> None:
         """Raise `DatasetError` after a cut where the episodes in progress are larger than the memory for them."""
         if (kept := self._unfinished.nbytes) > self._memory:
-            env = int(self._began.argmin())
+            env = int((self._before * self._recorded).argmax())
             raise DatasetError(
-                f"the episode in progress of env {env} has {-self._began[env]} steps and no end, and all of those in "
+                f"the episode in progress of env {env} has {self._before[env]} steps and no end, and all of those in "
                 f"progress have {kept:,} bytes; RecordEpisodes stores whole episodes, and keeps {self._memory:,} bytes "
                 "until they end: limit their steps (gymnasium.wrappers.TimeLimit), or pass a larger memory="
             )
 
     def end(self, envs: np.ndarray, last_obs: Any) -> None:
         """End the episodes of these envs with their last steps; `last_obs` are rows in memory of their own."""
-        self._ended.append((self._state[:, envs], fit_rows(last_obs, self._layout.obs)))
-        self._began[envs] = _NONE
+        self._ended.append((self._progress(envs), fit_rows(last_obs, self._layout.obs)))
+        self._recorded[envs] = False
         self._due = min(self._due, time.monotonic() + self._shard_seconds)
+
+    def _progress(self, envs: np.ndarray) -> list[np.ndarray]:
+        return [each[envs] for each in (self._all, self._recorded, self._first, self._before, self._count, self._seeds)]
 
     def cut(self) -> None:
         """Give the writer the episodes that have ended, and commit them where that is due.
@@ -198,20 +203,22 @@ class EpisodeRecorder:
 
     def _take(self) -> EpisodeBatch:
         """Copy the episodes that have ended out of the buffer, keep those in progress, and empty the buffer."""
-        playing = self._began < _NONE
-        going = self._state[:, playing & (self._began < self._count)]
-        env, began, stop, seed = np.concatenate([*(state for state, _ in self._ended), going], 1)
-        ends, known, first = np.arange(len(env)) < len(env) - going.shape[1], began < _NONE, np.maximum(began, 0)
+        playing = self._recorded.copy()
+        going = (playing & (self._before + self._count > self._first)).nonzero()[0]
+        progress = [*(ended for ended, _ in self._ended), self._progress(going)]
+        env, known, first, before, stop, seed = map(np.concatenate, zip(*progress, strict=True))
+        ends = np.arange(len(env)) < len(env) - len(going)
         columns = {name: self._buffer.read(name, slice(None)) for name in EPISODE_COLUMNS}
         last = join([nest.take(columns["obs"], slice(0, 0)), *(obs for _, obs in self._ended)])
-        rows, steps, before = first * self.n + env, stop - first, np.maximum(-began, 0)
+        rows, steps = first * self.n + env, stop - first
         runs = Runs(env, rows, steps, before, ends, np.full(len(env), -1), seed).take(known)
         whole = self._unfinished.join(columns, runs, nest.take(last, known[ends]), playing, self.n)
         latest = self._buffer.read("obs", self._count * self.n + self._all)
         self._buffer.rewind()
         self._buffer.write("obs", slice(0, self.n), latest)
-        self._began[playing] -= self._count[playing]
-        self._count[:], self._together = 0, True
+        self._before += self._count - self._first
+        self._first[:] = self._count[:] = 0
+        self._together = True
         self._ended = []
         return whole
 

@@ -1,4 +1,4 @@
-"""`Layout`: names, dtypes and shapes of the arrays of a shard; pack episodes into these arrays.
+"""`EpisodeLayout`: names, dtypes and shapes of the arrays of a shard; pack episodes into these arrays.
 
 A shard with E episodes of S steps in all holds
 
@@ -29,7 +29,7 @@ from collector.episodes.episode import EPISODE_COLUMNS, Episode, EpisodeBatch
 from collector.store.safe_folder import DatasetError
 from collector.store.schema import DTYPES, LayoutLine
 from vecenv import nest
-from vecenv.extending import Layout as RowLayout
+from vecenv.extending import EpisodeLayout as RowLayout
 from vecenv.extending import ObjectLeaf, common_layout
 
 OF_EPISODES = {"episode": "<i8", "seed": "<i8", "env_id": "<i4"}
@@ -38,7 +38,7 @@ DEEPEST = 32
 
 
 @dataclass(frozen=True)
-class Layout:
+class EpisodeLayout:
     """The arrays of steps and observations in every shard of a data set."""
 
     names: dict[str, Any]
@@ -47,8 +47,8 @@ class Layout:
     """By name, a row of the array: its dtype and shape, as a dtype with a shape."""
 
     @classmethod
-    def of(cls, episodes: Episode | EpisodeBatch | LayoutLine) -> Layout:
-        """Layout of the arrays of episodes, or of a line of the manifest.
+    def of(cls, episodes: Episode | EpisodeBatch | LayoutLine) -> EpisodeLayout:
+        """EpisodeLayout of the arrays of episodes, or of a line of the manifest.
 
         Raises `DatasetError` where they cannot be stored.
         """
@@ -99,7 +99,7 @@ def row_layout(observation_spaces: Sequence[Any], action_spaces: Sequence[Any]) 
     return layout
 
 
-def check_spaces(layout: Layout, spaces: Mapping[str, Any]) -> None:
+def check_spaces(layout: EpisodeLayout, spaces: Mapping[str, Any]) -> None:
     """Raise `DatasetError` if the arrays of a data set are not those of its `spaces`: by name, None if unknown."""
     for name, space in spaces.items():
         if space is None:
@@ -171,7 +171,7 @@ def _rows(name: str, tree: Any, depth: int = 0) -> Any:
         raise DatasetError(f"{name} cannot have the shape {shape}: {error}") from None
 
 
-def columns_of_shard(layout: Layout, batches: Sequence[EpisodeBatch]) -> dict[str, list[np.ndarray]]:
+def columns_of_shard(layout: EpisodeLayout, batches: Sequence[EpisodeBatch]) -> dict[str, list[np.ndarray]]:
     """The arrays of a shard by name, each as arrays that follow one another."""
     columns: dict[str, list[np.ndarray]] = {name: [] for name in layout.rows}
     for batch in batches:
@@ -189,11 +189,11 @@ def columns_of_shard(layout: Layout, batches: Sequence[EpisodeBatch]) -> dict[st
 
 def arrays_of(episodes: EpisodeBatch) -> dict[str, np.ndarray]:
     """The arrays by name, as a shard has them."""
-    columns = columns_of_shard(Layout.of(episodes), [episodes])
+    columns = columns_of_shard(EpisodeLayout.of(episodes), [episodes])
     return {name: parts[0] if len(parts) == 1 else np.concatenate(parts) for name, parts in columns.items()}
 
 
-def batch_of(layout: Layout, arrays: Mapping[str, np.ndarray]) -> EpisodeBatch:
+def batch_of(layout: EpisodeLayout, arrays: Mapping[str, np.ndarray]) -> EpisodeBatch:
     """The episodes of the arrays of a shard."""
     about = {name: arrays[name] for name in OF_EPISODES}
     columns = nest.map(arrays.__getitem__, layout.names)
@@ -201,7 +201,7 @@ def batch_of(layout: Layout, arrays: Mapping[str, np.ndarray]) -> EpisodeBatch:
     return EpisodeBatch(obs_parts=obs_parts, **columns, lengths=np.diff(arrays["offsets"]), **about)
 
 
-def check_whole(episodes: EpisodeBatch, layout: Layout) -> None:
+def check_whole(episodes: EpisodeBatch, layout: EpisodeLayout) -> None:
     """Raise `DatasetError` where these are no whole episodes, or have rewards or returns that are not finite."""
     steps, count, offsets = len(episodes.reward), len(episodes), episodes.offsets
     expected = layout.arrays(steps, count)
@@ -232,14 +232,14 @@ def pack(episodes: Sequence[Episode]) -> EpisodeBatch:
 
     Raises `DatasetError` where they do not fit together.
     """
-    layout = Layout.of(episodes[0])
+    layout = EpisodeLayout.of(episodes[0])
     for episode in episodes:
         steps, rows = len(episode), [[*map(len, nest.leaves(tree))] for tree in (episode.obs, episode.action)]
         if rows != [[steps + 1] * len(rows[0]), [steps] * len(rows[1])]:
             raise DatasetError(
                 f"an episode of {steps} steps has {rows[0]} observations and {rows[1]} actions; expected T + 1 and T"
             )
-        if (other := Layout.of(episode)) != layout:
+        if (other := EpisodeLayout.of(episode)) != layout:
             raise DatasetError(f"these episodes have arrays of several forms: {other.line()} and {layout.line()}")
     return EpisodeBatch(
         obs_parts=[each.obs for each in episodes],

@@ -29,7 +29,7 @@ from collector.store.manifest import LONGEST_LINE, MANIFEST, Manifest, read_line
 from collector.store.safe_folder import PARTIAL, Closable, DatasetError, SafeFolder
 from collector.store.schema import LARGEST, End, LayoutLine, Note, ShardLine
 from collector.store.shard import mismatch, write_shard
-from collector.store.shard_layout import Layout, check_spaces, check_whole, columns_of_shard, in_shards, pack
+from collector.store.shard_layout import EpisodeLayout, check_spaces, check_whole, columns_of_shard, in_shards, pack
 
 _INTERRUPTED = "a commit was interrupted"
 SHARDS = "shards"
@@ -134,7 +134,7 @@ class StoreWriter(Closable):
         if not len(several):
             return
         batch = self._numbered(several if isinstance(several, EpisodeBatch) else pack(several))
-        layout = Layout.of(batch)
+        layout = EpisodeLayout.of(batch)
         check_whole(batch, layout)
         if self._layout is None:
             check_spaces(layout, self._spaces)
@@ -248,7 +248,7 @@ class StoreWriter(Closable):
             for line, _ in read_lines(other):
                 if isinstance(line, LayoutLine) and self.manifest.layout is None:
                     self.manifest.append([line])
-                elif isinstance(line, LayoutLine) and Layout.of(line) != self.manifest.layout:
+                elif isinstance(line, LayoutLine) and EpisodeLayout.of(line) != self.manifest.layout:
                     raise DatasetError(f"{other.path} has episodes of another layout than {self.folder}: {line}")
                 elif isinstance(line, ShardLine) and other.kind(line.shard):
                     if twice := self._seen.intersection(line.episodes):

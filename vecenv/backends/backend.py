@@ -38,7 +38,7 @@ class WorkerInfo(NamedTuple):
     busy_seconds: float
 
 
-class Call:
+class EnvCall:
     """An operation that was started on the envs `ids`. `found`: the value of each, or its Failure, once it is there.
 
     `values`: those of envs that have answered at once, one each.
@@ -164,7 +164,7 @@ class Backend(ABC):
         """The results of envs that have answered (None for all), which become idle."""
 
     @abstractmethod
-    def call(self, ids: Sequence[int], op: str, args: Sequence[tuple[Any, ...]]) -> Call:
+    def call(self, ids: Sequence[int], op: str, args: Sequence[tuple[Any, ...]]) -> EnvCall:
         """Start `ENV_CALLS[op]` on idle envs, in all workers at once, with one tuple of arguments an env."""
 
     def resynchronise(self, deadline: float) -> None:

@@ -8,7 +8,7 @@ from queue import SimpleQueue
 from threading import RLock, Thread
 from typing import Any, Protocol
 
-from vecenv.backends.backend import Answers, Call
+from vecenv.backends.backend import Answers, EnvCall
 from vecenv.backends.free_threading import has_gil, stack_of_thread
 from vecenv.backends.host.env_access import plain_copy
 from vecenv.backends.host.env_host import EnvHost, EnvReport
@@ -161,7 +161,7 @@ class BlockThread(Watched):
             fence()
         self._rows.status[rows] = opcodes.DONE
 
-    def call(self, call: Call, args: Mapping[int, tuple[Any, ...]]) -> None:
+    def call(self, call: EnvCall, args: Mapping[int, tuple[Any, ...]]) -> None:
         """Run an operation, with arguments by env id."""
         self.line[DOING] = A_CALL
         values = {i: self._host.call(i - self.start, call.op, args[i]) for i in args}

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from vecenv.backends.backend import Answers, Backend, Call, Taken, WorkerInfo
+from vecenv.backends.backend import Answers, Backend, EnvCall, Taken, WorkerInfo
 from vecenv.backends.host.env_access import own_copy, plain_copy
 from vecenv.backends.host.env_host import EnvHost, EnvReport, check_distinct
 from vecenv.backends.host.failure import Failure
@@ -66,11 +66,13 @@ class DummyBackend(Backend):
     def take(self, ids: Sequence[int] | None) -> Taken:
         return self._answers.take(ids)
 
-    def call(self, ids: Sequence[int], op: str, args: Sequence[tuple[Any, ...]]) -> Call:
+    def call(self, ids: Sequence[int], op: str, args: Sequence[tuple[Any, ...]]) -> EnvCall:
         assert self._host is not None
         if not self.copies:
-            return Call(ids, op, [self._host.call(i, op, a) for i, a in zip(ids, args, strict=True)])
-        return Call(ids, op, [plain_copy(self._host.call(i, op, own_copy(a))) for i, a in zip(ids, args, strict=True)])
+            return EnvCall(ids, op, [self._host.call(i, op, a) for i, a in zip(ids, args, strict=True)])
+        return EnvCall(
+            ids, op, [plain_copy(self._host.call(i, op, own_copy(a))) for i, a in zip(ids, args, strict=True)]
+        )
 
     def resynchronise(self, deadline: float) -> None:
         self.take(None)

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from vecenv.backends.backend import Answers, Backend, Call, Taken, WorkerInfo
+from vecenv.backends.backend import Answers, Backend, EnvCall, Taken, WorkerInfo
 from vecenv.backends.host.env_access import own_copy, plain_copy, wrapper_classes
 from vecenv.backends.host.env_host import ATTRIBUTES, EnvReport, own_actions, own_report
 from vecenv.backends.host.failure import Failure, capture, describe
@@ -234,7 +234,7 @@ class EnvWorkerBackend(Backend):
         self.lost.pop(env_id, None)
         return [env_id]
 
-    def call(self, ids: Sequence[int], op: str, args: Sequence[tuple[Any, ...]]) -> Call:
+    def call(self, ids: Sequence[int], op: str, args: Sequence[tuple[Any, ...]]) -> EnvCall:
         values = []
         for i, a in zip(ids, args, strict=True):
             try:
@@ -243,7 +243,7 @@ class EnvWorkerBackend(Backend):
             except Exception as error:
                 self._note_end(i, error)
                 values.append(capture(error, i, op, local=True))
-        return Call(ids, op, values)
+        return EnvCall(ids, op, values)
 
     def close(self, timeout: float) -> list[str]:
         problems = []

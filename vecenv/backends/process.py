@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from vecenv.backends.backend import NOTHING_BESIDES, Answers, Backend, Call, Taken, WorkerInfo, unreturned
+from vecenv.backends.backend import NOTHING_BESIDES, Answers, Backend, EnvCall, Taken, WorkerInfo, unreturned
 from vecenv.backends.host.env_host import EnvReport
 from vecenv.backends.host.failure import Failure, died_failure, read_value
 from vecenv.backends.host.row_writer import RENEWED, Extra
@@ -66,7 +66,7 @@ class ProcessBackend(Backend):
         self._engaged: SpinningThreads | None = None
         """The same while it is engaged."""
         self._answers: Answers
-        self._requests: dict[int, tuple[WorkerHandle, Call]] = {}
+        self._requests: dict[int, tuple[WorkerHandle, EnvCall]] = {}
         """The calls that workers have not replied to, by the number of the frame."""
         self._number = 0
         """The number of the last frame of a call."""
@@ -277,8 +277,8 @@ class ProcessBackend(Backend):
 
     # Calls.
 
-    def call(self, ids: Sequence[int], op: str, args: Sequence[tuple[Any, ...]]) -> Call:
-        blobs, call = self.encode(ids, 0, None, dict(zip(ids, args, strict=True))), Call(ids, op)
+    def call(self, ids: Sequence[int], op: str, args: Sequence[tuple[Any, ...]]) -> EnvCall:
+        blobs, call = self.encode(ids, 0, None, dict(zip(ids, args, strict=True))), EnvCall(ids, op)
         for w in sorted({int(self.pool.worker_of[i]) for i in ids}):
             worker = self.pool.workers[w]
             if worker.alive:
@@ -289,7 +289,7 @@ class ProcessBackend(Backend):
                 self._fail(call, worker)
         return call
 
-    def _fail(self, call: Call, worker: WorkerHandle) -> None:
+    def _fail(self, call: EnvCall, worker: WorkerHandle) -> None:
         """The worker has ended instead of replying."""
         lost = [i for i in call.ids if i in worker.ids and i in self.lost]
         call.found.update({i: died_failure(i, call.op, self.lost[i]) for i in lost})

@@ -207,9 +207,9 @@ class ShmemTransport(Transport):
         pool.watch(self._wakeup.read, self._wakeup.clear)
         self._wakeups: dict[int, Wakeup] = {}
         self._everyone = [self._new_wakeup(b"\1") for _ in range(2)]
-        """Wake all workers that sleep, by one system call: in rounds of all envs with an even and an odd number."""
+        """Wake all workers that sleep, by one system call; see the table in `Control`."""
         self._woken = False
-        """True if the last of these rounds woke them."""
+        """True if the last round of all envs woke them."""
         self._looking = SpinWait(SPARE_SPINS if usable_cpus() > len(pool.workers) else SHARED_SPINS)
 
     def _new_wakeup(self, flag: Any) -> Wakeup:
@@ -255,7 +255,7 @@ class ShmemTransport(Transport):
         control = self._control
         if ids is None:
             number = control.full[0] + 1
-            if self._woken:  # no worker sleeps on the wakeup of the round before: all have answered it
+            if self._woken:
                 self._everyone[number - 1 & 1].clear()
             control.full[0] = number
             fence()

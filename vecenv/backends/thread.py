@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from vecenv.backends.backend import Answers, Backend, Call, Taken, WorkerInfo, unreturned
+from vecenv.backends.backend import Answers, Backend, EnvCall, Taken, WorkerInfo, unreturned
 from vecenv.backends.block_thread import BlockThread
 from vecenv.backends.free_threading import has_gil, warn_of_gil
 from vecenv.backends.host.env_access import own_copy
@@ -51,7 +51,7 @@ class ThreadBackend(Backend):
         self.blocks: list[BlockThread] = []
         self._watchdog = Watchdog(step_timeout, self._lose)
         self._answers: Answers
-        self._calls: list[Call] = []
+        self._calls: list[EnvCall] = []
         self._warnings = WorkerWarnings()
         self._wakeups: SimpleQueue[None] = SimpleQueue()
         self._done: Callable[[], bool] | None = None
@@ -191,9 +191,9 @@ class ThreadBackend(Backend):
         if self.lost:
             self._answer_lost()
 
-    def call(self, ids: Sequence[int], op: str, args: Sequence[tuple[Any, ...]]) -> Call:
+    def call(self, ids: Sequence[int], op: str, args: Sequence[tuple[Any, ...]]) -> EnvCall:
         given = map(own_copy, args) if self.copies else args
-        payloads, call = dict(zip(ids, given, strict=True)), Call(ids, op)
+        payloads, call = dict(zip(ids, given, strict=True)), EnvCall(ids, op)
         self._calls = [*(other for other in self._calls if not other.done()), call]
         for block in dict.fromkeys(map(self._block_of.__getitem__, ids)):
             block.work.put(partial(block.call, call, {i: payloads[i] for i in block.ids if i in payloads}))

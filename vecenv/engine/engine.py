@@ -171,7 +171,7 @@ class Engine:
         self._start_resets(ids, kwargs)
         self._wait(self.status.answered(asked), None)
         taken = self.results.settle(ids, asked, self.backend.take(None if ids is None else asked))
-        return self.results.obs(ids, taken.extras), self.results.info(asked, taken)
+        return self.results.obs(ids, taken.extras), self.results.infos.rows(asked, taken)
 
     @is_one_call
     def wait_for_all(self, deadline: float | None) -> bool:

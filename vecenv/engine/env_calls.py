@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from vecenv.backends.backend import Backend, Call
+from vecenv.backends.backend import Backend, EnvCall
 from vecenv.backends.host.env_host import EnvReport
 from vecenv.backends.host.failure import Failure
 from vecenv.engine.mark import Mark, is_one_call
@@ -26,19 +26,19 @@ class EnvCalls:
         self.mark, self.recover = mark, status.recover
 
     @is_one_call
-    def start(self, ids: np.ndarray | None, op: str, args: Sequence[tuple[Any, ...]]) -> Call:
+    def start(self, ids: np.ndarray | None, op: str, args: Sequence[tuple[Any, ...]]) -> EnvCall:
         """Start an operation with one tuple of arguments an env; returns at once."""
         return self._start(ids, op, args)
 
     @is_one_call
-    def wait(self, call: Call, deadline: float | None) -> bool:
+    def wait(self, call: EnvCall, deadline: float | None) -> bool:
         """Wait until the deadline (of time.monotonic) for the answers of a call; returns whether all have arrived."""
         self._set_mark(call)
         self._backend.wait(call.done, deadline)
         return call.done()
 
     @is_one_call
-    def finish(self, call: Call) -> list[Any]:
+    def finish(self, call: EnvCall) -> list[Any]:
         """Wait for the answers of all envs; the first failure is raised once all have answered."""
         return self._finish(call)
 
@@ -47,7 +47,7 @@ class EnvCalls:
         """Start an operation with the same arguments for each env, and return what each env returned."""
         return self._finish(self._start(ids, op, [args] * len(self._status.all_ids if ids is None else ids)))
 
-    def _start(self, ids: np.ndarray | None, op: str, args: Sequence[tuple[Any, ...]]) -> Call:
+    def _start(self, ids: np.ndarray | None, op: str, args: Sequence[tuple[Any, ...]]) -> EnvCall:
         self._status.check_idle(ids)
         asked = self._status.all_ids if ids is None else ids.tolist()
         if self._backend.lost:
@@ -63,7 +63,7 @@ class EnvCalls:
             self.mark.is_set = False
             raise
 
-    def _finish(self, call: Call) -> list[Any]:
+    def _finish(self, call: EnvCall) -> list[Any]:
         if call.discarded:
             raise VectorEnvError(f"an interrupted call has discarded the pending call ({call.op}); make it again")
         self._set_mark(call)
@@ -78,7 +78,7 @@ class EnvCalls:
                 raise error
         return values
 
-    def _set_mark(self, call: Call) -> None:
+    def _set_mark(self, call: EnvCall) -> None:
         self.mark.ids = call.ids
         self.mark.set()
 

@@ -11,12 +11,13 @@ from typing import Any
 import numpy as np
 
 from vecenv import nest
-from vecenv.backends.backend import NOTHING_BESIDES, Taken, WorkerInfo
+from vecenv.backends.backend import Taken, WorkerInfo
 from vecenv.backends.host.env_access import own_copy
 from vecenv.backends.host.failure import capture
 from vecenv.backends.host.row_writer import NOTHING, Extra, wrong_reward_shape
 from vecenv.backends.memory.arena import Arena, Layout, ObjectLeaf
 from vecenv.engine.recovery import Recovery
+from vecenv.engine.returned_infos import ReturnedInfos
 from vecenv.engine.status import EnvStatus
 from vecenv.errors import Partial
 
@@ -24,9 +25,6 @@ Step = tuple[Any, np.ndarray, np.ndarray, np.ndarray, np.ndarray]
 """(obs, rew, terminated, truncated, info)"""
 OwnStep = tuple[Any, np.ndarray, np.ndarray, np.ndarray, Mapping[int, dict[str, Any]]]
 """A batch with the infos that the envs returned, by env id; empty infos are left out."""
-
-COPIES = np.frompyfunc(dict.copy, 1, 1)
-"""Copies of an array of dicts, without a Python loop over envs."""
 
 
 class Results:
@@ -51,7 +49,7 @@ class Results:
         self.copies = copy
         """True if full batches are copies of the arena, not views."""
         self._all = status.all_ids
-        self._empty_infos = nest.object_array([{"env_id": i} for i in self._all])
+        self.infos = ReturnedInfos(arena, self._all)
         self._objects = [leaf for leaf in nest.leaves(arena.obs) if leaf.dtype == object]
         self.splits = not stack_obs and isinstance(layout.obs, (dict, tuple))
         """True if Dict and Tuple observations are an object array of one dict or tuple an env."""
@@ -69,14 +67,10 @@ class Results:
         self._ragged = False
         self.repeats_objects = recovery.absorbs
         """True if rows are also returned of envs that did not answer, so that the caller gets copies of objects."""
-        self.own_ids: dict[int, Any] = {}
-        """By env id: what envs themselves had put under "env_id", which holds the id in infos of the last batch."""
-        self.lasts: dict[int, tuple[Any, Any]] = {}
-        """By env id: `final_obs` of the last batch, and the observation that the env returned, if its types differ."""
 
     def rows(self, ids: np.ndarray | None, asked: Sequence[int], taken: Taken) -> Step:
         """Return the result of `step` for the envs `ids` (None for all), which are those in `asked`."""
-        return *self._columns(ids, taken.extras), self.info(asked, taken)
+        return *self._columns(ids, taken.extras), self.infos.rows(asked, taken)
 
     def _columns(self, ids: np.ndarray | None, extras: Mapping[int, Extra]) -> Any:
         """(obs, rew, terminated, truncated)"""
@@ -159,55 +153,7 @@ class Results:
 
     def own_rows(self, ids: np.ndarray | None, taken: Taken) -> OwnStep:
         """As `rows`, with infos as the envs returned them, by env id; empty infos are left out."""
-        return *self._columns(ids, taken.extras), {} if taken is NOTHING_BESIDES else self.own_infos(taken)
-
-    def info(self, asked: Sequence[int], taken: Taken) -> np.ndarray:
-        """Infos: an object array (k,) of fresh dicts, each with its `env_id`."""
-        if self.own_ids or self.lasts:
-            self.own_ids, self.lasts = {}, {}
-        if taken is not NOTHING_BESIDES:
-            return self._infos_of(asked, taken)
-        return COPIES(self._empty_infos if asked is self._all else self._empty_infos[asked])
-
-    def _infos_of(self, asked: Sequence[int], taken: Taken) -> np.ndarray:
-        if not taken.extras and len(taken.infos) == 1:
-            columns = taken.infos[0]
-            if columns.ids == asked and "env_id" not in columns.schema.keys:
-                return np.fromiter(columns.dicts(env_id=True), object, len(asked))
-        infos = self.info(asked, NOTHING_BESIDES)
-        row_of = self._all if asked is self._all else {i: row for row, i in enumerate(asked)}
-        for i, info in self._own_infos(taken).items():
-            if "env_id" in info:
-                self.own_ids[i] = info["env_id"]
-            info["env_id"] = i
-            infos[row_of[i]] = info
-            if i in taken.extras and (final := taken.extras[i].final) is not None:
-                self.lasts[i] = info["final_obs"], final.obs
-        return infos
-
-    def own_infos(self, taken: Taken) -> Mapping[int, dict[str, Any]]:
-        """Infos and last observations as the envs returned them, by env id; empty infos are left out."""
-        if len(taken.infos) == 1 and not taken.extras:
-            return taken.infos[0]
-        infos = self._own_infos(taken)
-        for i, extra in taken.extras.items():
-            if extra.final is not None and extra.final.obs is not None:
-                infos[i]["final_obs"] = extra.final.obs
-        return {i: infos[i] for i in sorted(infos) if infos[i]}  # facades name keys in the order of the envs
-
-    def _own_infos(self, taken: Taken) -> dict[int, dict[str, Any]]:
-        infos = {i: info for columns in taken.infos for i, info in columns.items()} if taken.infos else {}
-        for i, extra in taken.extras.items():
-            infos[i] = self._own_info(i, extra)
-        return infos
-
-    def _own_info(self, i: int, extra: Extra) -> dict[str, Any]:
-        info = dict(extra.info or {})
-        if extra.final is not None:
-            objects = iter(extra.final.objects or ())
-            last = nest.map(lambda leaf: next(objects) if leaf.dtype == object else _row(leaf, i), self._arena.final)
-            info |= {"final_obs": last, "final_info": dict(extra.final.info)}
-        return info
+        return *self._columns(ids, taken.extras), self.infos.by_id(taken)
 
     def settle(self, ids: np.ndarray | None, asked: list[int], taken: Taken) -> Taken:
         """The results to return; raises the first failure, with the results of the other envs in `error.partial`."""

@@ -7,10 +7,10 @@ from typing import Any
 from gymnasium.vector import AutoresetMode, VectorEnv
 
 from vecenv import nest
+from vecenv.backends.gymnasium_backend import GymnasiumBackend, in_the_library
 from vecenv.backends.memory.arena import Leaf, common_layout
 from vecenv.base import BaseVectorEnv
 from vecenv.envs.gymnasium_arguments import as_autoreset_mode
-from vecenv.envs.gymnasium_backend import GymnasiumBackend, in_the_library
 
 _ASYNC = "gymnasium.vector.async_vector_env.AsyncVectorEnv"
 _RESET_BY_ID = frozenset(

@@ -106,7 +106,7 @@ class Driver:
     def _returned(self, i: int, last_obs: Any) -> Any:
         """The last observation of env i as the env returned it, unless a wrapper has changed it."""
         is_ours = isinstance(self._venv, BaseVectorEnv)
-        row, returned = self._venv.engine.results.lasts.get(i, (None, None)) if is_ours else (None, None)
+        row, returned = self._venv.engine.results.infos.lasts.get(i, (None, None)) if is_ours else (None, None)
         if row is last_obs:
             return row if returned is None else returned
         return last_obs if self._as_ints is None else self._as_ints(last_obs)
@@ -117,7 +117,7 @@ class Driver:
             return
         for info in infos:
             info.pop("env_id", None)
-        if own_ids := self._venv.engine.results.own_ids:
+        if own_ids := self._venv.engine.results.infos.own_ids:
             for i, info in zip(ids, infos, strict=True):
                 if i in own_ids:
                     info["env_id"] = own_ids[i]

@@ -19,6 +19,7 @@ import numpy as np
 from gymnasium.envs.registration import EnvSpec
 from gymnasium.vector import AutoresetMode
 
+from vecenv import venvs
 from vecenv.base import BaseVectorEnv
 from vecenv.engine.arguments import check_count, check_env_fns, option_meant
 from vecenv.envs.gym_env import find_spec
@@ -26,7 +27,7 @@ from vecenv.facades.async_calls import AnyVectorEnv
 from vecenv.facades.driver import check_facade_options
 from vecenv.facades.to_gymnasium import GymnasiumVectorEnv, check_arguments
 from vecenv.tuning.auto_backend import ONLY_PROCESSES, make_auto
-from vecenv.venvs import DummyVectorEnv, RayVectorEnv, ShmemVectorEnv, SubprocVectorEnv, ThreadVectorEnv
+from vecenv.venvs import DummyVectorEnv, ProcessVectorEnv, ShmemVectorEnv, SubprocVectorEnv
 
 EnvFns = Sequence[Callable[[], Any] | str]
 FACADE_OPTIONS = ("final_info_format", "seed_episodes", "random_initial_steps")
@@ -151,18 +152,6 @@ class AsyncVectorEnv(_OwningVectorEnv, AnyVectorEnv):
         return self._joined(self._episodes.latest_obs())
 
 
-class ThreadedVectorEnv(_OwningVectorEnv, AnyVectorEnv):
-    """Envs in threads of this process, with the arguments of SyncVectorEnv and the options of ThreadVectorEnv."""
-
-    _kind = ThreadVectorEnv
-
-
-class ActorVectorEnv(_OwningVectorEnv, AnyVectorEnv):
-    """Envs in actors of Ray, with the arguments of SyncVectorEnv and the options of RayVectorEnv."""
-
-    _kind = RayVectorEnv
-
-
 def _as_workers(max_concurrency: Any, n: int, num_workers: int | None) -> int:
     if isinstance(max_concurrency, bool) or not isinstance(max_concurrency, (int, np.integer)):
         raise ValueError(f"`max_concurrency` must be an integer or None, got {type(max_concurrency)}.")
@@ -185,14 +174,21 @@ def auto_vector_env(env_fns: Sequence[Callable[[], Any]], **options: Any) -> Gym
     return envs
 
 
-BACKENDS: dict[str, Callable[..., GymnasiumVectorEnv]] = {
-    "dummy": SyncVectorEnv,
-    "subproc": functools.partial(AsyncVectorEnv, shared_memory=False),
-    "shmem": AsyncVectorEnv,
-    "thread": ThreadedVectorEnv,
-    "ray": ActorVectorEnv,
-    "auto": auto_vector_env,
-}
+def _facade_of(kind: type[BaseVectorEnv]) -> Callable[..., GymnasiumVectorEnv]:
+    """Return gymnasium's class for envs of this kind, or a new class with the arguments of SyncVectorEnv."""
+    if issubclass(kind, ProcessVectorEnv):
+        return AsyncVectorEnv if kind is ShmemVectorEnv else functools.partial(AsyncVectorEnv, shared_memory=False)
+    if kind is DummyVectorEnv:
+        return SyncVectorEnv
+
+    class Facade(_OwningVectorEnv, AnyVectorEnv):
+        _kind = kind
+
+    Facade.__name__ = Facade.__qualname__ = kind.__name__
+    return Facade
+
+
+BACKENDS = {name: _facade_of(kind) for name, kind in venvs.BACKENDS.items()} | {"auto": auto_vector_env}
 MODE = "vector_entry_point"
 
 
@@ -223,10 +219,7 @@ def make_vec(
     >>> envs.close()
     """
     if "vectorization_mode" in kwargs:
-        raise TypeError(
-            "make_vec has no argument 'vectorization_mode': pass backend='shmem', 'subproc', 'thread', 'dummy' or "
-            "'auto'"
-        )
+        raise TypeError(f"make_vec has no argument 'vectorization_mode': pass backend= with one of {list(BACKENDS)}")
     spec = _find_spec(id)
     kept, spec.kwargs = spec.kwargs, {}  # all of them are arguments of gym.make
     kept.pop("vectorization_mode", None)

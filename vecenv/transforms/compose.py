@@ -43,9 +43,9 @@ class Compose(Transform):
         for transform in self.transforms:
             transform.step(rows)
 
-    def again(self, rows: Rows) -> None:
+    def repeat(self, rows: Rows) -> None:
         for transform in self.transforms:
-            transform.again(rows)
+            transform.repeat(rows)
 
     def episode_state(self, ids: np.ndarray) -> dict[Any, Any]:
         """The states of the transforms that have one, by their place and class."""
@@ -111,7 +111,7 @@ class FunctionTransform(Transform):
         super().__init__(in_keys=[])
         self.function = function
 
-    def observe(self, obs: Any) -> Any:
+    def transform_observation(self, obs: Any) -> Any:
         return self.function(obs)
 
 

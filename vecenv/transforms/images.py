@@ -45,12 +45,12 @@ class ImageTransform(Transform):
         """Return whether it can be an image."""
         return len(shape) in (2, 3)
 
-    def places(self, tree: Any) -> list[Place]:
+    def find_places(self, tree: Any) -> list[Place]:
         """The places of the images."""
         keys = getattr(tree, "spaces", tree)
         if self.in_keys is None and isinstance(keys, dict) and "pixels" in keys:
             return [(("pixels",), ("pixels",))]
-        return super().places(tree)
+        return super().find_places(tree)
 
     def channel_axis(self, shape: Sequence[int]) -> int | None:
         """The axis of the channels of images (k, ...); None for images without. ValueError if unclear."""

@@ -12,7 +12,7 @@ from vecenv import nest
 from vecenv.backends.host.row_writer import cast_exactly
 from vecenv.engine.arguments import check_count
 from vecenv.nest import as_array, namespace, space_of, tree_of
-from vecenv.norm_obs import RunningMeanStd
+from vecenv.running_mean_std import RunningMeanStd
 from vecenv.transforms.arrays import (
     WHOLE,
     Array,
@@ -84,7 +84,7 @@ class EpisodeSum(PerEpisode):
 
     def reset(self, rows: Rows) -> None:
         self.rows_of("sums").clear(rows.ids)
-        self.again(rows)
+        self.repeat(rows)
 
     def step(self, rows: Rows) -> None:
         kept = self.rows_of("sums")
@@ -94,7 +94,7 @@ class EpisodeSum(PerEpisode):
             rows.truncated = rows.truncated | (sums >= self.max_steps)
         self._add(rows, sums)
 
-    def again(self, rows: Rows) -> None:
+    def repeat(self, rows: Rows) -> None:
         if self.key is not None:
             self._add(rows, self._sums(rows, self.rows_of("sums"), next(nest.leaves(rows.obs))))
 
@@ -223,7 +223,7 @@ class NormalizeReward(PerEpisode, Freezable):
         scaled = rows.reward / float(np.sqrt(self.return_rms.var + self.epsilon))
         rows.reward = scaled if self.clip is None else scaled.clip(-self.clip, self.clip)
 
-    def again(self, rows: Rows) -> None:
+    def repeat(self, rows: Rows) -> None:
         pass  # rewards stay as they are
 
     def state_dict(self) -> dict[str, Any]:
@@ -279,12 +279,12 @@ class CatFrames(PerEpisode):
     def step(self, rows: Rows) -> None:
         self._each(rows, self._next)
 
-    def again(self, rows: Rows) -> None:
+    def repeat(self, rows: Rows) -> None:
         self._each(rows, lambda frame, kept: kept)
 
     def _each(self, rows: Rows, stacked: Any) -> None:
         written = []
-        for source, target in self.found(rows.obs):
+        for source, target in self.cached_places(rows.obs):
             kept, frame = self.rows_of((source, target)), part(rows.obs, source)
             older = kept.take(rows.ids, frame)
             stack = self._first(frame) if older is None else stacked(frame, older)  # no env was ever reset

@@ -85,8 +85,8 @@ class Flatten(Transform):
     def apply(self, array: Array) -> Array:
         return array.reshape(array.shape[0], prod(array.shape[1:]))
 
-    def places(self, tree: Any) -> list[Place]:
-        return [] if self.in_keys is None else super().places(tree)
+    def find_places(self, tree: Any) -> list[Place]:
+        return [] if self.in_keys is None else super().find_places(tree)
 
     def transform_observation_space(self, space: spaces.Space[Any]) -> spaces.Space[Any]:
         if self.in_keys is not None:
@@ -96,9 +96,9 @@ class Flatten(Transform):
             raise ValueError(f"{self} cannot make a vector of {space}")
         return flat
 
-    def decided_by(self, space: spaces.Space[Any]) -> Any:
+    def common_properties(self, space: spaces.Space[Any]) -> Any:
         if self.in_keys is not None:
-            return super().decided_by(space)
+            return super().common_properties(space)
         return [
             (path, child if isinstance(child, (spaces.Discrete, spaces.MultiDiscrete)) else (child.shape, child.dtype))
             for path, child in leaves_of(tree_of(space))
@@ -110,9 +110,9 @@ class Flatten(Transform):
             self._parts = list(leaves_of(tree_of(observation_space)))
             self._dtype = np.dtype(utils.flatten_space(observation_space).dtype).name
 
-    def observe(self, obs: Any) -> Any:
+    def transform_observation(self, obs: Any) -> Any:
         if self.in_keys is not None:
-            return super().observe(obs)
+            return super().transform_observation(obs)
         if not self._parts:
             raise RuntimeError(f"{self} needs the observation space: use it in a TransformedEnv, or pass in_keys")
         vectors = [cast(self._vector(space, part(obs, path)), self._dtype) for path, space in self._parts]
@@ -176,15 +176,15 @@ class CatTensors(Transform):
     def takes(self, shape: tuple[int, ...], dtype: str) -> bool:
         return len(shape) == 1
 
-    def places(self, tree: Any) -> list[Place]:
+    def find_places(self, tree: Any) -> list[Place]:
         """The places of the parts, in the order in which they are joined."""
-        found = super().places(tree)
+        found = super().find_places(tree)
         if ((), ()) in found:
             raise ValueError(f"{self} joins parts of a Dict observation, this one has no parts")
         return sorted(found, key=lambda place: [_order(key) for key in place[0]]) if self.sort else found
 
-    def observe(self, obs: Any) -> Any:
-        sources = [source for source, _ in self.found(obs)]
+    def transform_observation(self, obs: Any) -> Any:
+        sources = [source for source, _ in self.cached_places(obs)]
         return self._written(obs, sources, self._joined([part(obs, source) for source in sources]))
 
     def _joined(self, arrays: list[Any]) -> Any:
@@ -201,7 +201,7 @@ class CatTensors(Transform):
         return moved_parts(tree, sources if self.del_keys else (), [(self.out_key, joined)])
 
     def transform_observation_space(self, space: spaces.Space[Any]) -> spaces.Space[Any]:
-        sources = [source for source, _ in self.places(space)]
+        sources = [source for source, _ in self.find_places(space)]
         tree = tree_of(space)
         ends = [bounds_of(part(tree, source)) for source in sources]
         low, high = (self._joined([end[side][None] for end in ends])[0] for side in (0, 1))
@@ -230,10 +230,10 @@ class RenameTransform(Transform):
         super().__init__(in_keys, out_keys)
 
     def transform_observation_space(self, space: spaces.Space[Any]) -> spaces.Space[Any]:
-        return space_of(self._renamed(tree_of(space), self.places(space)))
+        return space_of(self._renamed(tree_of(space), self.find_places(space)))
 
-    def observe(self, obs: Any) -> Any:
-        return self._renamed(obs, self.found(obs))
+    def transform_observation(self, obs: Any) -> Any:
+        return self._renamed(obs, self.cached_places(obs))
 
     def _renamed(self, tree: Any, places: list[Place]) -> Any:
         removed = () if self.create_copy else [source for source, _ in places]

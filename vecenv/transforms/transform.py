@@ -74,7 +74,7 @@ class Transform:
     - Parts of the observation, each by itself and without a state: `apply(array)`, on arrays (k, ...) of numpy or
       torch. Spaces follow from that. `takes(shape, dtype)` says which parts are meant where `in_keys` is None.
     - Anything else about rows: `reset(rows)` and `step(rows)`, and `transform_observation_space`; with a state along
-      the episode also `again(rows)`, `episode_state(ids)` and `set_episode_state(ids, state)`.
+      the episode also `repeat(rows)`, `episode_state(ids)` and `set_episode_state(ids, state)`.
     - Actions: `inv(action)` and `transform_action_space`.
     - A single env, as a wrapper of it: `EnvTransform`, which can only be part of a `TransformedEnv`.
 
@@ -121,13 +121,13 @@ class Transform:
 
     def reset(self, rows: Rows) -> None:
         """Transform rows of envs that were reset."""
-        rows.obs = self.observe(rows.obs)
+        rows.obs = self.transform_observation(rows.obs)
 
     def step(self, rows: Rows) -> None:
         """Transform rows of envs that stepped."""
-        rows.obs = self.observe(rows.obs)
+        rows.obs = self.transform_observation(rows.obs)
 
-    def again(self, rows: Rows) -> None:
+    def repeat(self, rows: Rows) -> None:
         """Transform rows of envs that failed, whose observations have been transformed before: reward and flags stay as
         they are. As `step`, which a transform that counts steps must not do here.
         """
@@ -165,7 +165,7 @@ class Transform:
 
     def transform_observation_space(self, space: spaces.Space[Any]) -> spaces.Space[Any]:
         """The space of the observations that it returns, given the space of those that it receives."""
-        tree, places = tree_of(space), self.places(space)
+        tree, places = tree_of(space), self.find_places(space)
         written = [(target, self.transform_space(part(tree, source))) for source, target in places]
         return space_of(moved_parts(tree, (), written)) if places else space
 
@@ -173,12 +173,12 @@ class Transform:
         """The space of the actions that it takes, given the space of those that `inv` returns."""
         return space
 
-    def decided_by(self, space: spaces.Space[Any]) -> Any:
+    def common_properties(self, space: spaces.Space[Any]) -> Any:
         """The properties of an observation space that must be the same in all envs of a vector env: the parts that are
         transformed, with the shapes and dtypes of their rows.
         """
         tree = space_tree(space, "observation")
-        return [(path, [row_of(leaf) for leaf in nest.leaves(part(tree, path))]) for path, _ in self.places(tree)]
+        return [(path, [row_of(leaf) for leaf in nest.leaves(part(tree, path))]) for path, _ in self.find_places(tree)]
 
     def attach(self, owner: Any, num_envs: int, observation_space: Any, action_space: Any) -> None:
         """Note the env that it is now a part of, with `num_envs` envs and the spaces of one below it; its state is
@@ -193,19 +193,19 @@ class Transform:
 
     # For subclasses and callers to use.
 
-    def found(self, obs: Any) -> list[Place]:
+    def cached_places(self, obs: Any) -> list[Place]:
         """The places to read and to write in an observation: of the first one, then kept."""
         if self._places is None:
-            self._places = self.places(obs)
+            self._places = self.find_places(obs)
         return self._places
 
-    def observe(self, obs: Any) -> Any:
+    def transform_observation(self, obs: Any) -> Any:
         """The observation, a tree of arrays (k, ...), with `apply` done to the parts that this transform takes."""
-        return self.written(obs, self.apply)
+        return self.with_parts(obs, self.apply)
 
-    def written(self, obs: Any, apply: Callable[[Array], Array]) -> Any:
+    def with_parts(self, obs: Any, apply: Callable[[Array], Array]) -> Any:
         """The observation with `apply` done to these parts, all of which are read before one is written."""
-        return moved_parts(obs, (), [(target, apply(part(obs, source))) for source, target in self.found(obs)])
+        return moved_parts(obs, (), [(target, apply(part(obs, source))) for source, target in self.cached_places(obs)])
 
     def __call__(self, obs: Any) -> Any:
         """A batch of observations, transformed; RuntimeError for a transform with a state by env."""
@@ -213,18 +213,20 @@ class Transform:
             raise RuntimeError(f"{self} keeps a state for each env: use it in a TransformedEnv or TransformedVectorEnv")
         own, self._places = self._places, None  # those of its env stay
         try:
-            return self.observe(obs)
+            return self.transform_observation(obs)
         finally:
             self._places = own
 
-    def places(self, tree: Any) -> list[Place]:
+    def find_places(self, tree: Any) -> list[Place]:
         """The places in observations of this space, or in this tree of arrays; ValueError where there are none."""
         if isinstance(tree, spaces.Space):
             tree = space_tree(tree, "observation")
-        sources = self._taken(tree) if self.in_keys is None else [_find(tree, path, self) for path in self.in_keys]
+        sources = (
+            self._parts_taken(tree) if self.in_keys is None else [_find(tree, path, self) for path in self.in_keys]
+        )
         return list(zip(sources, sources if self.out_keys is None else self.out_keys, strict=True))
 
-    def _taken(self, tree: Any) -> list[Path]:
+    def _parts_taken(self, tree: Any) -> list[Path]:
         found = [path for path, leaf in leaves_of(tree) if (row := row_of(leaf)) is not None and self.takes(*row)]
         if not found and self.needs_parts:
             raise ValueError(f"{self} finds nothing that it can transform in the observation {described(tree)}")
@@ -283,7 +285,7 @@ class Freezable(Transform):
 
     frozen = False
 
-    def again(self, rows: Rows) -> None:
+    def repeat(self, rows: Rows) -> None:
         frozen, self.frozen = self.frozen, True
         try:
             self.step(rows)

@@ -136,7 +136,7 @@ class TransformedVectorEnv(HasTransforms, RowWiseWrapper):
     def map_repeated(self, obs: Any, rew: Any, terminated: Any, truncated: Any, info: np.ndarray) -> Any:
         """The rows, whose observations are transformed, without a change of state."""
         rows = Rows(obs, info, rew, terminated, truncated)
-        self.transform.again(rows)
+        self.transform.repeat(rows)
         return rows.obs, rew, terminated, truncated, info
 
     # Seeds and state.
@@ -188,7 +188,7 @@ def _check_equal_parts(transform: Transform, spaces: list[Any]) -> None:
     """ValueError where the transform works on parts that differ between envs, in their shape or dtype for most."""
     if any(space is None for space in spaces):
         raise ValueError(f"{transform} needs envs with an observation_space")
-    decides, own = transform.decided_by, transform.decided_by(spaces[0])
+    decides, own = transform.common_properties, transform.common_properties(spaces[0])
     if others := [i for i, space in enumerate(spaces) if space != spaces[0] and decides(space) != own]:
         raise ValueError(
             f"{transform} cannot transform observations of env 0, which are of {spaces[0]}, and of envs {others}, of "

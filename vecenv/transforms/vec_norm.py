@@ -12,7 +12,7 @@ import numpy as np
 from gymnasium import spaces
 
 from vecenv.nest import as_array, tree_of
-from vecenv.norm_obs import PARTS, RunningMeanStd, check_keys
+from vecenv.running_mean_std import PARTS, RunningMeanStd, check_keys
 from vecenv.transforms.arrays import (
     WHOLE,
     Array,
@@ -101,7 +101,7 @@ class VecNorm(Freezable):
 
     def attach(self, owner: Any, num_envs: int, observation_space: Any, action_space: Any) -> None:
         super().attach(owner, num_envs, observation_space, action_space)
-        places = self.places(observation_space)
+        places = self.find_places(observation_space)
         self._entries = [(_name(source), source, target) for source, target in places]
         new = self._new_state(observation_space)
         if _shapes(self._read()) != _shapes(new):
@@ -120,7 +120,7 @@ class VecNorm(Freezable):
     def _new_state(self, space: spaces.Space[Any]) -> dict[str, np.ndarray]:
         """The statistics for an env with this space, before the first row."""
         tree = tree_of(space)
-        shapes = {_name(source): bounds_of(part(tree, source))[0].shape for source, _ in self.places(space)}
+        shapes = {_name(source): bounds_of(part(tree, source))[0].shape for source, _ in self.find_places(space)}
         if self.norms_reward:
             shapes[REWARD] = ()
         first = [

@@ -1,7 +1,7 @@
 """`backend="auto"`: choose between envs in this process and envs in worker processes.
 
 One env is stepped in a worker for a moment, where neither a crash nor a hang of it reaches the program, and the time of
-a round is predicted from its cost. Predictions are rough; `vecenv.tune` measures, where they are not hopeless.
+a round is predicted from its cost. Predictions are rough; `vecenv.tune` measures.
 """
 
 from __future__ import annotations

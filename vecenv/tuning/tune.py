@@ -1,6 +1,6 @@
 """`tune`: measure the speed of each vector env in a loop that computes between rounds.
 
-cost of one env (auto_backend)  ->  candidates, without those that cannot win
+cost of one env (auto_backend)  ->  candidates
 open all, some rounds each  ->  those that fail become rows with the reason
 slice of each, eight times  ->  the median counts; interleaved, so that a noisy machine is noisy for all
 """
@@ -29,10 +29,6 @@ STEP_TIMEOUT = 20.0
 PASSES = 8
 ROUNDS_BEFORE = 3
 """Rounds before the first slice, besides those of an env whose first steps are slow."""
-HOPELESS = 4.0
-"""A candidate is not opened if it is predicted to take so many times as long as another."""
-BEHIND = 0.5
-"""A candidate is measured no further if its best slice is below this share of the leader's median."""
 TIE, TIE_WITH_THREADS = 0.95, 0.9
 """The simplest candidate with this share of the fastest is the best; threads have to be worth their condition."""
 OFTEN = 0.5
@@ -198,12 +194,12 @@ class _Loop:
         self.rates: list[float] = []
         """Steps a second in each slice (see `rate`)."""
         self.rounds_before = ROUNDS_BEFORE + (cost.slow_steps if cost else 0)
-        self.predicted = n / (cost.round_seconds(n, num_workers, usable_cpus()) + pause) if cost else 0.0
-        """Steps a second; 0 for unknown."""
 
     def open(self, env_fns: Sequence[Callable[[], Any]], opened: ExitStack, seconds: float) -> None:
         """Make the envs and run the first rounds, for so long at most."""
-        options = {} if self.backend == "dummy" else {"num_workers": self.num_workers, "step_timeout": STEP_TIMEOUT}
+        options: dict[str, Any] = (
+            {} if self.backend == "dummy" else {"num_workers": self.num_workers, "step_timeout": STEP_TIMEOUT}
+        )
         self.venv = opened.enter_context(BACKENDS[self.backend](env_fns, **options))
         self.actions = draw_actions(self.venv.action_space)
         begin = time.perf_counter()
@@ -256,15 +252,11 @@ class _Loop:
 
 
 def _open(loops: Sequence[_Loop], env_fns: Sequence[Callable[[], Any]], opened: ExitStack, seconds: float) -> None:
-    """Open the candidates that are not hopeless, those in this process last: not if an env has hung or crashed
-    elsewhere.
-    """
-    harmful, most = "", max(loop.predicted for loop in loops)
+    """Open the candidates, those in this process last: not if an env has hung or crashed elsewhere."""
+    harmful = ""
     for loop in sorted(loops, key=lambda loop: ["shmem", "thread", "dummy"].index(loop.backend)):
         try:
-            if loop.predicted and HOPELESS * loop.predicted < most:
-                loop.failure = f"not measured: about {loop.predicted:,.0f} are to be expected"
-            elif harmful and loop.backend != "shmem":
+            if harmful and loop.backend != "shmem":
                 loop.failure = f"not measured: {harmful}"
             else:
                 loop.open(env_fns, opened, seconds)
@@ -275,7 +267,7 @@ def _open(loops: Sequence[_Loop], env_fns: Sequence[Callable[[], Any]], opened: 
 
 
 def _measure(loops: Sequence[_Loop], seconds: float) -> None:
-    """Slices of all candidates in turn; those that are far behind are left out of the later ones."""
+    """Measure slices of all candidates in turn."""
     end = time.perf_counter() + seconds
     active = [loop for loop in loops if not loop.failure]
     for k in range(PASSES):
@@ -287,9 +279,6 @@ def _measure(loops: Sequence[_Loop], seconds: float) -> None:
                 loop.fail(error)
         active = [loop for loop in active if not loop.failure]
         _rate(loops)
-        if k and active:  # one slice proves nothing
-            leader = max(median(loop.rates) for loop in active)
-            active = [loop for loop in active if max(loop.rates) >= BEHIND * leader]
 
 
 def _rate(loops: Sequence[_Loop]) -> None:

@@ -20,7 +20,7 @@ from collector.episodes.episode import EpisodeBatch
 from collector.store import schema
 from collector.store.dataset import Dataset, Transitions
 from collector.store.safe_folder import DatasetError
-from collector.store.shard_layout import Layout, arrays_of, is_of_obs
+from collector.store.shard_layout import EpisodeLayout, arrays_of, is_of_obs
 
 try:
     import pyarrow as pa
@@ -65,7 +65,7 @@ def write_parquet(dataset: Dataset, out: Path, *, name: Path) -> None:
     parquet.write_table(pa.table({**numbers, "seed": known, "env_id": env_ids}), out / "episodes.parquet")
 
 
-def column_names(layout: Layout) -> dict[str, str]:
+def column_names(layout: EpisodeLayout) -> dict[str, str]:
     """The column of each array of a shard: `obs.image` where the arrays of a Dict are numbered, as `obs.0`.
 
     Keys that would give two columns one name leave the numbers.
@@ -83,7 +83,7 @@ def _paths(tree: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[str, tuple[A
             yield from _paths(child, (*path, key))
 
 
-def _check_sizes(layout: Layout) -> None:
+def _check_sizes(layout: EpisodeLayout) -> None:
     for name, row in layout.rows.items():
         if not row.itemsize:
             raise DatasetError(f"{name} has the shape {row.shape}, and Parquet has no column of nothing")
@@ -105,7 +105,7 @@ def _column_of(array: np.ndarray, kind: Any) -> Any:
     return pa.FixedSizeListArray.from_arrays(flat, type=kind) if pa.types.is_fixed_size_list(kind) else flat
 
 
-def _rows(block: EpisodeBatch, layout: Layout) -> dict[str, np.ndarray]:
+def _rows(block: EpisodeBatch, layout: EpisodeLayout) -> dict[str, np.ndarray]:
     of = np.repeat(np.arange(len(block)), block.lengths + 1)
     step = np.arange(len(of)) - (block.offsets[:-1] + np.arange(len(block)))[of]
     is_last = step == block.lengths[of]

@@ -21,6 +21,7 @@ def with_gymnasium(kind=gym.vector.SyncVectorEnv):
     return arrived(kind)
 
 
+@pytest.mark.full  # many workers that import everything
 def test_gymnasiums_two_classes_hand_over_the_same():
     assert (
         with_gymnasium(functools.partial(gym.vector.AsyncVectorEnv, shared_memory=False, context="spawn"))

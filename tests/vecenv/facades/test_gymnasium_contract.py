@@ -42,9 +42,7 @@ class TestAttributes:
         assert envs.observation_space.shape == (3, 4)
         assert repr(envs) == f"{type(envs).__name__}(num_envs=3)"
 
-    @pytest.mark.parametrize(
-        "cls", [GymnasiumVectorEnv, SyncVectorEnv, AsyncVectorEnv, make_vec.ThreadedVectorEnv, make_vec.ActorVectorEnv]
-    )
+    @pytest.mark.parametrize("cls", [GymnasiumVectorEnv, SyncVectorEnv, AsyncVectorEnv, make_vec.BACKENDS["thread"]])
     def test_the_class_of_gymnasium_is_a_direct_base(self, cls):
         """skrl's `wrap_env` recognises a vector env by the names of its direct bases alone."""
         assert gym.vector.VectorEnv in cls.__bases__

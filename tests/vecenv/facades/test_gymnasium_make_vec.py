@@ -9,7 +9,7 @@ import vecenv
 from tests.support.backends import FULL
 from tests.support.gymnasium_cases import Reports
 from vecenv import AsyncVectorEnv, ShmemVectorEnv, SubprocVectorEnv, SyncVectorEnv
-from vecenv.facades.make_vec import ThreadedVectorEnv
+from vecenv.facades.make_vec import BACKENDS
 
 SAME_STEP = {"autoreset_mode": "SameStep"}
 
@@ -42,7 +42,7 @@ def steps_to_the_end(envs):
         ("dummy", SyncVectorEnv, "DummyVectorEnv"),
         pytest.param("subproc", AsyncVectorEnv, "SubprocVectorEnv", marks=FULL),
         ("shmem", AsyncVectorEnv, "ShmemVectorEnv"),
-        pytest.param("thread", ThreadedVectorEnv, "ThreadVectorEnv", marks=FULL),
+        pytest.param("thread", BACKENDS["thread"], "ThreadVectorEnv", marks=FULL),
     ],
 )
 def test_make_vec_makes_each_backend(backend, facade, engine):
@@ -199,7 +199,7 @@ def test_what_is_not_there_is_refused():
         ({"wrappers": gym.wrappers.TimeAwareObservation}, "wrappers must be a sequence of functions, .*TimeAware"),
         ({"wrappers": ["TimeAwareObservation"]}, "wrappers must be a sequence of functions"),
         ({"vector_kwargs": [1]}, r"vector_kwargs must be a dict of arguments, got \[1\]"),
-        ({"vectorization_mode": "async"}, "no argument 'vectorization_mode': pass backend='shmem'"),
+        ({"vectorization_mode": "async"}, "no argument 'vectorization_mode': pass backend= with one of \\['dummy',"),
         ({"venv_kwargs": [1]}, r"venv_kwargs must be a dict of arguments, got \[1\]"),
     ],
 )

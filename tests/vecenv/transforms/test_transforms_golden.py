@@ -62,7 +62,9 @@ def stacked(**options):
 def flat():
     space = spaces.Dict({"x": BOX, "n": spaces.Discrete(3, start=1), "m": spaces.MultiDiscrete([2, 3])})
     with tf.TransformedVectorEnv(DummyVectorEnv([lambda: Shows(space)]), tf.Flatten()) as venv:
-        found = venv.transform[0].observe({"x": X, "n": 1 + ALL % 3, "m": np.stack([ALL % 2, ALL % 3], 1)})
+        found = venv.transform[0].transform_observation(
+            {"x": X, "n": 1 + ALL % 3, "m": np.stack([ALL % 2, ALL % 3], 1)}
+        )
         assert venv.observation_space[0].dtype == found.dtype
     return found.astype(GOLDEN["gymnasium flat"].dtype)
 

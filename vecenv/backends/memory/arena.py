@@ -7,7 +7,7 @@ truncated   (n,)  bool
 action      (n, *shape)     for each leaf of the action, where all are array leaves
 obs         (n, *shape)     for each array leaf of the observation
 final       (n, *shape)     the last observation of an env that was reset in the round of its last step
-info        (n, 512)  uint8 an info of numbers and small arrays (see `info_rows`)
+info        (n, 512)  uint8 an info of numbers and small arrays (see `infos`)
 
 A layout has one array leaf for each part of an observation or action with a fixed shape. Spaces without one (Text,
 Graph, Sequence, OneOf, custom ones), envs without a space and parts in which the envs of a batch differ are object

@@ -68,10 +68,18 @@ class Control:
     Each is written by one store instruction, so that every reader sees either the old number or the new one. Copies of
     several bytes have no such guarantee, and may even write some bytes twice.
 
-    Each worker has a line of `LINE` 64-bit numbers, one cache line. The rest is for Shmem, in one place
-    because the parent uses it in every round: `rounds`, how many rounds of a part of the envs each worker had a share
-    in; `full`, the number of rounds of all envs, both written after the status bytes; and `sleepers`, a byte for each
-    worker and behind them one for the parent, 1 while it sleeps on its wakeup.
+    Each worker has a line of `LINE` 64-bit numbers, one cache line. The rest is for Shmem:
+
+    | number         | what                                           | written              | then the writer wakes |
+    |----------------|------------------------------------------------|----------------------|-----------------------|
+    | `rounds[w]`    | rounds of some envs in which worker w has any  | after status bytes   | the wakeup of w       |
+    | `full[0]`      | rounds of all envs                             | after status bytes   | `everyone[full & 1]`  |
+    | `sleepers[w]`  | 1 while worker w sleeps                        | before its last look |                       |
+    | `sleepers[-1]` | 1 while the parent sleeps                      | before its last look |                       |
+
+    A worker that sleeps polls its own wakeup and `everyone[full + 1 & 1]`, which the next round of all envs will wake.
+    There are two of these, because a wakeup stays readable until it is cleared. The parent clears one when the next
+    round begins: then all workers have answered the round before, and none sleeps on it.
     """
 
     def __init__(self, workers: int, fd: int | None = None) -> None:

@@ -24,7 +24,7 @@ from typing import Any
 
 from vecenv.backends.ipc.serialization import Descriptor
 from vecenv.backends.pool.start_methods import search_path, start_process
-from vecenv.backends.worker.preloaded_server import Report, serve
+from vecenv.backends.worker.preloaded_server import ImportReport, serve
 from vecenv.portability import signals_at_end_of_starter
 
 LONGEST_POLL = 1e6
@@ -70,17 +70,17 @@ class PreloadedServer(forkserver.ForkServer):
         if self.report.refused:
             self.close()
 
-    def _read_report(self, fd: int, names: Sequence[str], timeout: float) -> Report:
+    def _read_report(self, fd: int, names: Sequence[str], timeout: float) -> ImportReport:
         """Wait for the end of the imports; kill the process if it is late, or if the wait is interrupted."""
         try:
             poller, deadline, data = select.poll(), time.monotonic() + timeout, b""
             poller.register(fd, select.POLLIN)
             while poller.poll(min(max(0.0, deadline - time.monotonic()), LONGEST_POLL) * 1000):
                 if not (part := os.read(fd, 1 << 16)):
-                    return pickle.loads(data) if data else Report(names[0], "its import ends the process")
+                    return pickle.loads(data) if data else ImportReport(names[0], "its import ends the process")
                 data += part
             self._kill()
-            return Report(names[0], f"the imports take longer than start_timeout={timeout} s")
+            return ImportReport(names[0], f"the imports take longer than start_timeout={timeout} s")
         except BaseException:
             self._kill()
             self.close()

@@ -31,7 +31,7 @@ DRIVERS = ("libcuda.so", "libnvidia", "libEGL", "libGLX", "libOSMesa")
 GENERATORS = (np.random.Generator, np.random.RandomState, random.Random)
 
 
-class Report(NamedTuple):
+class ImportReport(NamedTuple):
     """Result of the imports."""
 
     refused: str = ""
@@ -77,7 +77,7 @@ def serve(
         os._exit(0)
 
 
-def import_all(names: Sequence[str]) -> Report:
+def import_all(names: Sequence[str]) -> ImportReport:
     """Import the modules, until one leaves something behind that workers must not inherit."""
     before, fds, libraries = set(sys.modules), set(_descriptors()), _drivers()
     for name in names:
@@ -87,14 +87,14 @@ def import_all(names: Sequence[str]) -> Report:
         except BaseException as error:
             reason = f"its import raised {type(error).__name__}: {error}"
         if reason:
-            return Report(name, reason)
+            return ImportReport(name, reason)
     files = {}
     for module in set(sys.modules) - before:
         file = getattr(sys.modules[module], "__file__", None)
         if isinstance(file, str) and os.path.isabs(file):
             with contextlib.suppress(OSError):
                 files[file] = os.stat(file).st_mtime_ns
-    return Report(files=files)
+    return ImportReport(files=files)
 
 
 def _problem(name: str, before: set[str], fds: set[int], libraries: set[str]) -> str:

@@ -22,7 +22,7 @@ import numpy as np
 from gymnasium.vector import AutoresetMode
 
 from vecenv import nest
-from vecenv.backends.backend import Answers, Backend, Call, Taken, WorkerInfo
+from vecenv.backends.backend import Answers, Backend, EnvCall, Taken, WorkerInfo
 from vecenv.backends.host.env_access import ENV_CALLS, is_env, own_copy
 from vecenv.backends.host.env_host import ATTRIBUTES, EnvReport, own_report
 from vecenv.backends.host.failure import capture
@@ -88,13 +88,13 @@ class NativeBackend(Backend):
     def resynchronise(self, deadline: float) -> None:
         self.take(None)
 
-    def call(self, ids: Sequence[int], op: str, args: Sequence[tuple[Any, ...]]) -> Call:
+    def call(self, ids: Sequence[int], op: str, args: Sequence[tuple[Any, ...]]) -> EnvCall:
         try:
             if op == "get_env_attr" and args[0][0] in self.known:
-                return Call(ids, op, [self.known[args[0][0]]] * len(ids))
-            return Call(ids, op, self.called(ids, op, args))
+                return EnvCall(ids, op, [self.known[args[0][0]]] * len(ids))
+            return EnvCall(ids, op, self.called(ids, op, args))
         except Exception as error:
-            return Call(ids, op, [capture(error, i, op, local=True) for i in ids])
+            return EnvCall(ids, op, [capture(error, i, op, local=True) for i in ids])
 
     def called(self, ids: Sequence[int], op: str, args: Sequence[tuple[Any, ...]]) -> list[Any]:
         """The results of one of ENV_CALLS for the envs `ids`, each with its arguments."""

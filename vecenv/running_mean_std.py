@@ -1,0 +1,176 @@
+"""`RunningMeanStd`: mean and variance of rows, updated in place."""
+
+from __future__ import annotations
+
+import operator
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from itertools import repeat
+from typing import Any, TypeVar
+
+import numpy as np
+
+from vecenv import nest
+
+Self = TypeVar("Self", bound="RunningMeanStd")
+PARTS = ("mean", "var", "count", "skipped")
+"""The names of the arrays of statistics: float64, the last two with the shape ()."""
+LARGEST = 1e100
+"""Rows with a larger number are left out: the sum of its squares may be infinite."""
+TINY = 1e-300
+IN_ONE_CALL = deque[Any](maxlen=0).extend
+SET_ITEM: Callable[..., None] = operator.setitem
+
+
+class RunningMeanStd:
+    """Mean and variance of all rows seen so far, and `norm` to standardise with them (as tianshou's RunningMeanStd).
+
+    `mean` and `var` are float64 of the shape of one row, `count` the number of rows; `eps` keeps the division finite
+    and `clip_max` (None for no limit) bounds what `norm` returns. Rows with a NaN, an infinity or a number beyond 1e100
+    are left out, and `skipped` is how many these were. `state_dict` and `load_state_dict` carry the numbers. Updates
+    are in place, so that views of `mean` and `var` stay true once there was a row.
+
+    >>> rms = RunningMeanStd()
+    >>> rms.update(np.array([[1.0], [3.0], [np.nan]]))
+    >>> rms.mean, rms.var, rms.count, rms.skipped
+    (array([2.]), array([1.]), 2.0, 1)
+    """
+
+    def __init__(
+        self,
+        mean: Any = 0.0,
+        std: Any = 1.0,
+        clip_max: float | None = 10.0,
+        eps: float = float(np.finfo(np.float32).eps),
+    ) -> None:
+        self.mean = np.array(mean, dtype=np.float64)
+        self.var = np.array(np.asarray(std, dtype=np.float64) ** 2)  # an array also where std is one number
+        self._count, self._skipped = np.zeros(()), np.zeros(())
+        self.clip_max = clip_max
+        self.eps = eps
+
+    @classmethod
+    def of(cls: type[Self], arrays: Mapping[str, Any], name: str) -> Self:
+        """The statistics that consist of the arrays "<name>_mean" and so on, which its updates change."""
+        self = cls.__new__(cls)
+        self.mean, self.var = arrays[f"{name}_mean"], arrays[f"{name}_var"]
+        self._count, self._skipped = arrays[f"{name}_count"], arrays[f"{name}_skipped"]
+        return self
+
+    @property
+    def count(self) -> float:
+        """The number of rows seen so far; with a `decay`, their weight."""
+        return float(self._count)
+
+    @property
+    def skipped(self) -> int:
+        """The number of rows that were left out."""
+        return int(self._skipped)
+
+    def __repr__(self) -> str:
+        skipped = f", skipped={self.skipped}" if self.skipped else ""
+        return f"{type(self).__name__}(shape={self.mean.shape}, count={self.count:g}{skipped})"
+
+    def update(self, batch: np.ndarray) -> None:
+        """Add the rows of `batch` (k, ...) to the statistics; exact for any split into batches."""
+        batch = np.asarray(batch, dtype=np.float64)
+        if not len(batch):
+            return
+        if self.mean.shape != batch.shape[1:]:  # the first rows say what shape a row has
+            mean, var = (np.broadcast_to(part, batch.shape[1:]).copy() for part in (self.mean, self.var))
+            vars(self).update(mean=mean, var=var)  # both or none
+        self.add(batch)
+
+    def add(self, rows: Any, decay: float = 1.0) -> Any:
+        """Add rows (k, ...) of float64, and return them with the new mean taken off.
+
+        What came before counts `decay` times as much as it did. Of tensors nothing is asked on the way, so that a
+        device computes on.
+        """
+        if isinstance(rows, np.ndarray) and (before := float(self._count) * decay):
+            centred = rows - self.mean
+            if _sum_of_squares(centred) < LARGEST**2:  # False for NaN; Welford's update, for a batch
+                total = before + len(rows)
+                shift = _sum(centred) / total
+                left = centred - shift
+                centred *= left
+                var = self.var * (before / total)
+                var += _sum(centred) / total
+                self._change(self.mean + shift, var, total, self._skipped)
+                return left
+        xp = nest.namespace(rows)
+        usable = (abs(rows) < LARGEST).reshape(len(rows), -1).all(1)
+        count, mask = usable.sum(), usable.reshape(-1, *[1] * (rows.ndim - 1))
+        at_least_1, zeros = count.clip(1), xp.zeros_like(rows)
+        mean = xp.where(mask, rows, zeros).sum(0) / at_least_1
+        centred = xp.where(mask, rows - mean, zeros)
+        self.merge(count, mean, (centred * centred).sum(0) / at_least_1, decay, len(rows) - count)
+        return rows - self.mean
+
+    def merge(self, count: Any, mean: Any, var: Any, decay: float = 1.0, skipped: Any = 0) -> None:
+        """Add `count` rows of this mean and variance (Chan's formula), which may be tensors."""
+        total = self._count * decay + count
+        new = count / (total + TINY)
+        old = 1 - new
+        delta = mean - self.mean
+        var = self.var * old + new * (var + old * delta * delta)
+        self._change(self.mean + new * delta, var, total, self._skipped + skipped)
+
+    def _change(self, *new: Any) -> None:
+        """Write all four arrays within one call of C: an interrupt comes before or after it."""
+        own: Any = self.mean, self.var, self._count, self._skipped
+        IN_ONE_CALL(map(SET_ITEM, own, repeat(...), new))
+
+    def norm(self, batch: np.ndarray) -> np.ndarray:
+        """`batch` with the mean taken off, divided by the deviation, clipped; floats keep their dtype, other numbers
+        become float64.
+        """
+        batch = np.asarray(batch)
+        dtype = batch.dtype if np.issubdtype(batch.dtype, np.floating) else np.dtype(np.float64)
+        scaled = (batch - self.mean) / np.sqrt(self.var + self.eps)
+        if self.clip_max is not None:
+            scaled = np.clip(scaled, -self.clip_max, self.clip_max)
+        return scaled.astype(dtype, copy=False)
+
+    def state_dict(self) -> dict[str, Any]:
+        """`{"mean", "var", "count", "skipped"}`: copies, safe to keep."""
+        return {"mean": self.mean.copy(), "var": self.var.copy(), "count": self.count, "skipped": self.skipped}
+
+    def load_state_dict(self, state: Mapping[str, Any], shape: tuple[int, ...] | None = None) -> None:
+        """Take over what `state_dict` returned; ValueError for other names, and for rows of another shape than `shape`
+        (None: any).
+        """
+        check_keys(self, PARTS, state)
+        mean, var = np.array(state["mean"], dtype=np.float64), np.array(state["var"], dtype=np.float64)
+        if not mean.shape == var.shape == (mean.shape if shape is None else shape):
+            raise ValueError(f"the state does not fit {self}: it is of rows of shapes {mean.shape} and {var.shape}")
+        count, skipped = np.array(float(state["count"])), np.array(float(state["skipped"]))
+        if (mean.shape, var.shape) == (self.mean.shape, self.var.shape):
+            self._change(mean, var, count, skipped)
+        else:
+            vars(self).update(mean=mean, var=var, _count=count, _skipped=skipped)
+
+    @staticmethod
+    def merged(states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+        """The state of statistics that have seen the rows of each of several, of their `state_dict`s."""
+        together = RunningMeanStd()
+        together.load_state_dict(states[0])
+        for state in states[1:]:
+            mean, var = (np.asarray(state[name], np.float64) for name in ("mean", "var"))
+            together.merge(float(state["count"]), mean, var, skipped=float(state["skipped"]))
+        return together.state_dict()
+
+
+def _sum(rows: np.ndarray) -> Any:
+    return rows[0] if len(rows) == 1 else np.add.reduce(rows, 0)
+
+
+def _sum_of_squares(array: np.ndarray) -> Any:
+    # BLAS is quicker for few numbers; with many it would wake threads, which then keep the CPUs for milliseconds.
+    return np.vdot(array, array) if array.size <= 8192 else np.einsum("i,i->", array.ravel(), array.ravel())
+
+
+def check_keys(owner: Any, expected: Sequence[str], state: Mapping[str, Any]) -> None:
+    """ValueError where a state has not the entries that its owner has."""
+    if set(state) != set(expected):
+        raise ValueError(f"the state does not fit {owner}: expected {sorted(expected)}, got {sorted(state)}")
