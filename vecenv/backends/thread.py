@@ -33,7 +33,7 @@ from vecenv.backends.pool.watchdog import Watchdog
 from vecenv.backends.pool.worker_handle import Reason, Watched
 from vecenv.backends.system_limits import blocks_of, default_num_workers
 from vecenv.backends.worker.round_server import BlockRounds, advice
-from vecenv.errors import ClosedError, WorkerDiedError, WorkerTimeoutError, WorkerWarnings
+from vecenv.errors import CLOSED_MEANWHILE, ClosedError, WorkerDiedError, WorkerTimeoutError, WorkerWarnings
 
 LONGEST_SLEEP = 60.0
 """Seconds, at most, of one wait: the system rejects very long timeouts, so the caller waits again."""
@@ -345,7 +345,7 @@ class ThreadBackend(Backend):
             self._done = done
             self._note_ends()
             if self._closing:  # by another thread or a signal handler
-                raise ClosedError("the vector env was closed while this call waited for its envs")
+                raise ClosedError(CLOSED_MEANWHILE)
             now = time.monotonic()
             if done() or (deadline is not None and now >= deadline):
                 break

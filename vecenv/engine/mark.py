@@ -17,7 +17,7 @@ from types import CodeType, FrameType
 from typing import Any, TypeVar
 
 from vecenv.backends.memory.shared_state import free_stale_locks, holds
-from vecenv.errors import ClosedError
+from vecenv.errors import CLOSED_MEANWHILE, ClosedError
 
 INTERRUPTS = (KeyboardInterrupt, SystemExit)
 """Exceptions that signal handlers raise in the middle of a call, mainly KeyboardInterrupt on Ctrl-C."""
@@ -62,7 +62,7 @@ class Mark:
         """Note the exception that ended a call. It was an interrupt unless the call has cleared the mark before."""
         if self.closed is not None:
             if isinstance(error, Exception) and not isinstance(error, ClosedError):
-                raise ClosedError(self.closed) from None  # another thread has closed the vector env
+                raise ClosedError(CLOSED_MEANWHILE) from None  # another thread has closed the vector env
         elif isinstance(error, Warning):  # turned into an exception; nothing is half done where warnings are shown
             self.is_set = False
         elif self.is_set:
