@@ -129,6 +129,10 @@ class ObservationError(EnvContractError):
     """An observation does not have the shape, dtype, keys or value range of the env's observation space."""
 
 
+CLOSED_MEANWHILE = "the vector env was closed while this call waited for its envs"
+"""The text of ClosedError in a call that a close by another thread, or by the handler of a signal, has ended."""
+
+
 class ClosedError(VectorEnvError):
     """A method was called on a closed vector env, or in a process that does not own it."""
 

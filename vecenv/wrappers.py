@@ -200,7 +200,7 @@ class RowWiseWrapper(VectorEnvWrapper):
                         f"set_state() of {type(self).__name__} needs states with {sorted(expected)}, got one {got}: "
                         "take them by get_state() of a vector env with equal layers"
                     )
-        self._in_call = id, {}
+        self._in_call = (), id, {}
         try:
             self.venv.set_state([state.below for state in states] if expected else states, id)
             for i, state in zip(ids, states, strict=False):
@@ -218,7 +218,7 @@ class RowWiseWrapper(VectorEnvWrapper):
         """As `venv.reset`, with the rows of `map_reset`."""
         if self._in_call is not None:
             self._recover(sys._getframe(1))
-        self._in_call = id, kwargs
+        self._in_call = (), id, kwargs
         try:
             self.note_reset(id, kwargs)
             rows: tuple[Any, np.ndarray] = self._mapped(self.map_reset, self.venv.reset, id, **kwargs)
@@ -233,7 +233,7 @@ class RowWiseWrapper(VectorEnvWrapper):
         """As `venv.step`, with the rows of `map_step`."""
         if self._in_call is not None:
             self._recover(sys._getframe(1))
-        self._in_call = id, kwargs
+        self._in_call = action, id, kwargs
         try:
             self.note_round(action, id, kwargs)
             action = action if action is None else self.map_action(action)
@@ -249,7 +249,7 @@ class RowWiseWrapper(VectorEnvWrapper):
         """As `venv.send`."""
         if self._in_call is not None:
             self._recover(sys._getframe(1))
-        self._in_call = id, kwargs
+        self._in_call = action, id, kwargs
         try:
             self.note_round(action, id, kwargs)
             self.venv.send(action if action is None else self.map_action(action), id, **kwargs)
@@ -263,7 +263,7 @@ class RowWiseWrapper(VectorEnvWrapper):
         """As `venv.recv`, with the rows of `map_step`."""
         if self._in_call is not None:
             self._recover(sys._getframe(1))
-        self._in_call = self.venv.waiting_id, {}
+        self._in_call = (), self.venv.waiting_id, {}
         try:
             rows = self._mapped(self.map_round, self.venv.recv)
         except BaseException as error:
@@ -288,9 +288,12 @@ class RowWiseWrapper(VectorEnvWrapper):
         """Abandon the envs that the interrupted call asked for, also where the engine had done its part."""
         engine = getattr(self, "engine", None)
         if engine is not None and not engine.closed and self._in_call is not None:
+            action, id, kwargs = self._in_call
+            if action is None and kwargs.get("reset") is None:
+                action = ()  # it waits for all that is in flight
             ids: Any = ()  # of arguments that are wrong, or for a `recv` of nothing
             with suppress(TypeError, ValueError, IndexError):
-                ids = round_envs(len(self), (), *self._in_call)[0]
+                ids = round_envs(len(self), action, id, kwargs)[0]
             engine.abandon(error, engine.all_ids if ids is None else [int(i) for i in ids])
         self._in_call = None
 

@@ -28,6 +28,7 @@ FUZZERS = (
     "collectors",
     "jobs",
     "pettingzoo",
+    "aec",
     "tianshou",
 )
 

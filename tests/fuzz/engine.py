@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import copy
+import time
 import warnings
 from functools import partial
 from typing import Any
 
 import numpy as np
+import psutil
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize, invariant, rule
 
@@ -32,7 +34,11 @@ ERRORS: dict[str, Any] = {
     "misfit": ObservationError,
     "unpicklable": EnvStepError,
     "die": WorkerDiedError,
+    "odd reward": EnvContractError,
 }
+FAULTY = ["raise", "short", "misfit", "unpicklable", "die"]
+NO_REWARD = 0.0
+"""The reward of a row of a reset, which has no shape that counts."""
 N = 5
 """Most envs of a program. Draws depend on no answer of the vector env: the order in which envs return is random."""
 SMALL = st.integers(0, 99)
@@ -46,7 +52,7 @@ ROUND = {
     "form": FORM,
 }
 FAULTS = st.dictionaries(
-    st.tuples(st.sampled_from(["step", "reset"]), st.integers(1, 11)), st.sampled_from(list(ERRORS)), max_size=3
+    st.tuples(st.sampled_from(["step", "reset"]), st.integers(1, 11)), st.sampled_from(FAULTY), max_size=3
 ).filter(lambda faults: resets_end(faults))
 
 
@@ -74,7 +80,7 @@ class Fuzz(Program):
         workers=st.integers(1, N),
         space=st.sampled_from(list(SPACES)),
         actions=st.sampled_from(list(ACTIONS)),
-        rewards=st.sampled_from(["float", "int", "float32", "vector"]),
+        rewards=st.sampled_from(["float", "int", "float32", "vector", "mixed"]),
         restarts=st.booleans(),
         strict=st.booleans(),
         copy=st.sampled_from([True, True, False]),
@@ -87,6 +93,9 @@ class Fuzz(Program):
     ) -> None:
         self.n, self.space, self.actions = n, options.pop("space"), options.pop("actions")
         self.rewards, self.restarts = options.pop("rewards"), options.pop("restarts")
+        self.restarts = self.restarts and self.rewards != "mixed"
+        self.shape: tuple[int, ...] | None = None
+        """The shape of the rewards, which the first step decides."""
         self.strict, self.copy = options["strict"], options["copy"]
         self.remote, workers = backend in (ShmemVectorEnv, SubprocVectorEnv), min(workers, n)
         impossible = {"misfit"} if self.space in ("text", "sequence") else set()
@@ -142,7 +151,7 @@ class Fuzz(Program):
         obs, *middle, info = result
         if type(obs) is object:
             return Failed("misfit")
-        row = (obs, *(middle or (0.0, False, False)), info)
+        row = (obs, *(middle or (NO_REWARD, False, False)), info)
         if middle and self.rewards == "vector":
             row = (obs, np.asarray(middle[0], np.float64), *middle[1:], info)
         return row
@@ -172,6 +181,8 @@ class Fuzz(Program):
 
     def settle(self, rows: dict[int, Any]) -> tuple[dict[int, Any], list[int]]:
         """Note what these rows mean for the next calls; returns the rows that arrive, and the envs that failed."""
+        if self.rewards == "mixed":
+            rows = self.with_odd_rewards(rows)
         arrived, failed = {}, []
         for i, row in rows.items():
             if isinstance(row, Failed):
@@ -187,6 +198,15 @@ class Fuzz(Program):
                 self.needs_reset.discard(i)
         return arrived, failed
 
+    def with_odd_rewards(self, rows: dict[int, Any]) -> dict[int, Any]:
+        """The rows, with a failure for each reward whose shape is not that of the first step."""
+        shapes = {
+            i: np.shape(row[1]) for i, row in rows.items() if not isinstance(row, Failed) and row[1] is not NO_REWARD
+        }
+        if self.shape is None and shapes:
+            self.shape = shapes[min(shapes)]
+        return {i: row if shapes.get(i, self.shape) == self.shape else Failed("odd reward") for i, row in rows.items()}
+
     def compare(self, batch: Any, rows: dict[int, Any], kept: bool = True) -> None:
         """The batch (of a reset: obs and info) has these rows."""
         infos = [{**row[4], "env_id": i} for i, row in rows.items()]
@@ -198,7 +218,7 @@ class Fuzz(Program):
                 want["final_obs"] = got["final_obs"]
         texts = [each.get("error") for each in info]
         infos = [{**want, "error": text} if "error" in want else want for want, text in zip(infos, texts, strict=True)]
-        vector = self.rewards == "vector"
+        vector = self.rewards == "vector" or self.shape == (2,)
         values = list(rows.values())
         assert_same(info, objects(infos), "info")
         assert_same(obs, stacked(SPACES[self.space], [row[0] for row in values]), "obs")
@@ -266,24 +286,31 @@ class Fuzz(Program):
         rows = [draw(space, rng) for _ in ids]
         return rows, (stacked(space, rows) if seed % 3 or self.actions == "dict" else rows)
 
-    def round(self, ids: list[int], action: int, reset: Any, autoreset: Any, form: str) -> tuple[dict[int, Any], Any]:
-        """The rows of a round of these envs, and the arguments of `send` for it."""
+    def round(
+        self, ids: list[int], action: int, reset: Any, autoreset: Any, form: str, seed: Any = None
+    ) -> tuple[dict[int, Any], Any]:
+        """The rows of a round of these envs, and the arguments of `send` for it. `seed` is for those in `reset`."""
         rows, batch = self.batch(ids, action)
         resets = None if reset is None else [i for i in reset if i in ids]
-        if self.restarts:
+        if self.restarts or self.rewards == "mixed":
             autoreset = False  # an env that failed stays failed until it is reset
         if isinstance(autoreset, list):
             autoreset = np.array(autoreset[: len(ids)])
         seeds = autoreset if isinstance(autoreset, np.ndarray) else [autoreset] * len(ids)
         for i in resets or ():
             self.errors.pop(i, None)
+        given: dict[str, Any] = {}
+        if seed is not None and resets:
+            given["seed"] = seed[: len(resets)] if isinstance(seed, list) else seed
+        own = dict(zip(resets or (), given["seed"] if isinstance(seed, list) and given else [], strict=False))
         results = {
-            i: self.one_reset(i)
+            i: self.one_reset(i, **({"seed": own.get(i, seed + i if isinstance(seed, int) else None)} if given else {}))
             if i in (resets or ())
             else self.one_step(i, action, None if flag is False else -1 if flag is True else int(flag))
             for i, action, flag in zip(ids, rows, seeds, strict=True)
         }
         arguments = {"action": batch, "id": self.as_argument(ids, form), "autoreset": autoreset, "reset": resets}
+        arguments |= given
         return results, arguments
 
     def reset_all(self, ids: list[int], kwargs: dict[str, Any], argument: Any = None) -> None:
@@ -307,7 +334,7 @@ class Fuzz(Program):
         else:
             self.arrive(rows, lambda: self.venv.step(**arguments))
 
-    @rule(ids=IDS, **ROUND)
+    @rule(ids=IDS, seed=st.none() | SMALL | SEEDS, **ROUND)
     def send(self, ids: list[int], **round: Any) -> None:
         if ids := [i for i in ids if i in self.steppable()]:
             rows, arguments = self.round(ids, **round)
@@ -364,6 +391,25 @@ class Fuzz(Program):
             if seed is not None:
                 kwargs["seed"] = seed[: len(ids)] if isinstance(seed, list) else seed
             self.reset_all(ids, kwargs, self.as_argument(ids, form))
+
+    @rule(workers=st.lists(st.integers(0, N - 1), min_size=1, unique=True), seed=SMALL)
+    def kill(self, workers: list[int], seed: int) -> None:
+        """Several workers die at once, each with all its envs, and a reset starts them again."""
+        if self.flying or not self.remote:
+            return
+        chosen = [worker for k, worker in enumerate(self.venv.engine.backend.workers) if k in workers]
+        lost = sorted(i for worker in chosen for i in worker.ids)
+        for worker in chosen:
+            if self.venv.alive()[worker.ids[0]]:
+                psutil.Process(worker.pid).kill()
+        deadline = time.monotonic() + 10
+        while any(self.venv.alive()[i] for i in lost):
+            assert time.monotonic() < deadline, "alive() does not see the end of workers"
+            time.sleep(1e-3)
+        for i in lost:
+            self.envs[i] = self.oracle(i)
+        if lost:
+            self.reset_all(lost, {"seed": seed})
 
     @rule(seed=SMALL)
     def seed(self, seed: int) -> None:

@@ -40,6 +40,7 @@ ACTIONS: dict[str, Any] = {
     "scalar": spaces.Box(-9, 9, (), np.float64),
     "multi": spaces.MultiDiscrete([5, 6, 7]),
     "dict": spaces.Dict({"go": spaces.Discrete(5), "at": spaces.Box(-1, 1, (2,), np.float32)}),
+    "tuple": spaces.Tuple((spaces.Discrete(5), spaces.Box(-1, 1, (2,), np.float32))),
 }
 INFOS = {}, {"t": 1, "x": 0.5}, {"at": np.arange(3)}, {"deep": {"k": [1, "a"]}, "flag": np.bool_(True)}, {"s": "text"}
 
@@ -112,8 +113,8 @@ class Scripted(gymnasium.Env):
         kind = self.episode % 3
         obs = object() if fault == "misfit" else draw(self.observation_space, rng, number(action))
         reward = float(rng.normal())
-        value: Any = {"float": reward, "int": int(9 * reward), "float32": np.float32(reward)}.get(self.rewards)
-        if self.rewards == "vector":
+        value: Any = {"float": reward, "int": int(9 * reward), "float32": np.float32(reward)}.get(self.rewards, reward)
+        if self.rewards == "vector" or (self.rewards == "mixed" and (self.calls + self.id) % 7 == 0):
             value = np.array([reward, self.t])
         info = dict(INFOS[(self.calls + self.id) % len(INFOS)])
         if fault == "short":

@@ -35,7 +35,7 @@ from vecenv.backends.pool.worker_handle import WorkerHandle
 from vecenv.backends.pool.worker_pool import WorkerPool
 from vecenv.backends.transport import Transport
 from vecenv.backends.worker.round_server import advice
-from vecenv.errors import ClosedError, WorkerWarnings
+from vecenv.errors import CLOSED_MEANWHILE, ClosedError, WorkerWarnings
 from vecenv.portability import IN_ORDER
 
 REVIEW_WAITS = 8
@@ -163,7 +163,7 @@ class ProcessBackend(Backend):
             while not done():
                 events = pool.events(check_at if deadline is None else min(check_at, deadline))
                 if pool.closing:  # by another thread or a signal handler
-                    raise ClosedError("the vector env was closed while this call waited for its envs")
+                    raise ClosedError(CLOSED_MEANWHILE)
                 pool.handle_events(events)
                 now = time.monotonic()
                 if deadline is not None and now >= deadline:

@@ -31,7 +31,7 @@ from vecenv.backends.pool.watchdog import Watchdog
 from vecenv.backends.pool.worker_handle import Reason
 from vecenv.backends.system_limits import blocks_of, default_num_workers, usable_cpus
 from vecenv.backends.worker.round_server import advice
-from vecenv.errors import ClosedError, WorkerDiedError, WorkerTimeoutError, WorkerWarnings
+from vecenv.errors import CLOSED_MEANWHILE, ClosedError, WorkerDiedError, WorkerTimeoutError, WorkerWarnings
 from vecenv.portability import IN_ORDER
 
 LONGEST_SLEEP = 60.0
@@ -240,7 +240,7 @@ class ThreadBackend(Backend):
             fence()
             self._note_ends()
             if self._closing:  # by another thread or a signal handler
-                raise ClosedError("the vector env was closed while this call waited for its envs")
+                raise ClosedError(CLOSED_MEANWHILE)
             now = time.monotonic()
             if done() or (deadline is not None and now >= deadline):
                 break

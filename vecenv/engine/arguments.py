@@ -100,6 +100,8 @@ def as_ids(id: Any, n: int) -> np.ndarray:
     IndexError for an id out of range (negative ones too), ValueError for none at all, one given twice or a mask of
     the wrong length, TypeError for anything that is not an integer.
     """
+    if isinstance(id, np.ma.MaskedArray):
+        raise TypeError("env ids must not be a masked array, whose mask has no meaning here; pass ids.compressed()")
     try:
         array = np.asarray(id)
     except ValueError:

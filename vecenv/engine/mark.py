@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 
 from vecenv.backends.free_threading import has_gil
 from vecenv.backends.memory.shared_state import free_stale_locks, holds
-from vecenv.errors import ClosedError
+from vecenv.errors import CLOSED_MEANWHILE, ClosedError
 
 INTERRUPTS = (KeyboardInterrupt, SystemExit)
 """Exceptions that signal handlers raise in the middle of a call, mainly KeyboardInterrupt on Ctrl-C."""
@@ -72,7 +72,7 @@ class Mark:
             self.is_set = True
         if self.closed is not None:
             if isinstance(error, Exception) and not isinstance(error, ClosedError):
-                raise ClosedError(self.closed) from None  # another thread has closed the vector env
+                raise ClosedError(CLOSED_MEANWHILE) from None  # another thread has closed the vector env
         elif isinstance(error, Warning):  # turned into an exception; nothing is half done where warnings are shown
             self.is_set = False
         elif self.is_set:

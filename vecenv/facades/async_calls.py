@@ -38,9 +38,9 @@ HALF = "half"
 
 
 def is_half(method: Callable[..., Result]) -> Callable[..., Result]:
-    """Declare `x_async` or `x_wait`: it recovers from an interrupted half first, and marks its own change.
+    """Declare a method such as `x_async` or `x_wait`: it recovers from an interrupted call first, and marks its own.
 
-    In a call of both halves `_in_call` is (), which the half leaves there.
+    In a call of two halves `_in_call` is set already, and the half leaves it so.
     """
 
     @functools.wraps(method)

@@ -18,9 +18,11 @@ from vecenv.backends.host.row_writer import UNCHANGING
 from vecenv.base import BaseVectorEnv
 from vecenv.engine.arguments import check_seed
 from vecenv.engine.engine import Engine
+from vecenv.engine.mark import LayerMark
 from vecenv.engine.results import OwnStep
 from vecenv.envs.from_gymnasium import from_gymnasium
 from vecenv.errors import EnvContractError
+from vecenv.facades.async_calls import is_half
 from vecenv.facades.driver import Driver, EndedStep, check_resets, int_restorer
 from vecenv.facades.to_gymnasium import GymnasiumVectorEnv
 
@@ -30,7 +32,7 @@ except ImportError as error:
     raise ImportError("SB3VecEnv needs Stable-Baselines3: pip install 'vecenv[sb3]'") from error
 
 
-class SB3VecEnv(VecEnv):
+class SB3VecEnv(LayerMark, VecEnv):
     """Makes a vector env a Stable-Baselines3 `VecEnv`: algorithms, VecEnv wrappers and `evaluate_policy` take it.
 
     Results are those of SB3's own DummyVecEnv on every backend, bit for bit: rewards float32 (n,), `dones` bool (n,),
@@ -88,6 +90,7 @@ class SB3VecEnv(VecEnv):
 
     # Stepping.
 
+    @is_half
     def reset(self) -> Any:
         """Reset all envs, with what `seed` and `set_options` left for them; returns the observations."""
         self._drop_pending()
@@ -103,6 +106,7 @@ class SB3VecEnv(VecEnv):
         self._reset_options()
         return nest.map(_own, obs)
 
+    @is_half
     def step(self, actions: np.ndarray) -> tuple[Any, np.ndarray, np.ndarray, list[dict[str, Any]]]:
         """`step_async` and `step_wait` in one call."""
         if self._has_own_halves:
@@ -111,6 +115,7 @@ class SB3VecEnv(VecEnv):
         self.step_async(actions)
         return self.step_wait()
 
+    @is_half
     def step_async(self, actions: np.ndarray) -> None:
         """Start a step in all envs; RuntimeError if one is pending, ValueError for a wrong number of actions."""
         self._check_idle()
@@ -120,6 +125,7 @@ class SB3VecEnv(VecEnv):
             self.venv.send(actions, autoreset=self._one_round)
         self._pending = True
 
+    @is_half
     def step_wait(self) -> tuple[Any, np.ndarray, np.ndarray, list[dict[str, Any]]]:
         """Wait for the step: (obs, rewards, dones, infos).
 
@@ -166,6 +172,13 @@ class SB3VecEnv(VecEnv):
                 "TimeLimit.truncated": bool(truncated[i] > terminated[i]),
                 "terminal_observation": last_obs,
             }
+
+    def _abandon(self, error: BaseException | None) -> None:
+        """Abandon an interrupted call: all envs need a reset."""
+        if not self.closed:
+            self.venv.engine.abandon(error, self.venv.engine.all_ids)
+        self._pending = False
+        self._in_call = None
 
     def _drop_pending(self) -> None:
         """Wait for what is in flight and discard it: a reset follows."""

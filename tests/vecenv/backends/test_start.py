@@ -29,9 +29,9 @@ from tests.support.faulty import Counter, LeavesRunning, SpawnsChild, UsesMultip
 from tests.support.ledger import SEEN, Column, Ledger, N, block_of, columns, gone, pids, wait_until
 from tests.support.oddities import RaisesAtPickle
 from tests.support.paths import ROOT
-from vecenv import ClosedError, ShmemVectorEnv, SubprocVectorEnv
+from vecenv import ClosedError, ShmemVectorEnv, SubprocVectorEnv, WorkerDiedError
 from vecenv.backends.ipc.serialization import dumps_by_value, loads_by_value
-from vecenv.backends.pool import worker_pool
+from vecenv.backends.pool import start_methods, worker_pool
 from vecenv.backends.pool.process_worker import ProcessWorker
 from vecenv.backends.worker import worker_setup
 from vecenv.backends.worker.worker_setup import registered_envs
@@ -640,3 +640,22 @@ def test_workers_are_bound_to_a_cpu_on_request_only(column: Column) -> None:
         with column.open([partial(Looks, i) for i in range(N)], affinity=affinity) as ledger:
             ledger.begin()
             assert {tuple(cpus) for cpus in ledger.venv.call("cpus")} == expected
+
+
+def test_a_worker_that_dies_before_it_reads_its_arguments_is_a_worker_that_died(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    connect = start_methods._ForkServerPopen._connect
+
+    def connect_and_kill(popen: Any, fds: list[int]) -> Any:
+        ends = connect(popen, fds)
+        server = psutil.Process(start_methods._server._forkserver_pid)
+        wait_until(server.children, text="no worker was forked")
+        (worker,) = server.children()
+        worker.kill()
+        wait_until(lambda: not worker.is_running(), text="the worker lives")
+        return ends
+
+    monkeypatch.setattr(start_methods._ForkServerPopen, "_connect", connect_and_kill)
+    with pytest.raises(WorkerDiedError, match="SIGKILL"):
+        ShmemVectorEnv(counters(1), context="forkserver")

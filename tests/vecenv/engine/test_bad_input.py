@@ -164,6 +164,7 @@ CALLS = {
     "autoreset with too few": (lambda v: v.step([0] * 3, autoreset=[1, 2]), ValueError, "2 seeds in autoreset for 3"),
     "autoreset of all": (lambda v: v.step([0], [1], autoreset=np.arange(3)), ValueError, "3 seeds in autoreset for 1"),
     "autoreset with rows": (lambda v: v.step([0] * 3, autoreset=np.zeros((3, 1), int)), ValueError, r"got \[0\]"),
+    "masked ids": (lambda v: v.reset(np.ma.masked_array([0, 1], [1, 0])), TypeError, "must not be a masked array"),
     "ragged reset=": (lambda v: v.step([0] * 3, reset=[0, [1]]), TypeError, "reset= must be ids or a mask"),
     "bytes as seeds": (lambda v: v.reset(seed=bytearray(b"abc")), ValueError, "integer, got bytearray"),
     "a number as states": (lambda v: v.set_state(1), TypeError, "a list with one state for each env, got 1"),

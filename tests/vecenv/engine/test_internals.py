@@ -2,6 +2,7 @@
 
 import os
 import pickle
+import select
 import socket
 import threading
 from collections import deque, namedtuple
@@ -204,7 +205,7 @@ class TestChannel:
         reader = threading.Thread(target=lambda: frames.extend(theirs.read() for _ in range(2)))
         reader.start()
         while not ours.flush():
-            assert reader.is_alive()
+            assert select.select([], [ours], [], 30)[1]
         reader.join(30)
         assert [(frame.kind, frame.payload) for frame in frames] == [(1, big), (2, b"after")]
 
@@ -215,10 +216,12 @@ class TestChannel:
         writer.start()
         ours.post(2, 0, big)
         frames = []
-        while writer.is_alive():
+        is_sent = False
+        while not (frames and is_sent):
+            assert any(select.select([ours], [] if is_sent else [ours], [], 30))
             frames += received(ours)
-            ours.flush()
-        frames += received(ours)
+            is_sent = ours.flush()
+        writer.join(30)
         assert [len(frame.payload) for frame in frames] == [len(big)]
 
     def test_frames_arrive_in_their_order_also_where_the_first_had_no_room(self, ends):

@@ -6,6 +6,7 @@ The second interrupt comes while the first one is being handled.
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import closing
 from functools import partial
 from typing import Any
 
@@ -14,10 +15,12 @@ import pytest
 from gymnasium.error import ResetNeeded
 
 from tests.support.agent_envs import Herd
+from tests.support.ctrl_c import interrupting
 from tests.support.faulty import Counter
 from tests.support.interrupts import interrupted
-from vecenv import DummyVectorEnv, GymnasiumVectorEnv, ParallelVectorEnv, TransformedVectorEnv
-from vecenv.transforms import StepCounter
+from vecenv import DummyVectorEnv, GymnasiumVectorEnv, ParallelVectorEnv, TransformedVectorEnv, VectorEnvError
+from vecenv.facades.to_sb3 import SB3VecEnv
+from vecenv.transforms import StepCounter, TimeLimit
 
 ACTIONS = np.zeros(2, np.int64)
 END = 3
@@ -66,7 +69,16 @@ CALLS: dict[str, Callable[[Any], Any]] = {"step": stepped, "reset": lambda envs:
 
 @pytest.mark.parametrize("call", CALLS)
 @pytest.mark.parametrize(
-    "kind", ["wrapper", "own send", "pettingzoo", "NextStep", "SameStep", "SameStep, two rounds", "Disabled"]
+    "kind",
+    [
+        "wrapper",
+        "own send",
+        "pettingzoo",
+        "NextStep",
+        "SameStep",
+        "SameStep, two rounds",
+        "Disabled",
+    ],
 )
 def test_after_two_interrupts_no_row_is_wrong_and_a_reset_makes_all_usable(kind: str, call: str) -> None:
     envs, rng, n, twice = made(kind), np.random.default_rng(0), 1, 0
@@ -87,3 +99,19 @@ def test_after_two_interrupts_no_row_is_wrong_and_a_reset_makes_all_usable(kind:
         n += int(rng.integers(1, 12))
     envs.close()
     assert twice > 10
+
+
+@pytest.mark.usefixtures("ctrl_c")
+def test_an_interrupt_before_the_resets_of_sb3s_step_lets_no_env_step_past_its_end() -> None:
+    fns: Any = [partial(Ends, i) for i in range(2)]
+    wrapped = TransformedVectorEnv(DummyVectorEnv(fns), TimeLimit(99))  # leaves the resets to the facade
+    with closing(SB3VecEnv(wrapped)) as envs:
+        envs.reset()
+        envs.step(ACTIONS)
+        envs.step(ACTIONS)
+        with interrupting(envs, "_end_episodes", first=True):
+            envs.step(ACTIONS)
+        with pytest.raises(VectorEnvError, match="KeyboardInterrupt interrupted"):
+            envs.step(ACTIONS)
+        assert envs.reset()[:, 2].tolist() == [0, 0]
+        assert envs.step(ACTIONS)[0][:, 2].tolist() == [1, 1]

@@ -15,6 +15,8 @@ import pytest
 from tests.support.backends import BACKENDS
 from tests.support.faulty import Chatty
 from tests.support.interrupts import interrupted_at
+from tests.support.local_ray import FAR, NEAR
+from vecenv import RayVectorEnv
 
 
 def check_rows(rows: Any, t: int) -> None:
@@ -69,6 +71,23 @@ def test_after_an_interrupt_at_any_bytecode_a_reset_makes_all_usable(tier: str, 
             except BaseException:
                 print(f"interrupted before bytecode {n}")
                 raise
+        assert n > 100
+
+
+@pytest.mark.local_ray
+@pytest.mark.ray
+@pytest.mark.parametrize("call", CALLS)
+@pytest.mark.parametrize("place", [NEAR, FAR], ids=["near", "far"])
+def test_after_an_interrupt_at_any_bytecode_a_reset_makes_the_envs_of_actors_usable(
+    place: dict[str, Any], call: str
+) -> None:
+    with RayVectorEnv([partial(Chatty, i) for i in range(3)], num_workers=2, **place) as venv:
+        check_usable(venv)
+        for n in instants("some", call):
+            print(f"interrupted before bytecode {n}")
+            if not interrupted_at(n, lambda: CALLS[call](venv)):
+                break
+            check_usable(venv)
         assert n > 100
 
 

@@ -9,6 +9,7 @@ import sys
 import numpy as np
 import pytest
 
+from tests.support.interrupts import interrupted_at
 from tests.support.paths import ROOT
 from tests.support.pool_double import MISSING, PoolDouble, real_pool
 from vecenv import BaseVectorEnv, ClosedError, EnvPoolVectorEnv, GymnasiumVectorEnv, MultiThreadedEnv
@@ -421,3 +422,35 @@ def test_the_program_of_the_page_runs():
     assert "EnvPoolVectorEnv(pool)" in program
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
+
+
+# Interrupts.
+
+
+@pytest.mark.parametrize("options", [{}, {"batch_size": 2}], ids=["sync", "async"])
+@pytest.mark.parametrize("call", ["step", "partial", "reset"])
+def test_after_an_interrupt_at_any_bytecode_a_reset_makes_all_usable(make, call, options):
+    calls = {
+        "step": lambda: venv.step([0, 1, 0]),
+        "partial": lambda: venv.step([1, 0], [2, 0], reset=[0]),
+        "reset": lambda: venv.reset(),
+    }
+    with EnvPoolVectorEnv(make(3, **options)) as venv:
+        venv.reset()
+        n = 1
+        while interrupted_at(n, calls[call]):
+            while venv.waiting_id:  # the interrupt came after the last instant of the step
+                venv.recv()
+            _, info = venv.reset()
+            assert elapsed(info) == [0, 0, 0]
+            venv.send([1, 0, 1])
+            found = {}
+            while venv.waiting_id:
+                *_, info = venv.recv()
+                found |= dict(zip(ids_of(info), elapsed(info), strict=True))
+            assert found == {0: 1, 1: 1, 2: 1}
+            assert venv.failed_id == []
+            n += 5
+            if call != "reset":
+                venv.reset()
+        assert n > 50

@@ -19,6 +19,7 @@ from vecenv import (
     BaseVectorEnv,
     ClosedError,
     DummyVectorEnv,
+    EnvContractError,
     GymnasiumVectorEnv,
     ObservationError,
     VectorEnvWrapper,
@@ -433,3 +434,19 @@ def test_random_policies_play_legal_moves_of_multi_agent_games(mode: str) -> Non
     assert 0 < alive.mean() < 1
     assert (masks[alive].sum(-1) == 2).all()
     assert np.take_along_axis(masks, batch.action[..., None], -1)[alive].all()
+
+
+class WithoutFinalObs(SyncVectorEnv):
+    def step(self, actions: Any) -> Any:
+        *rows, infos = super().step(actions)
+        infos.pop("final_obs", None)
+        return *rows, infos
+
+
+def test_an_env_that_ends_an_episode_in_same_step_mode_without_a_final_obs_breaks_the_contract() -> None:
+    with from_gymnasium(WithoutFinalObs(counting(), autoreset_mode="SameStep")) as venv:
+        venv.reset()
+        for _ in range(2):
+            venv.step([0] * N)
+        with pytest.raises(EnvContractError, match=r"env 0: .* have no final_obs"):
+            venv.step([0] * N)

@@ -16,7 +16,7 @@ import socket
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from functools import partial
 from multiprocessing import (
     context,
@@ -206,7 +206,7 @@ class _ForkServerPopen(popen_forkserver.Popen):
         # Stays open as long as this process lives: the worker takes the hang-up of the other end as our death.
         kept = os.dup(write_end)
         self.finalizer = util.Finalize(self, _util.close_fds, (kept, self.sentinel))
-        with open(write_end, "wb", closefd=True) as stream:
+        with suppress(BrokenPipeError), open(write_end, "wb", closefd=True) as stream:  # the pool sees its end
             stream.write(data)
         self.pid = forkserver.read_signed(self.sentinel)
 
@@ -236,5 +236,5 @@ class _SpawnPopen(popen_spawn_posix.Popen):
         self.pid = _util.spawnv_passfds(spawn.get_executable(), command, self._fds)
         os.close(child_read)
         os.close(child_write)
-        with open(write_end, "wb", closefd=False) as stream:
+        with suppress(BrokenPipeError), open(write_end, "wb", closefd=False) as stream:
             stream.write(data)

@@ -1,0 +1,167 @@
+"""`AECVectorEnv` against PettingZoo's own loop: agents take turns, get rewards in the turns of others, and die."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import numpy as np
+from hypothesis import strategies as st
+from hypothesis.stateful import initialize, rule
+from pettingzoo import AECEnv
+
+from tests.fuzz.driver import Program
+from tests.fuzz.envs import ACTIONS, SPACES, assert_same, draw, number, rows_of, stacked
+from tests.fuzz.pettingzoo import AGENTS, NUMBERS
+from vecenv import AECVectorEnv
+
+N = 3
+SMALL = st.integers(0, 99)
+
+
+def alike_or_not(names: list[str]) -> Any:
+    """A name for each agent: the same one for all, or not."""
+    one = st.sampled_from(names)
+    return one.map(lambda name: [name] * len(AGENTS)) | st.lists(one, min_size=len(AGENTS), max_size=len(AGENTS))
+
+
+class Table(AECEnv):  # type: ignore[type-arg, misc]
+    """Who dies, what is paid and what is observed follows from the seed, the number of the turn and the actions."""
+
+    metadata = {"name": "table_v0", "render_modes": []}
+    possible_agents = AGENTS
+    render_mode = None
+
+    def __init__(self, seen: list[str], acted: list[str]) -> None:
+        super().__init__()
+        self.seen = {agent: SPACES[name] for agent, name in zip(AGENTS, seen, strict=True)}
+        self.acted = {agent: ACTIONS[name] for agent, name in zip(AGENTS, acted, strict=True)}
+        self.first = 0
+
+    def observation_space(self, agent: str) -> Any:
+        return self.seen[agent]
+
+    def action_space(self, agent: str) -> Any:
+        return self.acted[agent]
+
+    def reset(self, seed: int | None = None, options: Any = None) -> None:
+        self.first = self.first + 1 if seed is None else seed
+        self.t = self.done = 0
+        self.agents = list(AGENTS)
+        self.rewards = dict.fromkeys(AGENTS, 0.0)
+        self._cumulative_rewards = dict(self.rewards)
+        self.terminations, self.truncations = dict.fromkeys(AGENTS, False), dict.fromkeys(AGENTS, False)
+        self.infos: Any = {agent: {} for agent in AGENTS}
+        self.agent_selection = AGENTS[self.first % len(AGENTS)]
+
+    def observe(self, agent: str) -> Any:
+        return draw(self.seen[agent], np.random.default_rng([self.first, self.t, AGENTS.index(agent)]), self.done)
+
+    def step(self, action: Any) -> None:
+        agent = self.agent_selection
+        if self.terminations[agent] or self.truncations[agent]:
+            self._was_dead_step(action)
+            return
+        self._cumulative_rewards[agent] = 0.0
+        self.t, self.done = self.t + 1, number(action) % 50
+        rng = np.random.default_rng([self.first, self.t])
+        self.rewards = {each: float(rng.integers(-3, 4)) for each in self.agents}
+        for each in self.agents:
+            self.terminations[each] = bool(rng.random() < 0.15)
+            self.truncations[each] = bool(rng.random() < 0.05) or self.t == 9
+            self.infos[each] = {"t": self.t} if rng.random() < 0.5 else {}
+        at = self.agents.index(agent) + 1
+        following = self.agents[at:] + self.agents[:at]
+        living = [each for each in following if not self.terminations[each] and not self.truncations[each]]
+        self.agent_selection = (living or following)[0]
+        self._accumulate_rewards()
+        self._deads_step_first()
+
+
+class Fuzz(Program):
+    """`envs` are played by PettingZoo's loop, `over` are those whose episode has ended."""
+
+    @initialize(
+        n=st.integers(1, N),
+        backend=st.sampled_from(["dummy", "dummy", "thread", "shmem", "subproc"]),
+        mode=st.sampled_from(["NextStep", "SameStep", "Disabled"]),
+        seen=alike_or_not(NUMBERS),
+        acted=alike_or_not(list(ACTIONS)),
+    )
+    def make(self, n: int, backend: str, mode: str, seen: list[str], acted: list[str]) -> None:
+        self.n, self.mode = n, mode
+        self.sees_one, self.acts_one = len(set(seen)) == 1, len(set(acted)) == 1
+        self.envs = [Table(seen, acted) for _ in range(n)]
+        self.venv = AECVectorEnv([partial(Table, seen, acted)] * n, backend, autoreset_mode=mode)
+        self.over = [False] * n
+        self.reset(list(range(n)), 1)
+
+    def close(self) -> None:
+        if hasattr(self, "venv"):
+            self.venv.close()
+
+    @rule(ids=st.lists(st.integers(0, N - 1), min_size=1, unique=True), seed=st.none() | SMALL)
+    def reset(self, ids: list[int], seed: int | None) -> None:
+        ids = [i for i in ids if i < self.n] or [0]
+        obs, infos = self.venv.reset(id=ids, **({} if seed is None else {"seed": seed}))
+        for row, i in enumerate(ids):
+            self.envs[i].reset(seed=None if seed is None else seed + i)
+            self.over[i] = False
+            self.compare(row, i, obs, infos)
+
+    @rule(ids=st.lists(st.integers(0, N - 1), min_size=1, unique=True) | st.just(list(range(N))), action=SMALL)
+    def step(self, ids: list[int], action: int) -> None:
+        ids = [i for i in ids if i < self.n and not (self.mode == "Disabled" and self.over[i])]
+        if not ids:
+            return
+        rng, spaces = np.random.default_rng(action), self.envs[0].acted
+        rows = {agent: [draw(spaces[agent], rng) for _ in ids] for agent in AGENTS}
+        if self.acts_one:
+            rows = dict.fromkeys(AGENTS, rows[AGENTS[0]])
+        batches = {agent: stacked(spaces[agent], rows[agent]) for agent in AGENTS}
+        results = self.venv.step(batches[AGENTS[0]] if self.acts_one else batches, ids)
+        for row, i in enumerate(ids):
+            self.check_turn(row, i, {agent: rows[agent][row] for agent in AGENTS}, *results)
+
+    def check_turn(
+        self, row: int, i: int, actions: Any, obs: Any, rewards: Any, terminated: Any, truncated: Any, infos: Any
+    ) -> None:
+        env = self.envs[i]
+        if self.over[i]:
+            env.reset()
+            self.over[i] = False
+            assert not rewards[row].any(), f"rewards of a reset: {rewards[row]}"
+            self.compare(row, i, obs, infos)
+            return
+        before = list(env.agents)
+        env.step(actions[env.agent_selection])
+        paid = [env.rewards.get(agent, 0.0) if agent in before else 0.0 for agent in AGENTS]
+        died, cut = (
+            [agent in before and ends[agent] for agent in AGENTS] for ends in (env.terminations, env.truncations)
+        )
+        while env.agents and (env.terminations[env.agent_selection] or env.truncations[env.agent_selection]):
+            env.step(None)
+        self.over[i] = not env.agents
+        got = rewards[row].tolist(), terminated[row].tolist(), truncated[row].tolist()
+        assert got == (paid, died, cut), f"turn of env {i}: {got}, expected {(paid, died, cut)}"
+        assert infos["active"][row].tolist() == [agent in before for agent in AGENTS], "active"
+        assert infos["done"][row] == self.over[i], "done"
+        if self.over[i] and self.mode == "SameStep":
+            env.reset()
+            self.over[i] = False
+        self.compare(row, i, obs, infos)
+
+    def compare(self, row: int, i: int, obs: Any, infos: Any) -> None:
+        """The row is that of the agent to move."""
+        env = self.envs[i]
+        assert infos["env_id"][row] == i, "env_id"
+        assert infos["alive"][row].tolist() == [agent in env.agents for agent in AGENTS], "alive"
+        if self.over[i]:
+            return
+        agent = env.agent_selection
+        assert AGENTS[infos["agent"][row]] == agent, f"{AGENTS[infos['agent'][row]]} moves in env {i}, expected {agent}"
+        told = {agent: env.infos[agent]} if env.infos[agent] else {}
+        assert_same(dict(infos["info"][row]), {"env_id": i, **told}, f"info of env {i}")
+        space, batch = env.seen[agent], obs if self.sees_one else obs[agent]
+        got = rows_of(space, batch, len(infos["env_id"]))[row]
+        assert_same(stacked(space, [got]), stacked(space, [env.observe(agent)]), f"observation of {agent} in env {i}")
