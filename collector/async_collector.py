@@ -24,7 +24,6 @@ from collector.batch.step_extras import StepBatch, StepHook, check_policy_names
 from collector.collect import Collecting
 from collector.collector_arguments import at_least_one
 from collector.env_source import check_rounds
-from collector.policy.action_trees import as_vector_envs_take_it
 from collector.policy.policy_call import Policy
 from vecenv import nest
 from vecenv.extending import check_send_and_recv
@@ -149,7 +148,7 @@ class AsyncDataCollector(Collecting):
         if reset.all():
             self.env.send(None, reset=ids)
         else:
-            action = as_vector_envs_take_it(nest.take(self._acted["action"], ids))
+            action = nest.take(self._acted["action"], ids)
             self.env.send(action, ids, reset=ids[reset] if reset.any() else None)
         self._flying[ids], self._resetting[ids] = True, reset
         self._clock.lap("env")

@@ -35,7 +35,6 @@ from collector.batch.rollout_buffer import RolloutBuffer, Where
 from collector.batch.step_extras import StepBatch
 from collector.collect import Collecting
 from collector.env_source import check_synchronous
-from collector.policy.action_trees import as_vector_envs_take_it
 from vecenv import nest
 from vecenv.extending import check_send_and_recv
 
@@ -200,8 +199,6 @@ class SyncDataCollector(Collecting):
     def _exchange(self, ids: np.ndarray, action: Any, resets: np.ndarray | None, autoreset: bool) -> tuple[Any, ...]:
         """Send a round and take its results; envs in the mask `resets` are reset instead."""
         asked = None if len(ids) == self._env_num else ids
-        if isinstance(action, tuple):
-            action = as_vector_envs_take_it(action)
         if resets is not None:
             mask = resets if asked is None else ids[resets]
             self.env.send(action, asked, reset=mask, **self._seeds_of(ids[resets]))

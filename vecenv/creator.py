@@ -58,7 +58,9 @@ class EnvCreator:
     ) -> None:
         if not callable(create_env_fn):
             raise TypeError(f"create_env_fn must be a callable that makes an env, got {create_env_fn!r}")
-        self._shares, self._freezes, self._freezes_shared_only = share_memory, False, False
+        self._shares = share_memory
+        self._freezes = ""
+        """Which parts are frozen: "" for none, "shared" for those that share their state, "all"."""
         self._fn, self._kwargs = create_env_fn, _merged(kwargs, {} if create_env_kwargs is None else create_env_kwargs)
         self._states: list[SharedState] | None = None
         """The shared state of each part, outermost first; None for envs that share nothing."""
@@ -66,7 +68,7 @@ class EnvCreator:
         self._report: EnvReport | None = None
         if isinstance(create_env_fn, EnvCreator):  # a creator of the same envs, as the arguments of both have it
             self._fn, self._kwargs = create_env_fn._fn, _merged(self._kwargs, create_env_fn._kwargs)
-            self._freezes, self._freezes_shared_only = create_env_fn._freezes, create_env_fn._freezes_shared_only
+            self._freezes = create_env_fn._freezes
             if share_memory:
                 self._states, self._names = create_env_fn._states, create_env_fn._names
         if share_memory and self._states is None:
@@ -91,7 +93,7 @@ class EnvCreator:
         for part in parts(env) if self._freezes else ():
             is_shared = isinstance(part, Stateful) and self._states is not None
             is_known = isinstance(part, Stateful) or hasattr(part, "frozen")
-            if (is_shared or (is_known and not self._freezes_shared_only)) and hasattr(part, "freeze"):
+            if (is_shared or (is_known and self._freezes == "all")) and hasattr(part, "freeze"):
                 part.freeze()
         return env
 
@@ -131,7 +133,7 @@ class EnvCreator:
         `shared_only`, parts whose statistics are not shared are not frozen, because the copy does not have them.
         """
         states = self._states and [SharedState(state.read(), share=True) for state in self._states]
-        return self._variant(_freezes=True, _freezes_shared_only=shared_only, _states=states)
+        return self._variant(_freezes="shared" if shared_only else "all", _states=states)
 
     def update_kwargs(self, kwargs: Kwargs | Sequence[Kwargs]) -> None:
         """Replace these arguments for the vector envs and envs made from now on; a list has a dict for each env.
@@ -227,7 +229,6 @@ class EnvCreator:
             "call": dumps_by_value((self._fn, self._kwargs)),
             "_shares": self._shares,
             "_freezes": self._freezes,
-            "_freezes_shared_only": self._freezes_shared_only,
             "_states": self._states,
             "_names": self._names,
         }

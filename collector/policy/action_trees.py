@@ -9,7 +9,6 @@ import numpy as np
 from gymnasium import spaces
 
 from collector.batch.step_extras import RowLayout
-from vecenv import nest
 
 ARRAYS = (spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary)
 
@@ -62,13 +61,6 @@ def unflatten(leaves: Mapping[str, Any], space: spaces.Space[Any], path: str = "
     if isinstance(space, spaces.Tuple):
         return tuple(unflatten(leaves, child, f"{path}[{key!r}]") for key, child in _children(space))
     return leaves[path]
-
-
-def as_vector_envs_take_it(action: Any) -> Any:
-    """A batch of actions for `step` or `send`, which read a tuple or list as one action for each env."""
-    if not isinstance(action, tuple):
-        return action
-    return [nest.take(action, row) for row in range(len(next(nest.leaves(action))))]
 
 
 def _children(space: spaces.Space[Any]) -> list[tuple[Any, spaces.Space[Any]]]:

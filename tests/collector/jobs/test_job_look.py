@@ -2,23 +2,30 @@
 
 from __future__ import annotations
 
+import io
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from rich.console import Console
 
 from collector import Dataset
 from collector.__main__ import main
 from collector.jobs.dataset_info import dataset_info, read_metrics
 from collector.jobs.job import JobError
-from collector.jobs.job_progress import spread
+from collector.jobs.job_progress import JobState, spread
 from collector.jobs.job_runner import run_job
 from collector.jobs.player import JobFailedError
 from collector.jobs.replay import make_videos, replay_episodes
+from collector.jobs.report import Report
 from tests.support.backends import FULL
 from tests.support.job_envs import HERE, change_job, counting, job, stop_at
+from tests.support.paths import ROOT
 
 DRAWN = {"env": f"{HERE}:Drawn", "episodes": 3}
 
@@ -161,6 +168,41 @@ class TestPictures:
         run_job(job(env=f"{HERE}:Undrawn", episodes=2), tmp_path / "b")
         with pytest.raises(JobError, match=r"cannot be rendered: RuntimeError: no OpenGL context.*MUJOCO_GL=egl"):
             make_videos(tmp_path / "b", [0], allow_import=[HERE])
+
+    @FULL
+    def test_without_a_display_the_error_of_mujoco_is_said(self, tmp_path: Path) -> None:
+        pytest.importorskip("mujoco")
+        run_job(job(env="Ant-v5", episodes=1, max_episode_steps=2, num_envs=1), tmp_path)
+        environ = {name: value for name, value in os.environ.items() if name not in ("DISPLAY", "WAYLAND_DISPLAY")}
+        command = [sys.executable, "-m", "collector", "video", str(tmp_path)]
+        done = subprocess.run(command, env={**environ, "MUJOCO_GL": "glfw"}, capture_output=True, text=True, cwd=ROOT)
+        assert done.returncode == 2
+        assert "Traceback" not in done.stderr
+        message = " ".join(done.stderr.split())
+        assert "Ant-v5 cannot be rendered: " in message
+        assert "without a display, envs of MuJoCo and dm_control need MUJOCO_GL=egl" in message
+
+
+class TestProgress:
+    """The texts of the mean return while a job runs and at its end."""
+
+    @pytest.mark.parametrize(
+        ("returns", "text"),
+        [
+            ([], "no episode ended yet"),
+            ([5.0], "mean return 5.0"),
+            ([1.0, 3.0], "mean return 2.0 \N{PLUS-MINUS SIGN} 2.0"),
+            ([0.0] * 50 + [6.0] * 100, "mean return 4.0 \N{PLUS-MINUS SIGN} 0.5 (last 100: 6.0)"),
+        ],
+        ids=["none", "one", "two", "many"],
+    )
+    def test_they_say_of_which_episodes_it_is(self, returns: list[float], text: str, tmp_path: Path) -> None:
+        output = io.StringIO()
+        state = JobState(job=job(), out=tmp_path, returns=returns, episodes=len(returns), steps=700, seconds=2.0)
+        with Report(Console(file=output, width=300), state.job, "a heading") as report:
+            report(state)
+        assert output.getvalue().splitlines()[1].endswith(f" {len(returns)} episodes  {text}")
+        assert (f", {text}, 0 skipped" in repr(state)) == bool(returns)
 
 
 class TestTables:

@@ -9,6 +9,7 @@ import threading
 import time
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import gymnasium
@@ -37,6 +38,7 @@ from vecenv import (
     SyncVectorEnv,
     make_vec,
 )
+from vecenv.testing import CountingEnv
 from vecenv.tuning import auto_backend
 from vecenv.tuning.auto_backend import (
     EnvCost,
@@ -72,6 +74,39 @@ THEIR_DEFAULTS |= {"context": None, "wait_num": None, "strict": True}
 def noted(log: Path) -> list[str]:
     """The words in the log, in their order."""
     return [line.split()[0] for line in log.read_text().splitlines()]
+
+
+class Clocked(CountingEnv):
+    """A step takes 3 ms, of which the env computes for 1 ms, by the clocks of `clocks`."""
+
+    def step(self, action: Any) -> Any:
+        clocks["wall"] += 3e-3
+        clocks["cpu"] += 1e-3
+        return super().step(action)
+
+
+clocks = {"wall": 0.0, "cpu": 0.0}
+
+
+@pytest.mark.parametrize(
+    ("delay", "yields", "waits"), [(0.0, 0, False), (0.0, 1, True), (None, 1, False), (None, 900, True)]
+)
+def test_an_env_that_never_yields_its_cpu_does_not_wait(
+    delay: float | None, yields: int, waits: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its steps take longer than they compute where the host of a virtual machine takes the CPU away."""
+
+    def usage(who: int) -> Any:
+        return SimpleNamespace(ru_utime=clocks["cpu"], ru_stime=0.0, ru_nvcsw=yields * (clocks["wall"] > begin))
+
+    begin = clocks["wall"]
+    times = {"perf_counter": lambda: clocks["wall"], "thread_time": lambda: clocks["cpu"]}
+    monkeypatch.setattr(auto_backend, "time", SimpleNamespace(**times))
+    monkeypatch.setattr(auto_backend, "resource", SimpleNamespace(getrusage=usage, RUSAGE_SELF=0))
+    monkeypatch.setattr(auto_backend, "_preempted", lambda: delay)
+    cost = auto_backend.time_steps(Clocked(0), 3.0)
+    assert cost.wall == pytest.approx(3e-3)
+    assert cost.cpu == pytest.approx(1e-3 if waits else 3e-3)
 
 
 class TestTheChoice:

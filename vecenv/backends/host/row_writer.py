@@ -195,14 +195,13 @@ def _array_put(leaf: Leaf, row: np.ndarray) -> Put:
 
 
 def _object_put(own: Any, keep: Keep | None) -> Put:
-    def put(obs: Any, objects: list[Any] | None) -> None:
-        assert objects is not None
-        if isinstance(own, Leaf):  # an array in a batch whose envs differ
-            objects.append(np.array(fit(obs, own)))
-        else:
-            objects.append(obs if keep is None or obs.__class__ in UNCHANGING else keep(obs))
+    def put_array(obs: Any, objects: Any) -> None:  # an array in a batch whose envs differ
+        objects.append(np.array(fit(obs, own)))
 
-    return put
+    def put(obs: Any, objects: Any) -> None:
+        objects.append(obs if keep is None or obs.__class__ in UNCHANGING else keep(obs))
+
+    return put_array if isinstance(own, Leaf) else put
 
 
 def _dict_put(children: dict[Any, Put], own: Any) -> Put:

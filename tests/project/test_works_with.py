@@ -1,0 +1,103 @@
+"""The page "Works with": its versions are the tested ones, and what the development extra installs is run.
+
+Trainers that it leaves out (sb3-contrib, tianshou, TorchRL, RLlib) are run by the slow tier's tests of facades and
+examples.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+
+from tests.support.backends import FULL, NEEDS_DM_CONTROL
+from tests.support.paths import ROOT
+from vecenv import DMControlEnv, ParallelVectorEnv, PettingZooEnv, ShmemVectorEnv, nest
+
+PAGE = (ROOT / "docs/guides/works-with.md").read_text("utf-8")
+PACKAGES = {
+    "Stable-Baselines3": "stable-baselines3",
+    "sb3-contrib": "sb3-contrib",
+    "TorchRL": "torchrl",
+    "RLlib": "ray",
+    "gymnasium (with MuJoCo 3.17.0)": "gymnasium",
+    "ALE": "ale-py",
+    "PettingZoo": "pettingzoo",
+    "dm_control": "dm-control",
+    "EnvPool": "envpool",
+}
+SUITES: dict[str, Any] = {
+    "gymnasium": partial(gymnasium.make, "CartPole-v1"),
+    "MuJoCo": partial(gymnasium.make, "HalfCheetah-v5"),
+    "ALE": partial(gymnasium.make, "ale_py:ALE/Pong-v5"),
+    "PettingZoo": partial(PettingZooEnv, "classic/rps-v2"),
+    "dm_control": pytest.param(partial(DMControlEnv, "walker", "walk"), marks=NEEDS_DM_CONTROL),
+}
+
+
+def test_the_versions_on_the_page_are_those_that_the_tests_run_with() -> None:
+    rows = dict(re.findall(r"^\| ([^|]+) \| ([\d.]+) \|", PAGE, re.MULTILINE))
+    assert rows.keys() >= PACKAGES.keys()
+    constraints = dict(re.findall(r"^([\w-]+)==([\w.]+)", (ROOT / "constraints.txt").read_text("utf-8"), re.MULTILINE))
+    assert {row: rows[row] for row in PACKAGES} == {row: constraints[package] for row, package in PACKAGES.items()}
+    assert f"MuJoCo {constraints['mujoco']}" in PAGE
+
+
+def played(env_fn: Callable[[], Any], seed: int, actions: list[Any]) -> list[Any]:
+    """The observations and rewards of one env alone."""
+    env = env_fn()
+    env.action_space.seed(seed)
+    found = [(env.reset(seed=seed)[0], 0.0)]
+    for _ in range(12):
+        actions.append(env.action_space.sample())
+        obs, reward, *_ = env.step(actions[-1])
+        found.append((nest.map(np.copy, obs), reward))
+    env.close()
+    return found
+
+
+@FULL
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:.*Overriding environment")
+@pytest.mark.parametrize("env_fn", SUITES.values(), ids=SUITES)
+def test_a_suite_gives_the_same_numbers_in_workers(env_fn: Callable[[], Any]) -> None:
+    actions: list[list[Any]] = [[], []]
+    alone = [played(env_fn, seed, own) for seed, own in enumerate(actions)]
+    with ShmemVectorEnv([env_fn] * 2) as venv:
+        rounds = [(venv.reset(seed=[0, 1])[0], np.zeros(2))]
+        rounds += [venv.step(list(each))[:2] for each in zip(*actions, strict=True)]
+    for obs, reward in rounds:
+        for env_id, rows in enumerate(alone):
+            own_obs, own_reward = rows.pop(0)
+            np.testing.assert_array_equal(reward[env_id], own_reward)
+            np.testing.assert_equal(nest.take(obs, env_id), own_obs)
+
+
+@FULL
+def test_parallel_games_of_pettingzoo_run_by_their_ids() -> None:
+    with ParallelVectorEnv(["classic/rps-v2"] * 2) as envs:
+        envs.reset(seed=0)
+        agents = envs.possible_agents
+        _, rewards, *_ = envs.step({agent: np.array([0, i]) for i, agent in enumerate(agents)})
+    assert {agent: rewards[agent].tolist() for agent in agents} == {agents[0]: [0.0, -1.0], agents[1]: [0.0, 1.0]}
+
+
+@FULL
+def test_ppo_of_stable_baselines3_learns_the_same_weights() -> None:
+    import torch
+    from stable_baselines3 import PPO
+    from stable_baselines3.common.vec_env import DummyVecEnv
+
+    from vecenv.sb3 import SubprocVecEnv
+
+    weights = []
+    for kind in (SubprocVecEnv, DummyVecEnv):
+        env = kind([partial(gymnasium.make, "CartPole-v1")] * 2)
+        model = PPO("MlpPolicy", env, n_steps=32, batch_size=32, n_epochs=2, seed=0, device="cpu").learn(128)
+        weights.append(model.policy.state_dict())
+        env.close()
+    assert all(torch.equal(weights[0][name], weights[1][name]) for name in weights[1])
