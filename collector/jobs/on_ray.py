@@ -37,22 +37,9 @@ from collector.jobs.transform_statistics import States
 from collector.store.safe_folder import DatasetError
 from collector.store.schema import ShardLine
 from collector.store.writer import SHARDS, StoreWriter
+from vecenv import ray_cluster
 from vecenv.errors import WorkerTimeoutError
-from vecenv.ray_cluster import (
-    RayCluster,
-    cause_of,
-    connect,
-    dead_nodes,
-    free_places,
-    get_record,
-    is_loss,
-    missing_package,
-    put_record,
-    reason_of,
-    remove_record,
-    start_task,
-    unscheduled,
-)
+from vecenv.ray_cluster import RayCluster, cause_of, connect, free_places, is_loss, reason_of, start_task, unscheduled
 from vecenv.venvs import DummyVectorEnv
 
 SEES_WITHIN = 10.0
@@ -169,7 +156,7 @@ def play_range(task: Range) -> Played:
     sys.path += [path for path in task.import_path if path not in sys.path]
     with suppress(OSError):
         os.chdir(task.here)  # names of files in a job are seen from there
-    put_record(task.key)
+    ray_cluster.put_record(task.key)
     job, began, stop = task.job, time.monotonic(), Stopping()
     device, played = device_of_tasks(job), Played(node=socket.gethostname())
     if task.head is not None and not _becomes_true(lambda: os.path.isdir(task.part)):
@@ -331,11 +318,11 @@ class RayPlayer:
                 if is_loss(error):
                     self._lose(task, reason_of(error))
                 elif not isinstance(error, self._ray.exceptions.TaskCancelledError):
-                    if advice := missing_package(error):
+                    if advice := ray_cluster.missing_package(error):
                         raise JobError(advice) from None
                     raise cause_of(error) from error
             else:
-                remove_record(task.key)
+                ray_cluster.remove_record(task.key)
                 self._take(task, played)
         if time.monotonic() >= self._look_at:
             self._look_at = time.monotonic() + LOOK_EVERY
@@ -343,10 +330,10 @@ class RayPlayer:
 
     def _lose_nodes(self) -> None:
         """Hand out again what the tasks of lost nodes had."""
-        if not (lost := dead_nodes()):
+        if not (lost := ray_cluster.dead_nodes()):
             return
         for reference, task in list(self._tasks.items()):
-            if (node := get_record(task.key)) in lost:
+            if (node := ray_cluster.get_record(task.key)) in lost:
                 del self._tasks[reference]
                 self._ray.cancel(reference, force=True)
                 self._adopt(task, Played())
@@ -399,8 +386,8 @@ class RayPlayer:
 
     def _lose(self, task: Range, reason: str) -> None:
         """Record that a task has died with its episodes."""
-        self._losses[get_record(task.key)] += 1
-        remove_record(task.key)
+        self._losses[ray_cluster.get_record(task.key)] += 1
+        ray_cluster.remove_record(task.key)
         self._deaths.update(task.numbers)
         if found := sorted(number for number in task.numbers if self._deaths[number] > self.job.ray.max_retries):
             episodes = f"one of the episodes {str(found[:20])[1:-1]}" if len(found) > 1 else f"episode {found[0]}"

@@ -23,6 +23,7 @@ from collector.jobs.playing import JobFailedError
 from collector.jobs.run import resume_job, run_job
 from tests.support.backends import FULL
 from tests.support.job_envs import HERE, assert_same, assert_whole, counting, job, process, stop_at
+from vecenv import ray_cluster
 from vecenv.ray_cluster import missing_package
 
 EPISODES = 40  # of the job `uninterrupted`
@@ -84,9 +85,9 @@ class RayHere:
     def __init__(self, deadly: float, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(on_ray, "start_task", self.start_task)
         monkeypatch.setattr(on_ray, "is_loss", lambda error: isinstance(error, ConnectionError))
-        monkeypatch.setattr(on_ray, "dead_nodes", lambda: {"lost"} if self.silent else set())
-        monkeypatch.setattr(on_ray, "get_record", lambda key: "lost" if key in self.silent else "")
-        monkeypatch.setattr(on_ray, "remove_record", lambda key: None)
+        monkeypatch.setattr(ray_cluster, "dead_nodes", lambda: {"lost"} if self.silent else set())
+        monkeypatch.setattr(ray_cluster, "get_record", lambda key: "lost" if key in self.silent else "")
+        monkeypatch.setattr(ray_cluster, "remove_record", lambda key: None)
         monkeypatch.setattr(on_ray, "LOOK_EVERY", 0.0)
         monkeypatch.setattr(run, "connect_to", lambda address: nullcontext(self))
         self.silent: set[str] = set()

@@ -118,7 +118,7 @@ def merge(now: Mapping[str, np.ndarray], before: Mapping[str, np.ndarray], after
     return merged
 
 
-def _merged_statistics(now: Any, before: Any, after: Any) -> Arrays | Any:
+def _merged_statistics(now: Any, before: Any, after: Any) -> Any:
     """Return mean, variance and count. Sums are about the mean of `now`, so that large means cancel nothing."""
     centre, sums = now[0], []
     for mean, var, count in (now, before, after):
