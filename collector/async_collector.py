@@ -36,7 +36,7 @@ class AsyncDataCollector(Collecting):
     A batch is a `FlatRollout`: ordered by env, then by time. Steps belong to a batch in the order in which they came;
     those in flight when it is complete go on, and belong to the next one. Nothing is lost or repeated; `policy_version`
     shows by which weights a step was chosen. With groups that take turns batches are the same in each run; with
-    `wait_num` or `timeout` they depend on how fast envs are. More in docs/guides/collecting.md and docs/semantics.md.
+    `wait_num` or `timeout` they depend on how fast envs are. More in docs/guides/collecting.md and docs/guarantees.md.
 
     Arguments and methods are those of `SyncDataCollector`, and:
 

@@ -43,7 +43,7 @@ from vecenv.wrappers import check_send_and_recv
 class SyncDataCollector(Collecting):
     """Collects batches of `frames_per_batch` steps from all envs of a vector env, in step.
 
-    docs/semantics.md ("Batches of a collector") has the guarantees: what goes on from batch to batch, which observation
+    docs/guarantees.md ("Batches of a collector") lists the guarantees: what goes from batch to batch, which observation
     is the last one, to whom batches belong, and what a failure leaves.
 
     Args:
