@@ -222,10 +222,11 @@ class RayWorker(WorkerHandle):
 
     def _read_hang(self) -> None:
         """Set the reason if the actor has ended itself because of an env that hangs."""
-        if not self.on_this_node and (found := ray_cluster.get_record(self._hang)):
+        limit = self._pool.step_timeout
+        if limit is not None and not self.on_this_node and (found := ray_cluster.get_record(self._hang)):
             ray_cluster.remove_record(self._hang)
             place, _, stack = found.partition(" ")
-            self.reason = hung(self.ending, self.start + int(place), self._pool.step_timeout or 0.0, stack)
+            self.reason = hung(self.ending, self.start + int(place), limit, stack)
 
     def stack(self) -> str:
         if self._peer:
