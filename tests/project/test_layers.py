@@ -63,6 +63,7 @@ PRIVATE = {"_clear", "_exit", "_current_frames", "_getframe"}  # of atexit, os, 
 PRIVATE |= {"_args", "_default_context", "_forkserver", "_forkserver_alive_fd"}  # of multiprocessing
 PRIVATE |= {"_C", "_is_profiler_enabled", "_version", "_recv", "_reset", "_state_keys"}  # of torch and envpool
 PRIVATE |= {"_asdict", "_fields", "_make", "_replace"}  # of named tuples, where they are public
+PRIVATE |= {"_internal_kv_put", "_internal_kv_get", "_internal_kv_del", "_private"}  # of Ray, which has no public ones
 DYNAMIC = re.compile(r"(?:import_module\(|__import__\(|sys\.modules(?:\.get\(|\[))[\"']([\w.]+)")
 Sources = dict[str, str]  # path below the project's root -> source text
 

@@ -129,10 +129,10 @@ class Hosts:
         """Start Ray on a host."""
         place = ["--head", "--port=6379", "--include-dashboard=false"] if head else ["--address=10.77.0.1:6379"]
         options = [f"--node-ip-address={self.address(name)}", f"--num-cpus={cpus}", "--object-store-memory=200000000"]
-        ray = str(Path(sys.executable).with_name("ray"))
+        ray = [sys.executable, "-c", "from ray.scripts.scripts import main; main()"]
         log = self.shared / f"ray-{name}.log"
         with log.open("w") as file:
-            command = self.on(name, ray, "start", *place, *options, "--disable-usage-stats")
+            command = self.on(name, *ray, "start", *place, *options, "--disable-usage-stats")
             subprocess.run(command, stdin=subprocess.DEVNULL, stdout=file, stderr=file, check=True)
 
     def program(self, name: str, *arguments: str) -> Program:

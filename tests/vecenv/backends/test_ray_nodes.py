@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import time
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
-from tests.support.faulty import counters
+from tests.support.faulty import HangsElsewhere, counters
 from tests.support.ledger import Ledger
 from tests.support.local_ray import FAR
 from vecenv import RayVectorEnv, WorkerDiedError, WorkerTimeoutError
+from vecenv.ray_cluster import actor_options, free_places
 
 pytestmark = [pytest.mark.ray, pytest.mark.own_ray]
 
@@ -36,6 +38,48 @@ def test_the_number_of_actors_is_that_of_free_cpus_at_most_one_an_env(own_ray: A
         assert venv.num_workers == 3
     with RayVectorEnv(counters(8), num_cpus=2) as venv:
         assert venv.num_workers == 2
+
+
+def await_places(expected: int, **options: Any) -> None:
+    """Wait until Ray counts so many places: nodes report their resources by and by."""
+    while free_places(actor_options(**options)) != expected:
+        time.sleep(0.1)
+
+
+@pytest.mark.timeout(120)
+def test_places_are_counted_per_node_and_resource_and_in_a_placement_group(own_ray: Any) -> None:
+    import ray
+    from ray.util.placement_group import placement_group, remove_placement_group
+
+    node = own_ray.add_node(num_cpus=4, resources={"gold": 1})
+    own_ray.wait_for_nodes()
+    await_places(8)
+    await_places(2, num_cpus=2.5)
+    await_places(2, resources={"gold": 0.5})
+    group = placement_group([{"CPU": 2}] * 3, strategy="SPREAD")
+    ray.get(group.ready())
+    await_places(6, placement_group=group)
+    await_places(3, placement_group=group, num_cpus=1.5)
+    await_places(2)
+    remove_placement_group(group)
+    own_ray.remove_node(node, allow_graceful=False)
+
+
+@pytest.mark.timeout(120)
+def test_a_remote_worker_names_the_env_that_hangs(own_ray: Any) -> None:
+    node = own_ray.add_node(num_cpus=4, resources={"far": 1})
+    own_ray.wait_for_nodes()
+    with RayVectorEnv(counters(3, env1=HangsElsewhere), num_workers=1, step_timeout=2.0, **FAR) as venv:
+        venv.reset()
+        calls = venv.engine.backend.pool.workers[0]._calls
+        posted, start = [], calls.start
+        calls.start = lambda method, *args: (posted.append(method), start(method, *args))
+        venv.step([0] * 3)
+        assert posted == ["frame"], "one call for the three envs of the worker"
+        with pytest.raises(WorkerTimeoutError, match=r"env 1 has been busy for more than step_timeout=2.0 s") as found:
+            venv.reset([1, 2])
+        assert "on_reset" in str(found.value), "the stack"
+    own_ray.remove_node(node, allow_graceful=False)
 
 
 def step_for_ever(venv: RayVectorEnv) -> None:

@@ -170,7 +170,7 @@ class RayWorker(WorkerHandle):
         return "an actor that has not started" if place is None else f"pid {place[0]} on node {place[1]}"
 
     def launch(self, args: WorkerArgs) -> None:
-        self._peer, self.on_this_node = 0, False
+        self._peer, self.on_this_node, self.reports_progress = 0, False, False
         blob, self.fds_to_send = dumps_apart(args)
         actor = self._actor = ray_cluster.make_actor(EnvActor, self._pool.options)
 
@@ -186,7 +186,7 @@ class RayWorker(WorkerHandle):
 
     def connected(self, sock: socket.socket, peer: int) -> None:
         """The actor turns out to be on this node: from now on frames travel through a socket."""
-        self.channel, self._peer, self.on_this_node = Channel(sock), peer, True
+        self.channel, self._peer, self.on_this_node, self.reports_progress = Channel(sock), peer, True, True
 
     def fds(self) -> list[int]:
         return [self._calls.fileno()]
@@ -220,16 +220,13 @@ class RayWorker(WorkerHandle):
         ray_cluster.end_actor(self._actor)
         self.alive = False
 
-    @property
-    def reports_progress(self) -> bool:
-        return self.on_this_node
-
     def _read_hang(self) -> None:
         """Set the reason if the actor has ended itself because of an env that hangs."""
-        if not self.on_this_node and (found := ray_cluster.get_record(self._hang)):
+        limit = self._pool.step_timeout
+        if limit is not None and not self.on_this_node and (found := ray_cluster.get_record(self._hang)):
             ray_cluster.remove_record(self._hang)
             place, _, stack = found.partition(" ")
-            self.reason = hung(self.ending, self.start + int(place), self._pool.step_timeout or 0.0, stack)
+            self.reason = hung(self.ending, self.start + int(place), limit, stack)
 
     def stack(self) -> str:
         if self._peer:
