@@ -192,7 +192,7 @@ def no_leaks(cuda_has_started: None, request: pytest.FixtureRequest) -> Iterator
         gc.collect()  # a traceback may hold the vector env in a cycle
         psutil.wait_procs([child for child in children() if child not in processes], timeout=0.05)
         left = leaks(files, memory, processes, threads)
-    if request.node.get_closest_marker("own_ray"):  # Ray opens connections after the loss of a node, and keeps idle processes
+    if request.node.get_closest_marker("own_ray"):  # Ray opens connections and keeps processes
         left = [line for line in left if "anon_inode:" not in line and "ray::IDLE" not in line]
     assert not left, "the test left behind: " + "; ".join(left)
 

@@ -248,7 +248,7 @@ class DiesElsewhere(Counter):
 
 
 def hold_interpreter_lock() -> None:
-    """Sleep in C while holding the interpreter lock, so that no other Python thread runs. Signals do not end the sleep."""
+    """Sleep in C with the interpreter lock held, so that no Python thread runs. Signals do not end the sleep."""
     unwritten, _ = os.pipe()
     ctypes.PyDLL(None).read(unwritten, ctypes.create_string_buffer(1), 1)
 
