@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import runpy
 import sys
 import tempfile
@@ -28,11 +27,15 @@ def cleanrl_returns() -> np.ndarray:
 
 def sb3_returns() -> np.ndarray:
     """Let VecMonitor write a file, and read the returns from it. The last 8 episodes are the example's evaluation."""
-    from stable_baselines3.common import evaluation, vec_env
+    from stable_baselines3.common import vec_env
 
-    assert evaluation.VecMonitor is vec_env.VecMonitor  # imported before the next line replaces the name
     with tempfile.TemporaryDirectory() as folder:
-        vec_env.VecMonitor = functools.partial(vec_env.VecMonitor, filename=f"{folder}/sb3")
+
+        class Recorded(vec_env.VecMonitor):
+            def __init__(self, venv: vec_env.VecEnv) -> None:
+                super().__init__(venv, filename=f"{folder}/sb3")
+
+        vec_env.VecMonitor = Recorded
         run("sb3_ppo")
         return np.loadtxt(f"{folder}/sb3.monitor.csv", delimiter=",", skiprows=2, usecols=0)[:-8]
 
