@@ -1,10 +1,10 @@
-"""A lane: one contender in a process of its own, commanded from the benchmark over a pipe.
+"""Run one contender in a separate process, the lane. The benchmark sends commands over a pipe.
 
     benchmark --(method name, arguments)--> lane process --> contender --> its workers
               <-------- result or traceback ----
 
-Between commands the lane blocks on the pipe, so it costs nothing while another lane is measured.
-A lane leads its own process group: one kill ends it with all the workers that it started.
+Between commands the lane blocks on the pipe, so it uses no CPU while another lane is measured.
+Each lane leads a process group, so that one kill ends the lane and its workers.
 """
 
 from __future__ import annotations
@@ -33,30 +33,30 @@ CLOSE_TIMEOUT = 30.0
 
 
 class LaneError(RuntimeError):
-    """A contender failed, hung or could not be built; the message holds its own traceback."""
+    """A contender failed, hung or could not be built. The message holds the traceback."""
 
 
 class Spec(Protocol):
-    """A contender that runs in a lane. It is pickled, and its driver is built in the lane's own process."""
+    """Description of a contender. The lane unpickles the description and builds the driver."""
 
     @property
     def title(self) -> str:
-        """The name of the lane in tables and files."""
+        """Name of the lane in tables and files."""
 
     @property
     def settle(self) -> float:
-        """Seconds for which its workers burn CPU after a measurement; others are measured after that time."""
+        """Seconds to wait after a measurement, because workers of this contender still use CPU."""
 
     def missing(self) -> str:
-        """The reason why it cannot run here, such as a library that is not installed; else an empty string."""
+        """Return the reason if the contender cannot run, for example a missing library, or an empty string."""
 
     def build(self) -> Any:
-        """The object that measures: it has `measure(seconds)`, which returns a `Sample`, and `close()`."""
+        """Build the driver: an object with `measure(seconds)`, which returns a `Sample`, and `close()`."""
 
 
 @dataclass(frozen=True)
 class LaneSpec:
-    """A contender's name, or `bound(W)`, on `count` environments: a lane that only steps."""
+    """Description of a lane that only steps `count` envs. `contender` is a name, or `bound(W)`."""
 
     contender: str
     env: EnvSpec
@@ -99,12 +99,12 @@ class LaneSpec:
         return driver
 
     def _kind(self) -> type[Contender] | None:
-        """The class of the contender; None for the bound."""
+        """Return the class of the contender, or None for the bound."""
         return None if self.contender.startswith("bound(") else CONTENDERS[self.contender]
 
 
 class Lane:
-    """Starts the lane process at once; `call` runs one method of its driver and waits for the result."""
+    """Process of a lane. `call` runs a method of the driver and waits for the result."""
 
     def __init__(self, spec: Spec) -> None:
         context = mp.get_context("spawn")
@@ -112,7 +112,7 @@ class Lane:
         self._pipe, there = context.Pipe()
         self._process = context.Process(target=_lane_main, args=(there, spec, mp.get_start_method()))
         self._process.start()
-        there.close()  # so that a dead lane reads as end of file, not as silence
+        there.close()  # so that a dead lane reads as the end of the file
         try:
             self._receive(OPEN_TIMEOUT)
         except BaseException:
@@ -129,11 +129,11 @@ class Lane:
         return self._receive(timeout)
 
     def close(self) -> float:
-        """Close the contender in good order, or by force after half a minute; returns the seconds it took."""
+        """Close the contender, by force after half a minute. Return the seconds that this took."""
         begun = time.perf_counter()
         try:
             return float(self.call("close", timeout=CLOSE_TIMEOUT))
-        except (LaneError, OSError):  # it failed before or hangs now: the kill below ends it
+        except (LaneError, OSError):  # the lane has failed or hangs, and is killed below
             return time.perf_counter() - begun
         finally:
             self._pipe.close()
@@ -141,10 +141,10 @@ class Lane:
             self.kill()
 
     def kill(self) -> None:
-        """End the lane and every process of its group, whatever they are doing."""
-        with suppress(ProcessLookupError):  # nothing of the group is left
+        """Kill the lane and every process of its group."""
+        with suppress(ProcessLookupError):  # the group has ended
             os.killpg(self.pid, signal.SIGKILL)
-        self._process.kill()  # it may not have made its group yet
+        self._process.kill()  # the process may not lead its group yet
         self._process.join(5)
 
     def _receive(self, timeout: float) -> Any:
@@ -174,7 +174,7 @@ def _lane_main(pipe: Connection, spec: Spec, start_method: str) -> None:
             if method == "close":
                 return
     except (EOFError, BrokenPipeError):
-        os.killpg(0, signal.SIGKILL)  # the benchmark is gone: leave no worker behind
+        os.killpg(0, signal.SIGKILL)  # the benchmark has ended, so end the workers too
     except BaseException:
         with suppress(OSError):
             pipe.send(("error", traceback.format_exc()))

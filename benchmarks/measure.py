@@ -1,4 +1,4 @@
-"""Interleaved measurement: every lane of an experiment in turn, round after round."""
+"""Measure the lanes of an experiment alternately, round after round."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from benchmarks.sample import Sample
 
 Say = Callable[[str], None]
 
-CALM = 0.15  # CPUs that other programs may keep busy in a round that counts as undisturbed
+CALM = 0.15  # CPUs that other programs may use in an undisturbed round
 
 
 @dataclass
 class Result:
-    """One line of the table, ready to print."""
+    """A printed line of the table."""
 
     row: str
     value: str
@@ -28,22 +28,22 @@ class Result:
     ratio: str = ""
     target: str = ""
     reached: bool | None = None
-    """None where there is no target, or no figure to hold against it."""
+    """None if there is no target, or no figure to compare."""
 
 
 @dataclass
 class Measured:
-    """All rounds of one experiment. `samples[title][r]` is round r; a lane that failed has no rounds."""
+    """All rounds of an experiment. `samples[title][r]` is round r. A failed lane has no rounds."""
 
     experiment: Experiment
     samples: dict[str, list[Sample]] = field(default_factory=dict)
     skipped: dict[str, str] = field(default_factory=dict)
 
     disturbed: int = 0
-    """The number of rounds that count and were measured while other programs were busy."""
+    """Number of used rounds during which other programs were busy."""
 
     def take(self, rounds: list[dict[str, Sample]]) -> None:
-        """Keep these rounds of every lane that lived through all of them."""
+        """Keep the rounds of every lane that has measured all of them."""
         self.disturbed = len(rounds) - _calm(rounds)
         for spec in self.experiment.lanes:
             if all(spec.title in samples for samples in rounds):
@@ -74,33 +74,32 @@ class Measured:
         )
 
     def verdict(self, reached: bool) -> bool | None:
-        """No verdict where most of the rounds were disturbed: neither a yes nor a no would be worth anything."""
+        """Return `reached`, or None if most rounds were disturbed and the result means little."""
         rounds = max((len(samples) for samples in self.samples.values()), default=0)
         return None if 2 * self.disturbed > rounds else reached
 
     def warning(self) -> str:
-        """A note behind a ratio, if other programs disturbed some of its rounds."""
+        """Return a note for a ratio if other programs disturbed some rounds."""
         return f", {self.disturbed} rounds disturbed" if self.disturbed else ""
 
 
 @dataclass(frozen=True)
 class Effort:
-    """The length and number of measurements, and the time to wait for other programs to finish."""
+    """Length and number of measurements, and the time to wait for other programs."""
 
     rounds: int
     seconds: float
     patience: float
-    """Seconds an experiment may spend on rounds that other programs disturbed, before it takes them."""
+    """Seconds that an experiment may spend on repeating disturbed rounds."""
     servers: tuple[int, ...] = ()
-    """Processes that work for the lanes, such as those of Ray: with all below them they are no other programs."""
+    """Processes that work for the lanes, for example Ray. They and their children do not count as other programs."""
 
 
 def run_experiment(experiment: Experiment, effort: Effort, say: Say) -> Measured:
-    """Open all lanes, then measure them in turn; the order shifts by one lane every round.
+    """Open all lanes, and measure them alternately. The order of the lanes changes every round.
 
-    A ratio is taken within a round, so that a slow spell of the machine hits both of its sides.
-    A round in which other programs were busy is set aside and repeated while patience lasts; the
-    least disturbed rounds count.
+    A ratio compares two lanes of the same round, so that a slow phase of the machine affects both. While `patience`
+    lasts, rounds during which other programs were busy are repeated. The least disturbed rounds count.
     """
     measured = Measured(experiment)
     lanes: list[Lane] = []
@@ -136,7 +135,7 @@ def _calm(rounds: list[dict[str, Sample]]) -> int:
 
 
 def _wait_for_calm(deadline: float) -> None:
-    """Wait, with every lane idle, until the machine is idle too or the deadline has passed."""
+    """Wait, with all lanes idle, until other programs are idle or the deadline has passed."""
     while time.monotonic() < deadline:
         before = busy_seconds()
         time.sleep(1.0)
@@ -175,7 +174,7 @@ def _sample(lane: Lane, effort: Effort, into: dict[str, Sample], measured: Measu
 
 
 def _last_line(error: LaneError) -> str:
-    """The exception of a remote traceback; all of it is in the JSON file."""
+    """Return the last line of a remote traceback. The JSON file has the whole traceback."""
     return str(error).strip().splitlines()[-1]
 
 

@@ -1,4 +1,4 @@
-"""The pages of the reference, from the code.
+"""Write the pages of the reference from the code.
 
 A block names public objects. The build puts a table in its place, and writes one page per object into reference/api:
 
@@ -61,7 +61,7 @@ logger = logging.getLogger(__name__)
 
 
 def public_names(module: str) -> list[str]:
-    """The names of `__all__`, or the functions that the module defines."""
+    """Return the names of `__all__`, or the public functions of the module."""
     found = importlib.import_module(module)
     names = getattr(found, "__all__", None)
     own = [name for name, value in vars(found).items() if getattr(value, "__module__", "") == module]
@@ -69,14 +69,14 @@ def public_names(module: str) -> list[str]:
 
 
 def named(module: str, name: str) -> Any:
-    """The object; TorchRL, which needs another tensordict than the other libraries, need not be installed."""
+    """Return the object. TorchRL is mocked, because it needs its own release of tensordict."""
     with mock(["torchrl"]):
         return getattr(importlib.import_module(module), name)
 
 
 @cache
 def blocks() -> dict[str, tuple[str, str]]:
-    """The page and the module of each name that stands in a block."""
+    """Return the page and the module of each name in a block."""
     found = {}
     for page in sorted((DOCS / "reference").glob("*.md")):
         for module, names in BLOCK.findall(page.read_text("utf-8")):
@@ -86,7 +86,7 @@ def blocks() -> dict[str, tuple[str, str]]:
 
 @cache
 def users() -> dict[str, list[tuple[str, str]]]:
-    """The pages whose programs use a name, as (page, title), by name."""
+    """Return, by name, the pages whose programs use the name, as (page, title)."""
     found: dict[str, list[tuple[str, str]]] = {}
     for page in sorted(DOCS.glob("*/*.md")):
         text = page.read_text("utf-8")
@@ -99,7 +99,7 @@ def users() -> dict[str, list[tuple[str, str]]]:
 
 @cache
 def producers() -> dict[str, list[str]]:
-    """Links to the functions and methods that are annotated to return a public class, by its name."""
+    """Return, by public class, links to the functions and methods that return the class."""
     found: dict[str, list[str]] = {}
     for name, (_, module) in blocks().items():
         obj = named(module, name)
@@ -114,12 +114,12 @@ def producers() -> dict[str, list[str]]:
 
 
 def target(name: str, text: str = "") -> str:
-    """A link to the entry of a public name."""
+    """Return a link to the page of a public name."""
     return f"{{py:obj}}`{text or name} <{blocks()[name][1]}.{name}>`"
 
 
 def linked(text: str, own: str) -> str:
-    """The text with links at the public names in backticks, and at the pages that it mentions (`page ("Section")`)."""
+    """Return the text with links for public names in backticks, and for pages such as `page ("Section")`."""
     text = re.sub(r"``([^`\n]+)``", r"`\1`", text)
 
     def name(match: re.Match[str]) -> str:
@@ -133,7 +133,7 @@ def linked(text: str, own: str) -> str:
 
 
 def as_markdown(doc: str, own: str) -> str:
-    """A docstring as markdown: examples in fences, indented blocks as programs."""
+    """Return a docstring as markdown, with fences around examples and indented blocks."""
     parts = []
     for part in re.split(r"\n\s*\n", doc.strip("\n")):
         body = textwrap.dedent(part)
@@ -164,7 +164,7 @@ def described_arguments(body: str) -> dict[str, str]:
 
 
 def sections(doc: str, names: tuple[str, ...] = ()) -> tuple[str, dict[str, str], dict[str, str]]:
-    """A docstring as its prose, the descriptions of the arguments `names`, and its other sections by title."""
+    """Split a docstring into prose, the descriptions of the arguments `names`, and other sections by title."""
     arguments: dict[str, str] = {}
     others: dict[str, str] = {}
     for title, body in SECTION.findall(doc + "\n"):
@@ -190,7 +190,7 @@ def sections(doc: str, names: tuple[str, ...] = ()) -> tuple[str, dict[str, str]
 
 @cache
 def fields(cls: type) -> dict[str, str]:
-    """The docstrings of the annotated names, and of the properties, of a class and its bases."""
+    """Return the docstrings of the attributes and properties of a class and its bases."""
     found: dict[str, str] = {}
     for base in reversed(cls.__mro__):
         found |= {key: inspect.getdoc(value) or "" for key, value in vars(base).items() if isinstance(value, property)}
@@ -227,7 +227,7 @@ def docs_of(obj: Any, owner: type | None) -> list[str]:
 
 
 def sentences_with(docs: list[str], name: str) -> str:
-    """The sentences that name an argument in backticks, of the first docstring that has one."""
+    """Return the sentences that name an argument in backticks, from the first docstring with such a sentence."""
     for doc in docs:
         text = SECTION.sub(lambda match: textwrap.dedent(match[2]), doc + "\n")
         parts = re.split(r"\n\s*\n|\n\s*(?=`?\w+`?: )", text)
@@ -249,7 +249,7 @@ def signature_of(obj: Any) -> inspect.Signature | None:
 
 
 def plain(annotation: Any) -> str:
-    """An annotation as it stands in the code."""
+    """Return an annotation as text, without the modules of classes."""
     if annotation is inspect.Parameter.empty:
         return ""
     text = annotation if isinstance(annotation, str) else getattr(annotation, "__name__", "") or repr(annotation)
@@ -275,7 +275,7 @@ def default_of(parameter: inspect.Parameter) -> str:
 
 
 def call_of(signature: inspect.Signature) -> str:
-    """The arguments with their defaults, without types, which the table has."""
+    """Return the arguments with their defaults. The table has the types."""
     parts, starred = [], False
     for parameter in arguments_of(signature):
         if parameter.kind is parameter.KEYWORD_ONLY and not starred:
@@ -308,7 +308,7 @@ def every_argument(obj: Any) -> list[inspect.Parameter]:
 
 
 def table(shown: str, obj: Any, owner: type | None, signature: inspect.Signature) -> Iterator[str]:
-    """The table of the arguments: name, type and default, meaning."""
+    """Yield the table of the arguments with name, type, default and meaning."""
     rows = every_argument(obj) if owner is None else arguments_of(signature)
     if not rows:
         return
@@ -336,7 +336,7 @@ def table(shown: str, obj: Any, owner: type | None, signature: inspect.Signature
 
 
 def arguments_table(head: str, rows: list[tuple[str, str, str]], own: str = "") -> Iterator[str]:
-    """A table of two columns: the name with its type and default below, and the meaning."""
+    """Yield a table with two columns: the name, type and default, and the meaning."""
     yield from ("```{list-table}", ":class: arguments", ":header-rows: 1", ":widths: 30 70", "")
     yield from (f"* - {head}", "  - Meaning")
     for name, details, meaning in rows:
@@ -349,7 +349,7 @@ def arguments_table(head: str, rows: list[tuple[str, str, str]], own: str = "") 
 
 
 def raised(obj: Any, doc: str) -> list[str]:
-    """The exceptions that the docstring names, and those that the function itself raises."""
+    """Return the exceptions that the docstring names and that the function raises."""
     names = set(re.findall(r"\b[A-Z]\w*(?:Error|Interrupt)\b", doc))
     if inspect.isroutine(obj):
         tree = ast.parse(textwrap.dedent(inspect.getsource(obj)))
@@ -360,7 +360,7 @@ def raised(obj: Any, doc: str) -> list[str]:
 
 
 def entry(name: str, obj: Any, owner: type | None = None, shown: str = "") -> Iterator[str]:
-    """The text of a class, method or function below its signature."""
+    """Yield the text below the signature of a class, method or function."""
     doc, signature = own_doc(obj), signature_of(obj)
     prose, _, others = sections(doc, tuple(each.name for each in arguments_of(signature)) if signature else ())
     yield from (as_markdown(prose, name), "")
@@ -386,10 +386,10 @@ def entry(name: str, obj: Any, owner: type | None = None, shown: str = "") -> It
 
 
 def members(cls: type) -> Iterator[tuple[str, str, Any]]:
-    """The kind, name and object of what a class has besides its public bases."""
+    """Yield the kind, name and object of the members that no public base has."""
     bases = [base for base in cls.__mro__[1:] if base.__name__ in blocks() and base.__module__.startswith(OWN)]
     if any(base.__name__ == "Transform" for base in bases):
-        bases = list(cls.__mro__[1:-1])  # what is between a transform and its public base is for the package itself
+        bases = list(cls.__mro__[1:-1])  # private classes between a transform and its public base
     inherited = {key for base in bases for each in base.__mro__ for key in vars(each)}
     seen: set[str] = set()
     for base in cls.__mro__:
@@ -405,7 +405,7 @@ def members(cls: type) -> Iterator[tuple[str, str, Any]]:
 
 
 def document(module: str, name: str) -> Iterator[str]:
-    """The entry of a public name."""
+    """Yield the page of a public name."""
     obj = named(module, name)
     signature = signature_of(obj) if callable(obj) else None
     call = call_of(signature) if signature is not None else ""
@@ -449,7 +449,7 @@ def document(module: str, name: str) -> Iterator[str]:
 
 
 def index(page: str) -> str:
-    """A table of the names on a page of the reference, a row for each section."""
+    """Return a table of the names on a page of the reference, with a row per section."""
     rows = []
     text = (DOCS / "reference" / f"{page}.md").read_text("utf-8")
     for title, rest in re.findall(r"^## ([^\n]+)\n(.*?)(?=^## |\Z)", text, re.M | re.S):
@@ -486,7 +486,7 @@ def write_pages(app: Sphinx) -> None:
 
 
 def fill(app: Sphinx, docname: str, source: list[str]) -> None:
-    """Put a table of names in the place of each block of a page."""
+    """Replace each block of a page by a table of names."""
     if docname.startswith("reference/") and not docname.startswith("reference/api/"):
         source[0] = BLOCK.sub(listing, source[0])
         source[0] = INDEX.sub(lambda match: index(match[1]) + "\n", source[0])
@@ -497,7 +497,7 @@ def fill(app: Sphinx, docname: str, source: list[str]) -> None:
 
 
 def check(app: Sphinx) -> None:
-    """Warn of public names that stand on no page."""
+    """Warn of public names that no page lists."""
     placed = {(module, name) for name, (_, module) in blocks().items()}
     for module in MODULES:
         for name in public_names(module):

@@ -1,8 +1,8 @@
 """Looks at the built site in a browser: `make docs && python docs/check_site.py [--shots FOLDER]`.
 
-Every page is loaded at a width of 400 pixels, where nothing may be wider than the page and no picture may be broken;
-every internal link and anchor must lead somewhere. `--shots` writes pictures of four pages at 1280 and 400 pixels,
-light and dark, to be looked at. Needs Chromium: `apt-get install chromium`.
+Every page is loaded at a width of 390 and of 1400 pixels. Nothing may be wider than the page, no picture may be broken,
+and no code on a hand-written page may be clipped at 1400 pixels. Every internal link and anchor must lead somewhere.
+`--shots` writes pictures of some pages at both widths, light and dark. Needs Chromium: `apt-get install chromium`.
 """
 
 from __future__ import annotations
@@ -23,8 +23,16 @@ from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 SITE = Path(__file__).resolve().parent.parent / "build" / "docs"
-NARROW, WIDE = 400, 1280
-SHOTS = ("index.html", "start/ten-minutes.html", "reference/vecenv.html", "explanation/benchmarks.html")
+NARROW, WIDE = 390, 1400
+SHOTS = (
+    "index.html",
+    "tutorials/many-envs.html",
+    "tutorials/jobs.html",
+    "explanation/design.html",
+    "explanation/benchmarks.html",
+    "glossary.html",
+    "reference/api/vecenv.ShmemVectorEnv.html",
+)
 HARNESS = """<!doctype html><meta charset="utf-8"><body style="margin:0"><pre id="out" style="margin:0"></pre><script>
 const pages = %(pages)s, found = {};
 localStorage.setItem("theme", "%(theme)s");
@@ -36,7 +44,8 @@ async function look(page) {
   await new Promise(done => frame.onload = done);
   const inside = frame.contentDocument, root = inside.documentElement;
   const broken = [...inside.images].filter(each => !each.complete || !each.naturalWidth).map(each => each.src);
-  const boxes = [root, ...inside.querySelectorAll(".content")];
+  const code = %(width)d > 1000 && !/_modules|reference/.test(page) ? inside.querySelectorAll("pre") : [];
+  const boxes = [root, ...inside.querySelectorAll(".content"), ...code];
   const wide = boxes.filter(each => each.scrollWidth > each.clientWidth);
   found[page] = {wide: wide.map(each => [each.className || each.tagName, each.scrollWidth, each.clientWidth]), broken};
   if (!%(keep)s) frame.remove();
@@ -110,10 +119,10 @@ def harness(pages: list[str], width: int, height: int, *, theme: str = "light", 
     return HARNESS % {"pages": json.dumps(pages), "width": width, "height": height, "theme": theme, "keep": flag}
 
 
-def narrow_faults(server: http.server.ThreadingHTTPServer) -> Iterator[str]:
-    """A line for each page that is too wide at 400 pixels, or has a broken picture."""
+def wide_faults(server: http.server.ThreadingHTTPServer, width: int) -> Iterator[str]:
+    """Yield a line for each page that is too wide for a window, clips code, or has a broken picture."""
     pages = sorted(path.relative_to(SITE).as_posix() for path in SITE.rglob("*.html"))
-    Handler.harness = harness(pages, NARROW, 800)
+    Handler.harness = harness(pages, width, 800)
     printed = browse(server, "--dump-dom")
     found = json.loads(html.unescape(re.search(r'<pre id="out"[^>]*>(.*?)</pre>', printed, re.DOTALL)[1]))
     assert list(found) == pages
@@ -135,12 +144,12 @@ def take_shots(server: http.server.ThreadingHTTPServer, folder: Path) -> None:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--shots", type=Path, metavar="FOLDER", help="write pictures of four pages there")
+    parser.add_argument("--shots", type=Path, metavar="FOLDER", help="write pictures of some pages there")
     options = parser.parse_args()
     faults = list(broken_links())
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(Handler, directory=str(SITE))) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
-        faults += narrow_faults(server)
+        faults += [f"{width}: {fault}" for width in (NARROW, WIDE) for fault in wide_faults(server, width)]
         if options.shots:
             take_shots(server, options.shots)
         server.shutdown()

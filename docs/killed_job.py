@@ -14,14 +14,14 @@ from pathlib import Path
 
 HOME = Path(__file__).resolve().parent / "index.md"
 BEGIN, END = "<!-- killed: begin -->", "<!-- killed: end -->"
+JOB = "python -m collector run --env CartPole-v1 --episodes 4000 \\\n    --shard-seconds 0.2 --out"
 COMMANDS = (
     "rm -rf killed whole",
-    'job="--env CartPole-v1 --episodes 4000 --shard-seconds 0.2"',
-    "python -m collector run $job --out killed &",
+    f"{JOB} killed &",
     "until [ -e killed/shards/000003 ]; do sleep 0.1; done; kill -9 $!",
     "python -m collector info killed",
     "python -m collector resume killed",
-    "python -m collector run $job --out whole  # without a kill",
+    f"{JOB} whole",
     """python -c "from collector import Dataset as D; \\
     print(all((a.obs == b.obs).all() for a, b in zip(D('killed'), D('whole'))))\"""",
 )
@@ -46,8 +46,8 @@ def recording(folder: Path) -> str:
     lines: list[str] = []
     for i, command in enumerate(COMMANDS):
         output = done.stdout.partition(MARK.format(i))[2].partition(MARK.format(i + 1))[0]
-        # The table of the last run says nothing new.
-        lines += [f"$ {command}", *([] if "without" in command else shown(output))]
+        # The table of the second run adds nothing.
+        lines += [f"$ {command}", *([] if command.endswith("whole") else shown(output))]
     return "\n".join(lines)
 
 

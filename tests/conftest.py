@@ -26,20 +26,20 @@ from vecenv.backends import free_threading
 from vecenv.backends.pool import preloading, start_methods
 
 PATIENCE = 2.0
-"""Seconds that the system may take to reap what has been closed."""
+"""Seconds that the system may take to end closed processes."""
 PATIENCE_WITH_RAY = 45.0
-"""As long as Ray may take to end an actor, on a busy machine."""
+"""Seconds that Ray may take to end an actor on a busy machine."""
 
-# A folder for temporary files of its own: tests that count what is left there may run beside others.
+# Each test process has a separate temporary folder, because tests count the files that remain there.
 os.environ["TMPDIR"] = tempfile.tempdir = tempfile.mkdtemp(prefix="tests-")
-# Removed after the folder in it that multiprocessing removes with priority -100.
+# multiprocessing removes its own folder inside with priority -100, so this folder is removed later.
 Finalize(None, shutil.rmtree, (tempfile.tempdir, True), exitpriority=-200)
 
-# Semaphores of this process and its workers get names of their own: other programs use /dev/shm as well.
+# Semaphores of this process and its workers get recognisable names, because other programs use /dev/shm as well.
 OUR_SEMAPHORES = f"sem.mp-of-{os.getpid()}"
 multiprocessing.current_process()._config["semprefix"] = "/" + OUR_SEMAPHORES.removeprefix("sem.")
 
-# What nearly all workers import, with the classes of their envs or for CartPole: once, not in each of them.
+# Nearly all workers import these modules. The forkserver imports them once, so that workers do not have to.
 start_methods.PRELOAD[:0] = [
     "psutil",
     "pytest",
@@ -52,25 +52,25 @@ start_methods.PRELOAD[:0] = [
     "tests.support.oddities",
 ]
 
-# PyTorch's compiler, where it has triton, keeps a pool of processes until the end. Read when torch is imported.
+# With triton, PyTorch's compiler keeps a pool of processes until the end. torch reads the variable when imported.
 os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
 
-# MKL's reproducible kernels, for which it can be asked only before it is used. Read then.
+# MKL reads this variable at its first use, and then chooses reproducible kernels.
 os.environ.setdefault("MKL_CBWR", "AUTO")
 
-# Started in the background or under nohup, a program ignores these, and so does all that it starts.
+# A program that runs in the background or under nohup ignores these signals, and so do its children.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
 def pytest_collection_finish() -> None:
-    """All modules are imported: the garbage collector need not look at them again, with which it spends most time."""
+    """Exclude the imported modules from garbage collection, which would spend most of its time on them."""
     gc.collect()
     gc.freeze()
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Prints what tests have recorded for it, from other processes of the run too."""
+    """Print the lines that tests have recorded as 'summary', also in other processes of the run."""
     for report in terminalreporter.getreports("passed"):
         for name, text in report.user_properties:
             if name == "summary":
@@ -78,18 +78,18 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 
 
 backend = vector_env_classes(one_of(BACKENDS))
-"""Each vector env class in turn, where the code that decides is shared: the quick tier runs Dummy alone."""
+"""Each vector env class, for tests of shared code. The quick tier runs only Dummy."""
 process_backend = vector_env_classes(one_of(PROCESS_BACKENDS))
-"""Each class whose envs live in other processes."""
+"""Each class with worker processes."""
 remote_backend = and_ray(PROCESS_BACKENDS)
-"""The same, on Ray too."""
+"""Each class with worker processes, and RayVectorEnv."""
 waiting_backend = vector_env_classes(one_of(BACKENDS[1:]))
-"""Each class whose calls wait for envs that run elsewhere."""
+"""Each class except DummyVectorEnv: its calls wait for threads or workers."""
 
 
 @pytest.fixture(scope="session")
 def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of a job with 40 episodes of `Counting` envs, which nothing disturbed."""
+    """Return the folder of a finished job with 40 episodes of `Counting` envs."""
     from collector import run_job
     from tests.support.job_envs import counting, job
 
@@ -100,14 +100,14 @@ def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def forkserver_ends() -> Iterator[None]:
-    """Ends the process from which `tests.fuzz.kills` forks jobs."""
+    """End the forkserver from which `tests.fuzz.kills` forks jobs."""
     yield
     forkserver._forkserver._stop()  # multiprocessing's own
 
 
 @pytest.fixture(scope="module")
 def no_fsync() -> Iterator[None]:
-    """Files go to the disk when the system likes: no test can cut the power."""
+    """Disable fsync, because no test cuts the power."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("collector.store.safe_folder.fsync", lambda fd: None)
         yield
@@ -115,13 +115,13 @@ def no_fsync() -> Iterator[None]:
 
 @pytest.fixture
 def few_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A recorder cuts the episodes out of its rounds after every seventh, so that most come in several parts."""
+    """Let a recorder cut out episodes after every seventh round, so that most episodes come in several parts."""
     monkeypatch.setattr("collector.store.recorder.ROUNDS", 7)
 
 
 @pytest.fixture
 def ctrl_c() -> Iterator[None]:
-    """Ctrl-C raises KeyboardInterrupt, also where those who run the tests have switched it off."""
+    """Make Ctrl-C raise KeyboardInterrupt, even if the runner of the tests ignores SIGINT."""
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     signal.signal(signal.SIGINT, before)
@@ -129,7 +129,7 @@ def ctrl_c() -> Iterator[None]:
 
 @pytest.fixture(scope="session", autouse=True)
 def cuda_has_started() -> None:
-    """Descriptors that CUDA opens when it starts stay open for the life of the process: no test has left it behind."""
+    """Start CUDA first, because its descriptors stay open until the process ends, which is not a leak of a test."""
     torch = sys.modules.get("torch")
     if torch is not None and torch.cuda.is_available():
         with torch.cuda.stream(torch.cuda.Stream()):
@@ -140,7 +140,7 @@ def cuda_has_started() -> None:
 
 @pytest.fixture(scope="session")
 def ray_address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """The local Ray that all processes of the test run share."""
+    """Start the local Ray that all processes of the test run share, and return its address."""
     base = tmp_path_factory.getbasetemp()
     address, users = local_ray_of_the_run.start((base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "ray")
     yield address
@@ -149,7 +149,7 @@ def ray_address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 @pytest.fixture(scope="module")
 def local_ray(ray_address: str) -> Iterator[None]:
-    """Connects this process to it."""
+    """Connect this process to the shared local Ray."""
     local_ray_of_the_run.connect(ray_address)
     yield
     sys.modules["ray"].shutdown()
@@ -157,7 +157,7 @@ def local_ray(ray_address: str) -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def fonts() -> None:
-    """matplotlib keeps the font files open that it has once used; that is no leak of the test that draws first."""
+    """Draw once, because matplotlib keeps its font files open, which is not a leak of the first test that draws."""
     pytest.importorskip("matplotlib")
     import io
 
@@ -170,7 +170,7 @@ def fonts() -> None:
 
 @pytest.fixture(autouse=True)
 def seeded() -> None:
-    """Every test draws the same random numbers, alone and beside others. TEST_SEED=7 makes them different ones."""
+    """Seed all random generators before each test. TEST_SEED=7 selects another seed."""
     seed = int(os.environ.get("TEST_SEED", "0"))
     random.seed(seed)
     np.random.seed(seed)
@@ -180,9 +180,9 @@ def seeded() -> None:
 
 @pytest.fixture(autouse=True)
 def no_leaks(cuda_has_started: None, request: pytest.FixtureRequest) -> Iterator[None]:
-    """Fails a test that leaves a process, a file descriptor, shared memory or thread of ours behind."""
+    """Fail a test that leaves a process, a file descriptor, shared memory or a vecenv thread behind."""
     for name in ("local_ray", "own_ray"):
-        if request.node.get_closest_marker(name):  # what it opens is there before
+        if request.node.get_closest_marker(name):  # so that its files are open before the count
             request.getfixturevalue(name)
     files, memory, processes, threads = descriptors(), shared_memory(), children(), block_threads()
     yield
@@ -190,10 +190,10 @@ def no_leaks(cuda_has_started: None, request: pytest.FixtureRequest) -> Iterator
     on_ray = any(request.node.get_closest_marker(name) for name in ("local_ray", "own_ray"))
     deadline = time.monotonic() + (PATIENCE_WITH_RAY if on_ray else PATIENCE)
     while left and time.monotonic() < deadline:
-        gc.collect()  # a test may end with its vector env in the cycle of a traceback
+        gc.collect()  # a traceback may hold the vector env in a cycle
         psutil.wait_procs([child for child in children() if child not in processes], timeout=0.05)
         left = leaks(files, memory, processes, threads)
-    if request.node.get_closest_marker("own_ray"):  # Ray opens connections where a node is lost, and keeps processes
+    if request.node.get_closest_marker("own_ray"):  # Ray opens connections and keeps processes
         left = [line for line in left if "anon_inode:" not in line and "ray::IDLE" not in line]
     assert not left, "the test left behind: " + "; ".join(left)
 
@@ -201,10 +201,10 @@ def no_leaks(cuda_has_started: None, request: pytest.FixtureRequest) -> Iterator
 def leaks(
     files: dict[int, str], memory: set[str], processes: set[psutil.Process], threads: set[threading.Thread]
 ) -> list[str]:
-    """One line for each thing that is there now and was not then."""
+    """Return a line for each process, descriptor, thread, actor and file that is new."""
     kept = kept_descriptors()
     new_files = {fd: name for fd, name in descriptors().items() if files.get(fd) != name and fd not in kept}
-    # CUDA, Ray, and pygame as gymnasium 1.3 starts it, keep descriptors that they opened when they were first used.
+    # CUDA, Ray, and pygame (as started by gymnasium 1.3) keep the descriptors that they open at their first use.
     new_files = {fd: name for fd, name in new_files.items() if not name.startswith(("/dev/nvidia", "network socket"))}
     return [
         *(f"process {child}" for child in children() - processes),
@@ -216,7 +216,7 @@ def leaks(
 
 
 def actors() -> list[str]:
-    """The actors of vector envs that this process has started and that run."""
+    """Return the names of running actors of vector envs that this process has started."""
     ray = sys.modules.get("ray")
     if ray is None or not ray.is_initialized():
         return []
@@ -226,17 +226,17 @@ def actors() -> list[str]:
 
 
 def block_threads() -> set[threading.Thread]:
-    """The threads of ThreadVectorEnv."""
+    """Return the running threads of ThreadVectorEnv."""
     return {thread for thread in threading.enumerate() if thread.name.startswith("vecenv-block-")}
 
 
 def descriptors() -> dict[int, str]:
-    """The open descriptors of this process, each with what it refers to."""
+    """Return the open descriptors of this process, with the file, pipe or socket of each."""
     found = {}
     for fd in os.listdir("/proc/self/fd"):
         try:
             found[int(fd)] = os.readlink(f"/proc/self/fd/{fd}")
-        except OSError:  # the one that listed the folder
+        except OSError:  # the descriptor of listdir itself
             continue
     if not sys.modules.keys().isdisjoint(("ray", "pygame")):
         table = "".join(Path(f"/proc/self/net/{name}").read_text() for name in ("tcp", "tcp6", "netlink"))
@@ -258,7 +258,7 @@ def kept_descriptors() -> set[int]:
 
 
 def children() -> set[psutil.Process]:
-    """All processes below this one, except the forkserver and the resource tracker."""
+    """Return all descendants of this process except the forkserver and the resource tracker."""
     kept = {start_methods._server._forkserver_pid, resource_tracker._resource_tracker._pid, *preloading.server_pids()}
     found = set()
     for pid in _below(os.getpid()):
@@ -269,7 +269,7 @@ def children() -> set[psutil.Process]:
 
 
 def _below(pid: int) -> Iterator[int]:
-    """The processes below this one: what psutil finds too, by looking at every process of the system."""
+    """Yield the pids of all descendants. psutil reads every process of the system for this."""
     with contextlib.suppress(FileNotFoundError, ProcessLookupError):
         for thread in os.listdir(f"/proc/{pid}/task"):
             for child in Path(f"/proc/{pid}/task/{thread}/children").read_text().split():
@@ -278,19 +278,19 @@ def _below(pid: int) -> Iterator[int]:
 
 
 def shared_memory() -> set[str]:
-    """Files in /dev/shm, less the semaphores of other programs."""
+    """Return the names of files in /dev/shm, without the semaphores of other programs."""
     folder = Path("/dev/shm")
     names = {entry.name for entry in folder.iterdir() if entry.is_file()} if folder.is_dir() else set()
     return {name for name in names if name.startswith(OUR_SEMAPHORES) or not name.startswith("sem.")}
 
 
 def used_elsewhere(name: str) -> bool:
-    """Return whether a process that is neither this one nor below it has mapped the file."""
+    """Return True if a process outside of this test run has mapped the file."""
     ours = {os.getpid(), *(child.pid for child in psutil.Process().children(recursive=True))}
     for process in psutil.process_iter():
         try:
             if process.pid not in ours and f"/dev/shm/{name}" in Path(f"/proc/{process.pid}/maps").read_text():
                 return True
-        except OSError:  # it has ended, or is not ours to look into
+        except OSError:  # the process has ended, or belongs to another user
             continue
-    return not Path("/dev/shm", name).exists()  # gone while we looked
+    return not Path("/dev/shm", name).exists()  # removed in the meantime

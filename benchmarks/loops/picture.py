@@ -67,6 +67,6 @@ def picture(document: dict[str, Any]) -> str:
             f'<rect class="ours" x="0" y="{top + 20}" width="{ratio * scale:.0f}" height="{BAR}" rx="2"/>',
             f'<text class="times" x="6" y="{top + 34}">{ratio:.1f}x</text>',
             f'<rect class="theirs" x="0" y="{top + 20 + BAR}" width="{scale:.0f}" height="4"/>',
-            f'<text x="{scale + 6:.0f}" y="{top + 53}">{escape(name)} {rounded(theirs)}, vecenv {rounded(ours)}</text>',
+            f'<text x="0" y="{top + 55}">{escape(name)} {rounded(theirs)}, vecenv {rounded(ours)}</text>',
         ]
     return "\n".join([*lines, "</svg>"]) + "\n"

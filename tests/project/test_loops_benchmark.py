@@ -2,6 +2,7 @@
 
 import importlib.util
 import json
+import re
 
 import pytest
 
@@ -136,3 +137,17 @@ def test_the_site_has_the_table_and_the_picture_of_the_last_results():
     assert page[page.index(tables.BEGIN) : page.index(tables.END)].strip().endswith(tables.page_table(document))
     assert loops.PICTURE.read_text("utf-8") == picture.picture(document)
     assert f"![{picture.alternative_text(document)}](" in (loops.ROOT / "docs/index.md").read_text("utf-8")
+
+
+def test_the_table_of_the_readme_repeats_figures_of_the_page():
+    rows = {line.split("|")[1].strip(): line for line in loops.PAGE.read_text("utf-8").splitlines() if line[:1] == "|"}
+    table = (loops.ROOT / "README.md").read_text("utf-8").partition("| loop |")[2].partition("\n\n")[0]
+    for line in table.splitlines()[2:]:
+        name = (
+            line.split("|")[1]
+            .strip()
+            .replace("stepping, 64 HalfCheetah envs", "stepping with infos, 64 HalfCheetah-v5")
+        )
+        figures = re.findall(r"\d[\d,]+(?: \([\d,]+\))?", line.partition("|")[2].partition("|")[2])
+        assert len(figures) == 3
+        assert [each for each in figures if each not in rows[name]] == [], name

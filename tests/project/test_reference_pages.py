@@ -20,3 +20,15 @@ def test_a_table_lists_every_argument_and_each_row_describes_one():
     assert {"num_workers", "step_timeout", "on_error", "context", "check_actions"} < set(names)
     assert "backend" not in names
     assert "worker_fn" not in names
+
+
+def test_no_page_shows_the_markup_of_another_project():
+    """Docstrings that come from gymnasium are reStructuredText, and pages are markdown."""
+    for name, (_, module) in api_pages.blocks().items():
+        raw = re.findall(r"(?<!\{py):(?:attr|class|func|meth|obj):`.*", "\n".join(api_pages.document(module, name)))
+        assert raw == [], name
+
+
+def test_links_to_other_projects_are_in_their_inventories():
+    inventories = "".join(path.read_text("utf-8") for path in (ROOT / "docs/inventories").iterdir())
+    assert {target for target in api_pages.LINKS.values() if f"\n{target} " not in inventories} == set()

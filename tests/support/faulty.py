@@ -1,4 +1,4 @@
-"""Envs that break, each in its own way: small named classes. Kept light, for every worker imports this file."""
+"""Small env classes that fail in known ways. Imports are few, because every worker imports this module."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ import numpy as np
 from gymnasium import spaces
 
 AGES = 600.0
-"""Seconds that count as for ever."""
+"""Seconds of a hang: longer than any test waits."""
 
 
 class Counter(gymnasium.Env):
-    """Shows who it is and what was done to it, (id, episode, t, last action): a stale, lost or mixed-up row shows.
+    """Env with the observation (id, episode, t, last action), so that a test sees stale, lost and swapped rows.
 
-    The reward is t + id / 1000. Envs with an odd id have infos, {"t": t}, the others empty ones.
+    The reward is t + id / 1000. Envs with an odd id return the info {"t": t}, envs with an even id an empty info.
     """
 
     observation_space: Any = spaces.Box(-1, 2**40, (4,), np.int64)
@@ -58,18 +58,18 @@ class Counter(gymnasium.Env):
         return {"t": self.t} if self.id % 2 else {}
 
     def on_reset(self) -> None:
-        """The fault in reset."""
+        """Subclasses fail here in reset."""
 
     def on_step(self) -> None:
-        """The fault in step."""
+        """Subclasses fail here in step."""
 
 
 def counters(n: int, **bad: Callable[[int], Any]) -> list[Callable[[], Any]]:
-    """`n` env_fns: counters, but for the envs named in `bad` (env1=RaisesOnStep)."""
+    """Return `n` env_fns of `Counter`. `bad` replaces the class of some envs: env1=RaisesOnStep."""
     return [partial(bad.get(f"env{i}", Counter), i) for i in range(n)]
 
 
-# It raises.
+# Envs that raise.
 
 
 BOOM = "boom: 100 %d of {nothing}, %(x)s {0}"
@@ -80,7 +80,7 @@ def boom() -> Exception:
 
 
 class Chatty(Counter):
-    """Returns infos and Text besides numbers: they travel beside the rows, and say of which step they are."""
+    """Returns infos and Text, which do not travel in the rows of the arena. Each holds the number of its step."""
 
     def __init__(self, id: int) -> None:
         super().__init__(id)
@@ -122,7 +122,7 @@ class RaisesOnStep(Does):
 
 
 class RaisesOnReset(Counter):
-    """At the beginning of the episodes `at`, the first one is 1."""
+    """Raises in the reset of the episodes `at`. The first episode has the number 1."""
 
     def __init__(self, id: int, at: Container[int]) -> None:
         super().__init__(id)
@@ -139,7 +139,7 @@ class RaisesInInit(Counter):
 
 
 class RaisesElsewhere(Counter):
-    """In close, in render, in a method, in a property, and when it is seeded."""
+    """Raises in close, render, a method, a property and seed."""
 
     def fail(self, *values: Any) -> Any:
         raise boom()
@@ -148,7 +148,7 @@ class RaisesElsewhere(Counter):
     prop = property(fail, fail)
 
 
-# It ends its process.
+# Envs that end their process.
 
 
 def _bus_error() -> None:
@@ -178,7 +178,7 @@ ENDS: dict[str, Callable[[], None]] = {
 
 
 class DiesOnStep(Does):
-    """Its process ends in step `at`, in one of the ways of `ENDS`."""
+    """Ends its process in step `at`. `end` is a key of `ENDS`."""
 
     def __init__(self, id: int, at: int = 2, end: str = "SIGKILL") -> None:
         super().__init__(id, at, lambda: ENDS[self.end]())
@@ -186,7 +186,7 @@ class DiesOnStep(Does):
 
 
 class _BreaksOff:
-    """A number that ends its process, or raises, when it is read: then what stands before it is written already."""
+    """A number that raises or ends its process when it is read. Earlier parts of the row are then already written."""
 
     def __init__(self, end: str | None) -> None:
         self.end = end
@@ -198,7 +198,7 @@ class _BreaksOff:
 
 
 class BreaksOffItsRow(Counter):
-    """In step `at` the row of env `broken` is written in part; `end`: its process ends then, else it raises."""
+    """Fails in step `at` when the row of env `broken` is half written. `end`: a key of `ENDS`; None raises."""
 
     observation_space = spaces.Dict({"first": Counter.observation_space, "second": spaces.Box(-1, 2**40, (), np.int64)})
 
@@ -214,7 +214,7 @@ class BreaksOffItsRow(Counter):
 
 
 class DiesOnReset(Counter):
-    """Its process ends in its second reset; `always`: in the first one, so that no restart helps."""
+    """Ends its process in its second reset. `always`: in the first reset, so that every restart fails."""
 
     def __init__(self, id: int, always: bool = False) -> None:
         super().__init__(id)
@@ -226,7 +226,7 @@ class DiesOnReset(Counter):
 
 
 class DiesInInit(Counter):
-    """Its process ends in the constructor; `flag`: only once this file exists."""
+    """Ends its process in the constructor. `flag`: only if this file exists."""
 
     def __init__(self, id: int, flag: str | None = None) -> None:
         super().__init__(id)
@@ -235,7 +235,7 @@ class DiesInInit(Counter):
 
 
 class DiesElsewhere(Counter):
-    """Its process ends in a method, in a property, and when it is seeded."""
+    """Ends its process in a method, in a property and in seed."""
 
     def die(self, *values: Any) -> Any:
         ENDS["SIGKILL"]()
@@ -244,11 +244,11 @@ class DiesElsewhere(Counter):
     prop = property(die, die)
 
 
-# It takes its time.
+# Envs that hang or are slow.
 
 
 def hold_interpreter_lock() -> None:
-    """Sleep in C without giving the lock back: no other Python thread of the process runs. Signals do not end it."""
+    """Sleep in C with the interpreter lock held, so that no Python thread runs. Signals do not end the sleep."""
     unwritten, _ = os.pipe()
     ctypes.PyDLL(None).read(unwritten, ctypes.create_string_buffer(1), 1)
 
@@ -258,12 +258,12 @@ def sleep_for_ages() -> None:
 
 
 def HangsOnStep(id: int, at: int = 2, gil: bool = False, seen: str = "") -> Does:
-    """In step `at` of every episode; the file `seen` appears first."""
+    """Hang in step `at` of every episode. The file `seen` is created first."""
     return Does(id, at, lambda: (seen and Path(seen).touch(), hold_interpreter_lock() if gil else sleep_for_ages()))
 
 
 class HangsElsewhere(Counter):
-    """In a method, and in the second reset."""
+    """Hangs in a method and in the second reset."""
 
     def method(self) -> None:
         sleep_for_ages()
@@ -279,7 +279,7 @@ class HangsInInit(Counter):
 
 
 class SlowClose(Counter):
-    """A minute and more."""
+    """Hangs in close."""
 
     def close(self) -> None:
         sleep_for_ages()
@@ -297,7 +297,7 @@ class TakesLong(Counter):
 
 
 class LargeAction(Counter):
-    """Actions of 1 MiB; the observation shows the first number of the last one."""
+    """Takes actions of 1 MiB. The observation has the first number of the last action."""
 
     action_space = spaces.Box(-128, 127, (1 << 20,), np.int8)
 
@@ -306,7 +306,7 @@ class LargeAction(Counter):
 
 
 def WaitsForFile(id: int, at: int, go: str) -> Does:
-    """Step `at` lasts until the file `go` is there: the test decides when it ends."""
+    """Wait in step `at` until the file `go` exists, so that the test decides when the step ends."""
 
     def wait() -> None:
         while not os.path.exists(go):
@@ -315,11 +315,11 @@ def WaitsForFile(id: int, at: int, go: str) -> Does:
     return Does(id, at, wait)
 
 
-# It starts processes and threads.
+# Envs that start processes and threads.
 
 
 class SpawnsChild(Counter):
-    """Starts a program that runs for ages."""
+    """Starts a program that runs longer than any test."""
 
     def __init__(self, id: int) -> None:
         super().__init__(id)
@@ -337,7 +337,7 @@ def _square(number: int, pipe: Any) -> None:
 
 
 class UsesMultiprocessing(Counter):
-    """Has each reward computed by a process of its own, and a thread running all the time."""
+    """Computes each reward in a new process, and keeps a thread running."""
 
     def __init__(self, id: int, method: str) -> None:
         super().__init__(id)
@@ -361,7 +361,7 @@ class UsesMultiprocessing(Counter):
 
 
 class LeavesRunning(Counter):
-    """Its thread or pool still runs when it has closed."""
+    """Leaves a thread or a pool running after close."""
 
     def __init__(self, id: int, what: str) -> None:
         super().__init__(id)
@@ -372,7 +372,7 @@ class LeavesRunning(Counter):
 
 
 class NoSpace(Counter):
-    """Has no observation space, so that its observations travel as objects: (numbers, extra)."""
+    """Has no observation space, so its observations (numbers, extra) are pickled."""
 
     observation_space = None
     action_space = None

@@ -1,4 +1,4 @@
-"""Shared by the fault tests: the columns of their matrix, and a ledger that knows what every env has to show next."""
+"""Helpers of the fault tests: vector envs in each mode, and a ledger that predicts the next row of every env."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from vecenv import BaseVectorEnv, DummyVectorEnv, RayVectorEnv, ShmemVectorEnv, 
 
 N = 4
 SEEN = 2.0
-"""Seconds within which the death of a worker has to be noticed: the promise is 0.1, but machines that test are busy."""
+"""Seconds within which vecenv must notice a dead worker. The promise is 0.1, but test machines are busy."""
 CLOSED = 7.0
-"""The same for close, which gives the envs 5 and then uses force."""
+"""Seconds that close may take. Close waits 5 seconds for the envs, and then kills their workers."""
 STARTED = 30.0
-"""The same for an actor that takes the place of another one."""
+"""Seconds that the replacement of an actor may take."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,7 +39,7 @@ class Column:
 
     @contextmanager
     def open(self, env_fns: Sequence[Callable[[], Any]], **options: Any) -> Iterator[Ledger]:
-        """A vector env as a ledger; it is closed at the end, within bounds."""
+        """Open a vector env as a ledger. At the end, check that close is fast enough."""
         venv = self.backend(env_fns, **{**self.options, **options})
         try:
             yield Ledger(venv)
@@ -57,17 +57,17 @@ class Column:
         return self.backend not in (DummyVectorEnv, ThreadVectorEnv)
 
     def cause(self, of_a_process: str) -> str:
-        """The cause that the error names of the end of a worker: Ray does not know the signal."""
+        """Return the cause in the error of a dead worker. Ray does not know the signal."""
         return "ActorDiedError" if self.backend is RayVectorEnv else of_a_process
 
     @property
     def title(self) -> str:
-        """The name in the id of a test."""
+        """Name of the column in test ids."""
         return f"{self.backend.__name__.removesuffix('VectorEnv')}-{self.mode.replace(' ', '-')}"
 
     @property
     def placed(self) -> str:
-        """The mode, without the place of actors."""
+        """Mode without the place of the actors."""
         return self.mode.removesuffix(" near").removesuffix(" far")
 
 
@@ -85,29 +85,28 @@ _RAY = [
     for place, where in ((" near", NEAR), (" far", FAR), ("", {}))
     for mode, options in _MODES.items()
 ]
-"""Actors on the driver's node, which share its arena; on another one, which calls reach; and on both."""
+"""Actors on the driver's node, which share the arena; on another node, which receives calls; and on both."""
 _THREAD = [Column(ThreadVectorEnv, mode, options) for mode, options in _MODES.items()]
 _DUMMY = [Column(DummyVectorEnv, "sync", {}), Column(DummyVectorEnv, "async", {"wait_num": 2})]
 
 
 def columns(*modes: str, **options: Any) -> pytest.MarkDecorator:
-    """Runs a test in each of these columns, see `column_params`."""
+    """Run a test in each of these columns, see `column_params`."""
     return pytest.mark.parametrize("column", column_params(*modes, **options))
 
 
 def column_params(
     *modes: str, dummy: bool = True, ray: bool = True, far: bool = True, quick: bool = False, only: type | None = None
 ) -> list[Any]:
-    """Columns as parameters: all modes or those named, all classes or the one named.
+    """Return columns as parameters of a test, for all modes or the given modes, and for all classes or `only`.
 
-    Dummy is in the quick tier, as it starts nothing; columns of each class are in the full tier, with `quick` some of
-    them in the quick one; the whole product is slow, because transports and modes do not know of each other.
-    `dummy`: also in this process, by Dummy and in threads. `ray`: also in actors, by `make test-ray`; `far`: on another
-    node too.
+    The quick tier has Dummy, which starts no process. The full tier has a column of each class; `quick` moves some of
+    these to the quick tier. All other combinations are slow tests, because transports do not depend on modes.
+    `dummy`: include Dummy and threads. `ray`: include actors (`make test-ray`). `far`: also actors on another node.
     """
     known = [*_DUMMY, *_PROCESS, *_THREAD] if dummy else _PROCESS
     known = [column for column in known if only is None or column.backend is only]
-    if modes:  # Dummy has no workers: it is in async mode where some other column is
+    if modes:  # Dummy has no workers: it is async if another column is
         waits = any("async" in mode for mode in modes)
         known = [c for c in known if c.mode in modes or (c in _DUMMY and (waits or not c.is_async))]
     first = _first_tier(known)
@@ -120,13 +119,13 @@ def column_params(
 
 
 def _some_actors(actors: Sequence[Column]) -> list[Column]:
-    """The columns that differ most: starting actors takes long."""
+    """Choose the columns that differ most, because actors start slowly."""
     wanted = ("blocks near", "async near", "blocks far", "async far", "blocks")
     return [c for c in actors if c.mode in wanted] or [c for c in actors if c.mode.endswith((" near", " far"))][:2]
 
 
 def _first_tier(known: Sequence[Column]) -> list[Column]:
-    """Columns of the full tier, where a test has more: each mode with blocks or one worker an env, each class."""
+    """Choose the columns of the full tier: every class, and blocks as well as one worker per env."""
     pairs = {(ShmemVectorEnv, "blocks"), (SubprocVectorEnv, "async")}
     pairs |= {(ThreadVectorEnv, "blocks"), (ThreadVectorEnv, "async")}
     modes = {column.mode for column in known}
@@ -146,10 +145,10 @@ def _outcome(call: Callable[[], Any]) -> Any:
 
 
 class Ledger:
-    """Drives counters (`faulty.Counter`) and checks every row that comes back against what that env must show.
+    """Drives `faulty.Counter` envs, and compares every returned row with the expected row of the env.
 
-    Guarantees, once `round` or `reset` returns: each row belonged to the request it answers, and every env that was
-    asked has answered, by a row or by an error.
+    When `round` or `reset` returns, each row has matched its request, and each requested env has answered with a row or
+    an error.
     """
 
     def __init__(self, venv: Any) -> None:
@@ -162,12 +161,12 @@ class Ledger:
         self._calls = 0
 
     def begin(self) -> None:
-        """Reset all, and one step, which must go well."""
+        """Reset all envs, and step them once without a failure."""
         self.reset()
         assert self.round() == []
 
     def reset(self, ids: Sequence[int] | None = None, **kwargs: Any) -> None:
-        """Reset envs; every row has to be there."""
+        """Reset envs, and check that every row is returned."""
         asked = list(range(self.n)) if ids is None else list(ids)
         for i in asked:
             self._expect_reset(i)
@@ -177,7 +176,7 @@ class Ledger:
         self.check(obs, zeros, zeros, zeros, info)
 
     def reset_fails(self, kind: type[BaseException], ids: Sequence[int] | None = None, **kwargs: Any) -> Any:
-        """A reset that raises `kind`; the rows of the others have to be in `partial`. Returns the error."""
+        """Reset envs, expect an error of class `kind` with the other rows in `partial`, and return the error."""
         for i in range(self.n) if ids is None else ids:
             self._expect_reset(i)
         with pytest.raises(kind) as caught:
@@ -186,9 +185,9 @@ class Ledger:
         return caught.value
 
     def round(self, ids: Sequence[int] | None = None, reset: Sequence[int] = ()) -> list[Any]:
-        """Step envs (those in `reset` are reset) and receive until all have answered; returns the errors.
+        """Step envs, or reset the envs of `reset`, until all envs have answered. Return the errors.
 
-        In turn with actions as a list, as an array, and by `step`, which is the same as the two halves.
+        Calls alternate between actions as a list, actions as an array, and `step` in place of `send` and `recv`.
         """
         if self._calls % 3 == 2 and ids is None and not self.venv.is_async:
             asked, actions, resets = self._request(ids, reset)
@@ -214,7 +213,7 @@ class Ledger:
         return errors
 
     def fails(self, kind: type[BaseException], ids: Sequence[int] | None = None) -> Any:
-        """A round in which exactly one error is raised, of the class `kind`."""
+        """Run a round that raises exactly one error, of class `kind`. Return the error."""
         errors = self.round(ids)
         assert [type(error) for error in errors] == [kind], errors
         return errors[0]
@@ -225,7 +224,7 @@ class Ledger:
         self._expect(asked, actions, reset)
 
     def _request(self, ids: Sequence[int] | None, reset: Sequence[int]) -> tuple[list[int], Any, Any]:
-        """The envs to ask, with what: as lists, or as the arrays of which the vector env makes the least work."""
+        """Return ids, actions and resets, as lists or as the arrays that the vector env handles fastest."""
         asked = list(range(self.n)) if ids is None else list(ids)
         self._calls += 1
         actions = [self._calls * 100 + i for i in asked]
@@ -243,7 +242,7 @@ class Ledger:
                 self.sent[i] = int(action)
 
     def check(self, obs: Any, rew: Any, terminated: Any, truncated: Any, info: Any) -> None:
-        """Each row is the answer to what was asked last of its env; it is not expected again."""
+        """Check that each row answers the last request of its env, and remove the request."""
         assert len(obs) == len(rew) == len(terminated) == len(truncated) == len(info)
         for row in range(len(info)):
             i = info[row]["env_id"]
@@ -261,17 +260,17 @@ class Ledger:
             assert not truncated[row]
 
     def born_again(self, ids: Sequence[int]) -> None:
-        """These envs have been made anew, or will be before their next reset."""
+        """Expect new env objects for these ids from their next reset on."""
         for i in ids:
             self.episode[i] = 0
 
     def catch_up(self) -> None:
-        """Go on from what the envs are at now, which have all been reset."""
+        """Read the state of the envs, which have all been reset, as the expected state."""
         self.sent.clear()
         self.episode, self.t = self.venv.get_env_attr("episode"), self.venv.get_env_attr("t")
 
     def goes_on(self, failed: Sequence[int], kind: type[BaseException]) -> None:
-        """The failed envs refuse steps with a `kind`, which steps no env; once they are reset, all is well."""
+        """Check that failed envs refuse steps with a `kind` without stepping any env, and work after a reset."""
         assert self.venv.failed_id == list(failed)
         with pytest.raises(kind) as refused:
             self.send()
@@ -298,7 +297,7 @@ class Ledger:
         self._lose()
 
     def _lose(self) -> None:
-        """An env that did not answer with a row must be known to have failed."""
+        """Check that every env without an answer is in `failed_id`."""
         assert set(self.sent) <= set(self.venv.failed_id), (
             f"no answer from {sorted(self.sent)}, failed are {self.venv.failed_id}"
         )
@@ -306,27 +305,27 @@ class Ledger:
 
 
 def said(error: BaseException) -> str:
-    """All that an error says: its text, its notes, its cause."""
+    """Return the text, the notes and the cause of an error."""
     try:
         text = str(error)
-    except RuntimeError:  # one of the zoo has none
+    except RuntimeError:  # an error class of the tests raises in __str__
         text = ""
     return "\n".join([text, *getattr(error, "__notes__", []), str(error.__cause__ or "")])
 
 
 def pids(venv: Any) -> list[int]:
-    """The process of each env."""
+    """Return the pid of each env's process."""
     return venv.get_env_attr("pid")
 
 
 def block_of(venv: Any, i: int) -> list[int]:
-    """The envs that share a worker with env i."""
+    """Return the ids of the envs that share a worker with env i."""
     every = pids(venv)
     return [j for j, pid in enumerate(every) if pid == every[i]]
 
 
 def kill(pid: int) -> None:
-    """Kill a process, and return when it is gone, with all its threads and descriptors."""
+    """Kill a process, and wait until its threads and descriptors are gone."""
     process = os.pidfd_open(pid)
     os.kill(pid, signal.SIGKILL)
     assert select.select([process], [], [], 30.0)[0]
@@ -334,7 +333,7 @@ def kill(pid: int) -> None:
 
 
 def gone(pid: int, within: float = 10.0) -> bool:
-    """Waits until the process has ended; a zombie has."""
+    """Wait until the process has ended. A zombie counts as ended."""
     deadline = time.monotonic() + within
     while time.monotonic() < deadline:
         try:
@@ -347,7 +346,7 @@ def gone(pid: int, within: float = 10.0) -> bool:
 
 
 def wait_until(condition: Callable[[], Any], within: float = 20.0, text: str = "") -> None:
-    """Waits for what no event announces."""
+    """Poll a condition that no event announces."""
     deadline = time.monotonic() + within
     while not condition():
         assert time.monotonic() < deadline, text
@@ -355,12 +354,12 @@ def wait_until(condition: Callable[[], Any], within: float = 20.0, text: str = "
 
 
 def appears(path: Any, within: float = 20.0) -> None:
-    """Waits until the file is there."""
+    """Wait until the file exists."""
     wait_until(lambda: os.path.exists(path), within, f"{path} did not appear")
 
 
 def reply_begins(venv: Any, i: int, within: float = 20.0) -> None:
-    """Waits until the worker of env i has begun to send a message, of which nothing is read."""
+    """Wait until the worker of env i has started to send a message. The message is not read."""
     fd = next(worker.channel.fileno() for worker in venv.engine.backend.pool.workers if i in worker.ids)
     poller = select.poll()
     poller.register(fd, select.POLLIN)

@@ -1,4 +1,4 @@
-"""The start of workers: from any kind of program, by any start method, with what the user has set up."""
+"""Workers start from any kind of program, with every start method, and with the settings of the program."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ print("started", flush=True)
 
 
 def python(*arguments: str, stdin: str | None = None, cwd: Path = ROOT, **options: Any) -> str:
-    """The output of a fresh interpreter; it must end well, and say nothing on stderr."""
+    """Return the output of a fresh interpreter, which must succeed and print nothing on stderr."""
     done = subprocess.run(
         [sys.executable, *arguments], cwd=cwd, input=stdin, capture_output=True, text=True, timeout=110, **options
     )
@@ -141,7 +141,7 @@ def python(*arguments: str, stdin: str | None = None, cwd: Path = ROOT, **option
     ],
 )
 def test_no_main_guard_is_needed(how: str, context: str, tmp_path: Path) -> None:
-    """Classes, functions, also cached ones, and exceptions of the program itself travel; it is run once only.
+    """Classes, functions (also cached) and exceptions of the program reach workers. The program runs only once.
 
     And what cannot travel says so, with what to do.
 
@@ -174,12 +174,12 @@ def square(number: int) -> int:
 
 
 def test_a_cached_function_of_a_module_travels_by_its_name() -> None:
-    """Its cache is that of the one function in its module."""
+    """The worker uses the cache of the function in its module."""
     assert loads_by_value(dumps_by_value([square]))[0] is square
 
 
 class Looks(Counter):
-    """Looks at what its process has."""
+    """Env that reports properties of its process."""
 
     def variable(self, name: str) -> str | None:
         return os.environ.get(name)
@@ -223,10 +223,10 @@ def test_workers_know_what_the_program_has_set_up(context: str, monkeypatch: pyt
         assert [venv.call("limit", id)[1] for id in own] == [7, 8]
         names = ("VECENV_TEST", "OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
         assert [venv.call("variable", name)[1] for name in names] == ["one", "1", "1", "3"]
-        if context != "fork":  # the main thread, and the one that watches the parent
+        if context != "fork":  # the main thread, and the thread that watches the parent
             assert venv.call("threads") == [2, 2]
     assert dict(os.environ) == before
-    for value in ("two", None):  # the server that starts workers was started with the environment of its own time
+    for value in ("two", None):  # the forkserver still has the environment of its start
         monkeypatch.setenv("VECENV_TEST", value) if value else monkeypatch.delenv("VECENV_TEST")
         with ShmemVectorEnv([partial(Looks, 0)], context=context) as venv:
             assert venv.call("variable", "VECENV_TEST") == [value]
@@ -234,7 +234,7 @@ def test_workers_know_what_the_program_has_set_up(context: str, monkeypatch: pyt
 
 @pytest.fixture
 def busy_threads() -> Iterator[None]:
-    """A few threads that compute, print and take locks, as those of a learner do."""
+    """Run a few threads that compute, print and take locks, as a learner does."""
     stop = threading.Event()
 
     def work() -> None:
@@ -276,7 +276,7 @@ def test_threads_of_the_program_do_not_disturb_the_start(column: Column, context
 
 @columns("blocks", only=ShmemVectorEnv)
 def test_a_vector_env_made_in_a_thread_outlives_the_thread(column: Column) -> None:
-    """The kernel signals a process of the death of the thread that started it, not of the program."""
+    """The kernel signals the death of the thread that started a process, not the death of the program."""
     made: list[Any] = []
     thread = threading.Thread(target=lambda: made.append(column.backend(counters(N), **column.options)))
     thread.start()
@@ -288,7 +288,7 @@ def test_a_vector_env_made_in_a_thread_outlives_the_thread(column: Column) -> No
     made[0].close()
 
 
-# What the workers know of the program.
+# Settings of the program that workers have.
 
 
 @columns("single", only=ShmemVectorEnv)
@@ -314,7 +314,7 @@ for k in range(30):
 
 USES_SUITE = """
 import gymnasium, suite, vecenv
-gymnasium.registry["Suite/E1-v0"].max_episode_steps = 7  # as the program has it
+gymnasium.registry["Suite/E1-v0"].max_episode_steps = 7  # the value in the program
 def late():
     import suite
     return gymnasium.make("Suite/E0-v0")
@@ -355,17 +355,17 @@ def test_workers_import_nothing_heavy_of_the_program_whose_start_method_stays_it
         assert not set(line.split()) & {"torch", "ray", "pytest", "pandas", "matplotlib", "collector", "unittest"}
 
 
-# What forked workers inherit, and others cannot be sent.
+# Objects that only forked workers can have.
 
 
 @pytest.fixture(scope="module")
 def tally() -> Any:
-    """Made once, because multiprocessing keeps the memory for the next one."""
+    """Make the value once, because multiprocessing reuses its memory."""
     return multiprocessing.get_context("fork").Value("i", 0)
 
 
 class Tallies(Counter):
-    """Counts every step in a number that the program shares."""
+    """Counts every step in a shared value of the program."""
 
     def __init__(self, id: int, tally: Any) -> None:
         super().__init__(id)
@@ -377,7 +377,7 @@ class Tallies(Counter):
 
 
 def dies_and_is_reset(ledger: Ledger, i: int) -> None:
-    """The worker of env i is killed while idle, and its envs are made anew."""
+    """Kill the idle worker of env i, and let vecenv make its envs anew."""
     block = block_of(ledger.venv, i)
     os.kill(pids(ledger.venv)[i], signal.SIGKILL)
     wait_until(lambda: not ledger.venv.alive()[i], SEEN)
@@ -408,7 +408,7 @@ def besides_what_no_pickle_takes(i: int) -> Callable[[], Any]:
 @columns("blocks", only=SubprocVectorEnv)
 @fork_may_warn
 def test_env_fns_of_forked_workers_may_hold_anything(column: Column, tally: Any) -> None:
-    """And what the program shares, they share with it."""
+    """Forked workers share the shared values of the program."""
     tally.value = 0
     env_fns = [under_a_lock(0), from_a_generator(1), besides_what_no_pickle_takes(2), partial(Tallies, 3, tally)]
     with column.open(env_fns, context="fork") as ledger:
@@ -420,7 +420,7 @@ def test_env_fns_of_forked_workers_may_hold_anything(column: Column, tally: Any)
 
 
 class NotesPickle:
-    """Notes that it was pickled."""
+    """Object that records its pickling."""
 
     def __init__(self) -> None:
         self.pickled = 0
@@ -434,7 +434,7 @@ class NotesPickle:
 @pytest.mark.parametrize(("context", "pickled"), [("fork", False), ("forkserver", True)])
 @fork_may_warn
 def test_nothing_is_pickled_for_a_forked_worker(column: Column, context: str, pickled: bool) -> None:
-    """The error of an env_fn that cannot be sent names fork."""
+    """If an env_fn cannot be pickled, the error names fork."""
     held, registered = NotesPickle(), NotesPickle()
     gymnasium.register(id="Local/Noting-v0", entry_point=Counter, kwargs={"note": registered})
     try:
@@ -448,12 +448,12 @@ def test_nothing_is_pickled_for_a_forked_worker(column: Column, context: str, pi
             column.backend([partial(Counter, 0), under_a_lock(1)], context=context)
 
 
-# The random generators that a process has from the beginning.
+# The global random generators of a process.
 
 
 @pytest.fixture
 def own_generators() -> Iterator[None]:
-    """The test may seed the global generators."""
+    """Restore the global generators after a test that seeds them."""
     bits, states = np.random.get_bit_generator(), (np.random.get_state(), random.getstate())
     yield
     np.random.set_bit_generator(bits)
@@ -466,7 +466,7 @@ def own_generators() -> Iterator[None]:
 @fork_may_warn
 @pytest.mark.usefixtures("own_generators")
 def test_no_worker_repeats_another(column: Column, context: str) -> None:
-    """Neither one of its own vector env, nor of the one before, nor the one whose place it takes."""
+    """No worker repeats the numbers of another worker, of an earlier vector env, or of the worker that it replaces."""
     numbers: list[float] = []
     for _ in range(2):
         np.random.seed(0)
@@ -481,7 +481,7 @@ def test_no_worker_repeats_another(column: Column, context: str) -> None:
 
 @pytest.mark.usefixtures("own_generators")
 def test_the_generators_of_workers_follow_from_those_of_the_program(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One that the program seeds gives the same numbers in every run, one that it does not seed gives new ones."""
+    """A seeded generator gives the same numbers in every run. An unseeded generator gives new numbers."""
 
     def in_a_new_run(numpys: int | None, pythons: int | None) -> tuple[bytes, bytes]:
         monkeypatch.setattr(worker_setup, "_launches", itertools.count())
@@ -499,7 +499,7 @@ def test_the_generators_of_workers_follow_from_those_of_the_program(monkeypatch:
     assert (numpys[0], plain[1]) == both
     assert numpys[1] != both[1]
     assert plain[0] != both[0]
-    np.random.set_bit_generator(np.random.PCG64(0))  # the program may have put another one behind numpy
+    np.random.set_bit_generator(np.random.PCG64(0))  # the program may have replaced numpy's generator
     assert len({worker_setup.worker_seeds(0), worker_setup.worker_seeds(0)}) == 2
 
 
@@ -538,7 +538,7 @@ def test_a_worker_ends_by_itself_though_an_env_left_a_thread_or_pool_running(
 
 
 class Nested(Counter):
-    """An env that uses a vector env itself."""
+    """Env that uses a vector env."""
 
     def __init__(self, id: int) -> None:
         super().__init__(id)
@@ -569,7 +569,7 @@ def test_a_worker_may_have_vector_envs_of_its_own(column: Column, context: str) 
 @FULL
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 def test_a_forked_copy_of_the_program_cannot_use_the_vector_env_nor_harm_it() -> None:
-    """But it may have one of its own."""
+    """A forked copy may make a new vector env."""
     with ShmemVectorEnv(counters(2)) as venv:
         ledger = Ledger(venv)
         ledger.begin()
@@ -583,7 +583,7 @@ def test_a_forked_copy_of_the_program_cannot_use_the_vector_env_nor_harm_it() ->
 
 
 def _in_the_copy(venv: Any, leave: str) -> None:
-    """Each call is refused with the two process ids; then the copy ends without leaving pytest's own exit to it."""
+    """Expect a refusal with both process ids for each call, and end the copy without running pytest's exit."""
     refused = 0
     calls = (
         venv.reset,
@@ -616,7 +616,7 @@ for context in ("fork", "spawn", "forkserver"):
         for child in psutil.Process().children(recursive=True):
             with open(f"/proc/{child.pid}/status") as status:
                 masks = dict(line.split(":") for line in status)
-            # Bit 1 is SIGINT. From its first moment on, not only once the process has seen to it.
+            # Bit 1 is SIGINT. It must be blocked from the first moment of the process on.
             print(int(masks["SigBlk"], 16) >> 1 & 1, end="")
     print()
 """
@@ -625,7 +625,7 @@ for context in ("fork", "spawn", "forkserver"):
 @FULL
 @pytest.mark.skipif(sys.platform != "linux", reason="signal masks are read from /proc")
 def test_whatever_is_started_never_sees_control_c() -> None:
-    """Neither does the start of the forkserver; only the resource tracker of Python sees to it by itself."""
+    """The workers and the forkserver block SIGINT. Python's resource tracker handles the signal itself."""
     lines = python("-W", "ignore", "-c", HOW_SIGINT_IS_TAKEN).splitlines()
     assert [line.count("1") >= 2 for line in lines] == [True] * 3
     assert [line.count("0") for line in lines] == [0, 1, 1]
@@ -634,7 +634,7 @@ def test_whatever_is_started_never_sees_control_c() -> None:
 @columns("blocks", only=ShmemVectorEnv)
 @pytest.mark.skipif(PORTABLE, reason="there is nothing to bind them with")
 def test_workers_are_bound_to_a_cpu_on_request_only(column: Column) -> None:
-    """Asked in the worker: one that sleeps may wait on a single CPU, without a request."""
+    """The worker reports its CPUs, because a sleeping worker may be bound to one CPU."""
     allowed = sorted(os.sched_getaffinity(0))
     for affinity, expected in ((False, {tuple(allowed)}), (True, {(cpu,) for cpu in allowed[:2]})):
         with column.open([partial(Looks, i) for i in range(N)], affinity=affinity) as ledger:
