@@ -13,6 +13,7 @@ from typing import Any
 
 import gymnasium
 import pytest
+from gymnasium.wrappers import TimeLimit
 
 from collector import AsyncDataCollector, SyncDataCollector
 from tests.support.backends import FULL
@@ -39,11 +40,13 @@ from vecenv import (
 )
 from vecenv.tuning import auto_backend
 from vecenv.tuning.auto_backend import (
+    LOCKED,
     EnvCost,
     auto_vector_env,
     choose_backend,
     make_auto,
     predict,
+    reason_against_threads,
     slow_steps,
     time_steps,
 )
@@ -91,6 +94,40 @@ class TestTheChoice:
     def test_it_follows_from_the_cost_of_a_step(self, wall, cpu, n, cpus, choice, monkeypatch):
         monkeypatch.setattr(auto_backend, "default_num_workers", lambda n, eager: min(n, cpus))
         assert predict(EnvCost(wall, cpu, 0), n, cpus)[:2] == choice
+
+    @pytest.mark.parametrize(
+        ("no_threads", "backend", "words"),
+        [
+            ("", "thread", "; in threads: "),
+            (LOCKED, "shmem", "workers"),
+            ("it draws", "shmem", "not in threads: it draws"),
+        ],
+    )
+    def test_threads_take_the_place_of_workers_if_nothing_is_against_them(self, no_threads, backend, words):
+        choice = predict(EnvCost(5e-3, 5e-3, 0, no_threads), 8, 2)
+        assert choice[:2] == (backend, None)
+        assert words in choice.reason
+        assert predict(EnvCost(1e-6, 1e-6, 0, no_threads), 8, 2).backend == "dummy"
+
+    def test_an_env_may_run_in_threads_if_it_is_pure_python_or_says_so(self, monkeypatch):
+        env = Draws()
+        monkeypatch.setattr(auto_backend, "has_gil", lambda: False)
+        monkeypatch.setattr(auto_backend, "KNOWN", {"everything"})
+        assert "which is not pure Python" in reason_against_threads(env)
+        env.thread_safe = True
+        assert reason_against_threads(TimeLimit(env, 9)) == ""
+        env.thread_safe = False
+        assert reason_against_threads(env) == "the env declares that it is not thread-safe"
+        monkeypatch.setattr(auto_backend, "has_gil", lambda: True)
+        monkeypatch.setattr(auto_backend, "gil_modules", ["cv2"])
+        assert reason_against_threads(env) == "importing 'cv2' has turned the interpreter lock on"
+
+    def test_threads_get_no_arguments_of_processes(self, monkeypatch):
+        monkeypatch.setattr(auto_backend, "choose_backend", lambda *arguments: ("thread", 3, ""))
+        made = make_auto(
+            [CHEAP], {"context": None, "affinity": False, "copy": False}, {"thread": lambda fns, **own: own}
+        )
+        assert made == {"copy": False, "num_workers": 3}
 
     @pytest.mark.parametrize(
         ("env_fn", "kind"), [(CHEAP, DummyVectorEnv), pytest.param(HEAVY, ShmemVectorEnv, marks=FULL)]
