@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import statistics
 import sys
+import threading
 import time
 from functools import cache, partial
 from typing import Any
@@ -70,6 +71,9 @@ class Frames(Plain):
         self.obs = np.zeros((84, 84, 4), np.uint8)
 
 
+LOADING = threading.Lock()
+
+
 @cache
 def weights() -> np.ndarray:
     """100 MB that all envs of a process share."""
@@ -81,7 +85,8 @@ class Loads(Plain):
 
     def __init__(self) -> None:
         super().__init__()
-        self.weights = weights()
+        with LOADING:  # else several threads load at once, and each keeps its own
+            self.weights = weights()
 
 
 CARTPOLE = partial(gymnasium.make, "CartPole-v1")
