@@ -254,7 +254,7 @@ def descriptors() -> dict[int, str]:
 
 
 def kept_descriptors() -> set[int]:
-    """Descriptors that stay for the life of the process: of the forkserver, the resource tracker, and stacks of threads."""
+    """Descriptors that stay for the life of the process: of servers, the resource tracker, and stacks of threads."""
     owned = [
         start_methods._server._forkserver_alive_fd,
         resource_tracker._resource_tracker._fd,
