@@ -36,8 +36,11 @@ from vecenv import (
     ShmemVectorEnv,
     SubprocVectorEnv,
     SyncVectorEnv,
+    ThreadVectorEnv,
     make_vec,
 )
+from vecenv.backends.free_threading import has_gil
+from vecenv.facades.make_vec import ThreadedVectorEnv
 from vecenv.tuning import auto_backend
 from vecenv.tuning.auto_backend import (
     LOCKED,
@@ -52,6 +55,8 @@ from vecenv.tuning.auto_backend import (
 )
 
 CHEAP, HEAVY = partial(Draws), partial(Draws, work=3e-3)
+WORKERS, FACADE = (ShmemVectorEnv, AsyncVectorEnv) if has_gil() else (ThreadVectorEnv, ThreadedVectorEnv)
+"""The choice for pure Python envs that compute for long."""
 
 
 @pytest.fixture(autouse=True)
@@ -129,9 +134,7 @@ class TestTheChoice:
         )
         assert made == {"copy": False, "num_workers": 3}
 
-    @pytest.mark.parametrize(
-        ("env_fn", "kind"), [(CHEAP, DummyVectorEnv), pytest.param(HEAVY, ShmemVectorEnv, marks=FULL)]
-    )
+    @pytest.mark.parametrize(("env_fn", "kind"), [(CHEAP, DummyVectorEnv), pytest.param(HEAVY, WORKERS, marks=FULL)])
     def test_it_is_made_and_logged(self, env_fn: Any, kind: type, caplog: pytest.LogCaptureFixture) -> None:
         with caplog.at_level(logging.INFO, "vecenv"), auto_vector_env([env_fn] * 4, **THEIR_DEFAULTS) as venv:
             assert type(venv) is kind
@@ -224,7 +227,7 @@ class TestTheMeasurement:
 @FULL
 @pytest.mark.usefixtures("_registered")
 class TestMakeVec:
-    @pytest.mark.parametrize(("env_id", "facade"), [("Cheap-v0", SyncVectorEnv), ("Heavy-v0", AsyncVectorEnv)])
+    @pytest.mark.parametrize(("env_id", "facade"), [("Cheap-v0", SyncVectorEnv), ("Heavy-v0", FACADE)])
     def test_it_makes_either_facade_with_its_arguments(self, env_id: str, facade: type) -> None:
         options = {"autoreset_mode": "SameStep", "step_timeout": None, "shared_memory": True, "daemon": True}
         envs = make_vec(env_id, 4, backend="auto", venv_kwargs=options)
@@ -252,7 +255,7 @@ class TestCollectors:
                 collector.set_seed(0)
                 batches.append(arrays(collector.rollout()))
                 kinds.append(type(collector.env).__name__.removesuffix("VectorEnv"))
-        assert kinds == ["Dummy", "Shmem", "Dummy", "Shmem", "Thread"]
+        assert kinds == ["Dummy", WORKERS.__name__.removesuffix("VectorEnv"), "Dummy", "Shmem", "Thread"]
         for batch in batches[1:]:
             assert_equal(batch, batches[0])
 
