@@ -168,6 +168,14 @@ def fonts() -> None:
     figure.savefig(io.BytesIO(), format="png")
 
 
+@pytest.fixture(autouse=True, scope="session")
+def interpreter_lock_stays_off() -> Iterator[None]:
+    """On free-threaded Python no test proves anything about threads once an import has turned the lock on."""
+    before = free_threading.has_gil()
+    yield
+    assert free_threading.has_gil() == before, f"turned on by the import of {free_threading.gil_modules}"
+
+
 @pytest.fixture(autouse=True)
 def seeded() -> None:
     """Seed all random generators before each test. TEST_SEED=7 selects another seed."""

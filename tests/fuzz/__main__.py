@@ -25,6 +25,7 @@ FUZZERS = (
     "transforms",
     "interrupts",
     "threads",
+    "stress",
     "collectors",
     "jobs",
     "pettingzoo",

@@ -9,7 +9,7 @@ import pytest
 from tests.fuzz.__main__ import FUZZERS
 from tests.fuzz.driver import run
 
-BY_TIME = ("interrupts", "threads")
+BY_TIME = ("interrupts", "threads", "stress")
 """Fuzzers whose programs depend on time, so that a fixed seed is not one program."""
 
 

@@ -215,7 +215,8 @@ class ThreadBackend(Backend):
 
     def wake(self) -> None:
         """Wake the caller if its wait is over."""
-        fence()  # the answer is visible before the caller's wait is read; `_sleep` has the other half
+        if not has_gil():
+            fence()  # the answer is visible before the caller's wait is read; `_sleep` has the other half
         done = self._done
         if done is not None and done():
             self._wakeups.put(None)
@@ -237,7 +238,8 @@ class ThreadBackend(Backend):
             # Before the test: what is answered after it wakes this call.
             self._wakeups = SimpleQueue()
             self._done = done
-            fence()
+            if not has_gil():
+                fence()
             self._note_ends()
             if self._closing:  # by another thread or a signal handler
                 raise ClosedError(CLOSED_MEANWHILE)

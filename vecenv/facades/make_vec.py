@@ -169,7 +169,7 @@ ONLY_ASYNC = {**ONLY_PROCESSES, "shared_memory": True, "daemon": True, "worker":
 
 
 def auto_vector_env(env_fns: Sequence[Callable[[], Any]], **options: Any) -> GymnasiumVectorEnv:
-    """A SyncVectorEnv or an AsyncVectorEnv, as `vecenv.tuning.auto_backend` chooses."""
+    """A SyncVectorEnv, AsyncVectorEnv or ThreadedVectorEnv, as `vecenv.tuning.auto_backend` chooses."""
     envs: GymnasiumVectorEnv = make_auto(env_fns, options, BACKENDS, ONLY_ASYNC)
     return envs
 
@@ -207,10 +207,11 @@ def make_vec(
     `id`: a registered id (the latest version where it names none), "module:id" to import the module that registers it,
     or a spec; `envs.spec` makes the same again, and `gym.make_vec(envs.spec)` does unless there are `wrappers`, which
     it refuses. `backend`: "shmem", "subproc", "thread", "dummy", "ray", or "auto": "dummy" or "shmem", whichever is
-    faster for these envs. For that one env more is made, in a worker, stepped for a moment and closed; it is "shmem"
-    without that where an argument asks for processes. `wrappers`, a sequence, are put around each env. `venv_kwargs`
-    go to AsyncVectorEnv or, for the others, are those of SyncVectorEnv. `vector_kwargs` is the same under the name in
-    `gym.make_vec`, which does not pass it on to an entry point. `kwargs` go to `gym.make`. ValueError for an unknown
+    faster for these envs, and "thread" in place of "shmem" for pure Python envs on free-threaded Python. For that one
+    env more is made, in a worker, stepped for a moment and closed; it is "shmem" without that where an argument asks
+    for processes. `wrappers`, a sequence, are put around each env. `venv_kwargs` go to AsyncVectorEnv or, for the
+    others, are those of SyncVectorEnv. `vector_kwargs` is the same under the name in `gym.make_vec`, which does not
+    pass it on to an entry point. `kwargs` go to `gym.make`. ValueError for an unknown
     backend, TypeError for arguments of another kind and for both names at once, gymnasium's errors for an unknown id.
 
     >>> envs = make_vec("CartPole-v1", 3, backend="dummy", venv_kwargs={"autoreset_mode": "SameStep"})

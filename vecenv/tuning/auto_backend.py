@@ -1,4 +1,4 @@
-"""`backend="auto"`: choose between envs in this process and envs in worker processes.
+"""`backend="auto"`: choose between envs in this process, in worker processes and, on free-threaded Python, in threads.
 
 One env is stepped in a worker for a moment, where neither a crash nor a hang of it reaches the program, and the time of
 a round is predicted from its cost. Predictions are rough; `vecenv.tune` measures.
@@ -7,8 +7,10 @@ a round is predicted from its cost. Predictions are rough; `vecenv.tune` measure
 from __future__ import annotations
 
 import contextlib
+import importlib.machinery
 import logging
 import resource
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -18,6 +20,8 @@ from typing import Any, NamedTuple
 
 import gymnasium
 
+from vecenv.backends.free_threading import gil_modules, has_gil
+from vecenv.backends.host.env_access import find_attr, has_attr
 from vecenv.backends.system_limits import default_num_workers, usable_cpus
 from vecenv.backends.worker.worker_setup import pickle_env_fn
 from vecenv.base import BaseVectorEnv
@@ -54,6 +58,13 @@ ONLY_PROCESSES: Mapping[str, Any] = {
 to run side by side.)"""
 
 
+LOCKED = "the interpreter lock is on"
+"""The reason against threads on most builds of Python."""
+EXTENSIONS = tuple(importlib.machinery.EXTENSION_SUFFIXES)
+KNOWN = {*sys.stdlib_module_names, "numpy"}
+"""Packages whose extension modules are safe in threads without the interpreter lock."""
+
+
 class EnvCost(NamedTuple):
     """Seconds of a step of one env, its share of resets included, with random actions."""
 
@@ -63,6 +74,8 @@ class EnvCost(NamedTuple):
     """Seconds in which the env computes: less than `wall` where it waits (for a socket, a sleep)."""
     slow_steps: int
     """The number of steps until they are as fast as they stay: the first ones may compile or fill caches."""
+    no_threads: str = LOCKED
+    """The reason why such envs should not run in threads; empty if they may."""
 
     @property
     def waits(self) -> bool:
@@ -109,12 +122,29 @@ class Measured(gymnasium.Env[Any, Any]):
     def measure(self) -> EnvCost | str:
         """The cost of a step, or why it could not be measured; closes the env."""
         try:
-            return time_steps(self._env, self._seconds)
+            cost = time_steps(self._env, self._seconds)
+            return cost._replace(no_threads=reason_against_threads(self._env))
         except Exception as error:
             return f"{type(error).__name__}: {error}"
         finally:
             with contextlib.suppress(Exception):
                 self._env.close()
+
+
+def reason_against_threads(env: Any) -> str:
+    """Return why envs like this one, which was made and stepped in this process, should not run in threads, or "".
+
+    Without the interpreter lock, pure Python envs may, and envs whose attribute `thread_safe` is True. An env is pure
+    Python if this process has loaded no extension module but those of Python and numpy.
+    """
+    if has_gil():
+        return f"importing {gil_modules[0]!r} has turned the interpreter lock on" if gil_modules else LOCKED
+    if has_attr(env, "thread_safe"):
+        return "" if find_attr(env, "thread_safe") is True else "the env declares that it is not thread-safe"
+    for name, module in list(sys.modules.items()):
+        if str(getattr(module, "__file__", None)).endswith(EXTENSIONS) and name.partition(".")[0] not in KNOWN:
+            return f"the env has loaded {name!r}, which is not pure Python, and does not declare thread_safe = True"
+    return ""
 
 
 def time_steps(env: Any, seconds: float) -> EnvCost:
@@ -186,12 +216,12 @@ def make_auto(
     one with workers alone.
     """
     backend, num_workers, _ = choose_backend(env_fns, options, only_processes)
-    own = {name: value for name, value in options.items() if backend != "dummy" or name not in only_processes}
+    own = {name: value for name, value in options.items() if backend == "shmem" or name not in only_processes}
     return classes[backend](env_fns, **own, **({} if num_workers is None else {"num_workers": num_workers}))
 
 
 def auto_vector_env(env_fns: EnvFns, **options: Any) -> BaseVectorEnv:
-    """A DummyVectorEnv or a ShmemVectorEnv of these envs, as `choose_backend` says; `options` are arguments of either.
+    """The vector env of these envs that `choose_backend` names; `options` are arguments of any.
 
     >>> import gymnasium as gym
     >>> with auto_vector_env([lambda: gym.make("CartPole-v1")] * 2) as venv:
@@ -209,14 +239,16 @@ VECTOR_ENVS: dict[str, Callable[..., BaseVectorEnv]] = {**BACKENDS, "auto": auto
 def choose_backend(
     env_fns: EnvFns, options: Mapping[str, Any], only_processes: Mapping[str, Any] = ONLY_PROCESSES
 ) -> Choice:
-    """Choose "dummy" or "shmem" for these envs; never threads, which not all envs allow.
+    """Choose "dummy", "shmem" or "thread" for these envs.
 
     It takes the time to make one env in a worker, at most 5 s, and at most a second more.
 
     Shmem without a measurement where one of `options` asks for processes. Else Dummy for one env; and for env_fns that
     cannot be sent to a worker, or whose env cannot be made there, because an error is worse than a slow choice. Else
     one env more is made, in a worker, stepped and closed there. Where it hangs, ends its process or takes too long, or
-    cannot be stepped with random actions, it is Shmem. The choice is logged as info. Raises what is wrong with env_fns.
+    cannot be stepped with random actions, it is Shmem. Where workers gain, threads take their place on free-threaded
+    Python for envs that may run in threads (`reason_against_threads`). The choice is logged as info. Raises what is
+    wrong with env_fns.
     """
     fns = check_env_fns(env_fns)
     asks = [name for name, value in only_processes.items() if options.get(name, value) != value]
@@ -257,4 +289,9 @@ def predict(cost: EnvCost, n: int, cpus: int) -> Choice:
     )
     if there > GAIN * here:
         return Choice("dummy", None, reason)
-    return Choice("shmem", None if workers == default_num_workers(n, False) else workers, reason)
+    backend = "shmem" if cost.no_threads else "thread"
+    if cost.no_threads != LOCKED:
+        reason += (
+            f"; not in threads: {cost.no_threads}" if cost.no_threads else "; in threads: the interpreter lock is off"
+        )
+    return Choice(backend, None if workers == default_num_workers(n, False) else workers, reason)

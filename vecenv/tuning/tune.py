@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from vecenv.backends.free_threading import gil_modules
 from vecenv.backends.system_limits import usable_cpus
 from vecenv.base import BaseVectorEnv
 from vecenv.engine.arguments import check_env_fns, check_timeout, measured_env_fns
@@ -247,6 +248,8 @@ class _Loop:
 
     def row(self) -> TuneRow:
         note = self.failure or (THREAD_SAFE if self.backend == "thread" else "")
+        if self.backend == "thread" and gil_modules:
+            note += f"; importing {gil_modules[0]!r} has turned the interpreter lock on"
         rate = median(self.rates) if self.rates and not self.failure else None
         return TuneRow(self.backend, self.num_workers, rate, note)
 

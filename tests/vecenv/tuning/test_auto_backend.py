@@ -14,6 +14,7 @@ from typing import Any
 
 import gymnasium
 import pytest
+from gymnasium.wrappers import TimeLimit
 
 from collector import AsyncDataCollector, SyncDataCollector
 from tests.support.backends import FULL
@@ -36,21 +37,28 @@ from vecenv import (
     ShmemVectorEnv,
     SubprocVectorEnv,
     SyncVectorEnv,
+    ThreadVectorEnv,
     make_vec,
 )
+from vecenv.backends.free_threading import has_gil
+from vecenv.facades.make_vec import ThreadedVectorEnv
 from vecenv.testing import CountingEnv
 from vecenv.tuning import auto_backend
 from vecenv.tuning.auto_backend import (
+    LOCKED,
     EnvCost,
     auto_vector_env,
     choose_backend,
     make_auto,
     predict,
+    reason_against_threads,
     slow_steps,
     time_steps,
 )
 
 CHEAP, HEAVY = partial(Draws), partial(Draws, work=3e-3)
+WORKERS, FACADE = (ShmemVectorEnv, AsyncVectorEnv) if has_gil() else (ThreadVectorEnv, ThreadedVectorEnv)
+"""The choice for pure Python envs that compute for long."""
 
 
 @pytest.fixture(autouse=True)
@@ -128,8 +136,40 @@ class TestTheChoice:
         assert predict(EnvCost(wall, cpu, 0), n, cpus)[:2] == choice
 
     @pytest.mark.parametrize(
-        ("env_fn", "kind"), [(CHEAP, DummyVectorEnv), pytest.param(HEAVY, ShmemVectorEnv, marks=FULL)]
+        ("no_threads", "backend", "words"),
+        [
+            ("", "thread", "; in threads: "),
+            (LOCKED, "shmem", "workers"),
+            ("it draws", "shmem", "not in threads: it draws"),
+        ],
     )
+    def test_threads_take_the_place_of_workers_if_nothing_is_against_them(self, no_threads, backend, words):
+        choice = predict(EnvCost(5e-3, 5e-3, 0, no_threads), 8, 2)
+        assert choice[:2] == (backend, None)
+        assert words in choice.reason
+        assert predict(EnvCost(1e-6, 1e-6, 0, no_threads), 8, 2).backend == "dummy"
+
+    def test_an_env_may_run_in_threads_if_it_is_pure_python_or_says_so(self, monkeypatch):
+        env = Draws()
+        monkeypatch.setattr(auto_backend, "has_gil", lambda: False)
+        monkeypatch.setattr(auto_backend, "KNOWN", {"everything"})
+        assert "which is not pure Python" in reason_against_threads(env)
+        env.thread_safe = True
+        assert reason_against_threads(TimeLimit(env, 9)) == ""
+        env.thread_safe = False
+        assert reason_against_threads(env) == "the env declares that it is not thread-safe"
+        monkeypatch.setattr(auto_backend, "has_gil", lambda: True)
+        monkeypatch.setattr(auto_backend, "gil_modules", ["cv2"])
+        assert reason_against_threads(env) == "importing 'cv2' has turned the interpreter lock on"
+
+    def test_threads_get_no_arguments_of_processes(self, monkeypatch):
+        monkeypatch.setattr(auto_backend, "choose_backend", lambda *arguments: ("thread", 3, ""))
+        made = make_auto(
+            [CHEAP], {"context": None, "affinity": False, "copy": False}, {"thread": lambda fns, **own: own}
+        )
+        assert made == {"copy": False, "num_workers": 3}
+
+    @pytest.mark.parametrize(("env_fn", "kind"), [(CHEAP, DummyVectorEnv), pytest.param(HEAVY, WORKERS, marks=FULL)])
     def test_it_is_made_and_logged(self, env_fn: Any, kind: type, caplog: pytest.LogCaptureFixture) -> None:
         with caplog.at_level(logging.INFO, "vecenv"), auto_vector_env([env_fn] * 4, **THEIR_DEFAULTS) as venv:
             assert type(venv) is kind
@@ -222,7 +262,7 @@ class TestTheMeasurement:
 @FULL
 @pytest.mark.usefixtures("_registered")
 class TestMakeVec:
-    @pytest.mark.parametrize(("env_id", "facade"), [("Cheap-v0", SyncVectorEnv), ("Heavy-v0", AsyncVectorEnv)])
+    @pytest.mark.parametrize(("env_id", "facade"), [("Cheap-v0", SyncVectorEnv), ("Heavy-v0", FACADE)])
     def test_it_makes_either_facade_with_its_arguments(self, env_id: str, facade: type) -> None:
         options = {"autoreset_mode": "SameStep", "step_timeout": None, "shared_memory": True, "daemon": True}
         envs = make_vec(env_id, 4, backend="auto", venv_kwargs=options)
@@ -250,7 +290,7 @@ class TestCollectors:
                 collector.set_seed(0)
                 batches.append(arrays(collector.rollout()))
                 kinds.append(type(collector.env).__name__.removesuffix("VectorEnv"))
-        assert kinds == ["Dummy", "Shmem", "Dummy", "Shmem", "Thread"]
+        assert kinds == ["Dummy", WORKERS.__name__.removesuffix("VectorEnv"), "Dummy", "Shmem", "Thread"]
         for batch in batches[1:]:
             assert_equal(batch, batches[0])
 
