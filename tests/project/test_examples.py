@@ -233,7 +233,7 @@ def test_the_commands_of_the_page_on_jobs(tmp_path):
     commands = [command for command in commands if "--cluster" not in command]
     assert len(commands) >= blocks.count("python -m collector") - blocks.count("--cluster") + 2
     used = {command[3] for command in commands}
-    assert used >= {"run", "resume", "info", "plot", "video", "verify", "export", "tune"}
+    assert used >= {"run", "resume", "info", "plot", "video", "verify", "export"}
     environment = {**HEADLESS, "MINARI_DATASETS_PATH": str(tmp_path / "minari")}
     for command in commands:
         done = subprocess.run(
