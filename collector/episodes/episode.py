@@ -117,7 +117,7 @@ class EpisodeBatch:
         return np.flatnonzero(~np.isfinite(self.returns))
 
     def select(self, which: slice | np.ndarray) -> EpisodeBatch:
-        """Return some episodes: those of a slice as views, those that a mask `(E,)` marks in new memory."""
+        """Return some episodes. `which` is a slice, for views, or a mask `(E,)`, for copies."""
         steps: Any
         rows: Any
         if isinstance(which, slice):
