@@ -46,7 +46,7 @@ def script() -> int:
 
     Elsewhere they are not found: the folder may be that of a data set, which comes from anybody.
     """
-    if sys.argv[1:2] in (["run"], ["tune"]) or any(each.startswith("--allow-import") for each in sys.argv):
+    if sys.argv[1:2] == ["run"] or any(each.startswith("--allow-import") for each in sys.argv):
         sys.path.insert(0, os.getcwd())
     return main()
 

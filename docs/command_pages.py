@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import argparse
 import inspect
+import re
 from collections.abc import Callable, Iterator
 from typing import Any, get_args, get_type_hints
 
@@ -12,6 +14,7 @@ from sphinx.application import Sphinx
 
 from collector.jobs.commands import COMMANDS, DEFAULTS, Positional, Running
 from collector.jobs.job import Job
+from vecenv.__main__ import _parser
 
 
 def option_row(name: str, parameter: inspect.Parameter, hint: Any, text: str) -> tuple[str, str, str]:
@@ -49,6 +52,18 @@ def command(name: str, function: Callable[..., int]) -> Iterator[str]:
     yield from arguments_table("Argument", rows)
 
 
+def tune_command() -> Iterator[str]:
+    """The table of `python -m vecenv tune`."""
+    (actions,) = (each for each in _parser()._actions if isinstance(each, argparse._SubParsersAction))
+    rows = []
+    for action in actions.choices["tune"]._actions:
+        if action.dest != "help":
+            option = " ".join([*action.option_strings, str(action.metavar)])
+            text = re.sub(r" \[%\(default\)s\]$", "", action.help or "")
+            rows.append((option, "" if action.default is None else f"default `{action.default}`", text))
+    yield from arguments_table("Argument", rows)
+
+
 def job_keys() -> Iterator[str]:
     """The table of the keys of a job."""
     fields = {each.name: each for each in msgspec.structs.fields(Job)}
@@ -65,7 +80,7 @@ def job_keys() -> Iterator[str]:
 def fill(app: Sphinx, docname: str, source: list[str]) -> None:
     if docname == "reference/commands":
         commands = [line for name, function in COMMANDS.items() for line in command(name, function)]
-        parts = {"commands": commands, "job-keys": job_keys()}
+        parts = {"commands": commands, "tune-command": tune_command(), "job-keys": job_keys()}
         for name, lines in parts.items():
             source[0] = source[0].replace(f"```{{{name}}}\n```\n", "\n".join(lines) + "\n")
 

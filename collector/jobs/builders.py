@@ -12,7 +12,7 @@ from typing import Any
 
 import gymnasium
 
-from collector.jobs.job import Call, Job, JobError
+from collector.jobs.job import POLICIES, Call, Job, JobError
 from collector.jobs.names import ATARI_MODULE, TRANSFORM, WRAPPER, as_call, code_of, find_class, load_attr
 from collector.jobs.transform_statistics import freeze, from_json
 from collector.policy.runner import generators_kept
@@ -108,7 +108,10 @@ def make_venv(job: Job, statistics: Sequence[dict[str, Any]] | None = None) -> A
     check_env(job)
     each_of = [None] * job.num_envs if statistics is None else statistics[: job.num_envs]
     env_fns = [env_fn(job, each) for each in each_of]
-    options: dict[str, Any] = {} if job.backend == "dummy" else {"num_workers": job.num_workers}
+    # Views of the arena save a copy. A policy of the user may keep what it gets, so it gets copies.
+    options: dict[str, Any] = {"copy": job.policy not in POLICIES}
+    if job.backend != "dummy":
+        options["num_workers"] = job.num_workers
     if job.on_error == "retry":
         options |= {"on_error": "restart", "max_restarts": MAX_RESTARTS}
     if job.step_timeout is not None:

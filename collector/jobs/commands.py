@@ -24,7 +24,7 @@ import msgspec
 import tyro
 from tyro.conf import Positional, arg
 
-from collector.jobs.builders import check_env, env_fn
+from collector.jobs.builders import check_env
 from collector.jobs.dataset_info import dataset_info, import_figure, plot_dataset, statistics_in_words
 from collector.jobs.job import Job, JobError, as_record, as_shown
 from collector.jobs.job_files import job_of, job_of_settings, load_job, with_settings
@@ -38,7 +38,6 @@ from collector.store.dataset_head import HEAD
 from collector.store.export import export as export_dataset
 from collector.store.safe_folder import DatasetError
 from vecenv import WorkerTimeoutError
-from vecenv import tune as tune_envs
 
 MINARI_ID = re.compile(r"[\w-]{2,}/[\w-]+-v\d+", re.ASCII)
 Settings = Annotated[
@@ -264,33 +263,8 @@ def export(
     return 0
 
 
-def tune(
-    job: JobFile = None, *, set: Settings = [], policy_ms: float = 0.3, seconds: float = 2.0, flags: JobFlags = {}
-) -> int:
-    """Measure which backend and how many workers are the fastest for a job, and print the lines for its file.
-
-    Args:
-        job: a job file; or flags, as in `run`.
-        set: NAME=VALUE or NAME.KEY=VALUE, in the place of what the file has.
-        policy_ms: milliseconds that the policy computes in each round.
-        seconds: how long to measure.
-        flags: settings of the job.
-    """
-    if not (0 <= policy_ms <= 60_000 and 0 < seconds < float("inf")):
-        raise JobError(
-            f"tune takes --policy-ms from 0 to 60000, and --seconds above 0, got {policy_ms:g} and {seconds:g}"
-        )
-    wanted = _job_of(job, set, flags)
-    check_env(wanted)
-    env_fn(wanted)().close()  # once, for its error
-    result = tune_envs([env_fn(wanted)] * wanted.num_envs, pause=policy_ms / 1e3, seconds=seconds)
-    lines = [f'backend = "{result.best.backend}"', *(f"{name} = {value}" for name, value in result.kwargs.items())]
-    sys.stdout.write(f"{result}\n\nFor the job file:\n" + "\n".join(lines) + "\n")
-    return 0
-
-
 COMMANDS: dict[str, Callable[..., int]] = {
-    each.__name__: each for each in (run, resume, info, verify, export, plot, video, tune)
+    each.__name__: each for each in (run, resume, info, verify, export, plot, video)
 }
 
 

@@ -17,15 +17,15 @@ POLICIES = ("random", "mlp")
 """Policies that are named without a module."""
 NAMED_IN = {"wrappers": "gymnasium.wrappers", "transforms": "vecenv.transforms"}
 """Modules whose classes are named without them."""
-ANYWHERE = frozenset(
+FREE_SETTINGS = frozenset(
     {"backend", "num_workers", "step_timeout", "on_error", "retries", "max_failed"}
     | {"shard_bytes", "shard_seconds", "compress", "ray"}
 )
 """Settings that may differ when a job is resumed: they decide where episodes are played and how they are stored."""
 
-Some = Annotated[int, msgspec.Meta(ge=1)]
-Count = Annotated[int, msgspec.Meta(ge=0)]
-Few = Annotated[int, msgspec.Meta(ge=1, le=2**16)]
+PositiveInt = Annotated[int, msgspec.Meta(ge=1)]
+NonNegativeInt = Annotated[int, msgspec.Meta(ge=0)]
+SmallCount = Annotated[int, msgspec.Meta(ge=1, le=2**16)]
 """Envs and threads: one more than a machine runs, and few enough to be counted out in memory."""
 Seconds = Annotated[float, msgspec.Meta(gt=0, le=1e9)]
 
@@ -73,11 +73,11 @@ class RayOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_d
 
     num_cpus: Annotated[float, msgspec.Meta(ge=0)] | None = None
     num_gpus: Annotated[float, msgspec.Meta(ge=0)] | None = None
-    memory: Some | None = None
+    memory: PositiveInt | None = None
     resources: dict[str, Annotated[float, msgspec.Meta(ge=0)]] = {}
     runtime_env: dict[str, Any] = {}
     scheduling: Literal["SPREAD", "DEFAULT"] = "SPREAD"
-    max_retries: Count = 9
+    max_retries: NonNegativeInt = 9
 
 
 class Job(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -131,24 +131,24 @@ class Job(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
     """
 
     env: str
-    episodes: Some | None = None
-    steps: Some | None = None
-    seed: Count = 0
-    num_envs: Few = 8
+    episodes: PositiveInt | None = None
+    steps: PositiveInt | None = None
+    seed: NonNegativeInt = 0
+    num_envs: SmallCount = 8
     backend: Literal[tuple(sorted(VECTOR_ENVS))] = "auto"  # type: ignore[valid-type]
-    num_workers: Some | None = None
+    num_workers: PositiveInt | None = None
     policy: str = "random"
     checkpoint: str | None = None
     device: str = "auto"
-    max_episode_steps: Some | None = None
+    max_episode_steps: PositiveInt | None = None
     on_error: Literal["retry", "raise"] = "retry"
-    retries: Count = 1
-    max_failed: Count = 10
+    retries: NonNegativeInt = 1
+    max_failed: NonNegativeInt = 10
     step_timeout: Seconds | None = None
-    shard_bytes: Some = 64 * 2**20
+    shard_bytes: PositiveInt = 64 * 2**20
     shard_seconds: Seconds = 30.0
     compress: bool = False
-    policy_threads: Few | None = 1
+    policy_threads: SmallCount | None = 1
     env_kwargs: dict[str, Any] = {}
     wrappers: tuple[str | Call, ...] = ()
     transforms: tuple[str | Call, ...] = ()

@@ -16,7 +16,7 @@ import numpy as np
 
 import vecenv
 from collector.jobs.builders import with_statistics
-from collector.jobs.job import ANYWHERE, Job, JobError, as_record, as_shown
+from collector.jobs.job import FREE_SETTINGS, Job, JobError, as_record, as_shown
 from collector.jobs.names import check_names
 from collector.jobs.transform_statistics import with_frozen
 from collector.store.dataset_head import HEAD, changes, make_head, read_head
@@ -226,7 +226,7 @@ def compared(job: Job) -> dict[str, Any]:
     """The settings that may not change when a job goes on: each transform is an entry of its own, to be named alone."""
     record = as_shown(as_record(job))
     entries = {f"transforms[{i}]": each for i, each in enumerate(record.pop("transforms"))}
-    return {name: value for name, value in {**record, **entries}.items() if name not in ANYWHERE}
+    return {name: value for name, value in {**record, **entries}.items() if name not in FREE_SETTINGS}
 
 
 def check_head(folder: Path, stored: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:

@@ -20,7 +20,6 @@ import msgspec
 import numpy as np
 
 from collector.jobs.job import Call, Frozen, Job, JobError
-from collector.jobs.names import TRANSFORM, find_class
 from collector.store import schema
 from collector.store.dataset_folder import writing
 from collector.store.safe_folder import DatasetError, SafeFolder
@@ -102,8 +101,7 @@ def save_statistics(transform: Any, path: str | os.PathLike[str]) -> None:
 def with_frozen(job: Job, folder: Path = Path()) -> Job:
     """The job with the content of the files that its transforms name, which lie relative to `folder`.
 
-    A file is what `save_statistics` writes, or `statistics.json` of the folder of a job, whose envs are put together.
-    Raises `JobError` where one cannot be read or has no statistics.
+    A file is what `save_statistics` writes. Raises `JobError` where one cannot be read or has no statistics.
     """
     return msgspec.structs.replace(job, transforms=tuple(_with_content(each, folder) for each in job.transforms))
 
@@ -139,16 +137,12 @@ def _with_content(each: str | Call, folder: Path) -> str | Call:
         raise JobError(f"{where} cannot be read: {getattr(error, 'strerror', None) or error}") from None
     if not isinstance(state, dict) or not state:
         raise JobError(f"{where} has no statistics; collector.save_statistics writes such a file")
-    if state.keys() == {ENVS}:  # a job has kept it
-        kind, name = find_class(TRANSFORM, each.call), each.call.rpartition(":")[2]
-        try:
-            [place] = (each for each in state[ENVS][0] if each.partition(".")[2] == name)
-            state = to_json(kind.merged([from_json(of_env[place]) for of_env in state[ENVS]]))
-        except (ValueError, TypeError, KeyError, IndexError, AttributeError, NotImplementedError):
-            raise JobError(
-                f"{where} has the statistics of the transforms of a job, and not those of one {name}; "
-                "collector.save_statistics writes such a file"
-            ) from None
+    if state.keys() == {ENVS}:  # of a job, which has statistics of each env
+        name = each.call.rpartition(":")[2]
+        raise JobError(
+            f"{where} has the statistics of the transforms of a job, and not those of one {name}; "
+            "collector.save_statistics writes such a file"
+        )
     return msgspec.structs.replace(each, frozen=Frozen(each.frozen, hashlib.sha256(content).hexdigest(), state))
 
 

@@ -7,6 +7,7 @@ whatever the device and dtype of the policy, so that the same parameters give th
 
 from __future__ import annotations
 
+import math
 import pickle
 import random
 import sys
@@ -28,6 +29,9 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
+MOST_AHEAD = 16
+"""Steps for which random numbers are computed at once."""
+MOST_IN_A_BLOCK = 4096
 UNKNOWN = (
     "the randomness of the policy is unknown: return a distribution, or declare that its actions follow from its "
     "inputs alone, by the attribute repeatable = True of the policy"
@@ -61,7 +65,9 @@ class KeyedNoise:
         """Draw for so many rows, none of which is in an episode."""
         self.numbers = np.full(rows, -1)
         self.steps = np.zeros(rows, np.int64)
-        self._keyed = self._keys = np.zeros(0, np.int64)
+        self._rows, self._block, self._drawn = np.arange(rows), np.zeros((rows, 0, 0)), 0
+        """Uniform numbers for the next steps of each row, `(rows, steps, words)`, and how often they were of use."""
+        self._block_numbers, self._block_steps = b"", self.steps
 
     def begin(self, env_ids: np.ndarray) -> None:
         """Record that episodes begin in these envs."""
@@ -108,9 +114,21 @@ class KeyedNoise:
 
     def uniforms(self, words: int) -> np.ndarray:
         """`words` numbers between 0 and 1 for each env: float64 `(N, words)`, the same ones at each call of a step."""
-        if not np.array_equal(self.numbers, self._keyed):
-            self._keyed, self._keys = self.numbers.copy(), episode_keys(self.job_seed, self.numbers)
-        return uniforms(random_bits(self._keys, self.steps, words))
+        ahead = self.steps - self._block_steps
+        if (
+            self._block.shape[2] != words
+            or self.numbers.tobytes() != self._block_numbers
+            or ahead.view(np.uint64).max() >= self._block.shape[1]  # also if one is below zero
+        ):
+            # An operation on a few numbers takes as long as one on hundreds. The end of an episode ends a block.
+            count = max(1, min(2 * self._drawn, MOST_AHEAD, MOST_IN_A_BLOCK // max(1, len(self._rows) * words)))
+            self._block_numbers, self._block_steps, self._drawn = self.numbers.tobytes(), self.steps.copy(), 0
+            keys = episode_keys(self.job_seed, self.numbers)[:, None]
+            self._block = uniforms(random_bits(keys, self.steps[:, None] + np.arange(count), words))
+            ahead = np.zeros_like(self.steps)
+        self._drawn += 1
+        drawn: np.ndarray = self._block[self._rows, ahead]
+        return drawn
 
     def choose(self, action: Any, wanted: ExplorationType) -> Any:
         """As `exploration.choose`, with samples of known families drawn from this noise."""
@@ -158,7 +176,10 @@ class KeyedNoise:
             probs = distribution.probs
             return torch.nn.functional.one_hot(self._indices(probs), probs.shape[-1]), probs.dtype
         if isinstance(distribution, families.Categorical):
-            return self._indices(distribution.probs), torch.int64
+            # `probs` of torch is the same softmax, and takes three times as long.
+            is_known = "probs" in vars(distribution) or type(distribution) is not families.Categorical
+            probs = distribution.probs if is_known else torch.softmax(distribution.logits, -1)
+            return self._indices(probs), torch.int64
         if isinstance(distribution, families.Bernoulli):
             probs = distribution.probs
             below = self._unit(probs.shape) < _checked(_float64(probs), probs >= 0)
@@ -171,16 +192,17 @@ class KeyedNoise:
 
     def _indices(self, probs: torch.Tensor) -> torch.Tensor:
         """Indices of the last dimension. The sums are numpy's, one after another: on a GPU their order is not fixed."""
-        sums = np.cumsum(_float64(probs), axis=-1)
+        sums = np.add.accumulate(_float64(probs), axis=-1)
         total = sums[..., -1:]
-        _checked(total, total > 0)
+        if not total.min() > 0:
+            _checked(total, total > 0)
         # Below the total, so that an index without probability at the end is not reached.
         at = np.minimum(self._unit(probs.shape[:-1])[..., None] * total, np.nextafter(total, 0.0))
-        indices: torch.Tensor = sys.modules["torch"].from_numpy((sums <= at).sum(-1))
+        indices: torch.Tensor = sys.modules["torch"].from_numpy(np.add.reduce(sums <= at, -1, np.int64))
         return indices.to(probs.device)
 
     def _unit(self, shape: Any) -> np.ndarray:
-        return self.uniforms(int(np.prod(shape[1:]))).reshape(shape)
+        return self.uniforms(math.prod(shape[1:])).reshape(shape)
 
 
 def _generator_states() -> list[Any]:

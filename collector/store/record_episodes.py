@@ -16,9 +16,10 @@ from collector.store.dataset_head import make_head
 from collector.store.recorder import EpisodeRecorder
 from collector.store.shard_layout import row_layout
 from collector.store.writer import StoreWriter
-from vecenv import BaseVectorEnv, RowWiseWrapper, nest
+from vecenv import BaseVectorEnv, nest
 from vecenv.extending import as_autoreset, as_ids, is_repeated, round_envs, spread_seeds
 from vecenv.nest import as_array
+from vecenv.wrappers import RowWiseWrapper
 
 HALVES = ("reset_async", "reset_wait", "step_async", "step_wait")
 """Methods of a gymnasium VectorEnv that would bypass `reset` and `step`."""
@@ -74,27 +75,30 @@ def RecordEpisodes(
     >>> Dataset(folder)[0].seed in (0, 1)
     True
     """
-    wrap: Any = RecordedEngine
-    if isinstance(venv, VectorEnv):
-        mode = autoreset_mode or venv.metadata.get("autoreset_mode")
-        if mode is None:
-            raise ValueError(f"the metadata of {venv} have no autoreset_mode: pass autoreset_mode=")
-        wrap, n = partial(RecordedVectorEnv, mode=AutoresetMode(mode)), venv.num_envs
-        spaces = [venv.single_observation_space], [venv.single_action_space]
-    elif not hasattr(venv, "observation_space") or not hasattr(venv, "__len__"):
-        raise TypeError(f"RecordEpisodes wraps vector envs of vecenv or gymnasium, got {venv!r}")
-    else:
-        n, spaces = len(venv), (venv.observation_space, venv.action_space)
+    wrap, n, spaces = _wrapper_of(venv, autoreset_mode)
     layout = row_layout(*spaces)
-    engine = getattr(venv, "engine", None)
-    if engine is not None and engine.results.splits:
-        raise ValueError("RecordEpisodes takes Dict and Tuple observations stacked: make the venv with stack_obs=True")
     head = make_head(spaces[0][0], spaces[1][0], made_by="RecordEpisodes", **more)
     writer = StoreWriter(folder, head, compress=compress, resume=resume, overwrite=overwrite, reopen=resume)
     recorder = EpisodeRecorder(n, writer, layout, shard_bytes, shard_seconds, memory)
     recorded = wrap(venv, recorder)
     weakref.finalize(recorded, recorder.finish, complete=False)  # where it is dropped without `close`
     return recorded
+
+
+def _wrapper_of(venv: Any, autoreset_mode: AutoresetMode | str | None) -> tuple[Any, int, tuple[Any, Any]]:
+    """The class that wraps a vector env, the number of envs, and their observation and action spaces."""
+    if isinstance(venv, VectorEnv):
+        mode = autoreset_mode or venv.metadata.get("autoreset_mode")
+        if mode is None:
+            raise ValueError(f"the metadata of {venv} have no autoreset_mode: pass autoreset_mode=")
+        spaces = [venv.single_observation_space], [venv.single_action_space]
+        return partial(RecordedVectorEnv, mode=AutoresetMode(mode)), venv.num_envs, spaces
+    if not hasattr(venv, "observation_space") or not hasattr(venv, "__len__"):
+        raise TypeError(f"RecordEpisodes wraps vector envs of vecenv or gymnasium, got {venv!r}")
+    engine = getattr(venv, "engine", None)
+    if engine is not None and engine.results.splits:
+        raise ValueError("RecordEpisodes takes Dict and Tuple observations stacked: make the venv with stack_obs=True")
+    return RecordedEngine, len(venv), (venv.observation_space, venv.action_space)
 
 
 class RecordedVectorEnv(VectorWrapper):

@@ -12,12 +12,13 @@ import numpy as np
 
 from collector.batch.conversions import join
 from collector.batch.rollout_buffer import RolloutBuffer
-from collector.episodes.episode import EPISODE_COLUMNS, EpisodeBatch, Runs, UnfinishedEpisodes
+from collector.episodes.episode import EPISODE_COLUMNS, EpisodeBatch
+from collector.episodes.unfinished_episodes import Runs, UnfinishedEpisodes
 from collector.interruptor import sigint_deferred
 from collector.store.safe_folder import DatasetError
 from collector.store.writer import StoreWriter
 from vecenv import nest
-from vecenv.extending import Layout, add_note, batch_actions, cast_exactly
+from vecenv.extending import EpisodeLayout, add_note, batch_actions, cast_exactly
 from vecenv.nest import as_array
 
 ROUNDS = 1024
@@ -74,7 +75,7 @@ class EpisodeRecorder:
     """
 
     def __init__(
-        self, n: int, writer: StoreWriter, layout: Layout, shard_bytes: int, shard_seconds: float, memory: int
+        self, n: int, writer: StoreWriter, layout: EpisodeLayout, shard_bytes: int, shard_seconds: float, memory: int
     ) -> None:
         self.n, self._writer, self._layout, self._memory = n, writer, layout, memory
         self._shard_bytes, self._shard_seconds = shard_bytes, shard_seconds
@@ -85,15 +86,20 @@ class EpisodeRecorder:
         self._finished, self._pid = False, os.getpid()
         self._unfinished = UnfinishedEpisodes()
         self._all = np.arange(n)
-        self._recorded = np.zeros(n, np.bool_)
-        """A mask of the envs whose episode in progress is recorded."""
-        self._first, self._before, self._count = (np.zeros(n, np.int64) for _ in range(3))
-        """By env: round of the buffer in which its episode began, steps of it before the last cut, rounds since."""
+        self._count = np.zeros(n, np.int64)
+        """Number of rounds of each env in the buffer."""
+        self._is_recorded = np.zeros(n, np.bool_)
+        """True if the episode in progress of an env is recorded. The next three arrays are for these envs."""
+        self._first = np.zeros(n, np.int64)
+        """The first round of that episode in the buffer."""
+        self._before = np.zeros(n, np.int64)
+        """Steps of that episode before the last cut."""
         self._seeds = np.full(n, -1)
+        """The seed of that episode."""
         self._together = True
         """True if all envs took part in each round."""
-        self._ended: list[tuple[list[np.ndarray], Any]] = []
-        """What `_progress` had of envs whose episodes ended, and their last observations."""
+        self._ended: list[tuple[Runs, Any]] = []
+        """The last steps of episodes that ended, and their last observations."""
         self._due = float("inf")
         """The time at which the episodes that have ended are committed; infinite: there are none."""
 
@@ -120,17 +126,14 @@ class EpisodeRecorder:
         """
         self._check_open()
         envs = self._all if ids is None else ids
-        at = self._count[envs]
         if obs is not None:
-            self._buffer.write("obs", at * self.n + envs, fit_rows(obs, self._layout.obs))
-        self._recorded[envs] = False
+            self._buffer.write("obs", self._count[envs] * self.n + envs, fit_rows(obs, self._layout.obs))
         self._seeds[envs] = -1 if seeds is None else [-1 if seed is None else seed for seed in seeds]
-        self._first[envs], self._before[envs] = at, 0
-        self._recorded[envs] = True
+        self._first[envs], self._before[envs], self._is_recorded[envs] = self._count[envs], 0, True
 
     def discard(self, ids: Any = slice(None)) -> None:
         """Abandon the episodes in progress of these envs: their next steps are not recorded until others begin."""
-        self._recorded[ids] = False
+        self._is_recorded[ids] = False
 
     def step(
         self, ids: np.ndarray | None, action: Any, obs: Any, reward: Any, terminated: Any, truncated: Any
@@ -165,21 +168,20 @@ class EpisodeRecorder:
     def _check_memory(self) -> None:
         """Raise `DatasetError` after a cut where the episodes in progress are larger than the memory for them."""
         if (kept := self._unfinished.nbytes) > self._memory:
-            env = int((self._before * self._recorded).argmax())
+            steps = np.where(self._is_recorded, self._before, 0)
+            env = int(steps.argmax())
             raise DatasetError(
-                f"the episode in progress of env {env} has {self._before[env]} steps and no end, and all of those in "
+                f"the episode in progress of env {env} has {steps[env]} steps and no end, and all of those in "
                 f"progress have {kept:,} bytes; RecordEpisodes stores whole episodes, and keeps {self._memory:,} bytes "
                 "until they end: limit their steps (gymnasium.wrappers.TimeLimit), or pass a larger memory="
             )
 
     def end(self, envs: np.ndarray, last_obs: Any) -> None:
         """End the episodes of these envs with their last steps; `last_obs` are rows in memory of their own."""
-        self._ended.append((self._progress(envs), fit_rows(last_obs, self._layout.obs)))
-        self._recorded[envs] = False
+        rows, known = fit_rows(last_obs, self._layout.obs), self._is_recorded[envs]
+        self._ended.append((self._runs(envs[known], True), nest.take(rows, known)))
+        self._is_recorded[envs] = False
         self._due = min(self._due, time.monotonic() + self._shard_seconds)
-
-    def _progress(self, envs: np.ndarray) -> list[np.ndarray]:
-        return [each[envs] for each in (self._all, self._recorded, self._first, self._before, self._count, self._seeds)]
 
     def cut(self) -> None:
         """Give the writer the episodes that have ended, and commit them where that is due.
@@ -201,25 +203,25 @@ class EpisodeRecorder:
                     self._due = float("inf")
                     self._writer.commit()
 
+    def _runs(self, envs: np.ndarray, ends: bool) -> Runs:
+        """The steps in the buffer of the episodes in progress of these envs, which end or go on."""
+        first, unknown = self._first[envs], np.full(len(envs), -1)
+        rows, steps = first * self.n + envs, self._count[envs] - first
+        return Runs(envs, rows, steps, self._before[envs], np.full(len(envs), ends), unknown, self._seeds[envs])
+
     def _take(self) -> EpisodeBatch:
         """Copy the episodes that have ended out of the buffer, keep those in progress, and empty the buffer."""
-        playing = self._recorded.copy()
-        going = (playing & (self._before + self._count > self._first)).nonzero()[0]
-        progress = [*(ended for ended, _ in self._ended), self._progress(going)]
-        env, known, first, before, stop, seed = map(np.concatenate, zip(*progress, strict=True))
-        ends = np.arange(len(env)) < len(env) - len(going)
+        playing = self._is_recorded
+        going = self._runs(np.flatnonzero(playing & (self._first < self._count)), False)
+        runs = Runs(*map(np.concatenate, zip(*(runs for runs, _ in self._ended), going, strict=True)))
         columns = {name: self._buffer.read(name, slice(None)) for name in EPISODE_COLUMNS}
         last = join([nest.take(columns["obs"], slice(0, 0)), *(obs for _, obs in self._ended)])
-        rows, steps = first * self.n + env, stop - first
-        runs = Runs(env, rows, steps, before, ends, np.full(len(env), -1), seed).take(known)
-        whole = self._unfinished.join(columns, runs, nest.take(last, known[ends]), playing, self.n)
+        whole = EpisodeBatch(**self._unfinished.join(columns, runs, last, playing, self.n))
         latest = self._buffer.read("obs", self._count * self.n + self._all)
         self._buffer.rewind()
         self._buffer.write("obs", slice(0, self.n), latest)
-        self._before += self._count - self._first
-        self._first[:] = self._count[:] = 0
-        self._together = True
-        self._ended = []
+        self._before[playing] += (self._count - self._first)[playing]
+        self._first[:], self._count[:], self._together, self._ended = 0, 0, True, []
         return whole
 
     def finish(self, complete: bool) -> None:

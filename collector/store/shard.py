@@ -1,4 +1,4 @@
-"""Write and read a shard: a folder with one .npy file (or .npy.gz, if compressed) per array of an `EpisodeLayout`.
+"""Write and read a shard: a folder with one .npy file (or .npy.gz, if compressed) per array of a `EpisodeLayout`.
 
 Nothing in a shard is believed: sizes and hashes must be those of the manifest, dtypes and shapes those of the layout.
 Plain files are mapped, compressed ones inflated; both are read in the same way then.

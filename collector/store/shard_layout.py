@@ -52,7 +52,8 @@ class EpisodeLayout:
 
         Raises `DatasetError` where they cannot be stored.
         """
-        trees = {key: _rows(key, getattr(episodes, key)) for key in ("obs", "action", "reward")}
+        obs = episodes.obs_parts[0] if isinstance(episodes, EpisodeBatch) else episodes.obs
+        trees = {"obs": _rows("obs", obs)} | {key: _rows(key, getattr(episodes, key)) for key in ("action", "reward")}
         trees |= {"reward": np.dtype(("<f8", trees["reward"].shape)), **dict.fromkeys(FLAGS, np.dtype("?"))}
         names = {key: _named(key, tree) for key, tree in trees.items()}
         return cls(names, dict(_pairs(names, trees)))

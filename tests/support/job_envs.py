@@ -25,6 +25,25 @@ from vecenv import nest
 HERE = "tests.support.job_envs"
 
 
+class Pictures(gymnasium.Env):
+    """84 x 84 x 4 random pixels, each picture another one; episodes have 40 to 140 steps."""
+
+    observation_space = spaces.Box(0, 255, (84, 84, 4), np.uint8)
+    action_space = spaces.Discrete(2)
+
+    def reset(self, *, seed: int | None = None, options: dict | None = None) -> tuple[Any, dict]:
+        super().reset(seed=seed)
+        self._left = int(self.np_random.integers(40, 140))
+        return self._observe(), {}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict]:
+        self._left -= 1
+        return self._observe(), 1.0, self._left == 0, False, {}
+
+    def _observe(self) -> np.ndarray:
+        return np.frombuffer(self.np_random.bytes(84 * 84 * 4), np.uint8).reshape(84, 84, 4)
+
+
 class Counting(gymnasium.Env):
     """Dict observations that hold the seed and the number of the step; the seed says how long an episode is.
 

@@ -251,18 +251,15 @@ class TestCommandLine:
             ("run --env CartPole-v1 --steps 0", "steps: Expected `int` >= 1, got 0"),
             ("run --env CartPole-v1 --steps 3 --wrapper {call:x}", "wrappers: {call:x} is no JSON: "),
             (f"run --env {HERE}:Wlak --steps 3 --backend dummy", f"there is no 'Wlak' in {HERE}, which the job names"),
-            (f"tune --env {HERE}:Wlak --steps 3", f"there is no 'Wlak' in {HERE}, which the job names"),
-            (f"tune {HERE}:Counting", f"is no job file; an env is named by a flag: --env {HERE}:Counting"),
             ("run --env CartPole-v1 --steps 3 --backend ship", "backend: Invalid enum value 'ship'"),
             ("run --env none:X-v0 --steps 3 --backend dummy", "No module named 'none'"),
             (f'run --env CartPole-v1 --steps 3 --policy {HERE}:Mean --policy-kwargs {{"size":3}}', "argument 'size'"),
             ("run none.toml", "none.toml cannot be read: No such file"),
+            (f"run {HERE}:Counting", f"is no job file; an env is named by a flag: --env {HERE}:Counting"),
             ("resume none", "none holds no collected episodes"),
             ("info none", "none holds no collected episodes"),
             ("verify none --replay -1", "--replay must be at least 0, got -1"),
             ("video none --num-workers 0", "--num-workers must be at least 1, got 0"),
-            ("tune --env CartPole-v1 --steps 3 --seconds 0", "--seconds above 0, got 0.3 and 0"),
-            ("tune --env CartPole-v1 --steps 3 --policy-ms -1", "--policy-ms from 0 to 60000, and --seconds above"),
         ):
             no_plot = ["--no-plot"] if arguments.startswith("run ") else []
             assert main([*arguments.split(), *no_plot]) in (1, 2)
@@ -302,11 +299,6 @@ class TestCommandLine:
         assert main(["run", str(file), "--tensorboard", "--no-plot", "--out", str(tmp_path / "a")]) == 2
         assert "pip install tensorboard" in capsys.readouterr().err
         assert not (tmp_path / "a").exists()
-
-    @pytest.mark.slow
-    def test_tune_prints_lines_for_the_file(self, file: Path, capsys: Any) -> None:
-        assert main(["tune", str(file), "--num-envs", "2", "--seconds", "0.2"]) == 0
-        assert '\nFor the job file:\nbackend = "' in capsys.readouterr().out
 
     @FULL
     def test_help_needs_few_libraries_and_an_error_names_those_that_a_run_needs(self, tmp_path: Path) -> None:

@@ -213,19 +213,6 @@ class TestFrozen:
         assert main(["info", str(tmp_path / "a")]) == 0
         assert "VecNorm frozen" in capsys.readouterr().out
 
-    @FULL
-    def test_what_one_job_has_learnt_another_takes_over(self, file: Path, tmp_path: Path) -> None:
-        chain = (LEARNING, Call("NormalizeReward"))
-        stopped = run_job(learning(transforms=chain), tmp_path / "a", on_progress=stop_at(8))
-        resumed = resume_job(tmp_path / "a")
-        assert seen(tmp_path / "a", "count", "1.NormalizeReward") == stopped.frames + resumed.frames
-        known = str(tmp_path / "a" / KEPT)
-        frozen = (Call("vecenv.transforms:VecNorm", LEARNING.kwargs, known), Call("NormalizeReward", {}, known))
-        assert run_job(learning(transforms=frozen), tmp_path / "b").repeatable
-        [one, two] = Dataset(tmp_path / "b").head["job"]["transforms"]
-        assert one["frozen"]["state"]["reward_count"] == seen(tmp_path / "a")
-        assert two["frozen"]["state"]["count"] == seen(tmp_path / "a", "count", "1.NormalizeReward")
-
     def test_files_that_are_none(self, file: Path, tmp_path: Path) -> None:
         (tmp_path / "stats/cartpole.json").unlink()
         for content, message in (

@@ -40,6 +40,19 @@ def test_the_seeds_of_episodes_are_of_the_same_keys():
         assert [seed_of(job, number) for number in numbers.tolist()] == wanted
 
 
+def test_numbers_that_are_drawn_ahead_are_those_of_their_step():
+    """Episodes end, rows wait, and the number of words changes, in any order."""
+    rng, made = np.random.default_rng(3), noise(rows=5)
+    for _ in range(300):
+        made.steps += rng.random(5) < 0.9
+        if rng.random() < 0.2:
+            row = rng.integers(5)
+            made.numbers[row], made.steps[row] = rng.integers(-1, 1000), 0
+        words = int(rng.choice([1, 1, 1, 1, 2]))
+        expected = uniforms(random_bits(episode_keys(1, made.numbers), made.steps, words))
+        np.testing.assert_array_equal(made.uniforms(words), expected)
+
+
 # Distributions.
 
 ROWS = 4000

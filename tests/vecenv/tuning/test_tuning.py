@@ -1,7 +1,10 @@
-"""tune: the table, the choice, what fails and what is left."""
+"""tune: the table, the choice, what fails and what is left, and `python -m vecenv tune`."""
 
 from __future__ import annotations
 
+import re
+import subprocess
+import sys
 import threading
 import time
 from functools import partial
@@ -14,8 +17,10 @@ import pytest
 
 import vecenv
 from tests.support.backends import FULL
+from tests.support.paths import ROOT
 from tests.support.tuned_envs import Draws, HangsOnStep, Logged, RaisesOnStep, SlowlyReset, lock_holder
 from vecenv import ShmemVectorEnv, TuneResult, TuneRow
+from vecenv.__main__ import main
 from vecenv.errors import VectorEnvError, WorkerTimeoutError
 from vecenv.tuning import tune as tuning
 from vecenv.tuning.tune import compute, draw_actions, tune
@@ -211,3 +216,51 @@ def test_the_same_random_actions_are_drawn_each_time() -> None:
         assert [(len(action), action.dtype.kind) for action in mixed[0]] == [(1, "i"), (width, "f")]
     with pytest.raises(ValueError, match="env 1 has no action_space"):
         draw_actions([gymnasium.spaces.Discrete(2), None])
+
+
+@FULL
+def test_the_command_line_prints_the_table_and_lines_that_work() -> None:
+    command = [sys.executable, "-W", "error", "-m", "vecenv", "tune", "CartPole-v1"]
+    command += ["--num-envs", "3", "--policy-ms", "0.2", "--seconds", "0.3"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=100)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith("3 envs, 0.2 ms of the caller's work in each round, ")
+    rows = [line for line in done.stdout.splitlines() if re.match(r"  \w+VectorEnv", line)]
+    assert len(rows) >= 3
+    assert any("#" * 40 in row for row in rows)
+    written = re.search(r"envs = (vecenv\.make_vec\(.*\))", done.stdout)
+    assert written
+    envs = eval(written[1], {"vecenv": vecenv})
+    assert envs.reset(seed=0)[0].shape == (3, 4)
+    envs.close()
+
+
+@pytest.mark.parametrize("env", ["CartPole-v1", "gymnasium.envs.classic_control.cartpole:CartPoleEnv"])
+def test_envs_get_their_arguments(env: str, capsys: pytest.CaptureFixture[str]) -> None:
+    kwargs = '{"render_mode": "rgb_array"}'
+    assert main(["tune", env, "--num-envs", "2", "--seconds", "0.1", "--env-kwargs", kwargs]) == 0
+    assert ("render_mode='rgb_array'" in capsys.readouterr().out) == (env == "CartPole-v1")
+    with pytest.raises(SystemExit):
+        main(["tune", env, "--num-envs", "2", "--env-kwargs", '{"no_such": 1}'])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "required: COMMAND"),
+        (["tune"], "required: ENV_ID"),
+        (["tune", "CartPoll-v1"], "Environment `CartPoll` doesn't exist"),
+        (["tune", "CartPoll-v1"], "One that a package registers is found as package:CartPoll-v1"),
+        (["tune", "tests.support.tuned_envs:nothing"], "there is no function tests.support.tuned_envs:nothing"),
+        (["tune", "CartPole-v1", "--env-kwargs", "[1]"], "it must be a JSON object"),
+        (["tune", "CartPole-v1", "--num-envs", "0"], "--num-envs must be at least 1, got 0"),
+        (["tune", "CartPole-v1", "--policy-ms", "-1"], "pause must be a number of seconds"),
+    ],
+)
+def test_wrong_arguments_end_the_command_with_a_message(
+    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(arguments)
+    assert ended.value.code == 2
+    assert message in capsys.readouterr().err
