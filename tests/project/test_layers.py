@@ -26,7 +26,7 @@ LAYERS = """
     < vecenv.backends.worker < vecenv.backends.pool < vecenv.backends < vecenv.engine < vecenv.base < vecenv.venvs
     < vecenv.tuning < vecenv.wrappers < vecenv.norm_obs vecenv.creator < vecenv.envs
     < vecenv.transforms vecenv.facades < vecenv.sb3 vecenv.testing vecenv.extending < vecenv
-    < collector.timing collector.interruptor
+    < vecenv.__main__ < collector.timing collector.interruptor
     < collector.collector_arguments collector.batch collector.episodes collector.device
     < collector.store < collector.policy < collector.batch_iterator collector.env_source collector.evaluation
     < collector.base_collector < collector.collect < collector.sync_collector collector.async_collector
