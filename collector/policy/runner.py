@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import random
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from typing import Any
@@ -12,9 +11,9 @@ from typing import Any
 import numpy as np
 from gymnasium import spaces
 
-from collector.batch.step_extras import InfoColumns, RowLayout, check_policy_names
+from collector.batch.step_extras import InfoColumns, RowLayout, check_policy_names, without_last
 from collector.policy.action_trees import action_layouts, flatten, unflatten
-from collector.policy.keyed_noise import KeyedNoise
+from collector.policy.keyed_noise import KeyedNoise, generators_kept
 from collector.policy.policy_call import (
     ExplorationType,
     Policy,
@@ -198,9 +197,7 @@ class PolicyRunner:
         return None if all(mask is None for mask in masks) else masks
 
     def _infos_of(self, env_ids: np.ndarray) -> np.ndarray:
-        """Return the infos that came with the observations of these rows. Like the observations, the info of an env
-        without an episode is another env's, and rows behind the envs have the last env's.
-        """
+        """Return the infos of the observations of these rows; an env without an episode has another env's."""
         infos = self._infos[np.minimum(env_ids, self._env_num - 1)]
         if any(info is None for info in infos):
             known = next(info for info in self._infos if info is not None)
@@ -303,15 +300,13 @@ class PolicyRunner:
         if infos is not None:
             if self._takes_info or self._info_columns is not None:
                 # A step whose worker reset the env adds the last observation and info of the episode before.
-                infos = nest.object_array([_without_last(info) for info in infos])
+                infos = nest.object_array([without_last(info) for info in infos])
             self.take_infos(env_ids, infos)
             if self.noise is not None:
                 self.noise.begin(env_ids)
 
     def take_infos(self, env_ids: np.ndarray, infos: np.ndarray) -> None:
-        """Keep the infos that came with the latest observations of these envs, for policies that take infos, and for
-        random actions, which respect their masks.
-        """
+        """Keep the infos of the latest observations of these envs, for policies, and random actions and their masks."""
         self._infos[env_ids] = infos
 
     def replaces(self, random: bool) -> bool:
@@ -400,24 +395,6 @@ class PolicyRunner:
         return cast.reshape(len(action), *shape)
 
 
-def _without_last(info: Mapping[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in info.items() if key not in ("final_obs", "final_info")}
-
-
 def _keywords(option: Options) -> dict[str, Any] | None:
     """The keyword arguments of `compile_policy` or `cudagraph_policy`; None where it is off."""
     return None if option is None or option is False else {} if option is True else dict(option)
-
-
-@contextmanager
-def generators_kept() -> Iterator[None]:
-    """Restore the global generators of Python, numpy and torch afterwards: what is drawn inside is drawn again."""
-    torch = sys.modules.get("torch")
-    devices = range(torch.cuda.device_count()) if torch is not None and torch.cuda.is_initialized() else []
-    states = random.getstate(), np.random.get_state()
-    try:
-        with nullcontext() if torch is None else torch.random.fork_rng(devices):
-            yield
-    finally:
-        random.setstate(states[0])
-        np.random.set_state(states[1])
