@@ -18,9 +18,14 @@ import vecenv
 
 PACKAGES = tuple(str(Path(str(package.__file__)).parent) + os.sep for package in (vecenv, collector))
 LOOKS = {
-    number for number, name in enumerate(dis.opname) if "CALL" in name or name == "RESUME" or "JUMP_BACKWARD" in name
+    number
+    for number, name in enumerate(dis.opname)
+    if ("CALL" in name and "INTRINSIC" not in name) or name == "RESUME" or "JUMP_BACKWARD" in name
 } - {dis.opmap.get("JUMP_BACKWARD_NO_INTERRUPT", -1)}
-"""Instructions before or after which Python, or a function in C, runs the handlers of signals."""
+"""Instructions before or after which Python, or a function in C, runs the handlers of signals.
+
+CALL_INTRINSIC does not. It ends generators that are garbage, where an exception would only be a warning.
+"""
 HAS_MONITORING = sys.version_info >= (3, 12)
 TOOL = 4
 
