@@ -26,7 +26,7 @@ from typing import Any
 
 import msgspec
 
-from collector.interruptor import Stopping
+from collector.basics.interruptor import Stopping
 from collector.jobs.job import Job, JobError, as_record
 from collector.jobs.job_files import check_head
 from collector.jobs.making import with_statistics

@@ -22,9 +22,10 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from collector.basics.interruptor import OutOfTime, Stopping
 from collector.batch.rollout import RewardError
+from collector.collectors.sync_collector import SyncDataCollector
 from collector.episodes.episode import Episode, EpisodeBatch, EpisodeCutter
-from collector.interruptor import OutOfTime, Stopping
 from collector.jobs.job import Job, JobError
 from collector.jobs.job_files import job_head
 from collector.jobs.making import make_policy, make_venv, transforms_with_statistics
@@ -34,7 +35,6 @@ from collector.policy.policy_state import hash_of
 from collector.store.packed import row_layout
 from collector.store.safe_folder import DatasetError
 from collector.store.writer import StoreWriter
-from collector.sync_collector import SyncDataCollector
 from vecenv import nest
 from vecenv.errors import VectorEnvError
 from vecenv.extending import Leaf, common_layout

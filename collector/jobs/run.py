@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from collector.interruptor import Stopping
+from collector.basics.interruptor import Stopping
 from collector.jobs.job import Job, JobError
 from collector.jobs.job_files import (
     check_head,

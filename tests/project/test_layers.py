@@ -25,14 +25,12 @@ LAYERS = """
     < vecenv.backends.worker < vecenv.backends.pool < vecenv.backends < vecenv.engine < vecenv.base < vecenv.venvs
     < vecenv.tuning < vecenv.wrappers < vecenv.norm_obs vecenv.creator < vecenv.envs
     < vecenv.transforms vecenv.facades < vecenv.sb3 vecenv.testing vecenv.extending < vecenv vecenv.__main__
-    < collector.timing collector.interruptor
-    < collector.collector_arguments collector.batch collector.episodes collector.device
-    < collector.store < collector.policy < collector.batch_iterator collector.env_source collector.evaluation
-    < collector.base_collector < collector.collect < collector.sync_collector collector.async_collector
-    < collector.rollouts < collector.jobs collector.cluster < collector collector.__main__
+    < collector.basics < collector.batch collector.episodes collector.device
+    < collector.store < collector.policy < collector.collectors
+    < collector.jobs collector.cluster < collector collector.__main__
 """
 ROWS = {entry: row for row, entries in enumerate(LAYERS.split("<")) for entry in entries.split()}
-MOST_FILES = {"vecenv": 111, "collector": 76}
+MOST_FILES = {"vecenv": 111, "collector": 90}
 MOST_IN_A_FOLDER, LINES = 15, range(40, 401)  # a file with several importers may have fewer lines
 CORE_LIBRARIES = {"numpy", "gymnasium", "cloudpickle", *sys.stdlib_module_names, *MOST_FILES}
 # Optional libraries, and the files that may import them: one for each pattern, any number where it ends in `**`.
@@ -178,7 +176,7 @@ LONG, A_HIGHER = "#\n" * LINES.start, "from vecenv.base import BaseVectorEnv"
         ("no place", "vecenv/utils.py", [""]),
         ("a higher layer", "vecenv/nest.py", ["import vecenv.venvs as v", "from vecenv import venvs"]),
         ("a higher layer", "vecenv/nest.py", [f"def f():\n    {A_HIGHER}", f"if TYPE_CHECKING:\n    {A_HIGHER}"]),
-        ("a higher layer", "vecenv/nest.py", ["import collector.sync_collector"]),
+        ("a higher layer", "vecenv/nest.py", ["import collector.collectors.sync_collector"]),
         ("own package", "vecenv/base.py", ["import vecenv", "from vecenv import WorkerDiedError"]),
         ("vecenv.extending", "collector/jobs/one.py", ["import vecenv.backends.backend"]),
         ("cycle: vecenv/errors.py, vecenv/nest.py", "vecenv/nest.py", ["def f():\n    import vecenv.errors"]),

@@ -17,7 +17,7 @@ import psutil
 import pytest
 
 from collector import Dataset, DatasetError, episode_seed
-from collector.interruptor import Stopping
+from collector.basics.interruptor import Stopping
 from collector.jobs.job import JobError
 from collector.jobs.look import Metrics
 from collector.jobs.making import make_policy
