@@ -24,7 +24,7 @@ from urllib.parse import unquote, urlsplit
 
 SITE = Path(__file__).resolve().parent.parent / "build" / "docs"
 NARROW, WIDE = 400, 1280
-SHOTS = ("index.html", "start/ten-minutes.html", "reference/vecenv.html", "explanation/figures.html")
+SHOTS = ("index.html", "start/ten-minutes.html", "reference/vecenv.html", "explanation/benchmarks.html")
 HARNESS = """<!doctype html><meta charset="utf-8"><body style="margin:0"><pre id="out" style="margin:0"></pre><script>
 const pages = %(pages)s, found = {};
 localStorage.setItem("theme", "%(theme)s");

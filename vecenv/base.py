@@ -59,7 +59,7 @@ class BaseVectorEnv(EngineProperties):
             refused, and values outside of the space reach the env as they are.
         lazy: make the envs in the first `start`, `reset` or `seed`, and again after `close`; else NotStartedError.
 
-    docs/semantics.md has the guarantees: of ids, results, copies, actions, seeds, failures, waiting and closing.
+    docs/guarantees.md has the guarantees: of ids, results, copies, actions, seeds, failures, waiting and closing.
     """
 
     outermost: Any = None

@@ -33,7 +33,7 @@ class EnvCreator:
 
     `create_env_fn` is called once an env, and with `share_memory` once more in the constructor, to see what state there
     is; that env is not reset and is closed at once. `meta_data` needs such an env too, where there was none. A vector
-    env keeps the arguments that the creator had when it was made, also for envs that it restarts. docs/semantics.md
+    env keeps the arguments that the creator had when it was made, also for envs that it restarts. docs/guarantees.md
     ("Shared state") has the guarantees.
 
     Raises TypeError for what cannot be called, or does not make an env, and what `create_env_fn` raises. To pickle one

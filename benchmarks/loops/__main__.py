@@ -4,7 +4,7 @@
     python -m benchmarks.loops --full                     # every loop in every size: hours
     python -m benchmarks.loops --targets                  # only what has a target; --other CHECKOUT adds pure stepping
     python -m benchmarks.loops --only sb3-ppo-busy-32     # one row; may be given more than once
-    python -m benchmarks.loops --page FILE                # the table of Figures and the picture of the start page
+    python -m benchmarks.loops --page FILE                # the table of the Benchmarks page and the chart
 
 `benchmarks/README.md` says what the rows mean.
 """
@@ -34,7 +34,7 @@ from benchmarks.report import print_results, write_json
 from benchmarks.rows import Experiment, Settings
 
 ROOT = Path(__file__).resolve().parent.parent.parent
-PAGE, PICTURE = ROOT / "docs/explanation/figures.md", ROOT / "docs/images/loops.svg"
+PAGE, PICTURE = ROOT / "docs/explanation/benchmarks.md", ROOT / "docs/images/loops.svg"
 THREAD_SETTINGS = ("OMP_", "OPENBLAS_", "MKL_", "GOMP_", "KMP_")
 
 

@@ -1,4 +1,4 @@
-"""Print tables of the loops' results, and write the table of docs/explanation/figures.md from a file of results."""
+"""Print tables of the loops' results, and write the table of docs/explanation/benchmarks.md from a file of results."""
 
 from __future__ import annotations
 

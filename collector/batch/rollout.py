@@ -180,7 +180,7 @@ class FlatRollout(Steps):
 class Rollout(Steps):
     """Steps of N envs, T each: arrays of shape `(N, T, ...)`; the last of the two dimensions is time.
 
-    `obs[n, t]` is what the policy saw before `action[n, t]`, `next.obs[n, t]` what came after it; docs/semantics.md
+    `obs[n, t]` is what the policy saw before `action[n, t]`, `next.obs[n, t]` what came after it; docs/guarantees.md
     ("Batches of a collector") has the guarantees. Observations are stored once, in `all_obs`, and not a second time as
     next ones.
 

@@ -39,7 +39,7 @@ PARTS_OF_STORE = 4
 class RayCollector(BaseCollector):
     """Collects batches of rollouts from `num_actors` Ray actors.
 
-    docs/semantics.md ("Batches of a collector") has the guarantees: when batches are the same, which ids envs and
+    docs/guarantees.md ("Batches of a collector") has the guarantees: when batches are the same, which ids envs and
     trajectories have, and what becomes of each frame.
 
     Args:

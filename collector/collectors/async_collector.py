@@ -7,7 +7,8 @@ from typing import Any
 from collector.basics.whole_numbers import at_least_one
 from collector.batch.step_extras import StepHook
 from collector.collectors.async_loop import AsyncLoop
-from collector.collectors.batch_source import LoopParts, Loops
+from collector.collectors.batch_request import LoopParts
+from collector.collectors.batch_source import Loops
 from collector.collectors.env_source import check_rounds
 from collector.collectors.sync_collector import SyncDataCollector
 from collector.policy.policy_call import Policy

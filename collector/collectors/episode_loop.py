@@ -30,7 +30,7 @@ import numpy as np
 from collector.batch.rollout import Rollout
 from collector.batch.rollout_buffer import RolloutBuffer, Where
 from collector.collectors.batch_request import BatchRequest, LoopParts
-from collector.collectors.round_recorder import BufferMemory, RoundRecorder
+from collector.collectors.round_recorder import RoundRecorder, buffer_of
 from collector.policy.action_trees import as_vector_envs_take_it
 from vecenv import nest
 from vecenv.wrappers import resets_in_step
@@ -42,13 +42,14 @@ class EpisodeLoop:
     def __init__(self, parts: LoopParts) -> None:
         self._env, self._policy, self._episodes, self._clock, self._stops = parts
         self._all_ids, self._resets_in_step = np.arange(parts.env.env_num), resets_in_step(parts.env)
-        self._memory = BufferMemory()
+        self._kept: RolloutBuffer | None = None
 
     def collect(self, request: BatchRequest) -> Rollout:
         """Collect one batch."""
         n, episodes, clock, seeded = len(self._all_ids), self._episodes, self._clock, self._episodes.is_seeded
-        buffer, rows = self._memory.buffer(request, n), np.zeros(n, np.int64)
+        buffer, rows = buffer_of(request, n, self._kept), np.zeros(n, np.int64)
         recorder = RoundRecorder(buffer, episodes, self._policy, request, clock)
+        self._kept = buffer if request.reuse else self._kept
         episodes.begin_batch()
         if episodes.obs is not None:
             buffer.write("obs", slice(0, n), episodes.obs)
@@ -123,7 +124,8 @@ class EpisodeLoop:
     def _exchange(self, ids: np.ndarray, action: Any, resets: np.ndarray | None, autoreset: bool) -> tuple[Any, ...]:
         """Send a round and receive its results; envs in the mask `resets` are reset instead."""
         asked = None if len(ids) == len(self._all_ids) else ids
-        action = as_vector_envs_take_it(action)
+        if isinstance(action, tuple):
+            action = as_vector_envs_take_it(action)
         if resets is not None:
             mask = resets if asked is None else ids[resets]
             self._env.send(action, asked, reset=mask, **self._seeds_of(ids[resets]))

@@ -74,18 +74,9 @@ class RoundRecorder:
         self._buffer.write_extras(where, self._on_step(shown, self._clock))
 
 
-class BufferMemory:
-    """Gives a buffer to each batch of a loop: with `reuse` the same one each time."""
-
-    def __init__(self) -> None:
-        self._kept: RolloutBuffer | None = None
-
-    def buffer(self, request: BatchRequest, env_num: int) -> RolloutBuffer:
-        """Return an empty buffer for the batch of a request."""
-        if request.reuse and self._kept is not None:
-            self._kept.rewind()
-            return self._kept
-        buffer = RolloutBuffer(env_num, request.frames // env_num)
-        if request.reuse:
-            self._kept = buffer
-        return buffer
+def buffer_of(request: BatchRequest, env_num: int, kept: RolloutBuffer | None) -> RolloutBuffer:
+    """Return an empty buffer for the batch of a request: with `reuse` the kept one, if there is one."""
+    if not request.reuse or kept is None:
+        return RolloutBuffer(env_num, request.frames // env_num)
+    kept.rewind()
+    return kept

@@ -16,8 +16,8 @@ from collector.basics.whole_numbers import at_least_one
 from collector.batch.rollout import truncate_last
 from collector.batch.step_extras import StepHook
 from collector.collectors.base_collector import BaseCollector
-from collector.collectors.batch_request import BatchRequest
-from collector.collectors.batch_source import BatchSource, LoopParts, Loops
+from collector.collectors.batch_request import BatchRequest, LoopParts
+from collector.collectors.batch_source import BatchSource, Loops
 from collector.collectors.collector_config import CollectorConfig
 from collector.collectors.env_source import VectorEnvMaker, again, check_synchronous, make_vector_env, with_transforms
 from collector.collectors.episode_loop import EpisodeLoop

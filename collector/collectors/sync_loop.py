@@ -23,7 +23,7 @@ import numpy as np
 from collector.batch.rollout import Rollout
 from collector.batch.rollout_buffer import RolloutBuffer
 from collector.collectors.batch_request import BatchRequest, LoopParts
-from collector.collectors.round_recorder import BufferMemory, RoundRecorder
+from collector.collectors.round_recorder import RoundRecorder, buffer_of
 from collector.policy.action_trees import as_vector_envs_take_it
 from vecenv import nest
 from vecenv.wrappers import resets_in_step
@@ -35,13 +35,14 @@ class SyncLoop:
     def __init__(self, parts: LoopParts) -> None:
         self._env, self._policy, self._episodes, self._clock, self._stops = parts
         self._ids, self._resets_in_step = np.arange(parts.env.env_num), resets_in_step(parts.env)
-        self._memory = BufferMemory()
+        self._kept: RolloutBuffer | None = None
 
     def collect(self, request: BatchRequest) -> Rollout:
         """Collect one batch."""
         n, ids, env, policy, clock = len(self._ids), self._ids, self._env, request.policy, self._clock
-        buffer, episodes, obs = self._memory.buffer(request, n), self._episodes, None
+        buffer, episodes, obs = buffer_of(request, n, self._kept), self._episodes, None
         recorder = RoundRecorder(buffer, episodes, self._policy, request, clock)
+        self._kept = buffer if request.reuse else self._kept
         episodes.begin_batch()
         if episodes.obs is not None:
             buffer.write("obs", slice(0, n), episodes.obs)
@@ -53,7 +54,9 @@ class SyncLoop:
                 obs = buffer.read("obs", where.start + ids)
             outputs = policy.actions(obs, ids, episodes.infos)
             buffer.write_outputs(where, outputs)
-            action = as_vector_envs_take_it(outputs["action"])
+            action: Any = outputs["action"]
+            if isinstance(action, tuple):
+                action = as_vector_envs_take_it(action)
             autoreset = self._resets_in_step and time + 1 < buffer.steps
             step = env.step(action, autoreset=True) if autoreset else env.step(action)
             clock.lap("env")

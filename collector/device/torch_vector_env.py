@@ -37,7 +37,7 @@ class TorchVectorEnv(VectorEnvWrapper):
     of dicts. Actions, ids and masks may be tensors on any device, or what `venv` takes. Everything else (spaces,
     attributes, `seed`, `close`, ...) is that of `venv`.
 
-    docs/semantics.md ("Copies") says to whom tensors belong. On CUDA a step makes one copy a leaf and waits once.
+    docs/guarantees.md ("Copies") says to whom tensors belong. On CUDA a step makes one copy a leaf and waits once.
 
     With `transforms` (see `vecenv.transforms`) what is returned is transformed on the device, as by a
     `TransformedVectorEnv`, whose `transform`, `append_transform`, `insert_transform`, `state_dict` and spaces this

@@ -8,11 +8,10 @@ from typing import Any
 import numpy as np
 
 from collector.basics.timing import Clock
-from collector.policy.array_policy import ArrayPolicy
+from collector.policy.array_policy import ArrayPolicy, OutputCheck
 from collector.policy.collector_policy import CollectorPolicy, RandomActions
 from collector.policy.keyed_noise import KeyedNoise
 from collector.policy.keyed_policy import KeyedPolicy
-from collector.policy.output_check import OutputCheck
 from collector.policy.policy_call import ExplorationType, Policy, PolicyCall, choose, signature_of
 from collector.policy.random_policy import RandomPolicy
 

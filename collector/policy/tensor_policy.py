@@ -7,9 +7,8 @@ from typing import Any
 
 from collector.basics.timing import Clock
 from collector.device.tensors import Transfer, is_lazy, torch
-from collector.policy.array_policy import ArrayPolicy
+from collector.policy.array_policy import ArrayPolicy, OutputCheck
 from collector.policy.collector_policy import Outputs
-from collector.policy.output_check import OutputCheck
 from collector.policy.policy_call import PolicyCall
 from vecenv import nest
 

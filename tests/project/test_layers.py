@@ -30,7 +30,7 @@ LAYERS = """
     < collector.jobs collector.cluster < collector collector.__main__
 """
 ROWS = {entry: row for row, entries in enumerate(LAYERS.split("<")) for entry in entries.split()}
-MOST_FILES = {"vecenv": 111, "collector": 90}
+MOST_FILES = {"vecenv": 111, "collector": 88}
 MOST_IN_A_FOLDER, LINES = 15, range(40, 401)  # a file with several importers may have fewer lines
 CORE_LIBRARIES = {"numpy", "gymnasium", "cloudpickle", *sys.stdlib_module_names, *MOST_FILES}
 # Optional libraries, and the files that may import them: one for each pattern, any number where it ends in `**`.
@@ -204,7 +204,7 @@ def test_each_breach_is_noticed(message, path, lines):
 
 def test_design_md_names_every_folder_and_module_of_the_packages():
     page = (ROOT / "docs/explanation/design.md").read_text()
-    tree = page.partition("## Layout and layers")[2].partition("## Two walks")[0]
+    tree = page.partition("## Layout and layers")[2].partition("## Three walks")[0]
     folders = {path.parent.name for package in MOST_FILES for path in (ROOT / package).rglob("__init__.py")}
     modules = {path.stem for package in MOST_FILES for path in (ROOT / package).glob("*.py")} - {"__init__", "__main__"}
     assert (modules | folders) - set(re.findall(r"\w+", tree)) == set()

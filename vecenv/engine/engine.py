@@ -44,7 +44,7 @@ class Engine:
     """Runs rounds on `backend`: the machinery of one vector env, without its public methods.
 
     A round is started by `send` and ended by `receive`; `step` is both, `exchange` both for a round of all envs. What
-    they guarantee is in docs/semantics.md. One thread at a time; another one may call `close`, `alive`, `stats` and
+    they guarantee is in docs/guarantees.md. One thread at a time; another one may call `close`, `alive`, `stats` and
     `waiting_ids`. A call that an interrupt ends leaves `mark` set, and the next call begins with `recover`.
 
     Arguments are those of `BaseVectorEnv`; `name` is the name of the vector env's class for messages, `warns` whether

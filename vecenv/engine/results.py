@@ -31,7 +31,7 @@ COPIES = np.frompyfunc(dict.copy, 1, 1)
 class Results:
     """Makes the returned batches from the arena.
 
-    Unless `copy` is False they are copies; docs/semantics.md says what holds for either. `spaced`: the envs have
+    Unless `copy` is False they are copies; docs/guarantees.md says what holds for either. `spaced`: the envs have
     observation spaces; without them arrays are stacked as long as all have one shape.
     """
 

@@ -78,7 +78,7 @@ class GymnasiumVectorEnv(AsyncCalls, AnyVectorEnv):
         random_initial_steps: after a full reset each env makes between 0 and this many random steps, so that their
             episodes do not end together.
 
-    docs/semantics.md has the guarantees. No value of an info is cast to a type that cannot hold it, a wait that timed
+    docs/guarantees.md has the guarantees. No value of an info is cast to a type that cannot hold it, a wait that timed
     out loses nothing and can be repeated, and the caller's `options` are not written to.
 
     >>> import gymnasium as gym

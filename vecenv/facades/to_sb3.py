@@ -43,7 +43,7 @@ class SB3VecEnv(VecEnv):
             autoreset mode does not matter; or another gymnasium `VectorEnv`, in the mode SAME_STEP, as `from_gymnasium`
             drives it. It is closed by `close`.
 
-    A call while a step is pending is refused; `reset` drops that step. docs/semantics.md has the guarantees, of failed
+    A call while a step is pending is refused; `reset` drops that step. docs/guarantees.md has the guarantees, of failed
     envs too.
 
     Raises TypeError for anything else; ValueError for a vector env with `wait_num` or `timeout` or with envs whose
