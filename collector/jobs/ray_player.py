@@ -27,7 +27,7 @@ from typing import Any
 
 import msgspec
 
-from collector.interruptor import Stopping
+from collector.basics.interruptor import Stopping
 from collector.jobs.builders import with_statistics
 from collector.jobs.job import Job, JobError, as_record
 from collector.jobs.job_files import check_head
