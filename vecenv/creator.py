@@ -60,7 +60,7 @@ class EnvCreator:
             raise TypeError(f"create_env_fn must be a callable that makes an env, got {create_env_fn!r}")
         self._shares = share_memory
         self._freezes = ""
-        """Which parts are frozen: "" for none, "shared" for those that share their state, "all"."""
+        """Parts that are frozen: "" for none, "shared" for those that share their state, "all"."""
         self._fn, self._kwargs = create_env_fn, _merged(kwargs, {} if create_env_kwargs is None else create_env_kwargs)
         self._states: list[SharedState] | None = None
         """The shared state of each part, outermost first; None for envs that share nothing."""

@@ -18,7 +18,7 @@ from collector.episodes.unfinished_episodes import Runs, UnfinishedEpisodes
 from collector.store.safe_folder import DatasetError
 from collector.store.writer import StoreWriter
 from vecenv import nest
-from vecenv.extending import EpisodeLayout, add_note, batch_actions, cast_exactly
+from vecenv.extending import Layout, add_note, batch_actions, cast_exactly
 from vecenv.nest import as_array
 
 ROUNDS = 1024
@@ -75,7 +75,7 @@ class EpisodeRecorder:
     """
 
     def __init__(
-        self, n: int, writer: StoreWriter, layout: EpisodeLayout, shard_bytes: int, shard_seconds: float, memory: int
+        self, n: int, writer: StoreWriter, layout: Layout, shard_bytes: int, shard_seconds: float, memory: int
     ) -> None:
         self.n, self._writer, self._layout, self._memory = n, writer, layout, memory
         self._shard_bytes, self._shard_seconds = shard_bytes, shard_seconds

@@ -29,7 +29,7 @@ from collector.episodes.episode import EPISODE_COLUMNS, Episode, EpisodeBatch
 from collector.store.safe_folder import DatasetError
 from collector.store.schema import DTYPES, LayoutLine
 from vecenv import nest
-from vecenv.extending import EpisodeLayout as RowLayout
+from vecenv.extending import Layout as RowLayout
 from vecenv.extending import ObjectLeaf, common_layout
 
 OF_EPISODES = {"episode": "<i8", "seed": "<i8", "env_id": "<i4"}
@@ -48,7 +48,7 @@ class EpisodeLayout:
 
     @classmethod
     def of(cls, episodes: Episode | EpisodeBatch | LayoutLine) -> EpisodeLayout:
-        """EpisodeLayout of the arrays of episodes, or of a line of the manifest.
+        """Layout of the arrays of episodes, or of a line of the manifest.
 
         Raises `DatasetError` where they cannot be stored.
         """

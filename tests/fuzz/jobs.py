@@ -40,7 +40,7 @@ HERE = "tests.fuzz.jobs:"
 
 
 class Interrupted(Exception):
-    """What a policy raises in the call at which the program wants it."""
+    """The error of a policy in the call at which the program wants it."""
 
 
 class Acts:

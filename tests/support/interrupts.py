@@ -143,6 +143,7 @@ def call_with_signal(call: Callable[[], Any], seconds: float, pids: Sequence[int
             raise KeyboardInterrupt
 
     def restore() -> None:
+        signal.setitimer(signal.ITIMER_REAL, 0)  # before the handler changes, which would get a late signal
         signal.signal(signal.SIGALRM, handler)
         signal.setitimer(signal.ITIMER_REAL, *timer)
 

@@ -100,7 +100,7 @@ def test_the_info_of_an_env_that_was_restarted_counts(kind: Any, tmp_path: Any) 
 
 @pytest.mark.parametrize("seeds", [None, EpisodeSeeds(0)], ids=["", "seeds"])
 def test_the_info_of_a_reset_by_the_worker_is_that_of_a_separate_reset(seeds: Any) -> None:
-    """Whether the worker resets its env in the same round depends on where batches end, and the policy cannot tell."""
+    """Batches decide if a worker resets its env in the same round, and the policy cannot tell."""
     seen: list[set[str]] = []
 
     def policy(obs: np.ndarray, info: np.ndarray) -> Any:

@@ -30,6 +30,8 @@ class Watched(ABC):
     """The host of the envs `ids`, a process, an actor or a thread; `line` has its numbers (see `Control`)."""
 
     line: Any
+    reports_progress = True
+    """False if `line` changes only when an answer arrives."""
 
     def __init__(self, index: int, ids: range) -> None:
         self.index, self.ids = index, ids
@@ -50,11 +52,6 @@ class Watched(ABC):
     @abstractmethod
     def stack(self) -> str:
         """The Python stack that it is at."""
-
-    @property
-    def reports_progress(self) -> bool:
-        """False if `line` changes only when an answer arrives."""
-        return True
 
     def is_silent(self) -> bool:
         """Return whether its host does not answer."""
