@@ -16,10 +16,9 @@ from collector.store.dataset_head import make_head
 from collector.store.recorder import EpisodeRecorder
 from collector.store.shard_layout import row_layout
 from collector.store.writer import StoreWriter
-from vecenv import BaseVectorEnv, nest
+from vecenv import BaseVectorEnv, RowWiseWrapper, nest
 from vecenv.extending import as_autoreset, as_ids, is_repeated, round_envs, spread_seeds
 from vecenv.nest import as_array
-from vecenv.wrappers import RowWiseWrapper
 
 HALVES = ("reset_async", "reset_wait", "step_async", "step_wait")
 """Methods of a gymnasium VectorEnv that would bypass `reset` and `step`."""
