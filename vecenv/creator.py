@@ -67,10 +67,11 @@ class EnvCreator:
         self._names: list[str] = []
         self._report: EnvReport | None = None
         if isinstance(create_env_fn, EnvCreator):  # a creator of the same envs, as the arguments of both have it
-            self._fn, self._kwargs = create_env_fn._fn, _merged(self._kwargs, create_env_fn._kwargs)
-            self._freezes = create_env_fn._freezes
+            other = create_env_fn
+            self._fn, self._kwargs = other._fn, _merged(self._kwargs, other._kwargs)
+            self._freezes = other._freezes
             if share_memory:
-                self._states, self._names = create_env_fn._states, create_env_fn._names
+                self._states, self._names = other._states, other._names
         if share_memory and self._states is None:
             self._look()
 

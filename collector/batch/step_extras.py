@@ -209,3 +209,8 @@ def _of_the_step(info: Mapping[str, Any], done: Any) -> Mapping[str, Any]:
     """The info of the step, where the env was reset in the same round."""
     last = info.get("final_info") if done and "final_obs" in info else None
     return last if isinstance(last, Mapping) else info
+
+
+def without_last(info: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the info of a reset, without what a step that reset its env adds."""
+    return {key: value for key, value in info.items() if key not in ("final_obs", "final_info")}

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import numpy as np
 
 from collector.batch.rollout import RewardShape
+from collector.batch.step_extras import without_last
 from collector.episodes.seeds import read_pair
 from vecenv import nest
 from vecenv.extending import is_repeated
@@ -71,7 +72,7 @@ class Episodes:
         """Record that the episodes of these envs begin, with these infos."""
         self.over[env_ids] = False
         # A step whose worker reset the env adds the last observation and info of the episode before.
-        self.infos[env_ids] = nest.object_array([_without_last(info) for info in infos])
+        self.infos[env_ids] = nest.object_array([without_last(info) for info in infos])
 
     @property
     def is_seeded(self) -> bool:
@@ -218,10 +219,3 @@ class Episodes:
             self.first_failure = f"env {env_ids[failed[0]]}: {last['error']}"
         self.broken += len(failed)
         return failed
-
-
-def _without_last(info: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the info without what belongs to the episode before."""
-    if "final_obs" not in info and "final_info" not in info:
-        return info
-    return {key: value for key, value in info.items() if key not in ("final_obs", "final_info")}

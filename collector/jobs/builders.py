@@ -15,7 +15,7 @@ import gymnasium
 from collector.jobs.job import POLICIES, Call, Job, JobError
 from collector.jobs.names import ATARI_MODULE, TRANSFORM, WRAPPER, as_call, code_of, find_class, load_attr
 from collector.jobs.transform_statistics import freeze, from_json
-from collector.policy.collector_policy import generators_kept
+from collector.policy.keyed_noise import generators_kept
 from vecenv import transforms
 from vecenv.extending import VECTOR_ENVS, find_spec, flat
 

@@ -27,11 +27,11 @@ from tyro.conf import Positional, arg
 from collector.jobs.builders import check_env
 from collector.jobs.dataset_info import dataset_info, import_figure, plot_dataset, statistics_in_words
 from collector.jobs.job import Job, JobError, as_record, as_shown
+from collector.jobs.job_cluster import check_cluster
 from collector.jobs.job_files import job_of, job_of_settings, load_job, with_settings
 from collector.jobs.job_progress import JobState
 from collector.jobs.job_runner import resume_job, run_job
 from collector.jobs.player import JobFailedError
-from collector.jobs.ray_player import check_cluster
 from collector.jobs.replay import make_videos, replay_episodes
 from collector.store.dataset import Dataset
 from collector.store.dataset_head import HEAD

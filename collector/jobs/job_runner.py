@@ -12,12 +12,13 @@ from pathlib import Path
 from collector.basics.interruptor import Stopping
 from collector.jobs.builders import check_env, resolve_device, transforms_with_statistics, wrappers_with_statistics
 from collector.jobs.job import Job, JobError
+from collector.jobs.job_cluster import check_cluster, connect_to, device_of_tasks
 from collector.jobs.job_files import check_unchanged, compared, read_job, with_settings
 from collector.jobs.job_progress import JobState, Metrics, import_tensorboard
 from collector.jobs.names import check_names
 from collector.jobs.plan import Plan
 from collector.jobs.player import EpisodeWriter, JobFailedError, PlayedEpisodes, Player, skipped_in
-from collector.jobs.ray_player import RayPlayer, check_cluster, connect_to, device_of_tasks
+from collector.jobs.ray_player import RayPlayer
 from collector.jobs.transform_statistics import States, read_statistics, with_frozen
 from collector.store.dataset_folder import check_folder
 from collector.store.manifest import MANIFEST, Manifest, read_manifest

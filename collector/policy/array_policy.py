@@ -13,7 +13,8 @@ from gymnasium import spaces
 from collector.basics.timing import Clock
 from collector.batch.step_extras import InfoColumns, RowLayout, check_policy_names
 from collector.policy.action_trees import action_layouts, flatten, unflatten
-from collector.policy.collector_policy import CollectorPolicy, Outputs, generators_kept
+from collector.policy.collector_policy import CollectorPolicy, Outputs
+from collector.policy.keyed_noise import generators_kept
 from collector.policy.policy_call import ExplorationType, PolicyCall, RecurrentState
 from vecenv import nest
 from vecenv.extending import add_note, cast_exactly

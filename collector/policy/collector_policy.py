@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import random
-import sys
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import numpy as np
@@ -91,17 +89,3 @@ def masks_in(infos: np.ndarray) -> list[Any] | None:
     """Return the action masks in these infos; None if no info has one."""
     masks = [None if info is None else info.get(ACTION_MASK) for info in infos]
     return None if all(mask is None for mask in masks) else masks
-
-
-@contextmanager
-def generators_kept() -> Iterator[None]:
-    """Restore the global generators of Python, numpy and torch afterwards: what is drawn inside is drawn again."""
-    torch = sys.modules.get("torch")
-    devices = range(torch.cuda.device_count()) if torch is not None and torch.cuda.is_initialized() else []
-    states = random.getstate(), np.random.get_state()
-    try:
-        with nullcontext() if torch is None else torch.random.fork_rng(devices):
-            yield
-    finally:
-        random.setstate(states[0])
-        np.random.set_state(states[1])

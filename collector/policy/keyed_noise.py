@@ -12,7 +12,7 @@ import pickle
 import random
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
@@ -231,3 +231,17 @@ def _checked(values: np.ndarray, valid: Any) -> np.ndarray:
     if not bool(valid.all()):
         raise ValueError(f"the policy returned a distribution with probabilities that are NaN or zero: {values}")
     return values
+
+
+@contextmanager
+def generators_kept() -> Iterator[None]:
+    """Restore the global generators of Python, numpy and torch afterwards: what is drawn inside is drawn again."""
+    torch = sys.modules.get("torch")
+    devices = range(torch.cuda.device_count()) if torch is not None and torch.cuda.is_initialized() else []
+    states = random.getstate(), np.random.get_state()
+    try:
+        with nullcontext() if torch is None else torch.random.fork_rng(devices):
+            yield
+    finally:
+        random.setstate(states[0])
+        np.random.set_state(states[1])

@@ -11,8 +11,8 @@ import numpy as np
 
 from collector.batch.step_extras import RowLayout, check_policy_names
 from collector.policy.array_policy import ArrayPolicy
-from collector.policy.collector_policy import CollectorPolicy, Outputs, generators_kept
-from collector.policy.keyed_noise import KeyedNoise
+from collector.policy.collector_policy import CollectorPolicy, Outputs
+from collector.policy.keyed_noise import KeyedNoise, generators_kept
 from collector.policy.policy_call import ExplorationType
 from vecenv import nest
 

@@ -142,7 +142,8 @@ class Fuzz(Program):
         """The row of an env in the batches of all agents."""
         env = self.envs[i]
         assert infos["env_id"][row] == i, "env_id"
-        told = {agent: info for agent, info in said.items() if info}
+        here = {*acted, *env.agents}  # an agent may come and go in one step: it neither sees nor is told anything
+        told = {agent: info for agent, info in said.items() if info and agent in here}
         assert_same(dict(infos["info"][row]), {"env_id": i, **told}, f"info of env {i}")
         for agent in AGENTS:
             flags = bool(infos["active"][agent][row]), bool(infos["alive"][agent][row])

@@ -39,7 +39,7 @@ def connect(hosts: int) -> Any:
 def steps(hosts: str) -> None:
     """Step envs on each host; a host is lost between two steps."""
     connect(int(hosts))
-    with RayVectorEnv(counters(6), num_workers=3, num_cpus=1.5, step_timeout=5.0) as venv:
+    with RayVectorEnv(counters(6), num_workers=3, step_timeout=5.0) as venv:
         venv.reset()
         venv.step([0] * 6)
         say(where=sorted({worker.where.split()[-1] for worker in venv.engine.backend.pool.workers}))

@@ -58,6 +58,11 @@ class Program:
         self.process.stdin.write("\n")
         self.process.stdin.flush()
 
+    def ends(self) -> int:
+        """Wait for the end of the program, and return its exit code."""
+        self.process.communicate()
+        return self.process.returncode
+
     def kill(self) -> None:
         self.process.kill()
         self.process.communicate()

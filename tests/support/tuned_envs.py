@@ -17,6 +17,7 @@ class Draws(gymnasium.Env):
     """Observations from its own generator; episodes of 7 steps; `work` seconds of CPU time and `sleep` a step."""
 
     observation_space = spaces.Box(-9, 9, (3,), np.float64)
+    thread_safe = True
 
     def __init__(self, work: float = 0.0, sleep: float = 0.0, slow_steps: int = 0) -> None:
         self.action_space = spaces.Discrete(3)

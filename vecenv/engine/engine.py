@@ -250,9 +250,7 @@ class Engine:
             ids is None
             and action.__class__ is np.ndarray
             and action.shape == self._plain_shape
-            and (
-                action.dtype is self._plain_dtype or action.dtype == self._plain_dtype
-            )  # equal ones may be two objects
+            and action.dtype == self._plain_dtype
             and self.usable
             and self.status.bytes.tobytes() == self.status.all_idle
             and not (self.backend.lost or self.recovery.errors or kwargs or self._saw_end)

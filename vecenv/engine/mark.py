@@ -124,7 +124,8 @@ class LayerMark:
 
     def _recover(self, caller: FrameType) -> None:
         """Recover from an interrupted call, unless it still runs; `caller` is the frame that called the method."""
-        if not _is_on_a_stack(self, caller):
+        engine: Any = self.engine  # type: ignore[attr-defined]
+        if not _is_on_a_stack(self, caller) and not _is_elsewhere(engine.mark.is_set):
             self._abandon(None)
 
     def _abandon(self, error: BaseException | None) -> None:

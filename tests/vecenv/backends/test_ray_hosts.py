@@ -66,7 +66,7 @@ def test_steps_go_on_before_ray_declares_the_host_dead(hosts: Hosts, how: str) -
     assert noticed["error"] in ("WorkerDiedError", "WorkerTimeoutError")
     usable = driver.hears()
     assert "10.77.0.2" not in usable["where"]
-    assert driver.process.wait() == 0
+    assert driver.ends() == 0
     print(f"steps, {how}: noticed after {noticed['noticed']:.1f} s, usable after {usable['usable']:.1f} s")
 
 
@@ -82,7 +82,7 @@ def test_batches_go_on_with_or_without_room_for_a_replacement(hosts: Hosts, how:
         assert "host-B" not in found["nodes"]
     else:
         assert found["states"].count("no place") == 1
-    assert driver.process.wait() == 0
+    assert driver.ends() == 0
     print(f"batches, {how}, {cpus} CPUs: noticed after {found['noticed']:.1f} s, longest wait {found['longest']:.1f} s")
 
 
@@ -109,7 +109,7 @@ def test_a_job_has_the_same_episodes(hosts: Hosts, whole: Path, how: str) -> Non
         take_away(hosts, "B", how)
     found = driver.hears()
     assert (found["status"], found["episodes"]) == ("complete", EPISODES)
-    assert driver.process.wait() == 0
+    assert driver.ends() == 0
     assert Dataset(out).verify() == []
     assert_same(out, whole)
     print(f"job, {how}: {found['seconds']:.1f} s after the first commit, {found['notes']}")

@@ -151,6 +151,7 @@ class TestTheChoice:
 
     def test_an_env_may_run_in_threads_if_it_is_pure_python_or_says_so(self, monkeypatch):
         env = Draws()
+        monkeypatch.delattr(Draws, "thread_safe")
         monkeypatch.setattr(auto_backend, "has_gil", lambda: False)
         monkeypatch.setattr(auto_backend, "KNOWN", {"everything"})
         assert "which is not pure Python" in reason_against_threads(env)

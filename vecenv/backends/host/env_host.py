@@ -106,7 +106,7 @@ class EnvHost:
         progress, rows, ndarray = self.progress, self._rows, np.ndarray
         dtype, shape, rewards = rows.dtype, rows.shape, rows.reward
         terminations, truncations, write_info = rows.terminated, rows.truncated, self._write_info
-        plain, quick, reset = opcodes.STEP, (opcodes.STEP, opcodes.STEP_RESET), opcodes.RESET
+        plain, quick = opcodes.STEP, (opcodes.STEP, opcodes.STEP_RESET)
         actions = [None] * len(ops) if action is None else own_actions(action, len(ops))
         self._used = mark = self._used + len(ops)
         for j, op, step, own_action, row in zip(range(len(ops)), ops, self._steps, actions, rows.obs_rows, strict=True):
@@ -151,8 +151,6 @@ class EnvHost:
                     raise
                 except BaseException as error:
                     extra = self._failed(error, j, "step")
-            elif op == reset:
-                extra = self._reset(j, {})
             else:
                 extra = self.run_one(j, op, action, payload) if opcodes.IDLE < op < opcodes.DONE else None
             if extra is not None:

@@ -16,7 +16,7 @@ import select
 import signal
 import threading
 from collections.abc import Callable
-from multiprocessing import forkserver, parent_process
+from multiprocessing import parent_process
 from typing import Any
 
 from vecenv import portability
@@ -27,7 +27,7 @@ from vecenv.backends.ipc.messages import Channel, WorkerChannel
 from vecenv.backends.ipc.serialization import dumps
 from vecenv.backends.memory.shared_memory import PROGRESS, Control
 from vecenv.backends.worker.round_server import RoundServer
-from vecenv.backends.worker.worker_setup import WorkerArgs, seed_generators
+from vecenv.backends.worker.worker_setup import WorkerArgs, leave_forkserver, seed_generators
 
 LAST_SECONDS = 0.3
 """The worker ends at most so many seconds after its envs have closed."""
@@ -102,10 +102,7 @@ MOST_FDS = 1 << 16
 
 def bootstrap(args: WorkerArgs) -> None:
     """Set up the process group, the signals, the watch for the parent's end, and the random generators."""
-    if (alive := forkserver._forkserver._forkserver_alive_fd) is not None:  # type: ignore[attr-defined]
-        # Held open by a worker, it would keep the forkserver running after the parent is gone.
-        os.close(alive)
-        forkserver._forkserver._forkserver_alive_fd = None  # type: ignore[attr-defined]
+    leave_forkserver()
     os.setpgid(0, 0)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     for number in (signal.SIGTERM, signal.SIGHUP):

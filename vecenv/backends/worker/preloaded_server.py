@@ -23,7 +23,7 @@ import numpy as np
 
 from vecenv import portability
 from vecenv.backends.ipc.serialization import Descriptor
-from vecenv.backends.worker.worker_setup import set_environment
+from vecenv.backends.worker.worker_setup import leave_forkserver, set_environment
 
 HARMLESS = ("/dev/null", "/dev/urandom", "/dev/random")
 DRIVERS = ("libcuda.so", "libnvidia", "libEGL", "libGLX", "libOSMesa")
@@ -48,10 +48,7 @@ def serve(
     # Imported by the plain server already. In any other process the import could change the signal handlers.
     from vecenv.backends.worker import forkserver_preload
 
-    if (inherited := forkserver._forkserver._forkserver_alive_fd) is not None:  # type: ignore[attr-defined]
-        # Held open here, it would keep the plain server running after the parent is gone.
-        os.close(inherited)
-        forkserver._forkserver._forkserver_alive_fd = None  # type: ignore[attr-defined]
+    leave_forkserver()
     portability.signal_at_end_of_starter(signal.SIGKILL)  # an import may hang
     set_environment(environ)
     result = import_all(names)

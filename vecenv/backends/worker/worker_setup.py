@@ -13,6 +13,7 @@ import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from multiprocessing import forkserver
 from typing import Any
 
 import gymnasium
@@ -161,3 +162,11 @@ def seed_generators(seeds: tuple[bytes, bytes]) -> None:
     of_numpy, of_python = seeds
     np.random.seed(np.frombuffer(of_numpy, np.uint32))
     random.seed(of_python)
+
+
+def leave_forkserver() -> None:
+    """Close the descriptor that keeps the forkserver running. Held open here, it would do so after the parent's end."""
+    server: Any = forkserver._forkserver
+    if server._forkserver_alive_fd is not None:
+        os.close(server._forkserver_alive_fd)
+        server._forkserver_alive_fd = None
