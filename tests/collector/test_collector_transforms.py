@@ -183,7 +183,7 @@ def test_a_vector_env_stays_open_where_the_transforms_do_not_fit() -> None:
 class Launch(Transform):
     """Sees what a kernel would: all copies that were queued before it have run."""
 
-    def observe(self, obs: Any) -> Any:
+    def transform_observation(self, obs: Any) -> Any:
         LateTransfer.kernel()
         return obs
 
