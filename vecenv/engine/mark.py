@@ -124,8 +124,7 @@ class LayerMark:
 
     def _recover(self, caller: FrameType) -> None:
         """Recover from an interrupted call, unless it still runs; `caller` is the frame that called the method."""
-        engine: Any = self.engine  # type: ignore[attr-defined]
-        if not _is_on_a_stack(self, caller) and not _is_elsewhere(engine.mark.is_set):
+        if not _is_on_a_stack(self, caller):
             self._abandon(None)
 
     def _abandon(self, error: BaseException | None) -> None:

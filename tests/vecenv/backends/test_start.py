@@ -647,11 +647,15 @@ def test_a_worker_that_dies_before_it_reads_its_arguments_is_a_worker_that_died(
 ) -> None:
     connect = start_methods._ForkServerPopen._connect
 
+    def children() -> set[psutil.Process]:
+        server = start_methods._server._forkserver_pid
+        return set() if server is None else set(psutil.Process(server).children())
+
     def connect_and_kill(popen: Any, fds: list[int]) -> Any:
+        earlier = children()  # workers of other tests, which may still be ending
         ends = connect(popen, fds)
-        server = psutil.Process(start_methods._server._forkserver_pid)
-        wait_until(server.children, text="no worker was forked")
-        (worker,) = server.children()
+        wait_until(lambda: children() - earlier, text="no worker was forked")
+        (worker,) = children() - earlier
         worker.kill()
         wait_until(lambda: not worker.is_running(), text="the worker lives")
         return ends
