@@ -137,7 +137,7 @@ class Watched:
         self.hung: list[tuple[float, int]] = []
         monkeypatch.setattr(watchdog_module, "time", SimpleNamespace(monotonic=lambda: self.now))
         worker = {"line": self.line, "start": 4, "ids": range(4, 6), "alive": True, "title": "", "ending": "was ended"}
-        worker |= {"reports_progress": True}
+        worker |= {"reports_progress": True, "is_silent": lambda self: False}
         self.worker: Any = type("Worker", (), {**worker, "stack": lambda self: "its stack"})()
         self.watchdog = watchdog_module.Watchdog(self.limit, self.kill)
         self.line[DOING] = A_ROUND

@@ -111,9 +111,9 @@ def test_an_interrupt_when_the_round_is_over_leaves_envs_that_need_a_reset(call:
     with DummyVectorEnv(counters(2)) as venv:
         envs = RowWiseWrapper(venv) if wrapped else venv
         envs.reset()
-        owner: Any = envs if wrapped else venv.engine.results
-        steps, resets = ("map_round", "map_reset") if wrapped else ("rows", "info")
-        with interrupting(owner, resets if call == "reset" else steps):
+        owner: Any = envs if wrapped else venv.engine.results.infos
+        moment = "rows" if not wrapped else "map_reset" if call == "reset" else "map_round"
+        with interrupting(owner, moment):
             calls[call]()
         assert envs.failed_id == ([0, 1] if call == "step" else [1])
         usable(envs)
