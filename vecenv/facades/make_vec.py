@@ -169,7 +169,7 @@ ONLY_ASYNC = {**ONLY_PROCESSES, "shared_memory": True, "daemon": True, "worker":
 
 
 def auto_vector_env(env_fns: Sequence[Callable[[], Any]], **options: Any) -> GymnasiumVectorEnv:
-    """A SyncVectorEnv, AsyncVectorEnv or ThreadedVectorEnv, as `vecenv.tuning.auto_backend` chooses."""
+    """A SyncVectorEnv, an AsyncVectorEnv, or the facade of ThreadVectorEnv, as `vecenv.tuning.auto_backend` chooses."""
     envs: GymnasiumVectorEnv = make_auto(env_fns, options, BACKENDS, ONLY_ASYNC)
     return envs
 

@@ -41,7 +41,7 @@ from vecenv import (
     make_vec,
 )
 from vecenv.backends.free_threading import has_gil
-from vecenv.facades.make_vec import ThreadedVectorEnv
+from vecenv.facades.make_vec import BACKENDS
 from vecenv.testing import CountingEnv
 from vecenv.tuning import auto_backend
 from vecenv.tuning.auto_backend import (
@@ -57,7 +57,7 @@ from vecenv.tuning.auto_backend import (
 )
 
 CHEAP, HEAVY = partial(Draws), partial(Draws, work=3e-3)
-WORKERS, FACADE = (ShmemVectorEnv, AsyncVectorEnv) if has_gil() else (ThreadVectorEnv, ThreadedVectorEnv)
+WORKERS, FACADE = (ShmemVectorEnv, AsyncVectorEnv) if has_gil() else (ThreadVectorEnv, BACKENDS["thread"])
 """The choice for pure Python envs that compute for long."""
 
 
