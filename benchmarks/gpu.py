@@ -38,7 +38,7 @@ from benchmarks.envs import EnvSpec, calibrate
 from benchmarks.report import git_revision, machine, versions
 from collector import ExplorationType, SyncDataCollector
 from collector.device.tensors import Transfer, resolve_device
-from collector.policy.runner import PolicyRunner
+from collector.policy.make_policy import make_policy
 from vecenv import ShmemVectorEnv
 
 NO_CUDA = 2
@@ -118,11 +118,12 @@ class Bench:
 def loop(bench: Bench, envs: int, opened: ExitStack) -> Callable[[], float]:
     """One round of the bare loop; environments whose episode is over are reset in the same round."""
     venv = opened.enter_context(bench.venv(envs))
-    ask, ids = PolicyRunner(bench.module, venv, ExplorationType.RANDOM, bench.device), np.arange(envs)
+    asked, ids = make_policy(bench.module, venv, ExplorationType.RANDOM, bench.device), np.arange(envs)
+    infos = np.full(envs, None)
     state = {"obs": venv.reset()[0], "over": np.zeros(envs, np.bool_)}
 
     def once() -> float:
-        action, over = ask(state["obs"], ids)["action"], state["over"]
+        action, over = asked.actions(state["obs"], ids, infos)["action"], state["over"]
         state["obs"], _, terminated, truncated, _ = venv.step(action, reset=over if over.any() else None)
         state["over"] = (terminated | truncated) & ~over
         return float(envs - np.count_nonzero(over))

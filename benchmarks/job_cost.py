@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from collector import Job, run_job
-from collector.interruptor import Stopping
+from collector.basics.interruptor import Stopping
 from collector.jobs.job_progress import JobProgress
 from collector.jobs.plan import Plan
 from collector.jobs.player import Player

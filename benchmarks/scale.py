@@ -25,7 +25,7 @@ import vecenv
 from benchmarks.envs import EnvSpec
 from collector import ActorConfig, RayCollector
 from collector.cluster import actor_pool
-from collector.cluster.rollout_actor import Columns, Report, RolloutActor
+from collector.cluster.rollout_actor import Columns, RolloutActor, RolloutReport
 from vecenv import nest
 
 WORKERS = (16, 64, 128)
@@ -58,11 +58,11 @@ class Repeats(RolloutActor):
 
     _columns: Columns | None = None
 
-    def collect(self, version: int, weights: Any, random_actions: bool) -> tuple[Report, Columns]:
+    def collect(self, version: int, weights: Any, random_actions: bool) -> tuple[RolloutReport, Columns]:
         if self._columns is None:
             _, columns = super().collect(version, weights, random_actions)
             self._columns = nest.map(np.copy, columns)
-        return Report(0.0, 0.0), self._columns
+        return RolloutReport(0.0, 0.0), self._columns
 
 
 def rounds(backend: str, workers: int, count: int) -> float:

@@ -3,11 +3,15 @@
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from collector.async_collector import AsyncDataCollector as AsyncDataCollector
+from collector.basics.interruptor import Interruptor as Interruptor
+from collector.basics.timing import CollectorStats as CollectorStats
 from collector.batch.multi_step import MultiStep as MultiStep
 from collector.batch.rollout import FlatRollout as FlatRollout
 from collector.batch.rollout import Rollout as Rollout
 from collector.batch.step_extras import StepBatch as StepBatch
+from collector.collectors.async_collector import AsyncDataCollector as AsyncDataCollector
+from collector.collectors.rollouts import rollout as rollout
+from collector.collectors.sync_collector import SyncDataCollector as SyncDataCollector
 from collector.episodes.episode import CollectStats as CollectStats
 from collector.episodes.episode import Episode as Episode
 from collector.episodes.episode import EpisodeBatch as EpisodeBatch
@@ -16,15 +20,11 @@ from collector.episodes.episode import SequenceSummaryStats as SequenceSummarySt
 from collector.episodes.seeds import EpisodeSeeds as EpisodeSeeds
 from collector.episodes.seeds import action_seed as action_seed
 from collector.episodes.seeds import episode_seed as episode_seed
-from collector.interruptor import Interruptor as Interruptor
 from collector.policy.policy_call import ExplorationType as ExplorationType
 from collector.policy.policy_call import exploration_type as exploration_type
 from collector.policy.policy_call import set_exploration_type as set_exploration_type
 from collector.policy.random_policy import RandomPolicy as RandomPolicy
-from collector.rollouts import rollout as rollout
 from collector.store.safe_folder import DatasetError as DatasetError
-from collector.sync_collector import SyncDataCollector as SyncDataCollector
-from collector.timing import CollectorStats as CollectorStats
 
 if TYPE_CHECKING:
     from collector.cluster.actor_config import ActorConfig as ActorConfig

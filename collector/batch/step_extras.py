@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from collector.basics.timing import Clock
 from collector.batch.rollout import Rollout
-from collector.timing import Clock
 from vecenv import nest
 
 EPISODE_SEED = "episode_seed"

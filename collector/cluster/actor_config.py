@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
+from collector.basics.whole_numbers import at_least_one
 from collector.batch.step_extras import check_info_keys
-from collector.collector_arguments import at_least_one
 from vecenv.extending import actor_options, check_count, check_timeout
 
 OF_ACTORS = ["backend", "compile_policy", "cudagraph_policy", "env_device", "exploration_mode", "exploration_type"]

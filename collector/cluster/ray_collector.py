@@ -16,16 +16,17 @@ import cloudpickle
 import numpy as np
 
 from collector.batch.rollout import Rollout
-from collector.batch_iterator import BatchIterator
 from collector.cluster.actor_config import ActorConfig, check_arguments
 from collector.cluster.actor_pool import Actor, ActorPool
 from collector.cluster.cluster_stats import ClusterStats, ProgressBar
 from collector.cluster.rollout_batches import RolloutBatches
-from collector.env_source import VectorEnvMaker, make_vector_env
-from collector.evaluation import Evaluation
+from collector.collectors.base_collector import BaseCollector
+from collector.collectors.collector_config import CollectorConfig
+from collector.collectors.env_source import VectorEnvMaker, make_vector_env
+from collector.collectors.evaluation import Evaluation
+from collector.collectors.sync_collector import SyncDataCollector
 from collector.policy.policy_call import Policy, requested_exploration_type
 from collector.policy.weights import PublishedWeights
-from collector.sync_collector import SyncDataCollector
 from vecenv.extending import check_seed, connect, seed_chain, worker_seeds
 
 OF_EVALUATION = ("info_keys", "max_frames_per_traj", "policy_threads")
@@ -34,7 +35,7 @@ PARTS_OF_STORE = 4
 """By default, rollouts in flight take at most a quarter of the cluster's object store."""
 
 
-class RayCollector(BatchIterator):
+class RayCollector(BaseCollector):
     """Collects batches of rollouts from `num_actors` Ray actors.
 
     docs/guarantees.md ("Batches of a collector") has the guarantees: when batches are the same, which ids envs and
@@ -101,8 +102,8 @@ class RayCollector(BatchIterator):
         policy_device = device if policy_device is None else policy_device
         count, kwargs, flow = num_actors, create_env_kwargs, (max_in_flight, max_bytes_in_flight, straggler_timeout)
         check_arguments(make_venv, count, sync, *flow, actors, kwargs, policy_device, options)
-        devices = device, storing_device, None, None  # that of the policy is one of the actors
-        super().__init__(policy, frames_per_batch, total_frames, init_random_frames, devices, postproc, split_trajs)
+        config = CollectorConfig.of("RayCollector", {**locals(), "policy_device": None})  # which is one of the actors
+        super().__init__(policy, config)
         self._count, self._sync = count, sync
         self._env_kwargs = [*kwargs] if isinstance(kwargs, Sequence) else [kwargs or {}] * count
         self._env_num = self._frames = 0
@@ -211,10 +212,6 @@ class RayCollector(BatchIterator):
             collect = self._rollouts.of_all if self._sync else self._rollouts.first
             return collect(self.init_random_frames - self.frames)
 
-    def _check_open(self) -> None:
-        if self._closed:
-            raise RuntimeError("the collector is shut down; make a new one")
-
     @contextmanager
     def _in_use(self) -> Iterator[None]:
         """Raise `RuntimeError` if the collector is shut down, and shut it down where an exception passes."""
@@ -249,23 +246,13 @@ class RayCollector(BatchIterator):
 
     # State.
 
-    def state_dict(self) -> dict[str, Any]:
-        """Weights of the policy and progress of the collector, as those of a local one: either takes both."""
-        return {
-            "env_state_dict": {},
-            "frames": self.frames,
-            "iter": self._batches,
-            "traj_pool": self._next_id,
-            **self._weights.state_dict(),
-        }
-
     def load_state_dict(self, state_dict: dict[str, Any], strict: bool = True) -> None:
         """Go on from a `state_dict`: its weights, its count of frames, and ids of episodes that it has not used.
 
         The envs begin new episodes; what is in flight is discarded.
         """
         self._check_open()
-        self._take_progress(state_dict, strict, "frames", "iter")
+        self._load_progress(state_dict, strict, "frames", "iter")
         self._first_id = next_id = max(self._next_id, state_dict.get("traj_pool", 0))
         with self._in_use():
             self._pool.run("skip_to", lambda actor: (next_id,))

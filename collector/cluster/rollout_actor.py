@@ -18,8 +18,8 @@ from typing import Any, NamedTuple
 import cloudpickle
 import numpy as np
 
+from collector.collectors.sync_collector import SyncDataCollector
 from collector.policy.weights import take_over
-from collector.sync_collector import SyncDataCollector
 from vecenv import nest
 from vecenv.extending import seed_generators
 

@@ -1,4 +1,4 @@
-"""`EnvEpisodes`: record which episode each env plays, how many steps it has, and whether it is over."""
+"""`Episodes`: record which episode each env plays, how many steps it has, and whether it is over."""
 
 from __future__ import annotations
 
@@ -7,20 +7,32 @@ from typing import Any
 
 import numpy as np
 
+from collector.batch.rollout import RewardShape
+from collector.batch.step_extras import without_last
 from collector.episodes.seeds import read_pair
+from vecenv import nest
 from vecenv.extending import is_repeated
 
 
-class EnvEpisodes:
+class Episodes:
     """The episodes in progress of N envs.
 
     The k-th episode of env n has the id `k * N + n`: unique within a collector, growing with time in each env, and the
     same whatever the batches are. With `seeds`, pairs `(number, seed)`, an env takes the next pair whenever it has
     none, and the id of an episode is its number; an env for which there is no further pair is idle. With `ahead` each
-    env in an episode holds a second pair, for the next one; one that is idle takes over that of another env.
+    env in an episode also reserves its next pair; if no pair is left, an idle env takes over another env's. `limit`:
+    steps at which an episode is truncated, or 0.
     """
 
-    def __init__(self, env_num: int, seeds: Iterable[tuple[int, int]] | None = None, ahead: bool = False) -> None:
+    def __init__(
+        self, env_num: int, seeds: Iterable[tuple[int, int]] | None = None, ahead: bool = False, limit: int = 0
+    ) -> None:
+        self.limit = limit
+        self.obs: Any = None
+        """Observations from which the next batch goes on: a row for each env; None before there are some."""
+        self.infos = np.full(env_num, None)
+        """The latest info of each env."""
+        self.reward_shape = RewardShape()
         self._envs, self._is_ahead = np.arange(env_num), ahead
         self._held: dict[int, tuple[int, int]] = {}
         """The next episode of each env that holds one."""
@@ -52,12 +64,67 @@ class EnvEpisodes:
     def begin_batch(self) -> None:
         """Number the steps that follow from here on. Envs that have no episode ask for one."""
         if self._source is not None:
-            self._take(np.flatnonzero(self.ids < 0))
+            self._assign(np.flatnonzero(self.ids < 0))
         self._log = [(self._envs, self.ids.copy(), self.seeds.copy())]
         self._taken_before = self.taken.copy()
 
-    def end(self, env_ids: np.ndarray) -> None:
-        """Note that the episodes of these envs are over; each goes on to its next one."""
+    def begin(self, env_ids: np.ndarray, infos: np.ndarray) -> None:
+        """Record that the episodes of these envs begin, with these infos."""
+        self.over[env_ids] = False
+        # A step whose worker reset the env adds the last observation and info of the episode before.
+        self.infos[env_ids] = nest.object_array([without_last(info) for info in infos])
+
+    @property
+    def is_seeded(self) -> bool:
+        """Return whether episodes have seeds of their own."""
+        return self._source is not None
+
+    def count(
+        self, ids: np.ndarray, reward: np.ndarray, terminated: np.ndarray, truncated: np.ndarray, resets: Any = None
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+        """Count the steps of a round, in which the envs in the mask `resets` did not step.
+
+        Return the rewards in their shape, the flags with long episodes cut, and which episodes the envs themselves
+        have ended.
+        """
+        taken = self.taken
+        if resets is not None:
+            taken[ids] += ~resets
+            terminated, truncated = terminated & ~resets, truncated & ~resets
+        elif len(ids) == len(self._envs):
+            taken += 1
+        else:
+            taken[ids] += 1
+        by_env = terminated | truncated
+        if self.limit:
+            truncated = truncated | (taken[ids] >= self.limit)
+        return self.reward_shape.fit(reward), terminated, truncated, by_env
+
+    def end(self, ids: np.ndarray, ended: np.ndarray, info: Any, quota: np.ndarray | None) -> np.ndarray | None:
+        """End the episodes in the rows `ended` of a round, and count down `quota`.
+
+        Return in which of these rows the env failed: a mask, or None.
+        """
+        failures = self._note_failures(ids, ended, info)
+        over = ids[ended]
+        self._advance(over)
+        failed = np.isin(ended, failures) if failures else None
+        if quota is not None:
+            quota[over if failed is None else over[~failed]] -= 1
+        return failed
+
+    def put_obs(self, ids: np.ndarray, obs: Any) -> None:
+        """Set the observations from which the next batch goes on in these envs."""
+        if self.obs is None:
+            self.obs = nest.map(self.zeros_like, obs)
+        nest.put(self.obs, ids, obs)
+
+    def zeros_like(self, rows: np.ndarray) -> np.ndarray:
+        """Return zeros for each env, of the shape and dtype of these rows."""
+        return np.zeros((len(self._envs), *rows.shape[1:]), rows.dtype)
+
+    def _advance(self, env_ids: np.ndarray) -> None:
+        """Record that the episodes of these envs are over; each env goes on to its next episode."""
         self.over[env_ids] = True
         self.taken[env_ids] = 0
         if self._source is None:
@@ -65,10 +132,10 @@ class EnvEpisodes:
         else:
             self._playing.difference_update(self.ids[env_ids].tolist())
             self.ids[env_ids] = -1
-            self._take(env_ids)
+            self._assign(env_ids)
         self._log.append((env_ids, self.ids[env_ids], self.seeds[env_ids]))
 
-    def _take(self, env_ids: np.ndarray) -> None:
+    def _assign(self, env_ids: np.ndarray) -> None:
         """Give each of these envs the next episode, as long as there are some."""
         for env_id in env_ids.tolist():
             pair = self._held.pop(env_id, None) or self._read()
@@ -143,7 +210,7 @@ class EnvEpisodes:
             n = len(self._envs)
             self.ids[:] = np.maximum(self.ids, -(-next_id // n) * n + self._envs)
 
-    def note_failures(self, env_ids: np.ndarray, rows: np.ndarray, info: Any) -> list[int]:
+    def _note_failures(self, env_ids: np.ndarray, rows: np.ndarray, info: Any) -> list[int]:
         """Count those of these rows of a round that ended because their env failed (`on_error="restart"`)."""
         # Both are there after a restart; the infos of an env may have one of these keys too.
         failed = [row for row in rows.tolist() if is_repeated(info[row])]

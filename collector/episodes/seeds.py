@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from collector.collector_arguments import whole
+from collector.basics.whole_numbers import whole
 from vecenv.extending import check_seed
 
 _STEP = np.uint64(0x9E3779B97F4A7C15)

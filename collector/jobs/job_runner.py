@@ -9,7 +9,7 @@ from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from pathlib import Path
 
-from collector.interruptor import Stopping
+from collector.basics.interruptor import Stopping
 from collector.jobs.builders import check_env, resolve_device, transforms_with_statistics, wrappers_with_statistics
 from collector.jobs.job import Job, JobError
 from collector.jobs.job_cluster import check_cluster, connect_to, device_of_tasks

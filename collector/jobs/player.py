@@ -23,9 +23,10 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from collector.basics.interruptor import OutOfTime, Stopping
 from collector.batch.rollout import RewardError
+from collector.collectors.sync_collector import SyncDataCollector
 from collector.episodes.episode import EpisodeBatch, EpisodeCutter
-from collector.interruptor import OutOfTime, Stopping
 from collector.jobs.builders import make_policy, make_venv, transforms_with_statistics
 from collector.jobs.job import Job, JobError
 from collector.jobs.job_files import check_head, job_head
@@ -36,7 +37,6 @@ from collector.policy.policy_state import hash_of
 from collector.store.safe_folder import DatasetError
 from collector.store.shard_layout import row_layout
 from collector.store.writer import StoreWriter
-from collector.sync_collector import SyncDataCollector
 from vecenv import VectorEnvError, nest
 from vecenv.extending import Leaf, common_layout
 

@@ -26,7 +26,7 @@ from typing import Any
 
 import msgspec
 
-from collector.interruptor import Stopping
+from collector.basics.interruptor import Stopping
 from collector.jobs.job import Job, JobError, as_record
 from collector.jobs.job_cluster import device_of_tasks, task_options
 from collector.jobs.job_files import check_head

@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 import gymnasium
 import numpy as np
 
+from collector.basics.interruptor import Stopping
 from collector.episodes.episode import Episode, columns_of
-from collector.interruptor import Stopping
 from collector.jobs.builders import make_env, resolve_device, with_statistics
 from collector.jobs.job import Job, JobError
 from collector.jobs.job_files import job_of

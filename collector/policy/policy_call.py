@@ -236,6 +236,7 @@ class PolicyCall:
         self.exploration = exploration
         self.wants_rows = signature.state or signature.env_id or bool(signature.info_keys)
         """True if the inputs of a call are the observations, what `rows_of` returns, and entries of infos."""
+        self.takes_info = signature.info
         self.infos: Any = None
         """The infos of the rows of the next call, for a policy that takes `info`."""
         self.state = RecurrentState(policy, rows) if signature.state else None

@@ -10,11 +10,11 @@ from typing import Any
 
 import numpy as np
 
+from collector.basics.interruptor import sigint_deferred
 from collector.batch.conversions import join
 from collector.batch.rollout_buffer import RolloutBuffer
 from collector.episodes.episode import EPISODE_COLUMNS, EpisodeBatch
 from collector.episodes.unfinished_episodes import Runs, UnfinishedEpisodes
-from collector.interruptor import sigint_deferred
 from collector.store.safe_folder import DatasetError
 from collector.store.writer import StoreWriter
 from vecenv import nest

@@ -367,8 +367,10 @@ class TestRender:
 
     def test_the_pause_is_not_counted_as_storage(self, monkeypatch: pytest.MonkeyPatch) -> None:
         now = [0.0]
-        monkeypatch.setattr("collector.timing.time.perf_counter", lambda: now[0])
-        monkeypatch.setattr("collector.collect.time.sleep", lambda pause: now.__setitem__(0, now[0] + pause))
+        monkeypatch.setattr("collector.basics.timing.time.perf_counter", lambda: now[0])
+        monkeypatch.setattr(
+            "collector.collectors.whole_episodes.time.sleep", lambda pause: now.__setitem__(0, now[0] + pause)
+        )
         with SyncDataCollector(DummyVectorEnv([partial(Shown, 9)]), ones, frames_per_batch=5) as collector:
             collector.collect(n_step=5, render=0.25)
             assert collector.stats().hooks == 1.25

@@ -304,7 +304,7 @@ class TestAfterABatch:
                 return batch
 
         with make(3, postproc=Scale(), storing_device="meta") as collector:
-            assert collector._postproc.factor.device.type == "meta"
+            assert collector._config.postproc.factor.device.type == "meta"
 
     def test_split_trajs_gives_a_row_for_each_trajectory(self) -> None:
         with make(100, 100, steps=6, max_frames_per_traj=4, split_trajs=True) as collector:
@@ -510,7 +510,7 @@ class TestWeights:
         policy = self.constant(1)
         with make(3, policy=policy) as collector:
             copy = self.constant(0)
-            collector._runner.module, collector._weights._module = copy, copy
+            collector._source.policy.module, collector._weights._module = copy, copy
             collector.update_policy_weights_()
             assert copy.inner.value == 1
 
@@ -648,7 +648,7 @@ class TestStats:
     @pytest.mark.parametrize("slow", ["envs", "policy", "idle", "hooks"])
     def test_the_slowest_part_is_the_bottleneck(self, slow: str, kind: type, monkeypatch: pytest.MonkeyPatch) -> None:
         now = [0.0]
-        monkeypatch.setattr("collector.timing.time.perf_counter", lambda: now[0])
+        monkeypatch.setattr("collector.basics.timing.time.perf_counter", lambda: now[0])
 
         def pass_time(part: str) -> None:
             now[0] += 1.0 if part == slow else 0.01

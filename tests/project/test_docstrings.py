@@ -19,7 +19,9 @@ MODULES = [
 
 
 def test_there_are_examples_to_run():
-    assert {"vecenv.venvs", "vecenv.nest", "vecenv.facades.to_gymnasium", "collector.sync_collector"} <= set(MODULES)
+    assert {"vecenv.venvs", "vecenv.nest", "vecenv.facades.to_gymnasium", "collector.collectors.sync_collector"} <= set(
+        MODULES
+    )
 
 
 MARKS = {"vecenv.envs.dm_control_env": NEEDS_DM_CONTROL}

@@ -55,7 +55,7 @@ def error_of(function, *arguments):
         return str(error)
 
 found += [[error_of(importlib.import_module, "collector." + module) for module in {need_torch!r}]]
-from collector.collector_arguments import resolve_devices
+from collector.collectors.collector_config import resolve_devices
 found += [[error_of(resolve_devices, "cpu", None, None, None)]]
 print(json.dumps(found))
 """

@@ -17,7 +17,7 @@ import psutil
 import pytest
 
 from collector import Dataset, DatasetError, episode_seed
-from collector.interruptor import Stopping
+from collector.basics.interruptor import Stopping
 from collector.jobs.builders import make_policy
 from collector.jobs.job import JobError
 from collector.jobs.job_progress import Metrics

@@ -6,18 +6,21 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from typing import Any, TypeVar
 
-from collector.collector_arguments import all_frames, at_least_one, limit, resolve_devices
+from collector.basics.whole_numbers import at_least_one
+from collector.collectors.collector_config import CollectorConfig
 from collector.episodes.episode import CollectStats
 from collector.policy.policy_call import ExplorationType, as_exploration_type, set_exploration_type
 from vecenv.extending import warn_caller
 
-Self = TypeVar("Self", bound="BatchIterator")
+Self = TypeVar("Self", bound="BaseCollector")
 
 
-class BatchIterator(ABC):
+class BaseCollector(ABC):
     """Counts, finishes and ends what `_collect_batch` collects, and checks the arguments that all collectors have."""
 
     _closed = False
+    _shut_down_by = ""
+    """The failure that shut the collector down, by its class."""
     _first = "the vector env"
     """The first argument, for errors."""
     _weights: Any
@@ -28,29 +31,20 @@ class BatchIterator(ABC):
     def __init__(
         self,
         policy: Any,
-        frames_per_batch: float | None,
-        total_frames: float | None,
-        init_random_frames: float | None,
-        devices: tuple[Any, Any, Any, Any],
-        postproc: Any,
-        split_trajs: bool | None,
-        return_same_td: bool = False,
+        config: CollectorConfig,
     ) -> None:
         if hasattr(policy, "env_num"):
             raise TypeError(f"{policy!r} is passed as the policy: {self._first} comes first, then the policy")
-        if frames_per_batch is None:
-            raise TypeError(f"{type(self).__name__} needs frames_per_batch=, the steps in a batch of all envs together")
-        self.requested_frames_per_batch = at_least_one("frames_per_batch", frames_per_batch)
-        self.total_frames = all_frames(total_frames, self.requested_frames_per_batch)
-        self.storing_device, self.policy_device, self.env_device = resolve_devices(*devices)
-        self.init_random_frames = limit("init_random_frames", init_random_frames)
+        self._config = config
+        self.requested_frames_per_batch: int = config.frames_per_batch
+        self.total_frames: int = config.total_frames
+        self.storing_device, self.policy_device = config.storing_device, config.policy_device
+        self.env_device = config.env_device
+        self.init_random_frames: int = config.init_random_frames
         self.frames = 0
         """Steps in the batches of this collector's iterator, with the rows of those in which an env failed."""
         self.policy: Any = policy
         self._batches = 0
-        self._split, self._reuse, self._postproc = bool(split_trajs), return_same_td, postproc
-        if hasattr(postproc, "to") and self.storing_device is not None:
-            self._postproc = postproc.to(self.storing_device)
         self._kept: dict[type, Any] = {}
 
     @property
@@ -115,7 +109,28 @@ class BatchIterator(ABC):
             stats: CollectStats = collector.collect(n_episode=count, keep=keep)
         return stats
 
-    def _take_progress(self, state: dict[str, Any], strict: bool, *needed: str) -> None:
+    def state_dict(self) -> dict[str, Any]:
+        """Weights of the policy and progress of the collector: local ones and `RayCollector` take each other's. The
+        states of the envs are not in it.
+        """
+        return {
+            "env_state_dict": self._env_state(),
+            "frames": self.frames,
+            "iter": self._batches,
+            "traj_pool": self._next_id,
+            **self._weights.state_dict(),
+        }
+
+    def _env_state(self) -> dict[str, Any]:
+        """Return the state of the vector env."""
+        return {}
+
+    @property
+    @abstractmethod
+    def _next_id(self) -> int:
+        """An id that is larger than those of all episodes so far."""
+
+    def _load_progress(self, state: dict[str, Any], strict: bool, *needed: str) -> None:
         """Take over weights and counts of a `state_dict`. Raises `ValueError` where it lacks something."""
         if missing := [name for name in needed if name not in state]:
             raise ValueError(f"the state lacks {missing}; pass what `state_dict()` of a collector returned")
@@ -123,6 +138,13 @@ class BatchIterator(ABC):
             self._weights.load(state["policy_state_dict"], strict)
         self._weights.version = state.get("policy_version", 0)
         self.frames, self._batches = state["frames"], state["iter"]
+
+    def _check_open(self) -> None:
+        """Raise `RuntimeError` if the collector is shut down."""
+        if self._closed and self._shut_down_by:
+            raise RuntimeError(f"the collector was shut down by the {self._shut_down_by} before; make a new one")
+        if self._closed:
+            raise RuntimeError("the collector is shut down; make a new one")
 
     def _warn_of_rounding(self, envs: str, each: str = "") -> None:
         """Give a warning where batches have more steps than were asked for, because these envs divide them."""
@@ -187,7 +209,7 @@ class BatchIterator(ABC):
         """The batch on the storing device; with `return_same_td` the same object each time, one a class of batches."""
         if self.storing_device is not None:
             batch = batch.to(self.storing_device)
-        if not self._reuse:
+        if not self._config.return_same_td:
             return batch
         kept = self._kept.setdefault(type(batch), batch)
         kept.__dict__.update(batch.__dict__)
@@ -195,9 +217,9 @@ class BatchIterator(ABC):
 
     def _finished(self, batch: Any) -> Any:
         """Split a batch, store it and post-process it: the result is that of the iterator."""
-        batch = self._stored(batch.split_trajectories() if self._split else batch)
-        if self._postproc is not None:
-            batch = self._postproc(batch)
+        batch = self._stored(batch.split_trajectories() if self._config.split_trajs else batch)
+        if self._config.postproc is not None:
+            batch = self._config.postproc(batch)
         extras = batch if hasattr(batch, "keys") else getattr(batch, "extras", {})
         for name in [name for name in extras.keys() if isinstance(name, str) and name.startswith("_")]:  # noqa: SIM118
             del extras[name]

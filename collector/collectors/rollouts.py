@@ -8,15 +8,16 @@ from typing import Any
 
 import numpy as np
 
-from collector.base_collector import BatchRequest
+from collector.basics.interruptor import Interruptor
+from collector.basics.whole_numbers import at_least_one
 from collector.batch.rollout import Rollout, truncate_last
 from collector.batch.step_extras import StepBatch
-from collector.collector_arguments import at_least_one
-from collector.interruptor import Interruptor
+from collector.collectors.batch_request import BatchRequest
+from collector.collectors.sync_collector import SyncDataCollector
 from collector.policy.action_trees import action_layouts
+from collector.policy.collector_policy import masks_in
 from collector.policy.policy_call import Policy
 from collector.policy.random_policy import draw, masks_of
-from collector.sync_collector import SyncDataCollector
 from vecenv import DummyVectorEnv, nest
 
 
@@ -84,15 +85,17 @@ class _Rounds(SyncDataCollector):
         """A batch in which at most `quota` episodes of each env end; it begins with a reset, or goes on from `obs`."""
         if obs is not None:
             counts = {len(rows) for rows in nest.leaves(obs)}
-            if counts != {self._env_num}:
-                raise ValueError(f"obs has {sorted(counts)} rows, expected one for each of {self._env_num} envs")
-            self._put_obs(self._all_ids, obs)
-            self._episodes.over[:] = False
+            n = self.env.env_num
+            if counts != {n}:
+                raise ValueError(f"obs has {sorted(counts)} rows, expected one for each of {n} envs")
+            self._source.episodes.put_obs(np.arange(n), obs)
+            self._source.episodes.over[:] = False
         if isinstance(self.policy, _Draws):
-            self.policy.masks_of = self._runner.masks_of
+            infos = self._source.episodes.infos
+            self.policy.masks_of = lambda env_ids: masks_in(infos[env_ids])
         try:
-            request = BatchRequest(self.frames_per_batch, False, quota, self._extras(hook))
-            return self._gather_checked(request)[0]
+            request = BatchRequest(self.frames_per_batch, False, quota, self._source.extras(hook))
+            return self._collect(request)[0]
         finally:
             self.shutdown()
 

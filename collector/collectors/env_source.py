@@ -8,11 +8,11 @@ from functools import partial
 from typing import Any
 
 import gymnasium
-from gymnasium import Env
+from gymnasium import Env, spaces
 from gymnasium.vector import VectorEnv
 
 from vecenv import ShmemVectorEnv
-from vecenv.extending import VECTOR_ENVS, check_options, own_env_fns
+from vecenv.extending import VECTOR_ENVS, check_options, flat, own_env_fns
 from vecenv.transforms import TransformedVectorEnv
 
 PROCESSES = ("num_workers", "context", "start_timeout", "step_timeout", "affinity", "release_openmp")
@@ -124,6 +124,18 @@ def with_transforms(env: Any, transforms: Any, policy: Any, device: Any) -> Any:
     return TransformedVectorEnv(env, transforms)
 
 
+def again(
+    kwargs: dict[str, Any] | None, make: VectorEnvMaker, transforms: Any, policy: Any, device: Any
+) -> Callable[[Any], Any]:
+    """Return a function that makes the vector env of a source as the collector's own, with copies of the transforms."""
+
+    def make_again(source: Any) -> Any:
+        clones = None if transforms is None else [each.clone() for each in flat(transforms)]
+        return with_transforms(make_vector_env(source, kwargs, make), clones, policy, device)
+
+    return make_again
+
+
 def check_synchronous(env: Any, user: str, cuts: bool) -> None:
     """ValueError for a vector env that does not wait for all envs, or cannot reset them as `check_rounds` demands."""
     if env.is_async:
@@ -138,6 +150,8 @@ def check_rounds(env: Any, mixed: bool, cuts: bool) -> None:
     """ValueError for a vector env that steps its envs together and cannot reset them as a collector does: in a step of
     the others (`mixed`), or before it; with `cuts`, in the middle of an episode too.
     """
+    if cuts:
+        check_step_count(env.observation_space)
     if not getattr(env, "steps_together", False):
         return
     if mixed and not env.resets_in_next_step:
@@ -155,6 +169,16 @@ def check_rounds(env: Any, mixed: bool, cuts: bool) -> None:
             f"{env!r} cannot reset an env in the middle of an episode, as max_frames_per_traj demands: give its envs a "
             "time limit"
         )
+
+
+def check_step_count(observation_spaces: Sequence[Any]) -> None:
+    """Raise `ValueError` where observations have an entry of the name under which steps are counted."""
+    for env_id, space in enumerate(observation_spaces):
+        if isinstance(space, spaces.Dict) and "step_count" in space.spaces:
+            raise ValueError(
+                f"env {env_id} already has a 'step_count' in its observations, so it counts its own steps; "
+                "rename it, or do not pass max_frames_per_traj"
+            )
 
 
 def _instead_of(source: Any) -> str | None:

@@ -1,0 +1,179 @@
+"""`AsyncLoop`: collects flat batches while envs step and the policy runs at the same time.
+
+Envs are in groups; while the policy chooses for one group, the others step::
+
+    policy     A0      B0      A1      B1      A2
+    group A       |--- a0 ---|    |--- a1 ---|         A0: actions for group A; a0: its envs step
+    group B               |--- b0 ---|    |--- b1 ---|
+
+A vector env without `wait_num` and `timeout` gets fixed groups, one of them in flight at a time: what is collected does
+not depend on how long anything takes. With them a group is all envs that are ready: none waits for the slowest.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Any
+
+import numpy as np
+
+from collector.batch.conversions import join
+from collector.batch.rollout import FlatRollout, by_env, without_failures
+from collector.batch.step_extras import StepBatch, check_policy_names
+from collector.collectors.batch_request import BatchRequest, LoopParts
+from vecenv import nest
+
+
+class AsyncLoop:
+    """Collects `FlatRollout`s. Arguments as for `SyncLoop`; `groups`: number of groups of envs that take turns."""
+
+    def __init__(self, parts: LoopParts, groups: int) -> None:
+        self._env, self._policy, self._episodes, self._clock, self._stops = parts
+        self._group_count, self._env_num = groups, parts.env.env_num
+        self._queue: deque[np.ndarray] = deque()
+        """Groups that are ready for actions."""
+        self._flying = np.zeros(self._env_num, np.bool_)
+        self._resetting = np.zeros(self._env_num, np.bool_)
+        self._acted: dict[str, Any] = {}
+        """The outputs that each env steps with."""
+        self._acted_version = np.zeros(self._env_num, np.int64)
+        self._log: list[dict[str, Any]] = []
+        """Steps that belong to no batch yet, in the order in which they came."""
+        self._logged = 0
+        """The number of steps in the log, without those in which an env failed."""
+
+    def collect(self, request: BatchRequest) -> FlatRollout:
+        """Collect one batch."""
+        frames, quota = request.frames, request.quota
+        self._episodes.begin_batch()
+        self._queue_idle()
+        stopped = False
+        while self._logged < frames and not (stopped and self._logged):
+            if self._queue:
+                ids = self._queue.popleft()
+                ids = ids if quota is None else ids[quota[ids] > 0]
+                if len(ids):
+                    self._act(ids, request)
+                    if not self._env.is_async and self._flying.any():
+                        self._receive(request)
+                    self._send(ids)
+            elif self._flying.any():
+                self._receive(request)
+            else:
+                break  # every env has ended its share of episodes
+            stopped = self._stops()
+        return self._batch(request, frames if quota is None else self._logged)
+
+    def _queue_idle(self) -> None:
+        """Queue the envs that neither step nor are queued."""
+        idle = ~self._flying
+        for ids in self._queue:
+            idle[ids] = False
+        ids = np.flatnonzero(idle)
+        groups = 1 if self._env.is_async else min(self._group_count, len(ids))
+        self._queue.extend(ids[group::groups] for group in range(groups) if len(ids))
+
+    def _act(self, ids: np.ndarray, request: BatchRequest) -> None:
+        """Choose the next actions of these envs, unless they are to be reset."""
+        ids = ids[~self._episodes.over[ids]]
+        if not len(ids):
+            return
+        obs = nest.take(self._episodes.obs, ids)
+        outputs = request.policy.actions(obs, ids, self._episodes.infos)
+        for name, rows in outputs.items():
+            if name not in self._acted:
+                check_policy_names(outputs)
+                self._acted[name] = nest.map(self._episodes.zeros_like, rows)
+            nest.put(self._acted[name], ids, rows)
+        self._acted_version[ids] = request.version
+        self._clock.lap("storage")
+
+    def _send(self, ids: np.ndarray) -> None:
+        reset = self._episodes.over[ids]
+        if reset.all():
+            self._env.send(None, reset=ids)
+        else:
+            action = nest.take(self._acted["action"], ids)
+            self._env.send(action, ids, reset=ids[reset] if reset.any() else None)
+        self._flying[ids], self._resetting[ids] = True, reset
+        self._clock.lap("env")
+
+    def _receive(self, request: BatchRequest) -> None:
+        """Receive what is ready: log the steps, and queue the envs."""
+        results = obs, *_, info = self._env.recv()
+        self._clock.lap("env")
+        ids = np.array([each["env_id"] for each in info])
+        stepped = ~self._resetting[ids]
+        if stepped.any():
+            self._log_steps(request, ids[stepped], [nest.take(column, stepped) for column in results])
+        self._episodes.put_obs(ids, obs)
+        self._episodes.infos[ids] = info
+        self._episodes.over[ids[~stepped]] = False
+        self._policy.begin(ids[~stepped])
+        self._flying[ids] = False
+        self._queue.append(ids)
+        self._clock.lap("storage")
+
+    def _log_steps(self, request: BatchRequest, ids: np.ndarray, step: list[Any]) -> None:
+        next_obs, reward, terminated, truncated, info = step
+        step_count = self._episodes.taken[ids]
+        reward, terminated, truncated, _ = self._episodes.count(ids, reward, terminated, truncated)
+        chunk = {
+            "obs": nest.take(self._episodes.obs, ids),
+            "action": nest.take(self._acted["action"], ids),
+            "reward": reward,
+            "terminated": terminated,
+            "truncated": truncated,
+            "traj_ids": self._episodes.ids[ids],
+            "step_count": step_count,
+            "policy_version": self._acted_version[ids],
+            "env_ids": ids,
+            "extras": {name: rows[ids] for name, rows in self._acted.items() if name != "action"},
+            "next_obs": next_obs,
+            "failed": np.zeros(len(ids), np.bool_),
+        }
+        if (on_step := request.on_step) is not None:
+            round_ = StepBatch(ids, chunk["obs"], chunk["action"], reward, terminated, truncated, next_obs, info)
+            chunk["extras"].update(on_step(round_, self._clock))
+        if len(ended := (terminated | truncated).nonzero()[0]):
+            failed = self._episodes.end(ids, ended, info, request.quota)
+            chunk["failed"][ended] = False if failed is None else failed
+        self._log.append(chunk)
+        self._logged += int((~chunk["failed"]).sum())
+
+    # Batches.
+
+    def _batch(self, request: BatchRequest, frames: int) -> FlatRollout:
+        """Return the first steps of the log as a batch; the others stay in the log."""
+        names = [name for name in self._acted if name != "action"]
+        if (on_step := request.on_step) is not None:
+            names += on_step.layout
+            for chunk in self._log:
+                on_step.fill(chunk["extras"], chunk["reward"].shape[:1])
+        for chunk in self._log:  # a step from before this call may have extras of another hook
+            chunk["reward"] = self._episodes.reward_shape.fit(chunk["reward"])
+            chunk["extras"] = {name: chunk["extras"][name] for name in names}
+        log = join(self._log)
+        beyond = np.flatnonzero(~log["failed"])[frames:]
+        count = int(beyond[0]) if len(beyond) else len(log["failed"])
+        self._logged = len(beyond)
+        self._log = [nest.take(log, np.arange(count, len(log["failed"])))] if len(beyond) else []
+        return by_env(*without_failures(nest.take(log, slice(count))))
+
+    def finish_steps(self, request: BatchRequest, discard: bool) -> None:
+        """Wait for the envs that are stepping; `discard`: also discard the steps that belong to no batch yet."""
+        while self._flying.any():
+            self._receive(request)
+        if discard:
+            self._log, self._logged, self._queue = [], 0, deque()
+
+    def discard_steps(self) -> None:
+        """After a failure: discard the steps that belong to no batch, and what envs in flight return or raise."""
+        while waiting := len(self._env.waiting_id):
+            try:
+                self._env.recv()
+            except Exception:
+                if len(self._env.waiting_id) == waiting:
+                    raise
+        self._flying[:] = False
+        self._log, self._logged, self._queue = [], 0, deque()

@@ -1,0 +1,174 @@
+"""`BatchSource`: the vector env, the policy, the episodes and the loop of a local collector, which give its batches."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import numpy as np
+
+from collector.basics.timing import Clock, CollectorStats
+from collector.batch.rollout import check_rewards
+from collector.batch.step_extras import StepExtras, StepHook
+from collector.collectors.batch_request import BatchRequest, LoopParts
+from collector.collectors.collector_config import CollectorConfig
+from collector.episodes.env_episodes import Episodes
+from collector.episodes.episode import Ended, EpisodeCutter
+from collector.policy.collector_policy import RandomActions
+from collector.policy.make_policy import make_policy, random_actions
+from collector.policy.policy_call import Policy, exploring, requested_exploration_type
+from collector.policy.weights import PolicyWeights
+from vecenv.extending import add_note, resets_in_step, warn_caller
+
+
+class Loop(Protocol):
+    """Collects one batch of a request, round by round."""
+
+    def collect(self, request: BatchRequest) -> Any:
+        """Return a batch of numpy arrays."""
+
+
+class StepsInFlight(Protocol):
+    """A loop whose envs may be stepping between two batches."""
+
+    def finish_steps(self, request: BatchRequest, discard: bool) -> None:
+        """Wait for the envs that are stepping; `discard`: also discard the steps that belong to no batch yet."""
+
+    def discard_steps(self) -> None:
+        """After a failure: discard the steps that belong to no batch, and what envs in flight return or raise."""
+
+
+Loops = tuple[Loop, Loop, StepsInFlight | None]
+"""The loop for batches, the loop for a share of episodes in each env, and the one that has steps in flight, if any."""
+
+
+class BatchSource:
+    """Collects single batches, and recovers from failures: the next batch then begins new episodes in all envs."""
+
+    def __init__(
+        self, env: Any, policy: Policy | None, config: CollectorConfig, make_loops: Callable[[LoopParts], Loops]
+    ) -> None:
+        self.env, self._config = env, config
+        self.clock, self.cutter, self.steps, self.failed = Clock(), EpisodeCutter(), 0, False
+        self.episodes = Episodes(env.env_num, config.episode_seeds, resets_in_step(env), config.max_frames_per_traj)
+        self.policy = make_policy(
+            policy,
+            env,
+            config.exploration_type,
+            config.policy_device,
+            clock=self.clock,
+            threads=config.policy_threads,
+            job_seed=config.job_seed,
+            compile=config.compile_policy,
+            cudagraph=config.cudagraph_policy,
+            info_keys=config.info_keys,
+        )
+        self._random = self.policy if isinstance(self.policy, RandomActions) else None
+        if (noise := self.policy.noise) is not None:
+            self.episodes.share(noise.numbers[: env.env_num], noise.steps[: env.env_num])
+        self.weights = PolicyWeights(policy, self.policy.module)
+        if config.init_random_frames:
+            self._random_actions()  # now, because it refuses spaces from which it cannot draw
+        parts = LoopParts(env, self.policy, self.episodes, self.clock, config.interruptor.collection_stopped)
+        self._loop, self._episode_loop, self._in_flight = make_loops(parts)
+        self._info_layout: dict[str, Any] = {}
+        self._warned_of_failures = False
+
+    @property
+    def all_played(self) -> bool:
+        """Return whether all episodes with seeds of their own have been played to their end."""
+        return self.episodes.is_seeded and self.episodes.all_played
+
+    def extras(self, on_step: StepHook | None) -> StepExtras | None:
+        """Return what calls the hook after each round, and stores entries of the infos; None if there is neither."""
+        if on_step is None and not self._config.info_keys:
+            return None
+        return StepExtras(on_step, self._config.info_keys, self._info_layout, lambda: self.policy.layout)
+
+    def collect(self, request: BatchRequest) -> tuple[Any, Ended]:
+        """Collect one batch of numpy arrays, and the episodes that ended in it. `recover` comes before."""
+        self.clock.begin_batch()
+        acting = self._random_actions() if request.random else self.policy
+        wanted = requested_exploration_type() or self._config.exploration_type
+        loop = self._loop if request.quota is None else self._episode_loop
+        with self.weights.kept(), exploring(wanted), self.policy.batch(wanted):
+            if self.all_played:
+                raise RuntimeError("all of episode_seeds have been played: make a new collector for others")
+            version = self.weights.version if acting is self.policy else -1
+            batch = loop.collect(request._replace(policy=acting, version=version))
+        check_rewards(batch)
+        return batch, self._totals(batch, request)
+
+    def _random_actions(self) -> RandomActions:
+        """Return the policy that draws random actions. Raises `TypeError` for spaces from which it cannot draw."""
+        if self._random is None:
+            self._random = random_actions(None, self.env, self.clock, self.policy.noise, self.policy)
+        return self._random
+
+    def reseed_random_actions(self) -> None:
+        """Draw random actions from the action spaces as these are seeded now."""
+        if self._random is not None:
+            self._random.policy.draw_like(self.env.action_space)
+
+    def _totals(self, batch: Any, request: BatchRequest) -> Ended:
+        if request.on_step is not None:
+            request.on_step.fill(batch.extras, batch.shape)
+        ended = self.cutter.totals(batch)
+        self.steps += batch.frames
+        self.clock.lap("storage")
+        return ended
+
+    def stats(self) -> CollectorStats:
+        """Return the seconds since the first batch by kind of work."""
+        return CollectorStats(frames=self.steps, broken_episodes=self.episodes.broken, **self.clock.seconds)
+
+    def warn_of_failures(self) -> None:
+        """Give a warning after the first batch in which episodes broke off."""
+        count = self.episodes.broken
+        if not count or self._warned_of_failures:
+            return
+        self._warned_of_failures = True
+        which = "1 episode" if count == 1 else f"{count} episodes"
+        warn_caller(
+            f"{which} of this batch broke off where envs failed ({self.episodes.first_failure}): `batch.broken` marks "
+            "their steps, and `mask` leaves out the rows of the failures. Others are only counted: collector.stats()"
+        )
+
+    def note_failure(self, error: BaseException) -> bool:
+        """Record that an exception ended a batch. Return whether new episodes can come next; a note says so."""
+        if self._config.is_seeded:
+            why = "its steps are lost, and with episode_seeds every episode is played to its end"
+        elif getattr(self.env, "is_closed", False):
+            why = "its vector env is closed"
+        else:
+            self.failed = True
+            add_note(error, "the steps of this batch are lost; the collector can go on, with new episodes in all envs")
+            return True
+        add_note(error, f"the collector was shut down by this: {why}")
+        return False
+
+    def recover(self) -> None:
+        """After a failure: abandon the episodes in progress, and what is in flight."""
+        if self.failed:
+            if self._in_flight is not None:
+                self._in_flight.discard_steps()
+            self.episodes.abandon()
+            self.policy.begin(np.arange(self.env.env_num))
+            self.failed = False
+
+    @property
+    def has_steps_in_flight(self) -> bool:
+        """Return whether envs may be stepping between two batches."""
+        return self._in_flight is not None
+
+    def finish_steps(self, discard: bool) -> None:
+        """Wait for the envs that are stepping; `discard`: also discard the steps that belong to no batch yet."""
+        if self._in_flight is not None:
+            request = BatchRequest(0, False, on_step=self.extras(None))  # what comes now is shown to no hook
+            self._in_flight.finish_steps(request, discard)
+
+    def begin(self, ids: np.ndarray, obs: Any, infos: np.ndarray) -> None:
+        """Record that episodes begin in these envs, with these observations and infos."""
+        self.episodes.put_obs(ids, obs)
+        self.episodes.begin(ids, infos)
+        self.policy.begin(ids)

@@ -1,0 +1,81 @@
+"""`RoundRecorder`: writes the rounds of one batch of a synchronous loop into its buffer."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from collector.basics.timing import Clock
+from collector.batch.rollout_buffer import RolloutBuffer, Where
+from collector.batch.step_extras import StepBatch
+from collector.collectors.batch_request import BatchRequest
+from collector.episodes.env_episodes import Episodes
+from collector.policy.collector_policy import CollectorPolicy
+from vecenv import nest
+
+
+class RoundRecorder:
+    """Records what envs returned: into the buffer of a batch, and in the record of episodes."""
+
+    def __init__(
+        self, buffer: RolloutBuffer, episodes: Episodes, policy: CollectorPolicy, request: BatchRequest, clock: Clock
+    ) -> None:
+        self._buffer, self._episodes, self._policy, self._clock = buffer, episodes, policy, clock
+        self._quota, self._on_step = request.quota, request.on_step
+
+    def record(
+        self, ids: np.ndarray, where: Where, after: Where, step: Any, resets: np.ndarray | None, autoreset: bool
+    ) -> bool:
+        """Record a round in the rows `where`, its observations in the rows `after`. Return whether an episode ended.
+
+        `resets`: mask of the envs that were reset instead of stepped. `autoreset`: envs were reset in their last step.
+        """
+        buffer, episodes, (obs, reward, terminated, truncated, info) = self._buffer, self._episodes, step
+        reward, terminated, truncated, by_env = episodes.count(ids, reward, terminated, truncated, resets)
+        buffer.write_step(where, after, obs, reward, terminated, truncated)
+        ended = (by_env | truncated if episodes.limit else by_env).nonzero()[0]
+        last_obs, begun = None, list[int]()
+        if len(ended):
+            last_obs = nest.take(obs, ended)
+            for j, row in enumerate(ended.tolist()) if autoreset else ():
+                if by_env[row] and "final_obs" in info[row]:  # also a key of an env's own, where a limit ended it
+                    nest.put(last_obs, j, info[row]["final_obs"])
+                    begun.append(row)
+        if self._on_step is not None:
+            shown = StepBatch(ids, None, buffer.read("action", where), reward, terminated, truncated, obs, info)
+            self._show(where, shown, resets, ended, last_obs)
+        episodes.infos[ids] = info
+        if resets is not None:
+            self.begin(ids[resets], info[resets])
+        if len(ended):
+            failed = episodes.end(ids, ended, info, self._quota)
+            buffer.end_episodes(where.start + ended if isinstance(where, slice) else where[ended], last_obs, failed)
+            if begun:
+                self.begin(ids[begun], info[begun])
+        return len(ended) > 0
+
+    def begin(self, env_ids: np.ndarray, infos: np.ndarray) -> None:
+        """Record that episodes begin in these envs, with these infos."""
+        self._episodes.begin(env_ids, infos)
+        self._policy.begin(env_ids)
+
+    def _show(self, where: Where, shown: StepBatch, resets: Any, ended: np.ndarray, last_obs: Any) -> None:
+        """Call the step hook with the envs that stepped, and record what it returns."""
+        next_obs = nest.map(np.copy, shown.next_obs)
+        if len(ended):
+            nest.put(next_obs, ended, last_obs)
+        shown = shown._replace(obs=self._buffer.read("obs", where), next_obs=next_obs)
+        if resets is not None:
+            assert isinstance(where, np.ndarray)
+            where, shown = where[~resets], StepBatch._make(nest.take(tuple(shown), ~resets))
+        assert self._on_step is not None
+        self._buffer.write_extras(where, self._on_step(shown, self._clock))
+
+
+def buffer_of(request: BatchRequest, env_num: int, kept: RolloutBuffer | None) -> RolloutBuffer:
+    """Return an empty buffer for the batch of a request: with `reuse` the kept one, if there is one."""
+    if not request.reuse or kept is None:
+        return RolloutBuffer(env_num, request.frames // env_num)
+    kept.rewind()
+    return kept

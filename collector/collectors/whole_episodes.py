@@ -1,0 +1,95 @@
+"""`EpisodeCollection`: collects a share of whole episodes in each env, for `SyncDataCollector.collect`."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from collector.batch.rollout import FlatRollout, concatenate
+from collector.batch.step_extras import StepBatch, StepHook
+from collector.collectors.batch_request import BatchRequest
+from collector.collectors.collector_config import CollectorConfig
+from collector.episodes.env_episodes import Episodes
+from collector.episodes.episode import Ended, EpisodeCutter
+
+CHUNK = 64
+"""Steps of each env between two checks which episodes have ended."""
+
+
+class EpisodeCollection:
+    """Collects whole episodes in pieces.
+
+    collect: collects one batch, and the episodes that ended in it. abandon_started: abandons the episodes in progress,
+    and returns their ids.
+    """
+
+    def __init__(
+        self,
+        collect: Callable[[BatchRequest], tuple[Any, Ended]],
+        abandon_started: Callable[[], np.ndarray],
+        config: CollectorConfig,
+        episodes: Episodes,
+    ) -> None:
+        self._collect, self._abandon_started = collect, abandon_started
+        self._stops, self._reward_shape = config.interruptor.collection_stopped, episodes.reward_shape
+        self._env_num = len(episodes.ids)
+
+    def collect(
+        self, count: int, request: BatchRequest, on_episode: Callable[..., Any] | None, keep: bool
+    ) -> tuple[FlatRollout | None, Ended]:
+        """Collect `count` episodes. Return one batch of them, or None if `keep` is False, and the episodes."""
+        # The share of each env is set before the first step: no env gets more episodes by ending them early.
+        quota = count // self._env_num + (np.arange(self._env_num) < count % self._env_num)
+        hook, request = request.on_step, request._replace(frames=CHUNK * self._env_num, quota=quota)
+        cutter, batches, ends = EpisodeCutter(), list[FlatRollout](), list[Ended]()
+        self._abandon_started()
+        while quota.any() and not (ends and self._stops()):
+            batch, ended = self._collect(request)
+            ends.append(ended)
+            if keep:
+                batches.append(batch.flatten())
+            for episode in () if on_episode is None else cutter.cut(batch):
+                on_episode(episode)  # type: ignore[misc]
+        for each in batches if hook is not None else ():
+            hook.fill(each.extras, each.shape)  # type: ignore[union-attr]
+        # The first rewards have another shape if no env had returned a vector yet.
+        batches = [replace(each, reward=self._reward_shape.fit(each.reward)) for each in batches]
+        ends = [each._replace(returns=self._reward_shape.fit(each.returns)) for each in ends]
+        all_ends = Ended(*(np.concatenate(column) for column in zip(*ends, strict=True)))
+        order = np.argsort(all_ends.env_ids, kind="stable")
+        unfinished = self._abandon_started()  # there are some if the interruptor was stopped
+        return concatenate(batches, [unfinished]) if keep else None, Ended(*(column[order] for column in all_ends))
+
+
+def check_collect(
+    env: Any, n_step: Any, n_episode: Any, on_episode: Any, reset_before_collect: bool, reset_kwargs: Any
+) -> None:
+    """Raise `ValueError` for arguments of `collect` that exclude each other."""
+    if (n_step is None) == (n_episode is None):
+        raise ValueError(f"pass exactly one of n_step and n_episode; got n_step={n_step}, n_episode={n_episode}")
+    if on_episode is not None and n_episode is None:
+        raise ValueError("on_episode needs n_episode: with n_step, episodes may have begun before")
+    if reset_kwargs and not reset_before_collect:
+        raise ValueError("gym_reset_kwargs are for the reset of reset_before_collect=True")
+    if n_episode is not None and getattr(env, "steps_together", False):
+        raise ValueError(
+            f"n_episode leaves out envs that have their share, but {env!r} steps its envs together: pass n_step"
+        )
+
+
+def render_hook(env: Any, pause: float, on_step: StepHook | None) -> StepHook:
+    """Return a hook that calls `on_step`, renders all envs and waits `pause` seconds."""
+    if isinstance(pause, bool) or not isinstance(pause, (int, float)) or not 0 <= pause < float("inf"):
+        raise ValueError(f"render is the pause after each frame in seconds, 0 or more; got {pause!r}")
+
+    def render(step: StepBatch) -> dict[str, Any] | None:
+        extras = None if on_step is None else on_step(step)
+        env.render()
+        time.sleep(pause)
+        return extras
+
+    return render

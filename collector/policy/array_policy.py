@@ -1,0 +1,225 @@
+"""`ArrayPolicy`: calls a policy on arrays; `OutputCheck`: checks what a policy returned against the action space."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any
+
+import numpy as np
+from gymnasium import spaces
+
+from collector.basics.timing import Clock
+from collector.batch.step_extras import InfoColumns, RowLayout, check_policy_names
+from collector.policy.action_trees import action_layouts, flatten, unflatten
+from collector.policy.collector_policy import CollectorPolicy, Outputs
+from collector.policy.keyed_noise import generators_kept
+from collector.policy.policy_call import ExplorationType, PolicyCall, RecurrentState
+from vecenv import nest
+from vecenv.extending import add_note, cast_exactly
+from vecenv.nest import as_array
+
+Layout = dict[str, RowLayout]
+
+
+class ArrayPolicy(CollectorPolicy):
+    """Calls a policy on arrays, and checks its outputs.
+
+    call: the policy with its signature. check: checks against the action space. clock: counts the seconds of the
+    policy, and those of transfers and checks. threads: the collector's `policy_threads`. columns: makes arrays of the
+    entries of infos that the policy takes; None if it takes none.
+    """
+
+    def __init__(
+        self,
+        call: PolicyCall,
+        check: OutputCheck,
+        clock: Clock,
+        threads: int | None = None,
+        columns: InfoColumns | None = None,
+    ) -> None:
+        self._call: Any = call
+        self._check, self._clock, self._threads, self._columns = check, clock, threads, columns
+
+    @property
+    def layout(self) -> Mapping[str, RowLayout]:  # type: ignore[override]
+        return self._check.layout
+
+    def actions(self, obs: Any, env_ids: np.ndarray, infos: np.ndarray) -> Outputs:
+        return self.outputs(obs, env_ids, infos)
+
+    def outputs(self, obs: Any, env_ids: np.ndarray, infos: np.ndarray, stepping: np.ndarray | None = None) -> Outputs:
+        """Return the checked outputs of the policy for rows of these envs, of which `stepping` step (None: all).
+
+        `infos`: the latest info of every env.
+        """
+        call: PolicyCall = self._call
+        if call.state is not None and not call.state.is_known:
+            self._learn_state(call.state, obs, env_ids, infos)
+        obs = self._placed(obs)
+        call.infos = _infos_of(env_ids, infos) if call.takes_info else None
+        # Rows and entries of infos are transferred like the observations, to the device of the policy.
+        of_infos = {} if self._columns is None else self._columns(_infos_of(env_ids, infos), env_ids)
+        inputs = (obs, call.rows_of(env_ids, stepping), of_infos) if call.wants_rows else obs
+        outputs = self._check(self._arrays(inputs), len(env_ids))
+        self._clock.lap("transfer")
+        return outputs
+
+    def _placed(self, obs: Any) -> Any:
+        """Return the observations that are on the policy's device already, or `obs`."""
+        return obs
+
+    def _arrays(self, inputs: Any) -> Outputs:
+        """Return the outputs of the policy by name, as arrays that are valid until the next call."""
+        self._clock.lap("transfer")
+        found = self._called(inputs)
+        return {name: each if each.__class__ is np.ndarray else as_array(each) for name, each in found.items()}
+
+    def _called(self, inputs: Any) -> dict[str, Any]:
+        """Return the policy's outputs by name, for inputs that are where the policy is."""
+        outputs = self._check.by_leaf(self._call(inputs))
+        self._clock.lap("policy")
+        return outputs
+
+    def begin(self, env_ids: Any) -> None:
+        if self._call.state is not None:  # a recurrent policy restarts from its initial state
+            self._call.state.begin(env_ids)
+
+    def batch(self, wanted: ExplorationType) -> AbstractContextManager[None]:
+        self._call.exploration = wanted
+        return self._on_threads()
+
+    @contextmanager
+    def _on_threads(self) -> Iterator[None]:
+        """Run torch's CPU operations of this thread on as many threads as the policy is to use, if the program uses
+        torch.
+        """
+        threads: AbstractContextManager[None] = nullcontext()
+        if self._threads is not None and sys.modules.get("torch") is not None:
+            from collector.device.math_libraries import policy_threads
+
+            threads = policy_threads(self._threads)
+        with threads:
+            yield
+
+    def learn(self, obs: Any, env_ids: np.ndarray, infos: np.ndarray) -> None:
+        """Call a policy that was never called, and discard what it returns; random generators are not advanced."""
+        if not self._check.returned:
+            with generators_kept():
+                self.actions(nest.map(np.copy, obs), env_ids, infos)  # a policy may write into what it gets
+            self.begin(slice(None))
+            check_policy_names(self.layout)
+
+    def _learn_state(self, state: RecurrentState, obs: Any, env_ids: np.ndarray, infos: np.ndarray) -> None:
+        """Call the policy with `state=None` and discard what it returns: the state is zeros from the next call on."""
+        state.is_known = True  # else this would not end
+        try:
+            with generators_kept():
+                self.outputs(nest.map(np.copy, obs), env_ids, infos)
+        except Exception as error:
+            state.is_known = False
+            add_note(
+                error,
+                "this was the first call of a recurrent policy, with state=None, which shows what its state is: "
+                "make zeros where state is None, or give the policy a method (or attribute) initial_state(k) that "
+                "returns the state of k rows",
+            )
+            raise
+        self.begin(slice(None))
+
+    def close(self) -> None:
+        self._call = None
+
+
+def _infos_of(env_ids: np.ndarray, infos: np.ndarray) -> np.ndarray:
+    """Return the infos that came with the observations of these rows. Like the observations, the info of an env
+    without an episode is another env's, and rows behind the envs have the last env's.
+    """
+    found: np.ndarray = infos[np.minimum(env_ids, len(infos) - 1)]
+    if any(info is None for info in found):
+        known: Any = next((info for info in infos if info is not None), {})
+        found = nest.object_array([known if info is None else info for info in found])
+    return found
+
+
+class OutputCheck:
+    """Checks the outputs of a policy: their form once, and again when it changes."""
+
+    def __init__(self, env: Any) -> None:
+        self.layout: Layout = {}
+        """Shape of a row and dtype of each output, once the policy was called; no actions that are trees of arrays."""
+        self.returned: Layout = {}
+        """The same as the policy returned it."""
+        self.expected = action_layouts(env.action_space)
+        """Shape of a row and dtype of each leaf of the actions, if all envs have the same."""
+        self._last: Any = None
+        """Number of rows, and shapes and dtypes of the outputs, of the last call."""
+        self._to_cast: list[str] = []
+        self._space: Any = env.action_space[0]
+        self._is_tree = isinstance(self._space, (spaces.Dict, spaces.Tuple))
+
+    def __call__(self, outputs: Outputs, rows: int) -> Outputs:
+        """Return the outputs for so many rows, with actions as the envs get them. Raises `ValueError` or `TypeError`
+        for outputs that do not fit.
+        """
+        form = rows, {name: (values.shape, values.dtype) for name, values in outputs.items()}
+        if form != self._last:
+            self._check(outputs, rows)
+            self._last = form
+        for name in self._to_cast:
+            outputs[name] = self._as_in_space(name, outputs[name])
+        if "action" not in outputs:
+            action = unflatten(outputs, self._space)
+            outputs = {"action": action, **{name: outputs[name] for name in outputs if name not in self.expected}}
+        return outputs
+
+    def by_leaf(self, outputs: dict[Any, Any]) -> dict[str, Any]:
+        """Return outputs with an entry for each leaf of actions of a Dict or Tuple space, or one array of objects."""
+        if not self._is_tree:
+            return outputs
+        action = outputs.pop("action")
+        if not isinstance(action, (dict, tuple)):
+            return {"action": nest.object_array(action) if isinstance(action, list) else action, **outputs}
+        if not self.expected:
+            raise TypeError(
+                f"the policy returned 'action' as a {type(action).__name__}; the action space {self._space} holds what "
+                "has no array, or envs differ in it: return one action for each env, a list or an object array"
+            )
+        return {**flatten(action, self._space), **outputs}
+
+    def _check(self, outputs: Outputs, rows: int) -> None:
+        """Raise where outputs do not fit each other, those before, or the action space."""
+        for name, values in outputs.items():
+            if values.shape[:1] != (rows,):
+                should = f"{(rows, *self.expected[name][0])}" if name in self.expected else f"({rows}, ...)"
+                raise ValueError(
+                    f"the policy returned {name!r} of shape {values.shape} for {rows} observations; it must be {should}"
+                )
+        layout = {name: (values.shape[1:], values.dtype) for name, values in outputs.items()}
+        if self.returned and layout != self.returned:
+            raise TypeError(f"the policy returned {layout} (shape of a row, dtype) after {self.returned} before")
+        in_space = {name: each for name, each in self.expected.items() if name in layout}
+        for name, (expected, _) in in_space.items():
+            shape = layout[name][0]
+            if shape != expected and shape + expected != (1,):
+                raise ValueError(
+                    f"the policy returned {name!r} of shape {(rows, *shape)}; for the action space it must be "
+                    f"{(rows, *expected)}"
+                )
+        self._to_cast = [name for name, each in in_space.items() if layout[name] != each]
+        self.returned = layout
+        self.layout = {
+            name: in_space.get(name, each) for name, each in layout.items() if name == "action" or name not in in_space
+        }
+
+    def _as_in_space(self, name: str, action: np.ndarray) -> np.ndarray:
+        """The action (a leaf of it) as the envs get it, so that the stored action is the one that was executed."""
+        shape, dtype = self.expected[name]
+        cast = action if action.dtype == dtype else cast_exactly(action, dtype)
+        if cast is None or (action.dtype.kind == "f" and dtype.kind != "f"):
+            raise TypeError(
+                f"the policy returned {name!r} of dtype {action.dtype}; for the action space it must be {dtype}, or "
+                f"fit it: {action!r}"
+            )
+        return cast.reshape(len(action), *shape)

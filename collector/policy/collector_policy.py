@@ -1,0 +1,91 @@
+"""`CollectorPolicy`: the interface through which a loop calls a policy; `RandomActions`, which draws them."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import numpy as np
+
+from collector.basics.timing import Clock
+from collector.batch.step_extras import RowLayout
+from collector.policy.keyed_noise import KeyedNoise
+from collector.policy.policy_call import ExplorationType
+from collector.policy.random_policy import RandomPolicy
+from vecenv import nest
+
+ACTION_MASK = "action_mask"
+Outputs = dict[str, np.ndarray]
+
+
+class CollectorPolicy(ABC):
+    """Chooses actions for the envs that are about to step."""
+
+    module: Any = None
+    """The network that is called (a copy if the policy is on another device), or None."""
+    noise: KeyedNoise | None = None
+    """The source of random actions and samples, if episodes have seeds of their own."""
+    layout: Mapping[str, RowLayout] = {}
+    """Shape of a row and dtype of each output, once the policy was called; no actions that are trees of arrays."""
+
+    @abstractmethod
+    def actions(self, obs: Any, env_ids: np.ndarray, infos: np.ndarray) -> Outputs:
+        """Return the outputs of the policy for these envs: arrays `(k, ...)`, `action` among them.
+
+        They are valid until the envs step: they may be views of `obs`. `infos`: the latest info of every env, `(N,)`.
+        With `noise`, `obs` has a row for every env: in each call the policy gets as many. Raises `ValueError` or
+        `TypeError` for outputs that do not fit.
+        """
+
+    def begin(self, env_ids: Any) -> None:  # noqa: B027  most have no state
+        """Record that episodes begin in these envs."""
+
+    def batch(self, wanted: ExplorationType) -> AbstractContextManager[None]:
+        """Return the context in which one batch is collected, with this exploration type."""
+        return nullcontext()
+
+    def learn(self, obs: Any, env_ids: np.ndarray, infos: np.ndarray) -> None:  # noqa: B027  most know it
+        """Learn the layout of the outputs, if it is not known."""
+
+    def close(self) -> None:  # noqa: B027  most hold nothing
+        """Release memory on devices; the policy is not called again."""
+
+
+class RandomActions(CollectorPolicy):
+    """Draws the actions of a `RandomPolicy`, legal ones if infos or observations have an action mask.
+
+    Replaces the policy `instead_of` if one is given: its other outputs are zeros.
+    """
+
+    def __init__(
+        self,
+        policy: RandomPolicy,
+        clock: Clock,
+        noise: KeyedNoise | None = None,
+        instead_of: CollectorPolicy | None = None,
+    ) -> None:
+        self.policy, self.noise, self._clock, self._instead_of = policy, noise, clock, instead_of
+
+    def actions(self, obs: Any, env_ids: np.ndarray, infos: np.ndarray) -> Outputs:
+        if self._instead_of is not None:
+            self._instead_of.learn(obs, env_ids, infos)
+        if self.noise is not None and len(env_ids) < len(infos):
+            obs = nest.take(obs, env_ids)
+        outputs = {"action": self.policy(obs, env_ids, masks_in(infos[env_ids]))}
+        for name, (shape, dtype) in {} if self._instead_of is None else self._instead_of.layout.items():
+            if name != "action":
+                outputs[name] = np.zeros((len(env_ids), *shape), dtype)
+        self._clock.lap("policy")
+        return outputs
+
+    def begin(self, env_ids: Any) -> None:
+        if self.noise is not None:
+            self.noise.begin(env_ids)
+
+
+def masks_in(infos: np.ndarray) -> list[Any] | None:
+    """Return the action masks in these infos; None if no info has one."""
+    masks = [None if info is None else info.get(ACTION_MASK) for info in infos]
+    return None if all(mask is None for mask in masks) else masks

@@ -1,0 +1,73 @@
+"""`KeyedPolicy`: a policy whose actions depend on the job seed, the episode and the step alone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from collector.batch.step_extras import RowLayout, check_policy_names
+from collector.policy.array_policy import ArrayPolicy
+from collector.policy.collector_policy import CollectorPolicy, Outputs
+from collector.policy.keyed_noise import KeyedNoise, generators_kept
+from collector.policy.policy_call import ExplorationType
+from vecenv import nest
+
+
+class KeyedPolicy(CollectorPolicy):
+    """Calls another policy with a row for every env, and watches that it draws from the noise alone.
+
+    original: the policy that the user passed, on its device. rows: ids of the rows of a call, first the envs.
+    """
+
+    def __init__(self, policy: ArrayPolicy, original: Any, noise: KeyedNoise, rows: np.ndarray) -> None:
+        self._policy, self._original, self.noise, self._rows = policy, original, noise, rows
+        self.module = policy.module
+        self._is_watched = False
+        """True once the first call of this batch has shown if the policy draws from global generators."""
+
+    @property
+    def layout(self) -> Mapping[str, RowLayout]:  # type: ignore[override]
+        return self._policy.layout
+
+    def actions(self, obs: Any, env_ids: np.ndarray, infos: np.ndarray) -> Outputs:
+        rows, env_num = self._rows, len(infos)
+        some = stands = len(env_ids) < env_num
+        if len(rows) > env_num:  # the padding repeats the last env's row
+            obs, some = nest.take(obs, np.minimum(rows, env_num - 1)), True
+        # An env that does not step keeps its state.
+        call = partial(self._policy.outputs, obs, rows, infos, env_ids if stands else None)
+        assert self.noise is not None
+        outputs: Outputs = call() if self._is_watched else self.noise.watch(call)
+        self._is_watched = True
+        return nest.take(outputs, env_ids) if some else outputs
+
+    def begin(self, env_ids: Any) -> None:
+        self._policy.begin(env_ids)
+        assert self.noise is not None
+        self.noise.begin(env_ids)
+
+    @contextmanager
+    def batch(self, wanted: ExplorationType) -> Iterator[None]:
+        self._is_watched = False
+        assert self.noise is not None
+        with self._policy.batch(wanted), self.noise.watch_state(self._original):
+            yield
+
+    def learn(self, obs: Any, env_ids: np.ndarray, infos: np.ndarray) -> None:
+        """Learn the layout of the outputs by a call that counts for nothing."""
+        if not self._policy.layout:
+            assert self.noise is not None
+            reason, self._is_watched = self.noise.reason, True
+            with generators_kept():
+                self.actions(nest.map(np.copy, obs), env_ids, infos)  # a policy may write into what it gets
+            self.noise.reason = reason
+            self._policy.begin(slice(None))
+            check_policy_names(self.layout)
+
+    def close(self) -> None:
+        self._policy.close()
+        self._original = None

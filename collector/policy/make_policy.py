@@ -1,0 +1,113 @@
+"""`make_policy`: wraps what the user passed as a policy into the kind of policy that a loop calls."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from collector.basics.timing import Clock
+from collector.batch.step_extras import InfoColumns
+from collector.policy.array_policy import ArrayPolicy, OutputCheck
+from collector.policy.collector_policy import CollectorPolicy, RandomActions
+from collector.policy.keyed_noise import KeyedNoise
+from collector.policy.keyed_policy import KeyedPolicy
+from collector.policy.policy_call import ExplorationType, Policy, PolicyCall, choose, signature_of
+from collector.policy.random_policy import RandomPolicy
+
+Options = bool | dict[str, Any]
+
+
+KERNELS = (
+    "the math library may choose other kernels for other rows of a batch: set MKL_CBWR=COMPATIBLE before Python starts"
+)
+
+
+def make_policy(
+    policy: Policy | None,
+    env: Any,
+    exploration: ExplorationType,
+    device: Any = None,
+    *,
+    clock: Clock | None = None,
+    threads: int | None = None,
+    job_seed: int | None = None,
+    compile: Options = False,
+    cudagraph: Options = False,
+    info_keys: Sequence[str] = (),
+) -> CollectorPolicy:
+    """Return the policy of a collector.
+
+    policy: None for random actions. device: the collector's `policy_device`. clock: counts the seconds of the policy,
+    and those of transfers and checks. job_seed: that of episodes with seeds of their own. threads, compile, cudagraph,
+    info_keys: the collector's `policy_threads`, `compile_policy`, `cudagraph_policy` and `info_keys`.
+    """
+    clock = clock or Clock()
+    noise = None if job_seed is None else KeyedNoise(job_seed, env.env_num)
+    if policy is None or isinstance(policy, RandomPolicy):
+        return random_actions(policy, env, clock, noise)
+    if not callable(policy):
+        raise TypeError(f"a policy is a function of a batch of observations, or a module; got {policy!r}")
+    signature, check = signature_of(policy, env.observation_space[0], info_keys), OutputCheck(env)
+    columns = InfoColumns(signature.info_keys) if signature.info_keys else None
+    pick = choose if noise is None else noise.choose
+    faster = {"compile": _keywords(compile), "cudagraph": _keywords(cudagraph)}
+    torch, rows = sys.modules.get("torch"), np.arange(env.env_num)
+    made: ArrayPolicy
+    if device is not None or (torch is not None and isinstance(policy, torch.nn.Module)):
+        from collector.device.math_libraries import full_rows, rows_are_exact
+        from collector.device.tensors import Transfer, moved, resolve_device, tensors_of
+        from collector.device.tensors import torch as imported
+        from collector.policy.tensor_policy import TensorPolicy
+
+        home = next((tensor.device for tensor in tensors_of(policy)), imported.device("cpu"))
+        target = home if device is None else resolve_device(device)
+        policy = moved(policy, target)
+        if noise is not None:
+            if not signature.env_id:  # a policy may know the envs by their ids
+                rows = np.arange(full_rows(env.env_num))
+            noise.resize(len(rows))
+            if not rows_are_exact(len(rows), target):
+                noise.not_keyed(KERNELS)
+        if faster["cudagraph"] is not None and target.type != "cuda":
+            raise ValueError(
+                f"cudagraph_policy needs the policy on a CUDA device, and it is on {target}: "
+                "pass policy_device='cuda', or do not pass cudagraph_policy"
+            )
+        on_device = getattr(env, "on_device", None) if getattr(env, "device", None) == target else None
+        transfer = Transfer(target, len(rows))
+        call = PolicyCall(policy, signature, len(rows), exploration, pick, **faster)
+        made = TensorPolicy(call, check, clock, threads, columns, policy, transfer, on_device)
+    elif any(each is not None for each in faster.values()):
+        raise ValueError(
+            "compile_policy and cudagraph_policy are for policies on tensors; this one gets arrays: "
+            "pass a torch module, or name a policy_device"
+        )
+    else:
+        call = PolicyCall(policy, signature, len(rows), exploration, pick)
+        made = ArrayPolicy(call, check, clock, threads, columns)
+    return made if noise is None else KeyedPolicy(made, policy, noise, rows)
+
+
+def random_actions(
+    policy: RandomPolicy | None,
+    env: Any,
+    clock: Clock,
+    noise: KeyedNoise | None,
+    instead_of: CollectorPolicy | None = None,
+) -> RandomActions:
+    """Return a policy that draws random actions: those of `policy`, or of the action spaces.
+
+    Raises `TypeError` for action spaces from which they cannot be drawn.
+    """
+    policy = RandomPolicy(env.action_space) if policy is None else policy
+    if noise is not None:
+        noise.seed_random(policy, env.action_space)
+    return RandomActions(policy, clock, noise, instead_of)
+
+
+def _keywords(option: Options) -> dict[str, Any] | None:
+    """Return the keyword arguments of `compile_policy` or `cudagraph_policy`; None if it is off."""
+    return None if option is None or option is False else {} if option is True else dict(option)

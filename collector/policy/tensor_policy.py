@@ -1,0 +1,68 @@
+"""`TensorPolicy`: calls a policy on tensors, on its device."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from collector.basics.timing import Clock
+from collector.batch.step_extras import InfoColumns
+from collector.device.tensors import Transfer, is_lazy, torch
+from collector.policy.array_policy import ArrayPolicy, OutputCheck
+from collector.policy.collector_policy import Outputs
+from collector.policy.policy_call import PolicyCall
+from vecenv import nest
+
+
+class TensorPolicy(ArrayPolicy):
+    """Calls a policy on tensors. Arguments as for `ArrayPolicy`, and:
+
+    policy: the policy on its device. transfer: moves rows there and back. on_device: returns the tensors of
+    observations that are on the device already, or None.
+    """
+
+    def __init__(
+        self,
+        call: PolicyCall,
+        check: OutputCheck,
+        clock: Clock,
+        threads: int | None,
+        columns: InfoColumns | None,
+        policy: Any,
+        transfer: Transfer,
+        on_device: Callable[[Any], Any] | None,
+    ) -> None:
+        super().__init__(call, check, clock, threads if transfer.device.type == "cpu" else None, columns)
+        self.module = policy if isinstance(policy, torch.nn.Module) else None
+        self._transfer: Any = transfer
+        self._on_device = on_device
+        self._inputs_device: Any = None  # once there were some
+        # Lazy modules make their parameters in the first call: made in inference mode, they could not be trained.
+        self._guard: Any = torch.no_grad() if is_lazy(policy) else torch.inference_mode()
+
+    def _placed(self, obs: Any) -> Any:
+        tensors = None if self._on_device is None else self._on_device(obs)
+        return obs if tensors is None else tensors
+
+    def _arrays(self, inputs: Any) -> Outputs:
+        with self._guard:  # one for all calls: making it costs as much as entering it
+            tensors = self._transfer.to_device(inputs)
+            self._clock.lap("transfer")
+            outputs = self._called(tensors)
+            is_first = self._inputs_device is None
+            if is_first:
+                self._inputs_device = next(nest.leaves(tensors)).device
+            for name, value in outputs.items():
+                if isinstance(value, torch.Tensor) and value.device != self._inputs_device:
+                    raise ValueError(
+                        f"the policy returned {name!r} on {value.device}; it must be on {self._inputs_device}, where "
+                        "its observations were (see policy_device)"
+                    )
+            arrays: Outputs = self._transfer.to_numpy(outputs)
+        if is_first:
+            self._guard = torch.inference_mode()
+        return arrays
+
+    def close(self) -> None:
+        super().close()
+        self._transfer = self._on_device = None
