@@ -154,7 +154,7 @@ WORDS: dict[str, str] = {
     "StoreWriter.end.status": '`"complete"`, or why it is not.',
     "Transform.attach.owner": "The `TransformedEnv` or `TransformedVectorEnv`.",
     "Transform.inv.action": "The actions as the caller passes them, `(k, ...)`.",
-    "Transform.places.tree": "A space of observations, or observations.",
+    "Transform.find_places.tree": "A space of observations, or observations.",
     "Transform.set_episode_state.state": "What `episode_state` returned for these envs.",
     "Transform.takes.dtype": "The name of its dtype.",
     "Transform.takes.shape": "The shape of a row of the part.",

@@ -218,7 +218,10 @@ class Transform:
             self._places = own
 
     def find_places(self, tree: Any) -> list[Place]:
-        """The places in observations of this space, or in this tree of arrays; ValueError where there are none."""
+        """Return the places that are transformed in `tree`, which is a space or a tree of arrays.
+
+        Raises ValueError if there are none.
+        """
         if isinstance(tree, spaces.Space):
             tree = space_tree(tree, "observation")
         sources = (
