@@ -13,6 +13,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
+from threading import get_ident
 from time import perf_counter
 from types import FrameType
 from typing import Any
@@ -183,8 +184,8 @@ class Engine:
 
     def _set_mark(self, ids: Collection[int]) -> None:
         """Set the mark for a call of these envs; before the first change, and after the last refusal."""
-        self.mark.ids = ids
-        self.mark.set()
+        mark = self.mark
+        mark.ids, mark.is_set = ids, get_ident()
 
     # Recovery.
 
@@ -284,7 +285,7 @@ class Engine:
             raise TypeError(f"send() got {sorted(kwargs)}, which are for resets, but no ids to reset")
         if plain:
             self.mark.ids = self.all_ids
-            self.mark.set()
+            self.mark.is_set = get_ident()
             self.arena.action[...] = action
         else:
             is_list = action.__class__ is list

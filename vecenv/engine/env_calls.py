@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from threading import get_ident
 from typing import Any
 
 import numpy as np
@@ -56,7 +57,7 @@ class EnvCalls:
                 if i in self._backend.lost:
                     self._recovery.check(i)
         self.mark.ids = asked
-        self.mark.set()
+        self.mark.is_set = get_ident()
         try:
             return self._backend.call(asked, op, args)
         except (TypeError, ValueError):  # the arguments cannot travel: nothing was sent
@@ -80,7 +81,7 @@ class EnvCalls:
 
     def _set_mark(self, call: EnvCall) -> None:
         self.mark.ids = call.ids
-        self.mark.set()
+        self.mark.is_set = get_ident()
 
     @is_one_call
     def set_states(self, ids: np.ndarray | None, states: Sequence[Any]) -> None:

@@ -1,6 +1,6 @@
 """Mark: set while a call changes the state of a vector env, so that an interrupt cannot leave half a change unnoticed.
 
-    mark.set()   -> status bytes, frames, extras, counters ->   mark.is_set = False
+    mark.is_set = get_ident()   -> status bytes, frames, extras, counters ->   mark.is_set = False
 
 An interrupt is an exception that a signal handler raises between any two bytecodes, such as KeyboardInterrupt. The
 call that it ends leaves the mark set, and the next call recovers first.
@@ -45,10 +45,6 @@ class Mark:
         """The exception that ended this call, for error texts."""
         self.closed: str | None = None
         """The text of the ClosedError once the vector env is closed."""
-
-    def set(self) -> None:
-        """Set the mark for a call of this thread."""
-        self.is_set = threading.get_ident()
 
     def is_in_use(self, frame: FrameType | None = None) -> bool:
         """Return whether the call that set the mark still runs, in another thread or below the handler of a signal, or

@@ -50,6 +50,8 @@ class ReturnedInfos:
 
     def by_id(self, taken: Taken) -> Mapping[int, dict[str, Any]]:
         """Return infos and last observations as the envs returned them, by env id. Empty infos are left out."""
+        if taken is NOTHING_BESIDES:
+            return {}
         if not taken.extras and len(taken.infos) < 2:
             return taken.infos[0] if taken.infos else {}
         infos = self._merged(taken)
