@@ -153,7 +153,7 @@ class RowWiseWrapper(VectorEnvWrapper):
         """Called with the arguments of `step` or `send` before the round is sent. A subclass that overrides it calls
         this one too.
         """
-        if not self._resets and "reset" not in kwargs and "autoreset" not in kwargs:
+        if not kwargs and not self._resets:
             return
         asks = all(kwargs.get("autoreset") is not no for no in (None, False, np.False_))
         if asks and not self.keeps_autoreset:
@@ -307,7 +307,7 @@ class RowWiseWrapper(VectorEnvWrapper):
     def map_round(self, obs: Any, rew: Any, terminated: Any, truncated: Any, info: np.ndarray) -> Any:
         """Map a round of steps, in which envs may have been reset, by `map_step` and `map_reset`."""
         resets = self._reset_rows(info) if self._resets else None
-        if resets is None and isinstance(terminated, np.ndarray) and not len((terminated | truncated).nonzero()[0]):
+        if resets is None and terminated.__class__ is np.ndarray and not (terminated | truncated).nonzero()[0].size:
             return self.map_step(obs, rew, terminated, truncated, info)  # no episode ended
         ended = [row for row, each in enumerate(info) if "final_obs" in each and "final_info" in each]
         repeated = [row for row, each in enumerate(info) if is_repeated(each) and truncated[row]]
