@@ -242,3 +242,25 @@ def _load_weights(policy: Any, checkpoint: str) -> None:
         policy.load_state_dict(weights)
     except (RuntimeError, TypeError, AttributeError, KeyError) as error:
         raise JobError(f"checkpoint: {path} does not fit {type(policy).__name__}: {error}") from None
+
+
+def check_cluster(job: Job, cluster: str | None, actors: int | None) -> None:
+    """Raise `JobError` for a job that cannot be played by so many tasks (None: as many as find a place)."""
+    if cluster is None:
+        if actors is not None:
+            raise JobError(f'cluster_actors = {actors} are for a cluster: pass cluster = "auto" too (--cluster auto)')
+        return
+    if actors is not None and actors < 1:
+        raise JobError(f"cluster_actors must be at least 1, got {actors}")
+    if names := with_statistics(job):
+        raise JobError(
+            f"the statistics of {', '.join(names)} go from one episode to the next, and each task on a cluster would "
+            'have its own: freeze them (frozen = "statistics.json"), or run the job without --cluster'
+        )
+    if job.backend == "ray":
+        raise JobError(
+            'backend = "ray" puts each env into an actor, and with --cluster whole episodes are given to tasks: leave '
+            'it out, or name the backend of each task, such as backend = "shmem"'
+        )
+    if job.device not in ("auto", "cpu", "cuda"):
+        raise JobError(f'device = "{job.device}": a task sees its own GPU only; use device = "cuda"')

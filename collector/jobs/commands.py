@@ -24,10 +24,9 @@ import msgspec
 import tyro
 from tyro.conf import Positional, arg
 
-from collector.jobs.builders import check_env
+from collector.jobs.builders import check_cluster, check_env
 from collector.jobs.dataset_info import dataset_info, import_figure, plot_dataset, statistics_in_words
 from collector.jobs.job import Job, JobError, as_record, as_shown
-from collector.jobs.job_cluster import check_cluster
 from collector.jobs.job_files import job_of, job_of_settings, load_job, with_settings
 from collector.jobs.job_progress import JobState
 from collector.jobs.job_runner import resume_job, run_job

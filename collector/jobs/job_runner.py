@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import os
+import re
+import signal
+import socket
 import time
 from collections.abc import Callable, Iterable
 from contextlib import ExitStack, closing
@@ -10,21 +13,27 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from collector.basics.interruptor import Stopping
-from collector.jobs.builders import check_env, resolve_device, transforms_with_statistics, wrappers_with_statistics
+from collector.jobs.builders import (
+    check_cluster,
+    check_env,
+    resolve_device,
+    transforms_with_statistics,
+    wrappers_with_statistics,
+)
 from collector.jobs.job import Job, JobError
-from collector.jobs.job_cluster import check_cluster, connect_to, device_of_tasks
 from collector.jobs.job_files import check_unchanged, compared, read_job, with_settings
 from collector.jobs.job_progress import JobState, Metrics, import_tensorboard
 from collector.jobs.names import check_names
 from collector.jobs.plan import Plan
 from collector.jobs.player import EpisodeWriter, JobFailedError, PlayedEpisodes, Player, skipped_in
-from collector.jobs.ray_player import RayPlayer
+from collector.jobs.ray_player import RayPlayer, device_of_tasks
 from collector.jobs.transform_statistics import States, read_statistics, with_frozen
 from collector.store.dataset_folder import check_folder
 from collector.store.manifest import MANIFEST, Manifest, read_manifest
 from collector.store.safe_folder import DatasetError
 from collector.store.writer import StoreWriter
 from vecenv import DummyVectorEnv
+from vecenv.extending import RayCluster, connect
 
 Progress = Callable[[JobState], None]
 
@@ -204,3 +213,19 @@ class JobRunner:
         plan, state = self.plan, self.state
         state.status, state.steps, state.episodes = "complete", plan.end_steps, plan.end_episodes
         return state
+
+
+def connect_to(address: str) -> RayCluster:
+    """Connect to the cluster of a job. Raises `JobError` where there is none."""
+    try:
+        if re.fullmatch(r"[\w.-]+:\d+", address):
+            host, port = address.split(":")
+            socket.create_connection((host, int(port)), timeout=5.0).close()  # Ray itself tries for minutes
+        return connect(address)
+    except SystemExit:  # what Ray makes of a SIGTERM while it starts
+        raise SystemExit(128 + signal.SIGTERM) from None
+    except OSError as error:
+        raise JobError(
+            f'there is no Ray cluster at {address!r}: {error}; --cluster takes "auto", or the address of one, such '
+            "as 10.0.0.1:6379"
+        ) from error

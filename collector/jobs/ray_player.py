@@ -28,7 +28,6 @@ import msgspec
 
 from collector.basics.interruptor import Stopping
 from collector.jobs.job import Job, JobError, as_record
-from collector.jobs.job_cluster import device_of_tasks, task_options
 from collector.jobs.job_files import check_head
 from collector.jobs.job_progress import JobProgress
 from collector.jobs.plan import Plan
@@ -67,6 +66,20 @@ LAST_COMMITS = 12.0
 """Seconds that tasks have, after a signal or an error, for the round in progress and the last commit."""
 ENDED_WITHIN = 5.0
 """Seconds in which tasks that are killed have ended."""
+
+
+def task_options(job: Job) -> dict[str, Any]:
+    """Return what Ray reserves for each task, and its environment, as `ray.remote` takes them."""
+    ray, options = job.ray, dict[str, Any]()
+    options["num_cpus"] = (job.num_workers or 1) if ray.num_cpus is None else ray.num_cpus
+    options["num_gpus"] = int(device_of_tasks(job) == "cuda") if ray.num_gpus is None else ray.num_gpus
+    given = {name: getattr(ray, name) for name in ("memory", "resources", "runtime_env")}
+    return options | {name: value for name, value in given.items() if value} | {"scheduling_strategy": ray.scheduling}
+
+
+def device_of_tasks(job: Job) -> str:
+    """The device of the policies: a GPU only where the job asks for them."""
+    return "cpu" if job.device == "auto" else job.device
 
 
 # The task.

@@ -16,7 +16,7 @@ import psutil
 import pytest
 
 from collector import Dataset, DatasetError, episode_seed
-from collector.jobs import job_cluster, job_runner, ray_player
+from collector.jobs import job_runner, ray_player
 from collector.jobs.job import JobError
 from collector.jobs.job_runner import resume_job, run_job
 from collector.jobs.player import JobFailedError
@@ -177,8 +177,8 @@ def test_ray_gets_the_options_of_a_job_for_each_task() -> None:
     given = {"num_cpus": 2, "memory": 10, "resources": {"far": 1}, "runtime_env": {"pip": ["a"]}}
     ray = {**given, "scheduling": "DEFAULT", "max_retries": 0}
     expected = {**given, "num_gpus": 0, "scheduling_strategy": "DEFAULT"}
-    assert job_cluster.task_options(job(ray=ray)) == expected
-    assert job_cluster.task_options(job()) == {"num_cpus": 1, "num_gpus": 0, "scheduling_strategy": "SPREAD"}
+    assert ray_player.task_options(job(ray=ray)) == expected
+    assert ray_player.task_options(job()) == {"num_cpus": 1, "num_gpus": 0, "scheduling_strategy": "SPREAD"}
     with pytest.raises(JobError, match="num_cpus"):
         job(ray={"num_cpus": -1})
 
