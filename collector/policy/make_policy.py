@@ -55,40 +55,57 @@ def make_policy(
     pick = choose if noise is None else noise.choose
     faster = {"compile": _keywords(compile), "cudagraph": _keywords(cudagraph)}
     torch, rows = sys.modules.get("torch"), np.arange(env.env_num)
-    made: ArrayPolicy
-    if device is not None or (torch is not None and isinstance(policy, torch.nn.Module)):
-        from collector.device.math_libraries import full_rows, rows_are_exact
-        from collector.device.tensors import Transfer, moved, resolve_device, tensors_of
-        from collector.device.tensors import torch as imported
-        from collector.policy.tensor_policy import TensorPolicy
-
-        home = next((tensor.device for tensor in tensors_of(policy)), imported.device("cpu"))
-        target = home if device is None else resolve_device(device)
-        policy = moved(policy, target)
-        if noise is not None:
-            if not signature.env_id:  # a policy may know the envs by their ids
-                rows = np.arange(full_rows(env.env_num))
-            noise.resize(len(rows))
-            if not rows_are_exact(len(rows), target):
-                noise.not_keyed(KERNELS)
-        if faster["cudagraph"] is not None and target.type != "cuda":
-            raise ValueError(
-                f"cudagraph_policy needs the policy on a CUDA device, and it is on {target}: "
-                "pass policy_device='cuda', or do not pass cudagraph_policy"
-            )
-        on_device = getattr(env, "on_device", None) if getattr(env, "device", None) == target else None
-        transfer = Transfer(target, len(rows))
-        call = PolicyCall(policy, signature, len(rows), exploration, pick, **faster)
-        made = TensorPolicy(call, check, clock, threads, columns, policy, transfer, on_device)
-    elif any(each is not None for each in faster.values()):
+    on_tensors = device is not None or (torch is not None and isinstance(policy, torch.nn.Module))
+    if not on_tensors and any(each is not None for each in faster.values()):
         raise ValueError(
             "compile_policy and cudagraph_policy are for policies on tensors; this one gets arrays: "
             "pass a torch module, or name a policy_device"
         )
+    if on_tensors:
+        from collector.device.tensors import Transfer, moved
+        from collector.policy.tensor_policy import TensorPolicy
+
+        target = _device_of(policy, device, cudagraph=faster["cudagraph"] is not None)
+        policy = moved(policy, target)
+        if noise is not None:
+            rows = _rows_of_a_batch(noise, env.env_num, signature.env_id, target)
+        on_device = getattr(env, "on_device", None) if getattr(env, "device", None) == target else None
+        transfer = Transfer(target, len(rows))
+        call = PolicyCall(policy, signature, len(rows), exploration, pick, **faster)
+        made: ArrayPolicy = TensorPolicy(call, check, clock, threads, columns, policy, transfer, on_device)
     else:
         call = PolicyCall(policy, signature, len(rows), exploration, pick)
         made = ArrayPolicy(call, check, clock, threads, columns)
     return made if noise is None else KeyedPolicy(made, policy, noise, rows)
+
+
+def _device_of(policy: Policy, device: Any, cudagraph: bool) -> Any:
+    """Return the device on which a policy runs: `device`, or if that is None the one that has its parameters.
+
+    Raises `ValueError` if `cudagraph` is True and the device is not a CUDA device.
+    """
+    from collector.device.tensors import resolve_device, tensors_of, torch
+
+    home = next((tensor.device for tensor in tensors_of(policy)), torch.device("cpu"))
+    target = home if device is None else resolve_device(device)
+    if cudagraph and target.type != "cuda":
+        raise ValueError(
+            f"cudagraph_policy needs the policy on a CUDA device, and it is on {target}: "
+            "pass policy_device='cuda', or do not pass cudagraph_policy"
+        )
+    return target
+
+
+def _rows_of_a_batch(noise: KeyedNoise, env_num: int, knows_ids: bool, target: Any) -> np.ndarray:
+    """Return the rows of a batch whose actions depend on keys alone, and resize the noise to them."""
+    from collector.device.math_libraries import full_rows, rows_are_exact
+
+    # A policy may know the envs by their ids: then no row is added.
+    rows = np.arange(env_num if knows_ids else full_rows(env_num))
+    noise.resize(len(rows))
+    if not rows_are_exact(len(rows), target):
+        noise.not_keyed(KERNELS)
+    return rows
 
 
 def random_actions(
