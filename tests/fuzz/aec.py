@@ -10,9 +10,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import initialize, rule
 from pettingzoo import AECEnv
 
-from tests.fuzz.driver import Program
 from tests.fuzz.envs import ACTIONS, SPACES, assert_same, draw, number, rows_of, stacked
-from tests.fuzz.pettingzoo import AGENTS, NUMBERS
+from tests.fuzz.pettingzoo import AGENTS, NUMBERS, Games
 from vecenv import AECVectorEnv
 
 N = 3
@@ -78,9 +77,7 @@ class Table(AECEnv):  # type: ignore[type-arg, misc]
         self._deads_step_first()
 
 
-class Fuzz(Program):
-    """`envs` are played by PettingZoo's loop, `over` are those whose episode has ended."""
-
+class Fuzz(Games):
     @initialize(
         n=st.integers(1, N),
         backend=st.sampled_from(["dummy", "dummy", "thread", "shmem", "subproc"]),
@@ -89,30 +86,18 @@ class Fuzz(Program):
         acted=alike_or_not(list(ACTIONS)),
     )
     def make(self, n: int, backend: str, mode: str, seen: list[str], acted: list[str]) -> None:
-        self.n, self.mode = n, mode
         self.sees_one, self.acts_one = len(set(seen)) == 1, len(set(acted)) == 1
-        self.envs = [Table(seen, acted) for _ in range(n)]
-        self.venv = AECVectorEnv([partial(Table, seen, acted)] * n, backend, autoreset_mode=mode)
-        self.over = [False] * n
-        self.reset(list(range(n)), 1)
-
-    def close(self) -> None:
-        if hasattr(self, "venv"):
-            self.venv.close()
+        env = partial(Table, seen, acted)
+        self.begin(AECVectorEnv([env] * n, backend, autoreset_mode=mode), env, n, mode)
 
     @rule(ids=st.lists(st.integers(0, N - 1), min_size=1, unique=True), seed=st.none() | SMALL)
     def reset(self, ids: list[int], seed: int | None) -> None:
-        ids = [i for i in ids if i < self.n] or [0]
-        obs, infos = self.venv.reset(id=ids, **({} if seed is None else {"seed": seed}))
-        for row, i in enumerate(ids):
-            self.envs[i].reset(seed=None if seed is None else seed + i)
-            self.over[i] = False
+        for row, i, obs, infos, _ in self.reset_rows(ids, seed):
             self.compare(row, i, obs, infos)
 
     @rule(ids=st.lists(st.integers(0, N - 1), min_size=1, unique=True) | st.just(list(range(N))), action=SMALL)
     def step(self, ids: list[int], action: int) -> None:
-        ids = [i for i in ids if i < self.n and not (self.mode == "Disabled" and self.over[i])]
-        if not ids:
+        if not (ids := self.playable(ids)):
             return
         rng, spaces = np.random.default_rng(action), self.envs[0].acted
         rows = {agent: [draw(spaces[agent], rng) for _ in ids] for agent in AGENTS}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
@@ -67,9 +68,41 @@ class Crowd(ParallelEnv):  # type: ignore[type-arg, misc]
         return obs, rewards, terminated, truncated, infos
 
 
-class Fuzz(Program):
-    """`envs` are stepped by PettingZoo's loop, `over` are those whose episode has ended."""
+class Games(Program):
+    """`envs` are played by PettingZoo's loop, `over` are those whose episode has ended."""
 
+    n: int
+    mode: str
+    envs: list[Any]
+    venv: Any
+
+    def begin(self, venv: Any, env: Callable[[], Any], n: int, mode: str) -> None:
+        """Begin with `n` envs in `venv`, and as many of the oracle."""
+        self.venv, self.n, self.mode = venv, n, mode
+        self.envs, self.over = [env() for _ in range(n)], [False] * n
+        self.reset(list(range(n)), 1)
+
+    def reset(self, ids: list[int], seed: int | None) -> None:
+        raise NotImplementedError
+
+    def close(self) -> None:
+        if hasattr(self, "venv"):
+            self.venv.close()
+
+    def reset_rows(self, ids: list[int], seed: int | None) -> Iterator[tuple[int, int, Any, Any, Any]]:
+        """Reset these envs; yields row, id, observations, infos, and the result of the env of the oracle."""
+        ids = [i for i in ids if i < self.n] or [0]
+        obs, infos = self.venv.reset(id=ids, **({} if seed is None else {"seed": seed}))
+        for row, i in enumerate(ids):
+            self.over[i] = False
+            yield row, i, obs, infos, self.envs[i].reset(seed=None if seed is None else seed + i)
+
+    def playable(self, ids: list[int]) -> list[int]:
+        """The ids of envs that exist and may step."""
+        return [i for i in ids if i < self.n and not (self.mode == "Disabled" and self.over[i])]
+
+
+class Fuzz(Games):
     @initialize(
         n=st.integers(1, N),
         backend=st.sampled_from(["dummy", "dummy", "thread", "shmem", "subproc"]),
@@ -78,29 +111,17 @@ class Fuzz(Program):
         acted=st.lists(st.sampled_from(list(ACTIONS)), min_size=4, max_size=4),
     )
     def make(self, n: int, backend: str, mode: str, seen: list[str], acted: list[str]) -> None:
-        self.n, self.mode = n, mode
-        self.envs = [Crowd(seen, acted) for _ in range(n)]
-        self.venv = ParallelVectorEnv([partial(Crowd, seen, acted)] * n, backend, autoreset_mode=mode)
-        self.over = [False] * n
-        self.reset(list(range(n)), 1)
-
-    def close(self) -> None:
-        if hasattr(self, "venv"):
-            self.venv.close()
+        env = partial(Crowd, seen, acted)
+        self.begin(ParallelVectorEnv([env] * n, backend, autoreset_mode=mode), env, n, mode)
 
     @rule(ids=st.lists(st.integers(0, N - 1), min_size=1, unique=True), seed=st.none() | SMALL)
     def reset(self, ids: list[int], seed: int | None) -> None:
-        ids = [i for i in ids if i < self.n] or [0]
-        obs, infos = self.venv.reset(id=ids, **({} if seed is None else {"seed": seed}))
-        for row, i in enumerate(ids):
-            want, said = self.envs[i].reset(seed=None if seed is None else seed + i)
-            self.over[i] = False
+        for row, i, obs, infos, (want, said) in self.reset_rows(ids, seed):
             self.compare(row, i, obs, infos, want, said, [])
 
     @rule(ids=st.lists(st.integers(0, N - 1), min_size=1, unique=True) | st.just(list(range(N))), action=SMALL)
     def step(self, ids: list[int], action: int) -> None:
-        ids = [i for i in ids if i < self.n and not (self.mode == "Disabled" and self.over[i])]
-        if not ids:
+        if not (ids := self.playable(ids)):
             return
         rng = np.random.default_rng(action)
         rows = {agent: [draw(self.envs[0].action_space(agent), rng) for _ in ids] for agent in AGENTS}
