@@ -186,11 +186,8 @@ class RowWiseWrapper(VectorEnvWrapper):
         below = self.venv.get_state(id)
         return [LayerState(each, nest.take(own, slice(i, i + 1))) for i, each in enumerate(below)] if own else below
 
-    @sets_mark
     def set_state(self, states: Sequence[Any], id: Any = None) -> None:
         """As `venv.set_state`; ValueError for states without, or with other, parts of the state that is kept here."""
-        if self._in_call is not None:
-            self._recover(sys._getframe(1))
         ids = self._ids(id)
         if expected := self.episode_state(ids).keys():
             for state in states:
@@ -200,37 +197,31 @@ class RowWiseWrapper(VectorEnvWrapper):
                         f"set_state() of {type(self).__name__} needs states with {sorted(expected)}, got one {got}: "
                         "take them by get_state() of a vector env with equal layers"
                     )
-        self._in_call = (), id, {}
-        try:
+
+        def put() -> None:
             self.venv.set_state([state.below for state in states] if expected else states, id)
             for i, state in zip(ids, states, strict=False):
                 self.set_episode_state(np.array([i]), state.own if expected else {})
-        except BaseException as error:
-            self._note_end(error)
-            raise
-        self._in_call = None
+
+        self._as_one_call(((), id, {}), put)
 
     def _ids(self, id: Any) -> np.ndarray:
         return np.arange(len(self)) if id is None else as_ids(tensor_on_host(id), len(self))
 
-    @sets_mark
     def reset(self, id: Any = None, **kwargs: Any) -> tuple[Any, np.ndarray]:
         """As `venv.reset`, with the rows of `map_reset`."""
-        if self._in_call is not None:
-            self._recover(sys._getframe(1))
-        self._in_call = (), id, kwargs
-        try:
+
+        def reset() -> tuple[Any, np.ndarray]:
             self.note_reset(id, kwargs)
             rows: tuple[Any, np.ndarray] = self._mapped(self.map_reset, self.venv.reset, id, **kwargs)
-        except BaseException as error:
-            self._note_end(error)
-            raise
-        self._in_call = None
-        return rows
+            return rows
+
+        return self._as_one_call(((), id, kwargs), reset)
 
     @sets_mark
     def step(self, action: Any, id: Any = None, **kwargs: Any) -> Any:
         """As `venv.step`, with the rows of `map_step`."""
+        # As `_as_one_call`, without the cost of two more calls in each round.
         if self._in_call is not None:
             self._recover(sys._getframe(1))
         self._in_call = action, id, kwargs
@@ -244,33 +235,19 @@ class RowWiseWrapper(VectorEnvWrapper):
         self._in_call = None
         return rows
 
-    @sets_mark
     def send(self, action: Any, id: Any = None, **kwargs: Any) -> None:
         """As `venv.send`."""
-        if self._in_call is not None:
-            self._recover(sys._getframe(1))
-        self._in_call = action, id, kwargs
-        try:
+
+        def send() -> None:
             self.note_round(action, id, kwargs)
             self.venv.send(action if action is None else self.map_action(action), id, **kwargs)
-        except BaseException as error:
-            self._note_end(error)
-            raise
-        self._in_call = None
 
-    @sets_mark
+        self._as_one_call((action, id, kwargs), send)
+
     def recv(self) -> Any:
         """As `venv.recv`, with the rows of `map_step`."""
-        if self._in_call is not None:
-            self._recover(sys._getframe(1))
-        self._in_call = (), self.venv.waiting_id, {}
-        try:
-            rows = self._mapped(self.map_round, self.venv.recv)
-        except BaseException as error:
-            self._note_end(error)
-            raise
-        self._in_call = None
-        return rows
+        asked: tuple[Any, Any, dict[str, Any]] = (), self.venv.waiting_id, {}
+        return self._as_one_call(asked, lambda: self._mapped(self.map_round, self.venv.recv))
 
     def _mapped(self, mapped: Callable[..., Any], call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """The rows of a call, or of the `partial` of its error, mapped."""

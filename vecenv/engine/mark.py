@@ -97,19 +97,22 @@ class LayerMark:
     _in_call: Any = None
 
     @sets_mark
-    def _halves(self, first: Callable[[], Any], second: Callable[[], Result]) -> Result:
-        """Make two calls as one, between which an interrupt may come; return the result of the second one."""
+    def _as_one_call(self, asked: Any, work: Callable[[], Result]) -> Result:
+        """Return the result of `work`, the part of a call that changes state, for the envs `asked`."""
         if self._in_call is not None:
             self._recover(sys._getframe(1))
-        self._in_call = ()
+        self._in_call = asked
         try:
-            first()
-            result = second()
+            result = work()
         except BaseException as error:
             self._note_end(error)
             raise
         self._in_call = None
         return result
+
+    def _halves(self, first: Callable[[], Any], second: Callable[[], Result]) -> Result:
+        """Make two calls as one, between which an interrupt may come; return the result of the second one."""
+        return self._as_one_call((), lambda: (first(), second())[1])
 
     def _note_end(self, error: BaseException) -> None:
         """Note the exception that ended a call. One of the env or of an argument is not an interrupt."""
