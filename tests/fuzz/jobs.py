@@ -160,7 +160,8 @@ class Fuzz(Program):
         running = kills._context.Process(target=play, args=(str(self.out), self.settings, kill_at))
         running.start()
         code = kills.finish(running, (0, 1, -9) if kill_at.endswith("raise") else (0, -9))
-        self.complete = code == 0 and Dataset(self.out).complete
+        # A job that is stopped before its first episode has ended makes no data set.
+        self.complete = code == 0 and (self.out / "dataset.json").exists() and Dataset(self.out).complete
         assert kill_at or self.complete, "a job that nothing disturbed is not complete"
         self.committed = kills.check(self.out, self.committed)
         self.failed = False

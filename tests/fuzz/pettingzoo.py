@@ -153,7 +153,7 @@ class Fuzz(Games):
         self.over[i] = done
         if done and self.mode == "SameStep":
             for agent in acted:
-                last = rows_of(env.observation_space(agent), infos["final_obs"][agent], self.n)[row]
+                last = rows_of(env.observation_space(agent), infos["final_obs"][agent], len(infos["env_id"]))[row]
                 self.same_row(agent, env, last, want[agent], f"final_obs of {agent} in env {i}")
             want, said = env.reset()
             self.over[i] = False

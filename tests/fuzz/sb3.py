@@ -84,6 +84,8 @@ class Fuzz(Program):
         self.wrapped = [name for name in wrapped if space in WRAPPERS[name][1]]
         if "extract" in self.wrapped:
             self.wrapped = ["extract"]
+        # SB3 cannot tell where the channels of a stack of pictures are.
+        self.wrapped.sort(key=lambda name: name != "transpose")
         for name in self.wrapped:
             self.both = [WRAPPERS[name][0](envs) for envs in self.both]
         for name in ("num_envs", "observation_space", "action_space"):
