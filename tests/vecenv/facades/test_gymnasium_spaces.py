@@ -100,6 +100,18 @@ WORDS = [
 ]
 
 
+class ClosedIfRefused(gym.vector.AsyncVectorEnv):
+    """gymnasium leaves the workers of a constructor that fails to finalizers, which may close a pipe twice."""
+
+    def __init__(self, *args, **kwargs):
+        try:
+            super().__init__(*args, **kwargs)
+        except Exception:
+            if hasattr(self, "_state"):  # the workers run
+                self.close(terminate=True)
+            raise
+
+
 def refusal(make, env_fns, **options):
     """The error of a constructor."""
     with pytest.raises((AssertionError, RuntimeError, TypeError, ValueError)) as caught:
@@ -117,7 +129,7 @@ class TestObservationModes:
         # What multiprocessing shares for it is never given back.
         theirs = {
             "sync": gym.vector.SyncVectorEnv,
-            "async": functools.partial(gym.vector.AsyncVectorEnv, shared_memory=False, context="spawn"),
+            "async": functools.partial(ClosedIfRefused, shared_memory=False, context="spawn"),
         }
         want, got = (refusal(make[kind], env_fns, observation_mode=mode) for make in (theirs, OURS))
         assert re.search("[Ee]nv [01]", str(got))
