@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dis
+import gc
 import os
 import signal
 import sys
@@ -30,14 +31,29 @@ HAS_MONITORING = sys.version_info >= (3, 12)
 TOOL = 4
 
 
+@contextlib.contextmanager
+def no_garbage_collection() -> Iterator[None]:
+    """Pause the garbage collector in the block, because Python turns an interrupt of a finalizer into a warning.
+
+    The collector may run the finalizers of earlier tests at any time.
+    """
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
+
+
 class Interrupts:
     """Raise KeyboardInterrupt at instant number `numbers[0]` of the block, and again `numbers[1]` instants later.
 
     An instant is a bytecode of vecenv or collector in this thread; with `at_looks`, only one at which Python looks for
     signals. `raised` counts the interrupts. The block ends at the first interrupt that nothing in it catches.
 
-    Python 3.12 and 3.13 have `sys.monitoring`, because their `sys.settrace` misses bytecodes. Older ones have
-    `sys.settrace`, which ends with the first exception that it raises: a profiler begins it anew for the second one.
+    Python 3.12 and newer have `sys.monitoring`, because their `sys.settrace` misses bytecodes. Python 3.11 has
+    `sys.settrace`, which ends with the first exception that it raises: a profiler starts it again for the second one.
     """
 
     def __init__(self, *numbers: int, at_looks: bool = False) -> None:
@@ -47,6 +63,8 @@ class Interrupts:
         self._codes: dict[CodeType, bytes] = {}
 
     def __enter__(self) -> Interrupts:
+        self._pause = no_garbage_collection()
+        self._pause.__enter__()
         if HAS_MONITORING:
             instruction = sys.monitoring.events.INSTRUCTION
             sys.monitoring.use_tool_id(TOOL, "interrupts")
@@ -65,6 +83,7 @@ class Interrupts:
         else:
             sys.setprofile(None)
             sys.settrace(self._before)
+        self._pause.__exit__(None, None, None)
         self._last.clear()
         return kind is KeyboardInterrupt
 
@@ -156,8 +175,9 @@ def call_with_signal(call: Callable[[], Any], seconds: float, pids: Sequence[int
     handler = signal.signal(signal.SIGALRM, interrupt)
     try:
         try:
-            signal.setitimer(signal.ITIMER_REAL, seconds)
-            result = call()
+            with no_garbage_collection():
+                signal.setitimer(signal.ITIMER_REAL, seconds)
+                result = call()
         finally:
             is_armed = False
     except KeyboardInterrupt:

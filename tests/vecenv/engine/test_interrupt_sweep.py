@@ -5,16 +5,19 @@ Signals arrive at fewer places.
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Iterator
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from collector.store.safe_folder import SafeFolder
 from tests.support.backends import BACKENDS
 from tests.support.faulty import Chatty
-from tests.support.interrupts import interrupted_at
+from tests.support.interrupts import interrupted, interrupted_at
 from tests.support.local_ray import FAR, NEAR
 from vecenv import RayVectorEnv
 
@@ -101,3 +104,12 @@ def test_an_interrupt_of_the_recovery_is_recovered_from(backend: Any) -> None:
                 break
             check_usable(venv)
         assert n > 100
+
+
+def test_a_finalizer_of_garbage_is_not_interrupted(tmp_path: Path) -> None:
+    garbage: list[Any] = [SafeFolder(tmp_path)]
+    garbage.append(garbage)
+    del garbage
+    raised, _ = interrupted(lambda: [[] for _ in range(10_000)], 1)  # so many lists start a garbage collection
+    assert raised == 0
+    gc.collect()
