@@ -24,7 +24,7 @@ from typing import Any
 
 from vecenv.backends.ipc.serialization import Descriptor
 from vecenv.backends.pool.start_methods import search_path, start_process
-from vecenv.backends.worker.preloaded_server import ImportReport, serve
+from vecenv.backends.worker.preloaded_server import AUTHKEY_BYTES, ImportReport, serve
 from vecenv.portability import signals_at_end_of_starter
 
 LONGEST_POLL = 1e6
@@ -46,6 +46,8 @@ class PreloadedServer(forkserver.ForkServer):
 
     _forkserver_address: Any
     _forkserver_alive_fd: Any
+    _forkserver_authkey: bytes
+    """Key of requests to fork, which Python 3.14 and newer check."""
 
     def __init__(self, names: Sequence[str], environ: dict[str, str], timeout: float) -> None:
         super().__init__()
@@ -54,13 +56,15 @@ class PreloadedServer(forkserver.ForkServer):
         self.close = weakref.finalize(self, os.close, self._forkserver_alive_fd)
         self.close.atexit = False
         _all.add(self)
+        self._forkserver_authkey = secrets.token_bytes(AUTHKEY_BYTES)
         try:
             with socket.socket(socket.AF_UNIX) as listener:
                 listener.bind(f"\0vecenv-{os.getpid()}-{secrets.token_hex(8)}")  # a name that is no file
                 listener.listen()
                 self._forkserver_address = listener.getsockname()
                 fds = [Descriptor(fd) for fd in (listener.fileno(), alive_r, report_w)]
-                self.process = start_process("forkserver", serve, (*fds, environ, names), "vecenv-preloaded")
+                args = (*fds, self._forkserver_authkey, environ, names)
+                self.process = start_process("forkserver", serve, args, "vecenv-preloaded")
             os.close(report_w)
             report_w = -1
             self.report = self._read_report(report_r, names, timeout)

@@ -25,6 +25,8 @@ from vecenv import portability
 from vecenv.backends.ipc.serialization import Descriptor
 from vecenv.backends.worker.worker_setup import leave_forkserver, set_environment
 
+AUTHKEY_BYTES = 32
+"""Length of the key that `multiprocessing.forkserver` reads from a pipe."""
 HARMLESS = ("/dev/null", "/dev/urandom", "/dev/random")
 DRIVERS = ("libcuda.so", "libnvidia", "libEGL", "libGLX", "libOSMesa")
 """Libraries whose state a forked process cannot use."""
@@ -42,7 +44,12 @@ class ImportReport(NamedTuple):
 
 
 def serve(
-    listener: Descriptor, alive: Descriptor, report: Descriptor, environ: dict[str, str], names: Sequence[str]
+    listener: Descriptor,
+    alive: Descriptor,
+    report: Descriptor,
+    authkey: bytes,
+    environ: dict[str, str],
+    names: Sequence[str],
 ) -> None:
     """Entry point of the process."""
     # Imported by the plain server already. In any other process the import could change the signal handlers.
@@ -68,7 +75,13 @@ def serve(
         os._exit(0)
     portability.signal_at_end_of_starter(0)  # the end of the parent ends this process, once it has killed its workers
     try:
-        forkserver.main(listener.fd, alive.fd, [])
+        if sys.version_info >= (3, 14):
+            authkey_r, authkey_w = os.pipe()
+            os.write(authkey_w, authkey)
+            os.close(authkey_w)
+            forkserver.main(listener.fd, alive.fd, [], authkey_r=authkey_r)
+        else:
+            forkserver.main(listener.fd, alive.fd, [])
     finally:
         forkserver_preload.kill_workers()
         os._exit(0)
