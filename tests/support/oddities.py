@@ -59,8 +59,8 @@ class DiesAtUnpickle(RaisesAtUnpickle):
     how = "die"
 
 
-def nested(depth: int = 5000) -> list[Any]:
-    """Deeper than the recursion limit lets pickle go."""
+def nested(depth: int = 100_000) -> list[Any]:
+    """Return lists inside each other, too many for pickle: it meets the recursion limit, or the end of its stack."""
     tree: list[Any] = []
     for _ in range(depth):
         tree = [tree]
