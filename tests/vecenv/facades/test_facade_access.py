@@ -260,7 +260,9 @@ class TestWrappersOfEnvs:
 
     def test_evaluate_policy_ends_with_a_wrapper_that_only_has_the_name(self):
         make = [lambda: Monitor(gym.make("CartPole-v1", max_episode_steps=5))] * 2
-        for envs in (DummyVectorEnv(make), gym.vector.AsyncVectorEnv(make, False, autoreset_mode="SameStep")):
+        # Not by a forkserver, the default of Python 3.14: it stays until this process ends.
+        stock = gym.vector.AsyncVectorEnv(make, False, context="spawn", autoreset_mode="SameStep")
+        for envs in (DummyVectorEnv(make), stock):
             env = SB3VecEnv(envs)
             model = PPO("MlpPolicy", env, n_steps=8, batch_size=8, seed=0, device="cpu")
             with pytest.warns(UserWarning, match="not wrapped with a ``Monitor``"):
