@@ -1,10 +1,14 @@
 """Commands of jobs: `python -m collector run cartpole.toml --out data/cartpole`, `info`, `export`, `verify`, ...
 
-Each command is a function, whose arguments and docstring tyro reads, as it reads those of `Job`.
+Each command is a function. tyro builds the command line from its arguments and docstring, and from the docstring of
+`Job`.
 
-Exit codes: 0: done. 1: the job failed or is not complete, the data are damaged, or a folder cannot be used. 2: wrong
-arguments, or a job that cannot run with its settings. 130, 143: ended by Ctrl-C (SIGINT), by SIGTERM; what was
-collected is kept, and `resume` goes on.
+Exit codes:
+
+- 0: done.
+- 1: the job failed or is incomplete, the data are damaged, or the folder cannot be used.
+- 2: wrong arguments, or settings with which the job cannot run.
+- 130, 143: ended by Ctrl-C (SIGINT) or SIGTERM. Whole episodes are kept, and `resume` continues.
 """
 
 # ruff: noqa: B006, B008 (tyro reads defaults, and nothing writes to them)
@@ -51,7 +55,7 @@ Folder = Annotated[Path, Positional]
 
 
 def _flag(field: Any) -> Any:
-    """The type of the flag of a setting: a text, which is read as `--set` reads it."""
+    """Return the type of a setting's flag: a text, parsed like `--set`."""
     many = field.name in ("wrappers", "transforms")
     choices = "|".join(each for each in get_args(field.type) if isinstance(each, str))
     kinds = {str: "TEXT", str | None: "TEXT", bool: "true|false"}
@@ -63,7 +67,7 @@ def _flag(field: Any) -> Any:
 
 DEFAULTS = {field.name: field.default for field in msgspec.structs.fields(Job)}
 Flags = TypedDict("Flags", {each.name: _flag(each) for each in msgspec.structs.fields(Job)}, total=False)  # type: ignore[misc]
-"""The settings that are given as flags, by name; tyro has their help from the docstring of `Job`."""
+"""Settings that are passed as flags. tyro takes their help from the docstring of `Job`."""
 Flags.__doc__ = Job.__doc__
 JobFlags = Annotated[Flags, arg(name="")]
 
@@ -73,12 +77,12 @@ class Running:
     """Options of the commands that run a job.
 
     Args:
-        cluster: play on a Ray cluster, whose tasks each have the envs of the job: its address, or "auto": the one that
-            runs here, else one that is started. The folder must be on a file system that all nodes share.
-        cluster_actors: how many tasks play at once [one for each free CPU].
+        cluster: play on a Ray cluster, each task with all envs of the job: an address, or "auto" (the cluster of this
+            machine, else a new one). All nodes must share the file system of the folder.
+        cluster_actors: number of tasks that play in parallel [one per free CPU].
         no_plot: do not draw the returns when the job ends.
-        tensorboard: write metrics for TensorBoard too.
-        json: print the result as one object of JSON; progress goes to standard error.
+        tensorboard: also write metrics for TensorBoard.
+        json: print the result as a JSON object; progress goes to standard error.
     """
 
     cluster: Address = None
@@ -117,12 +121,12 @@ def run(
     """Collect the episodes of a job into a folder.
 
     Args:
-        job: a job file: JSON, TOML or YAML. Without one, flags say what the job is: --env and --episodes or --steps.
-        out: the folder for the episodes [data/NAME, of the job file or the env].
-        set: NAME=VALUE or NAME.KEY=VALUE, in the place of what the file has.
-        resume: go on where an earlier run of the same job in this folder has ended, if there was one.
-        overwrite: replace what an earlier job wrote there.
-        dry_run: print the job as it would run; write nothing.
+        job: a job file: JSON, TOML or YAML. Without a file, pass --env and --episodes or --steps.
+        out: the folder for the episodes [data/NAME, with the name of the job file or env].
+        set: NAME=VALUE or NAME.KEY=VALUE, overrides a setting of the file.
+        resume: continue an earlier run of the same job in this folder, if there is one.
+        overwrite: replace the data of an earlier job.
+        dry_run: print the job; run and write nothing.
         running: how it runs.
         flags: settings of the job.
     """
@@ -145,24 +149,24 @@ def run(
 
 
 def resume(folder: Folder, *, set: Settings = [], allow_import: Modules = [], running: RunningFlags = Running()) -> int:
-    """Go on with the job of a folder where it was.
+    """Resume the job of a folder.
 
     Args:
-        folder: what `run` wrote.
-        set: NAME=VALUE, for settings that only say where episodes are played: backend, num_workers, step_timeout, ...
-        allow_import: a module whose classes and functions the stored job may name; it is imported.
-        running: how it runs, wherever it ran before.
+        folder: a folder that `run` wrote.
+        set: NAME=VALUE, for settings that do not change episodes: backend, num_workers, step_timeout, ...
+        allow_import: a trusted module: it is imported, and the stored job may use its classes and functions.
+        running: how it runs.
     """
     job = with_settings(job_of(folder, allow_import), set)
     return _collect(job, folder, running, partial(resume_job, folder, None, set, allow_import=allow_import))
 
 
 def info(folder: Folder, *, json: bool = False) -> int:
-    """Print what a folder holds: episodes, steps, returns, lengths, failures, speed and size.
+    """Print a summary of a folder: episodes, steps, returns, lengths, failures, speed and size.
 
     Args:
         folder: a data set.
-        json: print it as one object of JSON.
+        json: print a JSON object.
     """
     found = dataset_info(folder)
     if json:
@@ -174,14 +178,14 @@ def info(folder: Folder, *, json: bool = False) -> int:
 
 
 def verify(folder: Folder, *, replay: int = 0, allow_import: Modules = [], json: bool = False) -> int:
-    """Check the data of a folder: sizes, hashes and all that is in the shards.
+    """Check the data of a folder: sizes, hashes and the content of the shards.
 
     Args:
         folder: a data set.
-        replay: also play so many episodes again, and compare them bit for bit. Where the job is not repeatable, the
-            stored actions are repeated.
-        allow_import: a module whose classes and functions the stored job may name; it is imported.
-        json: print the result as one object of JSON.
+        replay: also replay this many episodes and compare them bit for bit. If the job is not repeatable, the stored
+            actions are used.
+        allow_import: a trusted module: it is imported, and the stored job may use its classes and functions.
+        json: print the result as a JSON object.
     """
     _check_count("--replay", replay, 0)
     data = Dataset(folder)
@@ -221,14 +225,14 @@ def video(
     num_workers: int = 2,
     allow_import: Modules = [],
 ) -> int:
-    """Render episodes as videos, by playing their seeds and actions again.
+    """Render episodes as videos by replaying their seeds and actions.
 
     Args:
-        folder: what a job wrote.
-        episodes: numbers of the episodes [that with the highest return].
+        folder: a folder that a job wrote.
+        episodes: numbers of the episodes [the episode with the highest return].
         out: the folder for the videos [videos in the folder].
         num_workers: processes that render.
-        allow_import: a module whose classes and functions the stored job may name; it is imported.
+        allow_import: a trusted module: it is imported, and the stored job may use its classes and functions.
     """
     _check_count("--num-workers", num_workers, 1)
     videos = make_videos(folder, episodes or None, out, num_workers=num_workers, allow_import=allow_import)
@@ -249,10 +253,10 @@ def export(
     Args:
         folder: a data set.
         to: the format.
-        out: the folder that it becomes [FOLDER-FORMAT]; for Minari also an id by which it finds it: mine/cartpole-v0.
+        out: the folder to write [FOLDER-FORMAT]; for Minari also a data set id: mine/cartpole-v0.
     """
     name = folder.resolve().name
-    if to == "minari":  # an id is a place below its own folder
+    if to == "minari":  # an id is a path below Minari's folder
         out = out or f"exported/{re.sub(r'[^A-Za-z0-9_-]', '-', name)}-v0"
         root = Path(os.environ.get("MINARI_DATASETS_PATH") or Path.home() / ".minari" / "datasets")
         where = root / out if MINARI_ID.fullmatch(out) else Path(out)
@@ -268,11 +272,11 @@ COMMANDS: dict[str, Callable[..., int]] = {
 
 
 def _collect(job: Job, folder: Path, running: Running, play: Callable[..., JobState]) -> int:
-    """Run a job, show its progress and its result, and return the exit code."""
-    from collector.jobs.report import Report, make_console, summary, wanted  # here, so that --help needs no rich
+    """Run a job, print its progress and result, and return the exit code."""
+    from collector.jobs.report import Report, make_console, summary, wanted  # --help works without rich
 
     if not running.no_plot:
-        import_figure()  # before an hour of collection
+        import_figure()  # fail before the collection, not after it
     console = make_console(stderr=running.json)
     if not running.json:
         settings = as_shown(as_record(job)).items()
@@ -286,14 +290,14 @@ def _collect(job: Job, folder: Path, running: Running, play: Callable[..., JobSt
             state = play(on_progress=report, **options)
     except (JobError, DatasetError, KeyboardInterrupt):
         raise
-    except WorkerTimeoutError as error:  # the text says all
+    except WorkerTimeoutError as error:  # the message says enough without a traceback
         raise JobFailedError(str(error)) from None
     except Exception:
         sys.stderr.write(f"the job failed; whole episodes until then are kept in {folder}\n")
         raise
     if not running.no_plot and state.episodes:
         plot_dataset(folder)
-    info = dataset_info(folder) if state.episodes else None  # otherwise the folder may not have been begun
+    info = dataset_info(folder) if state.episodes else None  # the folder may not exist yet
     console.print(summary(state, info), soft_wrap=True)
     if running.json:
         found = {"signal": state.signum, "skipped": state.skipped, "retried": state.retried, **(info or {})}

@@ -1,4 +1,4 @@
-"""`Job`: the settings of a collection job as one dataclass."""
+"""`Job`: dataclass with the settings of a collection job, and its conversion to JSON."""
 
 from __future__ import annotations
 
@@ -14,43 +14,43 @@ except ImportError as error:
 from vecenv.extending import VECTOR_ENVS
 
 POLICIES = ("random", "mlp")
-"""Policies that are named without a module."""
+"""Policies that need no module name."""
 NAMED_IN = {"wrappers": "gymnasium.wrappers", "transforms": "vecenv.transforms"}
-"""Modules whose classes are named without them."""
+"""Module of the classes that a setting may name without a module."""
 FREE_SETTINGS = frozenset(
     {"backend", "num_workers", "step_timeout", "on_error", "retries", "max_failed"}
     | {"shard_bytes", "shard_seconds", "compress", "ray"}
 )
-"""Settings that may differ when a job is resumed: they decide where episodes are played and how they are stored."""
+"""Settings that may change when a job is resumed, because they do not change the content of an episode."""
 
 PositiveInt = Annotated[int, msgspec.Meta(ge=1)]
 NonNegativeInt = Annotated[int, msgspec.Meta(ge=0)]
 SmallCount = Annotated[int, msgspec.Meta(ge=1, le=2**16)]
-"""Envs and threads: one more than a machine runs, and few enough to be counted out in memory."""
+"""Number of envs or threads. The limit refuses a typing error before it fills the memory."""
 Seconds = Annotated[float, msgspec.Meta(gt=0, le=1e9)]
 
 
 class JobError(RuntimeError):
-    """A job cannot run with its settings; the message has the reason, and what to change."""
+    """A job cannot run with its settings. The message says why, and which setting to change."""
 
 
 class Frozen(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Statistics as they were when the job file was read: the job does not need the file any more."""
+    """Frozen statistics of a transform, read together with the job file. The job stores a copy."""
 
     file: str
     sha256: str
-    """Hash of the file."""
     state: dict[str, Any]
     """Result of the transform's `state_dict`, as JSON."""
 
 
 class Call(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """Something to call, by its name, with keyword arguments: `{call = "FlattenObservation"}`.
+    """A class or function to call, with keyword arguments: `{call = "FlattenObservation"}`.
 
     Args:
-        call: `module:attr`; a wrapper of `gymnasium.wrappers` and a transform of `vecenv.transforms` need no module.
+        call: `module:attr`. Wrappers of `gymnasium.wrappers` and transforms of `vecenv.transforms` need no module.
         kwargs: Keyword arguments.
-        frozen: Of a transform: a file of statistics, which it takes over and does not update; relative to the job file.
+        frozen: For transforms: a file of statistics, relative to the job file. The transform loads and never updates
+            them.
     """
 
     call: str
@@ -62,13 +62,13 @@ class RayOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_d
     """Options of the tasks of a job on a Ray cluster, as in `ray.remote`.
 
     Args:
-        num_cpus: CPUs that Ray reserves for each task; None: one for each of its workers, or 1.
+        num_cpus: CPUs that Ray reserves for each task; None: one per worker, or 1 without workers.
         num_gpus: GPUs that Ray reserves for each task; None: 1 if the job's device is "cuda".
         memory: Bytes of memory that Ray reserves for each task.
         resources: Other resources, by name.
         runtime_env: The environment of the tasks, such as {"pip": ["vecenv"]}.
-        scheduling: "SPREAD" (over the nodes) or "DEFAULT" (nodes are filled one after the other).
-        max_retries: The job ends if more than so many tasks die with the same episode.
+        scheduling: "SPREAD" (over the nodes) or "DEFAULT" (Ray fills one node after the other).
+        max_retries: The job ends if more than `max_retries` tasks die while they play the same episode.
     """
 
     num_cpus: Annotated[float, msgspec.Meta(ge=0)] | None = None
@@ -81,53 +81,51 @@ class RayOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_d
 
 
 class Job(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """A collection job. A file with these names (JSON, TOML, YAML) is one, too: `load_job`.
+    """Settings of a collection job. `load_job` reads them from a JSON, TOML or YAML file.
 
-    Episode e of a job is reset with a seed that follows from `seed` and e alone. With random actions, or a policy that
-    returns a distribution, so do its actions: the episodes are the same whatever `backend` and `num_workers` are.
-    Where a name `module:attr` is taken, a program may pass the class or function itself. Raises `JobError` for values
-    that cannot be.
+    The seed of episode e depends only on `seed` and e. If actions are random, or the policy returns a distribution, the
+    actions depend only on the seed too. The episodes are then the same for every `backend` and `num_workers`. A program
+    may pass a class or function in place of its name "module:attr". Raises `JobError` if a value is invalid.
 
     >>> Job(env="CartPole-v1", episodes=400, seed=3).num_envs
     8
 
     Args:
-        env: A gymnasium id, such as "CartPole-v1", "ALE/Pong-v5" or "my_module:MyEnv-v0"; or "my_module:make_env", a
-            function or class.
-        episodes: Collect so many whole episodes: numbers 0 to `episodes - 1`.
-        steps: Or collect the first episodes, by number, that have so many steps together.
-        seed: What all seeds follow from.
-        num_envs: Envs side by side.
-        backend: "dummy" (in this process), "thread" (in its threads), "subproc" or "shmem" (in worker processes),
-            "ray" (in actors); "auto": "dummy" or "shmem", whichever is faster, for which one env more is made in a
-            worker.
-        num_workers: Worker processes, threads or actors; None: the backend's own choice.
-        policy: "random": uniform random actions. "mlp": a small network with random weights, or those of `checkpoint`.
-            "my_module:policy": a policy (see `collector.policy`), or a class that is made with the observation space,
-            the action space and `policy_kwargs`.
-        checkpoint: A file that `torch.save` wrote of the policy's `state_dict()`; read with `weights_only=True`.
-        device: Where the policy runs: "auto" (CUDA where there is one), "cpu", "cuda", "cuda:1".
+        env: A gymnasium id, such as "CartPole-v1", "ALE/Pong-v5" or "my_module:MyEnv-v0"; or a function or class,
+            "my_module:make_env".
+        episodes: Collect the whole episodes 0 to `episodes - 1`.
+        steps: Or collect the smallest number of first episodes that have `steps` steps together.
+        seed: Seed of the job, from which all other seeds are derived.
+        num_envs: Number of envs that step in parallel.
+        backend: "dummy" (in this process), "thread" (in its threads), "subproc" or "shmem" (in worker processes), "ray"
+            (in actors); "auto": "dummy" or "shmem", whichever is faster, measured with an additional env in a worker.
+        num_workers: Worker processes, threads or actors; None: the backend decides.
+        policy: "random": uniform random actions. "mlp": a small network with random weights, or the weights of
+            `checkpoint`. "my_module:policy": a policy (see `collector.policy`), or a class that is created with the
+            observation space, the action space and `policy_kwargs`.
+        checkpoint: A file with the policy's `state_dict()`, written by `torch.save` and read with `weights_only=True`.
+        device: Device of the policy: "auto" (CUDA if available), "cpu", "cuda", "cuda:1".
         max_episode_steps: Truncate episodes at this length; None: at the limit of the env.
-        on_error: "retry": an episode whose env fails is played again alone, `retries` times, and then skipped and
-            counted. "raise": the job ends with the env's error; whole episodes are kept.
-        retries: How often an episode is played again.
-        max_failed: How many episodes may be skipped, those of earlier runs included: with one more the job ends.
-        step_timeout: Seconds after which an env that does not return has failed; None: it is waited for. Not for
-            backend "dummy".
-        shard_bytes: Commit a shard when its episodes are this large,
-        shard_seconds: or when the oldest one is this old. A job that is killed plays again what it has not committed.
-        compress: Compress the shards: smaller for pictures, slower to write and read.
-        policy_threads: Threads of torch for a policy on the CPU; None: as many as torch uses elsewhere. Its actions may
-            depend on the number, because sums are added up in another order.
+        on_error: "retry": if an env fails, its episode is played alone up to `retries` times, then skipped and counted.
+            "raise": the job ends with the env's error and keeps whole episodes.
+        retries: How often a failed episode is retried.
+        max_failed: Number of episodes that may be skipped, earlier runs included. If more fail, the job ends.
+        step_timeout: Seconds after which an env that does not return counts as failed; None: no limit. Not for backend
+            "dummy".
+        shard_bytes: Commit a shard when its episodes have this many bytes,
+        shard_seconds: or when its oldest episode is this old. A job that is killed repeats only uncommitted episodes.
+        compress: Compress the shards. Pictures become smaller; writing and reading become slower.
+        policy_threads: Torch threads of a policy on the CPU; None: torch's default. The number may change actions,
+            because sums are added up in a different order.
         env_kwargs: Keyword arguments for the env.
-        wrappers: Wrappers around each env, the innermost first: of `gymnasium.wrappers` by their name, others as
+        wrappers: Wrappers around each env, the innermost first: the name of a class in `gymnasium.wrappers`, or
             `module:attr`; with arguments as {"call": NAME, "kwargs": {...}}.
-        transforms: Transforms of `vecenv.transforms` around each env and its wrappers, in the order of observations.
-            One that has statistics (VecNorm, NormalizeReward) goes on with its own when the job is resumed; with
-            {"call": NAME, "frozen": FILE} it takes over those of the file and keeps them, and the job is repeatable.
+        transforms: Transforms of `vecenv.transforms` around the wrappers of each env, in the order in which
+            observations pass. A resumed job continues with the statistics of VecNorm and NormalizeReward. With {"call":
+            NAME, "frozen": FILE} a transform uses the file's statistics unchanged, so that the job is repeatable.
         policy_kwargs: Keyword arguments for the class of the policy.
         ray: Options of the tasks on a cluster: `num_cpus`, `num_gpus`, `memory`, `resources`, `runtime_env`,
-            `scheduling` and `max_retries`, as `RayOptions` describes them.
+            `scheduling` and `max_retries`, see `RayOptions`.
     """
 
     env: str
@@ -156,7 +154,6 @@ class Job(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
     ray: RayOptions = RayOptions()
 
     def __post_init__(self) -> None:
-        """Refuse what cannot be, in the names that the job file has."""
         for field in msgspec.structs.fields(self):
             value = _converted(field.name, getattr(self, field.name), field.type)
             msgspec.structs.force_setattr(self, field.name, value)
@@ -181,14 +178,14 @@ class Job(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
 
 
 def _converted(name: str, value: Any, kind: Any) -> Any:
-    """A value of a setting, as its type has it. Raises `JobError`."""
+    """Convert a value of a setting to its type. Raises `JobError`."""
     if name in ("env", "policy") and not isinstance(value, str):
         value = _name_of(name, value)
-    elif name in NAMED_IN:  # one entry is a list of one
+    elif name in NAMED_IN:  # a single entry needs no list
         entries = value if isinstance(value, (list, tuple)) else [value]
         value = [each if isinstance(each, (str, dict, Call)) else _name_of(name, each) for each in entries]
     elif isinstance(value, float) and value.is_integer():
-        value = int(value)  # such as 1e6
+        value = int(value)  # for example 1e6
     try:
         return msgspec.convert(value, kind)
     except msgspec.ValidationError as error:
@@ -201,7 +198,7 @@ def _converted(name: str, value: Any, kind: Any) -> Any:
 
 
 def _name_of(setting: str, value: Any) -> str:
-    """The name by which workers, and those who resume the job, find a class or function. Raises `JobError`."""
+    """Return the name by which workers and resumed jobs import a class or function. Raises `JobError`."""
     home, name = getattr(value, "__module__", None), getattr(value, "__qualname__", None)
     if isinstance(name, str) and getattr(sys.modules.get(NAMED_IN.get(setting, "")), name, None) is value:
         return f"{NAMED_IN[setting]}:{name}"
@@ -216,11 +213,11 @@ def _name_of(setting: str, value: Any) -> str:
     return f"{home}:{name}"
 
 
-# Jobs as JSON.
+# Jobs as JSON
 
 
 def as_record(job: Job) -> dict[str, Any]:
-    """The job as JSON types: what the head of a folder holds.
+    """Return the job as JSON types, as the head of a folder stores it.
 
     >>> as_record(Job(env="CartPole-v1", episodes=2))["episodes"]
     2
@@ -230,7 +227,7 @@ def as_record(job: Job) -> dict[str, Any]:
 
 
 def as_shown(record: dict[str, Any]) -> dict[str, Any]:
-    """Convert the result of `as_record` for people: the name of a file of statistics stands for its numbers.
+    """Replace frozen statistics in the result of `as_record` by the name of their file, for people to read.
 
     >>> frozen = {"file": "a.json", "sha256": "0123456789abcdef0", "state": {}}
     >>> as_shown({"transforms": ["DoubleToFloat", {"call": "VecNorm", "frozen": frozen}]})["transforms"][1]

@@ -1,4 +1,4 @@
-"""`Plan`: the episodes of a job that remain to be played, and the outcomes of the others."""
+"""`Plan`: the episodes of a job that remain to be played, and the outcome of the others."""
 
 from __future__ import annotations
 
@@ -10,22 +10,24 @@ from collector.episodes.seeds import episode_seed
 from collector.store.safe_folder import DatasetError
 
 MOST_AT_ONCE = 2**24
-"""Episodes that a job may have handed out beyond those that it needs."""
+"""Number of episodes beyond the needed ones that a job may have handed out."""
 
 
 class Plan:
-    """An iterator of `(number, seed)` of the episodes that are still to be played, which is told how they ended.
+    """Iterator of the `(number, seed)` of episodes to play. The caller reports how each episode ended.
 
-    With `episodes` it hands out the numbers below it. With `steps` it hands out numbers until those that are known have
-    so many steps together; complete is then the shortest row of first numbers that has them. With `numbers` it hands
-    out these. A number that is handed out again (`again`) comes before new ones, so the iterator may go on after it had
-    ended.
+    - With `episodes`, the plan hands out all numbers below it.
+    - With `steps`, it hands out numbers until the known episodes have enough steps. The job is complete if the first
+      episodes, without a gap, have enough.
+    - With `numbers`, it hands out these numbers.
+
+    Numbers that are returned by `again` come first, so the iterator may continue after its end.
 
     >>> plan = Plan(seed=0, steps=10)
     >>> [number for number, seed in (next(plan), next(plan))]
     [0, 1]
     >>> plan.finished(1, length=30)
-    >>> next(plan, None), plan.is_complete  # enough is known, but for number 0
+    >>> next(plan, None), plan.is_complete  # episode 1 has enough steps, but episode 0 is unknown
     (None, False)
     >>> plan.finished(0, length=5)
     >>> plan.is_complete, plan.end, plan.end_steps
@@ -36,22 +38,21 @@ class Plan:
         self, seed: int, episodes: int | None = None, steps: int | None = None, numbers: Iterable[int] | None = None
     ) -> None:
         self.job_seed = seed
-        """Seed of the job, from which the seeds of its episodes follow."""
+        """Seed of the job, from which the seeds of its episodes are derived."""
         self.waiting = sorted(numbers or ())
-        """Numbers that are handed out before new ones."""
+        """Sorted numbers to hand out before new numbers."""
         self._wanted, self._count = steps, len(self.waiting) if episodes is None else episodes
         self._next, self._no_more = 0, 0 if episodes is None else episodes
         self._beyond: dict[int, int] = {}
-        """The length of each episode that is known, and whose number is not below `end`."""
+        """Length of each known episode from `end` on."""
         self.playing: set[int] = set()
-        """Numbers that are handed out and have not come back."""
+        """Numbers of the episodes in progress."""
         self.skipped: set[int] = set()
-        """Numbers of the episodes that were given up, in earlier runs too."""
+        """Numbers of the skipped episodes, earlier runs included."""
         self.steps = 0
         """Steps of all finished episodes."""
         self.end, self.end_steps, self.end_episodes = 0, 0, 0
-        """The count of first numbers that are all known, their steps, and how many of them are not skipped: once the
-        job is complete, those of the whole job."""
+        """All episodes below `end` are known. They have `end_steps` steps, and `end_episodes` were not skipped."""
 
     def __iter__(self) -> Plan:
         return self
@@ -68,7 +69,7 @@ class Plan:
         return number, episode_seed(self.job_seed, number)
 
     def finished(self, number: int, length: int) -> None:
-        """Note an episode of so many steps; 0: it is skipped."""
+        """Record an episode with `length` steps; 0: it was skipped."""
         self.playing.discard(number)
         self._beyond[number] = length
         self.steps += length
@@ -77,7 +78,7 @@ class Plan:
         self._advance()
 
     def restore(self, numbers: np.ndarray, lengths: np.ndarray, skipped: Iterable[int] = ()) -> None:
-        """Note the episodes of an earlier run. Raises `DatasetError` where it cannot have had such numbers."""
+        """Record the episodes of an earlier run. Raises `DatasetError` if its numbers are impossible."""
         self.skipped |= {*skipped}
         known = dict(zip(numbers.tolist(), lengths.tolist(), strict=True))
         most = self._count if self._wanted is None else self._wanted + len(self.skipped) + MOST_AT_ONCE
@@ -89,44 +90,46 @@ class Plan:
         self._beyond |= known | dict.fromkeys(self.skipped, 0)
         self.steps += int(lengths.sum())
         self._advance()
-        if self._wanted is not None and self._beyond:  # the steps of later episodes may suffice, and earlier ones lack
+        if self._wanted is not None and self._beyond:  # earlier episodes may be missing
             self._next = max(self._beyond) + 1
             self.waiting = [number for number in range(self.end, self._next) if number not in self._beyond]
 
     def again(self, numbers: Iterable[int]) -> None:
-        """Hand these numbers, which have not come back, out once more."""
+        """Return unfinished episodes to the plan, which hands them out before new episodes."""
         numbers = {*numbers}
         self.playing -= numbers
         self.waiting = sorted({*self.waiting, *numbers})
 
     def set_aside(self, numbers: Iterable[int]) -> None:
-        """Hold these numbers back: they are neither played nor handed out, until `finished` or `again` has them."""
+        """Hold episodes back until `finished` or `again` is called for them."""
         self.playing.difference_update(numbers)
 
     @property
     def is_complete(self) -> bool:
-        """Return whether all episodes that the job is to have are known."""
+        """Return whether all episodes of the job are known."""
         if self._wanted is not None:
             return self.end_steps >= self._wanted
         return self.end + len(self._beyond) >= self._count
 
     @property
     def is_exhausted(self) -> bool:
-        """Return whether nothing is being played, and nothing is to be handed out now: the rest is set aside, or
+        """Return whether no episode is in progress and none can be handed out, because the rest is set aside or
         complete.
         """
         return not self.playing and not self.waiting and not self._has_new()
 
     @property
     def left(self) -> float:
-        """About how many episodes are still to be handed out."""
+        """Estimate how many episodes are still to be handed out."""
         if self._wanted is None:
             return len(self.waiting) + self._no_more - self._next
         mean_length = self.steps / max(1, self.end_episodes + len(self._beyond))
         return (self._wanted - self.steps) / max(1.0, mean_length) - len(self.playing)
 
     def _has_new(self) -> bool:
-        """Return whether there is a number that was never handed out; `_next` is the first one."""
+        """Advance `_next` to the first number that was never handed out, and return whether the job needs this
+        episode.
+        """
         while self._next < self.end or self._next in self._beyond:
             self._next += 1
         return self._next < self._no_more if self._wanted is None else self.steps < self._wanted

@@ -1,13 +1,12 @@
-"""`Player`: play the episodes of a plan, and retry episodes whose env failed. `EpisodeWriter`: store and commit them.
+"""`Player`: plays the episodes of a plan. `EpisodeWriter`: stores and commits them.
 
     plan --(number, seed)--> collector --batches--> PlayedEpisodes --> EpisodeWriter --> shards
       ^                          |
       |                      an env fails: its episode is set aside
       +-- finished, skipped <-- played again alone, `retries` times <--+
 
-An episode that breaks off may not be to blame: the worker that an env takes down hosts other envs too, and an error
-that is raised ends the batch of all. So each of them is played again with no other beside it, and only one that fails
-there is skipped. The episodes of a job do not depend on which envs shared a worker.
+If a worker dies or an env raises, episodes of other envs break off too. So each of these episodes is retried alone, and
+only an episode that fails alone is skipped.
 """
 
 from __future__ import annotations
@@ -50,23 +49,23 @@ class JobFailedError(JobError):
 
 @dataclass(frozen=True)
 class PlayedEpisodes:
-    """Whole episodes that a player yields to be stored; there may be none."""
+    """Whole episodes (possibly none) that a player yields."""
 
     head: dict[str, Any]
-    """Head of the data set that the episodes belong to."""
+    """Head of the data set."""
     lengths: list[int]
     returns: list[float]
     episodes: EpisodeBatch | None = None
-    """None if a task on a cluster has stored them, and their shards were adopted."""
+    """None if a task on a cluster has already stored the episodes."""
     statistics: States | None = None
-    """The statistics of the transforms of each env after these episodes; None if there are none."""
+    """Statistics of the transforms of each env after these episodes; None without such transforms."""
 
 
-# Storing.
+# Storing
 
 
 def skipped_in(state: Any) -> set[int]:
-    """The numbers of the episodes that earlier runs have given up, from the state in a manifest (None: there is none).
+    """Return the numbers of the episodes that earlier runs skipped. `state` is the state in a manifest, or None.
 
     >>> skipped_in({"skipped": [3, 7]})
     {3, 7}
@@ -81,11 +80,10 @@ def skipped_in(state: Any) -> set[int]:
 
 
 class EpisodeWriter:
-    """Stores played episodes in a folder, and commits them if they are large or old enough, and at the end of a `with`
+    """Writer that stores episodes in a folder. It commits when they are large or old enough, and at the end of a `with`
     block.
 
-    `folder` is opened with the head of the first episodes, or is open already: `resumed`. Commits count the failures in
-    `progress`, and name for the next run the episodes that the `plan` has skipped.
+    A new folder is opened when the first episodes arrive. `resumed` is the open folder of a resumed job.
     """
 
     def __init__(
@@ -101,18 +99,18 @@ class EpisodeWriter:
         self._job, self._plan, self._progress = job, plan, progress
         self._folder, self._overwrite, self._resumed = folder, overwrite, resumed
         self.store: StoreWriter | None = None
-        """The writer of the folder; None until episodes came."""
+        """None until the first episodes arrive."""
         self.head: dict[str, Any] = {}
-        """The head with which the folder was opened in this run."""
+        """Head of the first episodes of this run."""
         self._counted = {"retried": 0, "skipped": 0}
-        """The failures that the manifest has."""
+        """Failures that are already in the manifest."""
         self._statistics: States | None = None
         self._due = float("inf")
 
     def open(self, head: dict[str, Any]) -> StoreWriter:
         """Open the folder for a data set with this head.
 
-        Raises `DatasetError` as `StoreWriter`, and `JobError` if a resumed job has another head.
+        Raises `DatasetError` as `StoreWriter`, and `JobError` if the head of a resumed job has changed.
         """
         if self._resumed is None:
             store = StoreWriter(self._folder, head, overwrite=self._overwrite, compress=self._job.compress)
@@ -123,7 +121,7 @@ class EpisodeWriter:
         return store
 
     def add(self, played: PlayedEpisodes) -> None:
-        """Store episodes, and the statistics of transforms with them; commit what is due.
+        """Store episodes and the statistics of transforms, and commit if it is time.
 
         Raises as `open`, and `DatasetError` if the disk refuses a commit.
         """
@@ -136,7 +134,7 @@ class EpisodeWriter:
             self.commit()
 
     def commit(self) -> None:
-        """Commit all episodes that are stored, and the failures until now."""
+        """Commit all stored episodes and the failures so far."""
         if self.store is None:
             return
         self._due = float("inf")
@@ -148,15 +146,14 @@ class EpisodeWriter:
         self._counted, self._statistics = now, None
 
     def end(self) -> bool:
-        """Commit, and end the data set with the episodes that the plan has; return whether there is a data set."""
-        self.store = self.store or self._resumed  # if no batch came
+        """Commit, and end the data set. Return False if nothing was stored."""
+        self.store = self.store or self._resumed  # no batch was left to play
         self.commit()
         if self.store is not None:
             self.store.end(episodes=self._plan.end)
         return self.store is not None
 
     def close(self) -> None:
-        """Give the folder back."""
         if self.store is not None:
             self.store.close()
 
@@ -164,18 +161,18 @@ class EpisodeWriter:
         return self
 
     def __exit__(self, error: object, *_: object) -> None:
-        with suppress(DatasetError) if error is not None else nullcontext():  # the first error is raised
+        with suppress(DatasetError) if error is not None else nullcontext():  # the first error is more useful
             self.commit()
 
 
-# Playing.
+# Playing
 
 
 @dataclass
 class Player:
-    """Plays what is left of a plan in this process and its workers: a whole job, or a range of it.
+    """Plays the rest of a plan (a whole job, or a range of it) in this process and its workers.
 
-    `statistics`: those with which the transforms of each env begin.
+    `statistics`: initial statistics of the transforms of each env.
     """
 
     job: Job
@@ -187,19 +184,18 @@ class Player:
 
     def __post_init__(self) -> None:
         self._suspects: set[int] = set()
-        """Episodes whose env failed: they are played again alone."""
+        """Episodes whose env failed. They are retried alone."""
         self._head: dict[str, Any] | None = None
         self._has_statistics = bool(transforms_with_statistics(self.job))
 
     def play(self) -> Generator[PlayedEpisodes, None, None]:
-        """Yield the episodes that ended in each batch, until the plan is complete or a signal came.
+        """Yield the episodes that ended in each batch, until the plan is complete or a signal arrives.
 
-        The plan learns that episodes are finished when the next ones are asked for. Raises `JobFailedError` if more
-        episodes fail than the job allows, with `on_error="raise"` what the env raises, and always what the policy
-        raises.
+        The plan learns that these episodes are finished when the caller asks for the next. Raises `JobFailedError` if
+        more episodes fail than the job allows, the env's error with `on_error="raise"`, and errors of the policy.
         """
         with warnings.catch_warnings():
-            # Failures are counted here, and their episodes played again.
+            # The player counts failures, and retries their episodes.
             warnings.filterwarnings("ignore", ".*broke off where envs failed", RuntimeWarning)
             while not self._is_over(self.plan):
                 with suppress(OutOfTime), self.stop.leaving_in_time():
@@ -213,14 +209,14 @@ class Player:
         return plan.is_complete or self.stop.is_stopped
 
     def _play_together(self, job: Job, plan: Plan, suspects: set[int]) -> Iterator[PlayedEpisodes]:
-        """Play in envs of their own until the plan is exhausted; episodes whose env failed become `suspects`."""
+        """Play in a new vector env until the plan is exhausted. Add episodes whose env failed to `suspects`."""
         if plan.is_exhausted:
             return
         try:
             with make_venv(job, self.statistics) as env:
-                row_layout(env.observation_space, env.action_space)  # refused now, not when the first episode is stored
+                row_layout(env.observation_space, env.action_space)  # refuse bad spaces before playing
                 policy, size = make_policy(job, env, self.device), env.env_num * steps_per_batch(job, env)
-                policy_hash = hash_of(policy)  # now, because a policy may change while it acts
+                policy_hash = hash_of(policy)  # a policy may change while it acts
                 options: Any = {"policy_threads": job.policy_threads, "episode_seeds": plan}
                 batches = SyncDataCollector(env, policy, frames_per_batch=size, interruptor=self.stop, **options)
                 with batches:
@@ -231,14 +227,14 @@ class Player:
                 raise
             self._suspect(plan, suspects, [error.traj_id] if isinstance(error, RewardError) else [*plan.playing])
         finally:
-            plan.again(plan.playing)  # what was in progress
+            plan.again(plan.playing)  # unfinished episodes
 
     def _play_batches(
         self, batches: SyncDataCollector, job: Job, plan: Plan, suspects: set[int]
     ) -> Iterator[EpisodeBatch]:
-        """Yield the whole episodes of each batch, with finite rewards and returns."""
+        """Yield the whole episodes of each batch whose rewards and returns are finite."""
         cutter = EpisodeCutter()
-        # With an env that always fails there would be no end.
+        # The limit on `suspects` ends the loop if an env always fails.
         while not (self._is_over(plan) or plan.is_exhausted or len(suspects) > job.max_failed + job.num_envs):
             self.stop.begin_slice()
             batch = batches.rollout()
@@ -254,10 +250,10 @@ class Player:
     def _handed_over(
         self, batches: SyncDataCollector, policy_hash: str | None, plan: Plan, episodes: EpisodeBatch
     ) -> Iterator[PlayedEpisodes]:
-        """Yield episodes, and tell the plan once they are taken."""
+        """Yield episodes. When the caller has stored them, tell the plan."""
         with self.stop.finishing():
             if self._has_statistics and len(episodes) and (found := statistics_of(batches.env)) is not None:
-                # There may be fewer envs than statistics: an episode is played alone.
+                # A retry plays one env. The other envs keep their statistics.
                 self.statistics = [*found, *(self.statistics or [])[len(found) :]]
             self.progress.bottleneck = batches.stats().bottleneck_share
             self._head = self._head or job_head(self.job, batches, self.device, policy_hash)
@@ -268,7 +264,7 @@ class Player:
             plan.finished(number, length)
 
     def _play_alone(self, number: int) -> Iterator[PlayedEpisodes]:
-        """Play one episode again until it ends well, or give it up."""
+        """Retry one episode until it succeeds; skip it after `retries` failures."""
         reason = "its env failed"
         for _ in range(self.job.retries):
             self.progress.retried += 1
@@ -293,7 +289,7 @@ class Player:
 
 
 def give_up(job: Job, plan: Plan, progress: JobProgress, failed: dict[int, str]) -> None:
-    """Skip these episodes, with the last error of each. Raises `JobFailedError` where there are too many."""
+    """Skip episodes, and record the last error of each. Raises `JobFailedError` if too many were skipped."""
     progress.skipped.update(failed)
     for number in failed:
         plan.finished(number, 0)
@@ -306,23 +302,25 @@ def give_up(job: Job, plan: Plan, progress: JobProgress, failed: dict[int, str])
 
 
 def is_of_env(error: BaseException) -> bool:
-    """Return whether an error is that of an env, and not of the policy or this program: a vector env has marked it."""
+    """Return whether an env raised this error, not the policy or this program. Vector envs mark such errors."""
     if isinstance(error, RewardError):
         return not error.policy
     return isinstance(error, VectorEnvError) or hasattr(error, "partial")
 
 
 def _alone(job: Job) -> Job:
-    """The job for one episode: its error is raised. Random actions do not depend on how many envs there are, and the
-    others have as many rows as before, of which one is used.
+    """Return the job that retries one episode. Its error is raised.
+
+    A policy gets as many rows as before, because the number may change the bits of its outputs. Random actions need one
+    env.
     """
-    backend = "shmem" if job.backend == "auto" else job.backend  # "auto" would take this process for one env
+    backend = "shmem" if job.backend == "auto" else job.backend  # "auto" would choose this process
     few: dict[str, Any] = {"num_envs": 1, "num_workers": None} if job.policy == "random" else {}
     return msgspec.structs.replace(job, on_error="raise", backend=backend, **few)
 
 
 def steps_per_batch(job: Job, env: Any) -> int:
-    """64, or fewer where a batch would be large for the memory or the job."""
+    """Return 64, or fewer steps if a batch would be large for the memory or the job."""
     leaves = nest.leaves(common_layout(env.observation_space, env.action_space).obs)
     row = sum(int(np.prod(leaf.shape)) * leaf.dtype.itemsize for leaf in leaves if isinstance(leaf, Leaf))
     wanted = BATCH_STEPS if job.steps is None else -(-job.steps // job.num_envs)

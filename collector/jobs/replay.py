@@ -1,4 +1,4 @@
-"""Play stored episodes again: compare them bit for bit, or render them as videos."""
+"""Replay stored episodes: compare them bit for bit, or render them as videos."""
 
 from __future__ import annotations
 
@@ -32,16 +32,16 @@ NO_DISPLAY = (
     "; without a display, envs of MuJoCo and dm_control need MUJOCO_GL=egl, or MUJOCO_GL=osmesa, in the environment"
 )
 HEADLESS = {"SDL_VIDEODRIVER": "dummy", "SDL_AUDIODRIVER": "dummy"}
-"""The drivers of pygame in a worker, where the program has not set them."""
+"""pygame's drivers in a rendering worker, unless the program has set them."""
 
 
 def replay_episodes(folder: str | os.PathLike[str], count: int, allow_import: Iterable[str] = ()) -> dict[int, str]:
-    """Play `count` episodes of a folder again, from the first to the last, and say what differs from what is stored.
+    """Replay `count` episodes, evenly spaced from the first to the last, and compare them with the stored episodes.
 
-    Returns the difference by the number of each episode that was played, "" where there is none. A job that is
-    repeatable is played with its policy; of one that is not, the stored actions are repeated in the env. Raises
-    `DatasetError` where the folder is no data set that a job wrote, `JobError` where it names modules that are not in
-    `allow_import`, or has wrappers or transforms whose statistics go on from episode to episode.
+    Returns the first difference by episode number, "" if the episodes are equal. If the job is repeatable, its policy
+    plays; otherwise the stored actions are repeated. Raises `DatasetError` if the folder is not the data set of a job.
+    Raises `JobError` if the job needs modules that are not in `allow_import`, or has wrappers or transforms that carry
+    statistics from one episode to the next.
 
     Example::
 
@@ -61,7 +61,7 @@ def replay_episodes(folder: str | os.PathLike[str], count: int, allow_import: It
         with closing(make_env(job)) as env:
             return {number: difference(episode, repeat_actions(env, episode)) for number, episode in stored.items()}
     played: dict[int, Episode] = {}
-    # Another device may give other bits: a job on a cluster takes a GPU only where it asks for one.
+    # Use the device of the first run, because another device may give other bits.
     device = "cpu" if data.head.get("device") == "cpu" else resolve_device(job)
     with Stopping() as stop:
         for each in Player(job, Plan(job.seed, numbers=stored), stop, JobProgress(), device).play():
@@ -73,10 +73,9 @@ def replay_episodes(folder: str | os.PathLike[str], count: int, allow_import: It
 
 
 def repeat_actions(env: Any, episode: Episode, on_frame: Any = lambda env: None) -> dict[str, list[Any]]:
-    """Repeat the actions of an episode in an env; returns what the env returned, a list for each name.
+    """Repeat the actions of an episode in an env, and return lists of the observations, rewards and flags.
 
-    `on_frame` is called with the env after the reset and after each step. Raises `JobError` for an episode without a
-    seed.
+    `on_frame` is called with the env after the reset and after each step. Raises `JobError` if the episode has no seed.
     """
     if episode.seed is None:
         raise JobError(f"episode {episode.number} has no seed, so it cannot be played again")
@@ -85,7 +84,7 @@ def repeat_actions(env: Any, episode: Episode, on_frame: Any = lambda env: None)
     on_frame(env)
     for step in range(len(episode)):
         row = nest.take(episode.action, step)
-        # A number where the space is one, as envs expect it.
+        # Envs with a scalar action space expect a scalar, not a 0-d array.
         returned = env.step(row if isinstance(row, (dict, tuple)) or np.ndim(row) else row[()])
         for column, value in zip(columns.values(), returned, strict=False):
             column.append(deepcopy(value))  # an env may write into its observation
@@ -96,8 +95,8 @@ def repeat_actions(env: Any, episode: Episode, on_frame: Any = lambda env: None)
 
 
 def difference(stored: Episode, played: Mapping[str, Any]) -> str:
-    """Name what differs between an episode and the rows that were played, lists or trees of arrays: "" where nothing
-    does.
+    """Describe the first difference between an episode and replayed rows (lists or trees of arrays); "" if they are
+    equal.
     """
     for step in range(len(stored) + 1):
         for name, rows in played.items():
@@ -107,7 +106,8 @@ def difference(stored: Episode, played: Mapping[str, Any]) -> str:
 
 
 def equal_rows(stored: Any, other: Any) -> bool:
-    """Return whether a row equals another one, once that has its dtype, bit for bit but for zeros and NaN.
+    """Return whether rows are equal bit for bit after a cast to the dtype of `stored`. Zeros of both signs, and NaNs,
+    are equal.
 
     >>> equal_rows({"a": np.float32(0.1)}, {"a": 0.1}), equal_rows(np.zeros(2), np.ones(2))
     (True, False)
@@ -124,23 +124,23 @@ def equal_rows(stored: Any, other: Any) -> bool:
 
 
 def _row(rows: Any, step: int) -> Any:
-    """A row of a list, or of a tree of arrays; None where there are not so many."""
+    """Return a row of a list or a tree of arrays; None if `step` is past the end."""
     if isinstance(rows, list):
         return rows[step] if step < len(rows) else None
     return nest.take(rows, step) if step < len(next(iter(nest.leaves(rows)))) else None
 
 
-# Videos.
+# Videos
 
 
 class Video(NamedTuple):
-    """One video."""
+    """Video file of an episode."""
 
     number: int
     """Number of the episode."""
     path: str
     difference: str
-    """First difference between the stored episode and the one that was rendered; "" where there is none."""
+    """First difference between the stored and the rendered episode; "" if they are equal."""
 
 
 def make_videos(
@@ -151,12 +151,12 @@ def make_videos(
     num_workers: int = 2,
     allow_import: Iterable[str] = (),
 ) -> list[Video]:
-    """Render episodes of a folder as MP4 files, in worker processes, and say where one is not as it was stored.
+    """Render episodes of a folder as MP4 files in worker processes, and compare each with the stored episode.
 
-    numbers: of the episodes; None: the one with the highest return. out: a folder, by default `videos` in `folder`. The
-    env is made with `render_mode="rgb_array"`. Raises `DatasetError` where no job wrote the folder; `JobError` where
-    it has no such episode, the env renders no pictures, or the stored job names modules that are not in
-    `allow_import`; `ImportError` without imageio.
+    `numbers` are episode numbers; None: the episode with the highest return. `out` defaults to `videos` in `folder`.
+    The env is created with `render_mode="rgb_array"`. Raises `DatasetError` if no job wrote the folder. Raises
+    `JobError` if an episode is missing, the env renders no pictures, or the job needs modules that are not in
+    `allow_import`. Raises `ImportError` without imageio.
 
     Example::
 
@@ -182,7 +182,7 @@ def make_videos(
 
 
 class Renderer(gymnasium.Wrapper[Any, Any, Any, Any]):
-    """The env of a job, in a worker, with a call that renders episodes."""
+    """Env of a job, in a worker, with a method that renders episodes."""
 
     def __init__(self, job: Job, episodes: Sequence[Episode], where: tuple[str, str]) -> None:
         for name, value in HEADLESS.items():
@@ -191,12 +191,11 @@ class Renderer(gymnasium.Wrapper[Any, Any, Any, Any]):
         self._job, self._episodes, self._where = job, episodes, where
 
     def render_all(self) -> list[Video]:
-        """Render them, one after another."""
         with _open(self._where) as folder:
             return [self._record(episode, folder) for episode in self._episodes]
 
     def _record(self, episode: Episode, folder: SafeFolder) -> Video:
-        """Play an episode, and write the pictures into a file."""
+        """Replay an episode, and write its pictures into a video file."""
         name = f"episode-{episode.number:06d}.mp4"
 
         def write_frame(env: Any) -> None:
@@ -210,9 +209,9 @@ class Renderer(gymnasium.Wrapper[Any, Any, Any, Any]):
                 raise JobError(f"{self._job.env} renders no pictures: render() returned {type(picture).__name__}")
             writer.append_data(even(np.asarray(picture, np.uint8)))
 
-        with tempfile.TemporaryDirectory() as scratch:  # ffmpeg, another process, opens it by its path
+        with tempfile.TemporaryDirectory() as scratch:  # ffmpeg, another process, needs a path
             path = Path(scratch, name)
-            # Pictures keep their size; by default they would be scaled to a multiple of 16.
+            # By default imageio scales pictures to a multiple of 16.
             options = {"macro_block_size": 1, "codec": "libx264", "pixelformat": "yuv420p"}
             fps = self.env.metadata.get("render_fps") or FPS
             with _import_imageio().get_writer(path, fps=fps, **options) as writer:
@@ -222,13 +221,13 @@ class Renderer(gymnasium.Wrapper[Any, Any, Any, Any]):
 
 
 def _open(where: tuple[str, str]) -> SafeFolder:
-    """The folder for videos: one that was named, or that inside a data set, where no link is followed."""
+    """Open the folder for videos. Below a data set, links are not followed."""
     with SafeFolder.make(where[0]) as root:
         return root.inside(where[1], make=True)
 
 
 def even(picture: np.ndarray) -> np.ndarray:
-    """A picture (height, width, 3) with an even number of rows and columns, as video needs: the last one is repeated.
+    """Repeat the last row and column of a picture (height, width, 3) if needed, because video needs even sizes.
 
     >>> even(np.zeros((3, 5, 3), np.uint8)).shape
     (4, 6, 3)

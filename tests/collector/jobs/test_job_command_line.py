@@ -67,7 +67,7 @@ class TestHelp:
         out = capsys.readouterr().out
         assert out.startswith("usage: python -m collector run [-h] ")
         for text in (
-            "--num-envs N     Envs side by side. [8]",
+            "--num-envs N     Number of envs that step in parallel. [8]",
             "--wrapper JSON",
             "auto|dummy|ray|shmem|subproc|thread",
         ):
@@ -83,7 +83,7 @@ class TestHelp:
             with pytest.raises(SystemExit) as ended:
                 main(nothing)
             assert ended.value.code == 0
-            assert "resume  Go on with the job of a folder where it was." in capsys.readouterr().out
+            assert "resume  Resume the job of a folder." in capsys.readouterr().out
 
 
 class TestOwnCode:
