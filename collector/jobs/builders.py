@@ -20,21 +20,21 @@ from vecenv import transforms
 from vecenv.extending import VECTOR_ENVS, find_spec, flat
 
 WITH_STATISTICS = ("NormalizeObservation", "NormalizeReward")
-"""Wrappers of gymnasium that carry numbers from one episode to the next."""
+"""Wrappers of gymnasium that carry statistics from one episode to the next."""
 MLP = "collector.policy.mlp:MLPPolicy"
 MAX_RESTARTS = 10
-"""Failures of an env that the vector env absorbs in a minute; then the job makes all envs anew."""
+"""Failures of an env per minute that the vector env tolerates. After more failures, the job recreates all envs."""
 
 
-# Envs.
+# Envs
 
 
 def make_env(
     job: Job, render_mode: str | None = None, statistics: dict[str, Any] | None = None, program: Mapping[str, Any] = {}
 ) -> gymnasium.Env[Any, Any]:
-    """One env of a job, with its wrappers and transforms.
+    """Create one env of a job, with wrappers and transforms.
 
-    `statistics`: what these had learnt, as JSON types. `program`: objects of the job in `__main__`, by name.
+    `statistics`: stored statistics of the transforms, as JSON types. `program`: objects from `__main__`, by name.
     """
     kwargs = job.env_kwargs | ({} if render_mode is None else {"render_mode": render_mode})
     factory = program.get(job.env) or _factory(job.env)
@@ -54,14 +54,14 @@ def make_env(
 
 
 def _factory(name: str) -> Any:
-    """The function of `module:function`; None for an env id."""
+    """Return the function `module:function`, or None for an env id."""
     module, _, attr = name.rpartition(":")
     if not module or not attr.isidentifier():
         return None
     try:
         return load_attr(name)
     except JobError:
-        with suppress(gymnasium.error.Error):  # an id without a version, which the module may have registered
+        with suppress(gymnasium.error.Error):  # the module may register this id, without a version
             find_spec(attr)
             return None
         raise
@@ -84,7 +84,7 @@ def _transformed(
 
 
 def make_transform(each: Call, program: Mapping[str, Any] = {}) -> transforms.Transform:
-    """The transform of an entry of `Job.transforms`."""
+    """Create the transform of an entry of `Job.transforms`."""
     try:
         made: transforms.Transform = (program.get(each.call) or find_class(TRANSFORM, each.call))(**each.kwargs)
     except (TypeError, ValueError) as error:
@@ -93,22 +93,23 @@ def make_transform(each: Call, program: Mapping[str, Any] = {}) -> transforms.Tr
 
 
 def env_fn(job: Job, statistics: dict[str, Any] | None = None) -> Callable[[], gymnasium.Env[Any, Any]]:
-    """Return the maker of one env of a job: gymnasium's own function where that will do, and workers import no more."""
+    """Return the function that creates one env. If possible this is `gymnasium.make`, so that workers import less."""
     if job.wrappers or job.transforms or job.env.rpartition(":")[2].isidentifier():
-        # Workers do not run the user's program, so its own objects are sent to them by value.
+        # Workers do not run the user's program, so they receive its objects by value.
         program = {name: load_attr(name) for _, name in code_of(job) if name.startswith("__main__:")}
         return partial(make_env, job, statistics=statistics, program=program)
     return partial(gymnasium.make, full_id(job.env), max_episode_steps=job.max_episode_steps, **job.env_kwargs)
 
 
 def make_venv(job: Job, statistics: Sequence[dict[str, Any]] | None = None) -> Any:
-    """The vector env of a job. Failures of envs are absorbed unless the job ends with them. `statistics`: what the
-    transforms of each env had learnt.
+    """Create the vector env of a job. With `on_error="retry"` it restarts failed envs.
+
+    `statistics`: stored statistics of the transforms of each env.
     """
     check_env(job)
     each_of = [None] * job.num_envs if statistics is None else statistics[: job.num_envs]
     env_fns = [env_fn(job, each) for each in each_of]
-    # Views of the arena save a copy. A policy of the user may keep what it gets, so it gets copies.
+    # Views of the arena save a copy. A policy of the user may keep its inputs, so it gets copies.
     options: dict[str, Any] = {"copy": job.policy not in POLICIES}
     if job.backend != "dummy":
         options["num_workers"] = job.num_workers
@@ -127,7 +128,7 @@ def make_venv(job: Job, statistics: Sequence[dict[str, Any]] | None = None) -> A
 
 
 def check_env(job: Job) -> None:
-    """Raise `JobError` where gymnasium has no such env. What is behind a module's name is known in the workers."""
+    """Raise `JobError` if gymnasium has no such env. Names with a module are checked in the workers."""
     name = full_id(job.env)
     if name.startswith(ATARI_MODULE) and importlib.util.find_spec(ATARI_MODULE[:-1]) is None:
         raise JobError(f"{job.env} needs ale-py: pip install 'vecenv[atari]'")
@@ -142,7 +143,7 @@ def check_env(job: Job) -> None:
 
 
 def full_id(env: str) -> str:
-    """The id of an env with the module that registers it, where that is known.
+    """Return the id of an env, with the module that registers it if known.
 
     >>> full_id("ALE/Pong-v5"), full_id("CartPole-v1")
     ('ale_py:ALE/Pong-v5', 'CartPole-v1')
@@ -151,13 +152,13 @@ def full_id(env: str) -> str:
 
 
 def wrappers_with_statistics(job: Job) -> list[str]:
-    """The wrappers that carry statistics from one episode to the next, which cannot be stored."""
+    """Return the wrappers that carry statistics from one episode to the next. These cannot be stored."""
     names = [as_call(each).call for each in job.wrappers]
     return [name for name in names if name.rpartition(":")[2] in WITH_STATISTICS]
 
 
 def transforms_with_statistics(job: Job) -> list[str]:
-    """The transforms that carry statistics, and are not frozen: these are stored with the episodes."""
+    """Return the transforms that update statistics. These are stored with the episodes."""
     calls = [each for each in map(as_call, job.transforms) if each.frozen is None]
     base = transforms.Transform.state_dict
     return [
@@ -166,15 +167,14 @@ def transforms_with_statistics(job: Job) -> list[str]:
 
 
 def with_statistics(job: Job) -> list[str]:
-    """The wrappers and transforms that carry statistics from one episode to the next."""
     return [*wrappers_with_statistics(job), *transforms_with_statistics(job)]
 
 
-# Policies.
+# Policies
 
 
 def resolve_device(job: Job) -> str:
-    """The device that the policy runs on. Raises `JobError` where there is none of that name."""
+    """Return the device of the policy. Raises `JobError` if it does not exist."""
     if job.policy == "random":
         return "cpu"
     try:
@@ -184,14 +184,14 @@ def resolve_device(job: Job) -> str:
     except (ImportError, ValueError) as error:
         of_torch = job.policy == "mlp" or job.checkpoint or job.device.startswith("cuda")
         if isinstance(error, ImportError) and not of_torch:
-            return "cpu"  # a function of arrays, without torch
+            return "cpu"  # a policy without torch
         raise JobError(str(error)) from None
 
 
 def make_policy(job: Job, venv: Any, device: str) -> Any:
-    """The policy of a job for its vector env; None for random actions.
+    """Create the policy of a job; None for random actions.
 
-    Raises `JobError` where the spaces or the checkpoint do not fit.
+    Raises `JobError` if the spaces or the checkpoint do not fit.
     """
     if job.policy == "random":
         return None
@@ -211,7 +211,7 @@ def make_policy(job: Job, venv: Any, device: str) -> Any:
 
 
 def _make_seeded(job: Job, kind: type, spaces: tuple[Any, Any], kwargs: dict[str, Any]) -> Any:
-    """An object of this class; weights that are drawn follow from the job's seed, and the program's stream goes on."""
+    """Create a policy with random weights from the job's seed. The random streams of the program stay unchanged."""
     try:
         with ExitStack() as seeded:
             with suppress(ImportError):
@@ -226,7 +226,6 @@ def _make_seeded(job: Job, kind: type, spaces: tuple[Any, Any], kwargs: dict[str
 
 
 def _load_weights(policy: Any, checkpoint: str) -> None:
-    """Put the weights of a file into a policy."""
     import torch
 
     if not hasattr(policy, "load_state_dict"):
@@ -236,7 +235,7 @@ def _load_weights(policy: Any, checkpoint: str) -> None:
         raise JobError(f"checkpoint: there is no file {path}")
     try:
         weights = torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:  # of many classes, by what the file holds
+    except Exception as error:  # torch raises many classes
         raise JobError(f"checkpoint: {path} cannot be read with weights_only=True: {error}") from None
     try:
         policy.load_state_dict(weights)
@@ -245,7 +244,7 @@ def _load_weights(policy: Any, checkpoint: str) -> None:
 
 
 def check_cluster(job: Job, cluster: str | None, actors: int | None) -> None:
-    """Raise `JobError` for a job that cannot be played by so many tasks (None: as many as find a place)."""
+    """Raise `JobError` if tasks on a cluster cannot play this job."""
     if cluster is None:
         if actors is not None:
             raise JobError(f'cluster_actors = {actors} are for a cluster: pass cluster = "auto" too (--cluster auto)')

@@ -1,14 +1,11 @@
 """Commands of jobs: `python -m collector run cartpole.toml --out data/cartpole`, `info`, `export`, `verify`, ...
 
-Each command is a function. tyro builds the command line from its arguments and docstring, and from the docstring of
-`Job`.
-
-Exit codes:
+tyro builds the command line from the arguments and docstrings of these functions and of `Job`. Exit codes:
 
 - 0: done.
 - 1: the job failed or is incomplete, the data are damaged, or the folder cannot be used.
 - 2: wrong arguments, or settings with which the job cannot run.
-- 130, 143: ended by Ctrl-C (SIGINT) or SIGTERM. Whole episodes are kept, and `resume` continues.
+- 130, 143: ended by SIGINT (Ctrl-C) or SIGTERM. `resume` continues.
 """
 
 # ruff: noqa: B006, B008 (tyro reads defaults, and nothing writes to them)
@@ -55,7 +52,7 @@ Folder = Annotated[Path, Positional]
 
 
 def _flag(field: Any) -> Any:
-    """Return the type of a setting's flag: a text, parsed like `--set`."""
+    """Return the type of a setting's flag, which is parsed like `--set`."""
     many = field.name in ("wrappers", "transforms")
     choices = "|".join(each for each in get_args(field.type) if isinstance(each, str))
     kinds = {str: "TEXT", str | None: "TEXT", bool: "true|false"}
@@ -67,7 +64,6 @@ def _flag(field: Any) -> Any:
 
 DEFAULTS = {field.name: field.default for field in msgspec.structs.fields(Job)}
 Flags = TypedDict("Flags", {each.name: _flag(each) for each in msgspec.structs.fields(Job)}, total=False)  # type: ignore[misc]
-"""Settings that are passed as flags. tyro takes their help from the docstring of `Job`."""
 Flags.__doc__ = Job.__doc__
 JobFlags = Annotated[Flags, arg(name="")]
 
@@ -77,12 +73,12 @@ class Running:
     """Options of the commands that run a job.
 
     Args:
-        cluster: play on a Ray cluster, each task with all envs of the job: an address, or "auto" (the cluster of this
-            machine, else a new one). All nodes must share the file system of the folder.
-        cluster_actors: number of tasks that play in parallel [one per free CPU].
+        cluster: play on a Ray cluster, each task with all envs: an address, or "auto" (this machine's cluster, else a
+            new one). All nodes must share the folder.
+        cluster_actors: number of parallel tasks [one per free CPU].
         no_plot: do not draw the returns when the job ends.
         tensorboard: also write metrics for TensorBoard.
-        json: print the result as a JSON object; progress goes to standard error.
+        json: print the result as JSON; progress goes to standard error.
     """
 
     cluster: Address = None
@@ -121,10 +117,10 @@ def run(
     """Collect the episodes of a job into a folder.
 
     Args:
-        job: a job file: JSON, TOML or YAML. Without a file, pass --env and --episodes or --steps.
-        out: the folder for the episodes [data/NAME, with the name of the job file or env].
-        set: NAME=VALUE or NAME.KEY=VALUE, overrides a setting of the file.
-        resume: continue an earlier run of the same job in this folder, if there is one.
+        job: a JSON, TOML or YAML file. Without a file, pass --env and --episodes or --steps.
+        out: folder for the episodes [data/NAME, with the name of the job file or env].
+        set: NAME=VALUE or NAME.KEY=VALUE, overrides the file.
+        resume: continue an earlier run of the same job, if there is one.
         overwrite: replace the data of an earlier job.
         dry_run: print the job; run and write nothing.
         running: how it runs.
@@ -154,7 +150,7 @@ def resume(folder: Folder, *, set: Settings = [], allow_import: Modules = [], ru
     Args:
         folder: a folder that `run` wrote.
         set: NAME=VALUE, for settings that do not change episodes: backend, num_workers, step_timeout, ...
-        allow_import: a trusted module: it is imported, and the stored job may use its classes and functions.
+        allow_import: a trusted module whose classes and functions the stored job may import.
         running: how it runs.
     """
     job = with_settings(job_of(folder, allow_import), set)
@@ -166,7 +162,7 @@ def info(folder: Folder, *, json: bool = False) -> int:
 
     Args:
         folder: a data set.
-        json: print a JSON object.
+        json: print JSON.
     """
     found = dataset_info(folder)
     if json:
@@ -184,8 +180,8 @@ def verify(folder: Folder, *, replay: int = 0, allow_import: Modules = [], json:
         folder: a data set.
         replay: also replay this many episodes and compare them bit for bit. If the job is not repeatable, the stored
             actions are used.
-        allow_import: a trusted module: it is imported, and the stored job may use its classes and functions.
-        json: print the result as a JSON object.
+        allow_import: a trusted module whose classes and functions the stored job may import.
+        json: print JSON.
     """
     _check_count("--replay", replay, 0)
     data = Dataset(folder)
@@ -229,10 +225,10 @@ def video(
 
     Args:
         folder: a folder that a job wrote.
-        episodes: numbers of the episodes [the episode with the highest return].
-        out: the folder for the videos [videos in the folder].
+        episodes: numbers of the episodes [the highest return].
+        out: folder for the videos [videos in the folder].
         num_workers: processes that render.
-        allow_import: a trusted module: it is imported, and the stored job may use its classes and functions.
+        allow_import: a trusted module whose classes and functions the stored job may import.
     """
     _check_count("--num-workers", num_workers, 1)
     videos = make_videos(folder, episodes or None, out, num_workers=num_workers, allow_import=allow_import)
@@ -290,7 +286,7 @@ def _collect(job: Job, folder: Path, running: Running, play: Callable[..., JobSt
             state = play(on_progress=report, **options)
     except (JobError, DatasetError, KeyboardInterrupt):
         raise
-    except WorkerTimeoutError as error:  # the message says enough without a traceback
+    except WorkerTimeoutError as error:  # no traceback
         raise JobFailedError(str(error)) from None
     except Exception:
         sys.stderr.write(f"the job failed; whole episodes until then are kept in {folder}\n")

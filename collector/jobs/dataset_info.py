@@ -1,4 +1,4 @@
-"""Describe the folder of a data set: its metrics, a summary, and a chart."""
+"""Describe the folder of a data set: metrics, summary and chart."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from vecenv.extending import Freezable
 PICTURE = "returns.png"
 LARGEST_LINE = 4096
 SHOWN = ("time", "seconds", "steps_per_second")
-"""The numbers that are drawn and printed."""
+"""Numbers that are drawn and printed."""
 LARGEST_NUMBER = 2.0**53
 
 
 def read_metrics(folder: str | os.PathLike[str]) -> list[dict[str, Any]]:
-    """The lines of a folder that are whole, and have finite numbers; none where there is no file.
+    """Return the valid lines of a folder's `metrics.jsonl`; [] if there is no file.
 
-    Raises `DatasetError` where it is no regular file.
+    Raises `DatasetError` if it is not a regular file.
     """
     found: list[dict[str, Any]] = []
     try:
@@ -38,7 +38,7 @@ def read_metrics(folder: str | os.PathLike[str]) -> list[dict[str, Any]]:
         return found
     with os.fdopen(fd, "rb") as file:
         while line := file.readline(LARGEST_LINE):
-            with suppress(ValueError):  # the last line of a job that was killed
+            with suppress(ValueError):  # a kill may cut the last line
                 numbers = schema.parse(line)
                 if isinstance(numbers, dict) and all(_is_number(numbers[name]) for name in SHOWN if name in numbers):
                     found.append(numbers)
@@ -50,13 +50,16 @@ def _is_number(value: Any) -> bool:
 
 
 def dataset_info(folder: str | os.PathLike[str]) -> dict[str, Any]:
-    """Describe the content of a folder, as JSON types, without reading a shard. Raises `DatasetError` where it is no
+    """Describe the content of a folder as JSON types, without reading a shard. Raises `DatasetError` if it is not a
     data set.
 
-    `status`: "complete", or "incomplete" (running, or ended before). `job`, `repeatable`, `versions`, ...: as stored.
-    `statistics`: what there is to know of transforms that have some. `episodes`, `steps`, `shards`, `bytes`: counts.
-    `returns`, `lengths`: mean, deviation, min and max; None where there is no episode. `failed`: counts by kind.
-    `seconds`, `steps_per_second`: of the last run, where there are metrics.
+    - `status`: "complete" or "incomplete".
+    - `job`, `repeatable`, `versions`, ...: as stored in the head.
+    - `statistics`: a line for each transform with statistics.
+    - `episodes`, `steps`, `shards`, `bytes`: counts.
+    - `returns`, `lengths`: mean, deviation, min and max; None without episodes.
+    - `failed`: counts by kind.
+    - `seconds`, `steps_per_second`: of the last run, if there are metrics.
     """
     data = Dataset(folder)
     job, (*_, last) = data.head.get("job") or {}, ({}, *read_metrics(folder))
@@ -78,7 +81,7 @@ def dataset_info(folder: str | os.PathLike[str]) -> dict[str, Any]:
 
 
 def statistics_in_words(job: dict[str, Any]) -> list[str]:
-    """A line for each transform of a job, as JSON types, that has statistics; those of other modules are not looked at.
+    """Describe each listed transform of a job that has statistics.
 
     >>> statistics_in_words({"transforms": ["ToTensorImage", "VecNorm"]})
     ['VecNorm goes on with its statistics when the job is resumed; not repeatable']
@@ -94,11 +97,10 @@ def statistics_in_words(job: dict[str, Any]) -> list[str]:
     return found
 
 
-# The picture.
+# Chart
 
 
 def import_figure() -> Any:
-    """matplotlib's figure. Raises `ImportError` with what to install."""
     try:
         from matplotlib.figure import Figure
     except ImportError as error:
@@ -107,9 +109,9 @@ def import_figure() -> Any:
 
 
 def plot_dataset(folder: str | os.PathLike[str], out: str | os.PathLike[str] | None = None) -> Path:
-    """Draw the returns and lengths of all episodes by their number, and the speed of the job over time, as a PNG.
+    """Draw the returns and lengths of all episodes, and the speed of the job over time, as a PNG.
 
-    Returns its path: `out`, or `returns.png` in the folder. Raises `DatasetError` where there is no data set.
+    Returns its path: `out`, or `returns.png` in the folder. Raises `DatasetError` if there is no data set.
     """
     data, path = Dataset(folder), Path(folder) / PICTURE if out is None else Path(out)
     job = data.head.get("job") or {}
@@ -122,7 +124,7 @@ def plot_dataset(folder: str | os.PathLike[str], out: str | os.PathLike[str] | N
     axes[0].legend(loc="upper right")
     axes[1].set_xlabel("episode")
     if lines:
-        # Seconds in which the job did not run, before it was resumed, are in the picture: as a gap.
+        # The time between a kill and a resume is shown as a gap.
         times, rates = np.array([(line["time"], line["steps_per_second"]) for line in lines], float).T
         axes[2].plot((times - times[0]) / 60, rates, ".-", color="tab:green", markersize=3, linewidth=0.8)
         axes[2].set(xlabel="minutes", ylabel="steps a second")
@@ -136,7 +138,7 @@ def plot_dataset(folder: str | os.PathLike[str], out: str | os.PathLike[str] | N
 
 
 def _draw_episodes(axes: Any, values: np.ndarray, name: str) -> None:
-    """A dot for each episode, and the mean of those around it."""
+    """Draw a dot per episode, and the moving mean."""
     axes.plot(values, ".", color="tab:blue", alpha=0.25, markersize=4, label="an episode", rasterized=True)
     window = max(1, min(len(values) // 10, 500))
     if window > 1:

@@ -21,36 +21,35 @@ FREE_SETTINGS = frozenset(
     {"backend", "num_workers", "step_timeout", "on_error", "retries", "max_failed"}
     | {"shard_bytes", "shard_seconds", "compress", "ray"}
 )
-"""Settings that may change when a job is resumed, because they do not change the content of an episode."""
+"""Settings that a resumed job may change: they do not change the content of an episode."""
 
 PositiveInt = Annotated[int, msgspec.Meta(ge=1)]
 NonNegativeInt = Annotated[int, msgspec.Meta(ge=0)]
 SmallCount = Annotated[int, msgspec.Meta(ge=1, le=2**16)]
-"""Number of envs or threads. The limit refuses a typing error before it fills the memory."""
+"""Limited, so that a typing error does not fill the memory."""
 Seconds = Annotated[float, msgspec.Meta(gt=0, le=1e9)]
 
 
 class JobError(RuntimeError):
-    """A job cannot run with its settings. The message says why, and which setting to change."""
+    """A job cannot run with its settings. The message says what to change."""
 
 
 class Frozen(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Frozen statistics of a transform, read together with the job file. The job stores a copy."""
+    """Frozen statistics of a transform, stored in the job."""
 
     file: str
     sha256: str
     state: dict[str, Any]
-    """Result of the transform's `state_dict`, as JSON."""
+    """The transform's `state_dict`, as JSON."""
 
 
 class Call(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """A class or function to call, with keyword arguments: `{call = "FlattenObservation"}`.
+    """A class or function with keyword arguments: `{call = "FlattenObservation"}`.
 
     Args:
-        call: `module:attr`. Wrappers of `gymnasium.wrappers` and transforms of `vecenv.transforms` need no module.
+        call: `module:attr`. Names in `gymnasium.wrappers` and `vecenv.transforms` need no module.
         kwargs: Keyword arguments.
-        frozen: For transforms: a file of statistics, relative to the job file. The transform loads and never updates
-            them.
+        frozen: File of statistics, relative to the job file, that a transform loads and never updates.
     """
 
     call: str
@@ -62,13 +61,13 @@ class RayOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_d
     """Options of the tasks of a job on a Ray cluster, as in `ray.remote`.
 
     Args:
-        num_cpus: CPUs that Ray reserves for each task; None: one per worker, or 1 without workers.
-        num_gpus: GPUs that Ray reserves for each task; None: 1 if the job's device is "cuda".
-        memory: Bytes of memory that Ray reserves for each task.
+        num_cpus: CPUs per task; None: one per worker, or 1 without workers.
+        num_gpus: GPUs per task; None: 1 if the job's device is "cuda".
+        memory: Bytes of memory per task.
         resources: Other resources, by name.
-        runtime_env: The environment of the tasks, such as {"pip": ["vecenv"]}.
+        runtime_env: Environment of the tasks, such as {"pip": ["vecenv"]}.
         scheduling: "SPREAD" (over the nodes) or "DEFAULT" (Ray fills one node after the other).
-        max_retries: The job ends if more than `max_retries` tasks die while they play the same episode.
+        max_retries: The job ends if more than `max_retries` tasks die in the same episode.
     """
 
     num_cpus: Annotated[float, msgspec.Meta(ge=0)] | None = None
@@ -83,46 +82,45 @@ class RayOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_d
 class Job(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """Settings of a collection job. `load_job` reads them from a JSON, TOML or YAML file.
 
-    The seed of episode e depends only on `seed` and e. If actions are random, or the policy returns a distribution, the
-    actions depend only on the seed too. The episodes are then the same for every `backend` and `num_workers`. A program
-    may pass a class or function in place of its name "module:attr". Raises `JobError` if a value is invalid.
+    The seed of an episode depends only on `seed` and its number. So do the actions, if they are random or the policy
+    returns a distribution. Then the episodes are the same for every `backend` and `num_workers`. A program may pass a
+    class or function instead of its name "module:attr". Raises `JobError` for invalid values.
 
     >>> Job(env="CartPole-v1", episodes=400, seed=3).num_envs
     8
 
     Args:
-        env: A gymnasium id, such as "CartPole-v1", "ALE/Pong-v5" or "my_module:MyEnv-v0"; or a function or class,
+        env: A gymnasium id ("CartPole-v1", "ALE/Pong-v5", "my_module:MyEnv-v0"), or a function or class,
             "my_module:make_env".
         episodes: Collect the whole episodes 0 to `episodes - 1`.
-        steps: Or collect the smallest number of first episodes that have `steps` steps together.
-        seed: Seed of the job, from which all other seeds are derived.
+        steps: Or collect the smallest number of first episodes with `steps` steps.
+        seed: Seed from which all other seeds are derived.
         num_envs: Number of envs that step in parallel.
         backend: "dummy" (in this process), "thread" (in its threads), "subproc" or "shmem" (in worker processes), "ray"
-            (in actors); "auto": "dummy" or "shmem", whichever is faster, measured with an additional env in a worker.
+            (in actors); "auto": "dummy" or "shmem", whichever is faster, measured with an additional env.
         num_workers: Worker processes, threads or actors; None: the backend decides.
-        policy: "random": uniform random actions. "mlp": a small network with random weights, or the weights of
-            `checkpoint`. "my_module:policy": a policy (see `collector.policy`), or a class that is created with the
-            observation space, the action space and `policy_kwargs`.
-        checkpoint: A file with the policy's `state_dict()`, written by `torch.save` and read with `weights_only=True`.
+        policy: "random": uniform random actions. "mlp": a small network with random weights, or with `checkpoint`.
+            "my_module:policy": a policy (see `collector.policy`), or a class that takes the observation space, the
+            action space and `policy_kwargs`.
+        checkpoint: File with the policy's `state_dict()` from `torch.save`, read with `weights_only=True`.
         device: Device of the policy: "auto" (CUDA if available), "cpu", "cuda", "cuda:1".
-        max_episode_steps: Truncate episodes at this length; None: at the limit of the env.
-        on_error: "retry": if an env fails, its episode is played alone up to `retries` times, then skipped and counted.
-            "raise": the job ends with the env's error and keeps whole episodes.
-        retries: How often a failed episode is retried.
-        max_failed: Number of episodes that may be skipped, earlier runs included. If more fail, the job ends.
-        step_timeout: Seconds after which an env that does not return counts as failed; None: no limit. Not for backend
-            "dummy".
+        max_episode_steps: Truncate episodes at this length; None: at the env's limit.
+        on_error: "retry": if an env fails, its episode is retried alone, then skipped and counted. "raise": the env's
+            error ends the job, which keeps whole episodes.
+        retries: Number of retries per episode.
+        max_failed: If more episodes are skipped, earlier runs included, the job ends.
+        step_timeout: Seconds after which a hanging env counts as failed; None: no limit. Not for backend "dummy".
         shard_bytes: Commit a shard when its episodes have this many bytes,
-        shard_seconds: or when its oldest episode is this old. A job that is killed repeats only uncommitted episodes.
-        compress: Compress the shards. Pictures become smaller; writing and reading become slower.
-        policy_threads: Torch threads of a policy on the CPU; None: torch's default. The number may change actions,
-            because sums are added up in a different order.
+        shard_seconds: or when its oldest episode is this old. A kill loses only uncommitted episodes.
+        compress: Compress the shards: pictures become smaller, writing and reading slower.
+        policy_threads: Torch threads of a CPU policy; None: torch's default. Actions may depend on the number, because
+            sums are added in a different order.
         env_kwargs: Keyword arguments for the env.
-        wrappers: Wrappers around each env, the innermost first: the name of a class in `gymnasium.wrappers`, or
-            `module:attr`; with arguments as {"call": NAME, "kwargs": {...}}.
-        transforms: Transforms of `vecenv.transforms` around the wrappers of each env, in the order in which
-            observations pass. A resumed job continues with the statistics of VecNorm and NormalizeReward. With {"call":
-            NAME, "frozen": FILE} a transform uses the file's statistics unchanged, so that the job is repeatable.
+        wrappers: Wrappers around each env, the innermost first: names in `gymnasium.wrappers`, or `module:attr`; with
+            arguments as {"call": NAME, "kwargs": {...}}.
+        transforms: Transforms of `vecenv.transforms` around the wrappers of each env, the innermost first. A resumed
+            job continues the statistics of VecNorm and NormalizeReward. {"call": NAME, "frozen": FILE} uses the file's
+            statistics unchanged, so that the job is repeatable.
         policy_kwargs: Keyword arguments for the class of the policy.
         ray: Options of the tasks on a cluster: `num_cpus`, `num_gpus`, `memory`, `resources`, `runtime_env`,
             `scheduling` and `max_retries`, see `RayOptions`.
@@ -227,7 +225,7 @@ def as_record(job: Job) -> dict[str, Any]:
 
 
 def as_shown(record: dict[str, Any]) -> dict[str, Any]:
-    """Replace frozen statistics in the result of `as_record` by the name of their file, for people to read.
+    """Replace frozen statistics in the result of `as_record` by the name of their file.
 
     >>> frozen = {"file": "a.json", "sha256": "0123456789abcdef0", "state": {}}
     >>> as_shown({"transforms": ["DoubleToFloat", {"call": "VecNorm", "frozen": frozen}]})["transforms"][1]

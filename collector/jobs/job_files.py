@@ -25,13 +25,12 @@ from collector.store.safe_folder import DatasetError
 LARGEST_FILE = 2**20
 JSON, TOML, YAML = msgspec.json.decode, msgspec.toml.decode, msgspec.yaml.decode
 READERS: dict[str, Callable[[str], Any]] = {".toml": TOML, ".json": JSON, ".yaml": YAML, ".yml": YAML}
-"""The function that reads the text of a file, by the end of its name."""
 
 
 def load_job(path: str | os.PathLike[str], settings: Iterable[str] = ()) -> Job:
-    """The job of a file: JSON, TOML or YAML, by the end of its name. `settings` as in `with_settings`.
+    """Read a job from a JSON, TOML or YAML file, and apply `settings` as `with_settings` does.
 
-    Raises `JobError` where there is no such file, it cannot be read, or a name or value in it is wrong.
+    Raises `JobError` if the file cannot be read, or has a wrong name or value.
 
     Example::
 
@@ -48,7 +47,7 @@ def load_job(path: str | os.PathLike[str], settings: Iterable[str] = ()) -> Job:
         content = read(file.read_text("utf-8"))
     except OSError as error:
         raise JobError(f"{file} cannot be read: {error.strerror or error}") from None
-    except (ImportError, ValueError, RecursionError) as error:  # of the readers; that of YAML needs PyYAML
+    except (ImportError, ValueError, RecursionError) as error:  # from a reader; YAML's needs PyYAML
         raise JobError(f"{file} cannot be read: {error}") from None
     if not isinstance(content, dict):
         raise JobError(f"{file} is no job: it holds a {type(content).__name__}, and a job is names with values")
@@ -56,7 +55,7 @@ def load_job(path: str | os.PathLike[str], settings: Iterable[str] = ()) -> Job:
 
 
 def make_job(content: Mapping[str, Any], source: str) -> Job:
-    """The job that these names and values are. Raises `JobError`, which begins with `source`, where they are none.
+    """Build a job from names and values. Raises `JobError`, which begins with `source`, if they are invalid.
 
     >>> make_job({"env": "CartPole-v1", "episods": 3}, "job.toml")
     Traceback (most recent call last):
@@ -74,7 +73,7 @@ def make_job(content: Mapping[str, Any], source: str) -> Job:
 
 
 def job_of_settings(settings: Iterable[str]) -> Job:
-    """The job that these settings alone are. Raises `JobError`.
+    """Build a job from settings alone, as `with_settings`.
 
     >>> job_of_settings(["env=CartPole-v1", "steps=1e3"]).steps
     1000
@@ -83,9 +82,9 @@ def job_of_settings(settings: Iterable[str]) -> Job:
 
 
 def with_settings(job: Job, settings: Iterable[str]) -> Job:
-    """The job with `settings`, each "name=value" or "name.key=value", in the place of its own.
+    """Return the job with some settings replaced, each given as "name=value" or "name.key=value".
 
-    A value is read as JSON where it is, and as text where it is not. Raises `JobError` for a wrong one.
+    A value is parsed as JSON, or else taken as text. Raises `JobError` for a wrong value.
 
     >>> with_settings(Job(env="CartPole-v1", steps=50), ["steps=1e3", "backend=dummy"]).steps
     1000
@@ -110,13 +109,13 @@ def _with_settings(content: dict[str, Any], settings: Iterable[str]) -> dict[str
             place[name] = place = dict(inner)
         place[names[-1]] = _value(names[0], text.strip())
         if names in (["steps"], ["episodes"]) and place[names[0]] is not None:
-            # One of the two: the setting replaces whichever the file has.
+            # Steps and episodes exclude each other.
             content["episodes" if names == ["steps"] else "steps"] = None
     return content
 
 
 def _value(name: str, text: str) -> Any:
-    """`text` as JSON (also `inf` free, and 1,000 as 1000), or as it is. Raises `JobError` for broken JSON."""
+    """Parse JSON, or return the text. Raises `JobError` for broken JSON."""
     try:
         return json.loads(text, parse_constant=lambda name: name)
     except (ValueError, RecursionError) as error:
@@ -132,7 +131,7 @@ def _suggestion(name: str) -> str:
 
 
 class JobHead(msgspec.Struct, frozen=True):
-    """Entries that a job needs in the head of its folder, besides those of every data set."""
+    """Entries that a job adds to the head of its folder."""
 
     job: dict[str, Any]
     observation_space: dict[str, Any]
@@ -145,10 +144,10 @@ class JobHead(msgspec.Struct, frozen=True):
 
 
 def read_job(folder: Path) -> tuple[Job, dict[str, Any]]:
-    """The job that a folder says it belongs to, to be compared or shown, and the head of the folder.
+    """Read the job and head of a folder, to compare or show them.
 
-    A folder may come from anybody, and a job names code: before it runs, `check_names` it. Raises `DatasetError` where
-    the folder is no data set, or no job wrote it.
+    A folder may come from anybody: call `check_names` before the job runs. Raises `DatasetError` if no job wrote the
+    folder.
     """
     head = read_head(folder)
     if head.get("job") is None:
@@ -161,10 +160,10 @@ def read_job(folder: Path) -> tuple[Job, dict[str, Any]]:
 
 
 def job_of(folder: Path, allow_import: Iterable[str] = ()) -> Job:
-    """The job that a folder belongs to, which may be run: it names the closed list of `collector.jobs.names`, and
-    classes and functions of the modules in `allow_import`.
+    """Read a folder's job in order to run it.
 
-    Raises `JobError` where it names anything else, `DatasetError` as `read_job`.
+    Raises `DatasetError` as `read_job`, and `JobError` if the job names code that is neither in the closed list of
+    `collector.jobs.names` nor in a module of `allow_import`.
     """
     job, _ = read_job(folder)
     check_names(job, allow_import, folder)
@@ -172,13 +171,13 @@ def job_of(folder: Path, allow_import: Iterable[str] = ()) -> Job:
 
 
 def job_head(job: Job, batches: Any, device: str, policy_hash: str | None) -> dict[str, Any]:
-    """The head of the folder of a job: all that another run needs to give the same episodes.
+    """Build the head of a job's folder, from which another run can produce the same episodes.
 
-    batches: the collector, which has collected a first batch.
-    policy_hash: hash of the policy before that batch, because a policy may change while it acts.
+    `batches` is the collector after its first batch. `policy_hash` was computed before it, because a policy may change
+    while it acts.
     """
     venv, policy, torch = batches.env, batches.policy, sys.modules.get("torch")
-    # A policy says by `repeatable = True` that its actions follow from what it gets alone.
+    # `repeatable = True` promises that actions depend only on inputs.
     reason = "" if getattr(policy, "repeatable", False) is True else batches.not_keyed_because
     if not reason and (carried := with_statistics(job)):
         reason = f"{', '.join(carried)} carries statistics from one episode to the next; frozen ones do not"
@@ -194,13 +193,13 @@ def job_head(job: Job, batches: Any, device: str, policy_hash: str | None) -> di
         repeatable=not reason,
         not_repeatable_because=reason,
     )
-    # torch decides about bits, beside numpy and gymnasium.
+    # torch may change bits, too.
     head["versions"] |= {"vecenv": vecenv.__version__, **({} if torch is None else {"torch": str(torch.__version__)})}
     return head
 
 
 def cpu_capability() -> str:
-    """The instructions of this CPU that numpy and torch choose by.
+    """Return the CPU instructions that numpy and torch use.
 
     >>> cpu_capability().startswith(platform.machine())
     True
@@ -212,28 +211,27 @@ def cpu_capability() -> str:
     return " ".join([platform.machine(), *found, *more])
 
 
-# Changes of a job that goes on.
+# Changes of a resumed job
 
 
 def check_unchanged(folder: Path, stored: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:
-    """Raise `JobError` where anything differs."""
+    """Raise `JobError` if any value differs."""
     if found := changes(stored, wanted):
         advice = "choose another folder, or replace what is there with --overwrite"
         raise JobError(f"the job of {folder} has changed: {'; '.join(found)}; {advice}")
 
 
 def compared(job: Job) -> dict[str, Any]:
-    """The settings that may not change when a job goes on: each transform is an entry of its own, to be named alone."""
+    """Return the settings that a resumed job may not change. Each transform has a separate name, for messages."""
     record = as_shown(as_record(job))
     entries = {f"transforms[{i}]": each for i, each in enumerate(record.pop("transforms"))}
     return {name: value for name, value in {**record, **entries}.items() if name not in FREE_SETTINGS}
 
 
 def check_head(folder: Path, stored: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    """Compare the head of a folder with that of a run that goes on: list the changes since a repeatable job began that
-    may change bits, though not what the job is.
+    """Compare the heads of an earlier run and this run. Return the changes that may change bits of a repeatable job.
 
-    Raises `JobError` where spaces or the policy differ.
+    Raises `JobError` if spaces or policy differ.
     """
     names = ("observation_space", "action_space", "policy_hash")
     check_unchanged(folder, *({name: head[name] for name in names} for head in (stored, now)))

@@ -1,4 +1,4 @@
-"""`JobProgress` and `JobState`: the figures of a job while it runs; `Metrics` writes them to the folder."""
+"""Counts and speed of a running job: `JobProgress`, `JobState`, and `Metrics`, which writes them to the folder."""
 
 from __future__ import annotations
 
@@ -20,97 +20,87 @@ from collector.store.safe_folder import SafeFolder
 METRICS = "metrics.jsonl"
 METRICS_SECONDS = 1.0
 RECENT = 100
-"""Episodes in a mean that is shown while a job runs."""
 LARGEST_SQUARED = 1e140
-"""Sums of squares of this number are finite."""
+"""The sum of squares of such numbers is finite."""
 
 
 @dataclass(kw_only=True)
 class JobProgress:
-    """The figures of a run, which its player keeps."""
+    """Counts of one run."""
 
     frames: int = 0
-    """Steps that were taken in this run, those of unfinished episodes included."""
+    """Steps of this run, unfinished episodes included."""
     retried: int = 0
-    """The number of times that an episode whose env had failed was played again in this run."""
     skipped: dict[int, str] = field(default_factory=dict)
-    """Numbers of the episodes that were given up in this run, with the last error of each."""
+    """Last error of each episode skipped in this run, by number."""
     notes: list[str] = field(default_factory=list)
-    """Remarks about a run that was resumed, and the tasks on a cluster."""
     bottleneck: str = ""
-    """The work that takes most of the time, and its share: "envs 80 %"; "idle" is the time to store episodes."""
+    """The work that takes most time, and its share: "envs 80 %"; "idle" means storing."""
 
 
 @dataclass(repr=False, kw_only=True)
 class JobState(JobProgress):
-    """The progress of a job, passed to `on_progress` and returned at its end."""
+    """Progress of a job. It is passed to `on_progress` and returned at the end."""
 
     job: Job
     out: Path
     steps: int = 0
-    """Steps of the whole episodes, those of earlier runs included."""
+    """Steps of whole episodes, earlier runs included."""
     episodes: int = 0
-    """Whole episodes, those of earlier runs included."""
+    """Whole episodes, earlier runs included."""
     returns: list[float] = field(default_factory=list)
-    """The return of each episode of this run, in the order of their ends."""
+    """Returns of this run's episodes, in the order of their ends."""
     lengths: list[int] = field(default_factory=list)
     seconds: float = 0.0
-    """Seconds since the first step of this run."""
     workers: int = 1
     actors: int = 0
-    """The number of tasks that play at once on a Ray cluster, each with the envs and workers of the job; 0: the job
-    runs in this process."""
+    """Number of parallel tasks on a Ray cluster; 0: this process plays."""
     device: str = "cpu"
     status: str = "failed"
-    """"complete" or "interrupted" once the job has ended so; "failed" before."""
+    """"complete", "interrupted" or "failed"; "failed" until the job ends."""
     signum: int = 0
-    """The signal that ended the job; 0: none did."""
+    """Signal that ended the job, or 0."""
     repeatable: bool = False
     """True if another run of the job gives the same bits."""
 
     @property
     def steps_per_second(self) -> float:
-        """Steps collected a second in this run."""
+        """Speed of this run."""
         return self.frames / self.seconds if self.seconds else 0.0
 
     @property
     def done(self) -> float:
-        """The share of the job that is done."""
+        """Share of the job that is done."""
         if self.job.episodes is not None:
             return min(1.0, self.episodes / self.job.episodes)
         return min(1.0, self.steps / (self.job.steps or 1))
 
     @property
     def recent_return(self) -> float:
-        """The mean return of the last 100 episodes; NaN where there are none."""
+        """Mean return of the last 100 episodes, or NaN."""
         found = spread(np.array(self.returns[-RECENT:]))
         return found["mean"] if found else float("nan")
 
     @property
     def mean_return(self) -> tuple[float, float]:
-        """The mean return of all episodes of this run, and half of its 95 % confidence interval; NaN without episodes,
-        and for the interval of a single episode.
-        """
+        """Mean return of this run, and half of its 95 % confidence interval. With too few episodes, NaN."""
         found, count = spread(np.array(self.returns)), len(self.returns)
         if not found:
             return float("nan"), float("nan")
         return found["mean"], 1.96 * found["std"] / (count - 1) ** 0.5 if count > 1 else float("nan")
 
     def returns_in_words(self) -> str:
-        """The mean return of this run, and of its last 100 episodes."""
         mean, half = self.mean_return
         text = f"mean return {mean:,.1f}" + (f" \N{PLUS-MINUS SIGN} {half:,.1f}" if half == half else "")
         return f"{text} (last {RECENT}: {self.recent_return:,.1f})" if len(self.returns) > RECENT else text
 
     def add(self, lengths: list[int], returns: list[float]) -> None:
-        """Count whole episodes of these lengths and returns."""
         self.lengths += lengths
         self.returns += returns
         self.episodes += len(lengths)
         self.steps += sum(lengths)
 
     def metrics(self) -> dict[str, Any]:
-        """The figures for a line of `metrics.jsonl`."""
         means = {"mean_return": self.recent_return, "mean_length": float(np.mean(self.lengths[-RECENT:] or [0]))}
         return {
             "seconds": round(self.seconds, 3),
@@ -129,7 +119,7 @@ class JobState(JobProgress):
 
 
 def spread(values: np.ndarray) -> dict[str, float] | None:
-    """Mean, deviation, min and max; None of no values.
+    """Return mean, deviation, min and max; None without values.
 
     >>> spread(np.array([1.0, 3.0]))
     {'mean': 2.0, 'std': 1.0, 'min': 1.0, 'max': 3.0}
@@ -137,16 +127,16 @@ def spread(values: np.ndarray) -> dict[str, float] | None:
     if not len(values):
         return None
     values, largest = np.asarray(values, np.float64), float(np.abs(values).max())
-    scale = 1.0 if largest < LARGEST_SQUARED else largest  # so that neither a sum nor a square overflows
+    scale = 1.0 if largest < LARGEST_SQUARED else largest  # avoids overflow of sums and squares
     return {name: float(getattr(values / scale, name)()) * scale for name in ("mean", "std", "min", "max")}
 
 
 class Metrics:
-    """Appends lines to `metrics.jsonl` of a folder, at most one a second, and one at the end.
+    """Writer of `metrics.jsonl`: at most one line per second, and one at the end.
 
-    The numbers of a line: `time` (Unix seconds), `seconds` (of this run), `steps`, `episodes`, `steps_per_second`,
-    `mean_return`, `mean_length` (of the last 100 episodes), `skipped`, and `bottleneck`, a text. `tensorboard`: also
-    write the numbers as events into the folder `tensorboard` in it. Raises `ImportError` where that is not installed.
+    A line has `time` (Unix seconds), `seconds` (of this run), `steps`, `episodes`, `steps_per_second`, `mean_return`
+    and `mean_length` (of the last 100 episodes), `skipped` and `bottleneck` (a text). `tensorboard` also writes these
+    numbers as events into the subfolder `tensorboard`. Raises `ImportError` without TensorBoard.
     """
 
     def __init__(self, folder: str | os.PathLike[str], tensorboard: bool = False) -> None:
@@ -154,24 +144,24 @@ class Metrics:
         with ExitStack() as files, SafeFolder(folder) as opened:
             if tensorboard:
                 inner = files.enter_context(opened.inside("tensorboard", make=True))
-                # It opens the file again for each write.
+                # TensorBoard reopens the file for each write.
                 self._events = files.enter_context(closing(import_tensorboard()(inner.fd_path)))
-            # Not synchronised with the disk: it can be done without.
+            # Losing metrics is harmless, so no fsync.
             fd = opened.open(METRICS, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
             self._file = files.enter_context(open(fd, "ab", buffering=0))
             self.close = files.pop_all().close
 
     def write(self, read: Callable[[], dict[str, Any]], now: bool = False) -> None:
-        """Write a line of what `read` returns if it is time for one, or `now`.
+        """Write a line with the result of `read` if a second has passed, or `now`.
 
-        Raises `DatasetError` where the disk refuses it.
+        Raises `DatasetError` if the disk refuses the line.
         """
         if not now and time.monotonic() < self._next:
             return
         self._next = time.monotonic() + METRICS_SECONDS
         numbers = read()
         line = json.dumps({"time": round(time.time(), 3), **numbers}) + "\n"
-        with writing(self._path, "the episodes committed before are kept"):  # a full disk takes no episodes either
+        with writing(self._path, "the episodes committed before are kept"):  # a full disk ends the job
             self._file.write(line.encode())
         if self._events is not None:
             for name, value in numbers.items():
@@ -180,7 +170,6 @@ class Metrics:
 
 
 def import_tensorboard() -> Any:
-    """TensorBoard's writer. Raises `ImportError` with what to install."""
     try:
         from torch.utils.tensorboard import SummaryWriter
     except ImportError as error:

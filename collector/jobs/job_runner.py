@@ -1,4 +1,4 @@
-"""`JobRunner`: the course of a job, from the first episode to the last; `run_job` and `resume_job` begin one."""
+"""`JobRunner` runs a job from its first episode to its last."""
 
 from __future__ import annotations
 
@@ -48,15 +48,15 @@ def run_job(
     tensorboard: bool = False,
     on_progress: Progress = lambda state: None,
 ) -> JobState:
-    """Collect the episodes of a job into the folder `out`, and return what was done.
+    """Collect the episodes of a job into the folder `out`, and return the final state.
 
-    `overwrite`: replace what an earlier job wrote there. `cluster`: the address of a Ray cluster, as `ray.init` takes
-    it, whose tasks each play a range of episodes, with the envs of the job: "auto" is the one that runs here, or one
-    that is started; all its nodes must see the folder. `cluster_actors`: how many play at once; None: as many as there
-    are free CPUs. `on_progress` is called after every batch. A signal (handled in the main thread only) or an exception
-    commits the whole episodes so far; `resume_job` goes on from them. Raises `DatasetError` where the folder cannot be
-    used or written to, `JobError` where the settings or the env do not allow the job, `JobFailedError` where too many
-    episodes failed, and what the policy raises; on a cluster also `WorkerTimeoutError` where no task finds a place.
+    `overwrite` replaces an earlier data set. `cluster` is the address of a Ray cluster, as for `ray.init`; "auto" is
+    the cluster of this machine, else a new cluster. The cluster runs `cluster_actors` tasks in parallel, each with all
+    envs of the job; None: one task per free CPU. All nodes must see `out`. `on_progress` is called after every batch.
+
+    A signal (in the main thread) or an exception commits the whole episodes; `resume_job` continues. Raises
+    `DatasetError` if the folder cannot be used, `JobError` if settings or env do not allow the job, `JobFailedError` if
+    too many episodes failed, `WorkerTimeoutError` if no task finds a place, and errors of the policy.
 
     Example::
 
@@ -79,12 +79,12 @@ def resume_job(
     tensorboard: bool = False,
     on_progress: Progress = lambda state: None,
 ) -> JobState:
-    """Go on with the job of a folder, where it was: nothing that was committed is lost or played again.
+    """Resume the job of a folder. Committed episodes are neither lost nor played twice.
 
-    `job`: what it should be; `JobError` says what differs from what is stored. None: the stored one, and then modules
-    that it names must be in `allow_import`: the folder may come from anybody. `settings` as in `load_job`; they may
-    only change where episodes are played and how they are stored (`backend`, `num_workers`, ...). `cluster`,
-    `cluster_actors`: as for `run_job`, wherever the job has run before. Raises as `run_job` does.
+    Without `job`, the stored job is run. A folder may come from anybody, so modules that the stored job names must be
+    in `allow_import`. With `job`, `JobError` says how the stored job differs. `settings`, as in `load_job`, may only
+    change settings that do not change episodes (`backend`, `num_workers`, ...). The other arguments, and errors, are as
+    for `run_job`; they may differ from the earlier run.
 
     Example::
 
@@ -129,17 +129,16 @@ class JobRunner:
         if self.cluster is not None or self.cluster_actors is not None:
             check_cluster(self.job, self.cluster, self.cluster_actors)
         if self.tensorboard:
-            import_tensorboard()  # rather now than after the first batch
+            import_tensorboard()  # fail before the first batch
         device = resolve_device(self.job) if self.cluster is None else device_of_tasks(self.job)
         self.plan = Plan(self.job.seed, self.job.episodes, self.job.steps)
         self.state = JobState(job=self.job, out=self.out, device=device)
         self._statistics: States | None = None
-        """The statistics of an earlier run."""
         self._metrics: Metrics | None = None
-        """None until the folder is opened, after the first batch."""
+        """None until the first batch opens the folder."""
 
     def restore(self, manifest: Manifest) -> None:
-        """Continue from the episodes of an earlier run. Raises `DatasetError`."""
+        """Continue after the episodes of an earlier run. Raises `DatasetError`."""
         index = manifest.index
         try:
             self.plan.restore(index["number"], index["length"], skipped_in(manifest.state))
@@ -150,9 +149,9 @@ class JobRunner:
         self.state.steps, self.state.episodes = int(index["length"].sum()), len(index)
 
     def run(self, *, overwrite: bool = False, resumed: StoreWriter | None = None) -> JobState:
-        """Play the rest of the episodes into the folder, and return the state.
+        """Play the remaining episodes into the folder, and return the state.
 
-        `resumed`: the open folder of a job that is resumed, in which no batch may be left to play.
+        `resumed` is the open folder of a resumed job. If no episode remains, it is only ended.
         """
         with ExitStack() as context:
             writer = EpisodeWriter(self.job, self.plan, self.state, self.out, overwrite=overwrite, resumed=resumed)
@@ -174,19 +173,20 @@ class JobRunner:
         return self.state
 
     def _player(self, writer: EpisodeWriter, context: ExitStack) -> Player | RayPlayer:
-        """Return the player of this process, or of the cluster. From here on signals end the job."""
+        """Create the player. From now on, a signal ends the job."""
         job, plan, state = self.job, self.plan, self.state
         if self.cluster is None:
             stop = context.enter_context(Stopping())
             return Player(job, plan, stop, state, state.device, self._statistics)
-        cluster = context.enter_context(connect_to(self.cluster))  # first, because Ray sets a handler of SIGTERM
+        cluster = context.enter_context(
+            connect_to(self.cluster)
+        )  # before Stopping, because Ray replaces the SIGTERM handler
         stop = context.enter_context(Stopping())
         player = RayPlayer(job, plan, stop, state, writer, cluster, self.cluster_actors, self.out)
         state.actors = player.places
         return player
 
     def _open_metrics(self, writer: EpisodeWriter, context: ExitStack) -> None:
-        """Open the metrics once the folder is open."""
         if self._metrics is None and writer.store is not None:
             state, ran_on = self.state, writer.head["ran_on"]
             state.repeatable = writer.head["repeatable"]
@@ -194,7 +194,6 @@ class JobRunner:
             self._metrics = context.enter_context(closing(Metrics(writer.store.opened, self.tensorboard)))
 
     def _report(self, played: PlayedEpisodes, seconds: float) -> None:
-        """Count episodes that are stored, and show the progress."""
         self.state.add(played.lengths, played.returns)
         self.state.seconds = seconds
         if self._metrics is not None:
@@ -202,27 +201,27 @@ class JobRunner:
         self.on_progress(self.state)
 
     def _finish(self, writer: EpisodeWriter) -> None:
-        """End the data set. Raises `JobFailedError` if no episode was stored because all failed."""
+        """End the data set. Raises `JobFailedError` if every episode failed."""
         if not writer.end():
             number, error = max(self.state.skipped.items())
             raise JobFailedError(f"each of its episodes failed; episode {number}, as the last one, with {error}")
         self.completed()
 
     def completed(self) -> JobState:
-        """Return the state, with the figures of the whole job."""
+        """Return the state with the counts of the whole job."""
         plan, state = self.plan, self.state
         state.status, state.steps, state.episodes = "complete", plan.end_steps, plan.end_episodes
         return state
 
 
 def connect_to(address: str) -> RayCluster:
-    """Connect to the cluster of a job. Raises `JobError` where there is none."""
+    """Connect to the cluster of a job. Raises `JobError` if there is no cluster."""
     try:
         if re.fullmatch(r"[\w.-]+:\d+", address):
             host, port = address.split(":")
-            socket.create_connection((host, int(port)), timeout=5.0).close()  # Ray itself tries for minutes
+            socket.create_connection((host, int(port)), timeout=5.0).close()  # Ray would try for minutes
         return connect(address)
-    except SystemExit:  # what Ray makes of a SIGTERM while it starts
+    except SystemExit:  # Ray turns a SIGTERM during its start into SystemExit
         raise SystemExit(128 + signal.SIGTERM) from None
     except OSError as error:
         raise JobError(

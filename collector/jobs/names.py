@@ -6,9 +6,9 @@
     transform  a class of vecenv.transforms: "VecNorm"                 "module:Class"
     policy     "random", "mlp"                                         "module:name"
 
-The job of a file or a program may name any code. A job that is stored in a folder may come from anybody, so
-`check_names` refuses the right column unless the caller trusts its modules. The list has classes that neither write
-files, nor call or import what they are given: their keyword arguments are JSON.
+A job from a file or program may name any code. A job stored in a folder may come from anybody, so `check_names` refuses
+the right column unless the caller trusts the module. Listed classes neither write files, nor call or import their
+arguments.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ from collector.jobs.job import POLICIES, Call, Job, JobError
 from vecenv.extending import find_spec
 
 ATARI_MODULE = "ale_py:"
-"""The module that registers the envs whose ids begin with "ALE/"; in front of these ids it may be left out."""
+"""Module that registers the ids "ALE/...". These ids do not need the module in front."""
 ENV_ID = re.compile(r"([\w-]+/)?[\w.-]+", re.ASCII)
 ENVS_BY_KWARGS = re.compile(r"GymV2[16]Environment(-v\d+)?")
-"""Registered envs that make, and import, what their kwargs name."""
+"""Registered envs that import and call the names in their kwargs."""
 CODE = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:(?!__)[^\W\d]\w*")
 WRAPPERS = frozenset(
     """AddRenderObservation AddWhiteNoise AtariPreprocessing Autoreset ClipAction ClipReward DelayObservation
@@ -49,7 +49,7 @@ TRANSFORMS = frozenset(
 
 
 class Kind(NamedTuple):
-    """A kind of name: the word for it, and the module and names of the classes in the list."""
+    """Kind of name: the word for it, and the module and names of the listed classes."""
 
     word: str
     module: str
@@ -63,12 +63,12 @@ POLICY = Kind("policy", "", frozenset(POLICIES))
 
 
 def as_call(each: str | Call) -> Call:
-    """An entry of `wrappers` or `transforms`, whose name alone will do."""
+    """Convert an entry of `wrappers` or `transforms` to a `Call`."""
     return Call(each) if isinstance(each, str) else each
 
 
 def is_listed(kind: Kind, name: str) -> bool:
-    """Return whether the list has this name; classes also with their module in front.
+    """Return whether a name is in the list. A class may have the listed module in front.
 
     >>> is_listed(ENV, "CartPole-v1"), is_listed(ENV, "this:CartPole-v1")
     (True, False)
@@ -82,7 +82,7 @@ def is_listed(kind: Kind, name: str) -> bool:
 
 
 def find_class(kind: Kind, name: str) -> Any:
-    """The class, or whatever else can be called, that a job names as a wrapper or transform. Raises `JobError`."""
+    """Return the class or function that a job names as a wrapper or transform. Raises `JobError`."""
     if is_listed(kind, name):
         return getattr(importlib.import_module(kind.module), _short(kind, name))
     if ":" in name:
@@ -93,7 +93,7 @@ def find_class(kind: Kind, name: str) -> Any:
 
 
 def load_attr(name: str) -> Any:
-    """The object of `module:attr`, whose attr may have dots. Raises `JobError` where there is nothing of that name."""
+    """Import the object `module:attr`; attr may have dots. Raises `JobError` if there is no such object."""
     module, _, attr = name.partition(":")
     found = _import(module, name)
     for part in attr.split("."):
@@ -108,14 +108,14 @@ def load_attr(name: str) -> Any:
 
 
 def code_of(job: Job) -> list[tuple[Kind, str]]:
-    """The names in a job that stand for code of a module: `module:attr`, and env ids with a module."""
+    """List the names in a job that stand for code of a module: `module:attr`, and env ids with a module."""
     calls = [(WRAPPER, each) for each in job.wrappers] + [(TRANSFORM, each) for each in job.transforms]
     names = [(ENV, job.env), *((kind, as_call(each).call) for kind, each in calls), (POLICY, job.policy)]
     return [(kind, name) for kind, name in names if not is_listed(kind, name)]
 
 
 def flags_of(job: Job, where: Any) -> list[str] | None:
-    """The modules that `allow_import` needs for a job that has run here; None where it cannot be allowed."""
+    """Return the modules that a resumed job needs in `allow_import`; None if `allow_import` cannot allow the job."""
     names = [name for _, name in code_of(job)]
     modules = {name.partition(":")[0] for name in names}
     for name in names:
@@ -129,17 +129,19 @@ def flags_of(job: Job, where: Any) -> list[str] | None:
 
 
 def check_names(job: Job, allow_import: Iterable[str], where: Any) -> None:
-    """Raise `JobError` where the job that is stored in `where` names anything but the list and what its reader trusts.
+    """Raise `JobError` if the job stored in `where` names code that is neither listed nor trusted.
 
-    `allow_import`: modules that are trusted. Of these it may name classes and functions that are defined there, and
-    registered envs. All names are checked before the first of these modules is imported.
+    From the modules in `allow_import`, a job may name classes and functions that are defined there, and registered
+    envs. All names are checked before the first import.
     """
     allowed, named = {*allow_import}, f"the job that is stored in {where} names"
     code = code_of(job)
     for kind, name in code:
         module, _, env_id = name.partition(":")
         is_env = kind is ENV and CODE.fullmatch(f"{module}:x") and is_listed(ENV, env_id)
-        is_by_kwargs = kind is ENV and ENVS_BY_KWARGS.fullmatch(env_id)  # without a version it looks like a class
+        is_by_kwargs = kind is ENV and ENVS_BY_KWARGS.fullmatch(
+            env_id
+        )  # without a version, such an id looks like a class
         if not (is_env or CODE.fullmatch(name)) or is_by_kwargs:
             known = f"one of {kind.module} that takes data alone" if kind.module else "one that is known by its name"
             raise JobError(
@@ -167,9 +169,9 @@ def _short(kind: Kind, name: str) -> str:
 
 
 def _home(kind: Kind, name: str, allowed: set[str], named: str) -> str:
-    """Import the module of a name, which is trusted, and return the one that defines the object, or registers the env.
+    """Import the trusted module of a name. Return the module that defines the object or registers the env.
 
-    An object of another module is one of that module by its own name: naming it there would be the same.
+    If another trusted module defines the object, the object must be found there by its qualified name.
     """
     module, _, attr = name.partition(":")
     imported = _import(module, name)
@@ -192,5 +194,5 @@ def _home(kind: Kind, name: str, allowed: set[str], named: str) -> str:
 def _import(module: str, name: str) -> Any:
     try:
         return importlib.import_module(module)
-    except (ImportError, ValueError, TypeError) as error:  # the last two: a name that no module has, such as ".x"
+    except (ImportError, ValueError, TypeError) as error:  # the last two: an impossible name, such as ".x"
         raise JobError(f"{name} cannot be imported: {error}") from None

@@ -1,12 +1,12 @@
-"""`Player`: plays the episodes of a plan. `EpisodeWriter`: stores and commits them.
+"""`Player` plays the episodes of a plan. `EpisodeWriter` stores and commits them.
 
     plan --(number, seed)--> collector --batches--> PlayedEpisodes --> EpisodeWriter --> shards
       ^                          |
       |                      an env fails: its episode is set aside
-      +-- finished, skipped <-- played again alone, `retries` times <--+
+      +-- finished, skipped <---- retried alone, `retries` times <----+
 
-If a worker dies or an env raises, episodes of other envs break off too. So each of these episodes is retried alone, and
-only an episode that fails alone is skipped.
+A failing env may break off the episodes of other envs too. So each of these episodes is retried alone, and only an
+episode that fails alone is skipped.
 """
 
 from __future__ import annotations
@@ -52,20 +52,19 @@ class PlayedEpisodes:
     """Whole episodes (possibly none) that a player yields."""
 
     head: dict[str, Any]
-    """Head of the data set."""
     lengths: list[int]
     returns: list[float]
     episodes: EpisodeBatch | None = None
-    """None if a task on a cluster has already stored the episodes."""
+    """None if a task on a cluster has stored the episodes."""
     statistics: States | None = None
-    """Statistics of the transforms of each env after these episodes; None without such transforms."""
+    """Statistics of each env's transforms after these episodes."""
 
 
 # Storing
 
 
 def skipped_in(state: Any) -> set[int]:
-    """Return the numbers of the episodes that earlier runs skipped. `state` is the state in a manifest, or None.
+    """Return the skipped episodes of earlier runs from a manifest's state.
 
     >>> skipped_in({"skipped": [3, 7]})
     {3, 7}
@@ -80,10 +79,9 @@ def skipped_in(state: Any) -> set[int]:
 
 
 class EpisodeWriter:
-    """Writer that stores episodes in a folder. It commits when they are large or old enough, and at the end of a `with`
-    block.
+    """Writer that stores episodes, and commits them if they are large or old enough, and at the end of a `with` block.
 
-    A new folder is opened when the first episodes arrive. `resumed` is the open folder of a resumed job.
+    `resumed` is the open folder of a resumed job. A new folder is opened when the first episodes arrive.
     """
 
     def __init__(
@@ -101,16 +99,14 @@ class EpisodeWriter:
         self.store: StoreWriter | None = None
         """None until the first episodes arrive."""
         self.head: dict[str, Any] = {}
-        """Head of the first episodes of this run."""
         self._counted = {"retried": 0, "skipped": 0}
-        """Failures that are already in the manifest."""
+        """Failures that are in the manifest."""
         self._statistics: States | None = None
         self._due = float("inf")
 
     def open(self, head: dict[str, Any]) -> StoreWriter:
-        """Open the folder for a data set with this head.
-
-        Raises `DatasetError` as `StoreWriter`, and `JobError` if the head of a resumed job has changed.
+        """Open the folder. Raises `DatasetError` as `StoreWriter`, and `JobError` if a resumed job's head has
+        changed.
         """
         if self._resumed is None:
             store = StoreWriter(self._folder, head, overwrite=self._overwrite, compress=self._job.compress)
@@ -121,10 +117,7 @@ class EpisodeWriter:
         return store
 
     def add(self, played: PlayedEpisodes) -> None:
-        """Store episodes and the statistics of transforms, and commit if it is time.
-
-        Raises as `open`, and `DatasetError` if the disk refuses a commit.
-        """
+        """Store episodes and statistics, and commit if it is time. Raises as `open` and `commit`."""
         store = self.store or self.open(played.head)
         if played.episodes is not None and len(played.episodes):
             store.add(played.episodes)
@@ -134,7 +127,7 @@ class EpisodeWriter:
             self.commit()
 
     def commit(self) -> None:
-        """Commit all stored episodes and the failures so far."""
+        """Commit stored episodes and failures. Raises `DatasetError` if the disk refuses."""
         if self.store is None:
             return
         self._due = float("inf")
@@ -170,9 +163,9 @@ class EpisodeWriter:
 
 @dataclass
 class Player:
-    """Plays the rest of a plan (a whole job, or a range of it) in this process and its workers.
+    """Player of a plan in this process and its workers.
 
-    `statistics`: initial statistics of the transforms of each env.
+    `statistics`: initial statistics of each env's transforms.
     """
 
     job: Job
@@ -184,18 +177,18 @@ class Player:
 
     def __post_init__(self) -> None:
         self._suspects: set[int] = set()
-        """Episodes whose env failed. They are retried alone."""
+        """Episodes to retry alone."""
         self._head: dict[str, Any] | None = None
         self._has_statistics = bool(transforms_with_statistics(self.job))
 
     def play(self) -> Generator[PlayedEpisodes, None, None]:
-        """Yield the episodes that ended in each batch, until the plan is complete or a signal arrives.
+        """Yield the whole episodes of each batch, until the plan is complete or a signal arrives.
 
-        The plan learns that these episodes are finished when the caller asks for the next. Raises `JobFailedError` if
-        more episodes fail than the job allows, the env's error with `on_error="raise"`, and errors of the policy.
+        The plan learns that episodes are finished when the caller asks for the next. Raises `JobFailedError` if too
+        many episodes fail, the env's error with `on_error="raise"`, and errors of the policy.
         """
         with warnings.catch_warnings():
-            # The player counts failures, and retries their episodes.
+            # The player counts and retries failures.
             warnings.filterwarnings("ignore", ".*broke off where envs failed", RuntimeWarning)
             while not self._is_over(self.plan):
                 with suppress(OutOfTime), self.stop.leaving_in_time():
@@ -209,7 +202,7 @@ class Player:
         return plan.is_complete or self.stop.is_stopped
 
     def _play_together(self, job: Job, plan: Plan, suspects: set[int]) -> Iterator[PlayedEpisodes]:
-        """Play in a new vector env until the plan is exhausted. Add episodes whose env failed to `suspects`."""
+        """Play in a new vector env. Add episodes whose env failed to `suspects`."""
         if plan.is_exhausted:
             return
         try:
@@ -232,7 +225,7 @@ class Player:
     def _play_batches(
         self, batches: SyncDataCollector, job: Job, plan: Plan, suspects: set[int]
     ) -> Iterator[EpisodeBatch]:
-        """Yield the whole episodes of each batch whose rewards and returns are finite."""
+        """Yield whole episodes with finite rewards and returns."""
         cutter = EpisodeCutter()
         # The limit on `suspects` ends the loop if an env always fails.
         while not (self._is_over(plan) or plan.is_exhausted or len(suspects) > job.max_failed + job.num_envs):
@@ -250,7 +243,7 @@ class Player:
     def _handed_over(
         self, batches: SyncDataCollector, policy_hash: str | None, plan: Plan, episodes: EpisodeBatch
     ) -> Iterator[PlayedEpisodes]:
-        """Yield episodes. When the caller has stored them, tell the plan."""
+        """Yield episodes, and tell the plan when the caller has stored them."""
         with self.stop.finishing():
             if self._has_statistics and len(episodes) and (found := statistics_of(batches.env)) is not None:
                 # A retry plays one env. The other envs keep their statistics.
@@ -264,7 +257,7 @@ class Player:
             plan.finished(number, length)
 
     def _play_alone(self, number: int) -> Iterator[PlayedEpisodes]:
-        """Retry one episode until it succeeds; skip it after `retries` failures."""
+        """Retry one episode until it succeeds, or skip it."""
         reason = "its env failed"
         for _ in range(self.job.retries):
             self.progress.retried += 1
@@ -289,7 +282,7 @@ class Player:
 
 
 def give_up(job: Job, plan: Plan, progress: JobProgress, failed: dict[int, str]) -> None:
-    """Skip episodes, and record the last error of each. Raises `JobFailedError` if too many were skipped."""
+    """Skip episodes, and record their errors. Raises `JobFailedError` if too many were skipped."""
     progress.skipped.update(failed)
     for number in failed:
         plan.finished(number, 0)
@@ -302,25 +295,24 @@ def give_up(job: Job, plan: Plan, progress: JobProgress, failed: dict[int, str])
 
 
 def is_of_env(error: BaseException) -> bool:
-    """Return whether an env raised this error, not the policy or this program. Vector envs mark such errors."""
+    """Return whether an env raised this error, not the policy. Vector envs mark such errors."""
     if isinstance(error, RewardError):
         return not error.policy
     return isinstance(error, VectorEnvError) or hasattr(error, "partial")
 
 
 def _alone(job: Job) -> Job:
-    """Return the job that retries one episode. Its error is raised.
+    """Return the job that retries one episode.
 
-    A policy gets as many rows as before, because the number may change the bits of its outputs. Random actions need one
-    env.
+    A policy still gets `num_envs` rows, because their number may change the bits of its outputs.
     """
-    backend = "shmem" if job.backend == "auto" else job.backend  # "auto" would choose this process
+    backend = "shmem" if job.backend == "auto" else job.backend  # "auto" could choose this process
     few: dict[str, Any] = {"num_envs": 1, "num_workers": None} if job.policy == "random" else {}
     return msgspec.structs.replace(job, on_error="raise", backend=backend, **few)
 
 
 def steps_per_batch(job: Job, env: Any) -> int:
-    """Return 64, or fewer steps if a batch would be large for the memory or the job."""
+    """Return the steps per env: 64, or fewer if observations are large or the job is small."""
     leaves = nest.leaves(common_layout(env.observation_space, env.action_space).obs)
     row = sum(int(np.prod(leaf.shape)) * leaf.dtype.itemsize for leaf in leaves if isinstance(leaf, Leaf))
     wanted = BATCH_STEPS if job.steps is None else -(-job.steps // job.num_envs)

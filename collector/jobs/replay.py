@@ -32,16 +32,15 @@ NO_DISPLAY = (
     "; without a display, envs of MuJoCo and dm_control need MUJOCO_GL=egl, or MUJOCO_GL=osmesa, in the environment"
 )
 HEADLESS = {"SDL_VIDEODRIVER": "dummy", "SDL_AUDIODRIVER": "dummy"}
-"""pygame's drivers in a rendering worker, unless the program has set them."""
+"""Default drivers of pygame in a rendering worker."""
 
 
 def replay_episodes(folder: str | os.PathLike[str], count: int, allow_import: Iterable[str] = ()) -> dict[int, str]:
-    """Replay `count` episodes, evenly spaced from the first to the last, and compare them with the stored episodes.
+    """Replay `count` evenly spaced episodes, and compare them with the stored episodes.
 
-    Returns the first difference by episode number, "" if the episodes are equal. If the job is repeatable, its policy
-    plays; otherwise the stored actions are repeated. Raises `DatasetError` if the folder is not the data set of a job.
-    Raises `JobError` if the job needs modules that are not in `allow_import`, or has wrappers or transforms that carry
-    statistics from one episode to the next.
+    Returns the first difference by episode number; "" if equal. The policy of a repeatable job plays; otherwise the
+    stored actions are repeated. Raises `DatasetError` if no job wrote the folder, and `JobError` if the job needs
+    modules that are not in `allow_import` or carries statistics from one episode to the next.
 
     Example::
 
@@ -61,7 +60,7 @@ def replay_episodes(folder: str | os.PathLike[str], count: int, allow_import: It
         with closing(make_env(job)) as env:
             return {number: difference(episode, repeat_actions(env, episode)) for number, episode in stored.items()}
     played: dict[int, Episode] = {}
-    # Use the device of the first run, because another device may give other bits.
+    # Another device may give other bits.
     device = "cpu" if data.head.get("device") == "cpu" else resolve_device(job)
     with Stopping() as stop:
         for each in Player(job, Plan(job.seed, numbers=stored), stop, JobProgress(), device).play():
@@ -73,9 +72,9 @@ def replay_episodes(folder: str | os.PathLike[str], count: int, allow_import: It
 
 
 def repeat_actions(env: Any, episode: Episode, on_frame: Any = lambda env: None) -> dict[str, list[Any]]:
-    """Repeat the actions of an episode in an env, and return lists of the observations, rewards and flags.
+    """Repeat an episode's actions in an env. Return lists of observations, rewards and flags.
 
-    `on_frame` is called with the env after the reset and after each step. Raises `JobError` if the episode has no seed.
+    `on_frame` is called with the env after the reset and each step. Raises `JobError` without a seed.
     """
     if episode.seed is None:
         raise JobError(f"episode {episode.number} has no seed, so it cannot be played again")
@@ -84,7 +83,7 @@ def repeat_actions(env: Any, episode: Episode, on_frame: Any = lambda env: None)
     on_frame(env)
     for step in range(len(episode)):
         row = nest.take(episode.action, step)
-        # Envs with a scalar action space expect a scalar, not a 0-d array.
+        # Envs expect a scalar action, not a 0-d array.
         returned = env.step(row if isinstance(row, (dict, tuple)) or np.ndim(row) else row[()])
         for column, value in zip(columns.values(), returned, strict=False):
             column.append(deepcopy(value))  # an env may write into its observation
@@ -95,9 +94,7 @@ def repeat_actions(env: Any, episode: Episode, on_frame: Any = lambda env: None)
 
 
 def difference(stored: Episode, played: Mapping[str, Any]) -> str:
-    """Describe the first difference between an episode and replayed rows (lists or trees of arrays); "" if they are
-    equal.
-    """
+    """Describe the first difference between an episode and replayed rows; "" if equal."""
     for step in range(len(stored) + 1):
         for name, rows in played.items():
             if not equal_rows(_row(getattr(stored, name), step), _row(rows, step)):
@@ -106,8 +103,7 @@ def difference(stored: Episode, played: Mapping[str, Any]) -> str:
 
 
 def equal_rows(stored: Any, other: Any) -> bool:
-    """Return whether rows are equal bit for bit after a cast to the dtype of `stored`. Zeros of both signs, and NaNs,
-    are equal.
+    """Return whether rows are equal bit for bit, except zeros and NaN, after a cast to the dtype of `stored`.
 
     >>> equal_rows({"a": np.float32(0.1)}, {"a": 0.1}), equal_rows(np.zeros(2), np.ones(2))
     (True, False)
@@ -124,7 +120,7 @@ def equal_rows(stored: Any, other: Any) -> bool:
 
 
 def _row(rows: Any, step: int) -> Any:
-    """Return a row of a list or a tree of arrays; None if `step` is past the end."""
+    """Return a row; None past the end."""
     if isinstance(rows, list):
         return rows[step] if step < len(rows) else None
     return nest.take(rows, step) if step < len(next(iter(nest.leaves(rows)))) else None
@@ -134,13 +130,12 @@ def _row(rows: Any, step: int) -> Any:
 
 
 class Video(NamedTuple):
-    """Video file of an episode."""
+    """Video of an episode."""
 
     number: int
-    """Number of the episode."""
     path: str
     difference: str
-    """First difference between the stored and the rendered episode; "" if they are equal."""
+    """First difference from the stored episode, or ""."""
 
 
 def make_videos(
@@ -151,12 +146,12 @@ def make_videos(
     num_workers: int = 2,
     allow_import: Iterable[str] = (),
 ) -> list[Video]:
-    """Render episodes of a folder as MP4 files in worker processes, and compare each with the stored episode.
+    """Render episodes as MP4 files in worker processes, and compare each with the stored episode.
 
-    `numbers` are episode numbers; None: the episode with the highest return. `out` defaults to `videos` in `folder`.
-    The env is created with `render_mode="rgb_array"`. Raises `DatasetError` if no job wrote the folder. Raises
+    `numbers` defaults to the episode with the highest return, `out` to `videos` in `folder`. The env is created with
+    `render_mode="rgb_array"`. Raises `DatasetError` if no job wrote the folder, `ImportError` without imageio, and
     `JobError` if an episode is missing, the env renders no pictures, or the job needs modules that are not in
-    `allow_import`. Raises `ImportError` without imageio.
+    `allow_import`.
 
     Example::
 
@@ -182,7 +177,7 @@ def make_videos(
 
 
 class Renderer(gymnasium.Wrapper[Any, Any, Any, Any]):
-    """Env of a job, in a worker, with a method that renders episodes."""
+    """Worker's env that renders episodes."""
 
     def __init__(self, job: Job, episodes: Sequence[Episode], where: tuple[str, str]) -> None:
         for name, value in HEADLESS.items():
@@ -195,7 +190,6 @@ class Renderer(gymnasium.Wrapper[Any, Any, Any, Any]):
             return [self._record(episode, folder) for episode in self._episodes]
 
     def _record(self, episode: Episode, folder: SafeFolder) -> Video:
-        """Replay an episode, and write its pictures into a video file."""
         name = f"episode-{episode.number:06d}.mp4"
 
         def write_frame(env: Any) -> None:
@@ -209,7 +203,7 @@ class Renderer(gymnasium.Wrapper[Any, Any, Any, Any]):
                 raise JobError(f"{self._job.env} renders no pictures: render() returned {type(picture).__name__}")
             writer.append_data(even(np.asarray(picture, np.uint8)))
 
-        with tempfile.TemporaryDirectory() as scratch:  # ffmpeg, another process, needs a path
+        with tempfile.TemporaryDirectory() as scratch:  # ffmpeg needs a path
             path = Path(scratch, name)
             # By default imageio scales pictures to a multiple of 16.
             options = {"macro_block_size": 1, "codec": "libx264", "pixelformat": "yuv420p"}
@@ -221,7 +215,7 @@ class Renderer(gymnasium.Wrapper[Any, Any, Any, Any]):
 
 
 def _open(where: tuple[str, str]) -> SafeFolder:
-    """Open the folder for videos. Below a data set, links are not followed."""
+    """Open the folder for videos without following links inside a data set."""
     with SafeFolder.make(where[0]) as root:
         return root.inside(where[1], make=True)
 

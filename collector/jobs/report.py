@@ -1,6 +1,6 @@
-"""Terminal output of a job: progress bar, final tables, and `info`.
+"""Terminal output of a job: progress, final tables, and `info`.
 
-On a terminal progress is a bar; elsewhere (a log file, CI) a plain line now and then, without control characters.
+Progress is a bar on a terminal, and plain lines elsewhere (a log file, CI).
 """
 
 from __future__ import annotations
@@ -25,21 +25,21 @@ except ImportError as error:
 
 POLICIES = {"mlp": "a network with random weights, not trained", "random": "uniform random actions"}
 CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
-"""Characters that a terminal obeys."""
+"""Control characters, which terminals obey."""
 
 
 def make_console(stderr: bool = False) -> Console:
-    """Standard output, or standard error where output is for a program."""
+    """Create a console for standard output, or for standard error if standard output is JSON."""
     return Console(stderr=stderr)
 
 
 def wanted(job: Job) -> str:
-    """The amount that a job is to collect, in words."""
+    """Describe the amount that a job collects."""
     return f"{job.episodes:,} episodes" if job.episodes is not None else f"{job.steps:,} steps"
 
 
 class Report:
-    """Shows the progress of one job: pass it to `run_job` as `on_progress`, inside `with`."""
+    """Progress display of a job. Pass it to `run_job` as `on_progress`, inside `with`."""
 
     def __init__(self, console: Console, job: Job, heading: str) -> None:
         self._console, self._job, self._heading = console, job, heading
@@ -64,10 +64,9 @@ class Report:
         self._bar.stop()
 
     def __call__(self, state: JobState) -> None:
-        """Show the progress of the job."""
         self._bar.update(self._task, completed=state.done, description=_figures(state))
         if not self._console.is_terminal and state.seconds >= self._next_line:
-            # Lines grow rarer, down to one a minute; rich flushes each, so a reader of the log gets it at once.
+            # Lines become rarer, down to one per minute.
             self._next_line = state.seconds + min(max(1.0, state.seconds / 2), 60.0)
             self._say(f"{state.done:.0%} of {wanted(self._job)}: {state.steps:,} steps  {_figures(state)}")
         if not state.returns and not self._warned and state.frames >= (self._job.steps or 100_000):
@@ -90,8 +89,9 @@ def _figures(state: JobState) -> str:
 
 
 def summary(state: JobState, info: dict[str, Any] | None) -> Group:
-    """The last output of a job: a line on how it ended, and a table: of what its folder holds, as `dataset_info`
-    returns it (None where there is no folder yet), and of this run.
+    """Build the final output of a job: its end, and a table of the folder and this run.
+
+    `info` is the result of `dataset_info`; None if there is no folder yet.
     """
     job, folder = state.job, shlex.quote(str(state.out))
     where = f"{state.workers} workers" if state.workers else "this process"
@@ -115,7 +115,7 @@ def summary(state: JobState, info: dict[str, Any] | None) -> Group:
 
 
 def rows_of(info: dict[str, Any]) -> list[tuple[str, str]]:
-    """The result of `dataset_info`, as names and texts."""
+    """Convert the result of `dataset_info` to names and texts."""
     job, speed = info["job"] or {}, info["steps_per_second"]
     how_many = {name: job[name] for name in ("episodes", "steps") if type(job.get(name)) is int}
     asked = ", ".join(f"{count:,} {name}" for name, count in how_many.items())
@@ -138,13 +138,12 @@ def rows_of(info: dict[str, Any]) -> list[tuple[str, str]]:
 
 
 def repeatable_in_words(info: dict[str, Any]) -> str:
-    """Yes, or no with the reason."""
     answer = {"True": "yes", "False": "no"}.get(str(info["repeatable"]), "?")
     return f"no: {info['not_repeatable_because']}" if answer == "no" and info["not_repeatable_because"] else answer
 
 
 def table_of(rows: list[tuple[str, str]]) -> Table:
-    """A table of names and values, which may be of any text."""
+    """Build a table of names and untrusted texts."""
     table = Table(show_header=False)
     table.add_column(no_wrap=True)
     table.add_column(overflow="fold")
@@ -154,7 +153,7 @@ def table_of(rows: list[tuple[str, str]]) -> Table:
 
 
 def interval_of(values: dict[str, float] | None, count: int) -> str:
-    """The 95 % confidence interval of a mean of `count` values, in words."""
+    """Describe the 95 % confidence interval of a mean of `count` values."""
     if values is None or count < 2:
         return ""
     half = 1.96 * values["std"] / (count - 1) ** 0.5
@@ -162,7 +161,7 @@ def interval_of(values: dict[str, float] | None, count: int) -> str:
 
 
 def spread_of(values: dict[str, float] | None) -> str:
-    """Mean, deviation, min and max in words."""
+    """Describe mean, deviation, min and max."""
     if values is None:
         return "-"
     mean, std, low, high = (values[name] for name in ("mean", "std", "min", "max"))

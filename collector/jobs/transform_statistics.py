@@ -1,12 +1,10 @@
 """Save and load the statistics of transforms as JSON.
 
-Frozen ones are read when the job is made, stored with it, and never updated: they travel with the job, to workers,
-other machines and the head of the folder.
+*Frozen* statistics are read with the job file, stored in the job, and never updated.
 
-Kept ones are those of each env, in a file that is replaced before each commit. Killed between the two, a job goes on
-with statistics that have seen steps which are played again, as those of the episodes in progress always are: none are
-lost, and such a job is not repeatable. An env whose worker is started again begins with what it had when the run, or
-the vector env, began.
+*Kept* statistics belong to each env. Their file is replaced before each commit. If the job is killed between the two,
+it resumes with statistics that include steps which are then repeated, so such a job is not repeatable. If a worker is
+restarted, its envs begin with the statistics from the start of the run or of the vector env.
 """
 
 from __future__ import annotations
@@ -29,16 +27,16 @@ from vecenv.extending import Freezable
 KEPT = "statistics.json"
 ENVS = "envs"
 LARGEST_FROZEN = 2**23
-"""Bytes; they are stored in the head of the folder."""
+"""Bytes. The head of the folder stores a copy."""
 LARGEST_KEPT = 2**27
 States = list[dict[str, Any]]
-"""The statistics of the transforms of each env, as JSON types."""
+"""Statistics of the transforms of each env, as JSON types."""
 
 
 def to_json(state: Any) -> Any:
-    """The state of a transform as JSON types; floats keep every bit, and NaN and infinities are texts.
+    """Convert the state of a transform to JSON types. Floats keep every bit; NaN and infinities become texts.
 
-    TypeError for what is neither array, number, text nor a dict of these.
+    Raises TypeError for values other than arrays, numbers, texts and dicts.
 
     >>> to_json({"mean": np.array([0.5, np.inf]), "count": 3.0})
     {'mean': [0.5, 'inf'], 'count': 3.0}
@@ -57,8 +55,7 @@ def to_json(state: Any) -> Any:
 
 
 def from_json(state: Any) -> Any:
-    """The value that `to_json` was given, with arrays of int64, float64 and bool. ValueError for lists that are no
-    arrays.
+    """Convert the result of `to_json` back, with arrays of int64, float64 and bool. Raises ValueError for ragged lists.
 
     >>> from_json({"mean": [0.5, "inf"], "count": 3.0})
     {'mean': array([0.5, inf]), 'count': 3.0}
@@ -71,15 +68,15 @@ def from_json(state: Any) -> Any:
     return array if array.dtype.kind in "bif" else np.array(state, np.float64)
 
 
-# Frozen.
+# Frozen
 
 
 def save_statistics(transform: Any, path: str | os.PathLike[str]) -> None:
-    """Write what a transform (VecNorm, NormalizeReward) has learnt, or an `EnvCreator` whose envs have one VecNorm, to
-    a file that `frozen` in a job can name, and that `load_state_dict` takes.
+    """Write the statistics of a transform (VecNorm, NormalizeReward) to a file that `frozen` in a job can name. An
+    `EnvCreator` whose envs share a VecNorm works too.
 
-    The file is JSON: what `state_dict` returns, with lists for arrays. It is replaced at once or not at all. Raises
-    ValueError for a transform that has learnt nothing, OSError where the file cannot be written.
+    The file is the transform's `state_dict` as JSON, written atomically. Raises ValueError if there are no statistics
+    yet, and OSError if the file cannot be written.
 
     Example::
 
@@ -99,17 +96,17 @@ def save_statistics(transform: Any, path: str | os.PathLike[str]) -> None:
 
 
 def with_frozen(job: Job, folder: Path = Path()) -> Job:
-    """The job with the content of the files that its transforms name, which lie relative to `folder`.
+    """Return the job with the content of the statistics files that its transforms name, relative to `folder`.
 
-    A file is what `save_statistics` writes. Raises `JobError` where one cannot be read or has no statistics.
+    Raises `JobError` if a file cannot be read or has no statistics.
     """
     return msgspec.structs.replace(job, transforms=tuple(_with_content(each, folder) for each in job.transforms))
 
 
 def freeze(transform: Any, call: Call) -> None:
-    """Give a transform, which is part of an env, the statistics of its entry in the job, and end its updates.
+    """Load the job's frozen statistics into a transform, and end its updates.
 
-    Raises `JobError` where they are those of another transform, or of other observations.
+    Raises `JobError` if they belong to another transform or other observations.
     """
     if not isinstance(call.frozen, Frozen):
         raise JobError(f"{call.call}: the file {call.frozen!r} was not read; see collector.load_job")
@@ -137,7 +134,7 @@ def _with_content(each: str | Call, folder: Path) -> str | Call:
         raise JobError(f"{where} cannot be read: {getattr(error, 'strerror', None) or error}") from None
     if not isinstance(state, dict) or not state:
         raise JobError(f"{where} has no statistics; collector.save_statistics writes such a file")
-    if state.keys() == {ENVS}:  # of a job, which has statistics of each env
+    if state.keys() == {ENVS}:  # the file of a job, per env
         name = each.call.rpartition(":")[2]
         raise JobError(
             f"{where} has the statistics of the transforms of a job, and not those of one {name}; "
@@ -146,11 +143,11 @@ def _with_content(each: str | Call, folder: Path) -> str | Call:
     return msgspec.structs.replace(each, frozen=Frozen(each.frozen, hashlib.sha256(content).hexdigest(), state))
 
 
-# Kept.
+# Kept
 
 
 def statistics_of(venv: Any) -> States | None:
-    """Statistics of the envs of a job, whose transforms are in the workers; None while an env that failed has none."""
+    """Return the statistics of a job's envs from their workers; None if a failed env has no statistics."""
     try:
         states = venv.call("state_dict")
     except (VectorEnvError, RuntimeError):
@@ -162,13 +159,13 @@ def statistics_of(venv: Any) -> States | None:
 
 
 def write_statistics(folder: SafeFolder, states: States) -> None:
-    """Replace the file of a folder. Raises `DatasetError` where it cannot be written."""
+    """Replace a folder's file of kept statistics. Raises `DatasetError` if it cannot be written."""
     with writing(folder.path, "the episodes committed before are kept"):
         folder.write(KEPT, schema.dump({ENVS: states}) + b"\n")
 
 
 def read_statistics(folder: str | os.PathLike[str], num_envs: int) -> States:
-    """Read the file of `write_statistics` for so many envs. Raises `DatasetError` where there is no such file."""
+    """Read the kept statistics of `num_envs` envs. Raises `DatasetError` if the file is missing or does not fit."""
     path = Path(folder) / KEPT
     try:
         with SafeFolder(folder) as opened:
