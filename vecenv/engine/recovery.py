@@ -1,4 +1,4 @@
-"""`Recovery`: record which envs have failed, and apply `on_error`."""
+"""`Recovery`: records which envs have failed, and applies `on_error`."""
 
 from __future__ import annotations
 
@@ -25,17 +25,19 @@ logger.addHandler(logging.NullHandler())  # silent unless the program configures
 
 
 def is_repeated(info: Mapping[str, Any]) -> bool:
-    """True if `on_error="restart"` made the row of this info from a failure: its last observation is a repeated one."""
+    """Return True if `on_error="restart"` made this info's row after a failure. The row then repeats the last
+    observation.
+    """
     last = info.get("final_info", info)
     return isinstance(last, Mapping) and last.get("restarted") is True and "error" in last
 
 
 class Recovery:
-    """Keeps the error of every failed env until it is reset, and the budget of restarts.
+    """Errors of failed envs until their reset, and the budget of restarts.
 
-    With on_error="restart" the failure of a step becomes a truncated row, and a reset that failed is tried
-    again: at most `max_restarts` times an env within a minute; the next failure is raised. The end of a worker counts
-    for the env that was running (for each env of the worker if none was), not for those that only share the worker.
+    With on_error="restart", a failed step becomes a truncated row, and a failed reset is retried, up to `max_restarts`
+    times per env and minute. If a worker ends, vecenv charges the env that was running, or all envs of the worker if no
+    env was running.
     """
 
     def __init__(self, backend: Backend, on_error: Any, max_restarts: Any, mark: Mark) -> None:
@@ -48,32 +50,29 @@ class Recovery:
         self._times: dict[int, deque[float]] = {}
         self.absorbs = on_error == "restart"
         self.errors: dict[int, BaseException] = {}
-        """The reason why each failed env has to be reset."""
+        """Reason why each failed env needs a reset."""
         self._traces: dict[int, tuple[BaseException, TracebackType | None]] = {}
         self.rows: dict[int, Extra] = {}
-        """on_error="restart": the results of failed envs that were asked to step, until they are taken."""
+        """Results of failed envs that were asked to step, until they are collected."""
         self.restarts = 0
-        """Number of workers that were restarted."""
         self.absorbed = 0
-        """Failures that the caller did not see as exceptions."""
+        """Number of failures that were not raised."""
         self.resets: dict[int, dict[str, Any]] = {}
-        """The envs that are being reset, with their arguments."""
+        """Envs that are being reset, with their arguments."""
         self._autoresets = np.zeros(0, np.bool_)
-        """on_error="restart": a mask of the envs whose latest operation is a step with autoreset."""
+        """Mask of the envs whose latest operation is a step with autoreset."""
         self._last: list[tuple[np.ndarray, np.ndarray]] = []
-        """on_error="restart": the observations in the arena, where those of idle envs are whole, and a copy from before
-        the operation in flight.
-        """
+        """Arrays of observations in the arena, with a copy from before the operation in flight."""
 
     def note_lost(self) -> None:
-        """Note that the envs of workers that ended have failed, also those whose last answer is not taken yet."""
+        """Record that the envs of ended workers have failed, even if an answer is not collected yet."""
         if self._backend.lost and (lost := [i for i in self._backend.lost if i not in self.errors]):
             logger.warning("envs %s are lost: %s", lost, str(self._backend.lost[lost[0]]))
             for i in lost:
                 self.errors[i] = self._backend.lost[i]
 
     def note_interrupted(self, ids: Iterable[int], cause: str) -> None:
-        """Note that these envs need a reset, because an exception of the class `cause` interrupted their call."""
+        """Record that these envs need a reset, because an exception named `cause` interrupted their call."""
         self.resets, self.rows = {}, {}
         self.restore_rows(list(ids))
         for i in ids:
@@ -83,17 +82,17 @@ class Recovery:
             )
 
     def exception_of(self, failure: Failure) -> BaseException:
-        """The exception to raise for a failure, with the pid of its worker."""
+        """Return the exception to raise for a failure, with the pid of its worker."""
         pid = next((worker.pid for worker in self._backend.workers if failure.env_id in worker.ids), None)
         return failure.exception(pid)
 
     def check(self, i: int) -> None:
-        """Raise the error of env i again, if it failed."""
+        """Raise the earlier error of env i, if any."""
         error = self.errors.get(i)
         if error is not None:
             if hasattr(error, "partial"):
-                error.partial = None  # it belongs to the call that failed
-            # Each raise lengthens the traceback, whose frames keep the call's arguments alive: restore the first one.
+                error.partial = None
+            # Each raise lengthens the traceback, and its frames keep arguments alive. So restore the first traceback.
             first, trace = self._traces.get(i, (None, None))
             if first is not error:
                 self._traces[i] = error, (trace := error.__traceback__)
@@ -103,7 +102,7 @@ class Recovery:
             raise error.with_traceback(trace)
 
     def restart_lost(self, asked: Iterable[int]) -> None:
-        """Before a reset: restart those of these envs that are lost. Raises what their constructors raise."""
+        """Restart the lost envs among `asked` before a reset. Raises the errors of their constructors."""
         if not self._backend.lost:
             return
         for i in asked:
@@ -117,17 +116,13 @@ class Recovery:
                         raise
 
     def discard_errors(self, asked: Iterable[int]) -> None:
-        """Discard the errors of these envs, which are being reset."""
         if self.errors:
             for i in asked:
                 self.errors.pop(i, None)
                 self._traces.pop(i, None)
 
     def keep_rows(self, ids: np.ndarray | None, ops: Any) -> None:
-        """on_error="restart": keep the latest observations of these envs (None: all), before a round of them.
-
-        An env that fails may have written over its own in part, and the results of others of its worker are lost.
-        """
+        """Copy the observations of these envs (None: all), because a failing env may write only a part of its row."""
         if not len(self._autoresets):
             self._autoresets = np.zeros(len(self._backend.arena.status), np.bool_)
         self._autoresets[... if ids is None else ids] = ops & opcodes.AUTORESET
@@ -141,15 +136,11 @@ class Recovery:
                 kept[ids] = array[ids]
 
     def restore_rows(self, ids: list[int]) -> None:
-        """Put back the observations that these envs had before an operation that did not end well."""
         for array, kept in self._last:
             array[ids] = kept[ids]
 
     def answer_failed(self, ids: np.ndarray, ops: Any) -> tuple[np.ndarray, np.ndarray]:
-        """on_error="restart": a failed env is not stepped, its row is marked as truncated.
-
-        Returns the other envs, with their ops.
-        """
+        """Answer for failed envs with truncated rows. Return the ids and ops of the remaining envs."""
         ops = np.broadcast_to(np.asarray(ops, dtype=np.uint8), ids.shape)
         stepped = np.isin(ops & np.uint8(opcodes.PLAIN), (opcodes.STEP, opcodes.STEP_OBJECT))
         failed = stepped & np.isin(ids, list(self.errors))
@@ -159,7 +150,7 @@ class Recovery:
         return ids[~failed], ops[~failed]
 
     def settle(self, extras: dict[int, Extra], answered: Collection[int]) -> list[int]:
-        """Absorb failures of a round as `on_error` requires; returns the ids of the envs whose failure is raised.
+        """Absorb failures of a round if `on_error` allows. Return the ids of the envs whose failure raises.
 
         `answered` are the envs with a row of `answer_failed`.
         """
@@ -187,7 +178,7 @@ class Recovery:
         return failed
 
     def _next_episode(self, i: int, last: Extra) -> Extra:
-        """Reset env i, whose failure was absorbed in a step with autoreset. `last` is the extra of its row."""
+        """Reset env i after its failure was absorbed in a step with autoreset. `last` is the extra of its row."""
         arena = self._backend.arena
         rows = [(obs, final) for obs, final in zip(nest.leaves(arena.obs), nest.leaves(arena.final), strict=True)]
         arrays = [(obs, final) for obs, final in rows if obs.dtype != object]
@@ -205,7 +196,7 @@ class Recovery:
         return last._replace(failure=first.failure)
 
     def _reset_again(self, i: int, kwargs: dict[str, Any]) -> Extra:
-        """Repeat a failed reset, in a new worker if needed, until it succeeds or the budget is spent."""
+        """Retry a failed reset, in a new worker if needed, until the reset succeeds or the budget is spent."""
         while True:
             extra = self._try_reset(i, {i: kwargs} if kwargs else {})
             if extra.failure is None:
@@ -228,8 +219,8 @@ class Recovery:
         return taken.extras.get(i) or Extra(next((infos[i] for infos in taken.infos), None))
 
     def _restart(self, i: int) -> None:
-        """Restart the worker of a lost env. The errors of its block are noted before the backend discards them, because
-        the other envs of the block need a reset too.
+        """Restart the worker of a lost env. First record the errors of its block, because the backend discards them,
+        and each env of the block needs a reset.
         """
         self.note_lost()
         block = self._backend.restart(i)
@@ -237,13 +228,12 @@ class Recovery:
         logger.info("the worker of envs %s was restarted", list(block))
 
     def _truncated_row(self, i: int) -> Extra:
-        """The row of a failed env: the last observation, and an episode that was cut off."""
         error, arena = self.errors[i], self._backend.arena
         arena.reward[i], arena.terminated[i], arena.truncated[i] = 0.0, False, True
         return Extra(info={"restarted": True, "error": f"{type(error).__name__}: {error}"})
 
     def _may_absorb(self, i: int) -> bool:
-        """True if one more failure of the env is absorbed; counts it if so."""
+        """Charge a failure to the budget of env i. Return False if the budget is spent or `on_error` is "raise"."""
         if not self.absorbs or self._is_spent(i):
             return False
         self._times.setdefault(i, deque(maxlen=self._max_restarts)).append(time.monotonic())
@@ -251,12 +241,11 @@ class Recovery:
         return True
 
     def _is_spent(self, i: int) -> bool:
-        """True if the restarts of env i within the last minute are as many as are allowed."""
         times = self._times.get(i)
         return times is not None and len(times) == times.maxlen and time.monotonic() - times[0] < WINDOW
 
     def _note_budget(self, i: int, error: BaseException) -> None:
-        """on_error="restart": let the error of env i say that it is raised because its restarts are spent."""
+        """Add a note to the error that explains why on_error="restart" did not absorb this error."""
         if self.absorbs and self._is_spent(i):
             add_note(
                 error,
