@@ -1,6 +1,6 @@
-"""Convert a batch of actions of any array library, once for all envs.
+"""Convert a batch of actions of any array library to arrays, once for all envs.
 
-`batch_actions` casts them to the dtype of the action space; `given_actions` leaves each in its own type.
+`batch_actions` casts actions to the dtype of the action space. `given_actions` keeps the type of each action.
 """
 
 from __future__ import annotations
@@ -17,12 +17,11 @@ from vecenv.nest import tensor_on_host
 
 
 class Actions:
-    """Makes batches of the actions that callers pass, for envs with these action spaces, of which `layout` has the
-    leaves.
+    """Converter of actions for envs with these action spaces. `layout` is the tree of the leaves.
 
-    `casts`: whether envs get actions in the dtype of their space. A facade sets it to False: then they get them as the
-    caller passed them, as in the vector envs of its library, unless the backend takes arrays of that dtype alone.
-    `checks`: whether what is not in the space is refused.
+    `casts`: actions are cast to the dtype of their space. Facades set this to False, so that envs get the actions that
+    the caller passed, unless the backend takes only arrays.
+    `checks`: an action outside its space is refused.
     """
 
     def __init__(self, layout: Any, spaces: Sequence[Any], takes_objects: bool, checks: bool) -> None:
@@ -31,7 +30,7 @@ class Actions:
         self.casts = True
 
     def batch(self, action: Any, ids: Sequence[int], resets: np.ndarray | None) -> Any:
-        """`batch_actions`, or `given_actions`, of `action`; those of the rows `resets` (a mask) are not checked."""
+        """Return `batch_actions` or `given_actions`. Rows in `resets` (a mask) are not checked."""
         casts = self.casts or not self._takes_objects
         if self._layout is None and is_tree_of_batches(action, self._form):
             action = _rows_of_tree(action, ids, self._form)
@@ -41,7 +40,7 @@ class Actions:
         return batch if casts else given_actions(action, ids, self._layout)
 
     def _check(self, batch: Any, ids: Sequence[int], resets: np.ndarray | None) -> None:
-        """`check_actions`: ValueError for the action of a stepped env that its action space does not contain."""
+        """Raise ValueError if an action is not in the space of its stepped env."""
         for row, i in enumerate(ids):
             space, action = self._spaces[i], batch[row] if batch.__class__ is list else nest.take(batch, row)
             ignored = resets is not None and resets[row]
@@ -52,14 +51,14 @@ class Actions:
 
 
 def batch_actions(action: Any, ids: Sequence[int], layout: Any) -> Any:
-    """`action` as a tree of arrays (k, *shape) of the dtypes of the action space, whose leaves are `layout`; or, where
-    it does not fit such a tree, as a list of k objects.
+    """Return `action` as a tree of arrays `(k, *shape)` with the dtypes of the action space, or as a list of k objects.
 
-    For Dict and Tuple spaces, `action` is a tree of batches (see `is_tree_of_batches`), or a sequence of one dict or
-    tuple per env. Integers are cast where they keep their value; floats for an integer space must be whole numbers
-    (else TypeError). Floats are cast between float types. ValueError if there are not k rows, or for numbers of another
-    shape than the space's, where () and (1,) are the same. What is no number, or a value that the dtype of the space
-    cannot hold, becomes an object: the env decides.
+    For Dict and Tuple spaces, pass a tree of batches or a sequence with one dict or tuple per env. Numbers are cast if
+    only rounding of floats changes values. Values that the dtype cannot hold become objects, and the env decides.
+
+    Raises:
+        ValueError: there are not k rows, or numbers have another shape than the space (() and (1,) count as equal).
+        TypeError: floats for an integer space are not whole numbers.
     """
     if layout.__class__ is Leaf:
         return _array(action, ids, layout)
@@ -72,10 +71,9 @@ def batch_actions(action: Any, ids: Sequence[int], layout: Any) -> Any:
 
 
 def is_tree_of_batches(action: Any, form: Any) -> bool:
-    """Return whether `action` is a dict or tuple of batches for a space whose tree of leaves is `form`.
+    """Return True if `action` is a dict or tuple of batches, for a space with the tree of leaves `form`.
 
-    A tuple may also be a sequence of one action per env. It is one if each entry has the form of `space.sample()`:
-    tuples for Tuple spaces, and dicts for Dict spaces. Lists and arrays are batches then.
+    A tuple is a sequence of actions instead, if each entry has the form of `space.sample()`.
 
     >>> form = (0, 0)
     >>> is_tree_of_batches(([1, 2], [3, 4]), form), is_tree_of_batches(((1, 3), (2, 4)), form)
@@ -97,10 +95,9 @@ def _is_sample(action: Any, form: Any) -> bool:
 
 
 def given_actions(action: Any, ids: Sequence[int], layout: Any) -> Any:
-    """`action` as a tree of arrays (k, *shape) where an env gets from them what it was given, in type, dtype and shape;
-    else as a list of k objects.
+    """Return `action` as a tree of arrays if each row keeps type, dtype and shape, else as a list of k objects.
 
-    `action` is as in `batch_actions`. ValueError as by `batch_actions`.
+    Arguments and ValueError are as in `batch_actions`.
     """
     is_array = action.__class__ is np.ndarray and layout.__class__ is Leaf
     if is_array and action.dtype == layout.dtype and action.shape == (len(ids), *layout.shape):
@@ -111,7 +108,7 @@ def given_actions(action: Any, ids: Sequence[int], layout: Any) -> Any:
 
 
 def _same_rows(rows: list[Any], ids: Sequence[int], leaf: Leaf) -> Any:
-    """One array of the rows, if each is what an env gets of a row of it; else the rows."""
+    """Return the rows as one array, if each row has exactly the leaf's type, dtype and shape."""
     cls = np.ndarray if leaf.shape else leaf.dtype.type
     if all(row.__class__ is cls and row.dtype == leaf.dtype and row.shape == leaf.shape for row in rows):
         return np.array(rows, leaf.dtype)
@@ -119,7 +116,7 @@ def _same_rows(rows: list[Any], ids: Sequence[int], leaf: Leaf) -> Any:
 
 
 def _array(action: Any, ids: Sequence[int], leaf: Leaf) -> Any:
-    """The actions of one array leaf."""
+    """Return the actions of a leaf as an array, or as a list if the leaf cannot hold them."""
     k = len(ids)
     if action.__class__ is np.ndarray and action.dtype is leaf.dtype and action.shape == (k, *leaf.shape):
         return action
@@ -151,7 +148,7 @@ def _array(action: Any, ids: Sequence[int], leaf: Leaf) -> Any:
 
 
 def _checked_rows(action: Any, ids: Sequence[int], leaf: Leaf) -> list[Any]:
-    """One object for each env; ValueError for a row of numbers with another shape than that of the space."""
+    """Return one object per env. Raise ValueError for numbers in a wrong shape."""
     rows = _as_rows(action, ids)
     for i, row in zip(ids, rows, strict=True):
         try:
@@ -167,9 +164,9 @@ def _checked_rows(action: Any, ids: Sequence[int], leaf: Leaf) -> list[Any]:
 
 
 def _tree(action: Any, ids: Sequence[int], layout: Any, join: Callable[..., Any], by_env: bool) -> Any:
-    """The tree of the arrays that `join` makes, one for each leaf; None if the form differs, or one is made no array.
+    """Return the tree of the arrays that `join` makes, or None if the form differs or a leaf is not an array.
 
-    `by_env`: `action` is a list of one dict or tuple an env, else a dict or tuple of batches.
+    `by_env`: `action` has one dict or tuple per env, and is not a tree of batches.
     """
     if isinstance(layout, Leaf):
         _check_count(action, ids)
@@ -192,10 +189,10 @@ def _has_form(action: Any, layout: Any) -> bool:
 
 
 def on_host(action: Any) -> Any:
-    """The same with every tensor, and every array of another library, as numpy's; a number of theirs too."""
+    """Return `action` with tensors, arrays and numbers of other libraries converted to numpy."""
     try:
         return _arrays(action)
-    except RecursionError:  # nested too deep to be an action
+    except RecursionError:  # nested too deeply to be an action
         return action
 
 
@@ -211,7 +208,6 @@ def _arrays(action: Any) -> Any:
 
 
 def _numeric(array: np.ndarray) -> np.ndarray:
-    """An array of objects as one of numbers, if that is what they are."""
     try:
         return np.asarray(array.tolist())
     except ValueError:
@@ -219,7 +215,7 @@ def _numeric(array: np.ndarray) -> np.ndarray:
 
 
 def _as_rows(action: Any, ids: Sequence[int]) -> list[Any]:
-    """One object for each env; a dict of batches is split into a dict for each env."""
+    """Return one object per env. A dict of batches is split."""
     if isinstance(action, Mapping):
         return _rows_of_tree(action, ids, None)
     action = on_host(action)
@@ -232,7 +228,6 @@ def _as_rows(action: Any, ids: Sequence[int]) -> list[Any]:
 
 
 def _rows_of_tree(action: Any, ids: Sequence[int], form: Any) -> list[Any]:
-    """Split a dict or tuple of batches into one dict or tuple per env."""
     action = on_host(action)
     batch = _batches(dict(action) if isinstance(action, Mapping) else action, form)
     leaves = list(nest.leaves(batch))
@@ -244,7 +239,7 @@ def _rows_of_tree(action: Any, ids: Sequence[int], form: Any) -> list[Any]:
 
 
 def _batches(tree: Any, form: Any) -> Any:
-    """The tree with an array in place of each batch. A batch of objects stays as it is."""
+    """Return the tree with an array in place of each batch. Batches of objects become object arrays."""
     if isinstance(tree, dict):
         return {key: _batches(child, form.get(key) if isinstance(form, dict) else None) for key, child in tree.items()}
     if isinstance(form, ObjectLeaf) and isinstance(tree, (list, tuple)):

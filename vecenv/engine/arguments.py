@@ -1,4 +1,4 @@
-"""Check arguments of constructors and calls, and convert them to one form: env_fns, ids, seeds, keywords."""
+"""Check arguments of constructors and calls, and convert them: env_fns, ids, seeds, keywords."""
 
 from __future__ import annotations
 
@@ -18,10 +18,9 @@ from vecenv.nest import tensor_on_host
 
 
 def check_env_fns(env_fns: Any) -> list[Callable[[], Any]]:
-    """The env_fns as a list of callables; an id becomes `gymnasium.make` of it.
+    """Return the env_fns as a list of callables. An env id becomes a call of `gymnasium.make`.
 
-    TypeError or ValueError if they are not callables that can each make an env; gymnasium's error for an id that it
-    does not know.
+    Raises TypeError, ValueError, or gymnasium's error for an unknown id.
     """
     if callable(env_fns) or not hasattr(env_fns, "__iter__") or isinstance(env_fns, (str, bytes, dict)):
         one = repr(env_fns) if isinstance(env_fns, str) else "env_fn"
@@ -41,7 +40,6 @@ def check_env_fns(env_fns: Any) -> list[Callable[[], Any]]:
 
 
 def _maker_of(env_id: str) -> Callable[[], Any]:
-    """A function that makes the env with this id of gymnasium's registry."""
     if ":" not in env_id and env_id not in gymnasium.registry:  # the env's process imports the module of "module:id"
         namespace, name, version = parse_env_id(env_id)
         if version is not None or find_highest_version(namespace, name) is None:
@@ -50,18 +48,20 @@ def _maker_of(env_id: str) -> Callable[[], Any]:
 
 
 def own_env_fns(env_fns: Sequence[Callable[..., Any]]) -> list[Callable[..., Any]]:
-    """The function of each env: of those that differ from env to env (`EnvCreator`), what `for_env(i, n)` returns."""
+    """Return one function per env. If an entry has `for_env` (`EnvCreator`), use `for_env(i, n)`."""
     n = len(env_fns)
     return [fn.for_env(i, n) if hasattr(fn, "for_env") else fn for i, fn in enumerate(env_fns)]
 
 
 def measured_env_fns(env_fns: Sequence[Callable[..., Any]]) -> list[Callable[..., Any]]:
-    """The functions of envs that are only made to be measured: they do not update the state that others share."""
+    """Return functions for envs that are only measured, and so must not update shared state."""
     return [fn.unshared() if hasattr(fn, "unshared") else fn for fn in own_env_fns(env_fns)]
 
 
 def check_count(name: str, value: Any, most: int | None = None) -> int:
-    """`value` as an int; TypeError for what is no integer, ValueError for one below 1 or above `most`."""
+    """Return `value` as an int. Raise TypeError if `value` is not an integer, ValueError if it is below 1 or above
+    `most`.
+    """
     is_integer = isinstance(value, (int, np.integer)) and not isinstance(value, bool)
     if not is_integer or value < 1 or (most is not None and value > most):
         expected = "of at least 1" if most is None else f"in [1, {most}]"
@@ -70,7 +70,7 @@ def check_count(name: str, value: Any, most: int | None = None) -> int:
 
 
 def check_timeout(timeout: Any, name: str = "timeout") -> float | None:
-    """A positive, finite number of seconds, or None."""
+    """Return a positive, finite number of seconds, or None. Raise ValueError for any other value."""
     if timeout is None:
         return None
     number = isinstance(timeout, (int, float, np.integer, np.floating)) and not isinstance(timeout, bool)
@@ -80,7 +80,7 @@ def check_timeout(timeout: Any, name: str = "timeout") -> float | None:
 
 
 def check_spaces_equal(reports: Sequence[EnvReport]) -> None:
-    """ValueError if the envs differ in their spaces, with the ids."""
+    """Raise ValueError, with the ids, if the envs differ in their spaces."""
     for name in ("observation_space", "action_space"):
         found: list[tuple[Any, list[int]]] = []
         for i, report in enumerate(reports):
@@ -95,10 +95,12 @@ def check_spaces_equal(reports: Sequence[EnvReport]) -> None:
 
 
 def as_ids(id: Any, n: int) -> np.ndarray:
-    """`id` as a fresh int64 array (k,): an int, a sequence of ints, an integer array, or a bool mask of length n.
+    """Return `id` as a new int64 array (k,). `id` is an int, a sequence or array of ints, or a bool mask of length n.
 
-    IndexError for an id out of range (negative ones too), ValueError for none at all, one given twice or a mask of
-    the wrong length, TypeError for anything that is not an integer.
+    Raises:
+        IndexError: an id is negative or too large.
+        ValueError: no id is given, an id is given twice, or the mask has a wrong length.
+        TypeError: an entry is not an integer.
     """
     if isinstance(id, np.ma.MaskedArray):
         raise TypeError("env ids must not be a masked array, whose mask has no meaning here; pass ids.compressed()")
@@ -112,7 +114,7 @@ def as_ids(id: Any, n: int) -> np.ndarray:
         array = array.nonzero()[0]
     elif array.size and not _are_integers(array, id):
         raise TypeError(f"env ids must be integers, got {id!r}")
-    rows = array.reshape(-1).tolist()  # nearly always few: Python is faster than numpy
+    rows = array.reshape(-1).tolist()  # a list, because Python is faster than numpy for few ids
     if not rows:
         raise ValueError("no env ids given; pass at least one, or None for all")
     if min(rows) < 0 or max(rows) >= n:
@@ -124,7 +126,7 @@ def as_ids(id: Any, n: int) -> np.ndarray:
 
 
 def _are_integers(array: np.ndarray, id: Any) -> bool:
-    """True if ids are integers, also those too large for numpy; a list that mixes them with bools is rejected."""
+    """Return True if all ids are integers, even if too large for numpy. A list that contains a bool is refused."""
     if isinstance(id, (list, tuple)) and any(isinstance(i, (bool, np.bool_)) for i in id):
         return False
     if array.dtype == object:
@@ -133,8 +135,8 @@ def _are_integers(array: np.ndarray, id: Any) -> bool:
 
 
 def reset_arguments(asked: Sequence[int], kwargs: dict[str, Any]) -> dict[int, dict[str, Any]]:
-    """The arguments of the reset of each env: `seed` is spread over the ids, a list of `options` too, and the others go
-    to each.
+    """Return the reset arguments per env: `seed` and a list of `options` are spread over the ids; other arguments are
+    shared.
     """
     options = kwargs.get("options")
     if isinstance(options, (list, tuple)):
@@ -149,8 +151,10 @@ def reset_arguments(asked: Sequence[int], kwargs: dict[str, Any]) -> dict[int, d
 
 
 def reset_rows(ids: np.ndarray | None, reset: Any, n: int) -> tuple[np.ndarray, list[int]]:
-    """Return a mask of the rows that are resets in a round of the envs `ids`, and the ids of these envs, in the order
-    of their seeds. `reset` holds ids in this order, or is a mask of all envs.
+    """Return a mask of the rows to reset in a round of the envs `ids`, and the ids to reset in the order of their
+    seeds.
+
+    `reset` holds ids in this order, or is a mask of all envs.
     """
     try:
         mask = np.asarray(reset)
@@ -174,9 +178,9 @@ def reset_rows(ids: np.ndarray | None, reset: Any, n: int) -> tuple[np.ndarray, 
 
 
 def as_autoreset(autoreset: Any, k: int) -> bool | np.ndarray:
-    """`autoreset` of a round of `k` envs: a bool, or one seed per env (-1: no seed) as an int64 array.
+    """Return `autoreset` for `k` envs as a bool, or as int64 seeds, one per env (-1: no seed). None means False.
 
-    TypeError or ValueError for anything else but None, which is False, and seeds in another form.
+    Raises TypeError or ValueError for anything else.
     """
     if autoreset is None or isinstance(autoreset, (bool, np.bool_)):
         return bool(autoreset)
@@ -198,8 +202,8 @@ def as_autoreset(autoreset: Any, k: int) -> bool | np.ndarray:
 
 
 def round_envs(n: int, action: Any, id: Any, kwargs: dict[str, Any]) -> tuple[np.ndarray | None, list[int]]:
-    """The envs of a round of `step` or `send` with these arguments, int64 `(k,)` (None: all n, in order), and those of
-    them that it resets, in the order of their seeds. Raises what the vector env raises for wrong ids.
+    """Return the envs of `step` or `send` with these arguments, int64 `(k,)` (None: all n, in order), and the ids to
+    reset in the order of their seeds. Raises the vector env's errors for wrong ids.
     """
     reset = tensor_on_host(kwargs.get("reset"))
     if action is None:
@@ -218,7 +222,7 @@ NO_LISTS = (str, bytes, bytearray, memoryview, Mapping, Set)
 
 
 def check_seed(seed: Any) -> int:
-    """`seed` as a Python int; ValueError when it is not an integer of 0 .. 2**63 - 1 (bools are refused)."""
+    """Return `seed` as an int. Raise ValueError unless `seed` is an integer from 0 to 2**63 - 1 (bools are refused)."""
     if isinstance(seed, (bool, np.bool_)) or not isinstance(seed, (int, np.integer)):
         raise ValueError(f"a seed must be a non-negative integer, got {seed!r} of type {type(seed).__name__}")
     if not 0 <= int(seed) < MAX_SEED:
@@ -227,9 +231,9 @@ def check_seed(seed: Any) -> int:
 
 
 def spread_seeds(seed: Any, env_ids: Iterable[int]) -> list[int | None]:
-    """One seed for each env of `env_ids`: an int s gives env i the seed s + i, an iterable gives its entries in order.
+    """Return one seed per env: for an int s, env i gets s + i; an iterable gives its entries in order.
 
-    Raises ValueError for a wrong count or a bad seed, before anything is seeded.
+    Raises ValueError for a wrong count or a bad seed.
 
     >>> spread_seeds(7, [0, 1, 3])
     [7, 8, 10]
@@ -249,7 +253,7 @@ def spread_seeds(seed: Any, env_ids: Iterable[int]) -> list[int | None]:
 
 
 def next_seed(seed: int) -> int:
-    """The seed that follows `seed` in the chain (as torchrl's `set_seed`; in 0 .. 2**32 - 2).
+    """Return the seed after `seed`, from 0 to 2**32 - 2 (the same as in torchrl's `set_seed`).
 
     >>> next_seed(0)
     795726461
@@ -258,7 +262,7 @@ def next_seed(seed: int) -> int:
 
 
 def seed_chain(seed: int, n: int) -> list[int]:
-    """`n + 1` seeds: `seed` and its n successors; env i takes entry i, the last one starts the next call."""
+    """Return `seed` and its n successors. Env i takes entry i, and the last entry starts the next call."""
     chain = [check_seed(seed)]
     for _ in range(n):
         chain.append(next_seed(chain[-1]))
@@ -269,9 +273,9 @@ NAMED = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY
 
 
 def check_options(user: type[Any], options: Iterable[str], *takers: type[Any], hidden: Iterable[str] = ()) -> None:
-    """TypeError for a keyword that the constructors of `takers` (default: `user`) and of their bases do not have.
+    """Raise TypeError for a keyword that no constructor of `takers` (default: `user`) and their bases accepts.
 
-    `hidden`: names that they have, but not for the user.
+    `hidden`: accepted names that a user must not pass.
     """
     known = sorted(_names(takers or (user,)) - set(hidden))
     for name in options:
@@ -282,9 +286,7 @@ def check_options(user: type[Any], options: Iterable[str], *takers: type[Any], h
 
 
 def option_meant(name: str, *takers: type[Any]) -> str | None:
-    """The argument of the constructors of `takers`, or of their bases, that this is or resembles; None for no such
-    one.
-    """
+    """Return the constructor argument of `takers` or their bases that `name` equals or resembles, or None."""
     return _closest(name, sorted(_names(takers)))
 
 
@@ -293,7 +295,6 @@ def _closest(name: str, known: Sequence[str]) -> str | None:
 
 
 def _names(takers: Sequence[type[Any]]) -> set[str]:
-    """The names of the arguments of these constructors and those of their bases."""
     found = set()
     for cls in {base for taker in takers for base in taker.__mro__ if "__init__" in vars(base) and base is not object}:
         for parameter in inspect.signature(vars(cls)["__init__"]).parameters.values():

@@ -1,9 +1,9 @@
-"""`Engine`: run rounds of operations on the envs of a backend.
+"""`Engine`: runs rounds of operations on the envs of a backend.
 
 BaseVectorEnv, facades, collectors
     |  exchange / send, receive / reset / call / close
 Engine: checks, status bytes, recovery, results, counters
-    |  the eight methods of the seam
+    |  the methods of the seam
 Backend: envs in this process, in threads, in worker processes, ...
 """
 
@@ -42,14 +42,13 @@ HOLD_MEMORY = ["arena", "results", "recovery", "status", "calls", "backend"]
 
 
 class Engine:
-    """Runs rounds on `backend`: the machinery of one vector env, without its public methods.
+    """Core of a vector env: runs rounds on `backend`.
 
-    A round is started by `send` and ended by `receive`; `step` is both, `exchange` both for a round of all envs. What
-    they guarantee is in docs/guarantees.md. One thread at a time; another one may call `close`, `alive`, `stats` and
-    `waiting_ids`. A call that an interrupt ends leaves `mark` set, and the next call begins with `recover`.
+    `send` starts a round and `receive` ends it. `step` and `exchange` do both; `exchange` is for rounds of all envs.
+    Only one thread may use an engine, but a second thread may call `close`, `alive`, `stats` and `waiting_ids`.
 
-    Arguments are those of `BaseVectorEnv`; `name` is the name of the vector env's class for messages, `warns` whether
-    an engine that is dropped unclosed warns.
+    The arguments are as in `BaseVectorEnv`. `name` is the class name for messages. If `warns`, an engine that is
+    dropped unclosed warns.
     """
 
     def __init__(
@@ -85,7 +84,7 @@ class Engine:
         action_spaces = [report.action_space for report in self.reports]
         self.actions = Actions(layout.action, action_spaces, backend.takes_objects, check_actions)
         self._plain_shape, self._plain_dtype = None, None
-        """Of a batch of actions for all envs that needs no conversion."""
+        """Shape and dtype of a batch of actions for all envs that needs no conversion."""
         if isinstance(layout.action, Leaf) and not strict and not check_actions:
             self._plain_shape, self._plain_dtype = (n, *layout.action.shape), layout.action.dtype
         spaced = any(report.observation_space is not None for report in self.reports)
@@ -97,11 +96,11 @@ class Engine:
         self.calls = EnvCalls(backend, self.recovery, self.reports, self.status, self.mark)
         self.statistics = Statistics(n)
         self._saw_end = False
-        """True if `alive` saw the end of a worker, of which the backend takes note in the next round."""
+        """True if `alive` saw the end of a worker that the backend has not handled yet."""
 
     def _open(self, env_fns: Sequence[Any], num_workers: int | None, check_spaces: bool, warns: bool) -> Layout:
-        """Make the envs and the memory for their batches; if that fails, close what was made."""
-        # Before anything is started, so that an interrupted constructor leaves nothing behind.
+        """Make the envs and the arena. After an error, close everything."""
+        # First, so that an interrupted constructor leaves no process behind.
         self._lifetime = Lifetime(self, self.backend, self._name, warns)
         try:
             self.reports = self.backend.start(env_fns, num_workers, self.is_async)
@@ -120,9 +119,9 @@ class Engine:
 
     @sets_mark
     def exchange(self, action: Any, reset: Any = None, autoreset: Any = False, own: bool = False) -> Any:
-        """Run a round of all envs and return its rows: `Results.rows`, or with `own` `Results.own_rows`.
+        """Run a round of all envs and return `Results.rows`, or `Results.own_rows` if `own`.
 
-        `action` has one row an env; envs in `reset` (ids, or a mask) are reset instead.
+        `action` has one row per env. The envs in `reset` (ids or a mask) are reset instead.
         """
         mark = self.mark
         if holds:
@@ -150,23 +149,23 @@ class Engine:
 
     @is_one_call
     def step(self, action: Any, ids: np.ndarray | None, reset: Any, autoreset: Any) -> Any:
-        """`send` and `receive` as one call."""
+        """Make `send` and `receive` one call."""
         self._send(action, ids, reset, autoreset, NO_ARGUMENTS)
         return self._receive(False)
 
     @is_one_call
     def send(self, action: Any, ids: np.ndarray | None, reset: Any, autoreset: Any, kwargs: dict[str, Any]) -> None:
-        """Check a round of the envs `ids` (None: all) and start it; `kwargs` go to the envs in `reset`."""
+        """Check and start a round of the envs `ids` (None: all). `kwargs` are for the resets."""
         self._send(action, ids, reset, autoreset, kwargs)
 
     @is_one_call
     def receive(self, own: bool = False) -> Any:
-        """Wait for what is in flight, or as much of it as `wait_num` and `timeout` require, and return its rows."""
+        """Wait as `wait_num` and `timeout` require, and return the rows."""
         return self._receive(own)
 
     @is_one_call
     def reset(self, ids: np.ndarray | None, kwargs: dict[str, Any]) -> tuple[Any, np.ndarray]:
-        """Reset these envs (None: all) and wait for them, also in async mode: (obs, info)."""
+        """Reset these envs (None: all), wait for them also in async mode, and return (obs, info)."""
         self.check_open()
         asked = self.all_ids if ids is None else ids.tolist()
         self._start_resets(ids, kwargs)
@@ -176,23 +175,21 @@ class Engine:
 
     @is_one_call
     def wait_for_all(self, deadline: float | None) -> bool:
-        """Wait until the deadline (of time.monotonic) for all that is in flight; returns whether all has arrived."""
+        """Wait until `deadline` (of time.monotonic) for all envs in flight. Return True if all have answered."""
         done = self.status.enough(self.status.in_flight)
         self._set_mark(self.status.waiting_ids)
         self._wait(done, deadline)
         return done()
 
     def _set_mark(self, ids: Collection[int]) -> None:
-        """Set the mark for a call of these envs; before the first change, and after the last refusal."""
+        """Set the mark, before the first change and after all checks."""
         mark = self.mark
         mark.ids, mark.is_set = ids, get_ident()
 
     # Recovery.
 
     def abandon(self, error: BaseException | None, asked: Sequence[int] = ()) -> None:
-        """Set the mark after an exception that ended the work of a layer above: what is in flight is discarded, and its
-        envs, and those `asked`, need a reset.
-        """
+        """Set the mark after an exception in a layer above, so that the envs in flight and `asked` need a reset."""
         if not self.closed and not isinstance(error, (ClosedError, ConcurrentCallError, Warning)):
             mark = self.mark
             mark.ids = {*(mark.ids if mark.is_set else ()), *asked}
@@ -200,7 +197,7 @@ class Engine:
             mark.is_set = True
 
     def recover(self, caller: FrameType) -> None:
-        """Recover from an interrupted call; `caller` is the frame that called the method which found the mark set."""
+        """Recover from an interrupted call. `caller` is the frame of the method's caller."""
         self.check_open()
         self.status.recover(caller)
 
@@ -242,10 +239,10 @@ class Engine:
     def _start_steps(
         self, ids: np.ndarray | None, action: Any, reset: Any, autoreset: Any, kwargs: dict[str, Any]
     ) -> bool:
-        """Check a round of steps and start it; returns True if there is nothing to settle after it but extras.
+        """Check and start a round of steps. Return True if the round was plain and has no resets.
 
-        Most checks, which took most of the caller's time, are left out of a plain round: of all envs, which are ready,
-        with actions in the arena's shape and dtype.
+        A plain round (all envs, all ready, actions in the arena's shape and dtype) skips most checks, because checks
+        took most of the caller's time.
         """
         plain = (
             ids is None
@@ -300,7 +297,7 @@ class Engine:
         return plain
 
     def _seed_next(self, rows: Any, seeds: Any) -> None:
-        """Note the seeds with which these envs are reset in the round of their last step; True: none."""
+        """Record the seeds of the envs that may be reset in this round (True: no seeds)."""
         if not self.autoresets:
             raise TypeError(
                 f"{self._name} cannot reset an env in the round of its last step (autoreset=True); use reset(id), or "
@@ -316,19 +313,19 @@ class Engine:
         op = opcodes.RESET_KWARGS if kwargs else opcodes.RESET
         encoded = self.backend.encode(asked, op, None, args if kwargs else NO_ARGUMENTS)  # type: ignore[arg-type]
         self._set_mark(asked)
-        self.backend.wait(None, None)  # notices workers that died idle, to restart them now
+        self.backend.wait(None, None)  # notices workers that died while idle, so that they are restarted now
         self._begin_resets(args)
         self._start(ids, op, encoded)
 
     def _begin_resets(self, args: dict[int, dict[str, Any]]) -> None:
-        """Restart the lost ones of these envs, and note that all of them are being reset."""
+        """Restart the lost envs, and record that all of these envs are being reset."""
         self.recovery.restart_lost(args)
         self.recovery.discard_errors(args)
         self.recovery.resets.update(args)
         self.statistics.resets += len(args)
 
     def _start(self, ids: np.ndarray | None, ops: Any, encoded: Mapping[int, Any]) -> None:
-        """Send a checked round to the backend; envs that failed answer at once."""
+        """Send a checked round to the backend. With on_error="restart", failed envs are answered here."""
         self.statistics.rounds += 1
         if ids is not None:
             self.statistics.left_out += self.env_num - len(ids)
@@ -342,14 +339,13 @@ class Engine:
         self.backend.send(ids, ops, encoded)
 
     def _wait(self, done: Callable[[], bool], deadline: float | None) -> None:
-        """Wait until the deadline (of time.monotonic)."""
         waited = self.backend.wait(done, deadline)
         self.statistics.wait_seconds += waited
         self.statistics.call_seconds += waited
         self.statistics.round_seconds.append(waited)
 
     def check_open(self) -> None:
-        """ClosedError after `close`, and in a forked copy of the process."""
+        """Raise ClosedError after `close`, and in a forked copy of the process."""
         if self.usable:
             return
         if self.closed:
@@ -360,30 +356,30 @@ class Engine:
         )
 
     def alive(self) -> list[bool]:
-        """Return for each env if it exists: False if its worker has ended. Does not wait."""
+        """Return for each env whether its worker still runs, without waiting."""
         self.check_open()
         ended = self.backend.ended()
         self._saw_end = self._saw_end or len(ended) > len(self.backend.lost)
         return [i not in ended for i in self.all_ids]
 
     def stats(self) -> dict[str, Any]:
-        """Counts and seconds since the start (see `BaseVectorEnv.stats`)."""
+        """Return the entries of `BaseVectorEnv.stats`."""
         self.check_open()
         backend, recovery = self.backend, self.recovery
         return self.statistics.summary(backend.workers, recovery.restarts, recovery.absorbed) | backend.own_stats
 
     def close(self) -> None:
-        """Close all envs and end the workers: at most 5 seconds, then by force. A second call does nothing."""
+        """Close all envs and end the workers, by force after 5 seconds. A second call does nothing."""
         if self.closed:
             return
         self.mark.closed = f"Methods of {self._name} cannot be called after close."
         self.closed, self.usable = True, False
         try:
-            if self.mark.is_set:  # another thread is in a call, which must not use what is closed
+            if self.mark.is_set:  # another thread is in a call
                 self.backend.end_wait()
                 self.mark.await_end(lifetime.CALL_TIMEOUT)
             self._lifetime.close()
         finally:
-            # The memory is freed with the last view of it that the caller holds, not with this object.
+            # The caller may hold views: then the memory is freed with the last view.
             for name in HOLD_MEMORY:
                 self.__dict__.pop(name, None)

@@ -18,7 +18,7 @@ from vecenv.errors import VectorEnvError
 
 
 class EnvCalls:
-    """Runs operations (of `ENV_CALLS`) on idle envs, in all workers at once."""
+    """Runner of operations (`ENV_CALLS`) on idle envs, in all workers in parallel."""
 
     def __init__(
         self, backend: Backend, recovery: Recovery, reports: Sequence[EnvReport], status: EnvStatus, mark: Mark
@@ -28,24 +28,24 @@ class EnvCalls:
 
     @is_one_call
     def start(self, ids: np.ndarray | None, op: str, args: Sequence[tuple[Any, ...]]) -> EnvCall:
-        """Start an operation with one tuple of arguments an env; returns at once."""
+        """Start an operation with one tuple of arguments per env, without waiting."""
         return self._start(ids, op, args)
 
     @is_one_call
     def wait(self, call: EnvCall, deadline: float | None) -> bool:
-        """Wait until the deadline (of time.monotonic) for the answers of a call; returns whether all have arrived."""
+        """Wait until `deadline` (of time.monotonic) for the answers. Return True if all have arrived."""
         self._set_mark(call)
         self._backend.wait(call.done, deadline)
         return call.done()
 
     @is_one_call
     def finish(self, call: EnvCall) -> list[Any]:
-        """Wait for the answers of all envs; the first failure is raised once all have answered."""
+        """Wait for all answers, then raise the first failure, if any."""
         return self._finish(call)
 
     @is_one_call
     def run(self, ids: np.ndarray | None, op: str, args: tuple[Any, ...]) -> list[Any]:
-        """Start an operation with the same arguments for each env, and return what each env returned."""
+        """Run an operation with the same arguments for each env, and return the results."""
         return self._finish(self._start(ids, op, [args] * len(self._status.all_ids if ids is None else ids)))
 
     def _start(self, ids: np.ndarray | None, op: str, args: Sequence[tuple[Any, ...]]) -> EnvCall:
@@ -60,7 +60,7 @@ class EnvCalls:
         self.mark.is_set = get_ident()
         try:
             return self._backend.call(asked, op, args)
-        except (TypeError, ValueError):  # the arguments cannot travel: nothing was sent
+        except (TypeError, ValueError):  # the arguments cannot be sent, so no worker got a message
             self.mark.is_set = False
             raise
 
@@ -85,7 +85,7 @@ class EnvCalls:
 
     @is_one_call
     def set_states(self, ids: np.ndarray | None, states: Sequence[Any]) -> None:
-        """Put each of these envs into its entry of `states`; it needs no reset then, also if it had failed."""
+        """Set the state of each of these envs. A failed env is usable without a reset then."""
         asked = self._status.all_ids if ids is None else ids.tolist()
         try:
             count = len(states)
@@ -100,9 +100,9 @@ class EnvCalls:
 
     @is_one_call
     def seed(self, seeds: Sequence[int | None]) -> list[int]:
-        """Seed each env and its action space with its entry of `seeds`; None leaves them as they are.
+        """Seed each env and its action space; None leaves an env unchanged.
 
-        Returns the envs without a `seed` of their own: a reset with their seed has to seed them.
+        Returns the ids of envs without a `seed` method. The caller must reset these with their seeds.
         """
         chosen = [i for i, seed in enumerate(seeds) if seed is not None]
         if not chosen:
@@ -117,7 +117,7 @@ class EnvCalls:
 
 
 def of_engine(read: Callable[[Any], list[Any]], doc: str) -> Any:
-    """A property that is `read` of the engine of a vector env that is open."""
+    """Return a property that reads the engine of an open vector env."""
 
     def get(venv: Any) -> list[Any]:
         venv.engine.check_open()
@@ -127,33 +127,31 @@ def of_engine(read: Callable[[Any], list[Any]], doc: str) -> Any:
 
 
 def reported(name: str, doc: str) -> Any:
-    """The entry `name` of each env's report, as a list."""
+    """Return a property with the entry `name` of each env's report."""
     return of_engine(lambda engine: [getattr(report, name) for report in engine.reports], doc)
 
 
 class EngineProperties:
-    """Properties of a vector env that its `engine` has: one entry for each env, from when it was made; and env ids."""
+    """Properties of a vector env, with one entry per env, and its env ids."""
 
     action_space = reported(
         "action_space",
-        "The action space of each env (None for an env without): this process's own copies, seeded by `seed`.",
+        "Action space of each env, or None. `seed` seeds these copies of this process too.",
     )
-    observation_space = reported("observation_space", "The observation space of each env (None for an env without).")
-    metadata = reported("metadata", "The metadata of each env.")
-    spec = reported("spec", "The gymnasium spec of each env, or None.")
+    observation_space = reported("observation_space", "Observation space of each env, or None.")
+    metadata = reported("metadata", "Metadata of each env.")
+    spec = reported("spec", "Spec of each env (gymnasium's), or None.")
 
     @property
     def reward_range(self: Any) -> list[Any]:
-        """The reward range of each env; AttributeError if no env has one (gymnasium 1.0 took it away)."""
+        """Reward range of each env. Raises AttributeError if no env has a range (removed in gymnasium 1.0)."""
         self.engine.check_open()
         if all(report.reward_range is None for report in self.engine.reports):
             raise AttributeError("no env has a reward_range")
         return [report.reward_range for report in self.engine.reports]
 
-    ready_id = of_engine(lambda engine: engine.status.ready_ids, "The envs that can be stepped.")
+    ready_id = of_engine(lambda engine: engine.status.ready_ids, "Ids of the envs that can be stepped.")
     waiting_id = of_engine(
-        lambda engine: engine.status.waiting_ids, "The envs in flight: started by `send` or an async `step`."
+        lambda engine: engine.status.waiting_ids, "Ids of the envs in flight, after `send` or an async `step`."
     )
-    failed_id = of_engine(
-        lambda engine: engine.status.failed_ids, "The envs that failed and accept nothing but `reset`."
-    )
+    failed_id = of_engine(lambda engine: engine.status.failed_ids, "Ids of the failed envs, which need `reset`.")

@@ -1,4 +1,4 @@
-"""Start engines lazily, and close them by call, at deletion or at exit."""
+"""Start engines lazily, and close engines by call, at deletion or at exit."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from vecenv.backends.backend import Backend
 from vecenv.errors import NotStartedError, warn_caller
 
 CLOSE_TIMEOUT = 5.0
-"""Seconds after which workers that have not closed are ended by force."""
+"""Seconds until `close` ends workers by force."""
 
 CALL_TIMEOUT = 1.0
-"""Seconds that `close` waits for a call of another thread to end; then the call meets closed objects."""
+"""Seconds that `close` waits for a call of another thread, before this call meets closed objects."""
 
 _open: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
 def _disable_all() -> None:
-    """In a forked copy of the process no engine is usable: the workers belong to the original."""
+    """Disable all engines in a forked copy of the process, because the workers belong to the original."""
     for owner in list(_open):
         owner.usable = False
 
@@ -30,7 +30,7 @@ os.register_at_fork(after_in_child=_disable_all)
 
 
 class Lifetime:
-    """Closes a backend once: when asked to, or when `owner` is dropped, with a warning if `warns`."""
+    """Closes a backend once: by call, or when `owner` is dropped, with a warning if `warns`."""
 
     def __init__(self, owner: Any, backend: Backend, name: str, warns: bool) -> None:
         self.pid = os.getpid()
@@ -40,12 +40,12 @@ class Lifetime:
         _open.add(owner)
 
     def discard(self) -> None:
-        """Do not close the backend: the owner closes it."""
+        """Leave it to the owner to close the backend."""
         self._backend = None
         self._finalizer.detach()
 
     def close(self) -> None:
-        """Close the backend, with a warning for each problem. A second call does nothing."""
+        """Close the backend, and warn about each problem. A second call does nothing."""
         backend, self._backend = self._backend, None
         if backend is None or self._finalizer.detach() is None or self.pid != os.getpid():
             return
@@ -55,7 +55,7 @@ class Lifetime:
 
 @atexit.register
 def _close_all() -> None:
-    """At interpreter exit: close what is still open, without a warning."""
+    """Close open vector envs at interpreter exit, without warnings."""
     for owner in list(_open):
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -63,7 +63,7 @@ def _close_all() -> None:
 
 
 def _close_dropped(backend: Backend, name: str | None, pid: int) -> None:
-    """End the workers of a vector env that was never closed; not in a forked copy of the process."""
+    """End the workers of a vector env that was never closed, unless this process is a forked copy."""
     if pid == os.getpid():
         backend.close(CLOSE_TIMEOUT)
         if name is not None:
@@ -71,7 +71,7 @@ def _close_dropped(backend: Backend, name: str | None, pid: int) -> None:
 
 
 class NotStarted:
-    """Raises NotStartedError for whatever an engine does; closing does nothing."""
+    """Placeholder of an engine that is not started: every use but `close` raises NotStartedError."""
 
     closed = True
 
@@ -79,7 +79,7 @@ class NotStarted:
         self._name = name
 
     def close(self) -> None:
-        """Nothing is open."""
+        """Do nothing."""
 
     def __getattr__(self, attribute: str) -> NoReturn:
         raise NotStartedError(f"this {self._name} has lazy=True and no envs yet: call start() or reset() first")

@@ -24,14 +24,13 @@ from vecenv.errors import Partial
 Step = tuple[Any, np.ndarray, np.ndarray, np.ndarray, np.ndarray]
 """(obs, rew, terminated, truncated, info)"""
 OwnStep = tuple[Any, np.ndarray, np.ndarray, np.ndarray, Mapping[int, dict[str, Any]]]
-"""A batch with the infos that the envs returned, by env id; empty infos are left out."""
+"""A batch with the non-empty infos as the envs returned them, by env id."""
 
 
 class Results:
-    """Makes the returned batches from the arena.
+    """Builder of the batches that an engine returns, as copies or as views of the arena (see docs/guarantees.md).
 
-    Unless `copy` is False they are copies; docs/guarantees.md says what holds for either. `spaced`: the envs have
-    observation spaces; without them arrays are stacked as long as all have one shape.
+    `spaced`: the envs have observation spaces. Without spaces, observations are stacked while all have one shape.
     """
 
     def __init__(
@@ -52,35 +51,35 @@ class Results:
         self.infos = ReturnedInfos(arena, self._all)
         self._objects = [leaf for leaf in nest.leaves(arena.obs) if leaf.dtype == object]
         self.splits = not stack_obs and isinstance(layout.obs, (dict, tuple))
-        """True if Dict and Tuple observations are an object array of one dict or tuple an env."""
+        """True if Dict and Tuple observations become an object array with one dict or tuple per env."""
         self._unspaced = not spaced and isinstance(layout.obs, ObjectLeaf)
         self._single = arena.obs if isinstance(arena.obs, np.ndarray) and not self._unspaced else None
         self._whole: tuple[np.ndarray, ...] | None = None
-        """The arrays that a batch of all envs copies, if observations are one array of numbers, and so are rewards."""
+        """Arrays to copy for a batch of all envs, if observations and rewards are single numeric arrays."""
         if copy and self._single is not None and not self._objects:
             self._whole = self._single, arena.reward, arena.terminated, arena.truncated
         self._reward_shape: tuple[int, ...] | None = None
-        """Shape of the reward of every env. The first step decides."""
+        """Shape of a reward, from the first step."""
         self.checks_scalars = True
-        """True if a scalar reward may be wrong, so that `settle` has to see every round."""
+        """True if a scalar reward may be wrong, so that `settle` checks each round."""
         self._row_shape: tuple[int, ...] | None = None
         self._ragged = False
         self.repeats_objects = recovery.absorbs
-        """True if rows are also returned of envs that did not answer, so that the caller gets copies of objects."""
+        """True if rows of failed envs repeat observations, so that the caller needs copies of objects."""
 
     def rows(self, ids: np.ndarray | None, asked: Sequence[int], taken: Taken) -> Step:
-        """Return the result of `step` for the envs `ids` (None for all), which are those in `asked`."""
+        """Return the result of `step` for the envs `ids` (None: all); `asked` is the same as a list."""
         return *self._columns(ids, taken.extras), self.infos.rows(asked, taken)
 
     def _columns(self, ids: np.ndarray | None, extras: Mapping[int, Extra]) -> Any:
-        """(obs, rew, terminated, truncated)"""
+        """Return (obs, rew, terminated, truncated)."""
         if ids is None and self._whole is not None:
             return map(np.ndarray.copy, self._whole)
         terminated, truncated = self._rows(self._arena.terminated, ids), self._rows(self._arena.truncated, ids)
         return self.obs(ids, extras), self.rew(ids, extras), terminated, truncated
 
     def obs(self, ids: np.ndarray | None, extras: Mapping[int, Extra]) -> Any:
-        """The observations of `ids` (None for all, in order)."""
+        """Return the observations of `ids` (None: all, in order)."""
         for i, extra in extras.items():
             if extra.objects is not None:
                 if len(extra.objects) == 1:
@@ -106,7 +105,7 @@ class Results:
         return leaf.copy() if self.copies else leaf
 
     def _stack_if_even(self, values: np.ndarray) -> np.ndarray:
-        """Envs without spaces: one array as long as all rows so far have one shape, then an object array."""
+        """Stack observations without a space. After the first differing shape, all batches are object arrays."""
         if not self._ragged:
             for value in values:
                 shape = np.shape(value) if isinstance(value, (np.ndarray, np.generic, int, float)) else None
@@ -116,7 +115,7 @@ class Results:
         return values if self._ragged else np.stack([np.asarray(value) for value in values])
 
     def rew(self, ids: np.ndarray | None, extras: Mapping[int, Extra]) -> np.ndarray:
-        """Rewards (k,), or (k, m) where the envs return vectors: zeros for an env that was reset."""
+        """Return rewards (k,), or (k, m) if rewards are vectors. The reward of a reset env is 0."""
         if not self._reward_shape:
             return self._rows(self._arena.reward, ids)
         asked = self._all if ids is None else ids.tolist()
@@ -127,10 +126,9 @@ class Results:
         return vectors
 
     def _wrong_rewards(self, asked: Sequence[int], extras: Mapping[int, Extra], unstepped: Any) -> dict[int, Extra]:
-        """Return a failure for each env whose reward differs in shape from the rewards of the first step.
+        """Return a failure for each env whose reward shape differs from the first step's.
 
-        Only this process sees the rewards of all workers, so no worker checks shapes. `unstepped` are envs whose row is
-        not that of a step.
+        Workers do not check this, because no worker sees all rewards. Envs in `unstepped` have no row of a step.
         """
         if self._reward_shape == ():  # a row without an extra has a scalar
             asked = [i for i, extra in extras.items() if extra.reward is not None]
@@ -152,11 +150,11 @@ class Results:
         return wrong
 
     def own_rows(self, ids: np.ndarray | None, taken: Taken) -> OwnStep:
-        """As `rows`, with infos as the envs returned them, by env id; empty infos are left out."""
+        """Return the rows with non-empty infos as the envs returned them, by env id."""
         return *self._columns(ids, taken.extras), self.infos.by_id(taken)
 
     def settle(self, ids: np.ndarray | None, asked: list[int], taken: Taken) -> Taken:
-        """The results to return; raises the first failure, with the results of the other envs in `error.partial`."""
+        """Return the results after recovery. Raise the first failure, with the other results in `error.partial`."""
         recovery = self._recovery
         rows: dict[int, Extra] = {}
         if recovery.rows:
@@ -183,7 +181,7 @@ class Results:
         return taken
 
     def _raise(self, failed: list[int], asked: list[int], taken: Taken) -> None:
-        """Raise the first failure, that of an env before those of envs that only share its worker."""
+        """Raise the first failure. Envs that only share a failed worker come last."""
         partial, extras = None, taken.extras
         lost = {i for i in failed if not extras[i].failure.stepped}  # type: ignore[union-attr]
         if good := [i for i in asked if i not in lost]:
@@ -198,7 +196,7 @@ class Results:
 
 
 def own_objects(leaf: np.ndarray) -> np.ndarray:
-    """A copy of an array, in which objects are copies too."""
+    """Return a copy of the array and of its objects."""
     return nest.object_array([own_copy(value) for value in leaf]) if leaf.dtype == object else leaf.copy()
 
 
@@ -210,24 +208,24 @@ def _row(leaf: np.ndarray, i: int, owns_objects: bool = False) -> Any:
 
 
 KEPT_ROUNDS = 1024
-"""The percentiles cover this many of the last rounds."""
+"""Number of latest rounds for the percentiles."""
 
 
 class Statistics:
-    """Counters of an engine; it writes the attributes directly, to save function calls."""
+    """Counters of an engine. The engine writes the attributes directly, to save function calls."""
 
     def __init__(self, n: int) -> None:
         self._n, self.rounds, self.resets = n, 0, 0
         self.left_out = 0
-        """Envs that rounds had no operation for, summed over the rounds."""
+        """Number of envs without an operation, summed over the rounds."""
         self.call_seconds = self.wait_seconds = 0.0
-        """Seconds in calls of the engine, and in those of `Backend.wait`."""
+        """Seconds in calls of the engine, and in `Backend.wait`."""
         self.round_seconds: deque[float] = deque(maxlen=KEPT_ROUNDS)
 
     def _last_rounds(self) -> list[float]:
-        """The seconds of the last rounds, also while another thread adds one."""
+        """Return the seconds of the last rounds, even if another thread is adding a round."""
         while True:
-            with suppress(RuntimeError):  # without the interpreter lock: the deque has changed during its iteration
+            with suppress(RuntimeError):  # without the interpreter lock, the deque may change during iteration
                 return list(self.round_seconds)
 
     def summary(self, workers: Sequence[WorkerInfo], restarts: int, absorbed: int) -> dict[str, Any]:

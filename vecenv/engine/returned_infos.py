@@ -1,4 +1,4 @@
-"""`ReturnedInfos`: build the infos of a batch from rows of the arena and from what envs sent besides."""
+"""`ReturnedInfos`: builds the infos of a batch from rows of the arena and from pickled infos."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ from vecenv.backends.host.row_writer import Final
 from vecenv.backends.memory.arena import Arena
 
 COPIES = np.frompyfunc(dict.copy, 1, 1)
-"""Copies of an array of dicts, without a Python loop over envs."""
+"""Copies an array of dicts without a Python loop over envs."""
 
 
 class ReturnedInfos:
-    """Infos in the two forms in which a batch has them: for callers, and as the envs returned them."""
+    """Infos of a batch in two forms: for callers, and as the envs returned them."""
 
     def __init__(self, arena: Arena, all_ids: list[int]) -> None:
         self._final, self._all = arena.final, all_ids
         self._empty = nest.object_array([{"env_id": i} for i in all_ids])
         self.own_ids: dict[int, Any] = {}
-        """By env id: what envs themselves had put under "env_id", which holds the id in infos of the last batch."""
+        """Values that envs of the last batch had under "env_id", by env id."""
         self.lasts: dict[int, tuple[Any, Any]] = {}
-        """By env id: `final_obs` of the last batch, and the observation that the env returned, if its types differ."""
+        """`final_obs` of the last batch and, if its types differ, the env's original observation, by env id."""
 
     def rows(self, asked: Sequence[int], taken: Taken) -> np.ndarray:
-        """Return the infos for callers: an object array (k,) of fresh dicts, each with its `env_id`."""
+        """Return an object array (k,) of new dicts, each with its `env_id`."""
         if self.own_ids or self.lasts:
             self.own_ids, self.lasts = {}, {}
         if not taken.extras and len(taken.infos) == 1:
@@ -49,7 +49,7 @@ class ReturnedInfos:
         return infos
 
     def by_id(self, taken: Taken) -> Mapping[int, dict[str, Any]]:
-        """Return infos and last observations as the envs returned them, by env id. Empty infos are left out."""
+        """Return the non-empty infos and last observations as the envs returned them, by env id."""
         if taken is NOTHING_BESIDES:
             return {}
         if not taken.extras and len(taken.infos) < 2:
@@ -58,10 +58,11 @@ class ReturnedInfos:
         for i, extra in taken.extras.items():
             if extra.final is not None and extra.final.obs is not None:
                 infos[i]["final_obs"] = extra.final.obs
-        return {i: infos[i] for i in sorted(infos) if infos[i]}  # facades name keys in the order of the envs
+        # sorted, because facades name keys in the order of the envs
+        return {i: infos[i] for i in sorted(infos) if infos[i]}
 
     def _merged(self, taken: Taken) -> dict[int, dict[str, Any]]:
-        """Return the infos in rows and in extras, with the last observations as rows of the arena have them."""
+        """Return infos from rows and from extras, with last observations from the arena."""
         infos = {i: info for columns in taken.infos for i, info in columns.items()} if taken.infos else {}
         for i, extra in taken.extras.items():
             infos[i] = dict(extra.info or {})

@@ -1,4 +1,4 @@
-"""Status of each env: in flight, ready, or waiting for a reset after an interrupt."""
+"""`EnvStatus`: says which envs are in flight, ready, failed, or waiting for a reset."""
 
 from __future__ import annotations
 
@@ -19,9 +19,7 @@ from vecenv.errors import ConcurrentCallError
 
 
 class EnvStatus:
-    """Reads the status bytes of the envs of an engine; refuses envs that are still stepping, that failed or, with
-    `strict`, that need a reset.
-    """
+    """Reader of an engine's status bytes. Refuses envs that are stepping, failed or, if `strict`, need a reset."""
 
     def __init__(self, backend: Backend, recovery: Recovery, mark: Mark, is_async: bool, strict: bool) -> None:
         self._backend, self._recovery, self._mark = backend, recovery, mark
@@ -34,17 +32,17 @@ class EnvStatus:
         self.all_idle = bytes([opcodes.IDLE]) * n
         self._all_done = bytes([opcodes.DONE]) * n
         self.order: list[np.ndarray | None] = []
-        """The ids of each round in flight, as they were asked for (None: all)."""
+        """Ids of each round in flight, in the order of the call (None: all envs)."""
         self.all_answered = self.enough(n)
 
     @property
     def in_flight(self) -> int:
-        """Number of envs with an operation whose result is not taken yet."""
+        """Number of envs with an operation whose result is not collected yet."""
         return 0 if self.was_interrupted else self._n - self.bytes.tobytes().count(opcodes.IDLE)
 
     @property
     def waiting_ids(self) -> list[int]:
-        """The ids of the envs in flight."""
+        """Ids of the envs in flight."""
         return [] if self.was_interrupted else self._busy_ids()
 
     def _busy_ids(self) -> list[int]:
@@ -53,21 +51,23 @@ class EnvStatus:
 
     @property
     def was_interrupted(self) -> bool:
-        """True if an interrupt has ended the last call: the next one discards what is in flight."""
+        """True if an interrupt ended the last call. The next call then discards the results in flight."""
         return bool(self._mark.is_set) and not self._mark.is_in_use(sys._getframe(1))
 
     @property
     def interrupted_ids(self) -> list[int]:
-        """The envs that need a reset because an interrupt has ended the last call."""
+        """Ids of the envs that need a reset, because an interrupt ended the last call."""
         return sorted({*self._mark.ids, *self._busy_ids()})
 
     def recover(self, caller: FrameType) -> None:
-        """After an interrupted call: discard what is in flight, and clear the mark. Its envs need a reset then.
+        """Recover from an interrupted call: discard the results in flight, and clear the mark. Their envs then need a
+        reset.
 
-        `caller` is the frame that called the method which found the mark set. An interrupt in here leaves it set.
+        `caller` is the frame that called the method which found the mark set. After an interrupt in here, the mark
+        stays set.
         """
         mark = self._mark
-        if not mark.is_set:  # another thread's call has ended meanwhile
+        if not mark.is_set:  # a call of another thread has ended meanwhile
             return
         if mark.is_in_use(caller):
             busy = self._busy_ids()
@@ -83,7 +83,7 @@ class EnvStatus:
         mark.is_set, mark.cause = False, SIGNAL
 
     def enough(self, need: int) -> Callable[[], bool]:
-        """A test whether `need` envs have answered, fast enough to poll in a loop."""
+        """Return a test if `need` envs have answered, which is fast enough for polling."""
         status, all_done = self.bytes, self._all_done
 
         def enough() -> bool:
@@ -93,14 +93,14 @@ class EnvStatus:
         return enough
 
     def answered(self, asked: Sequence[int]) -> Callable[[], bool]:
-        """A test whether these envs have answered."""
+        """Return a test if these envs have answered."""
         if len(self._busy_ids()) == len(asked):
             return self.enough(len(asked))
         status = self.bytes
         return lambda: all(status[i] >= opcodes.DONE for i in asked)
 
     def finished_ids(self) -> np.ndarray:
-        """The envs to return now: in the order in which they were sent when all are back, else in ascending order."""
+        """Return the envs of this batch: in the order of the calls if all have answered, else in ascending order."""
         order, self.order = self.order, []
         if not self.is_async:
             parts = [np.arange(self._n) if part is None else part for part in order]
@@ -110,7 +110,7 @@ class EnvStatus:
 
     @property
     def failed_ids(self) -> list[int]:
-        """The envs that failed and accept nothing but a reset."""
+        """Ids of the failed envs, which accept only a reset."""
         if self.was_interrupted:
             return sorted({*self._recovery.errors, *self.interrupted_ids})
         waiting = self.waiting_ids
@@ -118,12 +118,12 @@ class EnvStatus:
 
     @property
     def ready_ids(self) -> list[int]:
-        """The envs that can be stepped."""
+        """Ids of the envs that can be stepped."""
         busy, failed = self._busy_ids(), self.failed_ids
         return [i for i in self.all_ids if i not in busy and i not in failed]
 
     def check_idle(self, ids: np.ndarray | None) -> None:
-        """RuntimeError, with the env named, if one of these envs (None: any) is still stepping."""
+        """Raise RuntimeError if one of these envs (None: any) is still stepping."""
         if self.bytes.tobytes() == self.all_idle:
             return
         busy = np.flatnonzero(self._array[... if ids is None else ids] != opcodes.IDLE)
@@ -137,7 +137,7 @@ class EnvStatus:
         )
 
     def check_steps(self, ids: np.ndarray | None, resets: np.ndarray | None) -> None:
-        """RuntimeError for envs that are stepping, or that need a reset and are not among `resets`."""
+        """Raise RuntimeError for envs that are stepping, or that need a reset and are not in `resets`."""
         self.check_idle(ids)
         recovery = self._recovery
         recovery.note_lost()
@@ -155,11 +155,11 @@ class EnvStatus:
             )
 
     def note_ends(self, ids: np.ndarray | None, taken: Taken, arena: Arena) -> None:
-        """`strict`: note which envs need a reset, as their episode ended and the same round has not reset them."""
+        """Record which envs need a reset (with `strict`): their episode ended, and this round did not reset them."""
         rows: Any = ... if ids is None else ids
         self._unreset[rows] = arena.terminated[rows] | arena.truncated[rows]
         self._unreset[[i for i, extra in taken.extras.items() if extra.final is not None]] = False
 
     def note_begun(self, i: int, needs_reset: bool = False) -> None:
-        """Note that env i was reset, or put into a state, without a round; or that it needs a reset."""
+        """Record that env i was reset or got a state, or that env i needs a reset."""
         self._unreset[i] = needs_reset
