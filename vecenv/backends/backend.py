@@ -1,4 +1,4 @@
-"""`Backend`: the interface between the engine and the place where envs live."""
+"""`Backend`: the interface between the engine and the place in which envs run."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ from vecenv.errors import WorkerDiedError
 
 
 class Taken(NamedTuple):
-    """The results of a round that are not in the rows of the arena."""
+    """Results of a round that are not in the rows of the arena."""
 
     extras: dict[int, Extra]
     infos: Sequence[InfoColumns] = ()
-    """Infos that came in info rows; the extra of an env, if it has one, comes before them."""
+    """Infos that came in info rows. If an env also has an extra, the info of the extra wins."""
 
 
 NOTHING_BESIDES = Taken({})
-"""No extras: every row is complete. Never written to."""
+"""Result of a round without extras. Shared by all rounds, so do not change it."""
 
 
 class WorkerInfo(NamedTuple):
-    """Facts about a worker: the envs that it hosts, its process (None: this one), its seconds in rounds."""
+    """Ids of a worker's envs, its process (None for this process), and the seconds that it spent in rounds."""
 
     ids: Sequence[int]
     pid: int | None
@@ -39,107 +39,113 @@ class WorkerInfo(NamedTuple):
 
 
 class EnvCall:
-    """An operation that was started on the envs `ids`. `found`: the value of each, or its Failure, once it is there.
+    """Operation that was started on the envs `ids`. `found` maps an env id to its value or Failure, once it has
+    answered.
 
-    `values`: those of envs that have answered at once, one each.
+    Pass `values`, with one value per env, if all envs have answered already.
     """
 
     def __init__(self, ids: Sequence[int], op: str, values: Sequence[Any] | None = None) -> None:
         self.ids, self.op = ids, op
         self.found: dict[int, Any] = {} if values is None else dict(zip(ids, values, strict=True))
         self.discarded = False
-        """True if no answer will come, because another call was interrupted."""
+        """True if no answer will come, because the call was interrupted."""
 
     def done(self) -> bool:
-        """True once all have answered; `Backend.wait` takes it."""
+        """Return True if all envs have answered, as `Backend.wait` asks."""
         return len(self.found) == len(self.ids) or self.discarded
 
     def values(self) -> list[Any]:
-        """The values, in the order of the ids."""
+        """Return the values in the order of the ids."""
         return [self.found[i] for i in self.ids]
 
 
 class Backend(ABC):
-    """Hosts envs, carries rounds of operations to them, and their results back.
+    """Place that hosts envs. A backend carries operations to the envs, and their results back.
 
-    The loop in which the engine uses it:
+    The engine uses a backend in this order:
 
         reports = backend.start(env_fns, num_workers, eager)
         arena = backend.bind(common_layout(...))
-        payloads = backend.encode(ids, ops, actions, payloads)  # may refuse: nothing was done yet
+        payloads = backend.encode(ids, ops, actions, payloads)  # may raise; nothing has happened yet
         arena.action[ids] = actions
-        backend.send(ids, ops, payloads)                              # one operation an env; does not wait for envs
+        backend.send(ids, ops, payloads)                        # one operation per env; does not wait
         backend.wait(lambda: all_done(arena.status), deadline)
-        taken = backend.take(ids)                                     # and the rows of arena
+        taken = backend.take(ids)                               # the other results are rows of the arena
         call = backend.call(ids, "render", args)
         backend.wait(call.done, None), call.values()
         backend.close(timeout)
 
-    An env is in one of these states, of which its status byte shows idle, busy and done:
+    States of an env. Its status byte shows idle, busy and done:
 
         idle    -- send -->     busy    the status byte is an opcode
         busy    -- answer -->   done    the row is written, the status byte is DONE or above
         done    -- take -->     idle
-        any     -- death -->    lost    its worker has ended: `lost[i]` is the finished exception; what the env was
-                                        asked for is answered by a Failure
-        lost    -- restart -->  idle    a new env, which has to be reset
-        any     -- close -->    closed  waits that are in progress raise ClosedError
+        any     -- death -->    lost    its worker has ended: `lost[i]` is the exception to raise, and a running
+                                        operation is answered by a Failure
+        lost    -- restart -->  idle    a new env, which needs a reset
+        any     -- close -->    closed  waits in progress raise ClosedError
 
-    A backend guarantees: (1) the answer to every operation arrives exactly once, as a row and a status byte, or as an
-    `Extra` with a Failure; (2) `wait` returns within 0.1 s of the death of a worker; (3) `close` returns in bounded
-    time, whatever happened before. An exception of a signal handler (KeyboardInterrupt) may end any method between two
-    bytecodes: then the engine calls `resynchronise` before anything else but `close`.
+    Guarantees of every backend:
+
+    - Every operation is answered exactly once: by a row and a status byte, or by an `Extra` with a Failure.
+    - `wait` returns within 0.1 s after a worker dies.
+    - `close` returns in bounded time, in every state.
+
+    A signal handler may raise (KeyboardInterrupt) between any two bytecodes of a method. The engine then calls
+    `resynchronise` or `close` before any other method.
     """
 
     num_workers: int
-    """Number of workers that share the envs; set by `start`."""
+    """Number of workers that share the envs. `start` sets this attribute."""
     autoresets: bool = False
-    """True if steps with `opcodes.AUTORESET` are understood."""
+    """True if the backend supports steps with `opcodes.AUTORESET`."""
     takes_objects: bool = True
-    """True if an action may be any object; else it is an array of its space's dtype."""
+    """True if an action may be any object. If False, an action is an array with the dtype of its space."""
     hosts_here: bool = False
-    """True if envs are in this process, or may be: then they may share objects with the caller."""
+    """True if envs may run in this process, and may therefore share objects with the caller."""
     copies: bool = True
-    """True if the arguments and results of calls, and the options of resets, are copied for envs in this process.
+    """True if arguments and results of calls, and options of resets, are copied for envs in this process.
 
-    Facades set it to False, because the original libraries share these objects.
+    Facades set this attribute to False, because the original libraries share these objects.
     """
     arena: Arena
-    """The arena that `bind` returned."""
+    """Arena that `bind` returned."""
 
     def __init__(self) -> None:
         self.lost: dict[int, BaseException] = {}
-        """Envs that do not exist any more, with the reason; `restart` brings them back."""
+        """Exception of each env that is lost. `restart` recreates these envs."""
 
     @property
     def workers(self) -> list[WorkerInfo]:
-        """Facts about each worker, as far as known."""
+        """Return facts about each worker, as far as known."""
         return []
 
     @property
     def own_stats(self) -> dict[str, Any]:
-        """Entries of `stats()` of the vector env."""
+        """Return the entries that the backend adds to `stats()` of the vector env."""
         return {}
 
     @abstractmethod
     def start(self, env_fns: Sequence[Callable[[], Any]], num_workers: int | None, eager: bool) -> list[EnvReport]:
-        """Make the envs, and return a report of each. Raises the error of a constructor with nothing left running.
+        """Make the envs and return their reports. If a constructor raises, end all workers and raise its error.
 
-        `num_workers` None leaves the number to the backend. `eager` asks to announce each env as it finishes, not each
-        worker.
+        If `num_workers` is None, the backend chooses the number. `eager` asks workers to announce each env when it
+        finishes, instead of all envs of the worker together.
         """
 
     @abstractmethod
     def bind(self, layout: Layout) -> Arena:
-        """Reserve the memory for the batch, once, after `start`; returns the parent's view of it."""
+        """Reserve the memory for the batch, and return the parent's view. Called once, after `start`."""
 
     def encode(
         self, ids: Sequence[int], ops: int | np.ndarray, actions: Any, payloads: Mapping[int, Any]
     ) -> Mapping[int, Any]:
-        """Prepare for travel what does not fit the arena in a round or call, before anything has a side effect.
+        """Prepare payloads, which are the parts of a round or call that do not fit the arena, before any side effect.
 
-        `actions` are the rows (k, ...) that the arena is about to take, or None. Raises TypeError or ValueError, with
-        the env named, for what cannot travel. This one is for envs in this process: it copies, and rejects nothing.
+        `actions` are the rows (k, ...) that the engine is about to write into the arena, or None. Raises TypeError or
+        ValueError with the env id if a payload cannot travel. This implementation is for envs in this process: it
+        copies.
         """
         resets = np.equal(ops, opcodes.RESET_KWARGS)
         if self.copies or not resets.any():
@@ -149,29 +155,29 @@ class Backend(ABC):
 
     @abstractmethod
     def send(self, ids: np.ndarray | None, ops: int | np.ndarray, payloads: Mapping[int, Any]) -> None:
-        """Start an operation on each of the idle envs `ids` (None: all): one opcode for all, or a uint8 array (k,)."""
+        """Start an operation on the idle envs `ids` (None for all): one opcode for all, or a uint8 array (k,)."""
 
     @abstractmethod
     def wait(self, done: Callable[[], bool] | None, deadline: float | None) -> float:
-        """Return when `done()` holds or the deadline (of time.monotonic) has passed: the seconds that it took.
+        """Wait until `done()` is true or `deadline` (time.monotonic) has passed, and return the seconds that it took.
 
-        None as `done` only notices deaths, without waiting. Rounds and calls are waited for alike. ClosedError if
-        `close` or `end_wait` is called meanwhile.
+        If `done` is None, only look for dead workers, without waiting. Raises ClosedError if another thread calls
+        `close` or `end_wait`.
         """
 
     @abstractmethod
     def take(self, ids: Sequence[int] | None) -> Taken:
-        """The results of envs that have answered (None for all), which become idle."""
+        """Return the results of envs that have answered (None for all). These envs become idle."""
 
     @abstractmethod
     def call(self, ids: Sequence[int], op: str, args: Sequence[tuple[Any, ...]]) -> EnvCall:
-        """Start `ENV_CALLS[op]` on idle envs, in all workers at once, with one tuple of arguments an env."""
+        """Start `ENV_CALLS[op]` on idle envs, in all workers in parallel, with one tuple of arguments per env."""
 
     def resynchronise(self, deadline: float) -> None:
-        """After an interrupted call: discard operations, answers and calls in progress, so that all envs are idle.
+        """Discard all operations, answers and calls after an interrupted call, so that all envs are idle.
 
-        Envs whose worker does not return by the deadline (of time.monotonic) are lost. This one is for backends that
-        can be interrupted only between two messages.
+        An env is lost if its worker does not return by `deadline` (time.monotonic). This implementation is for backends
+        that can be interrupted only between two messages.
         """
         status = self.arena.status
 
@@ -185,34 +191,34 @@ class Backend(ABC):
         self.take(None)
 
     def ended(self) -> Collection[int]:
-        """The envs that do not exist any more. Another thread may ask: nothing is changed."""
+        """Return the envs that do not exist any more. Another thread may call this, so do not change any state."""
         return self.lost
 
     def end_wait(self) -> None:  # noqa: B027  most backends have no waits that could be ended
-        """End the wait of another thread with a ClosedError; `close` follows."""
+        """End the wait of another thread with a ClosedError. A call of `close` follows."""
 
     def restart(self, env_id: int) -> Sequence[int]:
-        """Replace the worker of an env, which is lost, by a new one; returns the ids of its block.
+        """Replace the worker of a lost env, and return the ids of its block.
 
-        All envs of the block exist again, idle, and have to be reset. Raises what their constructors raise.
+        All envs of the block exist then. They are idle and need a reset. Raises the errors of their constructors.
         """
         raise NotImplementedError(f"{type(self).__name__} cannot restart envs")
 
     @abstractmethod
     def close(self, timeout: float) -> list[str]:
-        """End everything within `timeout` seconds, by force if need be; returns a line for each problem.
+        """End all workers within `timeout` seconds, by force if needed. Return a line for each problem.
 
-        Legal in any state, also before `start`, twice, and from another thread or a signal handler.
+        May be called in any state: before `start`, twice, from another thread, or from a signal handler.
         """
 
 
 def _own_dicts(kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    """The arguments of a reset with a dict of options of their own, whose values are the caller's objects."""
+    """Copy the dict of options in the arguments of a reset. The values of the options stay the caller's objects."""
     return {name: dict(value) if isinstance(value, dict) else value for name, value in kwargs.items()}
 
 
 def unreturned(env_id: int, block: Sequence[int], running: int) -> WorkerDiedError:
-    """The error of an env whose worker was ended because its env `running` did not return from an interrupted call."""
+    """Return the error of an env whose worker was ended because env `running` did not return from an interrupted call."""
     subject = (
         f"env {env_id}"
         if env_id == running
@@ -225,25 +231,27 @@ def unreturned(env_id: int, block: Sequence[int], running: int) -> WorkerDiedErr
 
 
 class Answers:
-    """The results that have arrived at a backend: status bytes in the arena, and extras beside it."""
+    """Answers that have arrived at a backend: status bytes in the arena, and extras."""
 
     def __init__(self, arena: Arena) -> None:
         self.status = arena.status
         self.extras: dict[int, Extra] = {}
 
     def put(self, env_id: int, extra: Extra | None) -> None:
-        """Note the answer of an env: its row is written, `extra` holds the rest."""
+        """Record the answer of an env whose row is written. `extra` has the rest."""
         if extra is not None:
             self.extras[env_id] = extra
         self.status[env_id] = opcodes.DONE if extra is None else opcodes.DONE_EXTRA
 
     def fail(self, i: int, error: BaseException, began: bool = True) -> None:
-        """Answer for an env whose worker has ended, if it runs an operation, which had `began` perhaps."""
+        """Record a Failure for an env whose worker has ended, if the env is busy. `began`: the operation may have
+        started.
+        """
         if self.busy(i):
             self.put(i, Extra(failure=died_failure(i, "step", error, began)))
 
     def take(self, ids: Sequence[int] | None) -> Taken:
-        """The extras of these envs (None for all), which become idle."""
+        """Return the extras of these envs (None for all), and make the envs idle."""
         if ids is None:
             self.status[...] = opcodes.IDLE
             if not self.extras:
@@ -255,5 +263,4 @@ class Answers:
         return Taken(extras)
 
     def busy(self, i: int) -> bool:
-        """True if the env runs an operation and has not answered."""
         return bool(opcodes.IDLE < self.status[i] < opcodes.DONE)

@@ -1,4 +1,4 @@
-"""`EnvWorkerBackend`: step envs through user-defined workers with the interface of tianshou's `EnvWorker`."""
+"""`EnvWorkerBackend`: steps envs through user-defined workers with the interface of tianshou's `EnvWorker`."""
 
 from __future__ import annotations
 
@@ -22,22 +22,23 @@ from vecenv.backends.memory.arena import Arena, Layout
 from vecenv.errors import WorkerDiedError
 
 ENDED = (EOFError, ConnectionError, WorkerDiedError)
-"""Exceptions of a worker whose env does not exist any more."""
+"""Exceptions that mean that the env is lost."""
 REQUIRED = ("send", "recv", "wait", "get_env_attr", "set_env_attr", "seed", "render", "close")
 
 
 class EnvWorker(ABC):
-    """One env, wherever it runs: subclass it to define your own worker (contract of tianshou's EnvWorker).
+    """Host of one env. Subclass it to define a new kind of worker (contract of tianshou's EnvWorker).
 
-    `send(None, **kwargs)` starts a reset, `send(action)` a step, `recv` returns its result, and `wait` returns the
-    workers that have one. `get_env_attr` answers for the outermost wrapper: observations are checked against the space
-    that it returns. A worker whose env is elsewhere has a `call` of its own, which runs the method there. A worker that
-    raises an EOFError, ConnectionError or WorkerDiedError, or that is not `is_alive` any more, has lost its env: the
-    next reset of the env closes it, and `worker_fn` makes another one.
+    - `send(None, **kwargs)` starts a reset, and `send(action)` a step. `recv` returns the result.
+    - `wait` returns the workers that have a result.
+    - `get_env_attr` asks the outermost wrapper. Observations must fit the space that it returns.
+    - If the env is in another process, override `call`, so that the method runs there.
+    - If a worker raises EOFError, ConnectionError or WorkerDiedError, or is not `is_alive`, its env is lost. The next
+      reset closes the worker and calls `worker_fn` for a new worker.
     """
 
     result: Any
-    """The result of `recv`, for subclasses whose `send` leaves it here."""
+    """Result that the default `recv` returns, for subclasses that set it in `send`."""
 
     def __init__(self, env_fn: Callable[[], Any]) -> None:
         self._env_fn = env_fn
@@ -46,24 +47,26 @@ class EnvWorker(ABC):
 
     @functools.cached_property
     def action_space(self) -> Any:
-        """The action space that the env had when it was first asked for."""
+        """Action space of the env, cached at the first access."""
         return self.get_env_attr("action_space")
 
     @abstractmethod
     def get_env_attr(self, key: str) -> Any:
-        """An attribute of the env."""
+        """Return an attribute of the env."""
 
     @abstractmethod
     def set_env_attr(self, key: str, value: Any) -> None:
         """Set an attribute of the env."""
 
     def call(self, name: str, /, *args: Any, **kwargs: Any) -> Any:
-        """The attribute of the env, called with the arguments if it can be called; TypeError for a method of a copy of
-        the env, which `get_env_attr` returns where it is pickled on its way.
+        """Call a method of the env, or return an attribute that is not callable.
+
+        Raises TypeError if `get_env_attr` returns a method of a copy of the env, because the call would not reach the
+        env.
         """
         if not callable(value := self.get_env_attr(name)):
             return value
-        known = vars(self).setdefault("_methods_of_the_env", set())  # duck-typed workers have no __init__ of ours
+        known = vars(self).setdefault("_methods_of_the_env", set())  # duck-typed workers do not call our __init__
         if name not in known and getattr(value, "__self__", None) is not getattr(
             self.get_env_attr(name), "__self__", None
         ):
@@ -77,55 +80,52 @@ class EnvWorker(ABC):
 
     @abstractmethod
     def send(self, action: Any, **kwargs: Any) -> None:
-        """Start a step, or for the action None a reset."""
+        """Start a step, or a reset if the action is None."""
 
     def recv(self) -> Any:
-        """The result of what `send` started: (obs, info), or (obs, reward, terminated, truncated, info)."""
+        """Return the result of `send`: (obs, info), or (obs, reward, terminated, truncated, info)."""
         return self.result
 
     def reset(self, **kwargs: Any) -> Any:
-        """Reset the env and wait for it."""
+        """Reset the env and return the result."""
         self.send(None, **kwargs)
         return self.recv()
 
     def step(self, action: Any) -> Any:
-        """Step the env and wait for it."""
+        """Step the env and return the result."""
         self.send(action)
         return self.recv()
 
     @staticmethod
     def wait(workers: list[Any], wait_num: int, timeout: float | None = None) -> list[Any]:
-        """The workers that have a result: at least `wait_num`, or those that have one after `timeout` seconds."""
+        """Return the workers that have a result: at least `wait_num`, or fewer after `timeout` seconds."""
         return workers
 
     def seed(self, seed: int | None = None) -> Any:
-        """Seed the action space; where a subclass does not seed the env as well, the vector env resets it with the
-        seed.
-        """
+        """Seed the action space. If a subclass does not also seed the env, the vector env resets the env with the seed."""
         return None if self.action_space is None else self.action_space.seed(seed)
 
     @abstractmethod
     def render(self, **kwargs: Any) -> Any:
-        """A frame of the env."""
+        """Return a frame of the env."""
 
     def is_alive(self) -> bool:
-        """True if the env exists: asked when it fails and by `alive()`; here by `self.process`, where there is one."""
+        """Return True if the env exists. The default asks `self.process`, if this attribute exists."""
         is_alive = getattr(getattr(self, "process", None), "is_alive", None)
         return is_alive is None or bool(is_alive())
 
     @abstractmethod
     def close_env(self) -> None:
-        """Close the env, once."""
+        """Close the env. Called once."""
 
     def close(self) -> None:
-        """Close the env unless it is closed."""
         if not self.is_closed:
             self.is_closed = True
             self.close_env()
 
 
 class EnvWorkerBackend(Backend):
-    """Drives one worker an env; `worker_fn(env_fn)` makes it."""
+    """Backend with a worker per env, which `worker_fn(env_fn)` returns."""
 
     hosts_here = True
 
@@ -171,7 +171,7 @@ class EnvWorkerBackend(Backend):
                     self.env_workers[i].send(None, **(payloads[i] if op == opcodes.RESET_KWARGS else {}))
                 else:
                     self.env_workers[i].send(payloads[i] if op == opcodes.STEP_OBJECT else actions[i])
-            except KeyboardInterrupt:  # the user's own
+            except KeyboardInterrupt:  # raised by the user's Ctrl-C
                 raise
             except BaseException as error:
                 self._answers.put(i, Extra(failure=self._failure(error, i)))
@@ -209,7 +209,7 @@ class EnvWorkerBackend(Backend):
         return capture(error, i, "reset" if self._resetting[i] else "step", local=True)
 
     def _note_end(self, i: int, error: BaseException | None) -> None:
-        """Note that the env is lost, if its worker has ended, as the error says or the worker itself."""
+        """Record that the env is lost, if `error` or the worker says that the worker has ended."""
         worker = self.env_workers[i]
         if i in self.lost or not (isinstance(error, ENDED) or not _is_alive(worker)):
             return
@@ -224,7 +224,7 @@ class EnvWorkerBackend(Backend):
 
     def restart(self, env_id: int) -> Sequence[int]:
         old = self.env_workers[env_id]
-        with contextlib.suppress(Exception):  # it has ended, or does not return
+        with contextlib.suppress(Exception):  # it has ended or hangs
             if callable(kill := getattr(getattr(old, "process", None), "kill", None)):
                 kill()
             old.close()
@@ -256,9 +256,10 @@ class EnvWorkerBackend(Backend):
 
 
 def backend_maker(worker_fn: Any, backend: Any, again: bool = False) -> Callable[[], Backend]:
-    """A function that makes the backend that is meant; TypeError for none, for two and for what is none.
+    """Return a function that makes the backend.
 
-    `again`: it is called more than once, so that a `Backend` itself is a TypeError.
+    Raises TypeError unless exactly one valid argument is given. If `again`, the function is called several times, so
+    `backend` must be a function.
     """
     if (worker_fn is None) == (backend is None):
         raise TypeError(
@@ -287,7 +288,7 @@ def _is_alive(worker: Any) -> bool:
 
 
 def _check_worker(worker: Any) -> None:
-    """TypeError for what `worker_fn` returned if it is no EnvWorker."""
+    """Raise TypeError if the result of `worker_fn` is not an EnvWorker."""
     missing = [name for name in REQUIRED if not callable(getattr(worker, name, None))]
     if missing:
         raise TypeError(f"worker_fn returned {worker!r}, which is no EnvWorker: it lacks {missing}")
@@ -296,19 +297,19 @@ def _check_worker(worker: Any) -> None:
 def _call(worker: Any, op: str, args: tuple[Any, ...]) -> Any:
     if op == "call":
         name, positional, keywords = args
-        if name in ("__setattr__", "set_wrapper_attr"):  # what `get_env_attr` returns may be a copy's
+        if name in ("__setattr__", "set_wrapper_attr"):  # `get_env_attr` may return a method of a copy
             return worker.set_env_attr(*positional)
         return getattr(type(worker), "call", EnvWorker.call)(worker, name, *positional, **keywords)
     if op == "render":
         return worker.render(**args[0])
     if op == "has_attr":
         return _has_attr(worker, *args)
-    if op == "wrapper_classes":  # of an env in this process; a worker's envs elsewhere cannot be looked into
+    if op == "wrapper_classes":  # only envs in this process can be inspected
         return wrapper_classes(getattr(worker, "env", None))
     value = getattr(worker, op)(*args)
     if op != "seed":
         return value
-    return getattr(worker.seed, "__func__", None) is EnvWorker.seed  # which seeds the action space only
+    return getattr(worker.seed, "__func__", None) is EnvWorker.seed  # the default `seed` seeds only the action space
 
 
 def _has_attr(worker: Any, name: str) -> bool:

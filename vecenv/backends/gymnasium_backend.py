@@ -1,14 +1,11 @@
-"""`GymnasiumBackend`: run rounds on a `gymnasium.vector.VectorEnv`, which steps all its envs together.
+"""`GymnasiumBackend`: runs rounds on a `gymnasium.vector.VectorEnv`, which steps all its envs together.
 
-    a round of steps --> envs.step(actions)
+    mode        row of an env whose episode ends      how the env is reset
+    DISABLED    result of step                        envs.reset(options={"reset_mask": ...})
+    SAME_STEP   final_obs and final_info              in the same step; the result of step begins the next episode
+    NEXT_STEP   result of step                        the same mask, or the next step, which ignores its action
 
-    mode        row of an env whose episode ends      what its reset is
-    DISABLED    what step returned                    envs.reset(options={"reset_mask": ...})
-    SAME_STEP   final_obs and final_info              what step returned: the next episode has begun
-    NEXT_STEP   what step returned                    the same mask; or the next step of the others, for which its
-                                                      action is dropped
-
-So the caller gets each last and each first observation once, and never a step that was a reset.
+So the caller gets each last and each first observation once, and never gets a reset as a step.
 """
 
 from __future__ import annotations
@@ -37,11 +34,13 @@ DIRECT = frozenset({"get_env_attr", "has_attr", "set_env_attr", "call", "wrapper
 
 
 class NativeBackend(Backend):
-    """Base of the backends of envs that a library steps together, in this process: `name` names it in errors."""
+    """Base of backends for envs that a library steps together in this process. `name` names the library's object in
+    errors.
+    """
 
     takes_objects, hosts_here = False, True
     resets_with: tuple[str, ...] = ("seed", "options")
-    """The arguments of a reset."""
+    """Arguments of a reset."""
 
     def __init__(self, env_num: int, name: str, num_workers: int = 1) -> None:
         super().__init__()
@@ -53,8 +52,8 @@ class NativeBackend(Backend):
         return [WorkerInfo(range(self.env_num), None, self.busy_seconds)]
 
     def reports(self, obs: Any, action: Any, metadata: Mapping[str, Any], spec: Any) -> list[EnvReport]:
-        """The report of each env with these spaces."""
-        # The autoreset of the library is not that of the vector env, which has none.
+        """Return a report for each env with these spaces."""
+        # The library's autoreset mode is hidden, because the vector env has no autoreset.
         metadata = {key: value for key, value in metadata.items() if key != "autoreset_mode"}
         parts = obs, action, metadata, spec, None
         self.known = dict(zip(ATTRIBUTES, own_report(parts), strict=False))
@@ -69,7 +68,7 @@ class NativeBackend(Backend):
     def encode(
         self, ids: Sequence[int], ops: int | np.ndarray, actions: Any, payloads: Mapping[int, Any]
     ) -> Mapping[int, Any]:
-        """Refuse actions that do not fit the space, and other arguments of a reset than `resets_with`."""
+        """Raise ValueError for actions that do not fit the space, and TypeError for unknown arguments of a reset."""
         for i, payload in payloads.items():
             if not isinstance(payload, Mapping):
                 raise ValueError(
@@ -97,7 +96,7 @@ class NativeBackend(Backend):
             return EnvCall(ids, op, [capture(error, i, op, local=True) for i in ids])
 
     def called(self, ids: Sequence[int], op: str, args: Sequence[tuple[Any, ...]]) -> list[Any]:
-        """The results of one of ENV_CALLS for the envs `ids`, each with its arguments."""
+        """Return the result of an operation of `ENV_CALLS` for each env in `ids`."""
         if op == "wrapper_classes":
             return [[]] * len(ids)
         if op == "has_attr":
@@ -109,9 +108,9 @@ class NativeBackend(Backend):
 
 
 class GymnasiumBackend(NativeBackend):
-    """Drives `envs`, which nothing else may use from now on.
+    """Backend that owns the VectorEnv `envs`. Do not use `envs` elsewhere.
 
-    `resets_by_id`: whether its `reset` takes `options["reset_mask"]`, and a list with one seed an env.
+    `resets_by_id`: `envs.reset` accepts `options["reset_mask"]` and a list with a seed per env.
     """
 
     def __init__(self, envs: Any, mode: AutoresetMode, resets_by_id: bool) -> None:
@@ -120,12 +119,12 @@ class GymnasiumBackend(NativeBackend):
         self.autoresets = resets_by_id or mode is AutoresetMode.SAME_STEP
         self.was_reset = False
         self.over = np.zeros(self.env_num, np.bool_)
-        """The envs whose episode ended in the last step, and that were not reset since."""
+        """True for each env whose episode ended in the last step, until the env is reset."""
         self.begun: tuple[Any, Infos] | None = None
-        """SAME_STEP: a batch and its infos, of which the rows of those in `over` are the first of the next episodes."""
+        """SAME_STEP: observations and infos of the last step. For the envs in `over`, they begin the next episodes."""
         self.envs: Any = envs
         self.closed_by_caller = False
-        """True once `close` of the vector env was called; else it was dropped, or the program ends."""
+        """True after `close` of the vector env. False if the vector env was dropped, or if the program ends."""
 
     def start(self, env_fns: Sequence[Callable[[], Any]], num_workers: int | None, eager: bool) -> list[EnvReport]:
         envs = self.envs
@@ -143,7 +142,7 @@ class GymnasiumBackend(NativeBackend):
     def encode(
         self, ids: Sequence[int], ops: int | np.ndarray, actions: Any, payloads: Mapping[int, Any]
     ) -> Mapping[int, Any]:
-        """Refuse the rounds that the VectorEnv cannot do, before it is called."""
+        """Refuse rounds that the VectorEnv cannot do, before calling it."""
         super().encode(ids, ops, actions, payloads)
         steps, resets = _steps_and_resets(np.asarray(ids), ops)
         if len(steps):
@@ -186,7 +185,7 @@ class GymnasiumBackend(NativeBackend):
         begin = perf_counter()
         asked = np.arange(self.env_num) if ids is None else ids
         steps, resets = _steps_and_resets(asked, ops)
-        self.arena.status[asked] = ops  # a call from another thread finds that they are stepping
+        self.arena.status[asked] = ops  # so that a call from another thread sees that the envs step
         if len(steps):
             self._step(resets, autoreset=bool(np.any(np.asarray(ops) & opcodes.AUTORESET)))
         else:
@@ -197,7 +196,7 @@ class GymnasiumBackend(NativeBackend):
         self.busy_seconds += perf_counter() - begin
 
     def _step(self, resets: np.ndarray, autoreset: bool) -> None:
-        """A step of all envs, which resets `resets`: their episodes ended in the step before."""
+        """Step all envs. The envs `resets`, whose episodes ended in the step before, are reset."""
         arena = self.arena
         actions = nest.map(np.copy, arena.action)  # an env may keep its action
         for i in resets.tolist():
@@ -221,13 +220,15 @@ class GymnasiumBackend(NativeBackend):
         self._answer(range(self.env_num), infos, rewards if rewards.ndim > 1 else None, finals)
 
     def _split_ends(self, ended: np.ndarray, infos: Infos, last_obs: dict[int, Any]) -> tuple[Any, Infos]:
-        """SAME_STEP: write the last observations, from the infos, into the rows of the envs `ended`, and their last
-        infos into `infos`; returns the batch and the infos in which their next episodes begin.
+        """Write the last observations of SAME_STEP into the rows of the envs `ended`, and their last infos into
+        `infos`.
+
+        Return observations and infos that begin the next episodes.
         """
         obs, first_infos = nest.map(np.copy, self.arena.obs), list(infos)
         for i in ended.tolist():
             info = first_infos[i] = dict(infos[i])
-            key = "final_obs" if "final_obs" in info else "final_observation"  # the second in gymnasium 0.29
+            key = "final_obs" if "final_obs" in info else "final_observation"  # gymnasium 0.29 has the second key
             if key not in info:
                 raise EnvContractError(
                     f"env {i}: {self.name} ended an episode in SAME_STEP mode, but its infos have no final_obs"
@@ -237,16 +238,17 @@ class GymnasiumBackend(NativeBackend):
             if not is_exact(last, self._row, self._row):
                 last_obs[i] = own_copy(last)
             last_info = info.pop("final_info", None)
-            infos[i] = info if last_info is None else last_info  # some (Atari's) keep no info of the last step apart
+            # some envs (Atari) have no separate info of the last step
+            infos[i] = info if last_info is None else last_info
         return obs, first_infos
 
     def _has_begun(self, ids: np.ndarray, payloads: Mapping[int, Any]) -> bool:
-        """Return whether these envs are reset already, as far as a reset with these arguments goes."""
+        """Return True if these envs are reset already, and the arguments ask for no other reset."""
         asks = any(payload.get("seed") is not None or payload.get("options") for payload in payloads.values())
         return self.begun is not None and not asks and bool(self.over[ids].all())
 
     def _begin(self, ids: np.ndarray, payloads: Mapping[int, Any]) -> Infos:
-        """Begin the next episodes of the envs `ids`, and write their first observations; returns the infos of all."""
+        """Begin the next episodes of the envs `ids`, write their first observations, and return the infos of all envs."""
         if self.begun is not None and self._has_begun(ids, payloads):
             obs, infos = self.begun
         else:
@@ -257,7 +259,7 @@ class GymnasiumBackend(NativeBackend):
         return infos
 
     def _reset_arguments(self, ids: np.ndarray, payloads: Mapping[int, Any]) -> dict[str, Any]:
-        """The arguments of `envs.reset`: the mask, the options, which are the same for all, and the seeds."""
+        """Return the arguments of `envs.reset`: mask, options (the same for all envs) and seeds."""
         given = list(payloads.values())
         options, arguments = dict((given[0].get("options") if given else None) or {}), dict[str, Any]()
         if len(ids) < self.env_num:
@@ -266,13 +268,14 @@ class GymnasiumBackend(NativeBackend):
             options["reset_mask"] = mask
         seeds = [payloads.get(i, {}).get("seed") for i in range(self.env_num)]
         if known := [seed for seed in seeds if seed is not None]:
-            # All that an env with one random stream for all its rows takes, and what others make the same seeds of.
+            # If an env has a single random stream for all rows, it accepts only one seed. Other envs expand consecutive
+            # seeds.
             is_one = not self.resets_by_id or seeds == list(range(known[0], known[0] + self.env_num))
             arguments["seed"] = known[0] if is_one else seeds
         return arguments | ({"options": options} if options else {})
 
     def _fitted(self, obs: Any, layout: Any) -> Any:
-        """An observation, or a batch, in the shapes and dtypes of this layout; ObservationError if a value would
+        """Return an observation or a batch with the dtypes of `layout`. Raises ObservationError if a value would
         change.
         """
         try:
@@ -281,7 +284,7 @@ class GymnasiumBackend(NativeBackend):
             raise ObservationError(f"{self.name} returned an observation that is not of its space: {error}") from error
 
     def _answer(self, ids: Sequence[int], infos: Infos, rewards: np.ndarray | None, finals: dict[int, Final]) -> None:
-        """Note that these envs have answered."""
+        """Record the answers of these envs."""
         self.arena.status[ids] = opcodes.DONE
         for i in ids:
             if infos[i] or rewards is not None or i in finals:
@@ -294,11 +297,11 @@ class GymnasiumBackend(NativeBackend):
     # Calls, life.
 
     def called(self, ids: Sequence[int], op: str, args: Sequence[tuple[Any, ...]]) -> list[Any]:
-        """AttributeError for what the VectorEnv has no way to, ValueError where it has one for all its envs only."""
+        """Raise AttributeError if the VectorEnv has no such call, and ValueError if its call is for all envs only."""
         n, (name, *given) = self.env_num, args[0] or (None,)
         envs = (
             self.envs if hasattr(self.envs, "call") else self.envs.unwrapped
-        )  # wrappers of gymnasium do not pass it on
+        )  # wrappers of gymnasium do not have `call`
         if op == "seed":  # a reset seeds the envs
             return [True] * len(ids)
         if op in DIRECT and (own := self.own_envs) is not None:
@@ -312,7 +315,8 @@ class GymnasiumBackend(NativeBackend):
             frames = envs.render(**name)
             if frames is None or not len(frames):
                 raise ValueError(f"{self.name} renders no frames: make it with render_mode='rgb_array'")
-            values = [copy.copy(frames[i * len(frames) // n]) for i in range(n)]  # agents of one game share a frame
+            # agents of the same game share a frame
+            values = [copy.copy(frames[i * len(frames) // n]) for i in range(n)]
         elif op in ("call", "set_env_attr"):
             method = "call" if op == "call" else "set_attr"
             if not hasattr(envs, method):
@@ -326,13 +330,13 @@ class GymnasiumBackend(NativeBackend):
 
     @property
     def own_envs(self) -> Sequence[Any] | None:
-        """The single envs, if the VectorEnv has them in this process."""
+        """Single envs, if the VectorEnv has them in this process, else None."""
         envs: Any = getattr(self.envs.unwrapped, "envs", None)
         is_list = isinstance(envs, (list, tuple)) and len(envs) == self.env_num
         return envs if is_list and all(map(is_env, envs)) else None
 
     def note_exception(self, error: BaseException) -> None:
-        """Pass it on to the outermost wrapper of the VectorEnv that keeps data, if there is one."""
+        """Pass the error to the outermost wrapper of the VectorEnv that has this method."""
         envs = self.envs
         while envs is not None and not hasattr(type(envs), "note_exception"):
             envs = getattr(envs, "env", None)
@@ -340,7 +344,7 @@ class GymnasiumBackend(NativeBackend):
             envs.note_exception(error)
 
     def release(self) -> None:
-        """Leave the VectorEnv to the caller: `close` does not close it any more."""
+        """Leave the VectorEnv open for the caller when this backend closes."""
         self.envs = None
 
     def close(self, timeout: float) -> list[str]:
@@ -353,18 +357,18 @@ class GymnasiumBackend(NativeBackend):
 
 
 def in_the_library() -> None:
-    """Stands for the env_fns of a NativeBackend, which makes no envs."""
+    """Placeholder for env_fns, because the library has made the envs."""
 
 
 def _steps_and_resets(asked: np.ndarray, ops: int | np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The envs of a round that step, and those that are reset, each in ascending order."""
+    """Return the ids of the envs that step, and of the envs that are reset, in ascending order."""
     plain = np.broadcast_to(np.asarray(ops) & opcodes.PLAIN, asked.shape)
     resets = (plain == opcodes.RESET) | (plain == opcodes.RESET_KWARGS)
     return np.sort(asked[~resets]), np.sort(asked[resets])
 
 
 def split_infos(infos: Mapping[str, Any], n: int) -> list[dict[str, Any]]:
-    """Split gymnasium's dict of arrays, with a mask `_key` for each `key`, into a dict for each of `n` envs.
+    """Split gymnasium's dict of arrays, with a mask `_key` for each `key`, into `n` dicts.
 
     >>> split_infos({"a": np.array([1, 2]), "_a": np.array([True, False])}, 2)
     [{'a': np.int64(1)}, {}]

@@ -1,14 +1,16 @@
-"""`PoolBackend`: run rounds on an EnvPool pool, whose envs are C++ in threads of this process.
+"""`PoolBackend`: runs rounds on an EnvPool pool, whose C++ envs run in threads of this process.
 
     round --> pool._reset (envs in mid-episode), pool._send (all others) --> pool._recv --> rows of the arena
 
-Three properties of EnvPool decide how. The step of an env whose episode is over, or that was never reset, resets it:
-the resets of such envs are sent with the steps of the others. A synchronous pool returns one batch at a time, and mixes
-up two. An asynchronous pool returns exactly `batch_size` results, and waits forever if fewer are in flight: so it has
-spare envs, hidden from the caller, whose steps fill up a batch that would stay short.
+EnvPool has three properties that shape this class:
 
-The methods with an underscore are those of the C++ class, which take and return lists of arrays. What the pool's
-`send` and `recv` in Python add to them costs about 10 us a round, of the 95 us that 64 CartPoles take on two CPUs.
+- A step of an env whose episode is over resets the env. So such resets are sent as steps.
+- A synchronous pool mixes up two batches in flight. So only one is in flight.
+- An asynchronous pool returns exactly `batch_size` results, and waits forever if fewer are in flight. So it has hidden
+  spare envs, whose steps fill up a batch.
+
+The underscored methods belong to the C++ class, and use lists of arrays. `send` and `recv` in Python would add 10 us to
+a round of 95 us (64 CartPoles on two CPUs).
 """
 
 from __future__ import annotations
@@ -32,11 +34,11 @@ from vecenv.errors import VectorEnvError
 from vecenv.nest import space_of, tree_of
 
 _MAX_SEED = 2**31
-_NO_INFOS = ("info:env_id", "info:players.env_id")  # there is one player an env
+_NO_INFOS = ("info:env_id", "info:players.env_id")  # a pool has one player per env
 
 
 class PoolBackend(NativeBackend):
-    """Drives `pool`, which nothing else may use from now on."""
+    """Backend that owns `pool`. Do not use `pool` elsewhere."""
 
     resets_with = ("seed",)
 
@@ -51,21 +53,21 @@ class PoolBackend(NativeBackend):
         self._all = list(range(n))
         self._order = np.arange(n, dtype=np.int32)
         self._rows: Any = ...
-        """The rows of the batch that a synchronous pool works on: the envs in order, or their ids."""
+        """Rows of the batch in flight of a synchronous pool: all in order (`...`), or env ids."""
         self._fresh = np.ones(n, dtype=np.bool_)
-        """The envs that a step would reset."""
+        """True for each env that a step would reset."""
         self._action_dtype = list(pool.spec.action_array_spec.values())[-1].dtype
         self._keys = list(pool._state_keys)
         self._obs_keys = _obs_tree([key for key in self._keys if key.startswith("obs")])
         infos = [key for key in self._keys if key.startswith("info:") and key not in _NO_INFOS]
         self._info_keys = {"elapsed_step": "elapsed_step", **{key.removeprefix("info:"): key for key in infos}}
         self._infos: dict[str, np.ndarray] = {}
-        """The latest infos of each env, by name."""
+        """Latest infos of each env, by name."""
         if self.batch_size not in (1, n):
             self._rebuild(None)
 
     def _rebuild(self, seeds: Sequence[int] | None) -> None:
-        """Put a new pool in the place of the old one: with these seeds, and with spare envs if it is asynchronous."""
+        """Replace the pool by a new pool with these seeds, and with spare envs if it is asynchronous."""
         old = self._pool
         spare = 0 if self.is_sync else self.batch_size - 1
         settings = {**old.spec.config._asdict(), "num_envs": self.env_num + spare}
@@ -75,7 +77,7 @@ class PoolBackend(NativeBackend):
         kind = type(old.spec)
         self._pool = type(old)(kind(kind.gen_config(**settings)))
         for name, value in vars(old).items():
-            if name.startswith("_render_"):  # what `envpool.make` wrote there
+            if name.startswith("_render_"):  # `envpool.make` sets these attributes
                 setattr(self._pool, name, value)
         quiet_spaces(self._pool)
         self._in_flight = 0
@@ -89,7 +91,7 @@ class PoolBackend(NativeBackend):
     def encode(
         self, ids: Sequence[int], ops: int | np.ndarray, actions: Any, payloads: Mapping[int, Any]
     ) -> Mapping[int, Any]:
-        """Refuse what would make EnvPool crash, hang or guess."""
+        """Refuse arguments with which EnvPool would crash, hang or guess."""
         if actions is not None and isinstance(self._space, spaces.Discrete):
             self._check_actions(ids, ops, actions)
         super().encode(ids, ops, actions, payloads)
@@ -102,11 +104,11 @@ class PoolBackend(NativeBackend):
         return payloads
 
     def _check_actions(self, ids: Sequence[int], ops: int | np.ndarray, actions: np.ndarray) -> None:
-        """ValueError for an action outside of a Discrete space, for which EnvPool would read out of bounds."""
+        """Raise ValueError for actions outside a Discrete space, because EnvPool would read out of bounds."""
         low, high = int(self._space.start), int(self._space.start + self._space.n)
         if not low and 0 <= np.bitwise_or.reduce(actions) < high:
-            return  # half the cost of the bounds, and mostly enough
-        wrong = ((actions < low) | (actions >= high)) & np.equal(ops, opcodes.STEP)  # that of a reset is ignored
+            return  # cheaper than comparing bounds, and usually enough
+        wrong = ((actions < low) | (actions >= high)) & np.equal(ops, opcodes.STEP)  # the action of a reset is ignored
         for row in wrong.nonzero()[0].tolist():
             raise ValueError(f"the action for env {ids[row]} is {actions[row]}, which is not in {self._space}")
 
@@ -115,8 +117,9 @@ class PoolBackend(NativeBackend):
         wanted = np.full(len(asked), ops)
         resets = (wanted == opcodes.RESET) | (wanted == opcodes.RESET_KWARGS)
         if any(args.get("seed") is not None for args in payloads.values()):
-            self._rebuild([args["seed"] for _, args in sorted(payloads.items())])  # of all envs, as was checked
-        # The pool itself resets the envs whose episode is over, in the round of steps.
+            # `encode` checked that all envs have seeds
+            self._rebuild([args["seed"] for _, args in sorted(payloads.items())])
+        # A step resets envs whose episode is over.
         forced = resets if resets.all() else resets & ~self._fresh[asked]
         if not forced.any():
             self._start(asked, opcodes.STEP)
@@ -144,7 +147,7 @@ class PoolBackend(NativeBackend):
         return perf_counter() - begin
 
     def resynchronise(self, deadline: float) -> None:
-        """Lose all envs: the old pool may be in the middle of a round, so that a new one has to take its place."""
+        """Mark all envs as lost, because the pool may be in the middle of a round. A restart makes a new pool."""
         for i in range(self.env_num):
             text = "an interrupt fell into an exchange with the pool, whose results are lost"
             self.lost[i] = VectorEnvError(f"env {i}: {text}; reset() makes a new pool")
@@ -156,17 +159,17 @@ class PoolBackend(NativeBackend):
         return self._all
 
     def _receive(self) -> None:
-        """Take the next batch out of the pool; its envs have answered."""
+        """Receive the next batch, and record the answers of its envs."""
         self._fill_up()
         state = dict(zip(self._keys, self._pool._recv(), strict=True))
         self._in_flight -= len(state["info:env_id"])
         if not self.is_sync:
-            state = nest.take(state, state["info:env_id"] < self.env_num)  # without the spare ones
+            state = nest.take(state, state["info:env_id"] < self.env_num)  # drop spare envs
         ids = self._rows if self.is_sync else state["info:env_id"]
         arena, done, truncated = self.arena, state["done"], state["trunc"]
         nest.put(arena.obs, ids, nest.map(state.__getitem__, self._obs_keys))
         arena.reward[ids] = state["reward"]
-        arena.terminated[ids], arena.truncated[ids] = done > truncated, truncated  # `done` is either kind of end
+        arena.terminated[ids], arena.truncated[ids] = done > truncated, truncated  # `done` includes both kinds of end
         infos = {name: state[key] for name, key in self._info_keys.items()}
         if not self._infos:
             self._schema = InfoSchema(tuple(infos), tuple(map(_kind, infos.values())))
@@ -178,7 +181,7 @@ class PoolBackend(NativeBackend):
 
     def take(self, ids: Sequence[int] | None) -> Taken:
         taken, rows = super().take(ids), self._all if ids is None else ids
-        if not self._infos:  # an interrupt fell into the first round
+        if not self._infos:  # an interrupt hit the first round
             return taken
         columns = [column.copy() if ids is None else column[rows] for column in self._infos.values()]
         return Taken(taken.extras, [InfoColumns(self._schema, rows, columns)])
@@ -188,7 +191,7 @@ class PoolBackend(NativeBackend):
         self._pool._send([ids, ids, action.astype(self._action_dtype, order="C")])  # env_id, players.env_id, action
 
     def _fill_up(self) -> None:
-        """Step spare envs if fewer than a batch are on their way."""
+        """Step spare envs if fewer than `batch_size` envs are in flight."""
         short = 0 if self.is_sync else self.batch_size - self._in_flight
         if short > 0:
             self._send(np.stack([self.some_action] * short), np.arange(self.env_num, self.env_num + short))
@@ -213,28 +216,28 @@ class PoolBackend(NativeBackend):
     def close(self, timeout: float) -> list[str]:
         if self._pool is not None:
             self._pool.close()
-            self._pool = None  # the threads end with the last reference to it
+            self._pool = None  # the pool's threads end with the last reference
         return []
 
 
 def _kind(column: np.ndarray) -> Any:
-    """The kind of a value of this column in an `InfoSchema`: a number of Python's, or an array."""
+    """Return the kind of this column's values in an `InfoSchema`."""
     if column.ndim > 1:
         return column.dtype.str, column.shape[1:]
     return next(kind for kind, dtype in PYTHON.items() if dtype.kind == column.dtype.kind.replace("u", "i"))
 
 
 def quiet_spaces(pool: Any) -> tuple[Any, Any]:
-    """The spaces of one env of the pool, which makes them when they are first asked for."""
+    """Return the spaces of a pool's env, without gymnasium's warnings about the precision of bounds."""
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # gymnasium's, about the precision of EnvPool's bounds
+        warnings.simplefilter("ignore")
         return pool.observation_space, pool.action_space
 
 
 def mended(space: Any) -> Any:
-    """The space with infinite bounds where EnvPool has its defaults, the smallest positive and the largest float.
+    """Replace EnvPool's default bounds (smallest positive and largest float) by infinite bounds.
 
-    With those no negative observation is in the space.
+    With EnvPool's bounds, the space contains no negative observation.
     """
     if isinstance(space, spaces.Dict):
         return space_of(nest.map(mended, tree_of(space)))
@@ -247,7 +250,7 @@ def mended(space: Any) -> Any:
 
 
 def _obs_tree(keys: Sequence[str]) -> Any:
-    """The keys of the observation in the form of its space: "obs:arm.angle" belongs at ["arm"]["angle"]."""
+    """Return the keys of the observation in the form of its space: "obs:arm.angle" becomes ["arm"]["angle"]."""
     if len(keys) == 1:
         return keys[0]
     tree: dict[str, Any] = {}

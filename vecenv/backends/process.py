@@ -1,10 +1,8 @@
-"""`ProcessBackend`: step envs in worker processes, through a worker pool and a transport.
+"""`ProcessBackend`: steps envs in worker processes, through a worker pool and a transport.
 
-    engine -- send, wait, take, call --> ProcessBackend: results, extras, calls, losses
-                                           |-- Transport    how a round and its answer travel (Subproc, Shmem)
-                                           '-- WorkerPool   processes, frames, deaths
-
-A new way for rounds to travel is a Transport and nothing more.
+engine -- send, wait, take, call --> ProcessBackend: results, extras, calls, losses
+                                       |-- Transport    carries a round and its answer (Subproc, Shmem)
+                                       '-- WorkerPool   processes, frames, deaths
 """
 
 from __future__ import annotations
@@ -39,11 +37,11 @@ from vecenv.errors import CLOSED_MEANWHILE, ClosedError, WorkerWarnings
 from vecenv.portability import IN_ORDER
 
 REVIEW_WAITS = 8
-"""Waits between two reviews."""
+"""Number of waits between two reviews."""
 
 
 class ProcessBackend(Backend):
-    """Runs rounds over `transport` on the workers of a pool."""
+    """Backend that runs rounds over `transport` on the workers of `pool`."""
 
     autoresets = True
 
@@ -64,17 +62,17 @@ class ProcessBackend(Backend):
         self._ends_spinning = release_openmp
         self._spinning: SpinningThreads | None = None
         self._engaged: SpinningThreads | None = None
-        """The same while it is engaged."""
+        """`_spinning` while engaged, else None."""
         self._answers: Answers
         self._requests: dict[int, tuple[WorkerHandle, EnvCall]] = {}
-        """The calls that workers have not replied to, by the number of the frame."""
+        """Calls without a reply yet, by frame number."""
         self._number = 0
-        """The number of the last frame of a call."""
+        """Frame number of the last call."""
         self._warnings = WorkerWarnings()
         self._epoch = 0
-        """The number of the last SYNC."""
+        """Number of the last SYNC."""
         self._unsynced: set[WorkerHandle] = set()
-        """The workers that have not answered it: what they send belongs to an earlier epoch."""
+        """Workers that have not answered the last SYNC. Their frames belong to an earlier epoch."""
         self._waits = REVIEW_WAITS
         """Number of waits until the next review."""
         self._last_wait = 0.0
@@ -89,14 +87,14 @@ class ProcessBackend(Backend):
 
     @property
     def processes(self) -> list[Any]:
-        """The processes of the workers, if they were started here."""
+        """Processes of the workers, if this process started them."""
         return [getattr(worker, "process", None) for worker in self.pool.workers]
 
     def start(self, env_fns: Sequence[Callable[[], Any]], num_workers: int | None, eager: bool) -> list[EnvReport]:
         n = self._n = len(env_fns)
         self.num_workers = num_workers = num_workers or self.pool.default_num_workers(n, eager)
         self._eager = eager
-        if eager:  # answers of other envs end waits before the watchdog looks, so it looks after each
+        if eager:  # answers of other envs end waits before a check is due, so check after each wait
             self._waits = 1
         self.pool.open(num_workers, n, eager)
         if self._ends_spinning and not eager and is_enabled():
@@ -122,7 +120,7 @@ class ProcessBackend(Backend):
     def encode(
         self, ids: Sequence[int], ops: int | np.ndarray, actions: Any, payloads: Mapping[int, Any]
     ) -> Mapping[int, Any]:
-        # What is one object for several envs is pickled once, and a worker gets it once: each env unpickles its own.
+        # An object that several envs share is pickled once and sent once per worker. Each env unpickles a copy.
         blobs: dict[int, bytes] = {}
         for i, payload in payloads.items():
             if id(payload) not in blobs:
@@ -144,7 +142,7 @@ class ProcessBackend(Backend):
 
     def wait(self, done: Callable[[], bool] | None, deadline: float | None) -> float:
         begin = perf_counter()
-        if done is None:  # only what is there already, without waiting
+        if done is None:  # handle waiting events only
             self.pool.handle_events(self.pool.events(None))
         elif not self._transport.spin(done, self._last_wait):
             self._sleep(done, deadline)
@@ -155,7 +153,7 @@ class ProcessBackend(Backend):
         return waited
 
     def _sleep(self, done: Callable[[], bool], deadline: float | None) -> None:
-        """Handle events until `done()` or the deadline, and check at intervals for workers that hang."""
+        """Handle events until `done()` or `deadline`, and check at intervals for workers that hang."""
         pool = self.pool
         check_at, transport = self._watchdog.start(), self._transport
         try:
@@ -186,13 +184,13 @@ class ProcessBackend(Backend):
         self._waits = 1 if self._eager or self._engaged is not None else REVIEW_WAITS
 
     def _unanswered(self) -> dict[WorkerHandle, Sequence[int]]:
-        """The workers that have not answered in full, with the envs whose answers are missing."""
+        """Return the workers that owe answers, with the env ids of the missing answers."""
         called: dict[WorkerHandle, Sequence[int]] = {worker: worker.ids for worker, _ in self._requests.values()}
         called |= {worker: worker.ids for worker in self._unsynced if worker.alive}
         return called | {worker: ids for worker in self.pool.workers if (ids := self._pending(worker))}
 
     def take(self, ids: Sequence[int] | None) -> Taken:
-        if not IN_ORDER:  # so that the rows are read after the status bytes
+        if not IN_ORDER:  # read the rows after the status bytes
             fence()
         if ids is None and not self._warnings:
             status = self._status.tobytes()
@@ -210,17 +208,17 @@ class ProcessBackend(Backend):
             extras[i] = RENEWED
             i = status.find(opcodes.DONE_FINAL, i + 1)
         asked = range(self._n) if ids is None else ids
-        if opcodes.DONE_EXTRA in status or opcodes.DONE_EXTRA_FINAL in status:  # extras may still be on their way
+        if opcodes.DONE_EXTRA in status or opcodes.DONE_EXTRA_FINAL in status:  # extras may arrive later
             self._await_rest(asked)
         if opcodes.DONE_INFO not in status:
             return self._answers.take(ids)
-        # Looked at again after each wait: the rows of a worker that ends meanwhile become extras.
+        # Filter after each wait, because the rows of a worker that has ended become extras.
         while (infos := self._infos.read([i for i in asked if self._status[i] == opcodes.DONE_INFO])) is None:
             self._await_rest(asked)
         return Taken(self._answers.take(ids).extras, infos)
 
     def _await_rest(self, ids: Sequence[int]) -> None:
-        """Wait for the extras and schemas of these answers that are still on their way."""
+        """Wait for the extras and schemas that belong to these answers."""
         if missing := list(filter(self._lacks_rest, ids)):
             self._sleep(lambda: not any(map(self._lacks_rest, missing)), None)
 
@@ -231,7 +229,7 @@ class ProcessBackend(Backend):
         pool.resume()
         for worker in pool.workers:
             lost = [i for i in worker.ids if i in self.lost]
-            if worker.alive and lost:  # it was being started in the place of one that had ended
+            if worker.alive and lost:  # the interrupt stopped its restart
                 pool.kill(worker, None)
             elif not worker.alive and len(lost) < len(worker.ids):
                 self._on_loss(worker)
@@ -241,7 +239,7 @@ class ProcessBackend(Backend):
         self._epoch += 1
         self._unsynced = {worker for worker in pool.workers if worker.alive}
         for worker in list(self._unsynced):
-            counted = worker.line[FRAMES] + 1  # by `announce`, also frames that were not posted
+            counted = worker.line[FRAMES] + 1  # `announce` also counted frames that were not posted
             pool.request(worker, messages.SYNC, self._epoch, counted.to_bytes(8, "little"))
         self._sleep(lambda: not any(worker.alive for worker in self._unsynced), deadline)
         for worker in [worker for worker in self._unsynced if worker.alive]:
@@ -261,7 +259,7 @@ class ProcessBackend(Backend):
         elif frame.kind in (messages.ANSWERS, messages.REPLY) and worker in self._unsynced:
             pass
         elif frame.kind == messages.ANSWERS:
-            # An extra that cannot be unpickled is the failure of its env.
+            # An extra that cannot be unpickled becomes a failure of its env.
             extras = self._transport.take_rows(worker, frame.payload)
             for j, blob in pickle.loads(extras) if extras else ():
                 parts = read_value(blob, i := worker.start + j, "step")
@@ -290,16 +288,16 @@ class ProcessBackend(Backend):
         return call
 
     def _fail(self, call: EnvCall, worker: WorkerHandle) -> None:
-        """The worker has ended instead of replying."""
+        """Answer a call for the lost envs of a worker."""
         lost = [i for i in call.ids if i in worker.ids and i in self.lost]
         call.found.update({i: died_failure(i, call.op, self.lost[i]) for i in lost})
 
     # Losses.
 
     def _on_loss(self, worker: WorkerHandle) -> None:
-        # The pool itself raises for a worker that dies while its envs are made.
+        # If a worker dies while its envs are made, the pool raises the error.
         if hasattr(self, "arena") and isinstance(worker.ready, list) and not self.pool.closing:
-            # Its envs are lost, and their pending operations fail with the error.
+            # The envs are lost. Their pending operations are answered by failures.
             pending = self._pending(worker)
             self._keep_infos(worker, pending)
             began = worker.line[DOING] in (A_ROUND, SENDING, ELSEWHERE)
@@ -312,7 +310,7 @@ class ProcessBackend(Backend):
                 del self._requests[number]
 
     def _keep_infos(self, worker: WorkerHandle, pending: Sequence[int]) -> None:
-        """Read the infos in the rows of a worker that has ended; the next worker's rows have other schemas."""
+        """Read the info rows of a worker that has ended, because the next worker uses other schemas."""
         in_rows = [i for i in worker.ids if self._status[i] == opcodes.DONE_INFO and i not in pending]
         for infos in self._infos.read(in_rows) or ():
             for i, info in infos.items():
@@ -320,16 +318,14 @@ class ProcessBackend(Backend):
         self._infos.forget(worker.index)
 
     def _answer_lost(self) -> None:
-        """Answer for the envs whose worker had ended before the round was sent."""
         for i, error in self.lost.items():
             self._answers.fail(i, error, began=False)
 
     def _pending(self, worker: WorkerHandle) -> list[int]:
-        """The envs of a worker whose operation is not answered in full."""
         return [i for i in worker.ids if self._answers.busy(i) or self._lacks_rest(i)]
 
     def _lacks_rest(self, i: int) -> bool:
-        """True if the env has answered, but for an extra, or the schema of its info, that is still on its way."""
+        """Return True if the env has answered, but its extra or the schema of its info has not arrived."""
         if self._status[i] == opcodes.DONE_INFO:
             return self._infos.read([i]) is None
         extra_follows = self._status[i] in (opcodes.DONE_EXTRA, opcodes.DONE_EXTRA_FINAL)
@@ -340,7 +336,7 @@ class ProcessBackend(Backend):
         self._watchdog.discard(worker)
         self.pool.restart(worker, self._setup)
         self._transport.serves(worker)
-        for i in worker.ids:  # answers from before the loss can still be taken
+        for i in worker.ids:  # answers from before the loss stay available
             self.lost.pop(i, None)
         return worker.ids
 
@@ -354,7 +350,7 @@ class ProcessBackend(Backend):
     def close(self, timeout: float) -> list[str]:
         pool, transport = self.pool, self._transport
         problems = pool.close(timeout)
-        # The memory is freed with the last view of it that the caller holds, not with these objects.
+        # The arena's memory is freed when the caller drops the last view.
         vars(self).clear()
         vars(transport).clear()
         self.pool, self._transport = pool, transport

@@ -1,4 +1,4 @@
-"""`ShmemBackend`: step envs in worker processes that write results into shared memory.
+"""`ShmemBackend`: steps envs in worker processes that write their results into shared memory.
 
     parent                                        worker
     ------                                        ------
@@ -9,8 +9,8 @@
                                         <-        writes the status bytes, wakes the parent if it polls
                                         <-        ANSWERS frame with the extras, only if there are any
 
-Nothing is pickled, no frame is sent and, as long as both sides are awake, no system call is made in a round whose
-infos are empty, or numbers and small arrays of a schema that is known.
+If all infos fit into rows, a round pickles no object and sends no frame. While both sides are awake, a round also makes
+no system call.
 """
 
 from __future__ import annotations
@@ -46,19 +46,20 @@ from vecenv.backends.worker.worker_setup import WorkerArgs
 from vecenv.portability import IN_ORDER, allow_cpus, allowed_cpus, binds_to_cpus
 
 SHARED_SPINS = 50
-"""Looks of the parent for answers, with a sched_yield in between, before it sleeps, if no CPU is to spare.
-With more spins two workers share one CPU while the parent occupies the other (measured)."""
+"""Number of times that the parent looks for answers before it sleeps, with a sched_yield in between, if no CPU is free.
+More looks were slower: two workers share a CPU while the parent occupies another (measured).
+"""
 SPARE_SPINS = 1000
 """The same if there are more CPUs than workers."""
 WORKER_SPINS = 200
-"""Looks of a worker for its next round."""
+"""Number of times that a worker looks for its next round before it sleeps."""
 LONG_ROUND = 5e-3
-"""Seconds: after a longer wait spinning is not worth its CPU time, so the parent sleeps at once."""
+"""Seconds. After a longer wait, the next wait sleeps without looking, because looking would waste CPU time."""
 
 
 @dataclass
 class ShmemArgs:
-    """Files that a worker shares with the parent besides its channel."""
+    """Files that a worker shares with the parent, in addition to the channel."""
 
     memory: Descriptor
     parent_wakeup: Descriptor
@@ -66,11 +67,11 @@ class ShmemArgs:
     everyone: tuple[Descriptor, ...]
     env_num: int
     rounds_before: int
-    """The number of rounds of all envs before this process was started."""
+    """Number of rounds of all envs before this process started."""
 
 
 class ShmemServer(RoundServer):
-    """Serves rounds from the status bytes."""
+    """Server that reads rounds from the status bytes."""
 
     def __init__(self, args: WorkerArgs, host: EnvHost, channel: WorkerChannel, line: Any) -> None:
         super().__init__(args, host, channel, line)
@@ -107,7 +108,8 @@ class ShmemServer(RoundServer):
         while True:
             if not looking.until(is_asked):
                 self._sleep(is_asked)
-            # Read the status bytes first, then the frames: the payloads of a round are sent before its status bytes.
+            # Read the status bytes before the frames, because the parent sends the payloads of a round before its
+            # status bytes.
             announced = rounds[0] + full[0]
             if not IN_ORDER:
                 fence()
@@ -128,12 +130,13 @@ class ShmemServer(RoundServer):
                 self.timed(self._round, asked)
 
     def _sleep(self, is_asked: Callable[[], bool]) -> None:
-        """Sleep until there is another round, or a frame is under way."""
+        """Sleep until a round starts or a frame is announced."""
         self._wakeup.flag[0] = 1
         fence()
         self._allow(0)
         while True:
-            poller = self._pollers[self._full[0] + 1 & 1]  # before the last look at what it would announce
+            # chosen before the last look, so that the poller matches the next round
+            poller = self._pollers[self._full[0] + 1 & 1]
             if is_asked():
                 break
             if self._wakeup.read in dict(poller.poll()):
@@ -143,11 +146,12 @@ class ShmemServer(RoundServer):
 
     @cached_property
     def _cpus(self) -> tuple[set[int], set[int]] | None:
-        """The one CPU on which the worker may be woken, and those on which it may run; None where they are the same.
+        """CPU on which the worker is woken, and CPUs on which it may run. None if they need no binding.
 
-        The scheduler wakes a task where it ran last. Where there are as many workers as CPUs, two of them then share
-        one while the other CPU idles once the caller sleeps, for half a millisecond or more. Nothing is bound while it
-        runs, so two programs still share the machine fairly. Read at the first sleep: env constructors may change it.
+        The scheduler wakes a task on the CPU of its last run. If there are as many workers as CPUs, two workers may
+        then share a CPU for 0.5 ms or more while another CPU idles. An awake worker is not bound, so that two programs
+        share the machine fairly. The CPUs are read at the first sleep, because env constructors may change the allowed
+        CPUs.
         """
         cpus = (allowed_cpus() if binds_to_cpus() else None) or set()
         if not 1 < len(cpus) <= self._num_workers:
@@ -155,13 +159,13 @@ class ShmemServer(RoundServer):
         return {sorted(cpus)[self._index % len(cpus)]}, cpus
 
     def _allow(self, awake: int) -> None:
-        """Bind the worker to its CPU for sleeping (0), or to none (1)."""
+        """Bind the sleeping worker to one CPU (`awake` 0), or allow all its CPUs (1)."""
         if self._cpus is not None:
-            with contextlib.suppress(OSError):  # a CPU was taken away from the process meanwhile
+            with contextlib.suppress(OSError):  # the process has lost a CPU meanwhile
                 allow_cpus(0, self._cpus[awake])
 
     def _serve_frame(self, frame: Frame) -> bool:
-        """Handle a frame; returns True if it was CLOSE."""
+        """Handle a frame, and return True if it was CLOSE."""
         if frame.kind == messages.PAYLOADS:
             self._payloads.update(pickle.loads(frame.payload))
             return False
@@ -174,10 +178,10 @@ class ShmemServer(RoundServer):
         return self.load_payload(j, op, self._payloads.pop(j))
 
     def _answer(self, ids: Sequence[int], extras: dict[int, Extra]) -> None:
-        """Announce the answers first, then send the extras: the parent reads them while we write.
+        """Announce the answers, then send the extras, so that the parent reads while this worker writes.
 
-        Each status byte is written alone, by one store: a copy over all of them may store some twice, and the second
-        time may fall into the next round, because the parent takes answers as soon as it sees them.
+        One store writes each status byte. A copy of all bytes could store a byte twice. The second store could hit the
+        next round, because the parent takes an answer when it sees the byte.
         """
         payload = self.pickled_extras(extras) if extras else b""
         if not IN_ORDER:
@@ -192,7 +196,7 @@ class ShmemServer(RoundServer):
 
 
 class ShmemTransport(Transport):
-    """Status bytes and rows in shared memory; the module docstring has the course of a round."""
+    """Transport through status bytes and rows in shared memory. The module docstring shows a round."""
 
     server = ShmemServer
 
@@ -201,15 +205,15 @@ class ShmemTransport(Transport):
         self._n = n
         self._control = pool.control
         self._parent = len(pool.workers)
-        """The index of the parent's byte in `Control.sleepers`."""
+        """Index of the parent's byte in `Control.sleepers`."""
         self._memory_fd = pool.own_fd(anonymous_file("vecenv-arena"))
         self._wakeup = self._new_wakeup(None)
         pool.watch(self._wakeup.read, self._wakeup.clear)
         self._wakeups: dict[int, Wakeup] = {}
         self._everyone = [self._new_wakeup(b"\1") for _ in range(2)]
-        """Wake all workers that sleep, by one system call; see the table in `Control`."""
+        """Two wakeups that wake all sleeping workers with one system call. `Control` explains why there are two."""
         self._woken = False
-        """True if the last round of all envs woke them."""
+        """True if the last round of all envs woke the workers."""
         self._looking = SpinWait(SPARE_SPINS if usable_cpus() > len(pool.workers) else SHARED_SPINS)
 
     def _new_wakeup(self, flag: Any) -> Wakeup:
@@ -247,8 +251,8 @@ class ShmemTransport(Transport):
         for worker in self._pool.workers if payloads else ():
             if worker.alive and (mine := worker.pickle_own(payloads)):
                 self._pool.request(worker, messages.PAYLOADS, 0, mine)
-        # An index array writes each status byte once. A copy of all of them may write some twice (as memmove and
-        # numpy do), the second time over the answer of a worker that has seen the first.
+        # An index array writes each status byte once. memmove, and numpy's copy, may write a byte twice: the second
+        # write would overwrite the answer of a worker that has seen the first.
         self._status[self._all_ids if ids is None else ids] = ops
         if not IN_ORDER:
             fence()
@@ -271,7 +275,7 @@ class ShmemTransport(Transport):
             self._wakeups[w].wake()
 
     def announce(self, worker: WorkerHandle) -> None:
-        # The worker looks at this count, not at its channel. It is never too small, so that no frame stays unread.
+        # The worker watches this count instead of its channel. Count before sending, so that no frame stays unread.
         worker.line[FRAMES] += 1
 
     def notify(self, worker: WorkerHandle) -> None:
@@ -291,7 +295,7 @@ class ShmemTransport(Transport):
         return fenced
 
     def awake(self) -> None:
-        if hasattr(self, "_control"):  # else `close` was called meanwhile
+        if hasattr(self, "_control"):  # False if `close` was called meanwhile
             self._control.sleepers[self._parent] = 0
 
     def take_rows(self, worker: WorkerHandle, payload: bytes | bytearray) -> bytes | bytearray | memoryview:
@@ -304,7 +308,7 @@ class ShmemTransport(Transport):
 
 
 class ShmemBackend(ProcessBackend):
-    """Workers that share the arena with the parent."""
+    """Backend with worker processes that share the arena with the parent."""
 
     def __init__(self, context: str | None = None, affinity: bool = False, **options: Any) -> None:
         super().__init__(ShmemTransport(), ProcessPool(context, affinity), **options)

@@ -1,4 +1,4 @@
-"""Access one env beyond step and reset: wrappers, attributes, seeds, frames, saved states."""
+"""Functions that access an env beyond step and reset: wrappers, attributes, seeds, frames, saved states."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ import numpy as np
 
 
 def is_env(value: Any) -> bool:
-    """True if it can be stepped and reset."""
     return callable(getattr(value, "step", None)) and callable(getattr(value, "reset", None))
 
 
 def layers(env: Any) -> list[Any]:
-    """The env and what it wraps, outermost first. An env that calls itself the innermost wraps nothing: its
-    attribute `env`, if any, is ignored.
+    """Return the env and the envs that it wraps, outermost first.
+
+    If an env is its own `unwrapped`, its attribute `env` is ignored.
     """
     found = [env]
     while getattr(found[-1], "unwrapped", None) is not found[-1]:
@@ -30,13 +30,14 @@ def layers(env: Any) -> list[Any]:
 
 
 def parts(env: Any) -> list[Any]:
-    """The layers of an env, each followed by its transforms (`transform`: one, or an iterable of them)."""
+    """Return the layers of an env, each followed by its transforms (`transform`: a transform or an iterable)."""
     return [part for layer in layers(env) for part in (layer, *_transforms_of(getattr(layer, "transform", None)))]
 
 
 def learning(env: Any) -> tuple[str, ...]:
-    """The classes of its wrappers and transforms whose statistics change with each step: transforms that can be frozen
-    and are not, and gymnasium's wrappers with a running mean.
+    """Return the class names of parts whose statistics change with each step.
+
+    These are transforms that can be frozen but are not, and gymnasium's wrappers with a running mean.
     """
     return tuple(
         type(part).__name__
@@ -47,7 +48,7 @@ def learning(env: Any) -> tuple[str, ...]:
 
 
 def _transforms_of(transform: Any) -> list[Any]:
-    """The transform, or those in it, to any depth. What is no transform has no state, and is not looked into."""
+    """Return the transform, or all transforms nested in it. Containers that are not iterable are not searched."""
     iterable = hasattr(transform, "__iter__") or hasattr(transform, "__getitem__")
     if not iterable or isinstance(transform, (str, bytes, np.ndarray)):
         return [transform]
@@ -60,15 +61,15 @@ _rendering = threading.RLock()
 
 
 def _has_rules(layer: Any, method: str) -> bool:
-    """Return whether the layer has a method `get_wrapper_attr` or `set_wrapper_attr` other than gymnasium's."""
+    """Return True if the layer overrides gymnasium's `get_wrapper_attr` or `set_wrapper_attr`."""
     gymnasiums = (None, getattr(gymnasium.Env, method), getattr(gymnasium.Wrapper, method))
     return getattr(type(layer), method, None) not in gymnasiums
 
 
 def find_attr(env: Any, name: str) -> Any:
-    """Return the attribute `name` of the env or of the first wrapper that has it; AttributeError if none has.
+    """Return the attribute `name` of the outermost layer that has it. Raises AttributeError if no layer has it.
 
-    A layer with a `get_wrapper_attr` of its own decides for the layers below.
+    A layer that overrides `get_wrapper_attr` decides for the layers below.
     """
     for layer in layers(env):
         if _has_rules(layer, "get_wrapper_attr"):
@@ -79,7 +80,6 @@ def find_attr(env: Any, name: str) -> Any:
 
 
 def has_attr(env: Any, name: str) -> bool:
-    """Return whether `find_attr` finds the attribute."""
     try:
         find_attr(env, name)
     except AttributeError:
@@ -88,9 +88,9 @@ def has_attr(env: Any, name: str) -> bool:
 
 
 def set_attr(env: Any, name: str, value: Any) -> None:
-    """Set the attribute where `find_attr` finds it; a new one goes to the innermost env.
+    """Set the attribute in the layer that `find_attr` finds. A new attribute is set on the innermost env.
 
-    A layer with a `set_wrapper_attr` of its own decides for the layers below.
+    A layer that overrides `set_wrapper_attr` decides for the layers below.
     """
     for layer in (stack := layers(env)):
         if _has_rules(layer, "set_wrapper_attr"):
@@ -102,7 +102,7 @@ def set_attr(env: Any, name: str, value: Any) -> None:
 
 
 def wrapper_classes(env: Any) -> list[str]:
-    """Return the names, with their modules, of the classes of all gymnasium wrappers around the env, bases included."""
+    """Return the names with modules of the classes of all gymnasium wrappers around the env, including base classes."""
     names = []
     while isinstance(env, gymnasium.Wrapper):
         names += [f"{cls.__module__}.{cls.__qualname__}" for cls in type(env).__mro__]
@@ -111,15 +111,14 @@ def wrapper_classes(env: Any) -> list[str]:
 
 
 def call_attr(env: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """The attribute, called with the arguments if it can be called (as gymnasium's `call`)."""
+    """Return the attribute, or the result of calling it if it is callable (as gymnasium's `call`)."""
     value = find_attr(env, name)
     return value(*args, **kwargs) if callable(value) else value
 
 
 def seed_env(env: Any, seed: int) -> bool:
-    """Seed the env, if it has a `seed` of its own, and its action space.
-
-    Returns whether it has none, so that a reset has to seed it (as tianshou).
+    """Seed the env and its action space. Return True if no layer has a `seed` method, so that a reset must seed the
+    env.
     """
     own_seed = next((layer.seed for layer in layers(env) if callable(getattr(layer, "seed", None))), None)
     if own_seed is not None:
@@ -131,17 +130,16 @@ def seed_env(env: Any, seed: int) -> bool:
 
 
 def render_env(env: Any, kwargs: dict[str, Any]) -> Any:
-    """One frame, the caller's to keep."""
+    """Return a frame that the caller may keep."""
     frame = render_in_turn(lambda: env.render(**kwargs))
     return frame.copy() if isinstance(frame, np.ndarray) else frame
 
 
 def render_in_turn(render: Callable[[], Any]) -> Any:
-    """Return `render()`, called while no other thread is in this function.
+    """Return `render()`, while no other thread runs this function.
 
-    pygame's gfxdraw, with which gymnasium's envs draw, releases the interpreter lock and fills polygons through one
-    buffer of the whole process. A thread that holds its turn for RENDER_PATIENCE seconds does not draw, it hangs: then
-    the others no longer wait for it.
+    pygame's gfxdraw, which gymnasium's envs use, releases the interpreter lock and fills polygons in a buffer of the
+    process. If a thread renders for RENDER_PATIENCE seconds, it probably hangs, so other threads render anyway.
     """
     is_alone = _rendering.acquire(timeout=RENDER_PATIENCE)
     try:
@@ -156,22 +154,24 @@ ALONG_EPISODES = (
     "is_sticky_actions", "num_repeats", "repeats_taken", "discounted_reward", "episode_returns", "episode_lengths",
     "lives", "game_over",
 )  # fmt: skip
-"""Attributes that wrappers of gymnasium (TimeLimit, FrameStackObservation, NormalizeReward, ...) keep along an episode:
-part of the state, so that the episode goes on and ends as it would have."""
+"""Attributes of gymnasium's wrappers (TimeLimit, FrameStackObservation, NormalizeReward, ...) that change during an
+episode. They belong to the state, so that a restored episode continues and ends in the same way.
+"""
 
 PHYSICS = (
     "time", "qpos", "qvel", "act", "ctrl", "qfrc_applied", "xfrc_applied", "mocap_pos", "mocap_quat", "userdata",
     "qacc_warmstart",
 )  # fmt: skip
-"""Arrays that MuJoCo's next step depends on; all else is computed from them (mjSTATE_INTEGRATION). The last one is an
-input and a result of `set_state`, and so is put back after it."""
+"""Arrays that determine MuJoCo's next step (mjSTATE_INTEGRATION). `set_state` changes the last array, so it is written
+back afterwards.
+"""
 
 
 def get_state(env: Any) -> tuple[Any, list[dict[str, Any]]]:
-    """The state of the innermost layer that has one, and what each layer keeps along the episode.
+    """Return the state of the innermost layer that has a state, and the episode state of each layer.
 
-    Raises NotImplementedError for an env without `get_state` and `set_state`, `clone_state` and `restore_state`
-    (ale-py), or the `model`, `data` and `set_state` of gymnasium's MuJoCo envs.
+    Raises NotImplementedError unless the env has `get_state` and `set_state`, or `clone_state` and `restore_state`
+    (ale-py), or `model`, `data` and `set_state` (gymnasium's MuJoCo envs).
     """
     layer = _layer_with_state(env)
     if _has(layer, "get_state", "set_state"):
@@ -184,7 +184,7 @@ def get_state(env: Any) -> tuple[Any, list[dict[str, Any]]]:
 
 
 def _episode_state(layer: Any) -> dict[str, Any]:
-    """State along the episode: as the layer gives it (a TransformedEnv), or that of wrappers of gymnasium."""
+    """Return `layer.episode_state()` (TransformedEnv), or the attributes of `ALONG_EPISODES`."""
     if _has(layer, "episode_state", "set_episode_state"):
         state: dict[str, Any] = layer.episode_state()
         return state
@@ -192,9 +192,7 @@ def _episode_state(layer: Any) -> dict[str, Any]:
 
 
 def set_state(env: Any, state: tuple[Any, list[dict[str, Any]]]) -> None:
-    """Go back to what `get_state` returned, of this env or of one that was made in the same way; ValueError for
-    anything else.
-    """
+    """Restore a state that `get_state` returned for this env or an equal env. Raises ValueError for other values."""
     stack = layers(env)
     if not isinstance(state, tuple) or len(state) != 2 or len(state[1]) != len(stack):
         raise ValueError(
@@ -241,7 +239,7 @@ def _has(layer: Any, *methods: str) -> bool:
 
 
 def own_copy(value: Any) -> Any:
-    """A copy, because the caller may still change what it passed; the value itself where it cannot be copied."""
+    """Return a deep copy, or the value itself if it cannot be copied."""
     try:
         return copy.deepcopy(value)
     except Exception:
@@ -249,7 +247,7 @@ def own_copy(value: Any) -> Any:
 
 
 def plain_copy(value: Any) -> Any:
-    """A copy of data, as from a worker; any other object is the env's original, for inspection while debugging."""
+    """Copy data, as a worker would. Return other objects unchanged, so that a debugger sees the original."""
     return own_copy(value) if isinstance(value, (np.ndarray, list, dict, set, tuple)) else value
 
 

@@ -1,6 +1,6 @@
-"""`EnvHost`: run all operations on a block of envs. Every backend uses this class.
+"""`EnvHost`: runs all operations on a block of envs, for every backend.
 
-It never raises for what an env does: a failure is returned as an `Extra`, so that the other envs of a round continue.
+If an env fails, the host returns the failure as an `Extra`, so that the other envs of the round continue.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ from vecenv.backends.memory.infos import InfoWriter
 from vecenv.errors import EnvContractError, VectorEnvError
 
 Payload = Callable[[int, int], Any]
-"""(place in the block, opcode) -> what does not fit the arena, or a Failure."""
+"""Function (index in the block, opcode) -> value that does not fit the arena, or a Failure."""
 
 
 class EnvReport(NamedTuple):
-    """Report of an env once it is made; a part that the env does not have is None."""
+    """Report of a new env. A part that the env does not have is None."""
 
     observation_space: Any
     action_space: Any
@@ -43,7 +43,7 @@ class EnvReport(NamedTuple):
     spec: Any
     reward_range: Any
     learning: Any = None
-    """The names of its wrappers and transforms whose statistics change with each step."""
+    """Class names of wrappers and transforms whose statistics change with each step."""
 
 
 ATTRIBUTES = EnvReport._fields[:-1]
@@ -51,13 +51,15 @@ ATTRIBUTES = EnvReport._fields[:-1]
 
 
 class EnvHost:
-    """Hosts the envs of `env_fns`, the first of which has the id `first_id`.
+    """Host of the envs of `env_fns`, with ids from `first_id`.
 
-    `local`: the host runs in the caller's process: exceptions are kept as objects, and infos and object
-    observations are copied, because envs keep the original and may change it; so are those of envs that share a worker.
-    `interruptible`: a KeyboardInterrupt in an env is the user's Ctrl-C and is raised to the caller. Before an
-    env is used, `progress[0]` becomes a new number that is its index modulo the size of the block: a watchdog sees
-    which env is running, and that the host makes progress. Where writing it raises, no further env is used.
+    `local`: the host runs in the caller's process. It keeps exceptions as objects. It copies infos and object
+    observations, because envs may change them later. Envs that share a worker are also copied.
+
+    `interruptible`: a KeyboardInterrupt in an env is the user's Ctrl-C, and is raised.
+
+    Before each use of an env, the host writes a new number to `progress[0]`: the env's index modulo the size of the
+    block. So a watchdog sees which env runs. If this write raises, the host uses no further env.
     """
 
     def __init__(
@@ -72,7 +74,7 @@ class EnvHost:
         self._used = 0
 
     def construct(self) -> list[EnvReport] | Failure:
-        """Call each env_fn once. The first failure ends it; the envs made so far are left to be closed."""
+        """Call each env_fn. Stop at the first failure; `close` closes the envs made before."""
         reports = []
         for j, env_fn in enumerate(self._env_fns):
             self._mark(j)
@@ -90,7 +92,7 @@ class EnvHost:
         return reports
 
     def bind(self, layout: Layout, block: Arena, infos: InfoWriter | None = None) -> None:
-        """Write into `block` from now on; `infos` writes the infos that fit into its info rows, if they are read."""
+        """Write results into `block` from now on. `infos` writes infos into rows, if the parent reads rows."""
         self._write_info = None if infos is None else infos.write
         keep = copy.deepcopy if self._local else own_containers if len(self._env_fns) > 1 else None
         self._rows = RowWriter(layout, self._spaces, block, keep=keep)
@@ -98,9 +100,9 @@ class EnvHost:
         self._steps = [env.step for env in self.envs]
 
     def run(self, ops: bytes, action: Any, payload: Payload) -> dict[int, Extra]:
-        """Run a round: one operation for each env (see `opcodes`), with one row of `action` each.
+        """Run a round: an opcode (see `opcodes`) and a row of `action` per env.
 
-        This loop decides the speed of a round: what a well-behaved env returns is written here, all else elsewhere.
+        This loop determines the speed of a round, so it writes the results of a well-behaved env itself.
         """
         extras: dict[int, Extra] = {}
         progress, rows, ndarray = self.progress, self._rows, np.ndarray
@@ -158,7 +160,7 @@ class EnvHost:
         return extras
 
     def run_one(self, j: int, op: int, action: Any, payload: Payload) -> Extra | None:
-        """As `run`, for env j alone."""
+        """Do the same as `run` for env j only."""
         if op == opcodes.RESET:
             return self._reset(j, {})
         if op & opcodes.PLAIN == opcodes.STEP:
@@ -181,7 +183,7 @@ class EnvHost:
             return self._failed(error, j, "step")
 
     def _next_episode(self, j: int, last: Extra | None, last_obs: Any) -> Extra:
-        """Reset env j, whose episode is over: of the row of its last step only the observation changes."""
+        """Reset env j at the end of its episode. Of the row, only the observation changes."""
         rows, last = self._rows, last or NOTHING
         final = rows.final(j, last, last_obs)
         outcome = rows.reward[j], rows.terminated[j], rows.truncated[j]
@@ -213,7 +215,7 @@ class EnvHost:
             return self._failed(error, j, "reset")
 
     def call(self, j: int, op: str, args: tuple[Any, ...]) -> Any:
-        """Run one of `ENV_CALLS` on env j: its value, or a Failure."""
+        """Run an operation of `ENV_CALLS` on env j, and return its value or a Failure."""
         self._mark(j)
         try:
             return ENV_CALLS[op](self.envs[j], *args)
@@ -223,14 +225,14 @@ class EnvHost:
             return self._capture(error, j, op)
 
     def close(self) -> list[str]:
-        """Close every env; returns a line for each that failed."""
+        """Close all envs. Return a line for each failure."""
         problems = []
         interrupt: BaseException | None = None
         for j, env in enumerate(self.envs):
             try:
                 if callable(getattr(env, "close", None)):
                     env.close()
-            except self._passes as error:  # raised once all are closed
+            except self._passes as error:  # raised after all envs are closed
                 interrupt = error
             except BaseException as error:
                 problems.append(f"env {self._first_id + j} failed in close(): {type(error).__name__}: {error}")
@@ -252,7 +254,7 @@ class EnvHost:
 
 
 def own_actions(action: Any, k: int) -> list[Any]:
-    """The k rows of a tree of actions in the arena, as copies that the envs may keep and write into."""
+    """Return copies of the k rows of an action tree, which the envs may keep and change."""
     if action.__class__ is np.ndarray:
         return list(action.copy())
     copies = nest.map(np.copy, action)
@@ -260,7 +262,7 @@ def own_actions(action: Any, k: int) -> list[Any]:
 
 
 def _located(error: BaseException, env_id: int) -> BaseException:
-    """Our own errors with the env named in their text."""
+    """Add the env id to an error of vecenv."""
     if isinstance(error, EnvContractError) and error.env_id is None:
         error.env_id = env_id
         error.args = (f"env {env_id}: {error.args[0]}",)
@@ -270,7 +272,7 @@ def _located(error: BaseException, env_id: int) -> BaseException:
 
 
 def check_env(env: Any, origin: str) -> None:
-    """TypeError for what is not one env."""
+    """Raise TypeError if `env` is not a single env."""
     if isinstance(env, type):
         raise TypeError(f"{origin} returned the class {env.__name__}, expected an env; use lambda: {env.__name__}()")
     if isinstance(env, gymnasium.vector.VectorEnv):
@@ -280,7 +282,7 @@ def check_env(env: Any, origin: str) -> None:
 
 
 def check_single_agent(env: Any, origin: str) -> None:
-    """TypeError for a PettingZoo env, whose spaces are functions of an agent."""
+    """Raise TypeError for a PettingZoo env, because its spaces are functions of an agent."""
     if not (callable(getattr(env, "observation_space", None)) and callable(getattr(env, "action_space", None))):
         return
     if callable(getattr(env, "last", None)):
@@ -293,7 +295,7 @@ def check_single_agent(env: Any, origin: str) -> None:
 
 
 def check_distinct(envs: Sequence[Any]) -> None:
-    """ValueError for one env object behind two ids (`lambda: env`), which would be stepped twice a round."""
+    """Raise ValueError if two ids have the same env object (`lambda: env`), which would step twice per round."""
     seen: dict[int, int] = {}
     for i, env in enumerate(envs):
         first = seen.setdefault(id(getattr(env, "unwrapped", env)), i)
@@ -305,7 +307,6 @@ def check_distinct(envs: Sequence[Any]) -> None:
 
 
 def report_of(env: Any) -> EnvReport:
-    """Return the report of an env."""
     *parts, reward_range = (getattr(env, name, None) for name in ATTRIBUTES)
     if reward_range is None:
         reward_range = getattr(getattr(env, "unwrapped", None), "reward_range", None)
@@ -313,7 +314,5 @@ def report_of(env: Any) -> EnvReport:
 
 
 def own_report(parts: Sequence[Any]) -> EnvReport:
-    """The report of these parts. The spaces in it are the caller's own, one an env, on every backend: envs may share
-    one, and sampling from it must not move the generators of the envs.
-    """
+    """Build a report with copied spaces, because envs may share a space, and the caller may sample from it."""
     return EnvReport(*copy.deepcopy(parts[:2]), *parts[2:])

@@ -1,6 +1,6 @@
-"""`RowWriter`: check the values that an env returned, and write them into the env's row of the arena.
+"""`RowWriter`: checks the values that an env returned, and writes them into the env's row of the arena.
 
-The one place that decides which observations, rewards, flags and infos are accepted, for every backend.
+For every backend, this module decides which observations, rewards, flags and infos are accepted.
 """
 
 from __future__ import annotations
@@ -23,60 +23,62 @@ Keep = Callable[[Any], Any]
 
 
 class Final(NamedTuple):
-    """The end of an episode, of an env that was reset in the round of its last step: what the arena does not have.
+    """End of an episode whose env was reset in the round of its last step: the values that the arena does not hold.
 
-    `objects` are the values of the object leaves of the last observation.
+    `objects` are the object leaves of the last observation.
     """
 
     objects: list[Any] | None
     info: Mapping[str, Any]
     obs: Any = None
-    """The last observation as the env returned it, if its row has other types: facades hand it over."""
+    """Last observation as the env returned it, if its types differ from the row. Facades return it to the caller."""
 
 
 class Extra(NamedTuple):
-    """The part of a result that does not fit the row of an env."""
+    """Part of a result that does not fit the row of an env."""
 
     info: Mapping[str, Any] | None = None
     objects: list[Any] | None = None
-    """The values of the object leaves of the observation."""
+    """Object leaves of the observation."""
     reward: np.ndarray | None = None
-    """A reward that is a vector."""
+    """Reward that is a vector."""
     failure: Failure | None = None
     final: Final | None = None
 
     def info_alone(self) -> Mapping[str, Any] | None:
-        """The info, if there is nothing else."""
+        """Return the info if the extra has no other part, else None."""
         info, *others = self
         return info if all(part is None for part in others) else None
 
     def packed(self) -> tuple[Any, ...]:
-        """This object as plain tuples, which pickle and unpickle faster than classes."""
+        """Return nested plain tuples, which pickle faster than classes."""
         return *self[:4], None if self.final is None else tuple(self.final)
 
     @classmethod
     def unpacked(cls, parts: Any) -> Extra:
-        """The inverse of `packed`."""
+        """Rebuild an extra from the tuples of `packed`."""
         info, objects, reward, failure, final = parts
         return cls(info, objects, reward, failure, None if final is None else Final(*final))
 
 
 NOTHING = Extra()
 RENEWED = Extra(final=Final(None, {}))
-"""The extra of an env that was reset in the round of its last step, with both infos empty and the rest in the arena."""
+"""Extra of an env that was reset in the round of its last step, if both infos are empty and the arena holds the rest.
+"""
 IN_INFO_ROW = Extra()
-"""The extra of an env whose info is in its info row, and the rest in the arena too."""
+"""Extra of an env whose info is in its info row, if the arena holds the rest."""
 
 REWARDS = frozenset({float, int, np.float64, np.float32, np.int64, np.int32})
 FLAGS = frozenset({bool, np.bool_})
 UNCHANGING = REWARDS | FLAGS | {str, bytes, type(None)}
-"""Types of values in infos that need no copy: most infos have no others."""
+"""Types of info values that need no copy."""
 
 
 class RowWriter:
-    """Writes results of the envs of a block.
+    """Writer of the results of a block of envs into its rows.
 
-    `spaces` are their own observation spaces; `keep` copies object leaves, where envs or the caller could change them.
+    `spaces` are the observation spaces of the envs. `keep` copies object leaves, if envs or the caller could change
+    them.
     """
 
     def __init__(self, layout: Layout, spaces: Sequence[Any], block: Arena, keep: Keep | None) -> None:
@@ -89,8 +91,8 @@ class RowWriter:
             _compile(layout.obs, tree, nest.take(block.obs, slice(j, j + 1)), keep)
             for j, tree in enumerate(self._trees)
         ]
-        # `EnvHost.run` writes the row of a well-behaved env with these attributes. If an observation is not one array,
-        # the dtype is None, so that no observation fits.
+        # `EnvHost.run` uses these attributes to write the row of a well-behaved env. If an observation is not a single
+        # array, the dtype is None, so that no observation fits.
         leaf = layout.obs if isinstance(layout.obs, Leaf) and layout.obs.shape else None
         self.dtype = None if leaf is None else leaf.dtype
         self.shape = None if leaf is None else leaf.shape
@@ -100,7 +102,7 @@ class RowWriter:
         self.truncated: Any = block.truncated.data
 
     def write_step(self, j: int, result: Any) -> Extra | None:
-        """Take what `step` of env j returned; returns what does not fit the row, or None."""
+        """Check and write the result of `step` of env j. Return the part that does not fit the row, or None."""
         if result.__class__ is not tuple or len(result) != 5:
             result = _as_tuple(result, 5, "step", "(obs, reward, terminated, truncated, info)")
         obs, reward, terminated, truncated, info = result
@@ -119,19 +121,19 @@ class RowWriter:
         return None
 
     def final(self, j: int, extra: Extra, last: Any) -> Final:
-        """Copy what env j has just returned, so that neither its next row nor the env itself changes it."""
+        """Copy the last result of env j, so that neither its next row nor the env can change the copy."""
         for obs, final in self._obs_and_final:
             final[j] = obs[j]
         returned = None if is_exact(last, self._trees[j], self._layout) else own_copy(last)
         return Final(copy.deepcopy(extra.objects), own_containers(extra.info or {}), returned)
 
     def restore(self, j: int) -> None:
-        """Put the last observation of an episode back into the row."""
+        """Write the last observation of the episode back into the row."""
         for obs, final in self._obs_and_final:
             obs[j] = final[j]
 
     def write_reset(self, j: int, result: Any) -> Extra | None:
-        """Take what `reset` of env j returned; reward and flags of the row become 0 and False."""
+        """Check and write the result of `reset` of env j. The reward of the row becomes 0, the flags False."""
         if result.__class__ is not tuple or len(result) != 2 or result[1].__class__ is not dict:
             result = _as_tuple(result, 2, "reset", "(obs, info)")
         obs, info = result
@@ -145,7 +147,6 @@ class RowWriter:
 
 
 def wrong_reward_shape(shape: tuple[int, ...], expected: tuple[int, ...]) -> EnvContractError:
-    """The error of an env whose rewards differ in shape from those of the others."""
     return EnvContractError(
         f"step() returned a reward of shape {shape}, expected {expected} as from the first step; all envs of a vector "
         "env return rewards of one shape"
@@ -153,10 +154,10 @@ def wrong_reward_shape(shape: tuple[int, ...], expected: tuple[int, ...]) -> Env
 
 
 def odd_reward(reward: Any) -> tuple[float, np.ndarray | None]:
-    """Return the reward as (scalar, vector or None), for all that is not a plain number."""
+    """Return (scalar, vector or None) for a reward that is not a plain number."""
     try:
         array = np.asarray(reward)
-    except Exception:  # ragged, or a tensor that cannot be read here
+    except Exception:  # ragged, or a tensor that numpy cannot read
         array = np.asarray(None)
     if array.dtype.kind not in "biuf":
         raise EnvContractError(f"step() returned the reward {_short(reward)}, expected a number or a vector of numbers")
@@ -166,7 +167,7 @@ def odd_reward(reward: Any) -> tuple[float, np.ndarray | None]:
 
 
 def _compile(tree: Any, own: Any, rows: Any, keep: Keep | None) -> Put:
-    """Writer of an observation of one env, given the tree of the batch, the env's own, and its row of every leaf."""
+    """Build a writer for observations of an env from the layout of the batch, the env's layout and its rows."""
     if isinstance(tree, Leaf):
         return _array_put(tree, rows.reshape(tree.shape))
     if isinstance(tree, ObjectLeaf):
@@ -195,7 +196,7 @@ def _array_put(leaf: Leaf, row: np.ndarray) -> Put:
 
 
 def _object_put(own: Any, keep: Keep | None) -> Put:
-    def put_array(obs: Any, objects: Any) -> None:  # an array in a batch whose envs differ
+    def put_array(obs: Any, objects: Any) -> None:  # an array, but an object leaf because the envs differ
         objects.append(np.array(fit(obs, own)))
 
     def put(obs: Any, objects: Any) -> None:
@@ -221,7 +222,6 @@ def _dict_put(children: dict[Any, Put], own: Any) -> Put:
 
 
 def wrong_keys(obs: Mapping[Any, Any], own: Mapping[Any, Any]) -> ObservationError:
-    """The error of a dict whose keys differ from the keys of its space, whose leaves are `own`."""
     missing, extra = [k for k in own if k not in obs], [k for k in obs if k not in own]
     return ObservationError(f"{_path(own)} has the wrong keys: missing {missing}, not in the space {extra}")
 
@@ -238,16 +238,16 @@ def _tuple_put(children: list[Put], own: Any) -> Put:
 
 
 def fit(value: Any, leaf: Leaf) -> np.ndarray:
-    """`value` as an array of the shape and dtype of `leaf`; ObservationError if that would change it.
+    """Return `value` as an array with the shape and dtype of `leaf`.
 
-    Floats are cast between float types, numbers into floats; integers only where every value stays what it is. () and
-    (1,) are one.
+    Floats and integers may become floats, which rounds them. Any other change of value raises ObservationError. The
+    shapes () and (1,) are interchangeable.
     """
     try:
         array = np.asarray(value)
     except ValueError:
         raise ObservationError(f"{leaf.path} is ragged, {_expected(leaf)}") from None
-    except Exception as error:  # a tensor that needs a gradient, or of a dtype that numpy does not have
+    except Exception as error:  # a tensor that needs a gradient, or a dtype that numpy does not know
         raise ObservationError(f"{leaf.path} is no array: {error}; {_expected(leaf)}") from error
     if array.shape != leaf.shape:
         if array.shape + leaf.shape != (1,):
@@ -262,9 +262,9 @@ def fit(value: Any, leaf: Leaf) -> np.ndarray:
 
 
 def is_exact(obs: Any, tree: Any, layout: Any) -> bool:
-    """Return whether a row of `layout` gives back the observation with its types, dtypes, shapes and order of keys.
+    """Return True if the row reproduces the observation exactly: types, dtypes, shapes and order of keys.
 
-    `tree` is the layout that the env has by itself.
+    `tree` is the env's layout, `layout` the layout of the batch.
     """
     if isinstance(layout, ObjectLeaf):
         return not isinstance(tree, Leaf)
@@ -279,7 +279,7 @@ def is_exact(obs: Any, tree: Any, layout: Any) -> bool:
 
 
 def cast_exactly(array: np.ndarray, dtype: np.dtype) -> np.ndarray | None:
-    """`array` in `dtype` if no value changes, else None. Rounding to a float is no change, but becoming infinite is."""
+    """Return `array` as `dtype`, or None if a value would change. Rounding of floats is allowed, overflow is not."""
     if array.dtype.kind not in "biufc":
         return None
     if dtype.kind in "fc":
@@ -292,7 +292,7 @@ def cast_exactly(array: np.ndarray, dtype: np.dtype) -> np.ndarray | None:
 
 
 def _as_floats(array: np.ndarray, dtype: np.dtype) -> np.ndarray | None:
-    """`array` in the float or complex `dtype`, or None if a finite value is too large for it."""
+    """Return `array` in the float or complex `dtype`, or None if a finite value would overflow."""
     try:
         with np.errstate(invalid="ignore", under="ignore", over="raise"):
             return array.astype(dtype)
@@ -301,15 +301,15 @@ def _as_floats(array: np.ndarray, dtype: np.dtype) -> np.ndarray | None:
 
 
 def own_containers(value: Any) -> Any:
-    """Copies of the containers and arrays, because the env may write into its own later."""
+    """Copy containers and arrays, because the env may change them later."""
     try:
         return _own_dict(value) if value.__class__ is dict else _own_arrays(value)
-    except RecursionError:  # nested too deep
+    except RecursionError:  # nested too deeply
         return value
 
 
 def _own_dict(value: dict[Any, Any]) -> dict[Any, Any]:
-    """As `_own_arrays`, of a dict: without a call for most of its values."""
+    """Do the same as `_own_arrays` for a dict, but faster."""
     copied = value.copy()
     for key, child in value.items():
         kind = child.__class__
@@ -323,10 +323,7 @@ def _own_dict(value: dict[Any, Any]) -> dict[Any, Any]:
 
 
 def _own_arrays(value: Any) -> Any:
-    """The same containers with copies of their arrays, because the env may write into its own later.
-
-    Other objects stay: an info may hold anything, the env itself included.
-    """
+    """Copy containers and the arrays in them. Other objects, for example the env itself, stay shared."""
     if value.__class__ is dict:
         return _own_dict(value)
     if isinstance(value, np.ndarray):
@@ -337,7 +334,7 @@ def _own_arrays(value: Any) -> Any:
         return defaultdict(value.default_factory, ((key, _own_arrays(child)) for key, child in value.items()))
     if value.__class__ in (list, tuple):
         return value.__class__(_own_arrays(child) for child in value)
-    if isinstance(value, tuple) and hasattr(value, "_make"):  # a tuple with names
+    if isinstance(value, tuple) and hasattr(value, "_make"):  # a namedtuple
         return value._make(map(_own_arrays, value))
     if value.__class__ is deque:
         return deque((_own_arrays(child) for child in value), value.maxlen)
@@ -345,7 +342,7 @@ def _own_arrays(value: Any) -> Any:
 
 
 def _as_tuple(result: Any, length: int, op: str, form: str) -> tuple[Any, ...]:
-    """`result` as a tuple of `length`, for envs that return a list or their own tuple class."""
+    """Return `result` as a tuple, for envs that return a list or a subclass of tuple."""
     if isinstance(result, (tuple, list)) and len(result) == length:
         if op == "step" or isinstance(result[1], Mapping):
             return tuple(result)
@@ -358,7 +355,7 @@ def _as_tuple(result: Any, length: int, op: str, form: str) -> tuple[Any, ...]:
 
 
 def odd_flag(name: str, flag: Any) -> bool:
-    """Return the flag as a bool; EnvContractError for one that is neither true nor false."""
+    """Return the flag as a bool. Raises EnvContractError if the flag is neither true nor false."""
     if isinstance(flag, (int, float)) or hasattr(flag, "__array__"):
         array = np.asarray(flag)
         if array.size == 1 and array.dtype.kind in "biuf" and array.reshape(()) in (0, 1):
@@ -373,7 +370,7 @@ def _odd_info(op: str, info: Any) -> dict[str, Any]:
 
 
 def _path(tree: Any) -> str:
-    """The path of a dict or tuple, taken from one of its leaves: `obs['a']` for the leaf `obs['a'][0]`."""
+    """Return the path of a dict or tuple: `obs['a']` if its first leaf is `obs['a'][0]`."""
     leaf = next(iter(nest.leaves(tree)), None)
     return "obs" if leaf is None else str(leaf.path).rpartition("[")[0] or "obs"
 

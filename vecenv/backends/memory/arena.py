@@ -1,18 +1,18 @@
 """`Arena`: one array per leaf of the batch, all in one block of memory that processes can share.
 
-status      (n,)  uint8     what each env is asked to do, or that it has answered (see `opcodes`)
+status      (n,)  uint8     requested operation of each env, or its answer (see `opcodes`)
 reward      (n,)  float64
 terminated  (n,)  bool
 truncated   (n,)  bool
-action      (n, *shape)     for each leaf of the action, where all are array leaves
+seed        (n,)  int64     seed for the reset in the round of an env's last step, or -1
+action      (n, *shape)     for each leaf of the action, if all are array leaves
 obs         (n, *shape)     for each array leaf of the observation
-final       (n, *shape)     the last observation of an env that was reset in the round of its last step
+final       (n, *shape)     last observation of an env that was reset in the round of its last step
 info        (n, 512)  uint8 an info of numbers and small arrays (see `infos`)
 
-A layout has one array leaf for each part of an observation or action with a fixed shape. Spaces without one (Text,
-Graph, Sequence, OneOf, custom ones), envs without a space and parts in which the envs of a batch differ are object
-leaves: their values travel pickled, the other leaves of the same observation do not. An action with an object leaf
-travels pickled as a whole.
+Each part of an observation or action with a fixed shape is an array leaf. All other parts are object leaves: parts
+without a fixed shape (Text, Graph, Sequence, OneOf, custom spaces), parts that differ between the envs, and envs
+without a space. The value of an object leaf is pickled. If an action has an object leaf, the whole action is pickled.
 """
 
 from __future__ import annotations
@@ -31,9 +31,7 @@ from vecenv.backends.memory.shared_memory import PAGE
 
 @dataclass(frozen=True)
 class Leaf:
-    """A part of an observation or an action with one shape and dtype; `path` names it in messages, e.g.
-    `obs['camera']`.
-    """
+    """Part of an observation or action with a shape and dtype. `path` names the part in messages, e.g. `obs['camera']`."""
 
     path: str
     shape: tuple[int, ...]
@@ -41,8 +39,9 @@ class Leaf:
 
     @classmethod
     def of(cls, path: str, shape: Sequence[int], dtype: Any) -> Leaf:
-        """A leaf whose dtype `is` that of every array of this dtype: numpy keeps one object for each plain dtype, but
-        spaces and pickles have copies. It is found by its name.
+        """Build a leaf with numpy's shared dtype object, so that `array.dtype is leaf.dtype` holds.
+
+        numpy keeps one object per plain dtype, but spaces and pickles have copies. The name finds numpy's object.
         """
         return cls(path, tuple(shape), np.dtype(np.dtype(dtype).str))
 
@@ -52,23 +51,21 @@ class Leaf:
 
 @dataclass(frozen=True)
 class ObjectLeaf:
-    """A part that is passed on as a Python object."""
+    """Part that is passed on as a Python object."""
 
     path: str
 
 
 @dataclass(frozen=True)
 class Layout:
-    """The observation of all envs of a batch as a tree of leaves, and their action as a tree of array leaves (None
-    where a part of it is an object leaf).
-    """
+    """Observation of a batch as a tree of leaves, and action as a tree of array leaves (None if it has object leaves)."""
 
     obs: Any
     action: Any
 
 
 def space_tree(space: Any, path: str) -> Any:
-    """The tree of leaves of one space."""
+    """Return the tree of leaves of a space."""
     if isinstance(space, spaces.Dict):
         return {key: space_tree(child, f"{path}[{key!r}]") for key, child in space.spaces.items()}
     if isinstance(space, spaces.Tuple):
@@ -80,7 +77,7 @@ def space_tree(space: Any, path: str) -> Any:
 
 
 def merge_trees(trees: Sequence[Any], path: str) -> Any:
-    """The tree that fits all `trees`: a part in which they differ becomes an object leaf."""
+    """Return the tree that fits all `trees`. A part in which they differ becomes an object leaf."""
     first = trees[0]
     if all(tree == first for tree in trees):
         return first
@@ -92,7 +89,7 @@ def merge_trees(trees: Sequence[Any], path: str) -> Any:
 
 
 def common_layout(observation_spaces: Sequence[Any], action_spaces: Sequence[Any]) -> Layout:
-    """The layout of a batch of envs with these spaces (None for an env that has none)."""
+    """Return the layout of a batch of envs with these spaces (None for an env without a space)."""
     obs = merge_trees([space_tree(space, "obs") for space in observation_spaces], "obs")
     action = merge_trees([space_tree(space, "action") for space in action_spaces], "action")
     leaves = list(nest.leaves(action))
@@ -101,25 +98,25 @@ def common_layout(observation_spaces: Sequence[Any], action_spaces: Sequence[Any
 
 @dataclass
 class Arena:
-    """The arrays of a batch, or of a block of its envs."""
+    """Arrays of a batch, or of a block of envs."""
 
     status: np.ndarray
     reward: np.ndarray
     terminated: np.ndarray
     truncated: np.ndarray
     seed: np.ndarray
-    """With which an env is reset in the round of its last step; -1: with none."""
+    """Seed for the reset in the round of an env's last step. -1 means no seed."""
     action: Any
-    """Tree of arrays (n, *shape), None where actions travel as objects."""
+    """Tree of arrays (n, *shape), or None if actions travel as objects."""
     obs: Any
-    """Tree of arrays (n, *shape); an object leaf is an object array (n,), which is never shared."""
+    """Tree of arrays (n, *shape). An object leaf is an object array (n,), which processes never share."""
     final: Any
-    """A tree like `obs`, whose object leaves are not used."""
+    """Tree like `obs`. Its object leaves are unused."""
     info: np.ndarray
 
     @classmethod
     def build(cls, layout: Layout, n: int, buffer: Any = None) -> Arena:
-        """The arena of `n` envs on `buffer` (`arena_bytes` long), or on fresh private memory."""
+        """Build the arena of `n` envs in `buffer` (`arena_bytes` long), or in new private memory."""
         if buffer is None:
             buffer = bytearray(arena_bytes(layout, n))
         offsets = iter(_plan(layout, n)[0])
@@ -135,7 +132,7 @@ class Arena:
         return cls(status, reward, terminated, truncated, seed, action, obs, final, array(_INFO))
 
     def block(self, start: int, stop: int) -> Arena:
-        """The rows of envs `start` .. `stop - 1`, as views."""
+        """Return views of the rows of envs `start` to `stop - 1`."""
         rows = slice(start, stop)
         action = None if self.action is None else nest.take(self.action, rows)
         obs = nest.take(self.obs, rows)
@@ -144,15 +141,15 @@ class Arena:
         return Arena(*small, action, obs, final, self.info[rows])
 
     def actions(self) -> list[np.ndarray]:
-        """The arrays that hosts read: the seeds, and those of the action, unless actions travel as objects."""
+        """Return the arrays that workers read: the seeds, and the arrays of the action if actions are not objects."""
         return [self.seed, *([] if self.action is None else nest.leaves(self.action))]
 
     def outputs(self) -> list[np.ndarray]:
-        """The arrays that hosts write, other than `status` and object leaves."""
+        """Return the arrays that workers write, except `status` and object leaves."""
         return [*_arrays(self.obs), self.reward, self.terminated, self.truncated]
 
     def finals(self) -> list[np.ndarray]:
-        """The arrays of the last observations, other than object leaves."""
+        """Return the arrays of the last observations, except object leaves."""
         return _arrays(self.final)
 
 
@@ -171,9 +168,9 @@ _INFO = Leaf("info", (INFO_BYTES,), np.dtype(np.uint8))
 
 
 def _plan(layout: Layout, n: int) -> tuple[list[int], int, int]:
-    """The offset of each array, of the end of those that every round uses, and of the end of all.
+    """Return the offset of each array, the end of the arrays that every round uses, and the end of all arrays.
 
-    Arrays start on pages, so that each can be registered with a GPU.
+    Each array starts on a page, so that it can be registered with a GPU.
     """
     action = [] if layout.action is None else nest.leaves(layout.action)
     obs = [leaf for leaf in nest.leaves(layout.obs) if isinstance(leaf, Leaf)]
@@ -186,10 +183,10 @@ def _plan(layout: Layout, n: int) -> tuple[list[int], int, int]:
 
 
 def arena_bytes(layout: Layout, n: int) -> int:
-    """The bytes that the arena of `n` envs takes."""
+    """Return the number of bytes of the arena of `n` envs."""
     return _plan(layout, n)[2]
 
 
 def used_bytes(layout: Layout, n: int) -> int:
-    """Bytes of them that every round uses: behind those are last observations (of autoreset) and infos."""
+    """Return the number of bytes that every round uses. Last observations (of autoreset) and infos lie behind them."""
     return _plan(layout, n)[1]

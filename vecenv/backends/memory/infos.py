@@ -1,9 +1,9 @@
-"""Encode infos of numbers and small arrays as bytes in rows of the arena.
+"""Encoding of infos with numbers and small arrays as bytes in rows of the arena.
 
     number of the schema u8 | value | value | ...
 
-A schema is what infos that travel so have in common: their keys in order, and the type of each value. The worker that
-writes the rows numbers the schemas, and sends each of them once; all other infos travel pickled.
+A schema has the keys of an info in order, and the type of each value. The worker that writes the rows numbers its
+schemas, and sends each schema once. All other infos are pickled.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from typing import Any
 import numpy as np
 
 INFO_BYTES = 512
-"""The bytes of a row: sixty numbers. An info that takes more travels pickled."""
+"""Size of a row, enough for sixty numbers. A larger info is pickled."""
 
 Kind = Any
-"""The type of a value: a type of numbers, or the dtype and shape of an array."""
+"""Type of a value: a number type, or dtype and shape of an array."""
 
 FORMATS = {"b1": "?", "f2": "e", "f4": "f", "f8": "d"} | {
     f"{sign}{1 << power}": (letter.upper() if sign == "u" else letter)
@@ -34,11 +34,11 @@ SCALARS = PYTHON | {
         *(np.int8, np.int16, np.int32, np.int64, np.uint8, np.uint16, np.uint32, np.uint64),
     )
 }
-"""The types of numbers, with the dtype that holds each exactly; an int that has more than 64 bits does not fit."""
+"""Number types, with the dtype that holds the values exactly. An int of more than 64 bits does not fit."""
 
 
 class InfoSchema:
-    """Layout of infos with these keys and kinds of values in a row.
+    """Layout of infos with these keys and kinds in a row.
 
     >>> schema = InfoSchema(("x", "at"), (float, ("<i8", (2,))))
     >>> row = bytearray(INFO_BYTES)
@@ -52,10 +52,10 @@ class InfoSchema:
         self.parts = [
             (SCALARS[kind], ()) if isinstance(kind, type) else (np.dtype(kind[0]), tuple(kind[1])) for kind in kinds
         ]
-        """The dtype and shape of each value."""
+        """Dtype and shape of each value."""
         sizes = [dtype.itemsize * int(np.prod(shape, dtype=np.int64)) for dtype, shape in self.parts]
         self.size = 1 + sum(sizes)
-        """Bytes."""
+        """Size in bytes."""
         self.struct = struct.Struct(
             "=B"
             + "".join(
@@ -75,15 +75,15 @@ class InfoSchema:
         )
 
     def read(self, rows: np.ndarray) -> list[np.ndarray]:
-        """The values of `rows` (k, at least `size`): an array (k, *shape) for each key, apart from the memory."""
+        """Copy the values out of `rows` (k, at least `size`): an array (k, *shape) per key."""
         structured = np.array(rows[:, : self.size], order="C").view(self._dtype)[:, 0]
         return [structured[name] for name in self._names]
 
 
 class InfoColumns(Mapping[int, dict[str, Any]]):
-    """The infos of the envs `ids` in one round, by env id, all of one schema: made when they are asked for.
+    """Infos of the envs `ids` in a round, by env id. All have the same schema. Dicts are made on request.
 
-    `columns` are the values, an array (k, *shape) for each key of the schema.
+    `columns` has an array (k, *shape) per key of the schema.
     """
 
     __slots__ = ("columns", "ids", "schema")
@@ -92,22 +92,22 @@ class InfoColumns(Mapping[int, dict[str, Any]]):
         self.schema, self.ids, self.columns = schema, ids, columns
 
     def dicts(self, env_id: bool = False) -> list[dict[str, Any]]:
-        """The infos as the envs returned them, in the order of `ids`: new dicts, with arrays of their own.
+        """Return the infos as the envs returned them, in the order of `ids`. Dicts and arrays are new.
 
-        `env_id` adds the env id under this key.
+        `env_id=True` adds the env id under this key.
         """
         keys, values = self.schema.keys, [*map(_values, self.schema.kinds, self.columns)]
         if env_id:
             keys, values = (*keys, "env_id"), [*values, self.ids]
-        return list(map(dict, map(zip, repeat(keys), zip(*values, strict=True))))  # without a Python loop over envs
+        return list(map(dict, map(zip, repeat(keys), zip(*values, strict=True))))  # avoids a Python loop over envs
 
     def of(self, ids: Sequence[int]) -> InfoColumns:
-        """The infos of these envs."""
+        """Return the infos of these envs only."""
         rows = [row for row, i in enumerate(self.ids) if i in ids]
         return InfoColumns(self.schema, [self.ids[row] for row in rows], [column[rows] for column in self.columns])
 
     def items(self) -> Any:
-        """(env id, info) of each."""
+        """Return a list of (env id, info)."""
         return list(zip(self.ids, self.dicts(), strict=True))
 
     def __getitem__(self, env_id: int) -> dict[str, Any]:
@@ -123,7 +123,7 @@ class InfoColumns(Mapping[int, dict[str, Any]]):
 
 
 def _values(kind: Kind, column: np.ndarray) -> Sequence[Any]:
-    """The values of a column as the envs returned them; arrays have memory of their own each."""
+    """Return the values of a column as the envs returned them. Arrays are copies."""
     if kind in PYTHON:
         values: list[Any] = column.tolist()
         return values
@@ -131,9 +131,10 @@ def _values(kind: Kind, column: np.ndarray) -> Sequence[Any]:
 
 
 class InfoReader:
-    """Reads `rows` (n, INFO_BYTES); `worker_of` (n,) is the worker of each env, which numbers its schemas itself.
+    """Reader of `rows` (n, INFO_BYTES). `worker_of` (n,) is the worker of each env, because each worker numbers its
+    schemas.
 
-    Equal schemas are one object, so that the infos of all workers are usually read together.
+    Equal schemas of several workers become the same object, so that their infos are read together.
     """
 
     def __init__(self, rows: np.ndarray, worker_of: np.ndarray) -> None:
@@ -141,21 +142,21 @@ class InfoReader:
         self._all = list(range(len(rows)))
         self._schemas: dict[Any, InfoSchema] = {}
         self._sent: dict[tuple[int, int], InfoSchema] = {}
-        """The schemas by worker, and by the number that the worker has given them."""
+        """Schemas by worker and by the worker's number."""
         self._schema_of_all: dict[bytes, InfoSchema] = {}
-        """The schema of the infos of all envs, by the numbers that their rows have then."""
+        """Schema of the infos of all envs, by the schema numbers in all rows."""
 
     def learn(self, worker: int, number: int, keys: tuple[str, ...], kinds: tuple[Any, ...]) -> None:
-        """Note a schema that a worker has sent."""
+        """Record a schema that a worker has sent."""
         self._sent[worker, number] = self._schemas.setdefault((keys, kinds), InfoSchema(keys, kinds))
 
     def forget(self, worker: int) -> None:
-        """The worker has ended: the next one in its place has other schemas."""
+        """Forget the schemas of a worker that has ended, because its successor has other schemas."""
         self._sent = {key: schema for key, schema in self._sent.items() if key[0] != worker}
         self._schema_of_all = {}
 
     def read(self, ids: Sequence[int] | None) -> list[InfoColumns] | None:
-        """The infos of these envs (None: all), grouped by their schema; None if the schema of one has not arrived."""
+        """Return the infos of these envs (None for all) by schema, or None if a schema has not arrived yet."""
         numbers = self._rows[:, 0].tobytes()
         if ids is None and (schema := self._schema_of_all.get(numbers)) is not None:
             return [InfoColumns(schema, self._all, schema.read(self._rows))]
@@ -171,31 +172,31 @@ class InfoReader:
 
 
 MOST_SCHEMAS = 8
-"""Number of schemas of the infos of a block that travel in rows: of steps, of resets, of some of its envs."""
+"""Maximum number of schemas per block. Steps, resets and single envs may have different infos."""
 MOST_KNOWN = 64
-"""Number of signatures that are remembered; after that nothing is learned any more."""
+"""Maximum number of signatures to remember. Infos with further signatures are pickled."""
 NUMBERS = "biufc"
 TEXT = frozenset({str})
 
 
 class InfoWriter:
-    """Writes into the info rows `rows` (k, INFO_BYTES) of a block; the parent has yet to get `schemas[sent:]`."""
+    """Writer of the info rows (k, INFO_BYTES) of a block. The parent has not received `schemas[sent:]` yet."""
 
     def __init__(self, rows: np.ndarray) -> None:
         self._memory = rows.reshape(-1).data
         self._known: dict[Any, tuple[int, InfoSchema] | None] = {}
         self.schemas: list[InfoSchema] = []
-        """The schemas of infos in rows; the number of a schema is its place here."""
+        """Schemas of infos in rows. The index is the number of the schema."""
         self.sent = 0
-        """Number of schemas that the parent has."""
+        """Number of schemas that the parent has received."""
 
     @property
     def size(self) -> int:
-        """The bytes of a row that are used."""
+        """Number of bytes of a row that are used."""
         return max((schema.size for schema in self.schemas), default=0)
 
     def write(self, j: int, info: Mapping[Any, Any]) -> bool:
-        """Write the info of env j into its row; returns False if it has to travel pickled."""
+        """Write the info of env j into its row. Return False if the info must be pickled."""
         if not TEXT.issuperset(map(type, info)):
             return False
         values = info.values()
@@ -233,7 +234,7 @@ class InfoWriter:
 
 
 def _kind(value: Any) -> Any:
-    """The kind of a value (see `InfoSchema`), None for one that is no number and no array of numbers."""
+    """Return the kind of a value (see `InfoSchema`), or None if it is neither a number nor an array of numbers."""
     if value.__class__ is not np.ndarray:
         return value.__class__ if value.__class__ in SCALARS else None
     return (value.dtype.str, value.shape) if value.dtype.kind in NUMBERS else None

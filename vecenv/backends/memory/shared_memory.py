@@ -1,4 +1,4 @@
-"""Allocate memory that processes share, and the control page of a pool of workers."""
+"""Memory that processes share, and the control page of a pool of workers."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ PAGE = mmap.PAGESIZE
 
 
 def anonymous_file(name: str) -> int:
-    """The descriptor of an unnamed file in memory, or in the temporary folder where there is no memfd."""
+    """Return the descriptor of an unnamed file in memory, or in the temporary folder if the system has no memfd."""
     if (fd := portability.memfd(name)) is not None:
         return fd
     with tempfile.TemporaryFile() as file:
@@ -24,10 +24,10 @@ def anonymous_file(name: str) -> int:
 
 
 def reserve(fd: int, size: int, purpose: str, used: int | None = None) -> mmap.mmap:
-    """Give the file `fd` `size` bytes, and map them. SharedMemoryError if there is not so much.
+    """Resize the file `fd` to `size` bytes, and map it. Raises SharedMemoryError if memory is short.
 
-    The first `used` (None: all) are allocated now: without that, when memory is full, the first access to a page would
-    kill the process (SIGBUS) instead of failing here. The others are allocated when they are written to.
+    The first `used` bytes (None for all) are allocated now. Otherwise, the first access to a page could kill the
+    process (SIGBUS) when memory is full.
     """
     used = size if used is None else used
     available = available_memory()
@@ -38,7 +38,7 @@ def reserve(fd: int, size: int, purpose: str, used: int | None = None) -> mmap.m
         system = os.fstatvfs(fd)
         if portability.allocate(fd, used) or used <= (free := system.f_bavail * system.f_frsize):
             memory = mmap.mmap(fd, size)
-            portability.seal_size(fd)  # shrinking it under another process would kill that one
+            portability.seal_size(fd)  # a process that shrinks the file would kill the other processes
             return memory
     except OSError as error:
         raise _refused(used, purpose, f"the system refused: {error}") from error
@@ -53,33 +53,33 @@ def _refused(size: int, purpose: str, reason: str) -> SharedMemoryError:
 
 
 LINE = 8  # numbers of 8 bytes in a line of 64
-# Written by the worker: index of the env in use + block size * count of uses; it changes with each use.
+# Written by the worker: index of the env in use + block size * number of uses. Each use changes it.
 PROGRESS = 0
-FRAMES = 1  # written by the parent: how many frames it has posted that the worker has to read (Shmem)
+FRAMES = 1  # written by the parent: number of frames posted for the worker (Shmem)
 BUSY_NS = 2  # written by the worker: nanoseconds spent in rounds
-DOING = 3  # written by the worker: one of the following
+DOING = 3  # written by the worker: one of the values below
 NOTHING, A_ROUND, A_CALL, SENDING = range(4)
-ELSEWHERE = 4  # written by the parent: has something to do, but shares no memory that would show what
+ELSEWHERE = 4  # written by the parent: the worker is busy, but shares no memory
 
 
 class Control:
-    """The control page of one vector env: numbers that the parent and its workers share. A worker maps the file `fd`.
+    """Control page of a vector env: numbers that the parent and its workers share. A worker maps the file `fd`.
 
-    Each is written by one store instruction, so that every reader sees either the old number or the new one. Copies of
-    several bytes have no such guarantee, and may even write some bytes twice.
+    A single store instruction writes each number, so that a reader sees the old or the new number. A copy of several
+    bytes has no such guarantee, and may write bytes twice.
 
-    Each worker has a line of `LINE` 64-bit numbers, one cache line. The rest is for Shmem:
+    Each worker has a line of `LINE` 64-bit numbers, which is a cache line. The rest is for Shmem:
 
-    | number         | what                                           | written              | then the writer wakes |
+    | number         | content                                        | written              | then the writer wakes |
     |----------------|------------------------------------------------|----------------------|-----------------------|
-    | `rounds[w]`    | rounds of some envs in which worker w has any  | after status bytes   | the wakeup of w       |
+    | `rounds[w]`    | rounds of some envs that include worker w      | after status bytes   | the wakeup of w       |
     | `full[0]`      | rounds of all envs                             | after status bytes   | `everyone[full & 1]`  |
     | `sleepers[w]`  | 1 while worker w sleeps                        | before its last look |                       |
     | `sleepers[-1]` | 1 while the parent sleeps                      | before its last look |                       |
 
-    A worker that sleeps polls its own wakeup and `everyone[full + 1 & 1]`, which the next round of all envs will wake.
-    There are two of these, because a wakeup stays readable until it is cleared. The parent clears one when the next
-    round begins: then all workers have answered the round before, and none sleeps on it.
+    A sleeping worker polls its own wakeup and `everyone[full + 1 & 1]`, which the next round of all envs wakes. Two
+    wakeups are needed, because a wakeup stays readable until it is cleared. The parent clears a wakeup when the next
+    round begins. Then all workers have answered, so no worker sleeps on it.
     """
 
     def __init__(self, workers: int, fd: int | None = None) -> None:
@@ -100,5 +100,5 @@ class Control:
         self.sleepers: Any = memory[full : full + workers + 1]
 
     def line(self, worker: int) -> Any:
-        """The numbers of one worker, a memoryview of 64-bit integers."""
+        """Return the numbers of a worker as a memoryview of 64-bit integers."""
         return self._numbers[worker * LINE : (worker + 1) * LINE]

@@ -1,18 +1,18 @@
 """`SharedState`: named arrays that envs in several processes update. Each update is complete or absent.
 
-    header   one byte: which of the two buffers is the current one; the pid of the holder of the lock
+    header   one byte: which of the two buffers is current; the pid of the process that holds the lock
     buffer 0 the arrays, one after the other
     buffer 1 the same
 
-An update copies the current buffer over the other one, changes it there, and makes it the current one by writing that
-byte, last. A process that is killed half-way leaves the byte, and so the arrays, as they were.
+An update copies the current buffer into the second buffer, and changes the copy. Then it writes the byte in the header,
+which makes the copy current. A process that is killed before this write changes no array.
 
 Protocol of a wrapper or a transform with such a state (running statistics, counters)::
 
     class Counter(gymnasium.Wrapper):
         def __init__(self, env):
             super().__init__(env)
-            self._state = SharedState({"count": np.zeros(())})  # its own, until it is given another
+            self._state = SharedState({"count": np.zeros(())})  # private until `bind_shared_state`
 
         def shared_state(self):
             return self._state.read()
@@ -25,7 +25,7 @@ Protocol of a wrapper or a transform with such a state (running statistics, coun
                 arrays["count"] += 1
             return self.env.step(action)
 
-`EnvCreator` gives all envs that it makes one state, in memory that their processes share.
+`EnvCreator` gives the same state, in shared memory, to all envs that it makes.
 """
 
 from __future__ import annotations
@@ -54,31 +54,31 @@ from vecenv.backends.ipc.serialization import Descriptor, may_travel
 from vecenv.backends.memory.shared_memory import anonymous_file, reserve
 
 LOCK_TIMEOUT = 60.0
-"""Seconds after which an update gives up because another one, in a process that is stopped or hangs, does not end."""
+"""Seconds that an update waits for the lock, in case that the process that holds it is stopped or hangs."""
 TRIES = 50
-"""Tries of a held lock before a wait, with the CPU given away between: an update takes microseconds."""
+"""Number of tries to take a held lock before waiting. An update takes microseconds, so a few tries usually suffice."""
 HEADER, PID_AT = 64, 8
 
 Form = tuple[tuple[str, tuple[int, ...], str], ...]
-"""The name, shape and dtype of each array."""
+"""Name, shape and dtype of each array."""
 
 
 @runtime_checkable
 class Stateful(Protocol):
-    """An env, a wrapper or a transform with state that envs may share (see the text of the module)."""
+    """Env, wrapper or transform with state that envs may share. The module docstring has an example."""
 
     def shared_state(self) -> Mapping[str, np.ndarray]:
-        """The arrays of the state, by name; always of the same names, shapes and dtypes (not object)."""
+        """Return the arrays of the state by name. Names, shapes and dtypes (not object) never change."""
 
     def bind_shared_state(self, state: SharedState) -> None:
-        """Read and update `state` from now on, whose arrays have these names, shapes and dtypes; discard one's own.
+        """Use `state` from now on, and discard the private state. Names, shapes and dtypes of the arrays are the same.
 
-        `state` may have been updated by other envs already: it is not to be overwritten.
+        Do not reset `state`, because other envs may have updated it already.
         """
 
 
 class _Hold:
-    """Record of how a thread takes and gives back a lock. `frame`: the frame that makes the update."""
+    """Record of how a thread takes and releases a lock. `frame` is the frame that makes the update."""
 
     def __init__(self, lock: ProcessLock, frame: FrameType) -> None:
         self.lock, self.at = lock, frame.f_lasti
@@ -90,34 +90,35 @@ class _Hold:
             deque[bool](),
             deque[Any](),
         )
-        """The result of each step, once it has been made: step and record are one call of C, so none is unknown."""
+        """Results of each step. One C call makes the step and records its result, so an interrupt cannot separate them.
+        """
         self.first = threading.Lock()
-        """Taken by the first of the helper and this thread, to decide for whom the helper waits."""
+        """Acquired by the helper thread or by this thread. The first decides which of the two gets the lock."""
 
     def is_stale(self, at: FrameType | None) -> bool:
-        """Return whether an interrupt has ended the update, seen from a call that the frame `at` makes."""
+        """Return True if an interrupt has ended the update. `at` is the frame that makes the present call."""
         if at is not None and at is self.frame and at.f_lasti == self.at:
-            return True  # the same statement again
+            return True  # the same statement runs a second time
         while at is not None and at is not self.frame:
             at = at.f_back
         return at is None
 
     def decide(self) -> bool:
-        """Leave what the helper obtains to the helper, which gives it back; False if it has obtained the lock."""
+        """Tell the helper to release the lock when it gets it. Return False if the helper has got it already."""
         if not self.decided:
             self.decided.extend(map(self.first.acquire, (False,)))
         return self.decided[0]
 
 
 class ProcessLock:
-    """The lock of the file `fd`, which it owns from now on, or (None) a lock of this process alone.
+    """Lock of the file `fd`, or of this process only if `fd` is None. The lock owns `fd`.
 
-    A record lock (`fcntl.lockf`) belongs to a process: the system releases it when the process ends, however it ends,
-    and as soon as the process closes *any* descriptor of the file: hold one descriptor a process. It does not exclude
-    threads of one process from each other, which a lock of `threading` in front of it does.
+    The system releases a record lock (`fcntl.lockf`) when its process ends, and also when the process closes *any*
+    descriptor of the file. So a process must hold one descriptor per file. A record lock does not exclude threads of
+    the same process from each other, so a `threading` lock is taken first.
 
-    A thread records that it takes the lock before it does. If an interrupt ends its update without giving the lock
-    back, the thread finds the record at its next update, or at its next call of a vector env (`free_stale_locks`).
+    A thread records its hold before it takes the lock. After an interrupt, the thread finds this record at its next
+    update or at its next call of a vector env (`free_stale_locks`), and releases the lock.
     """
 
     def __init__(self, fd: int | None) -> None:
@@ -128,11 +129,11 @@ class ProcessLock:
             weakref.finalize(self, os.close, fd).atexit = False
 
     def renew(self) -> None:
-        """In a forked process: no thread of the original is here to release it."""
+        """Replace the thread lock in a forked process, because the threads that could release it do not exist there."""
         self._threads = threading.Lock()
 
     def acquire(self, timeout: float, frame: FrameType) -> _Hold | None:
-        """Take the lock; None if it is held for `timeout` seconds, RuntimeError in the thread that has it."""
+        """Take the lock, or return None after `timeout` seconds. Raises RuntimeError if this thread holds the lock."""
         hold = _Hold(self, frame)
         if (old := holds.get(hold.key)) is not None:
             if not old.is_stale(frame):
@@ -149,15 +150,16 @@ class ProcessLock:
         return None
 
     def _wait(self, timeout: float, hold: _Hold) -> bool:
-        """Wait in a thread, because the system's own wait has no timeout. One that comes too late gives the lock back,
-        and until then no other thread of this process obtains it.
+        """Wait in a helper thread, because `fcntl.lockf` has no timeout.
+
+        If the helper gets the lock too late, it releases the lock. Until then, other threads of this process wait.
         """
         obtained = SimpleQueue[None]()
 
         def wait() -> None:
             assert self.fd is not None
             while not hold.first.locked():
-                with suppress(OSError):  # EDEADLK: for the kernel the threads of a process hold and wait as one
+                with suppress(OSError):  # EDEADLK: for the kernel, all threads of a process are one owner
                     fcntl.lockf(self.fd, fcntl.LOCK_EX)
                     break
             if hold.first.acquire(blocking=False):
@@ -172,22 +174,22 @@ class ProcessLock:
         return not hold.decide()
 
     def release(self, hold: _Hold) -> None:
-        """Give the lock back, as far as it was taken."""
+        """Release the lock, as far as it was taken."""
         if hold.taken and hold.taken[0] and not hold.given_back and not (hold.helper and hold.decide()):
             if self.fd is not None:
                 fcntl.lockf(self.fd, fcntl.LOCK_UN)
             hold.given_back.extend(starmap(self._threads.release, ((),)))
         if holds.get(hold.key) is hold:
             del holds[hold.key]
-        hold.frame = None  # which may refer to the hold
+        hold.frame = None  # the frame may refer to the hold
 
 
 holds: dict[tuple[int, int], _Hold] = {}
-"""By thread and lock: the locks that are being taken, held or given back. Empty nearly always."""
+"""Locks that threads take, hold or release, by thread and lock. Nearly always empty."""
 
 
 def free_stale_locks(frame: FrameType) -> None:
-    """Give back the locks that this thread still holds after an interrupt; `frame` is not part of an update."""
+    """Release the locks that this thread still holds after an interrupt. `frame` must not be inside an update."""
     for key, hold in list(holds.items()):
         if key[0] == threading.get_ident() and hold.is_stale(frame):
             hold.lock.release(hold)
@@ -196,7 +198,7 @@ def free_stale_locks(frame: FrameType) -> None:
 def _lock_at_once(fd: int) -> bool:
     try:
         fcntl.lockf(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except (BlockingIOError, PermissionError):  # the two answers that POSIX allows
+    except (BlockingIOError, PermissionError):  # POSIX allows both errors
         os.sched_yield()
         return False
     return True
@@ -215,14 +217,15 @@ os.register_at_fork(after_in_child=_renew_locks)
 
 
 class SharedState:
-    """Named arrays of fixed shapes and dtypes that begin as copies of `arrays`.
+    """Named arrays of fixed shapes and dtypes, with `arrays` as initial values.
 
-    Without `share` the state is that of this process: its threads may use it, and copies and pickles of it are
-    independent. With `share` it lies in unnamed shared memory: forked processes have the same state, and processes that
-    are being started get it through the pickle of what refers to it. Pickled at another time it is a TypeError, because
-    the memory has no name by which it could be found; a deep copy is an independent state that is not shared.
+    Without `share`, the state is private to this process. Its threads may use it. Copies and pickles are independent.
 
-    Raises TypeError for an array of objects, and SharedMemoryError where there is no memory.
+    With `share`, the state lies in unnamed shared memory. Forked processes see the same state. A process that is being
+    started receives the state in a pickle of its arguments. Any other pickling raises TypeError, because the memory has
+    no name by which a process could find it. A deep copy is independent and private.
+
+    Raises TypeError for an array of objects, and SharedMemoryError if memory is short.
 
     >>> state = SharedState({"sum": np.zeros(2), "count": np.zeros(())})
     >>> with state.update() as arrays:
@@ -250,7 +253,7 @@ class SharedState:
 
     def _map(self, form: Form, memory: Any, fd: int | None, token: str) -> None:
         self.form = form
-        """The name, shape and dtype of each array."""
+        """Name, shape and dtype of each array."""
         self._token = token
         self._lock = ProcessLock(fd)
         self._current = np.ndarray((1,), np.uint8, memory)
@@ -264,17 +267,17 @@ class SharedState:
 
     @property
     def shared(self) -> bool:
-        """True if it lies in memory that processes can share."""
+        """True if processes can share the memory of the state."""
         return self._lock.fd is not None
 
     @contextmanager
     def update(self) -> Iterator[dict[str, np.ndarray]]:
-        """Change the state: `with state.update() as arrays`, in place or by `arrays[name] = value`.
+        """Change the state in a `with` block: `arrays += ...` in place, or `arrays[name] = value`.
 
-        No other update or `read`, of any process, comes in between. What was changed counts from the end of the block;
-        if that is left by an exception, or the process is killed in it, nothing was. The arrays are valid in the block
-        alone. Raises TimeoutError after 60 seconds in which another process is inside one update, RuntimeError inside
-        of another update of the same state by this thread.
+        No process can update or read the state meanwhile. The changes take effect at the end of the block. If the block
+        raises, or if the process is killed, the state keeps its old values. Do not use the arrays after the block.
+        Raises TimeoutError if the lock is held for 60 seconds, and RuntimeError if this thread is in an update of the
+        same state.
         """
         frame: Any = sys._getframe(1)
         while frame.f_code.co_filename == contextlib.__file__:
@@ -295,7 +298,7 @@ class SharedState:
             self._lock.release(hold)
 
     def read(self) -> dict[str, np.ndarray]:
-        """The arrays as they were after one and the same update: copies. Raises as `update`."""
+        """Return copies of all arrays after the same update. Raises the errors of `update`."""
         hold = self._acquire(sys._getframe())
         try:
             return {name: view.copy() for name, view in self._views[self._current[0]].items()}
@@ -315,7 +318,7 @@ class SharedState:
         arrays = ", ".join(f"{name}: {np.dtype(dtype).name}{list(shape)}" for name, shape, dtype in self.form)
         return f"SharedState({arrays}{', shared' if self.shared else ''})"
 
-    def __copy__(self) -> SharedState:  # a shallow one would be a second lock on the same memory
+    def __copy__(self) -> SharedState:  # a shallow copy would put a second lock on the same memory
         return SharedState(self.read())
 
     def __deepcopy__(self, memo: Any) -> SharedState:
@@ -337,7 +340,7 @@ class SharedState:
 
 
 def form_of(arrays: Mapping[str, np.ndarray]) -> Form:
-    """The names, shapes and dtypes of arrays; TypeError for one that memory cannot hold."""
+    """Return names, shapes and dtypes of arrays. Raises TypeError for arrays of objects."""
     for name, array in arrays.items():
         if np.asarray(array).dtype.hasobject:
             raise TypeError(f"the state {name!r} is an array of objects, which cannot be shared; use numbers")
@@ -346,9 +349,9 @@ def form_of(arrays: Mapping[str, np.ndarray]) -> Form:
 
 @contextmanager
 def pickled_by_name() -> Iterator[dict[str, SharedState]]:
-    """In the block (of one thread), pickles refer to shared states by name; those that they refer to are returned.
+    """Pickle shared states by name inside the block (in this thread), and yield the states that were pickled.
 
-    Where such a pickle is loaded, the states must have arrived before it, in the pickle of the process's arguments.
+    A process can load such a pickle only if it received the states before, in the pickle of its arguments.
     """
     states: dict[str, SharedState] = {}
     outer, _pickling.states = getattr(_pickling, "states", None), states
@@ -360,11 +363,10 @@ def pickled_by_name() -> Iterator[dict[str, SharedState]]:
 
 _pickling = threading.local()
 _open_states: weakref.WeakValueDictionary[str, SharedState] = weakref.WeakValueDictionary()
-"""The shared states of this process: one object each, because a process may hold one descriptor of each alone."""
+"""Shared states of this process by token. Only one object per state, because a process may hold only one descriptor."""
 
 
 def _find(token: str) -> SharedState:
-    """The state that this process has by that name."""
     if (state := _open_states.get(token)) is None:
         raise RuntimeError(
             "this pickle refers to a shared state that this process does not have: it was made for the workers of a "
@@ -374,8 +376,9 @@ def _find(token: str) -> SharedState:
 
 
 def _attach(token: str, form: Form, descriptor: Descriptor | None, arrays: Mapping[str, np.ndarray]) -> SharedState:
-    """The state that has arrived with the arguments of this process; on another machine, where no descriptor can
-    arrive, one of this process that begins with `arrays`.
+    """Return the state that arrived with the arguments of this process.
+
+    On another machine, which cannot receive descriptors, the state is private and begins with `arrays`.
     """
     if (known := _open_states.get(token)) is not None:
         if descriptor is not None:
@@ -390,7 +393,7 @@ def _attach(token: str, form: Form, descriptor: Descriptor | None, arrays: Mappi
 
 
 def _buffer(form: Form) -> np.dtype:
-    """The layout of a buffer: a field for each array, by its number."""
+    """Return the dtype of a buffer, with a field per array."""
     return np.dtype([(str(k), dtype, shape) for k, (_, shape, dtype) in enumerate(form)], align=True)
 
 

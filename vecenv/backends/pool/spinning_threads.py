@@ -1,9 +1,12 @@
 """Keep threads of OpenMP and OpenBLAS in this process from spinning on CPUs that workers need.
 
-After each parallel operation the threads of libgomp (torch) spin for milliseconds, and those of OpenBLAS (numpy, scipy)
-for about 20, in case another one follows. OpenMP 5.0 can end the idle threads of the calling thread's pool; the next
-parallel region starts new ones in about 40 us. OpenBLAS reads how long to spin whenever it starts its threads: they are
-ended once, as by every `fork()`, and the next product starts them with a short spin. Results stay the same, bit by bit.
+After each parallel operation, the threads of libgomp (torch) spin for milliseconds, and the threads of OpenBLAS (numpy,
+scipy) for about 20 ms. Both can be stopped without changing results:
+
+- OpenMP 5.0 can end the idle threads of the calling thread's pool. The next parallel region starts new threads in about
+  40 us.
+- OpenBLAS reads its spin time when it starts its threads. vecenv ends them once, as every `fork()` does. The next
+  product starts threads that spin only for a short time.
 """
 
 from __future__ import annotations
@@ -22,35 +25,35 @@ from vecenv.errors import warn_caller
 from vecenv.portability import system_file, thread_ids
 
 PAUSE_SOFT = 1
-"""`omp_pause_soft`: thread counts and other settings stay as they are."""
+"""`omp_pause_soft`: keeps thread counts and other settings."""
 SPIN, SPIN_EXPONENT = "OPENBLAS_THREAD_TIMEOUT", "14"
-"""OpenBLAS's threads sleep after 2**14 cycles, about 6 us, without work (by default 2**26)."""
+"""OpenBLAS's threads sleep after 2**14 cycles without work (about 6 us; the default is 2**26)."""
 FORKED_NOT_EXECUTED = 0x40
 """`PF_FORKNOEXEC` of Linux's `sched.h`."""
 
 WORTH = 1e-4
-"""Seconds of CPU time in a round from which the threads are ended: about what it costs to end and start them."""
+"""CPU seconds per round that justify ending the threads: about the cost of ending and starting them."""
 SAMPLED, PERIOD = 8, 160
-"""Of so many rounds the first `SAMPLED` measure what the threads use; the pool is released before the others."""
+"""Of each `PERIOD` rounds, `SAMPLED` measure the threads. The pool is released before all other rounds."""
 PAUSE = 16
-"""Reviews to skip after a sample that found nothing to do."""
+"""Number of reviews to skip after a sample that did not justify a release."""
 WARN_SHARE = 0.5
-"""CPUs that spinning threads use in two samples from which the caller is warned where nothing ends them."""
+"""CPUs that threads must use in two samples before the caller is warned, if vecenv cannot end the threads."""
 
 _releases: list[Callable[[int], int]] = []
-"""`omp_pause_resource_all` of each libgomp that was found."""
+"""`omp_pause_resource_all` of each libgomp in this process."""
 _shortened: set[str] = set()
-"""The OpenBLAS libraries whose threads spin for a short time only."""
+"""Paths of the OpenBLAS libraries with a short spin."""
 _warned = False
 
 
 def _was_forked() -> bool:
-    """True if this process was forked and still runs the same program, or the system does not say."""
+    """Return True if this process was forked without exec, or if the system does not tell."""
     stat = system_file("/proc/self/stat")
     return stat is None or bool(int(stat.rpartition(")")[2].split()[6]) & FORKED_NOT_EXECUTED)
 
 
-# In a forked child that inherited a pool the call would wait for ever for threads that do not exist there.
+# In a forked child that inherited a pool, the call would wait forever for threads that do not exist there.
 _usable = os.environ.get("VECENV_RELEASE_OPENMP", "1") != "0" and not _was_forked()
 
 
@@ -63,48 +66,46 @@ os.register_at_fork(after_in_child=_disable)
 
 
 def is_enabled() -> bool:
-    """True if vector envs of this process may look at its threads: False in forked children and where that cannot be
-    done, and with `VECENV_RELEASE_OPENMP=0` in the environment.
+    """Return True if vector envs may inspect the threads of this process.
+
+    False in forked children, on systems that do not list threads, and with `VECENV_RELEASE_OPENMP=0`.
     """
     return _usable and thread_ids() is not None
 
 
 def can_release() -> bool:
-    """True if a libgomp that offers the call is loaded, and no torch.profiler records.
+    """Return True if a libgomp with `omp_pause_resource_all` is loaded, and torch.profiler does not record.
 
-    The runtimes of LLVM and Intel would act on the pools of all threads, so they are left alone.
+    The runtimes of LLVM and Intel are left alone, because they would act on the pools of all threads.
     """
     if _usable and not _releases:
         found = (getattr(library, "omp_pause_resource_all", None) for _, library in _loaded("libgomp"))
-        _releases.extend(release for release in found if release is not None)  # libgomp has it since GCC 9
+        _releases.extend(release for release in found if release is not None)  # GCC 9 and later
     profiler = sys.modules.get("torch.autograd.profiler")
-    profiles = getattr(profiler, "_is_profiler_enabled", False)  # torch has no public name for it
+    profiles = getattr(profiler, "_is_profiler_enabled", False)  # torch has no public name for this
     return _usable and bool(_releases) and not profiles
 
 
 def release_pool() -> bool:
-    """End the idle OpenMP threads of the calling thread (20 to 60 us, less than 1 us if there are none).
-
-    Returns whether it was possible.
-    """
+    """End the idle OpenMP threads of the calling thread (20 to 60 us), and return whether this was possible."""
     if not can_release():
         return False
     for release in list(_releases):
-        if release(PAUSE_SOFT) != 0:  # refused: never again
+        if release(PAUSE_SOFT) != 0:  # libgomp refused, so never ask it any more
             _disable()
     return _usable
 
 
 def shorten_openblas_spin() -> bool:
-    """Have the threads of each loaded OpenBLAS sleep right after a product, once a library: whether one was new.
+    """Make the threads of each loaded OpenBLAS sleep right after a product. Return True if a library was new.
 
-    Does nothing while there is a second Python thread, whose products would lose their threads, nor where the user has
-    set `OPENBLAS_THREAD_TIMEOUT`.
+    Does nothing if a second Python thread runs, because its products would lose their threads, or if the user has set
+    `OPENBLAS_THREAD_TIMEOUT`.
     """
     if not _usable or SPIN in os.environ or len(sys._current_frames()) > 1:
         return False
     new = [(path, library) for path, library in _loaded("openblas") if path not in _shortened and _has_threads(library)]
-    os.putenv(SPIN, SPIN_EXPONENT)  # not os.environ, which children inherit
+    os.putenv(SPIN, SPIN_EXPONENT)  # os.environ would pass the value to children
     for path, library in new:
         library.openblas_read_env()
         library.blas_thread_shutdown_()
@@ -114,7 +115,7 @@ def shorten_openblas_spin() -> bool:
 
 
 def _has_threads(library: Any) -> bool:
-    """True if an OpenBLAS has threads of its own (not OpenMP's) and the functions to end them."""
+    """Return True if this OpenBLAS does not use OpenMP's threads and has the functions to end its threads."""
     names = [f"{prefix}openblas_get_parallel{suffix}" for prefix in ("", "scipy_") for suffix in ("", "64_")]
     kind = next((found for name in names if (found := getattr(library, name, None))), None)
     complete = hasattr(library, "openblas_read_env") and hasattr(library, "blas_thread_shutdown_")
@@ -122,55 +123,56 @@ def _has_threads(library: Any) -> bool:
 
 
 def _loaded(name: str) -> list[tuple[str, Any]]:
-    """The paths of the libraries in this process whose file names contain `name`, each with the library."""
+    """Return path and library for each loaded library with `name` in its file name."""
     import ctypes
 
     lines = (system_file("/proc/self/maps") or "").splitlines()
     paths = {line.split(maxsplit=5)[5] for line in lines if name in line.rpartition("/")[2]}
     libraries = []
     for path in sorted(path for path in paths if ".so" in path):
-        with contextlib.suppress(OSError):  # its file was replaced while the program ran
-            # PyDLL: no other Python thread starts a product meanwhile.
+        with contextlib.suppress(OSError):  # the file was replaced while the program ran
+            # PyDLL keeps the interpreter lock, so no other Python thread can start a product during a call.
             libraries.append((path, ctypes.PyDLL(path, mode=os.RTLD_NOW | os.RTLD_NOLOAD)))
     return libraries
 
 
 def unknown_threads() -> list[int]:
-    """The ids of the threads that Python neither started nor runs in: those of OpenMP, OpenBLAS and the like."""
+    """Return the ids of threads unknown to Python, for example of OpenMP and OpenBLAS."""
     known = {thread.native_id for thread in threading.enumerate()}
     return [tid for tid in thread_ids() or () if tid not in known]
 
 
 def cpu_seconds(tids: Iterable[int]) -> float:
-    """The CPU time that these threads of this process have used since they were started."""
     seconds = 0.0
     for tid in tids:
-        with contextlib.suppress(OSError):  # it has ended
-            seconds += time.clock_gettime((~tid << 3) | 6)  # the kernel's number for the clock of a thread
+        with contextlib.suppress(OSError):  # the thread has ended
+            seconds += time.clock_gettime((~tid << 3) | 6)  # the kernel's id for the clock of a thread
     return seconds
 
 
 class SpinningThreads:
-    """Ends the threads of the caller that spin while the `num_workers` worker processes of a vector env step envs.
+    """Control that ends spinning threads of the caller while `num_workers` worker processes step envs.
 
-    `review` is called once in a few rounds. It engages this object where other threads of the process use CPU time;
-    then `before_round` is called before each round, and `after_round` when its answers are there. The first rounds
-    measure what threads unknown to Python use beside spare CPUs. If that is worth it, OpenBLAS's spin is shortened, or
-    else the OpenMP pool is released before each round, until a later sample finds nothing to end, or rounds that take
-    no less time: beside programs that compute, new threads wait for a CPU.
+    - `review` engages the control if other threads of the process use CPU time.
+    - While engaged, `before_round` and `after_round` are called around each round. The first rounds are a sample of the
+      CPU time that threads unknown to Python use beyond spare CPUs.
+    - If the sample justifies this, OpenBLAS's spin is shortened. If that is done already, the OpenMP pool is released
+      before each round.
+    - Releasing stops if a later sample finds no spinning, or if rounds are not faster. For example, new threads wait
+      for a CPU if other programs compute.
     """
 
     def __init__(self, num_workers: int) -> None:
         self._spare = max(0, usable_cpus() - num_workers)
         self.engaged = False
         self.rounds = 0
-        """Before how many the pool was released."""
+        """Number of rounds before which the pool was released."""
         self._others = time.process_time() - time.thread_time()
         self._pause = self._helpless = 0
         self._sample()
 
     def stats(self) -> dict[str, Any]:
-        """The entries that it adds to `stats()` of the vector env."""
+        """Return the entries for `stats()` of the vector env."""
         active = self.engaged and self._round > SAMPLED
         return {"openmp_active": active, "openmp_rounds": self.rounds, "openblas_shortened": bool(_shortened)}
 
@@ -181,7 +183,7 @@ class SpinningThreads:
         self._seconds = self._spun = 0.0
 
     def review(self, rounds: int) -> None:
-        """Called after each so many rounds while it is not engaged."""
+        """Engage if other threads have used CPU time. Called after `rounds` more rounds while not engaged."""
         others = time.process_time() - time.thread_time()
         used, self._others = others - self._others, others
         self._pause -= 1
@@ -190,7 +192,6 @@ class SpinningThreads:
             self._sample()
 
     def before_round(self) -> None:
-        """Measure the round, or release the pool."""
         self._round += 1
         if self._round <= 2 * SAMPLED + 1:
             self._begins.append(time.perf_counter())
@@ -204,7 +205,7 @@ class SpinningThreads:
                 self._fail()
 
     def after_round(self) -> None:
-        """Decide once all rounds of the sample are over, and sample again after a while."""
+        """Decide at the end of a sample, and start a new sample after `PERIOD` rounds."""
         if self._began is not None:
             begin, threads, before = self._began
             self._began = None
@@ -226,14 +227,14 @@ class SpinningThreads:
             self._fail()
 
     def _is_faster(self) -> bool:
-        """True if a round, and the caller's work until the next, takes less time since the pool is released."""
+        """Return True if rounds, including the caller's work between them, are faster since the pool is released."""
         begins = self._begins
         seconds = [after - before for before, after in pairwise(begins)]
         before, released = sorted(seconds[:SAMPLED]), sorted(seconds[SAMPLED:])
         return released[SAMPLED // 2] < before[SAMPLED // 2]
 
     def _fail(self) -> None:
-        """Stop for a while: threads take CPUs that workers lack, and nothing ends them."""
+        """Pause, because vecenv cannot end the threads that take CPUs from the workers."""
         self._pause, self.engaged = PAUSE, False
         self._helpless += 1
         share = self._spun / self._seconds
@@ -254,7 +255,7 @@ def _warn(share: float) -> None:
 
 
 def _pools() -> str:
-    """The thread pools of this process, where threadpoolctl is installed."""
+    """Describe the thread pools of this process with threadpoolctl, if installed."""
     try:
         from threadpoolctl import threadpool_info  # type: ignore[import-not-found,unused-ignore]
     except ImportError:

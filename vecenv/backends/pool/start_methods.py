@@ -1,9 +1,8 @@
-"""Start worker processes by fork, forkserver or spawn, without importing the user's `__main__` in them.
+"""Start worker processes by fork, forkserver or spawn, without importing the user's `__main__`.
 
-multiprocessing's own spawn and forkserver run the main script once more in each worker, which is why other vector envs
-need an `if __name__ == "__main__":` guard and fail in notebooks and on `python -`. Here env_fns travel by cloudpickle,
-which needs no script. The forkserver is separate from multiprocessing's: it has imported numpy and gymnasium, so that
-a worker starts in milliseconds and shares their memory pages.
+multiprocessing's spawn and forkserver run the main script in each worker. So other vector envs need an `if __name__ ==
+"__main__":` guard, and fail in notebooks. vecenv sends env_fns by cloudpickle, which needs no script. It has a separate
+forkserver that has imported numpy and gymnasium, so that workers start in milliseconds and share memory pages.
 """
 
 from __future__ import annotations
@@ -45,7 +44,7 @@ ONE_THREAD = (
 )
 PRELOAD = ["vecenv.backends.worker.forkserver_preload"]
 
-# The parts of multiprocessing that its stubs leave out.
+# The stubs of multiprocessing lack some names.
 _process: Any = process
 _util: Any = util
 
@@ -54,7 +53,7 @@ _server: Any = forkserver.ForkServer()
 
 
 def check_method(method: str | None) -> str:
-    """The start method, `DEFAULT_METHOD` for None; ValueError for one that does not exist."""
+    """Return the start method (`DEFAULT_METHOD` for None). Raises ValueError for an unknown method."""
     if method is None:
         return DEFAULT_METHOD
     if method not in METHODS:
@@ -65,33 +64,32 @@ def check_method(method: str | None) -> str:
 def start_process(
     method: str, target: Callable[..., None], args: tuple[Any, ...], name: str, server: Any = None
 ) -> process.BaseProcess:
-    """Start a process that runs `target(*args)`; returns once it has been created, not once it runs.
+    """Start a process that runs `target(*args)`. Returns when the process exists, possibly before it runs.
 
-    `server`: a forkserver that is used in place of the plain one, while it runs.
+    `server`: a forkserver to use instead of the plain forkserver, as long as it runs.
     """
     popen: Any = {"fork": popen_fork.Popen, "forkserver": partial(_ForkServerPopen, server), "spawn": _SpawnPopen}
     popen = popen[method]
     worker: Any = process.BaseProcess(target=target, args=args, name=name, daemon=False)  # envs may start processes
     worker._start_method = method
     if method != "fork":
-        resource_tracker.ensure_running()  # before SIGINT is blocked below: it ends with unblocking SIGINT
+        resource_tracker.ensure_running()  # before SIGINT is blocked below, because this call unblocks SIGINT
     with _start_lock, _one_blas_thread(), _sigint_blocked():
-        # Not `start()`, which would enter the process in the list of those that multiprocessing ends or waits for at
-        # exit, in forked copies of this process too, and which daemonic processes may not call.
+        # `start()` would register the process with multiprocessing, which ends or joins it at exit, also in forked
+        # copies of this process. Daemonic processes may not call `start()`.
         worker._popen = popen(worker)
         worker._sentinel = worker._popen.sentinel
     return worker
 
 
 def parent_fds(worker: process.BaseProcess) -> tuple[int, ...]:
-    """The parent's pipe ends by which the parent detects the end of the worker, and the worker that of the parent."""
+    """Return the pipe ends that detect the end of the worker, and show the worker the end of the parent."""
     popen: Any = worker._popen  # type: ignore[attr-defined]
     return tuple(popen.finalizer._args)
 
 
 @contextmanager
 def _environment(values: dict[str, str]) -> Iterator[None]:
-    """Set environment variables for processes that are started inside."""
     before = {name: os.environ.get(name) for name in values}
     os.environ.update(values)
     try:
@@ -105,13 +103,13 @@ def _environment(values: dict[str, str]) -> Iterator[None]:
 
 
 def _one_blas_thread() -> AbstractContextManager[None]:
-    """Limit numeric libraries to one thread in processes started inside, unless the user has set another number."""
+    """Limit numeric libraries to one thread in processes started inside, unless the user has set a number."""
     return _environment({name: "1" for name in ONE_THREAD if name not in os.environ})
 
 
 @contextmanager
 def _sigint_blocked() -> Iterator[None]:
-    """Block SIGINT here and in processes started inside: the parent handles a Ctrl-C in the terminal."""
+    """Block SIGINT here and in processes started inside, because the parent handles Ctrl-C."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield
@@ -120,12 +118,12 @@ def _sigint_blocked() -> Iterator[None]:
 
 
 def search_path() -> list[str]:
-    """`sys.path`, with "" (the current directory) replaced by the directory in which the program was started."""
+    """Return `sys.path`, with "" replaced by the directory in which the program started."""
     return [path or _process.ORIGINAL_DIR for path in sys.path]
 
 
 def _preparation(name: str) -> dict[str, Any]:
-    """Arguments of `multiprocessing.spawn.prepare` but those that concern `__main__` and the default start method."""
+    """Return arguments of `multiprocessing.spawn.prepare`, except `__main__` and the default start method."""
     return {
         "name": name,
         "authkey": process.current_process().authkey,
@@ -149,9 +147,9 @@ def _pickled(popen: Any, process_object: process.BaseProcess, most_fds: float = 
 
 
 class _Further:
-    """Makes the forkserver's child that unpickles it receive further descriptors.
+    """Object that makes the forkserver's child receive further descriptors when it is unpickled.
 
-    The last descriptor of the request is the socket that they come from.
+    They come from a socket, which is the last descriptor of the request.
     """
 
     def __reduce__(self) -> Any:
@@ -165,19 +163,18 @@ def _receive_further() -> None:
 
 
 def _ensure_server() -> None:
-    """Start the forkserver unless it runs."""
     default: Any = context._default_context
     chosen = default._actual_context
     _server.set_forkserver_preload(PRELOAD)
-    # The server must import this process's modules, not a file in the working directory that has a library's name.
+    # A file in the working directory must not replace a library, so the server gets this process's search path.
     with _environment({"PYTHONSAFEPATH": "1", "PYTHONPATH": os.pathsep.join(search_path())}):
         _server.ensure_running()
-    # Starting the server fixes the default start method as a side effect, but that is the user's choice.
+    # Starting the server would fix the default start method, which is the user's choice.
     default._actual_context = chosen
 
 
 def _discard_server() -> None:
-    """In a forked child: discard the server, which belongs to the parent; a new one is started when needed."""
+    """Discard the parent's server in a forked child."""
     global _server, _start_lock
     if (alive := _server._forkserver_alive_fd) is not None:
         os.close(alive)
@@ -192,7 +189,7 @@ class _ForkServerPopen(popen_forkserver.Popen):
 
     def __init__(self, server: Any, process_obj: process.BaseProcess) -> None:
         self._server = server
-        """Referred to as long as the process runs, because a server ends with the last reference."""
+        """Reference that keeps the server running, because it ends with the last reference."""
         super().__init__(process_obj)
 
     def _launch(self, process_obj: process.BaseProcess) -> None:
@@ -203,10 +200,10 @@ class _ForkServerPopen(popen_forkserver.Popen):
             self.sentinel, write_end = self._connect(self._fds[:MOST_FDS] + ([theirs.fileno()] if further else []))
             if further:
                 send_descriptors(ours, further)
-        # Stays open as long as this process lives: the worker takes the hang-up of the other end as our death.
+        # Stays open while this process lives, because its hang-up tells the worker that the parent has ended.
         kept = os.dup(write_end)
         self.finalizer = util.Finalize(self, _util.close_fds, (kept, self.sentinel))
-        with suppress(BrokenPipeError), open(write_end, "wb", closefd=True) as stream:  # the pool sees its end
+        with suppress(BrokenPipeError), open(write_end, "wb", closefd=True) as stream:  # the pool detects the end
             stream.write(data)
         self.pid = forkserver.read_signed(self.sentinel)
 

@@ -1,4 +1,4 @@
-"""`WorkerHandle`: the parent's side of one worker, which survives the worker's restarts."""
+"""`WorkerHandle`: the parent's side of a worker. It stays the same object when the worker is restarted."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from vecenv.backends.worker.worker_setup import WorkerArgs
 from vecenv.errors import VectorEnvError, WorkerDiedError, WorkerTimeoutError
 
 STACK_TIMEOUT = 0.3
-"""Seconds to wait for a worker to write its stack."""
+"""Seconds to wait until a worker has written its stack."""
 IDLE_TEXTS = {SENDING: "sending what its envs returned", ELSEWHERE: "running its envs"}
-"""Activity of a worker when it ended, where no single env was in use."""
+"""Activity of a dead worker, if no single env was in use."""
 
 Reason = Callable[[int], VectorEnvError]
-"""Makes the error of an env, by its id, whose worker the parent has ended."""
+"""Function (env id) -> error, for envs of a worker that the parent has ended."""
 
 
 class Watched(ABC):
-    """The host of the envs `ids`, a process, an actor or a thread; `line` has its numbers (see `Control`)."""
+    """Process, actor or thread that hosts the envs `ids`. `line` has its numbers (see `Control`)."""
 
     line: Any
     reports_progress = True
@@ -37,65 +37,60 @@ class Watched(ABC):
         self.index, self.ids = index, ids
         self.start, self.stop = ids.start, ids.stop
         self.alive = False
-        """True if its answers are used."""
+        """True if the parent uses the answers."""
 
     @property
     @abstractmethod
     def title(self) -> str:
-        """Its name in warnings."""
+        """Name in warnings."""
 
     @property
     @abstractmethod
     def ending(self) -> str:
-        """The measure taken because an env hung, as part of an error text."""
+        """Part of an error text that says how a hang was ended."""
 
     @abstractmethod
     def stack(self) -> str:
-        """The Python stack that it is at."""
+        """Return the current Python stack."""
 
     def is_silent(self) -> bool:
-        """Return whether its host does not answer."""
         return False
 
 
 class WorkerHandle(Watched):
-    """A process or an actor, its channel, and what it has reported.
-
-    When a worker ends, a new one takes its place in the same object. Subclasses know what a worker is: a process, an
-    actor.
-    """
+    """Process or actor, with its channel and reports. A restarted worker uses the same handle."""
 
     channel: Any
-    """A `messages.Channel`, or what has the methods of its parent's end, none of which blocks."""
+    """`messages.Channel`, or an object with the methods of its parent's end. No method blocks."""
     stacks: int
-    """The file to which it may write its stack."""
+    """File for the worker's stack."""
     on_this_node = True
-    """True if it shares memory with this process."""
+    """True if the worker shares memory with this process."""
 
     def __init__(self, index: int, ids: range) -> None:
         super().__init__(index, ids)
         self.ready: list[EnvReport] | Failure | None = None
-        """The report of the worker on its envs; None until they are made."""
+        """Reports of the envs, or the failure of a constructor. None until the report arrives."""
         self.served = False
-        """True if any of the workers was ever ready."""
+        """True if the worker was ever ready."""
         self.problems: list[str] | None = None
-        """Problems in closing its envs; None until it has closed them."""
+        """Problems in closing the envs, or None before."""
         self.reason: Reason | None = None
-        """The reason why the parent killed it, if it did."""
+        """Error function, if the parent killed the worker."""
 
     @property
     @abstractmethod
     def launched(self) -> bool:
-        """True if there ever was a worker."""
+        """True if a worker was ever started."""
 
     @property
     @abstractmethod
     def pid(self) -> int | None:
-        """The process of its envs, None where it is not known."""
+        """Process id, or None if unknown."""
 
     @property
     def where(self) -> str:
-        """The place of its envs, as part of an error text."""
+        """Part of an error text that says where the envs are."""
         return f"pid {self.pid}"
 
     @property
@@ -108,46 +103,46 @@ class WorkerHandle(Watched):
 
     @abstractmethod
     def launch(self, args: WorkerArgs) -> None:
-        """Start the worker, with a new channel; returns before its envs are made."""
+        """Start the worker with a new channel. Returns before the envs are made."""
 
     @abstractmethod
     def fds(self) -> list[int]:
-        """The descriptors to poll: the channel's, and those that become readable when the worker ends."""
+        """Return the descriptors to poll: the channel, and descriptors that become readable when the worker ends."""
 
     @abstractmethod
     def has_ended(self, timeout: float) -> bool:
-        """True if the worker has ended; waits up to `timeout` seconds for that."""
+        """Wait up to `timeout` seconds for the end of the worker, and return True if it has ended."""
 
     @abstractmethod
     def seems_ended(self) -> bool:
-        """Return whether the worker has ended. Another thread may ask: nothing is changed."""
+        """Return True if the worker has ended. Another thread may call this, so do not change any state."""
 
     @abstractmethod
     def kill(self) -> None:
-        """End the worker by force, with all that its envs started; returns once it is gone."""
+        """Kill the worker and the processes of its envs, and wait until they are gone."""
 
     @abstractmethod
     def clean_up(self) -> None:
-        """After the end of the worker: close and free what belonged to it; `alive` changes last. Idempotent."""
+        """Free the resources of a worker that has ended, and set `alive` last. May be called twice."""
 
     def discard(self) -> None:
-        """Called last, when the pool is closed."""
+        """Free the rest when the pool closes."""
 
     @abstractmethod
     def cause(self) -> str:
-        """The end of the worker, in words that follow "the worker"."""
+        """Describe the end of the worker, in words that follow "the worker"."""
 
     def own(self, by_id: Mapping[int, Any]) -> dict[int, Any]:
-        """The entries of `by_id` for the envs of this worker, by their place in its block."""
+        """Return the entries of `by_id` for this worker's envs, by index in the block."""
         return {i - self.start: by_id[i] for i in self.ids if i in by_id}
 
     def pickle_own(self, by_id: Mapping[int, Any]) -> bytes:
-        """`own(by_id)` pickled; empty bytes for no entries."""
+        """Return `own(by_id)` pickled, or empty bytes if there are no entries."""
         mine = self.own(by_id)
         return pickle.dumps(mine) if mine else b""
 
     def death(self, env_id: int) -> VectorEnvError:
-        """The error of an env whose worker has ended."""
+        """Return the error of an env whose worker has ended."""
         if self.reason is not None:
             error = self.reason(env_id)
         else:
@@ -165,7 +160,7 @@ class WorkerHandle(Watched):
 
 
 def hung(ending: str, hung_id: int, limit: float, stack: str) -> Reason:
-    """The reason that a worker was lost: its env `hung_id` did not return for `limit` seconds."""
+    """Return the error function for a worker whose env `hung_id` did not return for `limit` seconds."""
 
     def error_of(env_id: int) -> VectorEnvError:
         subject = f"env {env_id}" if env_id == hung_id else f"env {env_id} is lost because env {hung_id}"
@@ -180,7 +175,7 @@ def hung(ending: str, hung_id: int, limit: float, stack: str) -> Reason:
 
 
 def silent(title: str, ending: str, limit: float) -> Reason:
-    """The reason that a worker was lost: its host does not answer."""
+    """Return the error function for a worker whose host does not answer."""
 
     def error_of(env_id: int) -> VectorEnvError:
         return WorkerTimeoutError(
@@ -192,12 +187,12 @@ def silent(title: str, ending: str, limit: float) -> Reason:
 
 
 def stack_of_process(stacks: int, pid: int) -> str:
-    """The Python stack of a worker, which it writes to `stacks` by itself even while it is stuck in native code."""
+    """Return the Python stack of a worker, which writes it even while it is stuck in native code."""
     return written_stack(stacks, partial(os.kill, pid, signal.SIGUSR1))
 
 
 def written_stack(stacks: int, ask: Callable[[], object]) -> str:
-    """The stack that a worker or thread writes to the file `stacks` once `ask` has sent it a signal."""
+    """Return the stack that a worker or thread writes to the file `stacks` after `ask` has sent a signal."""
     before = os.fstat(stacks).st_size
     try:
         ask()
@@ -206,7 +201,7 @@ def written_stack(stacks: int, ask: Callable[[], object]) -> str:
     deadline = time.monotonic() + STACK_TIMEOUT
     size = before
     while time.monotonic() < deadline:
-        # No event reports that a file has grown, so it is polled: briefly, and only once an env hangs.
+        # No event reports that a file has grown, so poll the file.
         time.sleep(0.01)
         grown = os.fstat(stacks).st_size
         if grown == size > before:

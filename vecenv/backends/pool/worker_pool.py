@@ -1,4 +1,4 @@
-"""`WorkerPool`: start workers, receive their frames, notice deaths, close.
+"""`WorkerPool`: starts workers, receives their frames, detects their deaths, and closes them.
 
     parent                                   worker w (envs start .. stop - 1)
     ------                                   ---------------------------------
@@ -8,7 +8,7 @@
     ... rounds and calls ...
     CLOSE                        ->          close the envs, exit
 
-Death is an event: every wait polls the sentinels of the processes together with their channels.
+Every wait polls the sentinels of the processes together with their channels, so a death ends the wait.
 """
 
 from __future__ import annotations
@@ -42,11 +42,11 @@ LONGEST_POLL = 3600.0
 
 
 class WorkerPool(ABC):
-    """The workers of one vector env; each kind of worker has a class of its own.
+    """Workers of a vector env. Each kind of worker has a subclass.
 
-    `start_timeout` are the seconds that all constructors together may take, `server` is the class that serves rounds in
-    the workers. The owner sets both, and four callbacks: `on_frame` for a frame from a worker, `on_loss` for a worker
-    that has ended, `announce` before a frame is posted to a worker that serves rounds, and `notify` after that.
+    `start_timeout`: seconds that all constructors together may take. `server`: class that serves rounds in the workers.
+    The owner sets both, and these callbacks: `on_frame` (a frame arrived), `on_loss` (a worker has ended), `announce`
+    and `notify` (before and after a frame is posted to a serving worker).
     """
 
     server: type[RoundServer]
@@ -56,7 +56,7 @@ class WorkerPool(ABC):
     announce: Callable[[WorkerHandle], None]
     notify: Callable[[WorkerHandle], None]
     forked = False
-    """True if workers inherit the program's objects, so that env_fns need not be pickled."""
+    """True if workers inherit the objects of the program, so that env_fns need no pickle."""
 
     def __init__(self) -> None:
         self.workers: list[WorkerHandle] = []
@@ -64,39 +64,39 @@ class WorkerPool(ABC):
         self._poller = select.poll()
         self.closing = False
         self._waker: tuple[int, int] | None = None
-        """Ends a wait; the descriptors to poll and to write to."""
+        """Descriptors to poll and to write, which `end_wait` uses."""
         self._own_fds: list[int] = []
 
-    # The kind of the workers.
+    # Methods for each kind of worker.
 
     @abstractmethod
     def default_num_workers(self, n: int, eager: bool) -> int:
-        """Number of workers of `n` envs if the user asks for no number."""
+        """Return the number of workers for `n` envs if the user gives no number."""
 
     @abstractmethod
     def prepare(self, num_workers: int) -> None:
-        """Called before the first worker is launched. Raises if there cannot be so many."""
+        """Prepare for the first launch. Raises if the system does not allow this number of workers."""
 
     def preload(self, env_fns: Sequence[Any]) -> None:  # noqa: B027
-        """Import the modules of the pickled env_fns once for all workers, if that is possible."""
+        """Import the modules of the pickled env_fns once for all workers, if possible."""
 
     @abstractmethod
     def handle(self, index: int, ids: range) -> WorkerHandle:
-        """A handle for a worker that is yet to be launched."""
+        """Return a handle for a worker that is not launched yet."""
 
     @abstractmethod
     def complete(self, args: WorkerArgs) -> None:
-        """Fill in what depends on the kind of the workers."""
+        """Add the arguments that depend on the kind of worker."""
 
     def late_text(self, late: Sequence[WorkerHandle]) -> str:
-        """The error text for workers whose envs were not made in time."""
+        """Return the error text for workers with late constructors."""
         ids, limit = [i for worker in late for i in worker.ids], self.start_timeout
         return f"envs {ids} were not constructed within start_timeout={limit} s; pass a larger one if they need it"
 
     # Start.
 
     def open(self, num_workers: int, n: int, eager: bool) -> None:
-        """Reserve what the workers of `n` envs share, before any of them is started."""
+        """Allocate everything that the workers of `n` envs share, before the first launch."""
         self.prepare(num_workers)
         self.eager = eager
         self.control = Control(num_workers)
@@ -110,12 +110,11 @@ class WorkerPool(ABC):
         for worker in self.workers:
             worker.line, worker.stacks = self.control.line(worker.index), stacks
         self.worker_of = np.repeat(np.arange(num_workers), [len(w.ids) for w in self.workers])
-        """The index of the worker of each env."""
+        """Index of the worker of each env."""
 
     def start(
         self, env_fns: Sequence[Callable[[], Any]], transport_args: Callable[[WorkerHandle], Any]
     ) -> list[EnvReport]:
-        """Start all workers, and return the report of each env."""
         with pickled_by_name() as states:
             self._env_fns = [env_fn if self.forked else pickle_env_fn(i, env_fn) for i, env_fn in enumerate(env_fns)]
         self._states = list(states.values())
@@ -128,7 +127,7 @@ class WorkerPool(ABC):
         return [report for worker in self.workers for report in worker.ready]  # type: ignore[union-attr]
 
     def restart(self, worker: WorkerHandle, setup: bytes) -> None:
-        """Start a new process in place of one that has ended, until its envs are made; kill it if that fails."""
+        """Start a new process for a worker that has ended, and make its envs. Kill the process if this fails."""
         try:
             self._launch(worker, self._registered())
             self._await_ready([worker])
@@ -139,17 +138,17 @@ class WorkerPool(ABC):
             raise
 
     def own_fd(self, fd: int) -> int:
-        """Have `close` close `fd`, which is returned."""
+        """Let `close` close `fd`, and return it."""
         self._own_fds.append(fd)
         return fd
 
     def watch(self, fd: int, owner: WorkerHandle | Callable[[], None]) -> None:
-        """Poll `fd` in waits: for a worker, what it sends and its end are handled; a function is called."""
+        """Poll `fd` in waits. If `owner` is a worker, handle its frames and its end. If `owner` is a function, call it."""
         self._by_fd[fd] = owner
         self._poller.register(fd, select.POLLIN)
 
     def _registered(self) -> list[bytes]:
-        """The envs that are registered with gymnasium by now; forked workers inherit them."""
+        """Return the envs in gymnasium's registry. Forked workers inherit them."""
         return [] if self.forked else registered_envs()
 
     def _launch(self, worker: WorkerHandle, registered: list[bytes]) -> None:
@@ -174,13 +173,13 @@ class WorkerPool(ABC):
             self.watch(fd, worker)
 
     def _await_ready(self, workers: Sequence[WorkerHandle]) -> None:
-        """Wait until all have reported; raises for the first constructor that failed or is late."""
+        """Wait for the reports of all workers. Raises if a constructor fails or is late."""
         deadline = time.monotonic() + self.start_timeout
         while True:
             for worker in workers:
                 if isinstance(worker.ready, Failure):
                     raise worker.ready.exception(worker.pid)
-                if not worker.alive:  # possibly after its report
+                if not worker.alive:  # the worker may have ended after its report
                     raise worker.death(worker.start)
             late = [worker for worker in workers if worker.ready is None]
             if not late:
@@ -192,7 +191,7 @@ class WorkerPool(ABC):
     # Messages.
 
     def post(self, worker: WorkerHandle, kind: int, number: int, *parts: bytes | memoryview) -> None:
-        """Send a frame to a worker; what the socket does not take at once is sent in the next waits."""
+        """Send a frame to a worker. If the socket is full, the next waits send the rest."""
         if not worker.channel.post(kind, number, *parts):
             self._poller.modify(worker.channel.fileno(), select.POLLIN | select.POLLOUT)
 
@@ -203,8 +202,8 @@ class WorkerPool(ABC):
         self.notify(worker)
 
     def events(self, deadline: float | None) -> Sequence[tuple[int, int]]:
-        """Poll until there are events or the deadline (of time.monotonic) has passed; None: without waiting."""
-        # poll() rejects very long timeouts: the caller calls again.
+        """Poll until an event arrives or `deadline` (time.monotonic) has passed. If `deadline` is None, do not wait."""
+        # poll() rejects very long timeouts. The caller polls in a loop.
         seconds = 0.0 if deadline is None else min(max(0.0, deadline - time.monotonic()), LONGEST_POLL)
         try:
             return self._poller.poll(seconds * 1000)
@@ -212,8 +211,7 @@ class WorkerPool(ABC):
             return ()
 
     def handle_events(self, events: Sequence[tuple[int, int]]) -> None:
-        """Read what workers have sent, and notice those that have ended."""
-        # Looked up first: several descriptors may report the end of a worker, and handling it removes all of them.
+        # Look up all owners first, because handling the end of a worker removes all its descriptors.
         for found, fd, event in [(self._by_fd.get(fd), fd, event) for fd, event in events]:
             if isinstance(found, WorkerHandle):
                 if found.alive:
@@ -251,7 +249,7 @@ class WorkerPool(ABC):
     # The end of a worker.
 
     def _on_end(self, worker: WorkerHandle) -> None:
-        """Read what a process sent before it ended, and report its loss."""
+        """Read the last frames of a process that has ended, and report its loss."""
         if worker.alive:
             self._receive(worker)
             self._note_end(worker)
@@ -268,13 +266,13 @@ class WorkerPool(ABC):
                     self._poller.unregister(fd)
 
     def kill(self, worker: WorkerHandle, reason: Reason | None) -> None:
-        """End a worker by force, and handle its end immediately; `reason` is the cause."""
+        """Kill a worker and handle its end immediately. `reason` makes the error of its envs."""
         worker.reason = reason
         worker.kill()
         self._on_end(worker)
 
     def resume(self) -> None:
-        """After an interrupt: complete the ends of workers, and poll again for all that are alive."""
+        """Complete the ends of workers after an interrupt, and poll all workers that are alive."""
         for worker in self.workers:
             if worker.alive and (worker.reason is not None or not isinstance(worker.ready, list)):
                 self.kill(worker, worker.reason)
@@ -293,22 +291,22 @@ class WorkerPool(ABC):
     # Close.
 
     def end_wait(self) -> None:
-        """End the wait of another thread, which finds that the pool is being closed."""
+        """End the wait of another thread, which then finds that the pool closes."""
         self.closing = True
         if self._waker is not None:
             os.write(self._waker[1], (1).to_bytes(8, "little"))
 
     def close(self, timeout: float) -> list[str]:
-        """Close the envs and end the workers; returns a line for each problem."""
+        """Close the envs and end the workers. Return a line for each problem."""
         self.closing = True
-        # A new poller: the old one may be in use by another thread, or by a call that a signal handler interrupted.
-        if self._waker is not None:  # it is for the waits of others
+        # Use a new poller, because another thread or an interrupted call may still use the old poller.
+        if self._waker is not None:  # only other threads need it
             self._by_fd.pop(self._waker[0], None)
         self._renew_poller()
         started = [worker for worker in self.workers if worker.launched]
         try:
             problems = self._stop(started, time.monotonic() + timeout)
-        finally:  # also after a Ctrl-C, which ends the wait
+        finally:  # also after a Ctrl-C
             for worker in started:
                 if worker.alive:
                     self.kill(worker, None)
@@ -319,7 +317,7 @@ class WorkerPool(ABC):
         return problems + [problem for worker in started for problem in worker.problems or []]
 
     def _stop(self, workers: Sequence[WorkerHandle], deadline: float) -> list[str]:
-        """Ask the workers to close, and kill those that have not by the deadline, with a line for each."""
+        """Ask the workers to close, and kill the late workers at the deadline. Return a line for each problem."""
         asked = []
         for worker in workers:
             if worker.alive and worker.ready is None:
@@ -341,4 +339,4 @@ class WorkerPool(ABC):
 
 
 def _stay_awake() -> None:
-    """The waker stays readable, for waits that begin later."""
+    """Leave the waker readable, so that later waits also return."""

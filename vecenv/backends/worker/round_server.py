@@ -1,6 +1,6 @@
-"""`RoundServer`: serve rounds and calls in a worker, over any transport.
+"""`RoundServer`: serves rounds and calls in a worker, over any transport.
 
-BlockingMeter: detects envs that wait more than they compute, which should not share a worker.
+`BlockingMeter` detects envs that wait more than they compute. Such envs should not share a worker.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ from vecenv.backends.memory.shared_memory import A_CALL, A_ROUND, BUSY_NS, DOING
 from vecenv.backends.worker.worker_setup import WorkerArgs
 
 Answer = Callable[[Sequence[int], dict[int, Extra]], None]
-"""Announces that these envs of the block are done, with their extras."""
+"""Function that announces that these envs of the block are done, with their extras."""
 
 
 def _waits() -> int:
-    """Number of times that this thread has waited; where the system counts no threads, this process."""
+    """Return how often this thread has waited (or this process, if the system does not count threads)."""
     return resource.getrusage(getattr(resource, "RUSAGE_THREAD", resource.RUSAGE_SELF)).ru_nvcsw
 
 
 def advice(n: int, workers: int) -> str:
-    """The end of the warning of `BlockingMeter`: what to pass for `n` envs where they are to have `workers`."""
+    """Return the end of `BlockingMeter`'s warning: the arguments that give `n` envs `workers` workers."""
     own = (
         f". Pass num_workers={min(n, workers)} to the vector env, or to the collector that makes it, to give each its "
         "own worker"
@@ -48,11 +48,10 @@ def advice(n: int, workers: int) -> str:
 
 
 class BlockingMeter:
-    """Measures in the first rounds whether envs that share a worker wait (sockets, sleep).
+    """Meter that finds out in the first rounds whether envs that share a worker wait (sockets, sleep).
 
-    A thread that waits has voluntary context switches; one that is only preempted has none. CPU time is that of the
-    whole process: envs may compute in further threads, and a thread that waits for the interpreter lock is none that
-    waits for something outside.
+    A thread that waits has voluntary context switches. A preempted thread has none. CPU time is measured for the
+    process, because envs may compute in other threads.
     """
 
     MIN_WALL = 0.25
@@ -66,11 +65,10 @@ class BlockingMeter:
         self.measuring = envs > 1
 
     def start(self) -> None:
-        """Start to measure a round."""
         self._begin = time.perf_counter(), resource.getrusage(resource.RUSAGE_SELF), _waits()
 
     def stop(self) -> str | None:
-        """End the measurement of a round; returns the text of a warning, once, or None."""
+        """End the measurement of a round. Return the text of a warning once, else None."""
         begin, before, waits = self._begin
         now = resource.getrusage(resource.RUSAGE_SELF)
         self._wall += time.perf_counter() - begin
@@ -89,10 +87,9 @@ class BlockingMeter:
 
 
 class BlockRounds:
-    """Runs rounds on the `count` envs of `host`, and keeps the worker's `line` of numbers (see `Control`).
+    """Runner of rounds on the `count` envs of `host`. Updates the worker's `line` of numbers (see `Control`).
 
-    `eager`: each env is announced as soon as it is done, else those of the block together. `warn` takes the text of a
-    warning.
+    If `eager`, each env is announced when it is done, otherwise the block together. `warn` receives warning texts.
     """
 
     def __init__(self, host: EnvHost, count: int, eager: bool, line: Any, warn: Callable[[str], None]) -> None:
@@ -102,14 +99,14 @@ class BlockRounds:
         self._meter = BlockingMeter(count)
 
     def timed(self, round: Callable[..., None], *args: Any) -> None:
-        """Do a round, and account for the time that it took."""
+        """Run a round and record its time."""
         begin = time.perf_counter_ns()
         round(*args)
         self.line[DOING] = NOTHING
         self.line[BUSY_NS] += time.perf_counter_ns() - begin
 
     def run_block(self, asked: bytes, action: Any, payload: Payload, answer: Answer) -> None:
-        """Run the operations of the status bytes and answer: for all at once, or for each env as soon as it is done."""
+        """Run the operations in the status bytes, and announce the answers."""
         if not asked.translate(None, opcodes.BUSY):
             places: Sequence[int] = self.everyone
         else:
@@ -123,7 +120,7 @@ class BlockRounds:
             answer([j], {} if extra is None else {j: extra})
 
     def _measured(self, run: Callable[..., Any], *args: Any) -> Any:
-        """Return the result of `run`; in the first rounds its time in the envs is measured, without that of sending."""
+        """Return the result of `run`. In the first rounds, measure its time without the time of sending."""
         self.line[DOING] = A_ROUND
         if not self._meter.measuring:
             return run(*args)
@@ -135,7 +132,7 @@ class BlockRounds:
 
 
 class RoundServer(BlockRounds, ABC):
-    """Serves one worker; `line` is its line of the control page."""
+    """Server of a worker. `line` is its line of the control page."""
 
     infos: InfoWriter
     """Set by `bind`."""
@@ -147,24 +144,24 @@ class RoundServer(BlockRounds, ABC):
 
     @abstractmethod
     def bind(self, layout: Layout) -> None:
-        """Map or make the block's arena."""
+        """Map or build the block's arena."""
 
     @abstractmethod
     def serve(self, channel: Channel) -> None:
-        """Serve until a CLOSE frame from `channel` has been handled."""
+        """Serve until a CLOSE frame has been handled."""
 
     def _send_warning(self, text: str) -> None:
         self.channel.write(messages.WARNING, 0, pickle.dumps(text))
 
     def handle(self, frame: Frame) -> bool:
-        """Handle a frame other than a round; returns True if it was CLOSE."""
+        """Handle a frame that is not a round. Return True if it was CLOSE."""
         if frame.kind == messages.CALL:
             self.line[DOING] = A_CALL
             reply = self._call(*pickle.loads(frame.payload))
             self.line[DOING] = NOTHING
             self.channel.write(messages.REPLY, frame.number, reply)
         elif frame.kind == messages.SYNC:
-            self.infos.sent = 0  # what the parent has read of the schemas is not known
+            self.infos.sent = 0  # the parent may have lost schemas
             self.channel.write(messages.SYNCED, frame.number)
         elif frame.kind == messages.CLOSE:
             self.channel.write(messages.CLOSED, 0, pickle.dumps(self.host.close()))
@@ -172,11 +169,10 @@ class RoundServer(BlockRounds, ABC):
         return False
 
     def pickled_extras(self, extras: dict[int, Extra]) -> bytes:
-        """The extras as a pickled list of (place in the block, pickle), empty where nothing has to be sent.
+        """Return a pickled list of (index in the block, pickled extra), or empty bytes.
 
-        Infos that fit are written into their rows instead; the schemas of these rows are sent here, before the status
-        bytes that announce them. Each extra is pickled alone, so that one that cannot be read fails its own env only.
-        One that cannot be pickled becomes a failure of its env.
+        Infos are written into info rows if they fit. New schemas are sent here, before the status bytes that announce
+        the rows. Each extra is pickled separately, so that a pickling error fails only its env.
         """
         blobs, infos = [], self.infos
         for j, extra in extras.items():
@@ -204,7 +200,7 @@ class RoundServer(BlockRounds, ABC):
         return capture(reason, env_id, "step", local=False)
 
     def _call(self, op: str, blobs: dict[int, bytes]) -> bytes:
-        """Run an operation on envs: the pickle of {j: the pickle of its value or Failure}."""
+        """Run an operation on envs. Return a pickle of {index: pickled value or Failure}."""
         results: dict[int, bytes] = {}
         for j, blob in blobs.items():
             try:
@@ -216,7 +212,7 @@ class RoundServer(BlockRounds, ABC):
         return pickle.dumps(results)
 
     def load_payload(self, j: int, op: int, blob: bytes) -> Any:
-        """An action or arguments that travelled pickled; a Failure if they cannot be read here."""
+        """Unpickle an action or arguments. Return a Failure if this is not possible."""
         try:
             return loads_by_value(blob)
         except BaseException as error:
@@ -228,7 +224,7 @@ class RoundServer(BlockRounds, ABC):
 
 
 def answer_of(extra: Extra | None) -> int:
-    """The status byte of an env that has answered."""
+    """Return the status byte for an answer."""
     if extra is None:
         return opcodes.DONE
     if extra is IN_INFO_ROW:
