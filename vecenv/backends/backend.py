@@ -218,7 +218,7 @@ def _own_dicts(kwargs: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def unreturned(env_id: int, block: Sequence[int], running: int) -> WorkerDiedError:
-    """Return the error of an env whose worker was ended because env `running` did not return from an interrupted call."""
+    """Return the error of an env that is lost because env `running` did not return from an interrupted call."""
     subject = (
         f"env {env_id}"
         if env_id == running

@@ -1,4 +1,4 @@
-"""`BlockThread`: the thread that makes, steps and closes a block of envs."""
+"""`BlockThread`: a thread that makes, steps and closes a block of envs."""
 
 from __future__ import annotations
 
@@ -23,40 +23,40 @@ from vecenv.backends.worker.round_server import BlockRounds
 from vecenv.portability import IN_ORDER
 
 LOOKS = 200
-"""Looks of a thread for its next work, before it sleeps."""
+"""Number of times that a thread looks for work before it sleeps."""
 
 
 class Owner(Protocol):
-    """The backend of a block, as far as its thread uses it."""
+    """Backend of a block, as used by the block's thread."""
 
     env_fns: Sequence[Callable[[], Any]]
     eager: bool
     copies: bool
     looks: bool
-    """True if threads look for work or answers for a moment before they sleep."""
+    """True if threads look for work or answers before they sleep."""
 
     def wake(self) -> None:
         """Wake the caller if its wait is over."""
 
     def warn(self, envs: int, text: str) -> None:
-        """Have the caller show a warning of a block of so many envs."""
+        """Record a warning of a block of `envs` envs, which the caller will show."""
 
     def note_end(self, block: BlockThread, error: BaseException) -> None:
-        """Record that the thread has ended by an error of ours."""
+        """Record that the thread has ended with an error of vecenv."""
 
 
 class BlockThread(Watched):
-    """Makes, uses and closes its envs in a thread of their own.
+    """Thread that makes, uses and closes a block of envs.
 
-    The thread calls what is put into `work`, one after the other; None ends it. An abandoned thread uses no further
-    env: when the env that it is using returns, it closes all of them and ends.
+    The thread calls the functions in the queue `work` in order, and ends at None. After `abandon`, the thread uses no
+    further env. When the running env returns, the thread closes all envs and ends.
     """
 
     def __init__(self, index: int, ids: range, backend: Owner) -> None:
         super().__init__(index, ids)
         self.alive = True
         self.reports: list[EnvReport] | Failure | None = None
-        """The reports of the envs or the failure of a constructor; None until they are made."""
+        """Reports of the envs, or the failure of a constructor. None until the envs are made."""
         self.problems: list[str] = []
         """Problems in closing the envs."""
         self.line = [NOTHING] * LINE
@@ -72,7 +72,6 @@ class BlockThread(Watched):
 
     @property
     def envs(self) -> list[Any]:
-        """The envs themselves."""
         return self._host.envs
 
     @property
@@ -88,7 +87,7 @@ class BlockThread(Watched):
 
     @property
     def has_ended(self) -> bool:
-        """True if its answers are not used any more, or it will give none."""
+        """True if no more answers will be used or given."""
         return not self.alive or (self.thread.ident is not None and not self.thread.is_alive())
 
     def stack(self) -> str:
@@ -97,7 +96,7 @@ class BlockThread(Watched):
         return stack_of_thread(self.thread.ident or 0)
 
     def bind(self, layout: Layout, rows: Arena, answers: Answers) -> None:
-        """Deliver into `rows`, the block's part of the caller's arena, which holds its actions and seeds too."""
+        """Deliver answers into `rows`, the block's part of the caller's arena. `rows` also has actions and seeds."""
         own = Arena.build(layout, len(self.ids))
         own.seed = rows.seed
         self._rows, self._answers = rows, answers
@@ -106,14 +105,14 @@ class BlockThread(Watched):
         self.work.put(partial(self._host.bind, layout, own))
 
     def abandon(self) -> None:
-        """Have the thread end; what it has not delivered is discarded."""
+        """Tell the thread to end, and discard later answers."""
         with self._lock:
             self.alive = False
         self.work.put(None)
         numbers: list[int] = self._host.progress
         if self.line is numbers:
             self.line = numbers.copy()
-        numbers.clear()  # the host writes there before it uses an env: an IndexError comes before the next env is used
+        numbers.clear()  # The host writes to this list before it uses an env. The IndexError stops the host.
 
     def _run(self) -> None:
         try:
@@ -125,7 +124,8 @@ class BlockThread(Watched):
                 if (work := self.work.get()) is None:
                     break
                 work()
-        except BaseException as error:  # no error of an env, which would be an answer; expected once abandoned
+        # an error of vecenv, because errors of envs are answers; expected after `abandon`
+        except BaseException as error:
             self._backend.note_end(self, error)
         finally:
             self.problems = self._host.close()
@@ -134,14 +134,14 @@ class BlockThread(Watched):
         return not self.work.empty()
 
     def deliver(self, callback: Callable[..., None], *args: Any) -> None:
-        """Call `callback(*args)`, unless the block is abandoned, and wake the caller if it waits for that."""
+        """Call `callback(*args)` unless the block is abandoned, and wake the caller if its wait is over."""
         with self._lock:
             if self.alive:
                 callback(*args)
         self._backend.wake()
 
     def round(self, asked: bytes, payloads: Mapping[int, Any]) -> None:
-        """Run the operations `asked`, an opcode for each env of the block, with payloads by env id."""
+        """Run the opcodes `asked`, with payloads by env id."""
 
         def payload(j: int, op: int) -> Any:
             return payloads[self.start + j]
@@ -162,7 +162,7 @@ class BlockThread(Watched):
         self._rows.status[rows] = opcodes.DONE
 
     def call(self, call: EnvCall, args: Mapping[int, tuple[Any, ...]]) -> None:
-        """Run an operation, with arguments by env id."""
+        """Run an operation on the envs in `args`, with arguments by env id."""
         self.line[DOING] = A_CALL
         values = {i: self._host.call(i - self.start, call.op, args[i]) for i in args}
         if self._backend.copies:

@@ -1,4 +1,4 @@
-"""`DummyBackend`: step all envs in this process, one after the other."""
+"""`DummyBackend`: steps all envs in this process, one after the other."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from vecenv.backends.memory.arena import Arena, Layout
 
 
 class DummyBackend(Backend):
-    """Calls the host; a round is done when `send` returns."""
+    """Backend that calls the host. A round is done when `send` returns."""
 
     num_workers = 1
     autoresets = hosts_here = True
@@ -30,7 +30,6 @@ class DummyBackend(Backend):
 
     @property
     def envs(self) -> list[Any]:
-        """The envs themselves."""
         return [] if self._host is None else self._host.envs
 
     def start(self, env_fns: Sequence[Callable[[], Any]], num_workers: int | None, eager: bool) -> list[EnvReport]:
@@ -54,7 +53,7 @@ class DummyBackend(Backend):
         rows, status = ... if ids is None else ids, self.arena.status
         asked = np.zeros(len(status), dtype=np.uint8)
         asked[rows] = ops
-        status[rows] = ops  # a call from another thread finds that they are stepping
+        status[rows] = ops  # so that a call from another thread sees that the envs step
         extras = self._host.run(asked.tobytes(), self.arena.action, lambda i, op: payloads[i])
         self._answers.extras.update(extras)
         status[rows] = opcodes.DONE

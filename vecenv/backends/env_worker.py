@@ -102,7 +102,7 @@ class EnvWorker(ABC):
         return workers
 
     def seed(self, seed: int | None = None) -> Any:
-        """Seed the action space. If a subclass does not also seed the env, the vector env resets the env with the seed."""
+        """Seed the action space. If a subclass does not seed the env, the vector env resets it with the seed."""
         return None if self.action_space is None else self.action_space.seed(seed)
 
     @abstractmethod

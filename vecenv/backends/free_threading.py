@@ -1,4 +1,4 @@
-"""Free-threaded Python: whether threads run side by side, the import that ended it, and the stack of another thread."""
+"""Free-threaded Python: whether threads run in parallel, which import ended this, and stacks of other threads."""
 
 from __future__ import annotations
 
@@ -22,11 +22,10 @@ def _always() -> bool:
 
 
 has_gil: Callable[[], bool] = getattr(sys, "_is_gil_enabled", _always)
-"""Return whether only one thread at a time runs Python. An import may turn the interpreter lock on, for good."""
+"""Return True if only one thread at a time runs Python. An import may turn the interpreter lock on permanently."""
 
 gil_modules: list[str] = []
-"""The extension module whose import has turned the interpreter lock on, if that happened after this import; then ""
-once the warning was given."""
+"""Extension module whose import has turned the interpreter lock on, and then "" after the warning."""
 
 
 def _watched(create: Callable[..., Any]) -> Callable[..., Any]:
@@ -41,7 +40,7 @@ def _watched(create: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def warn_of_gil() -> None:
-    """Warn, once in a process, that the import of a module has turned the interpreter lock on."""
+    """Warn once per process that an import has turned the interpreter lock on."""
     if gil_modules and gil_modules[-1]:
         warn_caller(
             f"importing {gil_modules[0]!r} has turned the interpreter lock on, so envs in threads take turns: use "
@@ -51,22 +50,22 @@ def warn_of_gil() -> None:
 
 
 if not has_gil():
-    # Python's own warning is shown once, wherever the import is, and nothing keeps the name.
+    # Python's warning is shown only once, and does not store the name of the module.
     _loader: Any = importlib.machinery.ExtensionFileLoader
     _loader.create_module = _watched(_loader.create_module)
 
 STACK_SIGNAL = signal.SIGRTMAX - 2 if hasattr(signal, "SIGRTMAX") else signal.SIGUSR2
-"""The signal by which a thread is asked for its stack where there is no interpreter lock."""
+"""Signal that asks a thread for its stack if there is no interpreter lock."""
 _stacks: list[int] = []
-"""The file into which threads write their stacks, once there is one."""
+"""File for the stacks of threads, if open."""
 _lock = Lock()
 
 
 def stack_of_thread(ident: int) -> str:
-    """Return the Python stack of a thread that runs.
+    """Return the Python stack of a running thread.
 
-    Without the interpreter lock the frames of another thread change while they are read, so the thread writes its own
-    stack, in the handler of a signal. The handler stays installed, because the signal may arrive late.
+    Without the interpreter lock, the frames of another thread change while they are read. So the thread writes its
+    stack in a signal handler. The handler stays installed, because the signal may arrive late.
     """
     if has_gil():
         frame = sys._current_frames().get(ident)

@@ -248,7 +248,7 @@ class GymnasiumBackend(NativeBackend):
         return self.begun is not None and not asks and bool(self.over[ids].all())
 
     def _begin(self, ids: np.ndarray, payloads: Mapping[int, Any]) -> Infos:
-        """Begin the next episodes of the envs `ids`, write their first observations, and return the infos of all envs."""
+        """Begin new episodes of the envs `ids`, write the first observations, and return the infos of all envs."""
         if self.begun is not None and self._has_begun(ids, payloads):
             obs, infos = self.begun
         else:

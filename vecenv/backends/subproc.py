@@ -1,4 +1,4 @@
-"""`SubprocBackend`: step envs in worker processes that send one message per round over a socket."""
+"""`SubprocBackend`: steps envs in worker processes that send a message per round over a socket."""
 
 from __future__ import annotations
 
@@ -24,22 +24,20 @@ from vecenv.backends.transport import Transport
 from vecenv.backends.worker.round_server import RoundServer, answer_of
 
 SPINS, WORKER_SPINS = 50, 100
-"""Looks of the parent for answers, and of a worker for its next round, with a sched_yield in between, before they
-sleep."""
+"""Number of times that the parent looks for answers, and a worker for its next round, before sleeping."""
 SIZE = struct.Struct("<H")
 
 
 class SubprocServer(RoundServer):
-    """Serves ROUND frames, the rounds that travel as messages::
+    """Server that reads rounds from ROUND frames::
 
         ROUND    opcode of each env of the block, uint8 | action row of each env of the block, array after array |
                  pickled payloads
         ANSWERS  status byte of each env of the block, uint8 | row of each env that has answered, array after array |
                  last observation of each env that was reset with its last step, array after array |
-                 bytes in use of each info row, uint16 | info row of each env that has one | pickled extras
+                 used bytes per info row, uint16 | info row of each env that has one | pickled extras
 
-    The rows are raw bytes; only what does not fit a row is pickled. The part of the info rows is left out where there
-    are none. Nothing is shared, so the other end could be another machine.
+    Rows are raw bytes. Only values that do not fit a row are pickled. The info part is absent if no env has an info row.
     """
 
     def bind(self, layout: Layout) -> None:
@@ -56,7 +54,7 @@ class SubprocServer(RoundServer):
             pass
 
     def serve_frame(self, frame: Frame) -> bool:
-        """Do what a frame asks for; returns True if it was CLOSE."""
+        """Handle a frame. Return True if it was CLOSE."""
         if frame.kind != messages.ROUND:
             return self.handle(frame)
         self.timed(self._round, frame.payload)
@@ -93,12 +91,12 @@ class SubprocServer(RoundServer):
 
 
 def as_rows(data: Any, like: np.ndarray, count: int) -> np.ndarray:
-    """Raw bytes as `count` rows of the shape and dtype of those of `like`."""
+    """View raw bytes as `count` rows with the shape and dtype of the rows of `like`."""
     return np.ndarray((count, *like.shape[1:]), like.dtype, data)
 
 
 class _Block(NamedTuple):
-    """The memory of a worker's block in the parent's arena."""
+    """Memory of a worker's block in the parent's arena."""
 
     rows: slice
     status: memoryview
@@ -106,11 +104,11 @@ class _Block(NamedTuple):
     outputs: list[tuple[memoryview, slice]]
     """Each array, and its slice of an ANSWERS frame in which all envs of the block have answered."""
     size: int
-    """Bytes of such a frame without final observations and extras."""
+    """Bytes of such a frame without last observations and extras."""
 
 
 class SubprocTransport(Transport):
-    """Sends rounds and answers as ROUND and ANSWERS frames over a socket."""
+    """Transport that sends rounds and answers as ROUND and ANSWERS frames over a socket."""
 
     server = SubprocServer
 
@@ -124,7 +122,7 @@ class SubprocTransport(Transport):
         return arena
 
     def use(self, arena: Arena) -> None:
-        """Take the rows of rounds from this arena, and write answers into it."""
+        """Read actions of rounds from this arena, and write answers into it."""
         self._arena = arena
         self._outputs = [(array, array[0].nbytes) for array in arena.outputs()]
         self._finals = [(array, array[0].nbytes) for array in arena.finals()]
@@ -186,7 +184,7 @@ class SubprocTransport(Transport):
         return rest
 
     def _take_rest(self, worker: WorkerHandle, answered: bytes | bytearray, payload: memoryview) -> memoryview:
-        """Copy the last observations of episodes and info rows into the arena; returns the rest of the payload."""
+        """Copy last observations and info rows into the arena. Return the rest of the payload."""
         ended, informed = (
             [worker.start + j for j, byte in enumerate(answered) if byte & kind]
             for kind in (opcodes.FINAL, opcodes.INFO)
@@ -198,7 +196,7 @@ class SubprocTransport(Transport):
         return self._take_arrays([(self._arena.info[:, :size], size)], informed, payload[SIZE.size :])
 
     def _take_arrays(self, arrays: Sequence[tuple[np.ndarray, int]], ids: list[int], payload: memoryview) -> memoryview:
-        """Copy a row of each array for each of these envs into the arena; returns the rest of the payload."""
+        """Copy a row of each array for each env in `ids` into the arena. Return the rest of the payload."""
         end = 0
         for array, size in arrays if ids else ():
             start, end = end, end + len(ids) * size
@@ -207,12 +205,12 @@ class SubprocTransport(Transport):
 
 
 class SubprocBackend(ProcessBackend):
-    """Workers that share nothing with the parent but a socket."""
+    """Backend whose workers share only a socket with the parent."""
 
     def __init__(self, context: str | None = None, affinity: bool = False, **options: Any) -> None:
         super().__init__(SubprocTransport(), ProcessPool(context, affinity), **options)
 
 
 def _bytes_of(array: np.ndarray) -> memoryview:
-    """The memory of a contiguous array as bytes."""
+    """View the memory of a contiguous array as bytes."""
     return array.reshape(-1).view(np.uint8).data

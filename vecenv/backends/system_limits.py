@@ -1,4 +1,4 @@
-"""Read the limits of this process: CPUs, memory, file descriptors."""
+"""Limits of this process: CPUs, memory, file descriptors."""
 
 from __future__ import annotations
 
@@ -16,8 +16,9 @@ from vecenv.ray_cluster import assigned_cpus
 
 
 def usable_cpus() -> int:
-    """Return how many CPUs this process may use, at least 1: the least of its affinity mask, the quotas of its control
-    group and of those around it, and what Ray has assigned to it, where it runs an actor or a task.
+    """Return the number of CPUs that this process may use, at least 1.
+
+    This is the minimum of the affinity mask, the quotas of its control groups, and the CPUs that Ray assigned to it.
     """
     cpus = len(allowed_cpus() or ()) or os.cpu_count() or 1
     shares = [share for share in (*map(_quota_of, _control_groups("cpu")), assigned_cpus()) if share is not None]
@@ -25,19 +26,20 @@ def usable_cpus() -> int:
 
 
 def default_num_workers(n: int, eager: bool) -> int:
-    """Number of workers of `n` envs by default: one a CPU, or one an env where each is waited for by itself."""
+    """Return the default number of workers for `n` envs: a worker per CPU, or per env if `eager`."""
     return n if eager else min(n, usable_cpus())
 
 
 def blocks_of(n: int, num_workers: int) -> list[range]:
-    """The env ids of each worker: neighbours, and of equal number as far as they can be."""
+    """Return the env ids of each worker: consecutive ids in blocks of nearly equal size."""
     bounds = [round(k * n / num_workers) for k in range(num_workers + 1)]
     return [range(*ends) for ends in pairwise(bounds)]
 
 
 def _control_groups(controller: str) -> Iterator[str]:
-    """Yield the folders of the control groups (v2, and v1) of this process: its own, those around it, and the root. In
-    a container the first may not be there.
+    """Yield the folders of this process's control groups (v2 and v1), from the innermost to the root.
+
+    In a container, the first folders may not exist.
     """
     lines = (system_file("/proc/self/cgroup") or "").splitlines()
     for line in [*lines, "0::/", f"0:{controller}:/"]:
@@ -49,7 +51,7 @@ def _control_groups(controller: str) -> Iterator[str]:
 
 
 def _quota_of(group: str) -> float | None:
-    """CPUs' worth of time that a control group grants, None for no limit."""
+    """Return the CPU quota of a control group, or None if it has no limit."""
     numbers = (system_file(f"{group}/cpu.max") or "").split()
     if len(numbers) != 2:
         numbers = [system_file(f"{group}/cpu.cfs_{name}_us") or "" for name in ("quota", "period")]
@@ -61,13 +63,13 @@ def _quota_of(group: str) -> float | None:
 
 
 def available_memory() -> int | None:
-    """Bytes that can be taken without the system killing a process for lack of memory, None where it is not known."""
+    """Return the bytes that can be allocated before the system kills processes, or None if unknown."""
     grants = _free_memory(), *map(_memory_of, _control_groups("memory"))
     return min((number for number in grants if number is not None), default=None)
 
 
 def _free_memory() -> int | None:
-    """Memory of the machine that is left, or all of it where the kernel does not report what is used."""
+    """Return the machine's free memory, or all memory if the kernel does not report free memory."""
     for line in (system_file("/proc/meminfo") or "").splitlines():
         if line.startswith("MemAvailable:"):
             return int(line.split()[1]) * 1024
@@ -77,7 +79,7 @@ def _free_memory() -> int | None:
 
 
 def _memory_of(group: str) -> int | None:
-    """Bytes that are left of the memory that a control group grants, None for no limit."""
+    """Return the bytes that are left in a control group, or None if it has no limit."""
     for limit, usage in (("memory.max", "memory.current"), ("memory.limit_in_bytes", "memory.usage_in_bytes")):
         try:
             left = int(system_file(f"{group}/{limit}") or "") - int(system_file(f"{group}/{usage}") or "")
@@ -88,7 +90,7 @@ def _memory_of(group: str) -> int | None:
 
 
 def check_descriptors(needed: int, purpose: str) -> None:
-    """OSError (EMFILE) if this process cannot open `needed` more files: raised before anything is started."""
+    """Raise OSError (EMFILE) if this process cannot open `needed` more files."""
     limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     try:
         left = limit - len(os.listdir("/dev/fd"))

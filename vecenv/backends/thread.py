@@ -1,9 +1,9 @@
-"""`ThreadBackend`: step envs in threads, for envs that wait or release the interpreter lock.
+"""`ThreadBackend`: steps envs in threads, for envs that wait or release the interpreter lock.
 
-    engine -- send, call --> work queue of a block --> BlockThread: its EnvHost writes into an arena of its own
+    engine -- send, call --> work queue of a block --> BlockThread: its EnvHost writes into a separate arena
     engine <-- wait, take -- the arena of the batch <- copies its rows there, wakes the caller if its wait is over
 
-A thread cannot be killed, so a block that hangs is abandoned with its arena, and nothing it delivers later is used.
+A thread cannot be killed. If a block hangs, it is abandoned with its arena, and its later results are discarded.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ from vecenv.errors import CLOSED_MEANWHILE, ClosedError, WorkerDiedError, Worker
 from vecenv.portability import IN_ORDER
 
 LONGEST_SLEEP = 60.0
-"""Seconds, at most, of one wait: the system rejects very long timeouts, so the caller waits again."""
+"""Maximum seconds per wait, because the system rejects very long timeouts. The caller then waits in a loop."""
 SHARED_SPINS, SPARE_SPINS = 50, 1000
-"""Looks of the caller for answers before it sleeps, if no CPU is to spare, and if one is: as many as with Shmem."""
+"""Number of times that the caller looks for answers before it sleeps, without and with a spare CPU. Same as Shmem."""
 
 
 class ThreadBackend(Backend):
-    """Runs rounds in the threads of blocks."""
+    """Backend that runs rounds in a thread per block."""
 
     autoresets = hosts_here = True
 
@@ -55,13 +55,14 @@ class ThreadBackend(Backend):
         self._warnings = WorkerWarnings()
         self._wakeups: SimpleQueue[None] = SimpleQueue()
         self._done: Callable[[], bool] | None = None
-        """The test of the wait in progress."""
+        """Condition of the wait in progress."""
         self._ended: deque[tuple[BlockThread, BaseException]] = deque()
-        """The blocks whose threads have ended by an error."""
+        """Blocks whose threads have ended with an error."""
         self._closing = False
         self.looks = False
-        """True if threads look for work or answers for a moment before they sleep: each has a CPU, and no interpreter
-        lock makes them take turns."""
+        """True if threads look for work or answers before they sleep. This needs a CPU per thread, and no interpreter
+        lock.
+        """
 
     @property
     def workers(self) -> list[WorkerInfo]:
@@ -86,7 +87,7 @@ class ThreadBackend(Backend):
         return reports
 
     def _await_reports(self, blocks: Sequence[BlockThread]) -> list[EnvReport]:
-        """Wait until all have reported; raises for the first constructor that failed or is late."""
+        """Wait for the reports of all blocks. Raises if a constructor fails or is late."""
 
         def done() -> bool:
             reports = [block.reports for block in blocks]
@@ -126,7 +127,7 @@ class ThreadBackend(Backend):
             new.abandon()
             raise
         new.bind(self._layout, self.arena.block(new.start, new.stop), self._answers)
-        for i in new.ids:  # answers from before the loss can still be taken
+        for i in new.ids:  # answers from before the loss stay available
             self.lost.pop(i, None)
         return new.ids
 
@@ -172,7 +173,7 @@ class ThreadBackend(Backend):
                     f"threads cannot be killed. It is at\n{block.stack()}"
                 )
             problems += block.problems
-        # The memory is freed with the last view of it that the caller holds, not with this object.
+        # The memory is freed when the caller drops the last view.
         vars(self).pop("arena", None)
         vars(self).pop("_answers", None)
         return problems
@@ -211,31 +212,31 @@ class ThreadBackend(Backend):
             self._done = None
         return time.perf_counter() - begin
 
-    # In the threads of blocks.
+    # Methods for the threads of blocks.
 
     def wake(self) -> None:
         """Wake the caller if its wait is over."""
         if not has_gil():
-            fence()  # the answer is visible before the caller's wait is read; `_sleep` has the other half
+            fence()  # makes the answer visible before `_done` is read; `_sleep` has the other half
         done = self._done
         if done is not None and done():
             self._wakeups.put(None)
 
     def warn(self, envs: int, text: str) -> None:
-        """Have the caller show a warning of a block of so many envs."""
+        """Record a warning of a block of `envs` envs, which the caller will show."""
         self._warnings.append(text + advice(len(self.env_fns), self.num_workers * envs))
 
     def note_end(self, block: BlockThread, error: BaseException) -> None:
-        """Wake the caller, as a thread has ended by an error of ours."""
+        """Record that a thread has ended with an error of vecenv, and wake the caller."""
         self._ended.append((block, error))
         self._wakeups.put(None)
 
-    # In the thread of the caller.
+    # Methods for the caller's thread.
 
     def _sleep(self, done: Callable[[], bool], deadline: float | None) -> None:
         check_at = self._watchdog.start()
         while True:
-            # Before the test: what is answered after it wakes this call.
+            # Set these before the condition is tested, so that a later answer wakes this call.
             self._wakeups = SimpleQueue()
             self._done = done
             if not has_gil():
@@ -252,11 +253,11 @@ class ThreadBackend(Backend):
             with suppress(Empty):
                 until = check_at if deadline is None else min(check_at, deadline)
                 self._wakeups.get(timeout=min(max(0.0, until - now), LONGEST_SLEEP))
-        if self.eager and self._watchdog.is_due():  # answers of other envs end waits before a check
+        if self.eager and self._watchdog.is_due():  # answers of other envs end waits before a check is due
             self._watchdog.check(self._unanswered())
 
     def _unanswered(self) -> dict[BlockThread, list[int]]:
-        """The blocks that have not answered in full, with the envs whose answers are missing."""
+        """Return the blocks that owe answers, with the env ids of the missing answers."""
         if not hasattr(self, "arena"):
             return {}
         called = {i for call in self._calls for i in call.ids if i not in call.found}
@@ -264,7 +265,7 @@ class ThreadBackend(Backend):
         return {block: ids for block, ids in missing.items() if ids}
 
     def take(self, ids: Sequence[int] | None) -> Taken:
-        if not IN_ORDER:  # so that the rows are read after the status bytes
+        if not IN_ORDER:  # read the rows after the status bytes
             fence()
         if self._warnings:
             self._warnings.show()
@@ -273,7 +274,7 @@ class ThreadBackend(Backend):
     # Losses.
 
     def _lose(self, block: BlockThread, reason: Reason) -> None:
-        """Abandon a block: its envs are lost, and their pending operations fail with the error."""
+        """Abandon a block. Its envs are lost, and their pending operations fail with the error."""
         block.abandon()
         for i in block.ids:
             error = self.lost[i] = reason(i)

@@ -1,4 +1,4 @@
-"""Transport: the way in which the rounds of a process backend, and their answers, travel."""
+"""`Transport`: carries the rounds of a process backend, and their answers."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from vecenv.backends.worker.round_server import RoundServer
 
 
 class Transport(ABC):
-    """The parent's side of carrying rounds and answers; `server` is the worker's side."""
+    """Parent's side of a transport. `server` is the worker's side."""
 
     server: type[RoundServer]
 
@@ -24,40 +24,42 @@ class Transport(ABC):
         self._pool = pool
 
     def worker_args(self, worker: WorkerHandle) -> Any:
-        """The arguments of the server besides `WorkerArgs`."""
+        """Return the transport's arguments for the server."""
         return None
 
     @abstractmethod
     def bind(self, layout: Layout, n: int) -> Arena:
-        """Make the parent's arena for `n` envs."""
+        """Build the parent's arena for `n` envs."""
 
     def serves(self, worker: WorkerHandle) -> None:  # noqa: B027
-        """Called when the envs of a worker have been made, at first and after a restart."""
+        """Called when the envs of a worker have been made, also after a restart."""
 
     @abstractmethod
     def send(self, ids: np.ndarray | None, ops: int | np.ndarray, payloads: Mapping[int, Any]) -> None:
-        """As `Backend.send`."""
+        """Do the same as `Backend.send`."""
 
     @abstractmethod
     def spin(self, done: Callable[[], bool], last_wait: float) -> bool:
-        """Look for answers for a moment, without sleeping; returns `done()`. `last_wait`: seconds of the last wait."""
+        """Look for answers without sleeping, and return `done()`. `last_wait` is the duration of the last wait in
+        seconds.
+        """
 
     def sleeping(self, done: Callable[[], bool]) -> Callable[[], bool]:
-        """Called before the parent sleeps until `done()`; returns the test to use while it sleeps."""
+        """Prepare to sleep until `done()`, and return the condition to test while sleeping."""
         return done
 
-    def awake(self) -> None:  # noqa: B027  most transports have nothing to do
-        """Called when the parent sleeps no longer."""
+    def awake(self) -> None:  # most transports need no action
+        """Called when the parent stops sleeping."""
 
     @abstractmethod
     def take_rows(self, worker: WorkerHandle, payload: bytes | bytearray) -> bytes | bytearray | memoryview:
-        """Take the rows of an ANSWERS frame into the arena; returns the pickled extras."""
+        """Copy the rows of an ANSWERS frame into the arena, and return the pickled extras."""
 
     def announce(self, worker: WorkerHandle) -> None:  # noqa: B027
-        """Called before a frame is posted to a worker that serves rounds."""
+        """Called before a frame is posted to a serving worker."""
 
     def notify(self, worker: WorkerHandle) -> None:  # noqa: B027
-        """Called when a frame was posted to a worker that serves rounds."""
+        """Called after a frame was posted to a serving worker."""
 
     def resynchronise(self) -> None:  # noqa: B027
-        """Called after an interrupt, when no worker has a round or an answer under way."""
+        """Called after an interrupt, when no round or answer is in flight."""

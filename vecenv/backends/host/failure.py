@@ -1,7 +1,6 @@
-"""`Failure`: describe an env's exception in strings that any process can read.
+"""`Failure`: an env's exception, described in strings that any process can read.
 
-The exception itself travels only when it was seen to survive pickling in the worker; text is never used as a format
-template.
+The exception itself is sent only if it survives pickling in the worker.
 """
 
 from __future__ import annotations
@@ -30,23 +29,23 @@ class Failure:
     text: str
     trace: str
     blob: bytes | None = None
-    """The pickled exception, if it can be rebuilt."""
+    """Pickled exception, if unpickling can rebuild it."""
     error: BaseException | None = None
-    """The exception itself, if it was raised in this process."""
+    """Exception, if it was raised in this process."""
     began: bool = True
-    """False if the operation had certainly not begun."""
+    """False if the operation has certainly not begun."""
     stepped: bool = False
-    """The step went well and its row is there; what failed is the reset after it."""
+    """True if the step succeeded and its row is written, but the reset after it failed."""
 
     def exception(self, pid: int | None = None) -> BaseException:
-        """The exception to raise in the caller's process: the env's own class, or EnvStepError."""
+        """Return the exception to raise in the caller's process: the env's exception or EnvStepError."""
         error = self.error or self._rebuilt() or self.as_step_error()
         where = f"env {self.env_id}, {self.op}()" + ("" if pid is None else f", worker pid {pid}")
         try:
             error.partial = None  # type: ignore[attr-defined]
             if self.error is None:
                 error.__cause__ = RemoteTraceback(self.trace)
-        except Exception:  # a class that takes no attributes could not carry the results of the others
+        except Exception:  # a class without attributes could not carry the results of other envs
             error = self.as_step_error()
             error.__cause__ = self.error or RemoteTraceback(self.trace)
         add_note(error, where)
@@ -64,15 +63,15 @@ class Failure:
             error = pickle.loads(self.blob)
         except KeyboardInterrupt:
             raise
-        except BaseException:  # a class that this process cannot import, or whose code raises or returns something else
+        except BaseException:  # the class cannot be imported here, or its code fails
             return None
         return error if isinstance(error, Exception) else None
 
 
 def capture(error: BaseException, env_id: int, op: str, local: bool) -> Failure:
-    """Describe `error`; `local` keeps the object itself, for a host in the caller's process.
+    """Describe `error`. `local` keeps the exception object, for a host in the caller's process.
 
-    Exceptions that end a program (SystemExit, ...) are never raised in the caller: they arrive as EnvStepError.
+    Exceptions that end a program (SystemExit, ...) become EnvStepError, so that they do not end the caller.
     """
     trace = "".join(traceback.format_exception(type(error), error, error.__traceback__))
     failure = Failure(env_id, op, type(error).__name__, _text(error), _shortened(trace))
@@ -88,12 +87,12 @@ def capture(error: BaseException, env_id: int, op: str, local: bool) -> Failure:
 
 
 def died_failure(env_id: int, op: str, error: BaseException, began: bool = True) -> Failure:
-    """The failure of one env because its worker ended, or could not be started again."""
+    """Return the failure of an env whose worker has ended or could not be restarted."""
     return Failure(env_id, op, type(error).__name__, str(error), "", error=error, began=began)
 
 
 def read_value(blob: bytes, env_id: int, op: str) -> Any:
-    """Unpickle what an env returned; a Failure if it cannot be read in this process."""
+    """Unpickle a value of an env. Return a Failure if this process cannot read it."""
     try:
         return pickle.loads(blob)
     except KeyboardInterrupt:
@@ -104,12 +103,12 @@ def read_value(blob: bytes, env_id: int, op: str) -> Any:
 
 
 def describe(error: BaseException) -> str:
-    """Class and text of an error, for the text of another."""
+    """Return class and text of an error."""
     return f"{type(error).__name__}: {error}"
 
 
 def _shortened(text: str) -> str:
-    """`text` cut to a bounded length: the two ends of a traceback are the most useful parts."""
+    """Cut a long text in the middle, because both ends of a traceback are useful."""
     half = TEXT_LIMIT // 2
     return text if len(text) <= TEXT_LIMIT else f"{text[:half]}\n[...]\n{text[-half:]}"
 
@@ -122,10 +121,10 @@ def _text(error: BaseException) -> str:
 
 
 def _blob(error: Exception) -> bytes | None:
-    """The pickled exception if it comes back as the same class with the same text, else None."""
-    # By name first: a class of the script that a forked worker inherited would come back as a copy of itself.
+    """Return the pickled exception, or None if unpickling changes its class or text."""
+    # Pickle by name first. cloudpickle would copy a class of the script that a forked worker inherited.
     for dumps in (pickle.dumps, cloudpickle.dumps):
-        with contextlib.suppress(BaseException):  # user code runs while it is pickled, and may raise anything
+        with contextlib.suppress(BaseException):  # pickling runs user code, which may raise anything
             blob = dumps(error)
             if len(blob) > BLOB_LIMIT:
                 return None
@@ -136,7 +135,7 @@ def _blob(error: Exception) -> bytes | None:
 
 
 def add_note(error: BaseException, note: str) -> None:
-    """Call `error.add_note(note)` unless the error has this note, or its class forbids notes."""
+    """Call `error.add_note(note)`, unless the error has this note or its class forbids notes."""
     if note not in getattr(error, "__notes__", ()):
         with contextlib.suppress(Exception):
             error.add_note(note)

@@ -1,23 +1,23 @@
-"""Opcodes: the values of an env's status byte, which say what the env must do or that it is done.
+"""Opcodes: values of an env's status byte, which name the requested operation or say that the env has answered.
 
-A status byte has one writer at a time: the parent writes an opcode over IDLE, the host writes DONE over the opcode.
+A status byte has one writer at a time. The parent replaces IDLE by an opcode, and the host replaces the opcode by DONE.
 """
 
 from __future__ import annotations
 
 IDLE = 0
-STEP = 1  # with the action in the arena
-RESET = 2  # without arguments
-STEP_OBJECT = 3  # with the action in the payloads of the round
-RESET_KWARGS = 4  # with the keyword arguments in the payloads of the round
-AUTORESET = 64  # added to a step: reset the env as well if the step ends its episode
+STEP = 1  # action in the arena
+RESET = 2  # no arguments
+STEP_OBJECT = 3  # action in the payloads of the round
+RESET_KWARGS = 4  # keyword arguments in the payloads of the round
+AUTORESET = 64  # added to a step: also reset the env if its episode ends
 STEP_RESET = STEP | AUTORESET
-PLAIN = ~AUTORESET & 127  # masks what was added to an opcode
-DONE = 128  # the row holds the whole answer
-EXTRA = 1  # added to DONE: there is an `Extra` besides the row
-FINAL = 2  # added to DONE: there is a last observation besides the row
+PLAIN = ~AUTORESET & 127  # mask that removes AUTORESET
+DONE = 128  # the row is the whole answer
+EXTRA = 1  # added to DONE: an `Extra` follows
+FINAL = 2  # added to DONE: there is a last observation
 INFO = 4  # added to DONE: there is an info in the info row
 DONE_EXTRA, DONE_FINAL, DONE_EXTRA_FINAL = DONE | EXTRA, DONE | FINAL, DONE | EXTRA | FINAL
 DONE_INFO = DONE | INFO
 BUSY, NOT_DONE = bytes(range(IDLE + 1, DONE)), bytes(range(DONE))
-"""All opcodes, and with IDLE: `status.translate(None, NOT_DONE)` leaves the answers."""
+"""All opcodes, without and with IDLE. `status.translate(None, NOT_DONE)` leaves the answers."""

@@ -1,4 +1,4 @@
-"""Pickle objects for other processes, also objects of the main script and file descriptors."""
+"""Pickling of objects for other processes, including objects of the main script and file descriptors."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _CachedFunction: Any = type(functools.lru_cache(maxsize=None)(len))
 
 
 def dumps(value: Any) -> bytes:
-    """Pickle; by value where plain pickle cannot (classes and functions of the user's script)."""
+    """Pickle `value`. Classes and functions that plain pickle refuses are pickled by value."""
     try:
         return pickle.dumps(value, protocol=5)
     except RecursionError:
@@ -29,10 +29,10 @@ def dumps(value: Any) -> bytes:
 
 
 def dumps_by_value(value: Any) -> bytes:
-    """Pickle with the code of what only this program can import, so that other processes need not run its script.
+    """Pickle with the code of classes and functions that only this program can import.
 
-    As `cloudpickle.dumps`, and also functions with `functools.lru_cache` or `cache` (their results stay here) and
-    classes with a `functools.cached_property`.
+    Extends `cloudpickle.dumps` by functions with `functools.lru_cache` (without cached results) and classes with
+    `functools.cached_property`.
     """
     with io.BytesIO() as file:
         ByValuePickler(file).dump(value)
@@ -40,9 +40,7 @@ def dumps_by_value(value: Any) -> bytes:
 
 
 def loads_by_value(blob: bytes) -> Any:
-    """Unpickle the bytes of `dumps_by_value`; the error for what can be found in the main script alone says what to
-    do.
-    """
+    """Unpickle the bytes of `dumps_by_value`. An error about an object of the main script says how to fix it."""
     try:
         return pickle.loads(blob)
     except AttributeError as error:
@@ -71,12 +69,12 @@ def _reduce_cached_property(found: functools.cached_property[Any]) -> Any:
 def _cached_property(function: Callable[[Any], Any], name: str | None) -> functools.cached_property[Any]:
     found = functools.cached_property(function)
     if name is not None:
-        found.__set_name__(object, name)  # called by `type(...)` only for what is in the class from the beginning
+        found.__set_name__(object, name)  # `type(...)` calls this only for attributes in the class body
     return found
 
 
 def _is_importable(function: Any) -> bool:
-    """Return whether another process finds the function under its name."""
+    """Return True if another process can import the function by name."""
     module = function.__module__
     by_value = ["__main__", *cloudpickle.list_registry_pickle_by_value()]
     if any(module == each or str(module).startswith(f"{each}.") for each in by_value):
@@ -95,7 +93,7 @@ class ByValuePickler(cloudpickle.Pickler):
 
 
 class Descriptor:
-    """Travels by pickle while a process is started, or beside it (`dumps_apart`); the receiver owns its copy."""
+    """File descriptor that can be pickled while a process is started, or by `dumps_apart`. The receiver owns its copy."""
 
     def __init__(self, fd: int) -> None:
         self.fd = fd
@@ -116,11 +114,11 @@ def _arrived(place: int) -> Descriptor | None:
 
 
 _pickling = threading.local()
-"""`fds`: where `dumps_apart` puts descriptors; `arrived`: where `loads_apart` finds them."""
+"""`fds` collects the descriptors of `dumps_apart`. `arrived` has the descriptors of `loads_apart`."""
 
 
 def dumps_apart(value: Any) -> tuple[bytes, list[int]]:
-    """A pickle without the descriptors in `value`, and these, which have to be sent by other means."""
+    """Return a pickle of `value` without its descriptors, and the descriptors, which must be sent separately."""
     _pickling.fds = fds = list[int]()
     try:
         return pickle.dumps(value), fds
@@ -129,18 +127,18 @@ def dumps_apart(value: Any) -> tuple[bytes, list[int]]:
 
 
 def loads_apart(blob: bytes, fds: Sequence[int]) -> Any:
-    """Unpickle the bytes of `dumps_apart`; without `fds` each of its descriptors is None."""
+    """Unpickle the bytes of `dumps_apart`. Without `fds`, its descriptors become None."""
     _pickling.arrived = fds
     return pickle.loads(blob)
 
 
 def may_travel() -> bool:
-    """Return whether what is pickled now, in this thread, may hold descriptors."""
+    """Return True if a pickle made now, in this thread, may hold descriptors."""
     return context.get_spawning_popen() is not None or getattr(_pickling, "fds", None) is not None
 
 
 MOST_FDS = 200
-"""Descriptors in one message. The kernel passes at most 253."""
+"""Number of descriptors per message. The kernel allows 253."""
 
 
 def send_descriptors(sock: socket.socket, fds: Sequence[int]) -> None:
@@ -152,7 +150,7 @@ def send_descriptors(sock: socket.socket, fds: Sequence[int]) -> None:
 
 
 def receive_descriptors(sock: socket.socket) -> list[int]:
-    """Receive the descriptors of one `send_descriptors`. EOFError if the sender closes the socket instead."""
+    """Receive the descriptors of a `send_descriptors`. Raises EOFError if the sender closes the socket."""
     received: list[int] = []
     while True:
         data, fds, flags, _ = socket.recv_fds(sock, 1, MOST_FDS)

@@ -1,4 +1,4 @@
-"""The modules that a pickled function needs, and which of them take long to import."""
+"""Modules that a pickled function needs, and which of them take long to import."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ import gymnasium
 from vecenv.backends.ipc.serialization import ByValuePickler
 
 KNOWN = {"__main__", "numpy", "gymnasium", "vecenv", "cloudpickle", *sys.stdlib_module_names}
-"""Packages that workers have loaded already, or that load quickly."""
+"""Packages that workers have already loaded, or that load quickly."""
 LIBRARIES = ("site-packages", "dist-packages")
 
 
 def dumps_and_modules(value: Any) -> tuple[bytes, set[str]]:
-    """Return the bytes of `dumps_by_value`, and the names of the slow modules that the value needs."""
+    """Return the bytes of `dumps_by_value`, and the slow modules that the value needs."""
     with io.BytesIO() as file:
         pickler = _Recorder(file)
         pickler.dump(value)
@@ -26,14 +26,14 @@ def dumps_and_modules(value: Any) -> tuple[bytes, set[str]]:
 
 
 class _Recorder(ByValuePickler):
-    """Records the modules of what it pickles, and of the envs whose ids it pickles."""
+    """Pickler that records the modules of pickled objects, and the modules of envs with pickled ids."""
 
     def __init__(self, file: Any) -> None:
         super().__init__(file)
         self.modules = set[str]()
 
     def persistent_id(self, value: Any) -> None:
-        """Record the module of a value; the value itself is pickled as always."""
+        """Record the module of a value. Returns None, so that pickling is unchanged."""
         if isinstance(value, str):
             self._record_text(value)
         elif isinstance(value, ModuleType):
@@ -42,7 +42,7 @@ class _Recorder(ByValuePickler):
             self.modules.add(value.__module__)
 
     def _record_text(self, text: str) -> None:
-        """Record the module of "module:name", and of the env with a registered id."""
+        """Record the module of "module:name" or of a registered env id."""
         module, colon, id = text.partition(":")
         if colon and module in sys.modules:
             self.modules.add(module)
@@ -52,9 +52,7 @@ class _Recorder(ByValuePickler):
 
 
 def _is_importable(value: Any) -> bool:
-    """Return whether a class or function can be found in its module. Others are pickled with their code, so that a
-    worker does not import their module.
-    """
+    """Return True if a class or function can be imported. If not, it is pickled with its code."""
     found = sys.modules.get(value.__module__)
     for name in value.__qualname__.split("."):
         found = getattr(found, name, None)
@@ -62,7 +60,7 @@ def _is_importable(value: Any) -> bool:
 
 
 def slow_modules(names: Iterable[str]) -> set[str]:
-    """Return those modules which import a library that is not in `KNOWN`, directly or through modules of the user."""
+    """Return the modules that import a library outside `KNOWN`, directly or through modules of the user."""
     return {name for name in names if name and _root(name) not in KNOWN and _is_slow(name)}
 
 

@@ -1,8 +1,8 @@
 """`SpinWait` looks for a change for a moment before its process sleeps. `Wakeup` wakes a sleeping process.
 
-No system call is made to wake a process that is awake. The sleeper sets a flag in shared memory *before* its last check
-for data; the waker writes data *before* it reads the flag. A fence on both sides keeps these orders, so no wakeup is
-lost; an extra one does no harm.
+Waking an awake process needs no system call. The sleeper sets a flag in shared memory *before* its last check for data.
+The waker writes data *before* it reads the flag. Fences on both sides keep these orders, so no wakeup is lost. An extra
+wakeup does no harm.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ from vecenv.portability import IN_ORDER
 
 
 def _locked_fence() -> None:
-    # A new lock each time: a Ctrl-C before its release would leave a shared one locked.
+    # A new lock each time, because a Ctrl-C before the release would leave a shared lock locked.
     threading.Lock().acquire()
 
 
-# Makes everything written before it visible before anything is read or written after it. On x86 any locked instruction
-# does so, such as that of a lock; elsewhere a system call that releases and takes the interpreter lock.
+# Makes earlier writes visible before later reads and writes. On x86, any locked instruction does this, for example
+# acquiring a lock. Elsewhere, a system call that releases the interpreter lock does.
 fence: Callable[[], None] = _locked_fence if IN_ORDER else os.sched_yield
 
 
 def wakeup_fds() -> tuple[int, int]:
-    """The descriptors to sleep on and to wake with: one eventfd, or the two ends of a pipe where there is none."""
+    """Return descriptors to sleep on and to wake with: an eventfd twice, or both ends of a pipe."""
     if (fd := portability.eventfd()) is not None:
         return fd, fd
     read, write = os.pipe()
@@ -39,18 +39,18 @@ def wakeup_fds() -> tuple[int, int]:
 
 
 SLICE = 1e-3
-"""Seconds: a sched_yield that took longer gave the CPU to a program that computes."""
+"""Seconds. If a sched_yield takes longer, another program used the CPU."""
 FIRST_PAUSE, LONGEST_PAUSE = 8, 4096
-"""Waits that sleep at once after such a yield: four times as many when the next try meets one too, half as many when it
-does not. The first are few, because the caller's own work between two batches looks the same."""
+"""Number of waits without looking after such a yield. It grows fourfold if the next try meets a long yield too, and
+halves otherwise. It starts small, because the caller's work between batches looks the same.
+"""
 
 
 class SpinWait:
-    """Looks for something up to `looks` times, with a sched_yield between, where yields come back at once.
+    """Loop that looks up to `looks` times, with a sched_yield in between.
 
-    On a CPU that is otherwise idle a look costs half a microsecond, and sleeping 50. Where another program computes, a
-    yield costs a slice of milliseconds, and a process that sleeps is woken at once: after such a yield the next waits
-    sleep without looking.
+    On an idle CPU, a look takes 0.5 us, and sleeping 50 us. If another program computes, a yield takes milliseconds,
+    but a sleeping process is woken immediately. So after a long yield, the next waits sleep without looking.
     """
 
     def __init__(self, looks: int) -> None:
@@ -59,7 +59,7 @@ class SpinWait:
         self._pause = FIRST_PAUSE
 
     def until(self, done: Callable[[], bool]) -> bool:
-        """Look until `done()`; returns False if it is time to sleep."""
+        """Look until `done()`. Return False if it is time to sleep."""
         if done():
             return True
         if self._skip:
@@ -82,19 +82,19 @@ class SpinWait:
 
 
 class Wakeup:
-    """One end of a wakeup; `flag` is a one-element view of shared memory, non-zero while the sleeper sleeps."""
+    """End of a wakeup. `flag` is a view of one byte in shared memory, non-zero while the sleeper sleeps."""
 
     def __init__(self, read: int, write: int, flag: Any) -> None:
         self.read, self.write = read, write
         self.flag = flag
 
     def wake(self) -> None:
-        """Wake the sleeper if it sleeps; to be called after its data was written and a fence."""
+        """Wake the sleeper if it sleeps. Call this after writing data and a fence."""
         if self.flag[0]:
-            with contextlib.suppress(BlockingIOError):  # full of wakeups that were not read yet
+            with contextlib.suppress(BlockingIOError):  # full of unread wakeups
                 os.write(self.write, (1).to_bytes(8, "little"))
 
     def clear(self) -> None:
-        """Discard the wakeups so far."""
+        """Discard all pending wakeups."""
         with contextlib.suppress(BlockingIOError):
             os.read(self.read, 4096)

@@ -31,7 +31,7 @@ from vecenv.backends.memory.shared_memory import PAGE
 
 @dataclass(frozen=True)
 class Leaf:
-    """Part of an observation or action with a shape and dtype. `path` names the part in messages, e.g. `obs['camera']`."""
+    """Part of an observation or action with a shape and dtype. Messages call it `path`, e.g. `obs['camera']`."""
 
     path: str
     shape: tuple[int, ...]
@@ -58,7 +58,7 @@ class ObjectLeaf:
 
 @dataclass(frozen=True)
 class Layout:
-    """Observation of a batch as a tree of leaves, and action as a tree of array leaves (None if it has object leaves)."""
+    """Trees of leaves for the observation and the action of a batch. `action` is None if it has object leaves."""
 
     obs: Any
     action: Any

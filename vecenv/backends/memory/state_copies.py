@@ -1,7 +1,7 @@
-"""Shared states of workers on other nodes: each worker has a copy, whose changes the driver merges after each round.
+"""Copies of shared states for workers on other nodes. The driver merges the changes of each round.
 
 driver    state --(after a change, with the next call)-->  copy    worker on another node
-driver    state <--(what the round changed, merged)------  copy
+driver    state <--(changes of the round, merged)--------  copy
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ from vecenv.backends.memory.shared_state import SharedState
 
 Arrays = dict[str, np.ndarray]
 Change = tuple[Arrays, Arrays]
-"""The arrays of a copy before and after a round."""
+"""Arrays of a copy before and after a round."""
 LARGE = 2**16
-"""Bytes of a state above which copies are not compared after each round, but once in `INTERVAL`."""
+"""Bytes. Larger states are compared only once per `INTERVAL` instead of after each round."""
 INTERVAL = 1.0
 """Seconds between two merges of a large state."""
 STATISTICS = ("mean", "var", "count")
-"""Endings of the names of arrays that are statistics of rows: of `RunningMeanStd`."""
+"""Name endings of arrays that are statistics of rows (`RunningMeanStd`)."""
 
 
 class StateCopies:
-    """The copies of one worker on another node, as that worker sees them."""
+    """Copies that a worker on another node holds."""
 
     def __init__(self, states: Sequence[SharedState]) -> None:
         self._states = states
@@ -34,7 +34,7 @@ class StateCopies:
         self._due = 0.0
 
     def replace(self, news: Sequence[Arrays | None]) -> None:
-        """Take over the driver's states; None: the state has not changed. What was not reported yet is kept."""
+        """Use the driver's states (None if a state has not changed), and keep changes that were not reported yet."""
         for k, arrays in enumerate(news):
             if arrays is not None:
                 with self._states[k].update() as own:
@@ -44,7 +44,7 @@ class StateCopies:
                 self._before[k] = arrays
 
     def changes(self, all_of_them: bool = False) -> list[Change | None]:
-        """Return what has changed since the last report, also of large states with `all_of_them`."""
+        """Return the changes since the last report. `all_of_them` includes large states."""
         is_due = all_of_them or time.monotonic() >= self._due
         if is_due:
             self._due = time.monotonic() + INTERVAL
@@ -60,7 +60,7 @@ class StateCopies:
 
 
 class StateMerger:
-    """The states of the driver, with what one worker on another node knows of them."""
+    """States of the driver, with the values that a worker on another node has."""
 
     def __init__(self, states: Sequence[SharedState]) -> None:
         self._states = states
@@ -68,7 +68,7 @@ class StateMerger:
         self._due = 0.0
 
     def news(self) -> list[Arrays | None]:
-        """Return the states that have changed since the worker got them; None for each of the others."""
+        """Return the states that have changed since the worker received them, else None."""
         if is_due := time.monotonic() >= self._due:
             self._due = time.monotonic() + INTERVAL
         news: list[Arrays | None] = []
@@ -82,7 +82,7 @@ class StateMerger:
         return news
 
     def merge(self, changes: Sequence[Change | None]) -> None:
-        """Add to the states what the worker has changed."""
+        """Merge the worker's changes into the states."""
         for state, change in zip(self._states, changes, strict=True):
             if change is not None:
                 with state.update() as arrays:
@@ -94,8 +94,8 @@ class StateMerger:
 def merge(now: Mapping[str, np.ndarray], before: Mapping[str, np.ndarray], after: Mapping[str, np.ndarray]) -> Arrays:
     """Return the arrays `now` with the changes from `before` to `after`.
 
-    Arrays "<name>_mean", "<name>_var" and "<name>_count" are statistics of rows, and are merged exactly. Numbers of all
-    other arrays are added; of other arrays the elements that changed are taken over.
+    Arrays "<name>_mean", "<name>_var" and "<name>_count" are statistics of rows, and are merged exactly. Changes of
+    other numbers are added. Changed elements of other arrays are copied.
 
     >>> now, before = {"steps": np.array(5)}, {"steps": np.array(2)}
     >>> merge(now, before, {"steps": np.array(6)})
@@ -111,7 +111,7 @@ def merge(now: Mapping[str, np.ndarray], before: Mapping[str, np.ndarray], after
         names = [f"{name.removesuffix('_mean')}_{ending}" for ending in STATISTICS]
         if name.endswith("_mean") and all(each in now for each in names):
             parts = [[arrays[each] for each in names] for arrays in (now, before, after)]
-            if float(np.max(parts[1][2])) == 0.0 == float(np.max(parts[0][2])):  # the first rows of all
+            if float(np.max(parts[1][2])) == 0.0 == float(np.max(parts[0][2])):  # no rows before
                 merged |= dict(zip(names, map(np.array, parts[2]), strict=True))
             else:
                 merged |= dict(zip(names, _merged_statistics(*parts), strict=True))
@@ -119,7 +119,7 @@ def merge(now: Mapping[str, np.ndarray], before: Mapping[str, np.ndarray], after
 
 
 def _merged_statistics(now: Any, before: Any, after: Any) -> Any:
-    """Return mean, variance and count. Sums are about the mean of `now`, so that large means cancel nothing."""
+    """Merge mean, variance and count. Sums are centred at the mean of `now`, so that large means do not cancel digits."""
     centre, sums = now[0], []
     for mean, var, count in (now, before, after):
         shift = np.where(count > 0, mean - centre, 0.0)
@@ -132,10 +132,9 @@ def _merged_statistics(now: Any, before: Any, after: Any) -> Any:
 
 
 def equal(one: Mapping[str, np.ndarray], other: Mapping[str, np.ndarray]) -> bool:
-    """Return whether all arrays are the same, bit for bit."""
+    """Return True if all arrays are equal, bit for bit."""
     return all(one[name].tobytes() == other[name].tobytes() for name in one)
 
 
 def size_of(arrays: Mapping[str, np.ndarray]) -> int:
-    """Return the bytes of the arrays."""
     return sum(array.nbytes for array in arrays.values())

@@ -1,7 +1,7 @@
-"""The parent's side of preloaded servers: one for each set of modules, kept for the next vector env.
+"""The parent's side of preloaded servers. A server belongs to a set of modules, and is kept for the next vector env.
 
-A server is not used again if the environment variables, the search path or a file of a module have changed since its
-imports: its workers would not be what a fresh import gives.
+A server is used only if environment variables, search path and files of its modules are unchanged since its imports.
+Otherwise its workers would differ from a fresh import.
 """
 
 from __future__ import annotations
@@ -30,19 +30,19 @@ from vecenv.portability import signals_at_end_of_starter
 LONGEST_POLL = 1e6
 """Seconds. `poll` refuses longer waits."""
 MOST_SERVERS = 4
-"""Servers that are kept while no worker of theirs runs."""
+"""Maximum number of idle servers to keep."""
 CHANGES = {"PYTEST_CURRENT_TEST"}
 """Environment variables that modules do not read."""
 
 _lock = threading.Lock()
 _kept: OrderedDict[Any, PreloadedServer] = OrderedDict()
 _refused: dict[Any, str] = {}
-"""Reasons not to preload modules, by their name and surroundings."""
+"""Reasons not to preload a module, by module and environment."""
 _all: weakref.WeakSet[PreloadedServer] = weakref.WeakSet()
 
 
 class PreloadedServer(forkserver.ForkServer):
-    """A server that has imported modules. It ends once no one refers to this object."""
+    """Forkserver that has imported modules. It ends when this object is garbage."""
 
     _forkserver_address: Any
     _forkserver_alive_fd: Any
@@ -59,7 +59,7 @@ class PreloadedServer(forkserver.ForkServer):
         self._forkserver_authkey = secrets.token_bytes(AUTHKEY_BYTES)
         try:
             with socket.socket(socket.AF_UNIX) as listener:
-                listener.bind(f"\0vecenv-{os.getpid()}-{secrets.token_hex(8)}")  # a name that is no file
+                listener.bind(f"\0vecenv-{os.getpid()}-{secrets.token_hex(8)}")  # an abstract name, not a file
                 listener.listen()
                 self._forkserver_address = listener.getsockname()
                 fds = [Descriptor(fd) for fd in (listener.fileno(), alive_r, report_w)]
@@ -75,7 +75,7 @@ class PreloadedServer(forkserver.ForkServer):
             self.close()
 
     def _read_report(self, fd: int, names: Sequence[str], timeout: float) -> ImportReport:
-        """Wait for the end of the imports; kill the process if it is late, or if the wait is interrupted."""
+        """Wait for the end of the imports. Kill the process if it is late, or after an interrupt."""
         try:
             poller, deadline, data = select.poll(), time.monotonic() + timeout, b""
             poller.register(fd, select.POLLIN)
@@ -95,11 +95,11 @@ class PreloadedServer(forkserver.ForkServer):
             os.kill(int(self.process.pid or 0), signal.SIGKILL)
 
     def ensure_running(self) -> None:
-        """Nothing to do: a server that ended is not started again. The connection to it fails."""
+        """Do not restart a server that has ended. Connecting to it fails."""
         resource_tracker.ensure_running()
 
     def is_current(self) -> bool:
-        """Return whether the process runs, and no file that it has imported has changed."""
+        """Return True if the server runs, and no imported file has changed."""
         try:
             return self.process.is_alive() and all(
                 os.stat(file).st_mtime_ns == changed for file, changed in self.report.files.items()
@@ -109,7 +109,7 @@ class PreloadedServer(forkserver.ForkServer):
 
 
 def preloaded_server(modules: Collection[str], environ: dict[str, str], timeout: float) -> PreloadedServer | None:
-    """Return a server that has imported these modules, or None if none can be preloaded."""
+    """Return a server that has imported these modules, or None if no module can be preloaded."""
     if not modules or not signals_at_end_of_starter():
         return None
     variables = frozenset((name, value) for name, value in environ.items() if name not in CHANGES)
@@ -130,12 +130,11 @@ def preloaded_server(modules: Collection[str], environ: dict[str, str], timeout:
 
 
 def server_pids() -> set[int]:
-    """The processes of the servers that exist."""
     return {int(server.process.pid or 0) for server in _all if server.close.alive}
 
 
 def _discard_servers() -> None:
-    """In a forked child: the servers are the parent's. Held open here, their pipes would keep them running."""
+    """Close the parent's servers in a forked child, because open pipes would keep them running."""
     global _lock
     _lock = threading.Lock()
     for server in list(_all):

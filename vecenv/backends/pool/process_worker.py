@@ -1,4 +1,4 @@
-"""Pool of worker processes on this machine, and the handle of one worker process."""
+"""Pool of worker processes on this machine, and the handle of a worker process."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ from vecenv.errors import warn_caller
 from vecenv.portability import allowed_cpus, binds_to_cpus, pidfd
 
 SOCKET_BUFFER = 1 << 16
-FDS_PER_WORKER = 7  # channel, sentinel, the pipe that it watches, wakeup, pidfd (or a pipe's other end), two at start
+FDS_PER_WORKER = 7  # channel, sentinel, the worker's watch pipe, wakeup, pidfd (or a pipe's other end), two at start
 FDS_BESIDES = 24
 
 _launched: weakref.WeakSet[ProcessWorker] = weakref.WeakSet()
-"""Workers of which this process has the parent's ends of channel and pipes."""
+"""Workers whose channel and pipes are open in this process."""
 
 
 def _close_inherited() -> None:
-    """In a forked copy of the process: close the parent's ends, which belong to the original.
+    """Close the parent's pipe ends in a forked copy of the process.
 
-    A worker ends when its channel closes, and the copy, which may be another worker, may live longer.
+    A worker ends when its channel closes. The copy may live longer than the parent, and must not keep the channel open.
     """
     for worker in list(_launched):
         worker.close_ends()
@@ -45,13 +45,13 @@ os.register_at_fork(after_in_child=_close_inherited)
 
 
 class ProcessWorker(WorkerHandle):
-    """A process, and the socket to it."""
+    """Worker process, and the socket to it."""
 
     def __init__(self, index: int, ids: range) -> None:
         super().__init__(index, ids)
         self.process: Any = None
         self.server: Any = None
-        """The forkserver that has imported the modules of the env_fns, if there is one."""
+        """Forkserver that has imported the modules of the env_fns, if any."""
         self._pipes: tuple[int, ...] = ()
         self._pidfd: int | None = None
 
@@ -72,18 +72,18 @@ class ProcessWorker(WorkerHandle):
         try:
             self.process = start_process(args.method, worker_main, (args,), f"vecenv-worker-{self.index}", self.server)
             self.alive = True
-        except BaseException:  # if the process was started nevertheless, it ends when its channel closes
+        except BaseException:  # a process that was started nevertheless ends when its channel closes
             self.close_ends()
             raise
         finally:
-            theirs.close()  # so that the end of the worker is the end of the stream
+            theirs.close()  # so that the stream ends with the worker
         self._pipes = parent_fds(self.process)
         if args.method != "forkserver":
-            # A process that an env has forked may keep the channel and the sentinel open after the worker has ended.
+            # A process that an env has forked may hold channel and sentinel open after the end of the worker.
             self._pidfd = pidfd(self.pid)
 
     def close_ends(self) -> None:
-        """Close the parent's ends of channel and pipes without ending the worker."""
+        """Close the parent's ends of channel and pipes. Does not end the worker."""
         self.channel.close()
         pipes, self._pipes = self._pipes, ()
         for fd in pipes:
@@ -93,7 +93,7 @@ class ProcessWorker(WorkerHandle):
         return [self.channel.fileno(), self.process.sentinel, *([] if self._pidfd is None else [self._pidfd])]
 
     def clean_up(self) -> None:
-        # Close our ends, reap it, and kill what its envs left running.
+        # Close our ends, reap the process, and kill the processes of its envs.
         self._pipes = ()  # multiprocessing closes them; the system reuses their numbers
         self.channel.close()
         self.kill_group()
@@ -106,7 +106,7 @@ class ProcessWorker(WorkerHandle):
     def seems_ended(self) -> bool:
         poller = select.poll()
         channel, *others = self.fds()
-        poller.register(channel, 0)  # nothing but the hang-up
+        poller.register(channel, 0)  # only the hang-up
         for fd in others:
             poller.register(fd, select.POLLIN)
         return bool(poller.poll(0))
@@ -118,7 +118,7 @@ class ProcessWorker(WorkerHandle):
         self.process.join(1.0)
 
     def kill_group(self) -> None:
-        """Kill the process group that the worker leads, if any. macOS refuses if all its processes have ended."""
+        """Kill the process group of the worker. macOS refuses if all its processes have ended."""
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self.pid, signal.SIGKILL)
 
@@ -138,7 +138,7 @@ class ProcessWorker(WorkerHandle):
 
 
 class ProcessPool(WorkerPool):
-    """`context` is the start method, `affinity` whether each worker is bound to one CPU."""
+    """Pool of worker processes. `context` is the start method. `affinity` binds each worker to a CPU."""
 
     def __init__(self, context: str | None, affinity: bool) -> None:
         super().__init__()
@@ -168,19 +168,18 @@ class ProcessPool(WorkerPool):
     def complete(self, args: WorkerArgs) -> None:
         args.method = self._method
         args.starter = os.getpid() if threading.current_thread() is threading.main_thread() else 0
-        if self._method == "forkserver":  # it has the environment variables of the moment at which it was started
+        if self._method == "forkserver":  # the forkserver has the environment of its start
             args.setup.environ = _environ()
         if cpus := sorted(allowed_cpus() or ()) if self._affinity else []:
             args.setup.affinity = {cpus[args.index % len(cpus)]}
 
 
 def _environ() -> dict[str, str]:
-    """The environment variables of workers."""
     return {**dict.fromkeys(ONE_THREAD, "1"), **os.environ}
 
 
 def enlarge_buffers(*ends: socket.socket) -> None:
-    """Enlarge socket buffers that are small, such as the 8 KiB of macOS."""
+    """Enlarge small socket buffers, such as the 8 KiB of macOS."""
     for end in ends:
         for option in (socket.SO_SNDBUF, socket.SO_RCVBUF):
             if end.getsockopt(socket.SOL_SOCKET, option) < SOCKET_BUFFER:
@@ -197,7 +196,7 @@ def cause_of(exitcode: int | None) -> str:
         return f"exited with code {exitcode} (the env called os._exit?)"
     try:
         name = signal.Signals(-exitcode).name
-    except ValueError:  # one of the real-time signals, which have no names
+    except ValueError:  # real-time signals have no names
         name = f"signal {-exitcode}"
     hints = {
         "SIGKILL": " (often the kernel, out of memory)",

@@ -1,4 +1,4 @@
-"""Watchdog: notices an env that does not return, finds its stack, and ends its worker if `step_timeout` is set."""
+"""`Watchdog`: detects an env that hangs, shows its stack, and ends its worker if `step_timeout` is set."""
 
 from __future__ import annotations
 
@@ -11,16 +11,18 @@ from vecenv.backends.pool.worker_handle import Reason, Watched, hung, silent
 from vecenv.errors import warn_caller
 
 WARN_AFTER = 60.0
-"""Without `step_timeout`: seconds after which a warning shows the stack of an env that hangs."""
+"""Seconds after which a warning shows the stack of a hanging env, if `step_timeout` is not set."""
 
 
 class Watchdog:
-    """Adds up, for each worker, how long it has made no progress while an answer is missing. `limit`: `step_timeout`.
+    """Sum, per worker, of the time without progress while an answer is missing. `limit` is `step_timeout`.
 
-    The sum goes on from one wait to the next, because waits may be short, and the time between them counts too. It is
-    looked at once in a tenth of the limit, within waits and after each: so a hang is noticed at most two tenths late
-    while the caller waits, else by its next call. Of the time between two looks at most half the limit counts, because
-    this program and its workers may have been stopped meanwhile. `kill(worker, reason)` ends a worker.
+    - The sum continues across waits, because waits may be short.
+    - It is checked every tenth of the limit. A hang is detected at most two tenths late while the caller waits,
+      otherwise at the next call.
+    - Between two checks, at most half the limit counts, because program and workers may have been stopped meanwhile.
+
+    `kill(worker, reason)` ends a worker.
     """
 
     def __init__(self, limit: float | None, kill: Callable[[Any, Reason], None]) -> None:
@@ -29,24 +31,24 @@ class Watchdog:
         self._interval = self._limit / 10
         self._next = 0.0
         self._seen: dict[Watched, tuple[Any, float, float]] = {}
-        """Of each worker at the last check: its numbers, for how long they have been these, and when that was."""
+        """Per worker at the last check: its numbers, the seconds without a change, and the time of the check."""
 
     def is_due(self) -> bool:
-        """True if it is time for the next check."""
+        """Return True if it is time for a check."""
         return time.monotonic() >= self._next
 
     def discard(self, worker: Watched) -> None:
-        """Discard what was seen of a worker that has been replaced."""
+        """Forget a worker that was replaced."""
         self._seen.pop(worker, None)
 
     def start(self) -> float:
-        """To be called when a wait begins; returns the time of the next check (of time.monotonic)."""
+        """Return the time of the next check (time.monotonic). Called when a wait begins."""
         return max(self._next, time.monotonic() + self._interval / 2)
 
     def check(self, unanswered: Mapping[Any, Sequence[int]]) -> float:
-        """Check the workers whose answers are missing, and end those that hang; returns the time of the next check.
+        """End the workers that hang, and return the time of the next check.
 
-        `unanswered` are the workers that have not answered in full, with the envs whose answers are missing.
+        `unanswered` maps each worker that owes answers to the env ids of the missing answers.
         """
         now = time.monotonic()
         before, self._seen = self._seen, {}
@@ -63,9 +65,10 @@ class Watchdog:
         return self._next
 
     def _is_over(self, worker: Watched, spent: float, ids: Sequence[int]) -> bool:
-        """Return whether a worker without progress hangs.
+        """Return True if a worker without progress hangs.
 
-        A worker that reports no progress watches its envs by itself. It may take the limit for each env, and once more.
+        A worker that does not report progress watches its envs itself. It may use the limit for each env, plus once
+        more.
         """
         return worker.reports_progress or spent >= self._limit * (len(ids) + 1) or worker.is_silent()
 
@@ -74,7 +77,7 @@ class Watchdog:
             self._kill(worker, silent(worker.title, worker.ending, self._limit))
             return
         env_id = worker.start + progress % len(worker.ids)
-        if doing in (NOTHING, ELSEWHERE):  # the progress number is that of the env that it used last
+        if doing in (NOTHING, ELSEWHERE):  # `progress` names the last env that was used
             env_id = next(iter(ids), env_id)
         stack = worker.stack()
         if self._kill is None:

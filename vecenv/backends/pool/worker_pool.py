@@ -143,7 +143,7 @@ class WorkerPool(ABC):
         return fd
 
     def watch(self, fd: int, owner: WorkerHandle | Callable[[], None]) -> None:
-        """Poll `fd` in waits. If `owner` is a worker, handle its frames and its end. If `owner` is a function, call it."""
+        """Poll `fd` in waits. When `fd` is readable, call `owner`, or handle the frames and the end of the worker."""
         self._by_fd[fd] = owner
         self._poller.register(fd, select.POLLIN)
 

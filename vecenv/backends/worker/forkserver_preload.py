@@ -1,7 +1,7 @@
-"""Imported by our forkserver: the worker's code, so that workers have it loaded, and what to do when the server ends.
+"""Module that the forkserver imports: loads the worker's code, and kills the workers when the server ends.
 
-The server ends with the parent. It answers even while a worker is stuck in native code, so it is the one to kill the
-workers' process groups, with all that their envs have started. Imported by the servers alone.
+The server ends with the parent. It can act even while a worker is stuck in native code, so it kills the process groups
+of the workers, including processes of their envs.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ import sys
 
 _fork = os.fork
 _workers: set[int] = set()
-"""Every process that the server has forked, those included that have ended."""
+"""Pids of all processes that the server has forked, including ended processes."""
 
 
 def _noted_fork() -> int:
     pid = _fork()
     if pid:
         _workers.add(pid)
-    else:  # a worker: what it forks is its own
+    else:  # a worker; its forks are not recorded
         os.fork = _fork
         _workers.clear()
     return pid
@@ -34,23 +34,23 @@ def record_forks() -> None:
 
 
 def kill_workers() -> None:
-    """Kill what the server has forked, with all that the envs have started."""
+    """Kill the workers and the processes of their envs."""
     for pid in _workers:
-        # ChildProcessError: it was reaped, so that another process may have its number.
+        # ChildProcessError: the worker was reaped, so its pid may belong to a different process.
         with contextlib.suppress(ChildProcessError, ProcessLookupError, PermissionError):
             os.waitpid(pid, os.WNOHANG)
             os.killpg(pid, signal.SIGKILL)
 
 
-# A process that imports this and is not the server (a tool that imports all modules) keeps its signal handlers.
+# Other processes that import this module, for example documentation tools, keep their signal handlers.
 if any("multiprocessing.forkserver import main" in argument for argument in sys.orig_argv):
-    # A closed terminal or a scheduler signals the whole group, and a worker that has vector envs of its own is killed
-    # with its group: the server has to outlive the parent for a moment.
+    # The server must outlive the parent for a moment. So it must not receive signals that a terminal or scheduler sends
+    # to the group, or that kill the group of a worker with vector envs.
     os.setpgid(0, 0)
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     atexit.register(kill_workers)
     record_forks()
-    # The garbage collectors of workers do not scan what is loaded now, which would also copy its pages.
+    # Workers' garbage collectors then skip the loaded objects, which would also copy memory pages.
     gc.collect()
     gc.freeze()

@@ -1,7 +1,7 @@
-"""A forkserver that has imported the modules of env functions once, for all workers that it forks.
+"""Forkserver that imports the modules of env functions once for all workers.
 
-It is itself forked from our plain forkserver, imports, reports, and then serves as multiprocessing's forkserver does. A
-module that leaves something behind which processes must not inherit is reported, and the process ends.
+It is forked from vecenv's plain forkserver, imports the modules, reports, and then serves as multiprocessing's
+forkserver. If a module leaves state that processes must not inherit, the server reports the module and ends.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ class ImportReport(NamedTuple):
     """Result of the imports."""
 
     refused: str = ""
-    """The module that cannot be preloaded; "": all were imported."""
+    """Module that cannot be preloaded, or "" if all were imported."""
     reason: str = ""
     files: dict[str, int] = {}
-    """The files of the modules that were imported, with the time of their last change."""
+    """Files of the imported modules, with the time of their last change."""
 
 
 def serve(
@@ -51,8 +51,8 @@ def serve(
     environ: dict[str, str],
     names: Sequence[str],
 ) -> None:
-    """Entry point of the process."""
-    # Imported by the plain server already. In any other process the import could change the signal handlers.
+    """Run the server process."""
+    # The plain server has imported this module. In other processes, the import could change signal handlers.
     from vecenv.backends.worker import forkserver_preload
 
     leave_forkserver()
@@ -61,7 +61,7 @@ def serve(
     result = import_all(names)
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(Exception):
-            stream.flush()  # else each worker writes it again
+            stream.flush()  # otherwise each worker would write the buffered text
     if not result.refused:
         gc.collect()
         gc.freeze()
@@ -73,7 +73,8 @@ def serve(
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         os._exit(0)
-    portability.signal_at_end_of_starter(0)  # the end of the parent ends this process, once it has killed its workers
+    # from now on, the end of the parent ends this process after it has killed its workers
+    portability.signal_at_end_of_starter(0)
     try:
         if sys.version_info >= (3, 14):
             authkey_r, authkey_w = os.pipe()
@@ -88,7 +89,7 @@ def serve(
 
 
 def import_all(names: Sequence[str]) -> ImportReport:
-    """Import the modules, until one leaves something behind that workers must not inherit."""
+    """Import the modules, until a module leaves state that workers must not inherit."""
     before, fds, libraries = set(sys.modules), set(_descriptors()), _drivers()
     for name in names:
         try:
@@ -108,7 +109,7 @@ def import_all(names: Sequence[str]) -> ImportReport:
 
 
 def _problem(name: str, before: set[str], fds: set[int], libraries: set[str]) -> str:
-    """Return why processes must not inherit what the import has left; "" if nothing speaks against it."""
+    """Return the reason why processes must not inherit the state after the import, or ""."""
     if len(os.listdir("/proc/self/task")) > 1:
         return "its import starts threads"
     if _children():

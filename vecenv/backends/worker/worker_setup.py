@@ -1,4 +1,4 @@
-"""`WorkerSetup`: everything that a worker gets at its start: envs, options, environment, seeds."""
+"""`WorkerSetup`: data that a worker receives at its start: env_fns, options, environment, seeds."""
 
 from __future__ import annotations
 
@@ -27,21 +27,21 @@ from vecenv.portability import allow_cpus
 
 @dataclass
 class WorkerSetup:
-    """The env_fns of a worker and its surroundings; but for the env_fns of forked workers, plain pickle carries it."""
+    """Env_fns of a worker and its environment. Plain pickle can carry it, except for env_fns of forked workers."""
 
     env_fns: list[Callable[[], Any]]
-    """As they are, which a forked worker inherits, or as `PickledEnvFn`."""
+    """Functions that a forked worker inherits, or `PickledEnvFn` objects."""
     registered: list[bytes]
-    """The specs in the parent's registry of gymnasium: the worker does not run the script that may have changed it."""
+    """Specs in the parent's gymnasium registry. The worker needs them because it does not run the user's script."""
     paths: Sequence[str] = ()
-    """Further folders of modules."""
+    """Additional folders of modules."""
     environ: dict[str, str] | None = None
     affinity: set[int] | None = None
     states: Sequence[SharedState] = ()
-    """States that the pickled env_fns refer to by name. Each start of a worker brings its descriptors anew."""
+    """States that the pickled env_fns refer to by name."""
 
     def apply(self) -> None:
-        """Give this process the environment variables, the affinity and the registry of the program."""
+        """Apply environment variables, affinity and registry to this process."""
         sys.path += [path for path in self.paths if path not in sys.path]
         if self.environ is not None:
             set_environment(self.environ)
@@ -51,9 +51,9 @@ class WorkerSetup:
             self._register()
 
     def _register(self) -> None:
-        """Register the program's envs, and keep them registered as the program has them.
+        """Register the program's envs, and keep them registered.
 
-        The import of a package of envs may come later. It registers the same ids again: no reason for a warning here.
+        An import of an env package may register the same ids later. This is expected, so gymnasium's warning is hidden.
         """
         specs = {spec.id: spec for spec in map(loads_by_value, self.registered)}
         warnings.filterwarnings("ignore", f".*{OVERRIDING}")
@@ -62,18 +62,18 @@ class WorkerSetup:
 
 
 def set_environment(environ: dict[str, str]) -> None:
-    """Give this process these environment variables, and no others."""
+    """Give this process exactly these environment variables."""
     for name in os.environ.keys() - environ.keys():
         del os.environ[name]
     os.environ.update(environ)
 
 
 OVERRIDING = "Overriding environment .* already in registry"
-"""Warning of gymnasium if an id is registered again."""
+"""gymnasium's warning if an id is registered twice."""
 
 
 def _call_registered(env_fn: Any, specs: dict[str, Any]) -> Any:
-    """Call an env_fn, whose modules are imported, while these specs are registered."""
+    """Import the modules of an env_fn, register `specs`, and call the env_fn."""
     if isinstance(env_fn, PickledEnvFn):
         env_fn = env_fn.load()
     gymnasium.registry.update(specs)
@@ -82,14 +82,14 @@ def _call_registered(env_fn: Any, specs: dict[str, Any]) -> Any:
 
 @dataclass
 class PickledEnvFn:
-    """An env_fn that is unpickled when it is called, so that a failure is the failure of its env."""
+    """Env_fn that is unpickled when it is called, so that an error becomes the failure of its env."""
 
     blob: bytes
     modules: frozenset[str] = frozenset()
-    """The modules that it needs and that take long to import."""
+    """Modules that the env_fn needs and that take long to import."""
 
     def load(self) -> Callable[[], Any]:
-        """The env_fn; its modules are imported."""
+        """Return the env_fn, after importing its modules."""
         return loads_by_value(self.blob)
 
     def __call__(self) -> Any:
@@ -97,7 +97,7 @@ class PickledEnvFn:
 
 
 def pickle_env_fn(i: int, env_fn: Callable[[], Any]) -> PickledEnvFn:
-    """TypeError if `env_fn` cannot be pickled."""
+    """Pickle an env_fn. Raises TypeError if this is not possible."""
     try:
         blob, modules = dumps_and_modules(env_fn)
         return PickledEnvFn(blob, frozenset(modules))
@@ -109,9 +109,7 @@ def pickle_env_fn(i: int, env_fn: Callable[[], Any]) -> PickledEnvFn:
 
 
 def registered_envs() -> list[bytes]:
-    """The specs in gymnasium's registry, as far as they can be pickled: the program may have put its own into the place
-    of gymnasium's.
-    """
+    """Return gymnasium's registered specs, without specs of the program that cannot be pickled."""
     blobs = []
     for spec in list(gymnasium.registry.values()):
         with contextlib.suppress(Exception):
@@ -121,37 +119,37 @@ def registered_envs() -> list[bytes]:
 
 @dataclass
 class WorkerArgs:
-    """The arguments of `main`; they travel once, before there is a channel."""
+    """Arguments of `main`, which are sent once, before a channel exists."""
 
     index: int
     num_workers: int
     first_id: int
     count: int
-    """Number of envs that it hosts."""
+    """Number of envs of the worker."""
     eager: bool
-    """True if each env is announced as it finishes."""
+    """True if each env is announced when it is done."""
     control: Descriptor
     stacks: Descriptor
     setup: WorkerSetup
     seeds: tuple[bytes, bytes]
-    """Of the global random generators, numpy's and Python's."""
+    """Seeds of the global generators of numpy and Python."""
     server: Any
-    """The `RoundServer` class of the transport."""
+    """`RoundServer` class of the transport."""
     transport: Any
-    """Further arguments of the transport."""
+    """Additional arguments of the transport."""
     method: str = ""
-    """The start method of a process."""
+    """Start method of the process."""
     starter: int = 0
-    """The parent, if its main thread starts the process; else 0."""
+    """Pid of the parent if its main thread starts the process, else 0."""
     socket: Any = None
 
 
 _launches = itertools.count()
-"""Of all vector envs of this process: neither a second one nor a replaced worker repeats what was drawn."""
+"""Count of launches of all vector envs in this process, so that no two workers get the same seeds."""
 
 
 def worker_seeds(index: int) -> tuple[bytes, bytes]:
-    """Seeds of numpy's and of Python's generator in the worker that is launched next; ours are read, not advanced."""
+    """Return seeds of numpy's and Python's generators for the next worker. Does not advance this process's generators."""
     states = np.random.get_state(legacy=False), random.getstate()
     where = index, next(_launches)
     of_numpy, of_python = (hashlib.sha256(pickle.dumps((state, where))).digest() for state in states)
@@ -165,7 +163,7 @@ def seed_generators(seeds: tuple[bytes, bytes]) -> None:
 
 
 def leave_forkserver() -> None:
-    """Close the descriptor that keeps the forkserver running. Held open here, it would do so after the parent's end."""
+    """Close the descriptor that keeps the forkserver running, so that the forkserver can end with the parent."""
     server: Any = forkserver._forkserver
     if server._forkserver_alive_fd is not None:
         os.close(server._forkserver_alive_fd)
