@@ -1,4 +1,4 @@
-"""Run a policy in a vector env and turn the steps into data: batches for a learner, or episodes on disk."""
+"""Run a policy in a vector env, and turn the steps into batches for a learner or into episodes on disk."""
 
 import importlib
 from typing import TYPE_CHECKING, Any
@@ -48,8 +48,8 @@ if TYPE_CHECKING:
 
 Collector = SyncDataCollector
 
-# Names that few programs need, loaded when they are first used, by their modules: torch takes seconds to import, Ray's
-# collector has many modules, and data sets and jobs need libraries beyond the core.
+# Names by module that are imported at their first use, because torch takes seconds to import, and data sets and jobs
+# need optional libraries.
 _MODULES = {
     "cluster.actor_config": "ActorConfig",
     "cluster.cluster_stats": "ClusterStats",
@@ -69,7 +69,7 @@ _MODULES = {
 }
 _LOADED_WHEN_USED = {name: f"collector.{module}" for module, names in _MODULES.items() for name in names.split()}
 
-# `from collector import *` loads every name that stands here: `to_torchrl` needs TorchRL.
+# `from collector import *` imports every name in `__all__`, and `to_torchrl` needs TorchRL.
 _LOADED = {name for name, value in vars().items() if str(getattr(value, "__module__", None)).startswith("collector.")}
 __all__ = sorted((_LOADED | _LOADED_WHEN_USED.keys()) - {"to_torchrl"})
 
@@ -78,7 +78,7 @@ def __getattr__(name: str) -> Any:
     if name not in _LOADED_WHEN_USED:
         raise AttributeError(f"module 'collector' has no attribute {name!r}")
     value = getattr(importlib.import_module(_LOADED_WHEN_USED[name]), name)
-    globals()[name] = value  # the next use finds it at once
+    globals()[name] = value  # later uses skip this function
     return value
 
 

@@ -1,4 +1,4 @@
-"""Command line of `python -m collector` and `vecenv-collect`: run a command, report errors in one line."""
+"""Command line of `python -m collector` and `vecenv-collect`. Errors are reported in one line."""
 
 from __future__ import annotations
 
@@ -16,7 +16,9 @@ ABOUT = (
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run a command line, and return the exit code. SystemExit with 2 for wrong arguments, with 0 after --help."""
+    """Run a command line and return the exit code. Raise SystemExit with 2 for invalid arguments, and with 0 after
+    --help.
+    """
     command, *arguments = (sys.argv[1:] if argv is None else argv) or ["--help"]
     try:
         import tyro
@@ -32,7 +34,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if command in COMMANDS:
             return int(tyro.cli(COMMANDS[command], prog=f"{PROG} {command}", args=arguments, **options))
         options |= {"prog": PROG, "description": ABOUT, "args": [command, *arguments]}
-        return int(tyro.extras.subcommand_cli_from_dict(COMMANDS, **options))  # which has the help, or an error
+        return int(tyro.extras.subcommand_cli_from_dict(COMMANDS, **options))  # prints the help or an error
     except (JobFailedError, DatasetError) as error:
         return _end(1, str(error))
     except (JobError, ImportError) as error:
@@ -42,9 +44,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def script() -> int:
-    """`vecenv-collect`: as `python -m collector`, with modules of the current folder where a command may name some.
+    """Run `vecenv-collect`. Commands that import user code also find modules in the current folder.
 
-    Elsewhere they are not found: the folder may be that of a data set, which comes from anybody.
+    Other commands do not, because the current folder may be an untrusted data set.
     """
     if sys.argv[1:2] == ["run"] or any(each.startswith("--allow-import") for each in sys.argv):
         sys.path.insert(0, os.getcwd())
@@ -52,7 +54,7 @@ def script() -> int:
 
 
 def _end(code: int, message: str) -> int:
-    # A folder of somebody else may put escape sequences of the terminal into a message.
+    # An untrusted data set may put terminal escape sequences into a message.
     shown = "".join(each if each.isprintable() or each == "\n" else repr(each)[1:-1] for each in message)
     print(f"{PROG}: {shown}", file=sys.stderr)
     return code

@@ -1,4 +1,4 @@
-"""`AsyncDataCollector`: a `SyncDataCollector` whose loop lets envs step while the policy runs."""
+"""`AsyncDataCollector`: collects flat batches. Some envs step while the policy chooses actions for other envs."""
 
 from __future__ import annotations
 
@@ -16,21 +16,24 @@ from vecenv.extending import check_send_and_recv
 
 
 class AsyncDataCollector(SyncDataCollector):
-    """Collects flat batches of exactly `frames_per_batch` steps, while envs step as the policy runs.
+    """Collects flat batches of exactly `frames_per_batch` steps. Some envs step while the policy runs.
 
-    A batch is a `FlatRollout`: ordered by env, then by time. Steps belong to a batch in the order in which they came;
-    those in flight when it is complete go on, and belong to the next one. Nothing is lost or repeated; `policy_version`
-    shows by which weights a step was chosen. With groups that take turns batches are the same in each run; with
-    `wait_num` or `timeout` they depend on how fast envs are. More in docs/guides/collecting.md and docs/guarantees.md.
+    A batch is a `FlatRollout`, ordered by env, then by time. Steps are assigned to batches in the order in which they
+    arrive. A step that is in flight at the end of a batch belongs to the next batch, so no step is lost or repeated.
+    `policy_version` tells which weights chose an action.
 
-    Arguments and methods are those of `SyncDataCollector`, and:
+    Without `wait_num` and `timeout`, groups of envs take turns and every run returns the same batches. With `wait_num`
+    or `timeout`, batches depend on the speed of the envs. See docs/guides/collecting.md and docs/guarantees.md.
+
+    Takes the arguments of `SyncDataCollector`, and:
 
     Args:
-        create_env_fn, backend: as there; a list is put into a `ShmemVectorEnv` by default.
-        groups: how many groups of envs take turns, where the vector env has neither `wait_num` nor `timeout`.
-        env_options: `wait_num` and `timeout` too: call the policy as soon as so many envs are ready, or after so long.
+        create_env_fn, backend: as for `SyncDataCollector`, but a list becomes a `ShmemVectorEnv` by default.
+        groups: number of groups of envs that take turns, if the vector env has neither `wait_num` nor `timeout`.
+        env_options: also `wait_num` and `timeout`: call the policy when `wait_num` envs are ready, or after `timeout`
+            seconds.
 
-    With `return_same_td` every batch is the same object, but in new memory each time.
+    With `return_same_td`, every batch is the same object, but in new memory.
 
     Example::
 

@@ -1,13 +1,13 @@
-"""`AsyncLoop`: collects flat batches while envs step and the policy runs at the same time.
+"""`AsyncLoop`: collects flat batches. Envs step while the policy runs.
 
-Envs are in groups; while the policy chooses for one group, the others step::
+Envs are in groups. While the policy chooses actions for one group, the other groups step::
 
     policy     A0      B0      A1      B1      A2
-    group A       |--- a0 ---|    |--- a1 ---|         A0: actions for group A; a0: its envs step
+    group A       |--- a0 ---|    |--- a1 ---|         A0: choose actions for group A; a0: group A steps
     group B               |--- b0 ---|    |--- b1 ---|
 
-A vector env without `wait_num` and `timeout` gets fixed groups, one of them in flight at a time: what is collected does
-not depend on how long anything takes. With them a group is all envs that are ready: none waits for the slowest.
+Without `wait_num` and `timeout`, groups are fixed and one group at a time is in flight, so the batches do not depend on
+time. With `wait_num` or `timeout`, a group is all envs that are ready, so no env waits for the slowest env.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from vecenv import nest
 
 
 class AsyncLoop:
-    """Collects `FlatRollout`s. Arguments as for `SyncLoop`; `groups`: number of groups of envs that take turns."""
+    """Collects `FlatRollout`s. `groups`: number of groups of envs that take turns."""
 
     def __init__(self, parts: LoopParts, groups: int) -> None:
         self._env, self._policy, self._episodes, self._clock, self._stops = parts
@@ -35,15 +35,14 @@ class AsyncLoop:
         self._flying = np.zeros(self._env_num, np.bool_)
         self._resetting = np.zeros(self._env_num, np.bool_)
         self._acted: dict[str, Any] = {}
-        """The outputs that each env steps with."""
+        """Latest outputs of the policy, with a row per env."""
         self._acted_version = np.zeros(self._env_num, np.int64)
         self._log: list[dict[str, Any]] = []
-        """Steps that belong to no batch yet, in the order in which they came."""
+        """Steps that belong to no batch yet, in order of arrival."""
         self._logged = 0
-        """The number of steps in the log, without those in which an env failed."""
+        """Number of steps in the log, without failed steps."""
 
     def collect(self, request: BatchRequest) -> FlatRollout:
-        """Collect one batch."""
         frames, quota = request.frames, request.quota
         self._episodes.begin_batch()
         self._queue_idle()
@@ -74,7 +73,7 @@ class AsyncLoop:
         self._queue.extend(ids[group::groups] for group in range(groups) if len(ids))
 
     def _act(self, ids: np.ndarray, request: BatchRequest) -> None:
-        """Choose the next actions of these envs, unless they are to be reset."""
+        """Choose the next actions of the envs that do not need a reset."""
         ids = ids[~self._episodes.over[ids]]
         if not len(ids):
             return
@@ -99,7 +98,7 @@ class AsyncLoop:
         self._clock.lap("env")
 
     def _receive(self, request: BatchRequest) -> None:
-        """Receive what is ready: log the steps, and queue the envs."""
+        """Receive the results of ready envs, log their steps, and queue these envs."""
         results = obs, *_, info = self._env.recv()
         self._clock.lap("env")
         ids = np.array([each["env_id"] for each in info])
@@ -144,13 +143,13 @@ class AsyncLoop:
     # Batches.
 
     def _batch(self, request: BatchRequest, frames: int) -> FlatRollout:
-        """Return the first steps of the log as a batch; the others stay in the log."""
+        """Return the first `frames` steps of the log as a batch. The other steps stay in the log."""
         names = [name for name in self._acted if name != "action"]
         if (on_step := request.on_step) is not None:
             names += on_step.layout
             for chunk in self._log:
                 on_step.fill(chunk["extras"], chunk["reward"].shape[:1])
-        for chunk in self._log:  # a step from before this call may have extras of another hook
+        for chunk in self._log:  # earlier steps may have extras of another hook
             chunk["reward"] = self._episodes.reward_shape.fit(chunk["reward"])
             chunk["extras"] = {name: chunk["extras"][name] for name in names}
         log = join(self._log)
@@ -161,14 +160,13 @@ class AsyncLoop:
         return by_env(*without_failures(nest.take(log, slice(count))))
 
     def finish_steps(self, request: BatchRequest, discard: bool) -> None:
-        """Wait for the envs that are stepping; `discard`: also discard the steps that belong to no batch yet."""
         while self._flying.any():
             self._receive(request)
         if discard:
             self._log, self._logged, self._queue = [], 0, deque()
 
     def discard_steps(self) -> None:
-        """After a failure: discard the steps that belong to no batch, and what envs in flight return or raise."""
+        """See `StepsInFlight`."""
         while waiting := len(self._env.waiting_id):
             try:
                 self._env.recv()

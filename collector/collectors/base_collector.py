@@ -1,4 +1,4 @@
-"""Base class of all collectors: iterate over batches, count frames, close."""
+"""`BaseCollector`: the base class of all collectors. Iterates over batches, counts frames, and shuts down."""
 
 from __future__ import annotations
 
@@ -16,17 +16,15 @@ Self = TypeVar("Self", bound="BaseCollector")
 
 
 class BaseCollector(ABC):
-    """Counts, finishes and ends what `_collect_batch` collects, and checks the arguments that all collectors have."""
+    """Base of all collectors. Subclasses implement `_collect_batch`."""
 
     _closed = False
     _shut_down_by = ""
-    """The failure that shut the collector down, by its class."""
+    """Class name of the exception that shut the collector down."""
     _first = "the vector env"
-    """The first argument, for errors."""
     _weights: Any
-    """The `PolicyWeights` of the collector."""
+    """`PolicyWeights` of the collector."""
     _evaluation: Any = None
-    """Its `Evaluation`."""
 
     def __init__(
         self,
@@ -42,7 +40,7 @@ class BaseCollector(ABC):
         self.env_device = config.env_device
         self.init_random_frames: int = config.init_random_frames
         self.frames = 0
-        """Steps in the batches of this collector's iterator, with the rows of those in which an env failed."""
+        """Steps in the batches of the iterator, including rows of failed steps."""
         self.policy: Any = policy
         self._batches = 0
         self._kept: dict[type, Any] = {}
@@ -54,11 +52,11 @@ class BaseCollector(ABC):
 
     @abstractmethod
     def _collect_batch(self) -> Any:
-        """One batch of numpy arrays."""
+        """Collect one batch of numpy arrays."""
 
     @abstractmethod
     def _make_evaluator(self, env: Any) -> Any:
-        """A local collector with the same policy on another vector env."""
+        """Make a local collector that runs the same policy on another vector env."""
 
     @abstractmethod
     def shutdown(self) -> None:
@@ -66,18 +64,16 @@ class BaseCollector(ABC):
 
     @property
     def policy_version(self) -> int:
-        """Number of updates of the policy's weights when the last batch began: by `update_policy_weights_`, or in
-        place by a learner that shares them with a local collector.
-        """
+        """Number of weight updates when the last batch began, including a learner's steps on a shared module."""
         version: int = self._weights.version
         return version
 
     def update_policy_weights_(self, policy_weights: Any = None) -> None:
-        """Copy weights into the policy that collects: those of a module, a state dict or a `TensorDict`.
+        """Copy the weights of a module, a state dict or a `TensorDict` into the policy that collects.
 
-        None copies those of the policy that the collector was made with. Comes into effect with the next batch, or the
-        next rollout that an actor is asked for. Raises `RuntimeError` where the policy has no weights, `ValueError`
-        where names or shapes do not fit.
+        `policy_weights=None` copies the weights of the policy that was passed to the collector. The update takes effect
+        with the next batch, or with the next rollout that is requested from an actor. Raises `RuntimeError` if the
+        policy has no weights, and `ValueError` if names or shapes do not fit.
         """
         self._weights.update(policy_weights)
 
@@ -90,16 +86,17 @@ class BaseCollector(ABC):
         eval_env: Any = None,
         keep: bool = False,
     ) -> CollectStats:
-        """Collect `n_episode` whole episodes beside the training, in this process, in envs of their own, with the
-        policy as it is. The episodes in progress go on, and nothing is counted in `frames`. See
-        docs/guides/collecting.md.
+        """Collect `n_episode` whole episodes with the current policy, in this process and in separate envs.
 
-        exploration_type: what is taken from the policy's distributions.
-        seed: seeds the envs first, so that the same episodes begin each time.
-        eval_env: the vector env that is used, and stays open; None: one that is made as the collector's own, and kept.
+        The training episodes continue, and `frames` does not change. See docs/guides/collecting.md.
+
+        exploration_type: the value taken from the policy's distributions.
+        seed: seeds the envs first, so that each evaluation plays the same episodes.
+        eval_env: vector env to play in, which stays open. `None`: a vector env made as for training, and kept for later
+            calls.
         keep: as for `collect`.
 
-        Raises `ValueError` where no envs can be made as the collector's own: pass `eval_env` then.
+        Raises `ValueError` if the collector cannot make the envs. Then pass `eval_env`.
         """
         count, wanted = at_least_one("n_episode", n_episode), as_exploration_type(exploration_type, None)
         own = self._evaluation.collector(self._make_evaluator, eval_env, stay_open=not self._closed)
@@ -110,8 +107,8 @@ class BaseCollector(ABC):
         return stats
 
     def state_dict(self) -> dict[str, Any]:
-        """Weights of the policy and progress of the collector: local ones and `RayCollector` take each other's. The
-        states of the envs are not in it.
+        """Return the policy's weights and the counts of the collector. `RayCollector` and local collectors can load it.
+        The state of the envs is not included.
         """
         return {
             "env_state_dict": self._env_state(),
@@ -122,16 +119,15 @@ class BaseCollector(ABC):
         }
 
     def _env_state(self) -> dict[str, Any]:
-        """Return the state of the vector env."""
         return {}
 
     @property
     @abstractmethod
     def _next_id(self) -> int:
-        """An id that is larger than those of all episodes so far."""
+        """Id that is larger than all episode ids until now."""
 
     def _load_progress(self, state: dict[str, Any], strict: bool, *needed: str) -> None:
-        """Take over weights and counts of a `state_dict`. Raises `ValueError` where it lacks something."""
+        """Load weights and counts. Raises `ValueError` if a needed entry is missing."""
         if missing := [name for name in needed if name not in state]:
             raise ValueError(f"the state lacks {missing}; pass what `state_dict()` of a collector returned")
         if "policy_state_dict" in state:
@@ -140,20 +136,18 @@ class BaseCollector(ABC):
         self.frames, self._batches = state["frames"], state["iter"]
 
     def _check_open(self) -> None:
-        """Raise `RuntimeError` if the collector is shut down."""
         if self._closed and self._shut_down_by:
             raise RuntimeError(f"the collector was shut down by the {self._shut_down_by} before; make a new one")
         if self._closed:
             raise RuntimeError("the collector is shut down; make a new one")
 
     def _warn_of_rounding(self, envs: str, each: str = "") -> None:
-        """Give a warning where batches have more steps than were asked for, because these envs divide them."""
+        """Warn if batches have more steps than requested, because the number of envs does not divide them."""
         asked, frames = self.requested_frames_per_batch, self.frames_per_batch
         if frames != asked:
             warn_caller(f"frames_per_batch={asked} is not a multiple of {envs}: batches have {each}{frames} frames")
 
     def _is_complete(self) -> bool:
-        """Return whether there are no more batches."""
         return 0 <= self.total_frames <= self.frames
 
     def _show_progress(self) -> None:  # noqa: B027  most show none
@@ -173,13 +167,13 @@ class BaseCollector(ABC):
             if self._is_complete():
                 self.shutdown()
             return self._finished(batch)
-        except StopIteration as error:  # passed on, it would end the iterator as if all frames had been collected
+        except StopIteration as error:  # raised unchanged, it would look like the normal end
             notes = "; ".join(getattr(error, "__notes__", ()))
             said = "an env, the policy or postproc raised StopIteration"
             raise RuntimeError(f"{said}. {notes}" if notes else said) from error
 
     def __len__(self) -> int:
-        """Number of full batches in `total_frames`. Raises `TypeError` for a collector without end."""
+        """Return the number of full batches in `total_frames`. Raises `TypeError` for a collector without end."""
         if self.total_frames < 0:
             raise TypeError("a collector without total_frames has no length")
         return -(-self.total_frames // self.frames_per_batch)
@@ -188,25 +182,25 @@ class BaseCollector(ABC):
         return True
 
     def next(self) -> Any:
-        """The next batch; None after the last one."""
+        """Return the next batch, or `None` after the last batch."""
         return next(self, None)
 
     def iterator(self) -> Iterator[Any]:
-        """Batches until `total_frames` are collected; then the collector is shut down. Of errors see `rollout`."""
+        """Iterate over batches until `total_frames`, then shut down. `rollout` describes errors."""
         return self
 
     def rollout(self) -> Any:
-        """Collect one batch, as it is: not counted in `frames`, not split, not post-processed.
+        """Collect one batch without counting, splitting or post-processing it.
 
-        Errors of envs and policy, and KeyboardInterrupt, are raised as they are; the steps of that batch are lost. The
-        next batch begins new episodes in all envs. Where there can be none (the vector env is closed, the collector has
-        `episode_seeds`, or its envs are those of Ray actors), it is shut down; a note at the error of a local one says
-        so.
+        Exceptions of envs and policy, and KeyboardInterrupt, are raised unchanged. The steps of this batch are lost,
+        and the next batch begins new episodes in all envs. The collector is shut down instead if the vector env is
+        closed, if the envs are in Ray actors, or with `episode_seeds`. A note at the exception of a local collector
+        says so.
         """
         return self._stored(self._collect_batch())
 
     def _stored(self, batch: Any) -> Any:
-        """The batch on the storing device; with `return_same_td` the same object each time, one a class of batches."""
+        """Move a batch to the storing device. With `return_same_td`, reuse the same object per class of batch."""
         if self.storing_device is not None:
             batch = batch.to(self.storing_device)
         if not self._config.return_same_td:
@@ -216,7 +210,6 @@ class BaseCollector(ABC):
         return kept
 
     def _finished(self, batch: Any) -> Any:
-        """Split a batch, store it and post-process it: the result is that of the iterator."""
         batch = self._stored(batch.split_trajectories() if self._config.split_trajs else batch)
         if self._config.postproc is not None:
             batch = self._config.postproc(batch)
@@ -235,5 +228,5 @@ class BaseCollector(ABC):
         finally:
             self.shutdown()
 
-    def _note_exception(self, error: BaseException) -> None:  # noqa: B027  most keep no data of their own
-        """Called before the `shutdown` that an exception is the cause of."""
+    def _note_exception(self, error: BaseException) -> None:  # noqa: B027  most record no data set
+        """Called with an exception before the `shutdown` that it causes."""

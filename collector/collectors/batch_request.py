@@ -1,4 +1,4 @@
-"""`LoopParts` and `BatchRequest`: the parts that a loop works with, and a batch that it is asked for."""
+"""`BatchRequest`: a batch that a loop has to collect. `LoopParts`: the objects that a loop works with."""
 
 from __future__ import annotations
 
@@ -14,29 +14,30 @@ from collector.policy.collector_policy import CollectorPolicy
 
 
 class BatchRequest(NamedTuple):
-    """One batch that a loop is to collect."""
+    """Description of one batch for a loop."""
 
     frames: int
-    """The largest number of steps."""
+    """Maximum number of steps."""
     random: bool
-    """True if random actions take the place of the policy's."""
+    """True to take random actions instead of the policy's."""
     quota: np.ndarray | None = None
-    """int `(N,)`: the episodes that are to end in each env; the loop counts them down. None: any number."""
+    """int `(N,)`: number of episodes that each env still has to end. The loop counts down in place. `None`: no quota.
+    """
     on_step: StepExtras | None = None
     reuse: bool = False
-    """True to record into the memory of the last such batch, if the loop can."""
-    policy: CollectorPolicy = None  # type: ignore[assignment]  # the source of batches sets it
-    """The policy that acts in this batch: the collector's, or random actions."""
+    """True to record into the memory of the previous batch, if the loop supports it."""
+    policy: CollectorPolicy = None  # type: ignore[assignment]  # `BatchSource` sets it
+    """Policy that acts in this batch: the collector's, or random actions."""
     version: int = -1
     """Version of the weights, or -1 for random actions."""
 
 
 class LoopParts(NamedTuple):
-    """The objects that a loop works with, which its collector owns."""
+    """Objects of the collector that a loop works with."""
 
     env: Any
     policy: CollectorPolicy
     episodes: Episodes
     clock: Clock
     stops: Callable[[], bool]
-    """Returns whether the batch is to end after this round."""
+    """Returns True to end the batch after this round."""

@@ -1,4 +1,4 @@
-"""`BatchSource`: the vector env, the policy, the episodes and the loop of a local collector, which give its batches."""
+"""`BatchSource`: collects single batches for a local collector, from its vector env, policy, episodes and loop."""
 
 from __future__ import annotations
 
@@ -22,28 +22,26 @@ from vecenv.extending import add_note, resets_in_step, warn_caller
 
 
 class Loop(Protocol):
-    """Collects one batch of a request, round by round."""
-
     def collect(self, request: BatchRequest) -> Any:
-        """Return a batch of numpy arrays."""
+        """Collect one batch of numpy arrays, round by round."""
 
 
 class StepsInFlight(Protocol):
-    """A loop whose envs may be stepping between two batches."""
+    """Loop that may leave envs stepping between two batches."""
 
     def finish_steps(self, request: BatchRequest, discard: bool) -> None:
-        """Wait for the envs that are stepping; `discard`: also discard the steps that belong to no batch yet."""
+        """Wait for envs that are stepping. `discard` also drops steps that belong to no batch yet."""
 
     def discard_steps(self) -> None:
-        """After a failure: discard the steps that belong to no batch, and what envs in flight return or raise."""
+        """After a failure: drop steps that belong to no batch, and the results and errors of envs in flight."""
 
 
 Loops = tuple[Loop, Loop, StepsInFlight | None]
-"""The loop for batches, the loop for a share of episodes in each env, and the one that has steps in flight, if any."""
+"""Loop for batches, loop for a share of episodes per env, and the loop with steps in flight or `None`."""
 
 
 class BatchSource:
-    """Collects single batches, and recovers from failures: the next batch then begins new episodes in all envs."""
+    """Collects single batches. After a failure, the next batch begins new episodes in all envs."""
 
     def __init__(
         self, env: Any, policy: Policy | None, config: CollectorConfig, make_loops: Callable[[LoopParts], Loops]
@@ -68,7 +66,7 @@ class BatchSource:
             self.episodes.share(noise.numbers[: env.env_num], noise.steps[: env.env_num])
         self.weights = PolicyWeights(policy, self.policy.module)
         if config.init_random_frames:
-            self._random_actions()  # now, because it refuses spaces from which it cannot draw
+            self._random_actions()  # raises now if the spaces cannot be sampled
         parts = LoopParts(env, self.policy, self.episodes, self.clock, config.interruptor.collection_stopped)
         self._loop, self._episode_loop, self._in_flight = make_loops(parts)
         self._info_layout: dict[str, Any] = {}
@@ -76,17 +74,16 @@ class BatchSource:
 
     @property
     def all_played(self) -> bool:
-        """Return whether all episodes with seeds of their own have been played to their end."""
         return self.episodes.is_seeded and self.episodes.all_played
 
     def extras(self, on_step: StepHook | None) -> StepExtras | None:
-        """Return what calls the hook after each round, and stores entries of the infos; None if there is neither."""
+        """Return the `StepExtras` that call the hook and store entries of infos, or `None` without either."""
         if on_step is None and not self._config.info_keys:
             return None
         return StepExtras(on_step, self._config.info_keys, self._info_layout, lambda: self.policy.layout)
 
     def collect(self, request: BatchRequest) -> tuple[Any, Ended]:
-        """Collect one batch of numpy arrays, and the episodes that ended in it. `recover` comes before."""
+        """Collect one batch, after `recover`. Return the batch and the episodes that ended in it."""
         self.clock.begin_batch()
         acting = self._random_actions() if request.random else self.policy
         wanted = requested_exploration_type() or self._config.exploration_type
@@ -100,13 +97,13 @@ class BatchSource:
         return batch, self._totals(batch, request)
 
     def _random_actions(self) -> RandomActions:
-        """Return the policy that draws random actions. Raises `TypeError` for spaces from which it cannot draw."""
+        """Return the policy of random actions. Raises `TypeError` if a space cannot be sampled."""
         if self._random is None:
             self._random = random_actions(None, self.env, self.clock, self.policy.noise, self.policy)
         return self._random
 
     def reseed_random_actions(self) -> None:
-        """Draw random actions from the action spaces as these are seeded now."""
+        """Continue random actions from the current random state of the action spaces."""
         if self._random is not None:
             self._random.policy.draw_like(self.env.action_space)
 
@@ -119,11 +116,10 @@ class BatchSource:
         return ended
 
     def stats(self) -> CollectorStats:
-        """Return the seconds since the first batch by kind of work."""
         return CollectorStats(frames=self.steps, broken_episodes=self.episodes.broken, **self.clock.seconds)
 
     def warn_of_failures(self) -> None:
-        """Give a warning after the first batch in which episodes broke off."""
+        """Warn once, after the first batch with a broken episode."""
         count = self.episodes.broken
         if not count or self._warned_of_failures:
             return
@@ -135,7 +131,7 @@ class BatchSource:
         )
 
     def note_failure(self, error: BaseException) -> bool:
-        """Record that an exception ended a batch. Return whether new episodes can come next; a note says so."""
+        """Record that `error` ended a batch, and add a note. Return whether the collector can continue."""
         if self._config.is_seeded:
             why = "its steps are lost, and with episode_seeds every episode is played to its end"
         elif getattr(self.env, "is_closed", False):
@@ -148,7 +144,7 @@ class BatchSource:
         return False
 
     def recover(self) -> None:
-        """After a failure: abandon the episodes in progress, and what is in flight."""
+        """After a failure: abandon the episodes in progress and the steps in flight."""
         if self.failed:
             if self._in_flight is not None:
                 self._in_flight.discard_steps()
@@ -158,13 +154,12 @@ class BatchSource:
 
     @property
     def has_steps_in_flight(self) -> bool:
-        """Return whether envs may be stepping between two batches."""
         return self._in_flight is not None
 
     def finish_steps(self, discard: bool) -> None:
-        """Wait for the envs that are stepping; `discard`: also discard the steps that belong to no batch yet."""
+        """See `StepsInFlight`."""
         if self._in_flight is not None:
-            request = BatchRequest(0, False, on_step=self.extras(None))  # what comes now is shown to no hook
+            request = BatchRequest(0, False, on_step=self.extras(None))  # no hook sees these steps
             self._in_flight.finish_steps(request, discard)
 
     def begin(self, ids: np.ndarray, obs: Any, infos: np.ndarray) -> None:

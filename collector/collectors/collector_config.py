@@ -1,4 +1,4 @@
-"""`CollectorConfig`: the arguments that all collectors share, checked once."""
+"""`CollectorConfig`: the arguments that all collectors share, after their checks."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from vecenv.extending import check_count
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class CollectorConfig:
-    """Arguments of a collector, with their meaning in `SyncDataCollector`. The fields hold checked values.
+    """Arguments of a collector, documented in `SyncDataCollector`. The fields hold checked values.
 
-    Raises `TypeError` and `ValueError` for values that a collector does not take.
+    Raises `TypeError` and `ValueError` for invalid values.
     """
 
     frames_per_batch: Any
     total_frames: Any = -1
-    """int: -1 for a collector without end."""
+    """int: -1 for no end."""
     device: Any = None
-    """Fills in `storing_device` and `policy_device`."""
+    """Default for `storing_device` and `policy_device`."""
     storing_device: Any = None
     policy_device: Any = None
     env_device: Any = None
@@ -46,7 +46,7 @@ class CollectorConfig:
     policy_threads: int | None = 1
     episode_seeds: Iterable[tuple[int, int]] | None = None
     info_keys: Any = None
-    """tuple: empty for none."""
+    """tuple of str."""
 
     def __post_init__(self) -> None:
         frames = at_least_one("frames_per_batch", self.frames_per_batch)
@@ -72,32 +72,31 @@ class CollectorConfig:
         if self.policy_threads is not None:
             checked["policy_threads"] = check_count("policy_threads", self.policy_threads)
         for name, value in checked.items():
-            object.__setattr__(self, name, value)  # the way of frozen dataclasses
+            object.__setattr__(self, name, value)  # the dataclass is frozen
 
     @classmethod
     def of(cls, user: str, arguments: Mapping[str, Any]) -> CollectorConfig:
-        """Build the config from those of the arguments that are fields. `user` is the collector's class, for errors."""
+        """Build the config from the arguments that are fields. `user` is the collector's class name for errors."""
         if arguments["frames_per_batch"] is None:
             raise TypeError(f"{user} needs frames_per_batch=, the steps in a batch of all envs together")
         return cls(**{each.name: arguments[each.name] for each in fields(cls) if each.name in arguments})
 
     def of_evaluation(self) -> dict[str, Any]:
-        """Return the arguments that hold for the collector of `evaluate` too."""
+        """Return the arguments that the collector of `evaluate` shares."""
         names = "info_keys", "policy_device", "storing_device", "max_frames_per_traj", "policy_threads"
         return {name: getattr(self, name) for name in names}
 
     @property
     def is_seeded(self) -> bool:
-        """Return whether episodes have seeds of their own."""
         return self.episode_seeds is not None
 
     @property
     def job_seed(self) -> int | None:
-        """Seed of random actions and samples; None if episodes have no seeds of their own."""
+        """Seed of random actions and samples, or `None` without `episode_seeds`."""
         return getattr(self.episode_seeds, "job_seed", 0) if self.is_seeded else None
 
     def refuse_with_seeds(self, what: str) -> None:
-        """Raise `ValueError` if episodes have seeds of their own."""
+        """Raise `ValueError` with `episode_seeds`. `what` names the refused argument or call."""
         if self.is_seeded:
             raise ValueError(
                 f"{what} cannot be used with episode_seeds: each episode is reset with its own seed and played to its "
@@ -106,10 +105,10 @@ class CollectorConfig:
 
 
 def resolve_devices(device: Any, storing: Any, policy: Any, env: Any) -> tuple[Any, Any, Any]:
-    """Return the devices of batches, policy and envs; None if none was given.
+    """Return the devices of batches, policy and envs, each `None` if unknown.
 
-    `device` fills in what is not given (as torchrl's collectors). If no storing device is given, batches are stored
-    where both policy and envs are. Raises `ValueError` for an `env_device` other than the CPU.
+    `device` is the default of all three (as in torchrl's collectors). Without a storing device, batches are stored on
+    the device that policy and envs share. Raises `ValueError` if `env` is not the CPU.
     """
     if env is not None and str(env) != "cpu":
         raise ValueError(f"envs run on the CPU: env_device must be None or 'cpu', got {env!r}")
@@ -124,14 +123,13 @@ def resolve_devices(device: Any, storing: Any, policy: Any, env: Any) -> tuple[A
 
 
 def limit(name: str, number: Any) -> int:
-    """Return a limit, or 0 for none, which None and numbers below one mean."""
+    """Return the limit, or 0 (no limit) for `None` and numbers below one."""
     return 0 if number is None else max(0, whole(name, number))
 
 
 def all_frames(total_frames: Any, frames_per_batch: int) -> int:
-    """Return `total_frames`, or -1 for a collector without end, which None and negative numbers mean.
-
-    Raises `ValueError` for zero, and if batches do not divide the total.
+    """Return `total_frames`, or -1 (no end) for `None` and negative numbers. Raises `ValueError` if `total_frames` is
+    zero or not a multiple of the batch.
     """
     total_frames = -1 if total_frames is None else max(-1, whole("total_frames", total_frames))
     if total_frames == 0:

@@ -1,4 +1,4 @@
-"""Build or check the vector env that a collector steps, and put transforms around it."""
+"""Build the vector env of a collector, wrap it in transforms, and check that the collector can step it."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from vecenv.extending import VECTOR_ENVS, check_options, flat, own_env_fns
 from vecenv.transforms import TransformedVectorEnv
 
 PROCESSES = ("num_workers", "context", "start_timeout", "step_timeout", "affinity", "release_openmp")
-"""Arguments that only mean something where envs are in processes of their own."""
+"""Keywords that only make sense if envs are in separate processes."""
 
 
 class VectorEnvMaker:
-    """Makes the vector env of a list of env_fns, with the backend and the keywords that the user gave.
+    """Makes a vector env from a list of env_fns, with the backend and keywords of the user.
 
-    `user` is the collector's class, for errors. `default` is the backend where None was given, unless keywords ask for
-    processes. Raises `ValueError` for an unknown backend, and `TypeError` for keywords that neither the collector nor
-    the vector env has.
+    user: class of the collector, for errors. backend: `None` for `default`, or for "shmem" if a keyword only makes
+        sense with processes. Raises `ValueError` for an unknown backend, and `TypeError` for keywords that neither the
+        collector nor the vector env has.
     """
 
     def __init__(self, user: type[Any], backend: str | None, default: str, options: Mapping[str, Any]) -> None:
@@ -47,7 +47,7 @@ class VectorEnvMaker:
         return self._make(env_fns, **self._options)
 
     def check_used(self) -> None:
-        """Raise `ValueError` for arguments that were given for a vector env that was already made."""
+        """Raise `ValueError` if the user gave keywords for a vector env that already exists."""
         if self._given and not self._used:
             raise ValueError(
                 f"{' and '.join(self._given)} cannot be used with a vector env that is already made: set them in the "
@@ -56,10 +56,10 @@ class VectorEnvMaker:
 
 
 def make_vector_env(source: Any, kwargs: dict[str, Any] | None, make: Callable[[list[Callable[[], Any]]], Any]) -> Any:
-    """The vector env that `source` is or makes; `make` puts single envs into one.
+    """Return the vector env that `source` is or makes. Single envs become a vector env through `make`.
 
-    Raises `RuntimeError` for `kwargs` where there is nothing to call with them, and `TypeError` for what is
-    neither, such as a vector env with the methods of another library.
+    Raises `RuntimeError` if `kwargs` are given for an object that already exists, and `TypeError` if `source` is not
+    supported, for example a vector env of another library.
     """
     kwargs = kwargs or {}
     if isinstance(source, str):
@@ -90,7 +90,7 @@ def make_vector_env(source: Any, kwargs: dict[str, Any] | None, make: Callable[[
             source.close()
         raise TypeError(instead)
     if isinstance(source, VectorEnv) and hasattr(below := vars(source).get("venv"), "env_num"):
-        source = below  # of a facade of ours, which resets by itself
+        source = below  # of our facade, because the facade itself resets envs
     elif isinstance(source, VectorEnv):
         from vecenv import from_gymnasium
 
@@ -107,8 +107,8 @@ def make_vector_env(source: Any, kwargs: dict[str, Any] | None, make: Callable[[
 
 
 def with_transforms(env: Any, transforms: Any, policy: Any, device: Any) -> Any:
-    """The vector env with transforms around it, which work where the policy does: on its `device`, if one is given, or
-    where its parameters are; on arrays in this process where that is the CPU. None: the vector env as it is.
+    """Wrap the vector env in transforms that run on the policy's device: `device`, or the device of the policy's
+    parameters.
     """
     if transforms is None:
         return env
@@ -127,7 +127,7 @@ def with_transforms(env: Any, transforms: Any, policy: Any, device: Any) -> Any:
 def again(
     kwargs: dict[str, Any] | None, make: VectorEnvMaker, transforms: Any, policy: Any, device: Any
 ) -> Callable[[Any], Any]:
-    """Return a function that makes the vector env of a source as the collector's own, with copies of the transforms."""
+    """Return a function that makes another vector env like the collector's, with copies of the transforms."""
 
     def make_again(source: Any) -> Any:
         clones = None if transforms is None else [each.clone() for each in flat(transforms)]
@@ -137,7 +137,7 @@ def again(
 
 
 def check_synchronous(env: Any, user: str, cuts: bool) -> None:
-    """ValueError for a vector env that does not wait for all envs, or cannot reset them as `check_rounds` demands."""
+    """Raise `ValueError` if the vector env does not wait for all envs, or for the reasons of `check_rounds`."""
     if env.is_async:
         raise ValueError(
             f"{user} waits for all envs in each round: use AsyncDataCollector for a vector env with wait_num or "
@@ -147,8 +147,9 @@ def check_synchronous(env: Any, user: str, cuts: bool) -> None:
 
 
 def check_rounds(env: Any, mixed: bool, cuts: bool) -> None:
-    """ValueError for a vector env that steps its envs together and cannot reset them as a collector does: in a step of
-    the others (`mixed`), or before it; with `cuts`, in the middle of an episode too.
+    """Raise `ValueError` if the vector env steps its envs together and cannot reset them as a collector needs.
+
+    mixed: resets happen while other envs step; otherwise in a separate round. cuts: envs are also reset in mid-episode.
     """
     if cuts:
         check_step_count(env.observation_space)
@@ -172,7 +173,7 @@ def check_rounds(env: Any, mixed: bool, cuts: bool) -> None:
 
 
 def check_step_count(observation_spaces: Sequence[Any]) -> None:
-    """Raise `ValueError` where observations have an entry of the name under which steps are counted."""
+    """Raise `ValueError` if an observation already has an entry named `step_count`."""
     for env_id, space in enumerate(observation_spaces):
         if isinstance(space, spaces.Dict) and "step_count" in space.spaces:
             raise ValueError(
@@ -182,7 +183,7 @@ def check_step_count(observation_spaces: Sequence[Any]) -> None:
 
 
 def _instead_of(source: Any) -> str | None:
-    """Return what to pass in place of a vector env that collectors cannot step; None for all that they can."""
+    """Return the text that says which object to pass instead of this vector env, or `None` if it is supported."""
     tensors = sys.modules.get("collector.device.torch_vector_env")
     if tensors is not None and isinstance(source, tensors.TorchVectorEnv):
         return "collectors move observations themselves: pass the vector env without TorchVectorEnv around it"

@@ -1,24 +1,25 @@
-"""`EpisodeLoop`: collects batches in which envs may stand still: each has its share of episodes, or plays seeds.
+"""`EpisodeLoop`: collects batches in which envs may pause, because each env has a share of episodes or plays seeds.
 
-A round calls the policy for the envs that step, and sends their actions. An env whose episode ends is reset in the
-first of these ways that is open::
+In a round, the policy chooses the actions of the envs that step. If an episode ends, the env is reset in the first way
+that is possible::
 
     by its worker,       round    1    2    3    4    5    6
-    in the same round    env 0    s0   s1#  s2   s3   s4   s5    s = step, with the row it is recorded in
+    in the same round    env 0    s0   s1#  s2   s3   s4   s5    s = step, with its row in the batch
                          env 1    s0   s1   s2   s3#  s4   s5    # = the episode ends
 
-    in the round         env 0    s0   s1#  R    s2   s3   s4    R = reset; only if episodes have seeds of their own
-    after it             env 1    s0   s1   s2   s3#  R    s4#
+    in the next round    env 0    s0   s1#  R    s2   s3   s4    R = reset; only with episode seeds
+                         env 1    s0   s1   s2   s3#  R    s4#
 
-    in a round of        env 0    s0   s1        s2   s3   s4#   before the first round of a batch, and without seeds
-    its own              env 1    s0   s1#  R    s2   s3   s4
+    in a separate        env 0    s0   s1        s2   s3   s4#   before the first round, and without seeds
+    round                env 1    s0   s1#  R    s2   s3   s4
 
-The first way is closed in the cases that `SyncLoop` names, and if no further episode is known for each env. Without
-seeds, envs that have all their episodes stay behind, and the policy gets the rows of the others. With seeds, an env
-that has all its rows waits for the others. An env for which there is no further episode is left out. The policy gets a
-row for each env in every round (one on tensors: filled up to a multiple of four), so that what it computes for one does
-not depend on which others step. Rows of envs that do not step hold their last observation, and their
-actions are discarded.
+The first way is impossible in the cases that `SyncLoop` lists, and if an env may not get another episode.
+
+- Without seeds, an env that has all its episodes pauses. The policy gets rows only for the other envs.
+- With seeds, an env pauses if all its rows are filled, or if no episode is left.
+- With seeds, the policy gets a row per env in every round, so that an action does not depend on which other envs step.
+  `make_policy` pads the rows of a policy on tensors. The row of a paused env holds its last observation, and its action
+  is discarded.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ from vecenv.extending import resets_in_step
 
 
 class EpisodeLoop:
-    """Collects `Rollout`s of whole episodes; arguments as for `SyncLoop`."""
+    """Collects `Rollout`s of whole episodes. Arguments as for `SyncLoop`."""
 
     def __init__(self, parts: LoopParts) -> None:
         self._env, self._policy, self._episodes, self._clock, self._stops = parts
@@ -44,7 +45,6 @@ class EpisodeLoop:
         self._kept: RolloutBuffer | None = None
 
     def collect(self, request: BatchRequest) -> Rollout:
-        """Collect one batch."""
         n, episodes, clock, seeded = len(self._all_ids), self._episodes, self._clock, self._episodes.is_seeded
         buffer, rows = buffer_of(request, n, self._kept), np.zeros(n, np.int64)
         recorder = RoundRecorder(buffer, episodes, self._policy, request, clock)
@@ -53,7 +53,7 @@ class EpisodeLoop:
         if episodes.obs is not None:
             buffer.write("obs", slice(0, n), episodes.obs)
         ids, time, is_even, some_ended, stopped = self._going(rows, buffer, request), 0, True, True, False
-        obs: Any = None  # what the policy gets, where the last round returned it
+        obs: Any = None  # the policy's input, or None to read the buffer
         while len(ids) and not stopped:
             resets = None
             if some_ended and np.count_nonzero(over := episodes.over[ids]):
@@ -66,7 +66,7 @@ class EpisodeLoop:
                 obs = buffer.read("obs", rows[shown] * n + shown)
             outputs = request.policy.actions(obs, ids, episodes.infos)
             where: Where = slice(time * n, time * n + n) if is_even and len(ids) == n else rows[ids] * n + ids
-            buffer.write_outputs(where, outputs)  # those of envs that are reset are written over
+            buffer.write_outputs(where, outputs)  # rows of envs that are reset are overwritten later
             time += 1
             autoreset = self._resets_in_step and time < buffer.steps and self._go_on(ids, request.quota)
             step = self._exchange(ids, outputs["action"], resets, autoreset)
@@ -84,16 +84,14 @@ class EpisodeLoop:
         return buffer.finish(rows, episodes.columns, request.version)
 
     def _going(self, rows: np.ndarray, buffer: RolloutBuffer, request: BatchRequest) -> np.ndarray:
-        """Return the envs that go on: they lack rows, have an episode, and may end one more."""
+        """Return the ids of the envs that step next. They have free rows, an episode, and a remaining quota."""
         going = (rows < buffer.steps) & (self._episodes.ids >= 0)
         if request.quota is not None:
             going &= request.quota > 0
         return going.nonzero()[0]
 
     def _go_on(self, ids: np.ndarray, quota: np.ndarray | None) -> bool:
-        """Return whether each of these envs begins another episode, whichever end in a round: its seed is known, or its
-        quota has one more.
-        """
+        """Return whether every env begins another episode if its episode ends in the next round."""
         if self._episodes.is_seeded:
             return bool(self._episodes.next_seeds[ids].min() >= 0)
         return quota is None or bool(quota[ids].min() > 1)
@@ -101,11 +99,11 @@ class EpisodeLoop:
     def _reset(
         self, recorder: RoundRecorder, buffer: RolloutBuffer, rows: np.ndarray, ids: np.ndarray, over: Any, obs: Any
     ) -> Any:
-        """Run a round of resets; return the observations that the policy gets, if they are known."""
+        """Run a round of resets. Return the observations for the policy, or `None` to read the buffer."""
         n, begun, seeded = len(self._all_ids), ids[over], self._episodes.is_seeded
         first, info = self._env.reset(None if len(begun) == n else begun, **self._seeds_of(begun))
         self._clock.lap("env")
-        if not buffer.has("obs"):  # the policy may be shown rows of envs that have no episode
+        if not buffer.has("obs"):  # the policy also sees rows of envs without an episode
             buffer.write("obs", slice(0, n), nest.take(first, np.zeros(n, np.int64)))
         buffer.write("obs", rows[begun] * n + begun, first)
         recorder.begin(begun, info)
@@ -117,11 +115,10 @@ class EpisodeLoop:
         return obs
 
     def _seeds_of(self, env_ids: np.ndarray) -> dict[str, Any]:
-        """Return the arguments with which these envs are reset."""
         return {"seed": self._episodes.seeds[env_ids].tolist()} if self._episodes.is_seeded else {}
 
     def _exchange(self, ids: np.ndarray, action: Any, resets: np.ndarray | None, autoreset: bool) -> tuple[Any, ...]:
-        """Send a round and receive its results; envs in the mask `resets` are reset instead."""
+        """Step envs and return the results. Envs in the mask `resets` are reset instead."""
         asked = None if len(ids) == len(self._all_ids) else ids
         if resets is not None:
             mask = resets if asked is None else ids[resets]

@@ -1,4 +1,4 @@
-"""`evaluate`: play whole episodes with the current policy in separate envs."""
+"""`Evaluation`: plays whole episodes with the current policy in separate envs, for `evaluate` of a collector."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from vecenv.extending import Freezable, HasTransforms
 
 
 def cannot_be_made_again(source: Any, made: Any) -> str | None:
-    """Return why no other vector env can be made as a collector's was (`made` is that one), or None."""
+    """Return the reason why another vector env like `made` cannot be made from `source`, or `None`."""
     for wrapper in _wrappers(made):
         if not isinstance(wrapper, (HasTransforms, VectorEnvNormObs)):
             return f"what the {type(wrapper).__name__} around the vector env has learned is not in a new one"
@@ -24,7 +24,7 @@ def cannot_be_made_again(source: Any, made: Any) -> str | None:
 
 
 def needs_eval_env(why: str) -> ValueError:
-    """The error of `evaluate` where no envs can be made for it."""
+    """Return the error of `evaluate` for a collector that cannot make envs."""
     return ValueError(
         f"evaluate() needs envs of its own, and this collector cannot make them: {why}; pass eval_env=, a vector env "
         "that evaluation may use"
@@ -32,8 +32,8 @@ def needs_eval_env(why: str) -> ValueError:
 
 
 def learning(env: Any) -> list[str]:
-    """The classes of what has statistics of its own that change with each step, in the envs and around them."""
-    engine = getattr(_base(env), "engine", None)  # one of another kind has none
+    """Return the class names of envs, wrappers and transforms with statistics that are not frozen."""
+    engine = getattr(_base(env), "engine", None)  # custom vector envs have no engine
     names = set() if engine is None else {name for report in engine.reports for name in report.learning or ()}
     for wrapper in _wrappers(env):
         if isinstance(wrapper, HasTransforms):
@@ -45,7 +45,7 @@ def learning(env: Any) -> list[str]:
 
 
 def carry_statistics(train: Any, other: Any) -> None:
-    """Give the wrappers of a vector env made as `train` what those of `train` have learned until now, frozen."""
+    """Copy the running statistics of `train`'s wrappers into `other`'s, and freeze them."""
     for known, new in zip(_wrappers(train), _wrappers(other), strict=True):
         if isinstance(new, HasTransforms):
             new.transform.load_state_dict(known.transform.state_dict())
@@ -58,23 +58,23 @@ def carry_statistics(train: Any, other: Any) -> None:
 
 
 class Evaluation:
-    """Collects whole episodes with collectors of their own; the one whose envs are made here is kept.
+    """Makes the collectors that `evaluate` uses. The collector with envs made here is kept for later calls.
 
-    source: what the collector was made with. make_env: makes a vector env of such a source. train: that of the
-    training, whose statistics the new one has, frozen; None where there is none in this process.
+    source: the first argument of the training collector. make_env: makes a vector env from `source`. train: vector env
+        of the training, whose statistics are copied, or `None` if no such vector env is in this process.
     """
 
     def __init__(self, source: Any, make_env: Callable[[Any], Any], train: Any = None) -> None:
         self._source, self._make_env, self._train = source, make_env, train
         self._why_not = None if train is None else cannot_be_made_again(source, train)
         self._creators: dict[EnvCreator, EnvCreator] = {}
-        """The creators of the training envs, and those of the same envs with frozen copies of what they share."""
+        """Creators of the training envs, with their frozen copies for evaluation."""
         self._own: Any = None
 
     @contextmanager
     def collector(self, make_collector: Callable[[Any], Any], eval_env: Any, stay_open: bool) -> Iterator[Any]:
-        """The collector that `make_collector` makes of `eval_env`, or of envs that are made here, and kept for the next
-        time with `stay_open`. Raises `ValueError` where there are none.
+        """Provide a collector on `eval_env`, or on envs made here, which are closed unless `stay_open`. Raises
+        `ValueError` if envs cannot be made.
         """
         if eval_env is None and self._own is None:
             self._own = self._make(make_collector)
@@ -90,7 +90,6 @@ class Evaluation:
                 self.close()
 
     def _make(self, make_collector: Callable[[Any], Any]) -> Any:
-        """The collector of envs that are made here."""
         if self._why_not is not None:
             raise needs_eval_env(self._why_not)
         source = self._source
@@ -109,9 +108,7 @@ class Evaluation:
             raise
 
     def _frozen(self, env_fn: Any) -> Any:
-        """Return the maker of the env for evaluation: of creators whose envs share state with the training's, a
-        frozen copy.
-        """
+        """Return the env_fn for evaluation. An `EnvCreator` that shares state with the training becomes a frozen copy."""
         if self._train is None or not isinstance(env_fn, EnvCreator):
             return env_fn
         if env_fn not in self._creators:
@@ -119,21 +116,20 @@ class Evaluation:
         return self._creators[env_fn]
 
     def _carry(self, env: Any) -> None:
-        """Give the envs made here the statistics of the training as they are now."""
+        """Copy the current statistics of the training into the envs made here."""
         for known, copy in self._creators.items():
             copy.load_state_dict(known.state_dict())
         if self._train is not None:
             carry_statistics(self._train, env)
 
     def close(self) -> None:
-        """Close the envs that were made here."""
         if self._own is not None:
             own, self._own = self._own, None
             own.shutdown()
 
 
 def _wrappers(env: Any) -> list[Any]:
-    """The wrappers around a vector env, outermost first."""
+    """Return the wrappers around a vector env, outermost first."""
     found: list[Any] = []
     while isinstance(env, VectorEnvWrapper):
         found.append(env)
@@ -142,5 +138,4 @@ def _wrappers(env: Any) -> list[Any]:
 
 
 def _base(env: Any) -> Any:
-    """The vector env within all wrappers."""
     return _wrappers(env)[-1].venv if isinstance(env, VectorEnvWrapper) else env

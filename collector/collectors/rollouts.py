@@ -1,4 +1,4 @@
-"""`rollout`: step a vector env with a policy, without a collector."""
+"""`rollout`: steps a vector env with a policy, without a collector."""
 
 from __future__ import annotations
 
@@ -33,21 +33,22 @@ def rollout(
     *,
     obs: Any = None,
 ) -> Rollout:
-    """At most `max_steps` steps of each env, as a `Rollout` `(N, T)` (as torchrl's `env.rollout`). Nothing is closed.
+    """Take at most `max_steps` steps of each env, and return a `Rollout` `(N, T)` (as torchrl's `env.rollout`).
 
-    venv_or_env: a vector env, or one env (N = 1). One with `lazy=True` is started.
-    policy: as those of the collectors; None draws from the envs' action spaces, which `venv.seed` seeds: legal actions,
-        where observations or infos have an `action_mask` (with `auto_reset=False` the first infos are not known).
-    break_when_any_done: stop as soon as an episode ends. False: reset its env, and go on for `max_steps` steps.
-    break_when_all_done: stop once each env has ended an episode; those that have are not stepped any more, and
-        `mask` is False for them. Takes the place of `break_when_any_done`.
-    auto_reset: reset all envs first. False goes on from the observations `obs`, of all N envs: what the last `reset` or
-        `step` returned, or `batch.next.obs[:, -1]` of the last rollout (envs whose episode is over are to be reset).
+    venv_or_env: a vector env, or one env (N = 1). A lazy vector env is started. The vector env stays open.
+    policy: as for a collector. `None` draws from the envs' action spaces, which `venv.seed` seeds. If observations or
+        infos have an `action_mask`, the actions are legal. (With `auto_reset=False`, the first infos are unknown.)
+    break_when_any_done: stop when the first episode ends. False: reset its env and continue.
+    break_when_all_done: stop when each env has ended an episode. An env that has ended is not stepped any more, and its
+        `mask` is False. Takes precedence over `break_when_any_done`.
+    auto_reset: reset all envs first. False continues from `obs`.
     set_truncated: mark the last step of each env as truncated.
-    callback: called after each round with `venv_or_env` and a `StepBatch`; what it returns is ignored.
+    callback: called after each round with `venv_or_env` and a `StepBatch`. The result is ignored.
+    obs: observations of all N envs, for example `batch.next.obs[:, -1]` of the last rollout or the result of `reset`.
+        Reset envs whose episode is over first.
 
-    Raises RuntimeError for `auto_reset=False` without `obs`, ValueError for `obs` of another number of envs, TypeError
-    for what cannot be stepped, and what the envs and the policy raise.
+    Raises `RuntimeError` for `auto_reset=False` without `obs`, `ValueError` if `obs` has not N rows, and `TypeError` if
+    `venv_or_env` cannot be stepped. Errors of envs and policy are raised unchanged.
 
     >>> import gymnasium as gym
     >>> from vecenv import DummyVectorEnv
@@ -77,12 +78,12 @@ def rollout(
 
 
 class _Rounds(SyncDataCollector):
-    """Takes one batch, and leaves the envs open, also after an error."""
+    """Collector of a single batch, which leaves the envs open."""
 
     _user = "rollout()"
 
     def take(self, quota: np.ndarray | None, hook: Callable[[StepBatch], Any] | None, obs: Any) -> Rollout:
-        """A batch in which at most `quota` episodes of each env end; it begins with a reset, or goes on from `obs`."""
+        """Collect a batch in which at most `quota` episodes of each env end, after a reset or from `obs`."""
         if obs is not None:
             counts = {len(rows) for rows in nest.leaves(obs)}
             n = self.env.env_num
@@ -108,7 +109,7 @@ def _call(callback: Callable[[Any, StepBatch], Any], env: Any, step: StepBatch) 
 
 
 class _FirstEnd(Interruptor):
-    """Ends a collection with the first episode that ends: the loop counts down what is left of `quota`."""
+    """Stops a collection after the first end of an episode, which the loop subtracts from `quota`."""
 
     def __init__(self, quota: np.ndarray) -> None:
         super().__init__()
@@ -119,7 +120,7 @@ class _FirstEnd(Interruptor):
 
 
 class _Borrowed:
-    """An env that its vector env does not close."""
+    """Env that is not closed with its vector env, because it belongs to the caller."""
 
     def __init__(self, env: Any) -> None:
         self.env = env
@@ -128,16 +129,16 @@ class _Borrowed:
         return getattr(self.env, name)
 
     def close(self) -> None:
-        """It belongs to the caller."""
+        """Do nothing."""
 
 
 class _Draws:
-    """A policy that draws from the envs' own action spaces, so that the next rollout goes on where this one ended."""
+    """Policy that draws from the envs' action spaces, so that the next rollout continues the random streams."""
 
     def __init__(self, venv: Any) -> None:
         self._venv = venv
         self.masks_of: Callable[[Any], list[Any] | None] = lambda env_ids: None
-        """Returns the masks in the infos of envs."""
+        """Returns the action masks in the infos of these envs."""
 
     def __call__(self, obs: Any, env_id: Any) -> Any:
         every = self._venv.action_space

@@ -1,4 +1,4 @@
-"""`RoundRecorder`: writes the rounds of one batch of a synchronous loop into its buffer."""
+"""`RoundRecorder`: writes the rounds of one batch into a buffer, and counts steps and episodes."""
 
 from __future__ import annotations
 
@@ -16,8 +16,6 @@ from vecenv import nest
 
 
 class RoundRecorder:
-    """Records what envs returned: into the buffer of a batch, and in the record of episodes."""
-
     def __init__(
         self, buffer: RolloutBuffer, episodes: Episodes, policy: CollectorPolicy, request: BatchRequest, clock: Clock
     ) -> None:
@@ -27,9 +25,10 @@ class RoundRecorder:
     def record(
         self, ids: np.ndarray, where: Where, after: Where, step: Any, resets: np.ndarray | None, autoreset: bool
     ) -> bool:
-        """Record a round in the rows `where`, its observations in the rows `after`. Return whether an episode ended.
+        """Record a round. Return whether an episode ended.
 
-        `resets`: mask of the envs that were reset instead of stepped. `autoreset`: envs were reset in their last step.
+        where: rows of the actions. after: rows of the observations that followed. resets: mask of the envs that were
+            reset instead of stepped. autoreset: the workers reset envs whose episodes ended.
         """
         buffer, episodes, (obs, reward, terminated, truncated, info) = self._buffer, self._episodes, step
         reward, terminated, truncated, by_env = episodes.count(ids, reward, terminated, truncated, resets)
@@ -39,7 +38,7 @@ class RoundRecorder:
         if len(ended):
             last_obs = nest.take(obs, ended)
             for j, row in enumerate(ended.tolist()) if autoreset else ():
-                if by_env[row] and "final_obs" in info[row]:  # also a key of an env's own, where a limit ended it
+                if by_env[row] and "final_obs" in info[row]:  # if a limit ended the episode, the key is the env's
                     nest.put(last_obs, j, info[row]["final_obs"])
                     begun.append(row)
         if self._on_step is not None:
@@ -61,7 +60,7 @@ class RoundRecorder:
         self._policy.begin(env_ids)
 
     def _show(self, where: Where, shown: StepBatch, resets: Any, ended: np.ndarray, last_obs: Any) -> None:
-        """Call the step hook with the envs that stepped, and record what it returns."""
+        """Call the step hook with the envs that stepped, and store the result."""
         next_obs = nest.map(np.copy, shown.next_obs)
         if len(ended):
             nest.put(next_obs, ended, last_obs)
@@ -74,7 +73,7 @@ class RoundRecorder:
 
 
 def buffer_of(request: BatchRequest, env_num: int, kept: RolloutBuffer | None) -> RolloutBuffer:
-    """Return an empty buffer for the batch of a request: with `reuse` the kept one, if there is one."""
+    """Return an empty buffer for the batch. With `reuse`, return `kept` if there is one."""
     if not request.reuse or kept is None:
         return RolloutBuffer(env_num, request.frames // env_num)
     kept.rewind()

@@ -1,4 +1,4 @@
-"""`SyncDataCollector`: collect batches while all envs step together, by a `SyncLoop` or an `EpisodeLoop`."""
+"""`SyncDataCollector`: collects batches of steps in this process. All envs step together."""
 
 from __future__ import annotations
 
@@ -30,43 +30,44 @@ from vecenv.extending import as_ids, check_send_and_recv, warn_caller
 
 
 class SyncDataCollector(BaseCollector):
-    """Collects batches of `frames_per_batch` steps from all envs of a vector env, in step.
+    """Collects batches of `frames_per_batch` steps from the envs of a vector env, which step together.
 
-    docs/guarantees.md ("Batches of a collector") says what goes on from batch to batch, which observation is the last,
-    to whom batches belong, and what a failure leaves.
+    docs/guarantees.md ("Batches of a collector") says how batches follow each other and what happens after a failure.
 
     Args:
-        create_env_fn: a vector env, a callable that makes one (or an env), or a list of ids or of callables.
-        policy: a callable, see `collector.policy`; None takes random actions.
-        frames_per_batch: steps in a batch, all envs together, rounded up to a multiple of them with a warning.
-        total_frames: stop after that many steps, a multiple of `frames_per_batch`; None or below zero: never.
-        device: the `policy_device` and `storing_device` where they are not given.
-        storing_device: batches hold tensors on this device; None: numpy arrays.
-        policy_device: the policy gets tensors on this device; None: modules where their parameters are, others arrays.
-        env_device: None or "cpu", where envs are.
+        create_env_fn: a vector env, a callable that makes a vector env or an env, or a list of ids or callables.
+        policy: a callable, see `collector.policy`. `None`: random actions.
+        frames_per_batch: steps per batch of all envs, rounded up with a warning to a multiple of the number of envs.
+        total_frames: the iterator ends after this many steps, a multiple of `frames_per_batch`. -1 or `None`: no end.
+        device: default for `policy_device` and `storing_device`.
+        storing_device: batches hold tensors on this device. `None`: numpy arrays.
+        policy_device: the policy gets tensors on this device. `None`: a module gets tensors on the device of its
+            parameters, and other policies get arrays.
+        env_device: `None` or "cpu".
         create_env_kwargs: keyword arguments for `create_env_fn`.
-        max_frames_per_traj: truncate episodes at that many steps; None or below one: do not.
-        init_random_frames: take random actions until so many steps are collected, rounded up to whole batches.
+        max_frames_per_traj: truncate episodes after this many steps. `None` or below one: no limit.
+        init_random_frames: take random actions in the first batches, until this many steps are collected.
         reset_at_each_iter: reset all envs before each batch.
-        postproc: called with each batch of the iterator, after `split_trajs`; its result is the batch.
+        postproc: called with each batch, after `split_trajs`. The iterator returns the result.
         split_trajs: the iterator returns `batch.split_trajectories()`.
-        exploration_type: what is taken from a distribution that the policy returns.
-        exploration_mode: the old name of `exploration_type`.
-        return_same_td: return the same object with every batch, in the same memory.
-        reset_when_done: only True.
-        interruptor: checked after every round; a batch that it ends has the steps collected so far.
-        set_truncated: mark the last step of each env in a batch as truncated; its episode goes on.
-        compile_policy: run a policy on tensors through `torch.compile`; True, or a dict of its keyword arguments.
-        cudagraph_policy: replay a policy on CUDA as a graph by tensordict's `CudaGraphModule`; True, or a dict.
-        policy_threads: threads of torch for a policy on the CPU while a batch is collected; None: the caller's number.
-        backend: for a list: "dummy" (None means it here), "thread", "subproc", "shmem", or "auto", the faster one.
-        episode_seeds: `(number, seed)` of the episodes to be played, each to its end: an iterable, or `EpisodeSeeds`.
-        transforms: a transform of `vecenv.transforms`, or a list of several; they work where the policy does.
-        info_keys: entries of the envs' infos that are stored with each step, as `batch.extras[key]`: the info after the
-            action. A parameter of the policy with the name of an entry, or named `info`, gets the info before it.
+        exploration_type: the value taken from a distribution that the policy returns.
+        exploration_mode: old name of `exploration_type`.
+        return_same_td: return the same object, in the same memory, with every batch.
+        reset_when_done: only True is supported.
+        interruptor: checked after every round. If it is stopped, the batch ends early.
+        set_truncated: mark the last step of each env in a batch as truncated. The episode continues.
+        compile_policy: run a policy on tensors through `torch.compile`. `True`, or a dict of keyword arguments.
+        cudagraph_policy: run a policy on CUDA through tensordict's `CudaGraphModule`. `True`, or a dict of keyword
+            arguments.
+        policy_threads: torch threads of a CPU policy during a batch. `None`: as many as the caller has.
+        backend: for a list: "dummy" (the default), "thread", "subproc", "shmem", or "auto", which predicts the fastest.
+        episode_seeds: pairs `(number, seed)`, an iterable or `EpisodeSeeds`. Each episode is played to its end.
+        transforms: a transform of `vecenv.transforms`, or a list of transforms. They run on the policy's device.
+        info_keys: entries of infos to store as `batch.extras[key]`. They come from the info after the action. If the
+            policy has a parameter named after an entry, or named `info`, it gets the info from before the action.
         env_options: for a list: keywords of the vector env, such as `num_workers`, `step_timeout` and `on_error`.
 
-    Raises `TypeError` and `ValueError` for arguments that it does not take; a vector env that was passed stays open.
+    Raises `TypeError` and `ValueError` for invalid arguments. A vector env that was passed then stays open.
 
     Example::
 
@@ -82,10 +83,10 @@ class SyncDataCollector(BaseCollector):
     """
 
     _user = "SyncDataCollector"
-    """The name in errors."""
+    """Name of the caller in error messages."""
     _default_backend = "dummy"
     _source: Any = None
-    """The `BatchSource`; None until the vector env is made."""
+    """`BatchSource`, or `None` before the vector env is made."""
 
     def __init__(
         self,
@@ -128,7 +129,7 @@ class SyncDataCollector(BaseCollector):
             make.check_used()
             self._open(create_env_fn, create_env_kwargs, make, transforms)
         except BaseException as error:
-            # A vector env that was passed is the caller's until there is a collector.
+            # The caller owns a vector env that was passed, so a failed constructor must not close it.
             if is_own:
                 self._note_exception(error)
             self._close(env_too=is_own)
@@ -137,7 +138,6 @@ class SyncDataCollector(BaseCollector):
             raise
 
     def _open(self, source: Any, kwargs: Any, make: VectorEnvMaker, transforms: Any) -> None:
-        """Make the parts: the transforms around the vector env, the source of batches, and evaluation."""
         where = self.policy, self.policy_device
         self.env = with_transforms(self.env, transforms, *where)
         self._check_env()
@@ -148,7 +148,6 @@ class SyncDataCollector(BaseCollector):
         self._evaluation = Evaluation(source, again(kwargs, make, transforms, *where), self.env)
 
     def _check_env(self) -> None:
-        """Raise `ValueError` or `TypeError` for a vector env that the loop cannot step."""
         check_synchronous(self.env, self._user, cuts=self._config.max_frames_per_traj > 0)
         if self._config.is_seeded:
             check_send_and_recv(self.env, "a collector with episode_seeds")
@@ -158,7 +157,7 @@ class SyncDataCollector(BaseCollector):
         return episodes if self._config.is_seeded else SyncLoop(parts), episodes, None
 
     def _round_up(self, frames: int) -> int:
-        """Return the number of steps that the loop collects for a request of `frames`."""
+        """Return the number of steps that a batch of at least `frames` steps has."""
         return -(-frames // self.env.env_num) * self.env.env_num
 
     # Batches.
@@ -169,7 +168,6 @@ class SyncDataCollector(BaseCollector):
         return self._round_up(self.requested_frames_per_batch)
 
     def _is_complete(self) -> bool:
-        """Return whether all of `total_frames`, or all of `episode_seeds`, are collected."""
         return super()._is_complete() or self.all_played
 
     def _collect_batch(self) -> Any:
@@ -183,7 +181,7 @@ class SyncDataCollector(BaseCollector):
         return batch
 
     def _collect(self, request: BatchRequest) -> tuple[Any, Ended]:
-        """Collect one batch of numpy arrays, and the episodes that ended in it."""
+        """Collect one batch of numpy arrays. Return the batch and the episodes that ended in it."""
         with self._in_use():
             found: tuple[Any, Ended] = self._source.collect(request)
         self._source.warn_of_failures()
@@ -202,19 +200,20 @@ class SyncDataCollector(BaseCollector):
         on_episode: Callable[..., Any] | None = None,
         keep: bool = True,
     ) -> CollectStats:
-        """Collect `n_step` steps or `n_episode` whole episodes (as tianshou's collector); exactly one of them. Nothing
-        is counted in `frames`. See docs/guides/collecting.md.
+        """Collect `n_step` steps or `n_episode` whole episodes (as tianshou's collector). Pass exactly one of the two.
 
-        n_step: steps of all envs together, rounded up to a multiple of them with a warning.
-        n_episode: exactly that many whole episodes, a fixed share of each env. Episodes in progress are abandoned.
-        random: random actions in place of the policy's.
-        render: call `render` of the envs after each round, and wait so many seconds (synchronous collectors only).
-        reset_before_collect: abandon the episodes in progress; `gym_reset_kwargs` are for that reset.
-        on_step: called after each round with a `StepBatch`; its dict of `(k, ...)` arrays, or None, goes into `extras`.
-        on_episode: with `n_episode`, called with each `Episode` soon after it has ended.
-        keep: False returns no batch.
+        The steps are not counted in `frames`. See docs/guides/collecting.md.
 
-        Raises `ValueError` for arguments that exclude each other, and for names that the batch has.
+        n_step: number of steps of all envs, rounded up with a warning to a multiple of the number of envs.
+        n_episode: number of whole episodes. Each env plays a fixed share. Episodes in progress are abandoned.
+        random: take random actions instead of the policy's.
+        render: call `render` of the envs after each round, then wait this many seconds. Synchronous collectors only.
+        reset_before_collect: abandon the episodes in progress. `gym_reset_kwargs` are the arguments of this reset.
+        on_step: called after each round with a `StepBatch`. Returns `None`, or arrays `(k, ...)` by name for `extras`.
+        on_episode: with `n_episode`, called with each `Episode` soon after its end.
+        keep: False returns no batch, only the returns and lengths.
+
+        Raises `ValueError` for arguments that exclude each other, and if a name in `extras` is already used in a batch.
         """
         if render is not None:
             on_step = self._rendering(render, on_step)
@@ -232,7 +231,7 @@ class SyncDataCollector(BaseCollector):
             batch, ended = self._collect(BatchRequest(frames, random, on_step=hook))
         else:
             episodes = EpisodeCollection(self._collect, self._abandon_started, self._config, self._source.episodes)
-            with self._weights.kept():  # it is one batch, though it is collected in pieces
+            with self._weights.kept():  # an update must not fall between the pieces of this batch
                 batch, ended = episodes.collect(count, BatchRequest(0, random, on_step=hook), on_episode, keep)
         steps = batch.frames if n_episode is None else int(ended.lens.sum())
         batch = batch if keep else None
@@ -245,16 +244,15 @@ class SyncDataCollector(BaseCollector):
         return render_hook(self.env, pause, on_step)
 
     def _abandon_started(self) -> np.ndarray:
-        """Abandon the episodes of which a step has been taken; return their ids."""
+        """Abandon the episodes that have at least one step. Return their ids."""
         self._source.recover()
         episodes = self._source.episodes
-        abandoned: np.ndarray = episodes.ids[episodes.taken > 0]  # before steps in flight end some of them
+        abandoned: np.ndarray = episodes.ids[episodes.taken > 0]  # read before steps in flight end some episodes
         self._finish_steps(discard=True)
         episodes.abandon(np.flatnonzero(episodes.taken))
         return abandoned
 
     def _make_evaluator(self, env: Any) -> SyncDataCollector:
-        """Return a collector with the same policy on another vector env."""
         module = self._source.policy.module
         policy = self.policy if module is None else module
         return self._like_this(env, policy, frames_per_batch=env.env_num, **self._config.of_evaluation())
@@ -264,7 +262,7 @@ class SyncDataCollector(BaseCollector):
 
     @contextmanager
     def _in_use(self) -> Iterator[None]:
-        """Raise `RuntimeError` if the collector is shut down. Recover from the last failure, and note the next one."""
+        """Raise `RuntimeError` if closed, recover from the last failure, and record a new failure."""
         self._check_open()
         if getattr(self.env, "is_closed", False):
             raise RuntimeError("the vector env was closed, and the collector cannot go on; make new ones")
@@ -279,7 +277,7 @@ class SyncDataCollector(BaseCollector):
             raise
 
     def _finish_steps(self, discard: bool) -> None:
-        """Wait for the envs that are stepping; `discard`: also discard the steps that belong to no batch yet."""
+        """Wait for envs that are stepping. `discard` also drops steps that belong to no batch yet."""
         if self._source.has_steps_in_flight:
             with self._in_use():
                 self._source.finish_steps(discard)
@@ -288,30 +286,31 @@ class SyncDataCollector(BaseCollector):
 
     @property
     def all_played(self) -> bool:
-        """Return whether all of `episode_seeds` have been played to their end; False for a collector without.
+        """Return whether all of `episode_seeds` have been played to their end. Always False without `episode_seeds`.
 
-        The iterator ends then; `rollout` and `collect` raise `RuntimeError`.
+        If True, the iterator ends, and `rollout` and `collect` raise `RuntimeError`.
         """
         return bool(self._source.all_played)
 
     @property
     def everything_keyed(self) -> bool:
-        """Return whether all actions so far depend on the observations, the weights, and the job seed, number and
-        step of their episode alone. See `episode_seeds`; False for a collector without.
+        """Return whether all actions depended only on observations, weights, job seed, episode number and step.
+
+        Always False without `episode_seeds`.
         """
         return not self.not_keyed_because
 
     @property
     def not_keyed_because(self) -> str:
-        """The reason why `everything_keyed` is False; "" if it is True."""
+        """The reason why `everything_keyed` is False, or "" if it is True."""
         noise = self._source.policy.noise
         return "the collector has no episode_seeds" if noise is None else str(noise.reason)
 
     def reset(self, index: Any = None, **kwargs: Any) -> None:
-        """Reset envs (ids or a mask; None: all) before their next step; their episodes in progress are abandoned.
+        """Reset envs before their next step, and abandon their episodes in progress.
 
-        With `kwargs` (`seed`, `options`) for the envs' `reset` it is done at once. Ids that are wrong raise what the
-        vector env's `reset` raises for them, before anything is changed.
+        `index` holds ids or is a mask; `None` means all envs. With `kwargs` (`seed`, `options`) the envs are reset
+        immediately. Invalid ids raise the same errors as in the vector env's `reset`, before any env changes.
         """
         self._config.refuse_with_seeds("reset()")
         n = self.env.env_num
@@ -324,11 +323,10 @@ class SyncDataCollector(BaseCollector):
             self._source.begin(ids, obs, infos)
 
     def set_seed(self, seed: int, static_seed: bool = False) -> int:
-        """Seed all envs and the random actions, and reset: the batches that follow are reproducible.
+        """Seed all envs and the random actions, and reset all envs, so that the next batches are reproducible.
 
-        Each env gets its own seed from the chain that begins with `seed` (with `static_seed`: `seed` itself).
-        Returns the seed after the last one, to go on with. A policy that draws from torch's random stream needs
-        `torch.manual_seed` too.
+        Env i gets seed i of the chain that starts with `seed`. With `static_seed`, every env gets `seed`. Return the
+        next seed of the chain. If the policy draws from torch's random stream, call `torch.manual_seed` too.
         """
         self._config.refuse_with_seeds("set_seed()")
         self._source.recover()
@@ -346,9 +344,9 @@ class SyncDataCollector(BaseCollector):
         return int(self._source.episodes.next_id)
 
     def load_state_dict(self, state_dict: dict[str, Any], strict: bool = True) -> None:
-        """Go on from a `state_dict`: its weights, its count of frames, and ids of episodes that it has not used.
+        """Restore weights, number of frames and next episode id from a `state_dict`. The envs begin new episodes.
 
-        The envs begin new episodes. `strict` is for the policy's `load_state_dict`.
+        `strict` is passed to the policy's `load_state_dict`.
         """
         self._load_progress(state_dict, strict, "env_state_dict", "frames", "iter")
         if state_dict["env_state_dict"] and hasattr(self.env, "load_state_dict"):
@@ -360,9 +358,7 @@ class SyncDataCollector(BaseCollector):
 
     @property
     def exploration_type(self) -> ExplorationType:
-        """The value taken from a distribution that the policy returns, where no `set_exploration_type` is around a call
-        of the collector.
-        """
+        """The value taken from a policy's distribution, unless `set_exploration_type` surrounds the call."""
         return self._config.exploration_type
 
     def __repr__(self) -> str:
@@ -370,20 +366,16 @@ class SyncDataCollector(BaseCollector):
         return f"{type(self).__name__}({self.env!r}, {self.frames_per_batch} frames a batch, {so_far})"
 
     def stats(self) -> CollectorStats:
-        """Seconds since the first batch by what took them; `print(collector.stats())` names the bottleneck in one
-        line.
-        """
+        """Return the seconds per kind of work. `print(collector.stats())` names the bottleneck."""
         return self._source.stats()
 
     def shutdown(self, close_env: bool = True) -> None:
-        """End the collector, and close the vector env unless `close_env` is False. Safe to call again, and after any
-        failure.
-        """
+        """End the collector. Also close the vector env unless `close_env` is False. May be called repeatedly."""
         if not self._closed:
             self._close(env_too=close_env)
 
     def _note_exception(self, error: BaseException) -> None:
-        """Before an exception closes the vector env: let it know, so that `RecordEpisodes` ends no data set."""
+        """Tell the vector env that an exception closes it, so that `RecordEpisodes` does not complete its data set."""
         if not self._closed and (note := getattr(self.env, "note_exception", None)) is not None:
             note(error)
 

@@ -1,17 +1,21 @@
 """`SyncLoop`: collects batches in which all envs step in every round.
 
-A round calls the policy for the actions of all envs, and sends them. An env whose episode ends is reset by its worker
-in the same round, or in a round of its own before the others step again::
+In a round, the policy chooses the actions of all envs, and all envs step. If an episode ends, the env is reset by its
+worker in the same round, or in a separate round before the next step::
 
-    by its worker        env 0    s0   s1#  s2   s3   s4   s5    s = step, with the row it is recorded in
+    by its worker        env 0    s0   s1#  s2   s3   s4   s5    s = step, with its row in the batch
                          env 1    s0   s1   s2   s3#  s4   s5    # = the episode ends
 
-    in a round of        env 0    s0   s1        s2   s3   s4#   R = reset
-    its own              env 1    s0   s1#  R    s2   s3   s4
+    in a separate        env 0    s0   s1        s2   s3   s4#   R = reset
+    round                env 1    s0   s1#  R    s2   s3   s4
 
-The second way is taken if the backend cannot reset by itself, after an episode that a limit or a failure ended, and
-after the last round of a batch, because it is not known yet whether an env steps again. So all envs are always at the
-same row, and what the policy gets does not depend on where batches end.
+The separate round is needed in three cases:
+
+- The backend cannot reset an env in a step.
+- A limit or a failure ended the episode, not the env.
+- The round is the last of its batch, because the env may not be stepped any more.
+
+All envs are always at the same row, so the policy's inputs do not depend on where batches end.
 """
 
 from __future__ import annotations
@@ -37,7 +41,6 @@ class SyncLoop:
         self._kept: RolloutBuffer | None = None
 
     def collect(self, request: BatchRequest) -> Rollout:
-        """Collect one batch."""
         n, ids, env, policy, clock = len(self._ids), self._ids, self._env, request.policy, self._clock
         buffer, episodes, obs = buffer_of(request, n, self._kept), self._episodes, None
         recorder = RoundRecorder(buffer, episodes, self._policy, request, clock)
@@ -66,7 +69,7 @@ class SyncLoop:
         return buffer.finish(np.full(n, time + 1), episodes.columns, request.version)
 
     def _reset(self, recorder: RoundRecorder, buffer: RolloutBuffer, row: int, obs: Any) -> Any:
-        """Reset the envs whose episodes are over; return the observations that the policy gets, if they are known."""
+        """Reset the envs that need it. Return the observations for the policy, or `None` to read the buffer."""
         over = self._episodes.over.copy()
         ids = over.nonzero()[0]
         first, info = self._env.reset(None if over.all() else ids)

@@ -1,4 +1,4 @@
-"""`EpisodeCollection`: collects a share of whole episodes in each env, for `SyncDataCollector.collect`."""
+"""`EpisodeCollection`: collects whole episodes for `SyncDataCollector.collect`."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from collector.episodes.env_episodes import Episodes
 from collector.episodes.episode import Ended, EpisodeCutter
 
 CHUNK = 64
-"""Steps of each env between two checks which episodes have ended."""
+"""Steps of each env between two checks for ended episodes."""
 
 
 class EpisodeCollection:
-    """Collects whole episodes in pieces.
+    """Collects whole episodes in several small batches.
 
-    collect: collects one batch, and the episodes that ended in it. abandon_started: abandons the episodes in progress,
-    and returns their ids.
+    collect: collects a batch and returns it with the episodes that ended in it. abandon_started: abandons the episodes
+        in progress and returns their ids.
     """
 
     def __init__(
@@ -41,8 +41,8 @@ class EpisodeCollection:
     def collect(
         self, count: int, request: BatchRequest, on_episode: Callable[..., Any] | None, keep: bool
     ) -> tuple[FlatRollout | None, Ended]:
-        """Collect `count` episodes. Return one batch of them, or None if `keep` is False, and the episodes."""
-        # The share of each env is set before the first step: no env gets more episodes by ending them early.
+        """Collect `count` episodes. Return them as one batch (`None` if not `keep`), and their returns and lengths."""
+        # Shares are fixed before the first step, so that envs with short episodes do not play more episodes.
         quota = count // self._env_num + (np.arange(self._env_num) < count % self._env_num)
         hook, request = request.on_step, request._replace(frames=CHUNK * self._env_num, quota=quota)
         cutter, batches, ends = EpisodeCutter(), list[FlatRollout](), list[Ended]()
@@ -56,12 +56,12 @@ class EpisodeCollection:
                 on_episode(episode)  # type: ignore[misc]
         for each in batches if hook is not None else ():
             hook.fill(each.extras, each.shape)  # type: ignore[union-attr]
-        # The first rewards have another shape if no env had returned a vector yet.
+        # Early rewards have the shape (k,) if no env had returned a vector yet.
         batches = [replace(each, reward=self._reward_shape.fit(each.reward)) for each in batches]
         ends = [each._replace(returns=self._reward_shape.fit(each.returns)) for each in ends]
         all_ends = Ended(*(np.concatenate(column) for column in zip(*ends, strict=True)))
         order = np.argsort(all_ends.env_ids, kind="stable")
-        unfinished = self._abandon_started()  # there are some if the interruptor was stopped
+        unfinished = self._abandon_started()  # not empty if the interruptor stopped the collection
         return concatenate(batches, [unfinished]) if keep else None, Ended(*(column[order] for column in all_ends))
 
 
