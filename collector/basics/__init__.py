@@ -1,1 +1,1 @@
-"""Parts that the other folders share: numbers as arguments, the clock, and how a batch is ended early."""
+"""Parts that the other folders share: checks of numbers, the clock, and `Interruptor`."""

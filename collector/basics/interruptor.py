@@ -1,4 +1,4 @@
-"""`Interruptor`: end a batch early, from a signal handler or another thread."""
+"""`Interruptor`: ends a batch early. `Stopping`: the interruptor of a job, which handles SIGINT and SIGTERM."""
 
 from __future__ import annotations
 
@@ -16,36 +16,36 @@ from typing import Any, TypeVar
 
 
 class Interruptor:
-    """Ends the batch being collected after its current round, from a signal handler or another thread.
+    """Ends a batch after the current round, from a signal handler or another thread.
 
     Example::
 
         stop = Interruptor()
         collector = SyncDataCollector(env_fns, policy, frames_per_batch=4096, interruptor=stop)
-        threading.Timer(60, stop.stop_collection).start()   # a batch that takes longer is shorter than others
+        threading.Timer(60, stop.stop_collection).start()   # a batch that takes longer ends early
     """
 
     def __init__(self) -> None:
         self._stopped = False
 
     def start_collection(self) -> None:
-        """Let batches be collected to their end."""
+        """Let the following batches run to their end."""
         self._stopped = False
 
     def stop_collection(self) -> None:
-        """End the current batch, and each one after it, after one round."""
+        """End the current batch, and each later batch, after one round."""
         self._stopped = True
 
     def collection_stopped(self) -> bool:
-        """Return whether batches are to end now."""
+        """Return whether the batch has to end now."""
         return self._stopped
 
 
 @contextmanager
 def sigint_deferred() -> Iterator[None]:
-    """A critical section: Ctrl-C takes effect behind it, a second one at once.
+    """Defer the first Ctrl-C to the end of the `with` block. A second Ctrl-C takes effect immediately.
 
-    Nothing is changed outside the main thread, in which handlers run, and where SIGINT has no handler of Python.
+    Does nothing outside the main thread, and if SIGINT has no Python handler.
     """
     before, pending = signal.getsignal(signal.SIGINT), list[FrameType | None]()
     if threading.current_thread() is not threading.main_thread() or not callable(before):
@@ -67,14 +67,14 @@ def sigint_deferred() -> Iterator[None]:
 
 
 SLICE = 1.0
-"""Seconds after which a batch of a job ends."""
+"""Maximum seconds of a job's batch."""
 NOTICE = (
     b"\nEnding the job: finished episodes are kept, unfinished ones are dropped. A second signal ends it at once.\n"
 )
 GRACE = 5.0
-"""Seconds that the round in progress may take after the first signal."""
+"""Seconds for the round in progress after the first signal."""
 LAST_RESORT = 20.0
-"""Seconds after that until a process whose env holds the interpreter lock is ended; what is committed is safe."""
+"""Seconds after `GRACE` until the watchdog kills the process. Committed episodes are safe."""
 _WATCHDOG = """
 import os, select, signal, sys, time
 pid, seconds = int(sys.argv[1]), float(sys.argv[2])
@@ -93,30 +93,30 @@ Self = TypeVar("Self", bound="Stopping")
 
 
 class OutOfTime(KeyboardInterrupt):
-    """The round in progress did not end in the time that it had after a signal.
+    """The round in progress did not end soon enough after a signal.
 
-    A KeyboardInterrupt, because that is what envs and vector envs let through.
+    A KeyboardInterrupt, because envs and vector envs do not catch it.
     """
 
 
 class Stopping(Interruptor):
-    """The interruptor of a job: ends batches after a second, and while entered everything after SIGINT or
-    SIGTERM, which do not kill the process then.
+    """Interruptor of a job. Ends each batch after a second, so that the job can commit and report.
 
-    The second signal does what it did before: Ctrl-C raises KeyboardInterrupt, SIGTERM kills. One that was ignored
-    before (as SIGINT is in a shell's background jobs) stays ignored. Outside the main thread, where Python allows no
-    handlers, nothing is changed.
+    Inside of `with`, the first SIGINT or SIGTERM ends the job:
 
-    Batches end so soon because the job commits and reports between them, also while envs are slow.
-    After the first signal the round in progress has a few seconds; then `OutOfTime` is raised in it. An env that
-    holds the interpreter lock in this process (`backend="dummy"`) cannot be left so: no handler runs any more. Another
-    process ends this one then, which the number of a signal reaches through a pipe, from C.
+    - The round in progress gets a few seconds. Then `OutOfTime` is raised in it.
+    - A second signal has its usual effect: Ctrl-C raises KeyboardInterrupt, and SIGTERM kills the process.
+    - If an env holds the interpreter lock (`backend="dummy"`), Python cannot run a handler. A watchdog process kills
+      this process then. The signal number reaches the watchdog through a pipe, written from C.
+
+    A signal that was ignored before (such as SIGINT in background jobs of a shell) stays ignored. Outside the main
+    thread, where Python allows no handlers, signals are not handled.
     """
 
     def __init__(self) -> None:
         super().__init__()
         self.signum = 0
-        """The first signal; 0: none came."""
+        """First signal, or 0."""
         self._previous: dict[int, Any] = {}
         self._slice_ends = 0.0
         self._may_raise = False
@@ -140,31 +140,28 @@ class Stopping(Interruptor):
 
     @property
     def is_stopped(self) -> bool:
-        """Return whether a signal came."""
         return self._stopped
 
     def begin_slice(self) -> None:
-        """Begin a batch."""
         self._slice_ends = time.monotonic() + SLICE
 
     def collection_stopped(self) -> bool:
-        """Return whether the batch is to end after this round."""
         return self._stopped or time.monotonic() >= self._slice_ends
 
     @contextmanager
     def leaving_in_time(self) -> Iterator[None]:
-        """While envs are used: `OutOfTime` may be raised here."""
+        """Allow `OutOfTime` in the `with` block, which uses envs."""
         self._may_raise = True
         try:
             yield
         finally:
             self._may_raise = False
-            if self._stopped:  # what is left is to commit, which may take its time
+            if self._stopped:  # the remaining commit may take longer
                 self._end_watchdog()
 
     @contextmanager
     def finishing(self) -> Iterator[None]:
-        """While something is committed: `OutOfTime` is raised behind it."""
+        """Delay `OutOfTime` to the end of the `with` block, which commits."""
         before, self._may_raise = self._may_raise, False
         try:
             yield
@@ -196,17 +193,17 @@ class Stopping(Interruptor):
         self.signum = signum
         self.stop_collection()
         self._restore()
-        # Not by print: a handler may run in the middle of one. Its reader may have been ended by the same signal.
+        # Not print, because the handler may run within a print. The reader may have died from the same signal.
         with contextlib.suppress(OSError):
             os.write(2, NOTICE)
         if signal.getsignal(signal.SIGINT) == signal.default_int_handler:
             signal.signal(signal.SIGINT, self._at_once)
         self._alarm_before = signal.signal(signal.SIGALRM, self._out_of_time)
-        # It repeats, because one that comes while something is closed or committed is passed over.
+        # The alarm repeats, because an alarm during a close or commit has no effect.
         signal.setitimer(signal.ITIMER_REAL, GRACE, 1.0)
 
     def _at_once(self, signum: int, frame: FrameType | None) -> None:
-        """The second Ctrl-C. What is being closed because of it is not interrupted once more."""
+        """Handle the second Ctrl-C. The closing of envs that follows is not interrupted by `OutOfTime`."""
         self._may_raise = False
         raise KeyboardInterrupt
 

@@ -1,4 +1,4 @@
-"""`Clock` and `CollectorStats`: measure the seconds of each part of a collector, and name the bottleneck."""
+"""`Clock` and `CollectorStats`: measure the time of each part of a collector, and name the bottleneck."""
 
 from __future__ import annotations
 
@@ -6,24 +6,23 @@ import time
 from dataclasses import dataclass
 
 WORK = {"env": "envs", "policy": "policy", "transfer": "transfers"} | {k: k for k in ("storage", "hooks", "idle")}
-"""The kinds of work, with the names under which they are shown."""
+"""Kinds of work, with their names in output."""
 
 
 class Clock:
-    """Adds up the seconds of each kind of work: `lap(kind)` counts what has passed since the last lap as that kind."""
+    """Adds up seconds per kind of work. `lap(kind)` adds the time since the last lap to this kind."""
 
     def __init__(self) -> None:
         self.seconds = dict.fromkeys(WORK, 0.0)
         self._last = 0.0
 
     def begin_batch(self) -> None:
-        """Count the time since the last batch, if there was one, as "idle"."""
+        """Count the time since the last batch as "idle"."""
         if not self._last:
             self._last = time.perf_counter()
         self.lap("idle")
 
     def lap(self, kind: str) -> None:
-        """Count the time since the last lap as this kind."""
         now = time.perf_counter()
         self.seconds[kind] += now - self._last
         self._last = now
@@ -31,55 +30,55 @@ class Clock:
 
 @dataclass(frozen=True)
 class CollectorStats:
-    """Seconds since the first batch by what took them; `str()` is one line that names the bottleneck.
+    """Seconds per kind of work since the first batch. `str()` returns one line that begins with the bottleneck.
 
     >>> print(CollectorStats(env=6.0, policy=2.0, transfer=1.0, storage=0.5, idle=0.5, frames=4000))
     400 frames/s; envs 60 %, policy 20 %, transfers 10 %, storage 5 %, idle 5 %, hooks 0 %
     """
 
     env: float
-    """Sending actions and waiting for envs. Where the policy overlaps with them, only what was waited for."""
+    """Sending actions and waiting for envs. Time in which the policy runs at the same time is not included."""
     policy: float
-    """In the policy. On CUDA that is the time to queue its work."""
+    """Calls of the policy. On CUDA, the time to queue the operations."""
     transfer: float
-    """Copies to and from the policy's device, checks of its outputs, and on CUDA the wait for it."""
+    """Copies to and from the policy's device, checks of outputs, and waiting for CUDA."""
     storage: float
     """Writing and finishing batches."""
     idle: float
-    """Between batches, while the caller does something else."""
+    """Time between batches, in the caller's code."""
     frames: int
-    """Steps collected in that time."""
+    """Steps collected."""
     hooks: float = 0.0
-    """In the `on_step` of `collect`, and in its rendering."""
+    """Calls of `on_step` of `collect`, and rendering."""
     broken_episodes: int = 0
     """Episodes that broke off because their env failed. Each costs one row of a `Rollout`."""
 
     @property
     def total(self) -> float:
-        """The total time."""
+        """Total seconds."""
         return sum(getattr(self, kind) for kind in WORK)
 
     @property
     def frames_per_second(self) -> float:
-        """Steps a second, all time counted."""
+        """Frames per second of total time."""
         return self.frames / self.total if self.total else 0.0
 
     @property
     def shares(self) -> dict[str, float]:
-        """The share of each kind of work, the largest first."""
+        """Share of each kind of work, the largest first."""
         ordered = sorted(WORK, key=lambda kind: -getattr(self, kind))
         return {WORK[kind]: getattr(self, kind) / (self.total or 1.0) for kind in ordered}
 
     @property
     def bottleneck(self) -> str:
-        """The part that takes the most time: "envs", "policy", "transfers", "storage", "hooks" or "idle" (the
+        """Kind of work that takes the most time: "envs", "policy", "transfers", "storage", "hooks" or "idle" (the
         caller).
         """
         return next(iter(self.shares))
 
     @property
     def bottleneck_share(self) -> str:
-        """The bottleneck with its share, for a progress bar: "envs 60 %"."""
+        """Bottleneck with its share, for a progress bar: "envs 60 %"."""
         return _percent(self.bottleneck, self.shares[self.bottleneck])
 
     def __str__(self) -> str:

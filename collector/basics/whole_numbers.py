@@ -1,4 +1,4 @@
-"""Whole numbers as arguments."""
+"""Checks of whole numbers in arguments."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 
 def whole(name: str, number: Any) -> int:
-    """A whole number, which may be a float (1e6). Raises `TypeError` for all others."""
+    """Return a whole number as int. Floats such as 1e6 are allowed. Raises `TypeError` for other values."""
     if isinstance(number, float) and number.is_integer():
         return int(number)
     try:
@@ -17,7 +17,7 @@ def whole(name: str, number: Any) -> int:
 
 
 def at_least_one(name: str, number: Any) -> int:
-    """A whole number above zero. Raises `TypeError` and `ValueError` for all others."""
+    """Return a positive whole number. Raises `TypeError` and `ValueError` for other values."""
     count = whole(name, number)
     if count < 1:
         raise ValueError(f"{name} must be at least 1, got {count}")

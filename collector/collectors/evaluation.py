@@ -108,7 +108,7 @@ class Evaluation:
             raise
 
     def _frozen(self, env_fn: Any) -> Any:
-        """Return the env_fn for evaluation. An `EnvCreator` that shares state with the training becomes a frozen copy."""
+        """Return the env_fn for evaluation. An `EnvCreator` with shared state becomes a frozen copy."""
         if self._train is None or not isinstance(env_fn, EnvCreator):
             return env_fn
         if env_fn not in self._creators:

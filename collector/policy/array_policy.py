@@ -1,4 +1,4 @@
-"""`ArrayPolicy`: calls a policy on arrays; `OutputCheck`: checks what a policy returned against the action space."""
+"""`ArrayPolicy`: calls a policy on arrays. `OutputCheck`: checks the outputs against the action space."""
 
 from __future__ import annotations
 
@@ -24,11 +24,10 @@ Layout = dict[str, RowLayout]
 
 
 class ArrayPolicy(CollectorPolicy):
-    """Calls a policy on arrays, and checks its outputs.
+    """Calls a policy on arrays, and checks the outputs.
 
-    call: the policy with its signature. check: checks against the action space. clock: counts the seconds of the
-    policy, and those of transfers and checks. threads: the collector's `policy_threads`. columns: makes arrays of the
-    entries of infos that the policy takes; None if it takes none.
+    clock: measures policy, transfers and checks. threads: the collector's `policy_threads`. columns: makes arrays of
+        the infos that the policy takes, or `None`.
     """
 
     def __init__(
@@ -50,16 +49,15 @@ class ArrayPolicy(CollectorPolicy):
         return self.outputs(obs, env_ids, infos)
 
     def outputs(self, obs: Any, env_ids: np.ndarray, infos: np.ndarray, stepping: np.ndarray | None = None) -> Outputs:
-        """Return the checked outputs of the policy for rows of these envs, of which `stepping` step (None: all).
+        """Return the checked outputs of the policy for rows of these envs.
 
-        `infos`: the latest info of every env.
+        infos: latest info of every env. stepping: the envs that step, or `None` for all.
         """
         call: PolicyCall = self._call
         if call.state is not None and not call.state.is_known:
             self._learn_state(call.state, obs, env_ids, infos)
         obs = self._placed(obs)
         call.infos = _infos_of(env_ids, infos) if call.takes_info else None
-        # Rows and entries of infos are transferred like the observations, to the device of the policy.
         of_infos = {} if self._columns is None else self._columns(_infos_of(env_ids, infos), env_ids)
         inputs = (obs, call.rows_of(env_ids, stepping), of_infos) if call.wants_rows else obs
         outputs = self._check(self._arrays(inputs), len(env_ids))
@@ -67,23 +65,22 @@ class ArrayPolicy(CollectorPolicy):
         return outputs
 
     def _placed(self, obs: Any) -> Any:
-        """Return the observations that are on the policy's device already, or `obs`."""
+        """Return the observations as tensors on the policy's device if they are already there, else `obs`."""
         return obs
 
     def _arrays(self, inputs: Any) -> Outputs:
-        """Return the outputs of the policy by name, as arrays that are valid until the next call."""
+        """Return the policy's outputs as arrays by name, valid until the next call."""
         self._clock.lap("transfer")
         found = self._called(inputs)
         return {name: each if each.__class__ is np.ndarray else as_array(each) for name, each in found.items()}
 
     def _called(self, inputs: Any) -> dict[str, Any]:
-        """Return the policy's outputs by name, for inputs that are where the policy is."""
         outputs = self._check.by_leaf(self._call(inputs))
         self._clock.lap("policy")
         return outputs
 
     def begin(self, env_ids: Any) -> None:
-        if self._call.state is not None:  # a recurrent policy restarts from its initial state
+        if self._call.state is not None:
             self._call.state.begin(env_ids)
 
     def batch(self, wanted: ExplorationType) -> AbstractContextManager[None]:
@@ -92,9 +89,6 @@ class ArrayPolicy(CollectorPolicy):
 
     @contextmanager
     def _on_threads(self) -> Iterator[None]:
-        """Run torch's CPU operations of this thread on as many threads as the policy is to use, if the program uses
-        torch.
-        """
         threads: AbstractContextManager[None] = nullcontext()
         if self._threads is not None and sys.modules.get("torch") is not None:
             from collector.device.math_libraries import policy_threads
@@ -104,16 +98,16 @@ class ArrayPolicy(CollectorPolicy):
             yield
 
     def learn(self, obs: Any, env_ids: np.ndarray, infos: np.ndarray) -> None:
-        """Call a policy that was never called, and discard what it returns; random generators are not advanced."""
+        """Call a policy that was never called, to learn its layout. Random generators are restored."""
         if not self._check.returned:
             with generators_kept():
-                self.actions(nest.map(np.copy, obs), env_ids, infos)  # a policy may write into what it gets
+                self.actions(nest.map(np.copy, obs), env_ids, infos)  # a policy may write into its inputs
             self.begin(slice(None))
             check_policy_names(self.layout)
 
     def _learn_state(self, state: RecurrentState, obs: Any, env_ids: np.ndarray, infos: np.ndarray) -> None:
-        """Call the policy with `state=None` and discard what it returns: the state is zeros from the next call on."""
-        state.is_known = True  # else this would not end
+        """Call the policy with `state=None` to learn the form of its state."""
+        state.is_known = True  # prevents endless recursion
         try:
             with generators_kept():
                 self.outputs(nest.map(np.copy, obs), env_ids, infos)
@@ -133,8 +127,9 @@ class ArrayPolicy(CollectorPolicy):
 
 
 def _infos_of(env_ids: np.ndarray, infos: np.ndarray) -> np.ndarray:
-    """Return the infos that came with the observations of these rows. Like the observations, the info of an env
-    without an episode is another env's, and rows behind the envs have the last env's.
+    """Return the infos of the observations in these rows.
+
+    Padding rows get the info of the last env. An env without an episode gets another env's info, as with observations.
     """
     found: np.ndarray = infos[np.minimum(env_ids, len(infos) - 1)]
     if any(info is None for info in found):
@@ -144,25 +139,23 @@ def _infos_of(env_ids: np.ndarray, infos: np.ndarray) -> np.ndarray:
 
 
 class OutputCheck:
-    """Checks the outputs of a policy: their form once, and again when it changes."""
+    """Checks the outputs of a policy, in the first call and when shapes or dtypes change."""
 
     def __init__(self, env: Any) -> None:
         self.layout: Layout = {}
-        """Shape of a row and dtype of each output, once the policy was called; no actions that are trees of arrays."""
+        """Row shape and dtype of each output, without actions that are trees. Empty before the first call."""
         self.returned: Layout = {}
-        """The same as the policy returned it."""
+        """Row shape and dtype of each output, before casts."""
         self.expected = action_layouts(env.action_space)
-        """Shape of a row and dtype of each leaf of the actions, if all envs have the same."""
+        """Row shape and dtype of each leaf of the actions, or empty if envs differ."""
         self._last: Any = None
-        """Number of rows, and shapes and dtypes of the outputs, of the last call."""
+        """Number of rows, shapes and dtypes in the last call."""
         self._to_cast: list[str] = []
         self._space: Any = env.action_space[0]
         self._is_tree = isinstance(self._space, (spaces.Dict, spaces.Tuple))
 
     def __call__(self, outputs: Outputs, rows: int) -> Outputs:
-        """Return the outputs for so many rows, with actions as the envs get them. Raises `ValueError` or `TypeError`
-        for outputs that do not fit.
-        """
+        """Return the outputs with actions in the form of the action space. Raises `ValueError` or `TypeError`."""
         form = rows, {name: (values.shape, values.dtype) for name, values in outputs.items()}
         if form != self._last:
             self._check(outputs, rows)
@@ -175,7 +168,7 @@ class OutputCheck:
         return outputs
 
     def by_leaf(self, outputs: dict[Any, Any]) -> dict[str, Any]:
-        """Return outputs with an entry for each leaf of actions of a Dict or Tuple space, or one array of objects."""
+        """Return the outputs with an entry per leaf of Dict or Tuple actions. A list becomes an object array."""
         if not self._is_tree:
             return outputs
         action = outputs.pop("action")
@@ -189,7 +182,7 @@ class OutputCheck:
         return {**flatten(action, self._space), **outputs}
 
     def _check(self, outputs: Outputs, rows: int) -> None:
-        """Raise where outputs do not fit each other, those before, or the action space."""
+        """Raise if the outputs do not fit the number of rows, the previous outputs, or the action space."""
         for name, values in outputs.items():
             if values.shape[:1] != (rows,):
                 should = f"{(rows, *self.expected[name][0])}" if name in self.expected else f"({rows}, ...)"
@@ -214,7 +207,7 @@ class OutputCheck:
         }
 
     def _as_in_space(self, name: str, action: np.ndarray) -> np.ndarray:
-        """The action (a leaf of it) as the envs get it, so that the stored action is the one that was executed."""
+        """Cast actions as the envs would, so that the stored action is the executed action."""
         shape, dtype = self.expected[name]
         cast = action if action.dtype == dtype else cast_exactly(action, dtype)
         if cast is None or (action.dtype.kind == "f" and dtype.kind != "f"):

@@ -1,4 +1,4 @@
-"""`CollectorPolicy`: the interface through which a loop calls a policy; `RandomActions`, which draws them."""
+"""`CollectorPolicy`: the interface between a loop and a policy. `RandomActions`: the policy of random actions."""
 
 from __future__ import annotations
 
@@ -24,39 +24,39 @@ class CollectorPolicy(ABC):
     """Chooses actions for the envs that are about to step."""
 
     module: Any = None
-    """The network that is called (a copy if the policy is on another device), or None."""
+    """Network that is called (a copy if the policy is on another device), or `None`."""
     noise: KeyedNoise | None = None
-    """The source of random actions and samples, if episodes have seeds of their own."""
+    """Source of random actions and samples with `episode_seeds`."""
     layout: Mapping[str, RowLayout] = {}
-    """Shape of a row and dtype of each output, once the policy was called; no actions that are trees of arrays."""
+    """Row shape and dtype of each output, without actions that are trees. Empty before the first call."""
 
     @abstractmethod
     def actions(self, obs: Any, env_ids: np.ndarray, infos: np.ndarray) -> Outputs:
-        """Return the outputs of the policy for these envs: arrays `(k, ...)`, `action` among them.
+        """Return the outputs for these envs by name: arrays `(k, ...)`, including `action`.
 
-        They are valid until the envs step: they may be views of `obs`. `infos`: the latest info of every env, `(N,)`.
-        With `noise`, `obs` has a row for every env: in each call the policy gets as many. Raises `ValueError` or
-        `TypeError` for outputs that do not fit.
+        The arrays may be views of `obs`, and are valid until the envs step. `infos` `(N,)` holds the latest info of
+        every env. With `noise`, `obs` has a row for every env, so that the policy always sees the same number of rows.
+        Raises `ValueError` or `TypeError` for outputs that do not fit.
         """
 
-    def begin(self, env_ids: Any) -> None:  # noqa: B027  most have no state
+    def begin(self, env_ids: Any) -> None:  # noqa: B027  optional
         """Record that episodes begin in these envs."""
 
     def batch(self, wanted: ExplorationType) -> AbstractContextManager[None]:
-        """Return the context in which one batch is collected, with this exploration type."""
+        """Return the context in which one batch is collected with this exploration type."""
         return nullcontext()
 
-    def learn(self, obs: Any, env_ids: np.ndarray, infos: np.ndarray) -> None:  # noqa: B027  most know it
-        """Learn the layout of the outputs, if it is not known."""
+    def learn(self, obs: Any, env_ids: np.ndarray, infos: np.ndarray) -> None:  # noqa: B027  optional
+        """Learn the layout of the outputs, if it is unknown."""
 
-    def close(self) -> None:  # noqa: B027  most hold nothing
-        """Release memory on devices; the policy is not called again."""
+    def close(self) -> None:  # noqa: B027  optional
+        """Release memory on devices."""
 
 
 class RandomActions(CollectorPolicy):
-    """Draws the actions of a `RandomPolicy`, legal ones if infos or observations have an action mask.
+    """Draws the actions of a `RandomPolicy`. If infos or observations have an action mask, the actions are legal.
 
-    Replaces the policy `instead_of` if one is given: its other outputs are zeros.
+    instead_of: the policy that is replaced. Its other outputs are stored as zeros.
     """
 
     def __init__(
@@ -86,6 +86,6 @@ class RandomActions(CollectorPolicy):
 
 
 def masks_in(infos: np.ndarray) -> list[Any] | None:
-    """Return the action masks in these infos; None if no info has one."""
+    """Return the action masks of these infos, or `None` if no info has a mask."""
     masks = [None if info is None else info.get(ACTION_MASK) for info in infos]
     return None if all(mask is None for mask in masks) else masks

@@ -1,8 +1,8 @@
-"""`KeyedNoise`: random numbers for a policy that depend only on the episode and the step.
+"""`KeyedNoise`: random numbers for a policy that depend only on job seed, episode and step.
 
-Random actions come from the env's action space, seeded where the episode begins. Samples of torch's distributions are
-made out of uniform numbers, by the inverse of their distribution functions. Those are float64 and come from the host,
-whatever the device and dtype of the policy, so that the same parameters give the same sample everywhere.
+Random actions come from the env's action space, which is seeded when an episode begins. Samples of torch's
+distributions are uniform numbers, transformed by the inverse of the distribution function. The uniform numbers are
+float64 and computed on the host, so that equal parameters give equal samples on every device.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ T = TypeVar("T")
 
 
 MOST_AHEAD = 16
-"""Steps for which random numbers are computed at once."""
+"""Maximum number of steps for which random numbers are computed together."""
 MOST_IN_A_BLOCK = 4096
 UNKNOWN = (
     "the randomness of the policy is unknown: return a distribution, or declare that its actions follow from its "
@@ -39,47 +39,45 @@ UNKNOWN = (
 
 
 class KeyedNoise:
-    """Draws for the rows with which a policy is called, each of which is at a step of an episode.
+    """Draws random numbers for the rows of a policy's batch. Each row is at a step of an episode.
 
-    `numbers` and `steps` (int64 `(rows,)`) are read at each draw: the loop writes into them.
+    The loop writes the episodes into `numbers` and the steps into `steps`, both int64 `(rows,)`.
     """
 
     def __init__(self, job_seed: int, rows: int) -> None:
         self.job_seed = job_seed
         self.reason = ""
-        """The reason why not all actions so far were keyed; "" if all were: random, the mode or mean of a distribution,
-        or a sample of a known family. What a policy returns as an action may come from anywhere."""
+        """Reason why an action was not keyed, or "". Keyed actions are random actions, modes and means of
+        distributions, and samples of known families.
+        """
         self.resize(rows)
         self._policy: RandomPolicy | None = None
 
     @property
     def everything(self) -> bool:
-        """True if all actions so far were keyed."""
         return not self.reason
 
     def not_keyed(self, reason: str) -> None:
-        """Record why actions are not keyed; the first reason stays."""
+        """Record why actions are not keyed. Only the first reason is kept."""
         self.reason = self.reason or reason
 
     def resize(self, rows: int) -> None:
-        """Draw for so many rows, none of which is in an episode."""
+        """Set the number of rows, without episodes."""
         self.numbers = np.full(rows, -1)
         self.steps = np.zeros(rows, np.int64)
+        # The block has uniform numbers (rows, steps, words) for the next steps. `_drawn` counts its uses.
         self._rows, self._block, self._drawn = np.arange(rows), np.zeros((rows, 0, 0)), 0
-        """Uniform numbers for the next steps of each row, `(rows, steps, words)`, and how often they were of use."""
         self._block_numbers, self._block_steps = b"", self.steps
 
     def begin(self, env_ids: np.ndarray) -> None:
-        """Record that episodes begin in these envs."""
+        """Seed the random actions of envs in which episodes begin."""
         if self._policy is not None:
             self._policy.seed(env_ids, [action_seed(self.job_seed, each) for each in self.numbers[env_ids].tolist()])
 
     # Random actions.
 
     def seed_random(self, policy: RandomPolicy, action_spaces: Any) -> None:
-        """Seed the streams of random actions of this policy with each episode that begins. Raises `TypeError` if action
-        spaces differ.
-        """
+        """Seed the random actions of `policy` from now on. Raises `TypeError` if action spaces differ."""
         for env_id, space in enumerate(action_spaces):
             if space != action_spaces[0]:
                 raise TypeError(
@@ -93,8 +91,10 @@ class KeyedNoise:
     # What a policy draws.
 
     def watch(self, call: Callable[[], T]) -> T:
-        """Call a policy and return its result. A policy that draws from the global generators of torch (dropout does),
-        numpy or Python is not keyed.
+        """Call a policy and return the result.
+
+        If the policy draws from a global generator of torch (as dropout does), numpy or Python, its actions are not
+        keyed.
         """
         before = _generator_states()
         returned = call()
@@ -104,8 +104,8 @@ class KeyedNoise:
 
     @contextmanager
     def watch_state(self, policy: Any) -> Iterator[None]:
-        """Watch a batch. The actions of a policy that changes itself while it acts are not keyed, because they depend
-        on the episodes before.
+        """Watch a batch. If the policy changes itself while it acts, its actions depend on earlier episodes and are not
+        keyed.
         """
         before = marks_of(policy)
         yield
@@ -113,14 +113,15 @@ class KeyedNoise:
             self.not_keyed("the policy changes itself while it acts (training mode, a counter or a normaliser)")
 
     def uniforms(self, words: int) -> np.ndarray:
-        """`words` numbers between 0 and 1 for each env: float64 `(N, words)`, the same ones at each call of a step."""
+        """Return numbers between 0 and 1, float64 `(rows, words)`. Repeated calls in a step return the same numbers."""
         ahead = self.steps - self._block_steps
         if (
             self._block.shape[2] != words
             or self.numbers.tobytes() != self._block_numbers
-            or ahead.view(np.uint64).max() >= self._block.shape[1]  # also if one is below zero
+            or ahead.view(np.uint64).max() >= self._block.shape[1]  # negative numbers are large as uint64
         ):
-            # An operation on a few numbers takes as long as one on hundreds. The end of an episode ends a block.
+            # Blocks, because numpy needs about the same time for few numbers and for hundreds. A new episode needs a
+            # new block, so the size grows with the uses of the previous block.
             count = max(1, min(2 * self._drawn, MOST_AHEAD, MOST_IN_A_BLOCK // max(1, len(self._rows) * words)))
             self._block_numbers, self._block_steps, self._drawn = self.numbers.tobytes(), self.steps.copy(), 0
             keys = episode_keys(self.job_seed, self.numbers)[:, None]
@@ -131,7 +132,7 @@ class KeyedNoise:
         return drawn
 
     def choose(self, action: Any, wanted: ExplorationType) -> Any:
-        """As `exploration.choose`, with samples of known families drawn from this noise."""
+        """Take an action as `policy_call.choose` does, but sample known distributions with this noise."""
         if is_distribution(type(action)):  # type: ignore[arg-type]
             if wanted is not ExplorationType.RANDOM:
                 return choose(action, wanted)
@@ -139,24 +140,23 @@ class KeyedNoise:
                 return sample
         if is_distribution(type(action)):  # type: ignore[arg-type]
             self.not_keyed(f"samples of {type(action).__name__} are drawn by torch")
-        else:  # also distributions in a dict or tuple
+        else:  # including distributions in a dict or tuple
             self.not_keyed(UNKNOWN)
         return choose(action, wanted)
 
     def sample(self, distribution: Any) -> torch.Tensor | None:
-        """A sample of a distribution with a row for each row of the noise: of the shape, dtype and device of its
-        `sample`.
+        """Sample a distribution that has a row for each row of the noise, with shape, dtype and device of its `sample`.
 
-        None for families that are not known: `Categorical`, `OneHotCategorical`, `Bernoulli` and `Normal` are, and
-        `Independent` and `TransformedDistribution` of these. Raises `ValueError` where probabilities are NaN.
+        Known families are `Categorical`, `OneHotCategorical`, `Bernoulli` and `Normal`, also within `Independent` and
+        `TransformedDistribution`. Returns `None` for other families. Raises `ValueError` for NaN probabilities.
         """
         if tuple(getattr(distribution, "batch_shape", ())[:1]) != self.numbers.shape:
-            return None  # it has not a row for each observation, which is refused later on
+            return None  # `OutputCheck` refuses the sample later
         found = self._sample(distribution)
         return None if found is None else found[0].to(found[1])
 
     def _sample(self, distribution: Any) -> tuple[torch.Tensor, torch.dtype] | None:
-        """A sample before it is rounded to the dtype of the distribution, and that dtype."""
+        """Return an unrounded sample, and the dtype of the distribution."""
         if not draws_as_torch(type(distribution)):  # type: ignore[arg-type]
             return None
         import torch
@@ -176,7 +176,7 @@ class KeyedNoise:
             probs = distribution.probs
             return torch.nn.functional.one_hot(self._indices(probs), probs.shape[-1]), probs.dtype
         if isinstance(distribution, families.Categorical):
-            # `probs` of torch is the same softmax, and takes three times as long.
+            # Faster than torch's `probs`, which is the same softmax.
             is_known = "probs" in vars(distribution) or type(distribution) is not families.Categorical
             probs = distribution.probs if is_known else torch.softmax(distribution.logits, -1)
             return self._indices(probs), torch.int64
@@ -191,12 +191,12 @@ class KeyedNoise:
         return None
 
     def _indices(self, probs: torch.Tensor) -> torch.Tensor:
-        """Indices of the last dimension. The sums are numpy's, one after another: on a GPU their order is not fixed."""
+        """Sample indices of the last dimension. Numpy adds in a fixed order, while a GPU does not."""
         sums = np.add.accumulate(_float64(probs), axis=-1)
         total = sums[..., -1:]
         if not total.min() > 0:
             _checked(total, total > 0)
-        # Below the total, so that an index without probability at the end is not reached.
+        # Below the total, so that trailing indices of probability zero are never chosen.
         at = np.minimum(self._unit(probs.shape[:-1])[..., None] * total, np.nextafter(total, 0.0))
         indices: torch.Tensor = sys.modules["torch"].from_numpy(np.add.reduce(sums <= at, -1, np.int64))
         return indices.to(probs.device)
@@ -206,7 +206,7 @@ class KeyedNoise:
 
 
 def _generator_states() -> list[Any]:
-    """Return the states of all global generators, to be compared."""
+    """Return the states of all global generators, for comparison."""
     states: list[Any] = [random.getstate(), pickle.dumps(np.random.get_state(legacy=False))]
     if (torch := sys.modules.get("torch")) is not None:
         on_cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
@@ -215,8 +215,8 @@ def _generator_states() -> list[Any]:
 
 
 def _normals(unit: np.ndarray) -> np.ndarray:
-    """Uniform numbers as standard normal ones, by the inverse of the distribution function."""
-    from statistics import NormalDist  # here, because few need it, and it imports much
+    """Transform uniform numbers to standard normal numbers."""
+    from statistics import NormalDist  # a slow import, and rarely needed
 
     inverse = NormalDist().inv_cdf
     return np.array([inverse(each) for each in unit.ravel().tolist()]).reshape(unit.shape)
@@ -227,7 +227,7 @@ def _float64(tensor: torch.Tensor) -> np.ndarray:
 
 
 def _checked(values: np.ndarray, valid: Any) -> np.ndarray:
-    """The values; `ValueError` where one is not valid, as NaN never is."""
+    """Return the values. Raises `ValueError` if a value is not valid, for example NaN."""
     if not bool(valid.all()):
         raise ValueError(f"the policy returned a distribution with probabilities that are NaN or zero: {values}")
     return values
@@ -235,7 +235,7 @@ def _checked(values: np.ndarray, valid: Any) -> np.ndarray:
 
 @contextmanager
 def generators_kept() -> Iterator[None]:
-    """Restore the global generators of Python, numpy and torch afterwards: what is drawn inside is drawn again."""
+    """Restore the global generators of Python, numpy and torch after the `with` block."""
     torch = sys.modules.get("torch")
     devices = range(torch.cuda.device_count()) if torch is not None and torch.cuda.is_initialized() else []
     states = random.getstate(), np.random.get_state()

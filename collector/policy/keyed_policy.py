@@ -1,4 +1,4 @@
-"""`KeyedPolicy`: a policy whose actions depend on the job seed, the episode and the step alone."""
+"""`KeyedPolicy`: a policy whose actions depend only on inputs, job seed, episode and step."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from vecenv import nest
 
 
 class KeyedPolicy(CollectorPolicy):
-    """Calls another policy with a row for every env, and watches that it draws from the noise alone.
+    """Calls another policy with a row for every env, and detects randomness from other sources than the noise.
 
-    original: the policy that the user passed, on its device. rows: ids of the rows of a call, first the envs.
+    original: the user's policy, on its device. rows: ids of the rows of a call: the envs, then padding.
     """
 
     def __init__(self, policy: ArrayPolicy, original: Any, noise: KeyedNoise, rows: np.ndarray) -> None:
         self._policy, self._original, self.noise, self._rows = policy, original, noise, rows
         self.module = policy.module
         self._is_watched = False
-        """True once the first call of this batch has shown if the policy draws from global generators."""
+        """True after the first call of a batch, which checks the global random generators."""
 
     @property
     def layout(self) -> Mapping[str, RowLayout]:  # type: ignore[override]
@@ -38,7 +38,7 @@ class KeyedPolicy(CollectorPolicy):
         some = stands = len(env_ids) < env_num
         if len(rows) > env_num:  # the padding repeats the last env's row
             obs, some = nest.take(obs, np.minimum(rows, env_num - 1)), True
-        # An env that does not step keeps its state.
+        # The recurrent state changes only for the envs that step.
         call = partial(self._policy.outputs, obs, rows, infos, env_ids if stands else None)
         assert self.noise is not None
         outputs: Outputs = call() if self._is_watched else self.noise.watch(call)
@@ -58,12 +58,12 @@ class KeyedPolicy(CollectorPolicy):
             yield
 
     def learn(self, obs: Any, env_ids: np.ndarray, infos: np.ndarray) -> None:
-        """Learn the layout of the outputs by a call that counts for nothing."""
+        """Learn the layout of the outputs by an additional call, which does not affect `noise.reason`."""
         if not self._policy.layout:
             assert self.noise is not None
             reason, self._is_watched = self.noise.reason, True
             with generators_kept():
-                self.actions(nest.map(np.copy, obs), env_ids, infos)  # a policy may write into what it gets
+                self.actions(nest.map(np.copy, obs), env_ids, infos)  # a policy may write into its inputs
             self.noise.reason = reason
             self._policy.begin(slice(None))
             check_policy_names(self.layout)

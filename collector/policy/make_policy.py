@@ -1,4 +1,4 @@
-"""`make_policy`: wraps what the user passed as a policy into the kind of policy that a loop calls."""
+"""`make_policy`: wraps the user's policy into the `CollectorPolicy` that a loop calls."""
 
 from __future__ import annotations
 
@@ -40,9 +40,9 @@ def make_policy(
 ) -> CollectorPolicy:
     """Return the policy of a collector.
 
-    policy: None for random actions. device: the collector's `policy_device`. clock: counts the seconds of the policy,
-    and those of transfers and checks. job_seed: that of episodes with seeds of their own. threads, compile, cudagraph,
-    info_keys: the collector's `policy_threads`, `compile_policy`, `cudagraph_policy` and `info_keys`.
+    policy: `None` for random actions. device: the collector's `policy_device`. clock: measures policy, transfers and
+        checks. job_seed: seed of the job with `episode_seeds`. threads, compile, cudagraph, info_keys: the collector's
+        `policy_threads`, `compile_policy`, `cudagraph_policy` and `info_keys`.
     """
     clock = clock or Clock()
     noise = None if job_seed is None else KeyedNoise(job_seed, env.env_num)
@@ -80,7 +80,7 @@ def make_policy(
 
 
 def _device_of(policy: Policy, device: Any, cudagraph: bool) -> Any:
-    """Return the device on which a policy runs: `device`, or if that is None the one that has its parameters.
+    """Return `device`, or if that is `None` the device of the policy's parameters.
 
     Raises `ValueError` if `cudagraph` is True and the device is not a CUDA device.
     """
@@ -97,10 +97,10 @@ def _device_of(policy: Policy, device: Any, cudagraph: bool) -> Any:
 
 
 def _rows_of_a_batch(noise: KeyedNoise, env_num: int, knows_ids: bool, target: Any) -> np.ndarray:
-    """Return the rows of a batch whose actions depend on keys alone, and resize the noise to them."""
+    """Return the row ids of a call, padded so that a row's result does not depend on other rows."""
     from collector.device.math_libraries import full_rows, rows_are_exact
 
-    # A policy may know the envs by their ids: then no row is added.
+    # Padding rows have no valid env id, so a policy with `env_id` gets no padding.
     rows = np.arange(env_num if knows_ids else full_rows(env_num))
     noise.resize(len(rows))
     if not rows_are_exact(len(rows), target):
@@ -115,10 +115,7 @@ def random_actions(
     noise: KeyedNoise | None,
     instead_of: CollectorPolicy | None = None,
 ) -> RandomActions:
-    """Return a policy that draws random actions: those of `policy`, or of the action spaces.
-
-    Raises `TypeError` for action spaces from which they cannot be drawn.
-    """
+    """Return the policy of random actions. Raises `TypeError` if an action space cannot be sampled."""
     policy = RandomPolicy(env.action_space) if policy is None else policy
     if noise is not None:
         noise.seed_random(policy, env.action_space)
@@ -126,5 +123,5 @@ def random_actions(
 
 
 def _keywords(option: Options) -> dict[str, Any] | None:
-    """Return the keyword arguments of `compile_policy` or `cudagraph_policy`; None if it is off."""
+    """Return keyword arguments for an option, or `None` if the option is off."""
     return None if option is None or option is False else {} if option is True else dict(option)

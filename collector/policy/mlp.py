@@ -1,4 +1,4 @@
-"""`MLPPolicy`: a small network, so that a job can run without user code."""
+"""`MLPPolicy`: a small network, for jobs without user code."""
 
 from __future__ import annotations
 
@@ -15,12 +15,11 @@ except ImportError as error:
 
 
 class MLPPolicy(nn.Module):
-    """Two hidden layers of tanh units that choose actions for array observations.
+    """Network with two hidden layers of tanh units, for array observations.
 
-    Observations: Box (flattened; uint8 scaled to 0..1) or Discrete (one-hot). Actions: Discrete, of a softmax; or a
-    bounded float Box, of a normal distribution that is squashed into the bounds. It returns the distribution, and the
-    collector takes a sample or the mode of it. Other spaces raise `TypeError`. The weights come from torch's
-    random stream.
+    Observations: Box (flattened, uint8 scaled to 0..1) or Discrete (one-hot). Actions: Discrete, or a bounded float Box
+    (a normal distribution, squashed into the bounds). The policy returns a distribution, from which the collector takes
+    a sample or the mode. Weights come from torch's random stream. Raises `TypeError` for other spaces.
 
     Example::
 
@@ -40,7 +39,7 @@ class MLPPolicy(nn.Module):
         if isinstance(action_space, spaces.Box) and action_space.is_bounded() and action_space.dtype.kind == "f":
             low, high = torch.from_numpy(action_space.low.copy()), torch.from_numpy(action_space.high.copy())
             width = high - low
-            # The sum of both can round to a value just above the bound, which some envs refuse.
+            # low + width may round to a value above the bound, which some envs refuse.
             width = torch.where(low + width > high, torch.nextafter(width, torch.zeros_like(width)), width)
             self.register_buffer("low", low)
             self.register_buffer("width", width)
@@ -50,7 +49,7 @@ class MLPPolicy(nn.Module):
         self.net = nn.Sequential(first, nn.Tanh(), second, nn.Tanh(), last)
 
     def forward(self, obs: torch.Tensor) -> distributions.Distribution:
-        """The distribution of actions `(k, ...)` for observations `(k, ...)`."""
+        """Return the distribution of actions `(k, ...)` for observations `(k, ...)`."""
         observation_space, action_space = self._spaces
         if isinstance(observation_space, spaces.Discrete):
             indices = obs.long() - int(observation_space.start)
@@ -73,7 +72,7 @@ class MLPPolicy(nn.Module):
 
 
 class _Transformed(distributions.TransformedDistribution):
-    """Its mode is that of the base distribution, transformed: torch has none."""
+    """Transformed distribution with a mode: the transformed mode of the base distribution."""
 
     @property
     def mode(self) -> torch.Tensor:

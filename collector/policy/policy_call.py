@@ -1,4 +1,4 @@
-"""Call a policy by the names of its parameters, and read actions from its output."""
+"""`PolicyCall`: calls a policy by the names of its parameters, and reads the actions from its output."""
 
 from __future__ import annotations
 
@@ -24,8 +24,7 @@ Policy = Callable[..., Any]
 class ExplorationType(enum.Enum):
     """The value taken from a distribution that a policy returns (names as in torchrl).
 
-    RANDOM is a sample, MODE the most likely action, and MEAN the mean, which is an action only where actions are
-    continuous.
+    RANDOM is a sample. MODE is the most likely action. MEAN is the mean, which is an action only in continuous spaces.
     """
 
     RANDOM = "random"
@@ -34,13 +33,13 @@ class ExplorationType(enum.Enum):
 
 
 _current: ContextVar[tuple[ExplorationType | None, bool]] = ContextVar("exploration_type", default=(None, False))
-"""The type, and whether it is that of a `set_exploration_type`, not of a collector whose batch this is."""
+"""The type, and whether it comes from `set_exploration_type` and not from a collector."""
 
 
 def exploration_type() -> ExplorationType | None:
-    """The exploration type of the collector that is calling the policy; None outside of a collection.
+    """Return the exploration type of the collector that is calling the policy, or `None` outside of a collection.
 
-    For policies that explore by other means than a distribution:
+    Use this function in policies that explore without a distribution.
 
     >>> with set_exploration_type(ExplorationType.MODE):
     ...     exploration_type()
@@ -50,25 +49,25 @@ def exploration_type() -> ExplorationType | None:
 
 
 def set_exploration_type(wanted: ExplorationType) -> AbstractContextManager[None]:
-    """Collect with this exploration type inside of `with`, whatever that of the collector is::
+    """Override the exploration type of collectors inside of `with`::
 
         with set_exploration_type(ExplorationType.MODE):
             stats = collector.collect(n_episode=10)
 
-    `exploration_type()` returns it there, too. (`RayCollector` refuses it: its policies are in other processes.)
+    `exploration_type()` also returns this type. `RayCollector` refuses it, because its policies run in other processes.
     """
     return exploring(as_exploration_type(wanted, None), requested=True)
 
 
 def requested_exploration_type() -> ExplorationType | None:
-    """The type of the `set_exploration_type` around this call; None where there is none, and inside of a collection."""
+    """Return the type of the surrounding `set_exploration_type`, or `None` without it and during a collection."""
     wanted, requested = _current.get()
     return wanted if requested else None
 
 
 @contextmanager
 def exploring(wanted: ExplorationType, requested: bool = False) -> Iterator[None]:
-    """The context of a batch that is collected with this type; a collector that a hook or policy uses has its own."""
+    """Set the type for one batch. Nested collectors (in a hook or policy) set a separate type."""
     token = _current.set((wanted, requested))
     try:
         yield
@@ -77,10 +76,7 @@ def exploring(wanted: ExplorationType, requested: bool = False) -> Iterator[None
 
 
 def as_exploration_type(wanted: ExplorationType, mode: str | None) -> ExplorationType:
-    """`wanted`, or the type that the deprecated name `mode` means where one is given.
-
-    Raises `ValueError` where it is none of the types.
-    """
+    """Return `wanted` or the deprecated name `mode` as a type. Raises `ValueError` for other values."""
     if mode is not None:
         warnings.warn("exploration_mode is deprecated; use exploration_type", DeprecationWarning, stacklevel=3)
         wanted = mode.lower()  # type: ignore[assignment]
@@ -93,15 +89,15 @@ def as_exploration_type(wanted: ExplorationType, mode: str | None) -> Exploratio
 
 @lru_cache
 def is_distribution(kind: type) -> bool:
-    """Return whether a policy's output of this type is a distribution; cached, because a failed lookup on a tensor
-    is slow.
-    """
+    """Return whether outputs of this type are distributions. Cached, because a failed lookup on a tensor is slow."""
     return hasattr(kind, "sample") and hasattr(kind, "log_prob")
 
 
 def _is_quicker_by_rsample(distribution: Any) -> bool:
-    """Return whether it is torch's, built on its `Normal`: `sample` reads each scale on the host, so it waits for
-    the device, which no CUDA graph may do; `rsample` draws the same numbers.
+    """Return whether this is a torch distribution that is built on `Normal`.
+
+    `sample` of `Normal` waits for the device to read each scale, and a CUDA graph cannot wait. `rsample` draws the same
+    numbers.
     """
     while draws_as_torch(type(distribution)):  # type: ignore[arg-type]
         if type(distribution).__name__ == "Normal":
@@ -112,15 +108,14 @@ def _is_quicker_by_rsample(distribution: Any) -> bool:
 
 @lru_cache
 def draws_as_torch(kind: type) -> bool:
-    """Return whether both ways to draw from it are those of torch."""
     ways = (getattr(kind, name, None) for name in ("sample", "rsample"))
     return all((getattr(way, "__module__", None) or "").startswith("torch.distributions.") for way in ways)
 
 
 def choose(action: Any, wanted: ExplorationType) -> Any:
-    """The action chosen from a distribution, or from each in a dict or tuple; anything else as it is.
+    """Take an action from a distribution, or from each in a dict or tuple. Other values are returned unchanged.
 
-    Raises `ValueError` where the distribution has no mode or mean.
+    Raises `ValueError` if the distribution has no mode or mean.
     """
     if isinstance(action, (dict, tuple)):
         return nest.map(lambda leaf: choose(leaf, wanted), action)
@@ -141,26 +136,26 @@ Choose = Callable[[Any, ExplorationType], Any]
 
 
 class Signature(NamedTuple):
-    """The arguments that a policy takes."""
+    """Arguments that a policy takes."""
 
     keys: tuple[str, ...] = ()
-    """The entries of a dict observation that it takes; empty: it takes the observation whole."""
+    """Entries of a dict observation; empty for the whole observation."""
     state: bool = False
     env_id: bool = False
     info: bool = False
     info_keys: tuple[str, ...] = ()
-    """The entries of infos that it takes."""
+    """Entries of infos."""
     tensordict: bool = False
 
 
 def signature_of(
     policy: Policy, observation_space: spaces.Space[Any] | None, info_keys: Sequence[str] = ()
 ) -> Signature:
-    """Read the signature of a policy. Raises `TypeError` where it needs arguments that no observation has.
+    """Read the signature of a policy.
 
-    info_keys: the entries of infos that the policy may take.
+    info_keys: entries of infos that the policy may take. Raises `TypeError` if a required parameter has no source.
     """
-    tensordict = sys.modules.get("tensordict")  # where there is a module of tensordict's, it has been imported
+    tensordict = sys.modules.get("tensordict")  # imported if `policy` is a module of tensordict
     if tensordict is not None and isinstance(policy, tensordict.nn.TensorDictModuleBase):
         return Signature(tensordict=True)
     try:
@@ -169,7 +164,6 @@ def signature_of(
         return Signature()
     named = [p for p in parameters.values() if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
     keys = set(observation_space.spaces) if isinstance(observation_space, spaces.Dict) else set()
-    # Entries of the observation take precedence, and the first parameter is always the observation.
     state = "state" in parameters and named[0].name != "state" and "state" not in keys
     env_id = "env_id" in parameters and "env_id" not in keys
     info = "info" in [p.name for p in named[1:]] and "info" not in keys
@@ -191,19 +185,14 @@ def signature_of(
 
 
 def _is_tensordict(parameter: inspect.Parameter) -> bool:
-    """Return whether it is annotated as one. By name: annotations may be strings, and tensordict is not imported for
-    it.
-    """
+    """Return whether the annotation, which may be text, names a TensorDict."""
     annotation = parameter.annotation
     name = annotation if isinstance(annotation, str) else getattr(annotation, "__name__", "")
     return name.strip("'\"").rpartition(".")[2] in ("TensorDict", "TensorDictBase")
 
 
 def read_output(output: Any, exploration: ExplorationType, pick: Choose = choose) -> dict[str, Any]:
-    """A policy's output as a dict that holds `action`; `pick` takes it from a distribution.
-
-    Raises `TypeError` where the output is a dict without `action`.
-    """
+    """Return a policy's output as a dict with `action`. Raises `TypeError` for a dict without `action`."""
     if isinstance(output, tuple):
         output = {("action" if i == 0 else f"output{i}"): value for i, value in enumerate(output)}
     if not isinstance(output, dict):
@@ -217,10 +206,10 @@ def read_output(output: Any, exploration: ExplorationType, pick: Choose = choose
 
 
 class PolicyCall:
-    """Calls a policy with what its signature asks for, on arrays or tensors.
+    """Calls a policy with the arguments of its signature, on arrays or tensors.
 
-    rows: the largest number of rows of a call. compile: keyword arguments for `torch.compile`, cudagraph: those for
-    tensordict's `CudaGraphModule`; None: neither. exploration: what is taken of distributions, by `pick`.
+    rows: maximum number of rows per call. pick: takes an action from a distribution. compile: keyword arguments for
+        `torch.compile`, or `None`. cudagraph: keyword arguments for tensordict's `CudaGraphModule`, or `None`.
     """
 
     def __init__(
@@ -235,10 +224,10 @@ class PolicyCall:
     ) -> None:
         self.exploration = exploration
         self.wants_rows = signature.state or signature.env_id or bool(signature.info_keys)
-        """True if the inputs of a call are the observations, what `rows_of` returns, and entries of infos."""
+        """True if `inputs` of a call are a tuple: observations, result of `rows_of`, entries of infos."""
         self.takes_info = signature.info
         self.infos: Any = None
-        """The infos of the rows of the next call, for a policy that takes `info`."""
+        """Infos of the rows of the next call, if the policy takes `info`."""
         self.state = RecurrentState(policy, rows) if signature.state else None
         self._signature, self._pick = signature, pick
         if signature.info and (compile is not None or cudagraph is not None):
@@ -253,11 +242,11 @@ class PolicyCall:
         self._policy = policy if cudagraph is None else self._graphed(policy, rows, cudagraph)
 
     def rows_of(self, env_ids: np.ndarray, stepping: np.ndarray | None = None) -> tuple[np.ndarray, ...]:
-        """Facts about the rows that the policy needs; `stepping` and the result are as for `RecurrentState.rows`."""
+        """See `RecurrentState.rows`."""
         return (env_ids,) if self.state is None else self.state.rows(env_ids, stepping, self._signature.env_id)
 
     def __call__(self, inputs: Any) -> dict[str, Any]:
-        """The policy's outputs by name, for observations `(k, ...)`, or the tuple that `wants_rows` describes."""
+        """Return the policy's outputs by name. `inputs` are observations `(k, ...)`, or a tuple as in `wants_rows`."""
         keys, obs = self._signature.keys, inputs
         rows: Any = None
         of_infos: dict[str, Any] = {}
@@ -282,14 +271,14 @@ class PolicyCall:
         return read_output(output, self.exploration, self._pick)
 
     def _graphed(self, policy: Policy, rows: int, options: dict[str, Any]) -> Policy:
-        """The policy as a CUDA graph for each exploration type in rounds of all rows; as it is in other rounds."""
+        """Return the policy as CUDA graphs, one per exploration type. Rounds with fewer rows call the policy."""
         try:
             from tensordict.nn import CudaGraphModule
         except ImportError as error:
             raise ImportError("cudagraph_policy needs tensordict: pip install 'vecenv[torch]' tensordict") from error
         graphs: dict[ExplorationType, Any] = {}
 
-        def decide(*args: Any, **named: Any) -> dict[str, Any]:  # a graph returns tensors alone
+        def decide(*args: Any, **named: Any) -> dict[str, Any]:  # a graph can only return tensors
             output = policy(*args, **named)
             return read_output(output if self.state is None else _with_state(output), self.exploration)
 
@@ -305,12 +294,10 @@ class PolicyCall:
 
 
 class RecurrentState:
-    """The state of a policy: a row for each env, on the policy's device.
+    """State of a recurrent policy: a row per env, on the policy's device.
 
-    An env that begins an episode starts from zeros, or from a row of `policy.initial_state(k)`. Shapes and dtypes of
-    zeros are those of what the policy returns when it is first called, with `state=None`. A call is three steps:
-    `rows` here, `recall` and `keep` with what it returned on the policy's device: moving an index
-    there from this process would block.
+    A call has three steps: `rows` on the host, then `recall` and `keep`. Between these, the result of `rows` is moved
+    to the device together with the observations, because a separate transfer would block.
     """
 
     def __init__(self, policy: Policy, env_num: int) -> None:
@@ -320,18 +307,18 @@ class RecurrentState:
         self._begun = np.ones(env_num, np.bool_)
         self._state: Any = None
         self.is_known = self._initial is not None
-        """True if no call with None is needed to learn the form of a state."""
+        """True if the form of the state is known without a call with `state=None`."""
 
     def begin(self, env_ids: Any) -> None:
-        """Note that episodes begin in these envs."""
         self._begun[env_ids] = True
 
     def rows(self, env_ids: np.ndarray, stepping: np.ndarray | None, needs_ids: bool) -> tuple[np.ndarray, ...]:
-        """Return the envs of the next call, which of its rows begin an episode, and `stepping` if it is not None.
+        """Return the envs of the next call, the rows that begin an episode, and `stepping` unless it is `None`.
 
-        stepping: the envs that step, if the call has a row for each env: only their state is kept. None: all of them.
+        stepping: envs that step, if the call has a row for every env. Only their state changes. `None`: all of them
+            step.
 
-        The result is empty if all envs step, in order and in mid-episode, and `needs_ids` is not set.
+        The result is empty if all envs step in order and in mid-episode, and `needs_ids` is False.
         """
         begun = self._begun[env_ids].nonzero()[0]
         self._env_ids, self._in_order = env_ids, np.array_equal(env_ids, self._all_ids)
@@ -341,7 +328,7 @@ class RecurrentState:
         return () if self._in_order and not len(begun) and not needs_ids else (env_ids, begun)
 
     def recall(self, rows: tuple[Any, ...]) -> Any:
-        """The state that the policy is called with; None before there is one."""
+        """Return the state for the next call of the policy, or `None` if no state is known."""
         if self._state is None and self._initial is not None:
             self._state = nest.map(copy_of, self._initial(len(self._all_ids)))
         if self._state is None:
@@ -353,14 +340,11 @@ class RecurrentState:
         return state
 
     def keep(self, rows: tuple[Any, ...], output: Any) -> dict[str, Any]:
-        """Take the new state out of the policy's output, and return the rest.
-
-        Raises `TypeError` where there is none, `ValueError` where it has another number of rows.
-        """
+        """Store the new state, and return the other outputs. Raises `TypeError` and `ValueError` for wrong states."""
         output, self.is_known = _with_state(output), True
         # A state with gradients would keep the graphs of all earlier steps alive.
         state = nest.map(lambda leaf: leaf.detach() if hasattr(leaf, "detach") else leaf, output.pop("state"))
-        if state is None and self._state is None:  # as `predict` of Stable-Baselines3's models that have none
+        if state is None and self._state is None:  # like SB3's `predict` without a recurrent state
             return output
         count = len(self._env_ids)
         for leaf in nest.leaves(state):
@@ -386,7 +370,7 @@ class RecurrentState:
 
 
 def _with_state(output: Any) -> dict[str, Any]:
-    """A new dict of what a recurrent policy returned. Raises `TypeError` where there is no state."""
+    """Return a recurrent policy's output as a new dict. Raises `TypeError` if the state is missing."""
     if isinstance(output, tuple) and len(output) == 2:
         return {"action": output[0], "state": output[1]}
     if not isinstance(output, dict) or "state" not in output:

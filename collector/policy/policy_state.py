@@ -1,4 +1,4 @@
-"""The hash of a policy's weights, and marks that show if a policy has changed while it acted."""
+"""Hash of a policy's weights, and marks that show if a policy has changed while it acted."""
 
 from __future__ import annotations
 
@@ -17,9 +17,8 @@ from vecenv.nest import as_array
 
 
 def hash_of(policy: Any) -> str | None:
-    """Return the hash of a policy's weights, or of its source if it has no weights.
-
-    The hash is None for random actions, and if neither can be read.
+    """Return the hash of a policy's weights, or of its source code without weights. `None` for random actions, or if
+    the source is unknown.
     """
     if policy is None:
         return None
@@ -37,7 +36,7 @@ def hash_of(policy: Any) -> str | None:
 
 
 def _parts(name: str, value: Any) -> Iterator[bytes]:
-    """Yield the bytes of an entry of a `state_dict`: a tensor, an array, a mapping, or another object."""
+    """Yield the bytes of an entry of a `state_dict`."""
     if hasattr(value, "detach"):
         tensor = value.detach().cpu().contiguous()
         yield f"{name} {tensor.dtype} {tuple(tensor.shape)} ".encode()
@@ -52,19 +51,19 @@ def _parts(name: str, value: Any) -> Iterator[bytes]:
 
 
 def marks_of(policy: Any) -> list[tuple[str, Any]] | None:
-    """Return a mark for each value that a policy may carry from call to call. Equal marks mean that nothing changed.
+    """Return a mark for each value that a policy may carry from call to call. Equal marks mean equal values.
 
-    The values are buffers, weights, and attributes that are arrays, tensors, numbers or random generators. The result
-    is None for a lazy module, which makes its weights in the first call.
+    Values are buffers, weights, and attributes that are arrays, tensors, numbers or random generators. Returns `None`
+    for a lazy module, which makes its weights in the first call.
     """
-    holder = getattr(policy, "__self__", policy)  # the object of a bound method
+    holder = getattr(policy, "__self__", policy)  # of a bound method
     marks = []
     for part in holder.modules() if is_module(holder) else [holder]:
         own = getattr(part, "__dict__", {})
         for name, value in own.get("_parameters", {}).items():
             if hasattr(value, "materialize"):
                 return None
-            if value is not None:  # weights are large, and torch counts their changes
+            if value is not None:  # torch counts changes, and hashing weights is slow
                 marks.append((name, (value.data_ptr(), value if value.is_inference() else value._version)))
         marks += [(name, _mark(value)) for name, value in [*own.items(), *own.get("_buffers", {}).items()]]
     return marks
@@ -84,6 +83,6 @@ def _mark(value: Any) -> Any:
     try:
         if isinstance(value, np.ndarray) or hasattr(value, "detach"):
             return hash(as_array(value).tobytes())
-    except (RuntimeError, TypeError, NotImplementedError):  # such as one on the device meta
+    except (RuntimeError, TypeError, NotImplementedError):  # for example a tensor on the meta device
         pass
     return None

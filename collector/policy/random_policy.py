@@ -1,4 +1,4 @@
-"""`RandomPolicy`: draw uniform random actions, with action masks."""
+"""`RandomPolicy`: draws uniform random actions, with action masks."""
 
 from __future__ import annotations
 
@@ -15,25 +15,25 @@ from vecenv.nest import as_array
 
 
 class RandomPolicy:
-    """Uniform random actions, reproducible whatever the number of envs that step together.
+    """Draws uniform random actions. The actions of an env do not depend on the other envs that step.
 
-    Env i gets the actions that `action_spaces[i].sample()` would give, one after another, drawn ahead in blocks
-    from a copy of the space: the space that was passed in is not advanced. Spaces: Box, Discrete, MultiDiscrete,
-    MultiBinary, and Dict and Tuple of these, whose actions are a dict or tuple of arrays; others raise `TypeError`.
+    Env i gets the actions of consecutive `action_spaces[i].sample()` calls. The policy copies the spaces, so yours do
+    not advance. Supported spaces are Box, Discrete, MultiDiscrete, MultiBinary, and Dict and Tuple of these. Their
+    actions are a dict or tuple of arrays. Other spaces raise `TypeError`.
 
-    Observations that are a dict with an `action_mask`, `(k, ...)` in the form that `space.sample(mask)` takes, get
-    legal actions, each as likely as the others; so does a `mask`, bool `(k, n)`, of Discrete actions, as PettingZooEnv
-    has it. Where a mask of Discrete actions allows none, it is the first action.
+    If observations are a dict with `action_mask` `(k, ...)`, in the form of `space.sample(mask)`, only legal actions
+    are drawn, with equal probability. The same holds for `mask`, bool `(k, n)`, of Discrete actions, as in
+    PettingZooEnv. If a mask of Discrete actions allows no action, the result is the first action.
 
     Example::
 
         policy = RandomPolicy(venv.action_space)
-        actions = policy(obs)                     # one for each env
-        actions = policy(obs, env_id=[0, 3])      # for these two: `obs` has two rows
+        actions = policy(obs)                     # an action per env
+        actions = policy(obs, env_id=[0, 3])      # for these two envs: `obs` has two rows
     """
 
     BLOCK = 128
-    """Actions that are drawn at a time for an env: many, but an episode with a seed of its own may be short."""
+    """Actions drawn together for an env. More would be wasted if seeded episodes are short."""
 
     def __init__(self, action_spaces: Sequence[spaces.Space[Any]]) -> None:
         for env_id, space in enumerate(action_spaces):
@@ -52,15 +52,16 @@ class RandomPolicy:
         self._ids = np.arange(len(self._spaces))
         self._block: Any = None
         self._used = np.full(len(self._spaces), self.BLOCK)
-        """The number of actions taken of the block of each env."""
+        """Number of actions used of each env's block."""
         self._sure = 0
-        """Actions that every env can still take before one of the blocks is used up."""
+        """Number of actions that are left in every block."""
 
     def __call__(self, obs: Any, env_id: Any = None, masks: Sequence[Any] | None = None) -> Any:
-        """One action for each env of `env_id` (None: all): `(k, ...)`, of the spaces' dtype; or a tree of these.
+        """Return an action for each env of `env_id` (`None`: all): `(k, ...)` in the dtype of the spaces, or a tree of
+        such arrays.
 
-        masks: the mask of each row, in place of the mask in its observation; an entry may be None. Raises `ValueError`
-        for a mask that does not fit the space.
+        masks: a mask per row, which replaces the mask in the observation, or `None`. Raises `ValueError` for a mask
+            that does not fit the space.
         """
         ids = self._ids if env_id is None else np.asarray(env_id)
         found = masks_of(obs, self._spaces[0], len(ids))
@@ -80,7 +81,7 @@ class RandomPolicy:
 
     def _from_blocks(self, ids: np.ndarray) -> Any:
         if self._sure <= 0:
-            # No others: what they draw next may have masks.
+            # Only these envs, because the next action of another env may have a mask.
             for env in ids[self._used[ids] == self.BLOCK].tolist():
                 self._refill(env)
             self._sure = self.BLOCK - int(self._used.max())
@@ -90,13 +91,13 @@ class RandomPolicy:
         return actions
 
     def seed(self, env_ids: np.ndarray, seeds: Sequence[int]) -> None:
-        """Give these envs the actions that their spaces would give after `space.seed(seed)`."""
+        """Continue with the actions that the spaces of these envs give after `space.seed(seed)`."""
         for env, seed in zip(env_ids.tolist(), seeds, strict=True):
             self._spaces[env].seed(seed)
         self._used[env_ids], self._sure = self.BLOCK, 0
 
     def draw_like(self, action_spaces: Sequence[spaces.Space[Any]]) -> None:
-        """Draw from now on what the random streams of these spaces, which have been seeded, would give."""
+        """Continue with the current random streams of these spaces."""
         for own, seeded in zip(self._spaces, action_spaces, strict=True):
             for (_, part), (_, given) in zip(parts(own), parts(seeded), strict=True):
                 part.np_random.bit_generator.state = given.np_random.bit_generator.state
@@ -112,14 +113,12 @@ class RandomPolicy:
 
 
 def draw_many(space: spaces.Space[Any], size: int) -> Any:
-    """Draw as `size` calls of `space.sample()` do, stacked: `(size, ...)`, or a tree of these; in one draw where the
-    space allows it.
-    """
+    """Draw the actions of `size` calls of `space.sample()`, stacked. If possible, this is one draw."""
     if isinstance(space, spaces.Dict):
         return {key: draw_many(part, size) for key, part in space.items()}
     if isinstance(space, spaces.Tuple):
         return tuple(draw_many(part, size) for part in space.spaces)
-    if isinstance(space, spaces.Discrete) and space.dtype.itemsize >= 4:  # smaller ones share a draw of 32 bits
+    if isinstance(space, spaces.Discrete) and space.dtype.itemsize >= 4:  # smaller dtypes share draws of 32 bits
         return space.start + space.np_random.integers(space.n, size=size, dtype=space.dtype.type)
     if isinstance(space, spaces.Box) and space.dtype is not None and space.dtype.kind == "f" and space.is_bounded():
         return space.np_random.uniform(space.low, space.high, (size, *space.shape)).astype(space.dtype)
@@ -127,7 +126,7 @@ def draw_many(space: spaces.Space[Any], size: int) -> Any:
 
 
 def masks_of(obs: Any, space: spaces.Space[Any], rows: int) -> list[Any] | None:
-    """The action mask of each row, where observations have them: under `action_mask`, or `mask` if that fits."""
+    """Return the mask of each row, from `action_mask` or a fitting `mask` in the observations, or `None`."""
     if obs.__class__ is not dict:
         return None
     found: Any = obs.get("action_mask")
@@ -140,7 +139,7 @@ def masks_of(obs: Any, space: spaces.Space[Any], rows: int) -> list[Any] | None:
 
 
 def draw(space: spaces.Space[Any], mask: Any) -> Any:
-    """One of the actions that a mask in the form of `space.sample(mask)` allows, each as likely as the others."""
+    """Draw one of the actions that the mask allows, with equal probability."""
     if mask is None:
         return space.sample()
     if isinstance(space, spaces.Discrete):
@@ -155,8 +154,8 @@ def draw(space: spaces.Space[Any], mask: Any) -> Any:
 
 
 def _as_sampled(space: spaces.Space[Any], mask: Any) -> Any:
-    """The mask in gymnasium's types. That of a MultiDiscrete space may be one array, with its parts in a row; parts of
-    Dict and Tuple may be missing.
+    """Return the mask in gymnasium's types. A MultiDiscrete mask may be one array, and parts of a Dict mask may be
+    missing.
     """
     if mask is None:
         return None

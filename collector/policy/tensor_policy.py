@@ -1,4 +1,4 @@
-"""`TensorPolicy`: calls a policy on tensors, on its device."""
+"""`TensorPolicy`: calls a policy on tensors."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from vecenv import nest
 
 
 class TensorPolicy(ArrayPolicy):
-    """Calls a policy on tensors. Arguments as for `ArrayPolicy`, and:
+    """Calls a policy on tensors. Takes the arguments of `ArrayPolicy`, and:
 
-    policy: the policy on its device. transfer: moves rows there and back. on_device: returns the tensors of
-    observations that are on the device already, or None.
+    policy: the policy on its device. transfer: moves rows to the device and back. on_device: returns the tensors of
+        observations that are already on the device, or `None`.
     """
 
     def __init__(
@@ -36,8 +36,8 @@ class TensorPolicy(ArrayPolicy):
         self.module = policy if isinstance(policy, torch.nn.Module) else None
         self._transfer: Any = transfer
         self._on_device = on_device
-        self._inputs_device: Any = None  # once there were some
-        # Lazy modules make their parameters in the first call: made in inference mode, they could not be trained.
+        self._inputs_device: Any = None  # None before the first call
+        # A lazy module makes its parameters in the first call. Inference mode would make them untrainable.
         self._guard: Any = torch.no_grad() if is_lazy(policy) else torch.inference_mode()
 
     def _placed(self, obs: Any) -> Any:
@@ -45,7 +45,7 @@ class TensorPolicy(ArrayPolicy):
         return obs if tensors is None else tensors
 
     def _arrays(self, inputs: Any) -> Outputs:
-        with self._guard:  # one for all calls: making it costs as much as entering it
+        with self._guard:  # reused, because making a guard costs time
             tensors = self._transfer.to_device(inputs)
             self._clock.lap("transfer")
             outputs = self._called(tensors)

@@ -1,4 +1,4 @@
-"""Update the weights of the policy between batches, in this process or in actors."""
+"""`PolicyWeights`: updates of a policy's weights between batches. `PublishedWeights`: the same for Ray actors."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ import numpy as np
 
 
 class PolicyWeights:
-    """Copies new weights into the network that the collector calls, in place, and counts the updates.
+    """Copies new weights in place into the network that the collector calls, and counts the updates.
 
-    An update that comes while a batch is being collected (from another thread, or from the policy itself) is kept and
-    applied when that batch is complete: no batch is collected with half of them.
+    An update during a batch, from another thread or from the policy, is applied after the batch. So a batch never uses
+    two versions.
     """
 
     def __init__(self, policy: Any, module: Any) -> None:
@@ -25,18 +25,18 @@ class PolicyWeights:
         self._module = module
         self._lock = threading.RLock()
         self._collecting = 0
-        """The number of batches that are being collected now, nested calls included."""
+        """Number of batches in progress, including nested calls."""
         self._waiting: dict[str, Any] | None = None
         self._updates = 0
-        """The number of updates that wait; the weights are those of the last."""
+        """Number of waiting updates. Only the weights of the last are applied."""
         self._seen = self._counters()
 
     def update(self, source: Any) -> None:
-        """Take the weights of `source`: a module, a mapping of names to tensors or arrays, or None for the original
+        """Copy the weights of `source`: a module, a mapping of names to tensors or arrays, or `None` for the user's
         policy.
 
-        Raises `RuntimeError` where there is no module to update, `TypeError` for what is no weight, `ValueError` where
-        names, shapes or dtypes do not fit; nothing is changed then.
+        Raises `RuntimeError` if the policy is not a module, `TypeError` for values that cannot become tensors, and
+        `ValueError` if names, shapes or dtypes do not fit. Then no weight changes.
         """
         if self._module is None:
             raise RuntimeError("there are no weights to update: the policy is not a torch module")
@@ -50,16 +50,14 @@ class PolicyWeights:
                 self._apply(weights, 1)
 
     def state_dict(self) -> dict[str, Any]:
-        """The version and, where the policy has some, the weights: entries of a collector's `state_dict`."""
+        """Return the version, and the weights if the policy has any, for a collector's `state_dict`."""
         state: dict[str, Any] = {"policy_version": self.version}
         if hasattr(self._called, "state_dict"):
             state["policy_state_dict"] = self._called.state_dict()
         return state
 
     def load(self, weights: Any, strict: bool) -> None:
-        """Load the weights of a `state_dict`, all of them or none. Raises `RuntimeError` where the policy takes none,
-        and what its own `load_state_dict` does.
-        """
+        """Load all weights of a `state_dict`, or raise and change no weight."""
         policy = self._called
         if not hasattr(policy, "load_state_dict"):
             raise RuntimeError("the state has weights of a policy, but this collector's policy takes none")
@@ -67,21 +65,20 @@ class PolicyWeights:
         try:
             policy.load_state_dict(weights, strict=strict)
         except BaseException:
-            policy.load_state_dict(before)  # torch loads what fits before it raises for the rest
+            policy.load_state_dict(before)  # torch loads the fitting weights before it raises
             raise
         self._seen = self._counters()
 
     @property
     def _called(self) -> Any:
-        """The network, or a policy that is no module, but may have weights."""
         return self._policy if self._module is None else self._module
 
     @contextmanager
     def kept(self) -> Iterator[None]:
-        """Weights do not change inside the `with` block."""
+        """Delay updates until the end of the `with` block."""
         with self._lock:
             if not self._collecting and (counters := self._counters()) != self._seen:
-                # A learner that shares them has stepped; or a lazy module has made them, which is no update.
+                # A learner on a shared module has stepped. (A lazy module that makes its parameters is no update.)
                 self.version, self._seen = self.version + bool(self._seen), counters
             self._collecting += 1
         try:
@@ -95,7 +92,6 @@ class PolicyWeights:
                     self._apply(weights, updates)
 
     def _weights_of(self, source: Any) -> dict[str, Any]:
-        """The weights by name, each as it can be copied."""
         found = flat_names(source.state_dict() if hasattr(source, "state_dict") else source)
         own = self._module.state_dict()
         required = {name for name, _ in self._module.named_parameters()}
@@ -107,11 +103,11 @@ class PolicyWeights:
             name: value if _is_extra_state(name) else _as_weight(name, value, own[name])
             for name, value in found.items()
         }
-        # What lies in the same memory needs no copy; one that waits would undo what a learner does there meanwhile.
+        # Shared memory needs no copy. A waiting copy would undo steps that a learner takes meanwhile.
         return {name: value for name, value in weights.items() if not _is_same(value, own[name])}
 
     def _apply(self, weights: dict[str, Any], updates: int) -> None:
-        # Extra state goes first: the module may refuse it.
+        # Extra state first, because the module may refuse it.
         self._module.load_state_dict({name: weights[name] for name in weights if _is_extra_state(name)}, strict=False)
         own = self._module.state_dict()
         for name, value in weights.items():
@@ -121,8 +117,8 @@ class PolicyWeights:
         self.version, self._seen = self.version + updates, self._counters()
 
     def _counters(self) -> list[tuple[int, int]]:
-        """Memory and torch's version counter of each parameter: one that is changed in place has another counter.
-        Empty where a lazy module has not made its parameters yet.
+        """Return address and version counter of each parameter. Torch counts changes in place. Empty before a lazy
+        module makes its parameters.
         """
         parameters = [] if self._module is None else list(self._module.parameters())
         if any(hasattr(each, "materialize") for each in parameters):
@@ -131,33 +127,33 @@ class PolicyWeights:
 
 
 class PublishedWeights(PolicyWeights):
-    """The weights that actors collect with.
+    """Weights with which actors collect.
 
-    policy: the driver's policy, which is never changed. put: puts an object into the store, and returns a reference.
+    policy: the driver's policy, which never changes. put: puts an object into Ray's store and returns a reference.
     """
 
     def __init__(self, policy: Any, put: Callable[[Any], Any]) -> None:
         self.policy = on_cpu(policy)
-        """The policy as it travels to the actors: a copy on the CPU, where the policy is a module."""
+        """Policy that is sent to the actors. A module is a copy on the CPU."""
         super().__init__(policy, self.policy if is_module(policy) else None)
         self.puts = 0
         """Number of times that weights were put into the store."""
         self._put = put
         self._reference: Any = None
         self._sent: int | None = 0
-        """The version of the weights in the store; None where they have been loaded since."""
+        """Version of the weights in the store, or `None` after `load`."""
 
     def load(self, weights: Any, strict: bool) -> None:
         super().load(weights, strict)
         self._sent = None
 
     def reference(self) -> tuple[int, Any]:
-        """The version of the weights, and a reference to them in the store; None for those that actors start with."""
-        with self.kept():  # an update from another thread waits, so that no half of it is put
+        """Return the version and a reference to its weights, or `None` for the weights that actors start with."""
+        with self.kept():  # so that no update changes the weights meanwhile
             if self.version != self._sent:
-                self._reference = None  # the store may drop the old ones before it gets the new ones
+                self._reference = None  # lets the store drop the old weights first
                 weights = self.policy.state_dict()
-                if is_module(self.policy):  # arrays, which the actors of one node read from the same memory
+                if is_module(self.policy):  # actors of a node share the memory of arrays
                     weights = {name: _as_array(value) for name, value in weights.items()}
                 self._reference = self._put(weights)
                 self.puts += 1
@@ -166,7 +162,7 @@ class PublishedWeights(PolicyWeights):
 
 
 def take_over(collector: Any, weights: Any) -> None:
-    """Give a local collector, whose policy came from the driver, weights that were sent."""
+    """Load weights that the driver sent into a local collector."""
     if is_module(collector.policy):
         collector.update_policy_weights_(weights)
     else:
@@ -174,9 +170,7 @@ def take_over(collector: Any, weights: Any) -> None:
 
 
 def on_cpu(policy: Any) -> Any:
-    """A copy of a module with its weights on the CPU, made without a second copy on their device; anything else as it
-    is.
-    """
+    """Return a copy of a module on the CPU, made without a second copy on its device. Else return `policy`."""
     if not is_module(policy):
         return policy
     from torch.nn import Parameter
@@ -190,7 +184,6 @@ def on_cpu(policy: Any) -> Any:
 
 
 def is_module(policy: Any) -> bool:
-    """True for a module of torch."""
     torch = sys.modules.get("torch")
     return torch is not None and isinstance(policy, torch.nn.Module)
 
@@ -198,13 +191,14 @@ def is_module(policy: Any) -> bool:
 def _as_array(value: Any) -> Any:
     try:
         return value.detach().numpy()
-    except (AttributeError, TypeError):  # extra state; what numpy has no dtype for, as bfloat16
+    except (AttributeError, TypeError):  # extra state, or bfloat16, which numpy does not have
         return value
 
 
 def _wait_for(values: Iterable[Any]) -> None:
-    """Wait until what this thread has queued on the devices of these tensors has run: another thread uses them next, on
-    its own stream.
+    """Wait for the operations that this thread has queued on the devices of these tensors.
+
+    Another thread uses the tensors next, on a different CUDA stream.
     """
     devices = {value.device for value in values if getattr(value, "is_cuda", False)}
     if devices:
@@ -215,7 +209,6 @@ def _wait_for(values: Iterable[Any]) -> None:
 
 
 def _as_weight(name: str, value: Any, own: Any) -> Any:
-    """The value as a tensor that can be copied into `own`."""
     import torch
 
     from collector.device.tensors import as_tensor
@@ -234,7 +227,7 @@ def _as_weight(name: str, value: Any, own: Any) -> Any:
 
 
 def _is_same(value: Any, own: Any) -> bool:
-    """Return whether a weight is the one that it is to be copied into."""
+    """Return whether both tensors are the same memory."""
     import torch
 
     return (
@@ -247,14 +240,13 @@ def _is_same(value: Any, own: Any) -> bool:
 
 
 def _is_extra_state(name: str) -> bool:
-    """Return whether it is the extra state of a module (`get_extra_state`), which may be any object."""
+    """Return whether the entry comes from a module's `get_extra_state`, which may return any object."""
     return name.rpartition(".")[2] == "_extra_state"
 
 
 def flat_names(tree: Any, prefix: str = "") -> dict[str, Any]:
-    """Weights by name, those of nested mappings (a `TensorDict` of parameters) with dots in their names.
-
-    Raises `TypeError` where `tree` is no mapping.
+    """Return weights by name. Nested mappings, as in a `TensorDict`, become names with dots. Raises `TypeError` if
+    `tree` is not a mapping.
     """
     if not hasattr(tree, "items"):
         raise TypeError(f"weights are a module, or a mapping of names to tensors; got {type(tree).__name__}")
