@@ -1,4 +1,4 @@
-"""`Interruptor`: ends a batch early. `Stopping`: the interruptor of a job, which handles SIGINT and SIGTERM."""
+"""`Interruptor`: ends a batch early. `Stopping`: handles the signals of a job."""
 
 from __future__ import annotations
 
@@ -43,10 +43,7 @@ class Interruptor:
 
 @contextmanager
 def sigint_deferred() -> Iterator[None]:
-    """Defer the first Ctrl-C to the end of the `with` block. A second Ctrl-C takes effect immediately.
-
-    Does nothing outside the main thread, and if SIGINT has no Python handler.
-    """
+    """Defer the first Ctrl-C to the end of the `with` block, in the main thread. A second Ctrl-C is immediate."""
     before, pending = signal.getsignal(signal.SIGINT), list[FrameType | None]()
     if threading.current_thread() is not threading.main_thread() or not callable(before):
         yield
@@ -74,7 +71,7 @@ NOTICE = (
 GRACE = 5.0
 """Seconds for the round in progress after the first signal."""
 LAST_RESORT = 20.0
-"""Seconds after `GRACE` until the watchdog kills the process. Committed episodes are safe."""
+"""Seconds after `GRACE` until the watchdog kills the process."""
 _WATCHDOG = """
 import os, select, signal, sys, time
 pid, seconds = int(sys.argv[1]), float(sys.argv[2])
@@ -93,10 +90,7 @@ Self = TypeVar("Self", bound="Stopping")
 
 
 class OutOfTime(KeyboardInterrupt):
-    """The round in progress did not end soon enough after a signal.
-
-    A KeyboardInterrupt, because envs and vector envs do not catch it.
-    """
+    """The round in progress did not end after a signal. A KeyboardInterrupt, because envs do not catch it."""
 
 
 class Stopping(Interruptor):
@@ -105,12 +99,12 @@ class Stopping(Interruptor):
     Inside of `with`, the first SIGINT or SIGTERM ends the job:
 
     - The round in progress gets a few seconds. Then `OutOfTime` is raised in it.
-    - A second signal has its usual effect: Ctrl-C raises KeyboardInterrupt, and SIGTERM kills the process.
-    - If an env holds the interpreter lock (`backend="dummy"`), Python cannot run a handler. A watchdog process kills
-      this process then. The signal number reaches the watchdog through a pipe, written from C.
+    - A second Ctrl-C raises KeyboardInterrupt, and a second SIGTERM kills the process.
+    - If an env holds the interpreter lock (`backend="dummy"`), Python runs no handler. Then a watchdog process kills
+      this process. C code sends the signal's number to the watchdog through a pipe.
 
-    A signal that was ignored before (such as SIGINT in background jobs of a shell) stays ignored. Outside the main
-    thread, where Python allows no handlers, signals are not handled.
+    A signal that was ignored before (as SIGINT in a shell's background jobs) stays ignored. Only the main thread can
+    set handlers.
     """
 
     def __init__(self) -> None:
@@ -150,7 +144,7 @@ class Stopping(Interruptor):
 
     @contextmanager
     def leaving_in_time(self) -> Iterator[None]:
-        """Allow `OutOfTime` in the `with` block, which uses envs."""
+        """Allow `OutOfTime` inside of `with`."""
         self._may_raise = True
         try:
             yield
@@ -161,7 +155,7 @@ class Stopping(Interruptor):
 
     @contextmanager
     def finishing(self) -> Iterator[None]:
-        """Delay `OutOfTime` to the end of the `with` block, which commits."""
+        """Delay `OutOfTime` to the end of `with`, because a commit is in progress."""
         before, self._may_raise = self._may_raise, False
         try:
             yield
@@ -193,7 +187,7 @@ class Stopping(Interruptor):
         self.signum = signum
         self.stop_collection()
         self._restore()
-        # Not print, because the handler may run within a print. The reader may have died from the same signal.
+        # Not print: the handler may run within a print. The pipe's reader may be dead.
         with contextlib.suppress(OSError):
             os.write(2, NOTICE)
         if signal.getsignal(signal.SIGINT) == signal.default_int_handler:
@@ -203,7 +197,7 @@ class Stopping(Interruptor):
         signal.setitimer(signal.ITIMER_REAL, GRACE, 1.0)
 
     def _at_once(self, signum: int, frame: FrameType | None) -> None:
-        """Handle the second Ctrl-C. The closing of envs that follows is not interrupted by `OutOfTime`."""
+        """Handle the second Ctrl-C. `OutOfTime` does not interrupt the following cleanup."""
         self._may_raise = False
         raise KeyboardInterrupt
 

@@ -1,4 +1,4 @@
-"""`Clock` and `CollectorStats`: measure the time of each part of a collector, and name the bottleneck."""
+"""`Clock` and `CollectorStats`: time of each part of a collector, and its bottleneck."""
 
 from __future__ import annotations
 
@@ -6,18 +6,16 @@ import time
 from dataclasses import dataclass
 
 WORK = {"env": "envs", "policy": "policy", "transfer": "transfers"} | {k: k for k in ("storage", "hooks", "idle")}
-"""Kinds of work, with their names in output."""
 
 
 class Clock:
-    """Adds up seconds per kind of work. `lap(kind)` adds the time since the last lap to this kind."""
+    """Adds up seconds per kind of work. `lap(kind)` adds the time since the last lap."""
 
     def __init__(self) -> None:
         self.seconds = dict.fromkeys(WORK, 0.0)
         self._last = 0.0
 
     def begin_batch(self) -> None:
-        """Count the time since the last batch as "idle"."""
         if not self._last:
             self._last = time.perf_counter()
         self.lap("idle")
@@ -37,11 +35,11 @@ class CollectorStats:
     """
 
     env: float
-    """Sending actions and waiting for envs. Time in which the policy runs at the same time is not included."""
+    """Sending actions and waiting for envs, without time in which the policy ran."""
     policy: float
-    """Calls of the policy. On CUDA, the time to queue the operations."""
+    """Calls of the policy. On CUDA, the time to queue operations."""
     transfer: float
-    """Copies to and from the policy's device, checks of outputs, and waiting for CUDA."""
+    """Transfers, checks of outputs, and waiting for CUDA."""
     storage: float
     """Writing and finishing batches."""
     idle: float
@@ -51,7 +49,7 @@ class CollectorStats:
     hooks: float = 0.0
     """Calls of `on_step` of `collect`, and rendering."""
     broken_episodes: int = 0
-    """Episodes that broke off because their env failed. Each costs one row of a `Rollout`."""
+    """Episodes that broke off because their env failed, each at the cost of one row."""
 
     @property
     def total(self) -> float:
@@ -71,9 +69,7 @@ class CollectorStats:
 
     @property
     def bottleneck(self) -> str:
-        """Kind of work that takes the most time: "envs", "policy", "transfers", "storage", "hooks" or "idle" (the
-        caller).
-        """
+        """Slowest kind of work: "envs", "policy", "transfers", "storage", "hooks" or "idle" (the caller)."""
         return next(iter(self.shares))
 
     @property

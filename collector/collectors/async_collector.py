@@ -1,4 +1,4 @@
-"""`AsyncDataCollector`: collects flat batches. Some envs step while the policy chooses actions for other envs."""
+"""`AsyncDataCollector`: collects flat batches. Envs step while the policy runs."""
 
 from __future__ import annotations
 
@@ -18,20 +18,19 @@ from vecenv.extending import check_send_and_recv
 class AsyncDataCollector(SyncDataCollector):
     """Collects flat batches of exactly `frames_per_batch` steps. Some envs step while the policy runs.
 
-    A batch is a `FlatRollout`, ordered by env, then by time. Steps are assigned to batches in the order in which they
-    arrive. A step that is in flight at the end of a batch belongs to the next batch, so no step is lost or repeated.
-    `policy_version` tells which weights chose an action.
+    A batch is a `FlatRollout`, ordered by env, then by time. Steps join batches in the order in which they arrive. A
+    step in flight at the end of a batch joins the next batch, so no step is lost or repeated. `policy_version` tells
+    which weights chose an action.
 
-    Without `wait_num` and `timeout`, groups of envs take turns and every run returns the same batches. With `wait_num`
+    Without `wait_num` and `timeout`, groups of envs take turns, and every run returns the same batches. With `wait_num`
     or `timeout`, batches depend on the speed of the envs. See docs/guides/collecting.md and docs/guarantees.md.
 
     Takes the arguments of `SyncDataCollector`, and:
 
     Args:
         create_env_fn, backend: as for `SyncDataCollector`, but a list becomes a `ShmemVectorEnv` by default.
-        groups: number of groups of envs that take turns, if the vector env has neither `wait_num` nor `timeout`.
-        env_options: also `wait_num` and `timeout`: call the policy when `wait_num` envs are ready, or after `timeout`
-            seconds.
+        groups: number of groups that take turns, if the vector env has neither `wait_num` nor `timeout`.
+        env_options: also `wait_num` and `timeout`: call the policy when this many envs are ready, or after this time.
 
     With `return_same_td`, every batch is the same object, but in new memory.
 

@@ -6,8 +6,8 @@ Envs are in groups. While the policy chooses actions for one group, the other gr
     group A       |--- a0 ---|    |--- a1 ---|         A0: choose actions for group A; a0: group A steps
     group B               |--- b0 ---|    |--- b1 ---|
 
-Without `wait_num` and `timeout`, groups are fixed and one group at a time is in flight, so the batches do not depend on
-time. With `wait_num` or `timeout`, a group is all envs that are ready, so no env waits for the slowest env.
+Without `wait_num` and `timeout`, groups are fixed and in flight one at a time, so batches do not depend on time. With
+these arguments, a group is all envs that are ready, so that no env waits for the slowest.
 """
 
 from __future__ import annotations
@@ -25,8 +25,6 @@ from vecenv import nest
 
 
 class AsyncLoop:
-    """Collects `FlatRollout`s. `groups`: number of groups of envs that take turns."""
-
     def __init__(self, parts: LoopParts, groups: int) -> None:
         self._env, self._policy, self._episodes, self._clock, self._stops = parts
         self._group_count, self._env_num = groups, parts.env.env_num
@@ -35,10 +33,10 @@ class AsyncLoop:
         self._flying = np.zeros(self._env_num, np.bool_)
         self._resetting = np.zeros(self._env_num, np.bool_)
         self._acted: dict[str, Any] = {}
-        """Latest outputs of the policy, with a row per env."""
+        """Latest outputs of the policy, a row per env."""
         self._acted_version = np.zeros(self._env_num, np.int64)
         self._log: list[dict[str, Any]] = []
-        """Steps that belong to no batch yet, in order of arrival."""
+        """Steps that belong to no batch yet."""
         self._logged = 0
         """Number of steps in the log, without failed steps."""
 
@@ -64,7 +62,6 @@ class AsyncLoop:
         return self._batch(request, frames if quota is None else self._logged)
 
     def _queue_idle(self) -> None:
-        """Queue the envs that neither step nor are queued."""
         idle = ~self._flying
         for ids in self._queue:
             idle[ids] = False
@@ -73,7 +70,7 @@ class AsyncLoop:
         self._queue.extend(ids[group::groups] for group in range(groups) if len(ids))
 
     def _act(self, ids: np.ndarray, request: BatchRequest) -> None:
-        """Choose the next actions of the envs that do not need a reset."""
+        """Choose actions for the envs that need no reset."""
         ids = ids[~self._episodes.over[ids]]
         if not len(ids):
             return
@@ -98,7 +95,7 @@ class AsyncLoop:
         self._clock.lap("env")
 
     def _receive(self, request: BatchRequest) -> None:
-        """Receive the results of ready envs, log their steps, and queue these envs."""
+        """Log the steps of ready envs, and queue these envs."""
         results = obs, *_, info = self._env.recv()
         self._clock.lap("env")
         ids = np.array([each["env_id"] for each in info])
@@ -143,7 +140,7 @@ class AsyncLoop:
     # Batches.
 
     def _batch(self, request: BatchRequest, frames: int) -> FlatRollout:
-        """Return the first `frames` steps of the log as a batch. The other steps stay in the log."""
+        """Return the first `frames` steps of the log as a batch. The rest stays in the log."""
         names = [name for name in self._acted if name != "action"]
         if (on_step := request.on_step) is not None:
             names += on_step.layout
@@ -166,7 +163,6 @@ class AsyncLoop:
             self._log, self._logged, self._queue = [], 0, deque()
 
     def discard_steps(self) -> None:
-        """See `StepsInFlight`."""
         while waiting := len(self._env.waiting_id):
             try:
                 self._env.recv()

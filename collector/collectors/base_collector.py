@@ -16,14 +16,11 @@ Self = TypeVar("Self", bound="BaseCollector")
 
 
 class BaseCollector(ABC):
-    """Base of all collectors. Subclasses implement `_collect_batch`."""
-
     _closed = False
     _shut_down_by = ""
-    """Class name of the exception that shut the collector down."""
+    """Class name of the exception that caused the shutdown."""
     _first = "the vector env"
     _weights: Any
-    """`PolicyWeights` of the collector."""
     _evaluation: Any = None
 
     def __init__(
@@ -56,7 +53,7 @@ class BaseCollector(ABC):
 
     @abstractmethod
     def _make_evaluator(self, env: Any) -> Any:
-        """Make a local collector that runs the same policy on another vector env."""
+        """Make a local collector with the same policy."""
 
     @abstractmethod
     def shutdown(self) -> None:
@@ -64,15 +61,14 @@ class BaseCollector(ABC):
 
     @property
     def policy_version(self) -> int:
-        """Number of weight updates when the last batch began, including a learner's steps on a shared module."""
+        """Number of weight updates when the last batch began. Steps of a learner that shares the module count too."""
         version: int = self._weights.version
         return version
 
     def update_policy_weights_(self, policy_weights: Any = None) -> None:
-        """Copy the weights of a module, a state dict or a `TensorDict` into the policy that collects.
+        """Copy the weights of a module, a state dict or a `TensorDict` into the policy, for the next batch.
 
-        `policy_weights=None` copies the weights of the policy that was passed to the collector. The update takes effect
-        with the next batch, or with the next rollout that is requested from an actor. Raises `RuntimeError` if the
+        `policy_weights=None` copies from the policy that was passed to the collector. Raises `RuntimeError` if the
         policy has no weights, and `ValueError` if names or shapes do not fit.
         """
         self._weights.update(policy_weights)
@@ -107,9 +103,7 @@ class BaseCollector(ABC):
         return stats
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the policy's weights and the counts of the collector. `RayCollector` and local collectors can load it.
-        The state of the envs is not included.
-        """
+        """Return weights and counts, without env states. Local collectors and `RayCollector` load each other's."""
         return {
             "env_state_dict": self._env_state(),
             "frames": self.frames,
@@ -124,10 +118,9 @@ class BaseCollector(ABC):
     @property
     @abstractmethod
     def _next_id(self) -> int:
-        """Id that is larger than all episode ids until now."""
+        """Id above all used episode ids."""
 
     def _load_progress(self, state: dict[str, Any], strict: bool, *needed: str) -> None:
-        """Load weights and counts. Raises `ValueError` if a needed entry is missing."""
         if missing := [name for name in needed if name not in state]:
             raise ValueError(f"the state lacks {missing}; pass what `state_dict()` of a collector returned")
         if "policy_state_dict" in state:
@@ -142,7 +135,6 @@ class BaseCollector(ABC):
             raise RuntimeError("the collector is shut down; make a new one")
 
     def _warn_of_rounding(self, envs: str, each: str = "") -> None:
-        """Warn if batches have more steps than requested, because the number of envs does not divide them."""
         asked, frames = self.requested_frames_per_batch, self.frames_per_batch
         if frames != asked:
             warn_caller(f"frames_per_batch={asked} is not a multiple of {envs}: batches have {each}{frames} frames")
@@ -173,7 +165,7 @@ class BaseCollector(ABC):
             raise RuntimeError(f"{said}. {notes}" if notes else said) from error
 
     def __len__(self) -> int:
-        """Return the number of full batches in `total_frames`. Raises `TypeError` for a collector without end."""
+        """Return the number of batches. Raises `TypeError` without `total_frames`."""
         if self.total_frames < 0:
             raise TypeError("a collector without total_frames has no length")
         return -(-self.total_frames // self.frames_per_batch)
@@ -193,14 +185,12 @@ class BaseCollector(ABC):
         """Collect one batch without counting, splitting or post-processing it.
 
         Exceptions of envs and policy, and KeyboardInterrupt, are raised unchanged. The steps of this batch are lost,
-        and the next batch begins new episodes in all envs. The collector is shut down instead if the vector env is
-        closed, if the envs are in Ray actors, or with `episode_seeds`. A note at the exception of a local collector
-        says so.
+        and the next batch begins new episodes. With a closed vector env, with envs in Ray actors, or with
+        `episode_seeds`, the collector is shut down instead. A note at the exception of a local collector says so.
         """
         return self._stored(self._collect_batch())
 
     def _stored(self, batch: Any) -> Any:
-        """Move a batch to the storing device. With `return_same_td`, reuse the same object per class of batch."""
         if self.storing_device is not None:
             batch = batch.to(self.storing_device)
         if not self._config.return_same_td:
@@ -229,4 +219,4 @@ class BaseCollector(ABC):
             self.shutdown()
 
     def _note_exception(self, error: BaseException) -> None:  # noqa: B027  most record no data set
-        """Called with an exception before the `shutdown` that it causes."""
+        """Called before an exception causes a `shutdown`."""

@@ -14,27 +14,21 @@ from collector.policy.collector_policy import CollectorPolicy
 
 
 class BatchRequest(NamedTuple):
-    """Description of one batch for a loop."""
-
     frames: int
     """Maximum number of steps."""
     random: bool
-    """True to take random actions instead of the policy's."""
     quota: np.ndarray | None = None
-    """int `(N,)`: number of episodes that each env still has to end. The loop counts down in place. `None`: no quota.
-    """
+    """int `(N,)`: episodes that each env still has to end, counted down in place. `None`: no quota."""
     on_step: StepExtras | None = None
     reuse: bool = False
-    """True to record into the memory of the previous batch, if the loop supports it."""
+    """True to reuse the memory of the previous batch."""
     policy: CollectorPolicy = None  # type: ignore[assignment]  # `BatchSource` sets it
-    """Policy that acts in this batch: the collector's, or random actions."""
+    """The collector's policy, or random actions."""
     version: int = -1
     """Version of the weights, or -1 for random actions."""
 
 
 class LoopParts(NamedTuple):
-    """Objects of the collector that a loop works with."""
-
     env: Any
     policy: CollectorPolicy
     episodes: Episodes

@@ -30,10 +30,10 @@ class StepsInFlight(Protocol):
     """Loop that may leave envs stepping between two batches."""
 
     def finish_steps(self, request: BatchRequest, discard: bool) -> None:
-        """Wait for envs that are stepping. `discard` also drops steps that belong to no batch yet."""
+        """Wait for envs that are stepping. `discard` also drops steps that belong to no batch."""
 
     def discard_steps(self) -> None:
-        """After a failure: drop steps that belong to no batch, and the results and errors of envs in flight."""
+        """After a failure: drop uncollected steps, and the results and errors of envs in flight."""
 
 
 Loops = tuple[Loop, Loop, StepsInFlight | None]
@@ -77,13 +77,13 @@ class BatchSource:
         return self.episodes.is_seeded and self.episodes.all_played
 
     def extras(self, on_step: StepHook | None) -> StepExtras | None:
-        """Return the `StepExtras` that call the hook and store entries of infos, or `None` without either."""
+        """Return the `StepExtras` of the hook and the infos, or `None` without both."""
         if on_step is None and not self._config.info_keys:
             return None
         return StepExtras(on_step, self._config.info_keys, self._info_layout, lambda: self.policy.layout)
 
     def collect(self, request: BatchRequest) -> tuple[Any, Ended]:
-        """Collect one batch, after `recover`. Return the batch and the episodes that ended in it."""
+        """Collect one batch, after `recover`. Return the batch and the ended episodes."""
         self.clock.begin_batch()
         acting = self._random_actions() if request.random else self.policy
         wanted = requested_exploration_type() or self._config.exploration_type
@@ -97,7 +97,6 @@ class BatchSource:
         return batch, self._totals(batch, request)
 
     def _random_actions(self) -> RandomActions:
-        """Return the policy of random actions. Raises `TypeError` if a space cannot be sampled."""
         if self._random is None:
             self._random = random_actions(None, self.env, self.clock, self.policy.noise, self.policy)
         return self._random
@@ -119,7 +118,6 @@ class BatchSource:
         return CollectorStats(frames=self.steps, broken_episodes=self.episodes.broken, **self.clock.seconds)
 
     def warn_of_failures(self) -> None:
-        """Warn once, after the first batch with a broken episode."""
         count = self.episodes.broken
         if not count or self._warned_of_failures:
             return
@@ -131,7 +129,7 @@ class BatchSource:
         )
 
     def note_failure(self, error: BaseException) -> bool:
-        """Record that `error` ended a batch, and add a note. Return whether the collector can continue."""
+        """Record that `error` ended a batch. Return whether the collector can continue. Add a note that says so."""
         if self._config.is_seeded:
             why = "its steps are lost, and with episode_seeds every episode is played to its end"
         elif getattr(self.env, "is_closed", False):
@@ -144,7 +142,7 @@ class BatchSource:
         return False
 
     def recover(self) -> None:
-        """After a failure: abandon the episodes in progress and the steps in flight."""
+        """After a failure: abandon episodes and steps in flight."""
         if self.failed:
             if self._in_flight is not None:
                 self._in_flight.discard_steps()
@@ -157,13 +155,11 @@ class BatchSource:
         return self._in_flight is not None
 
     def finish_steps(self, discard: bool) -> None:
-        """See `StepsInFlight`."""
         if self._in_flight is not None:
             request = BatchRequest(0, False, on_step=self.extras(None))  # no hook sees these steps
             self._in_flight.finish_steps(request, discard)
 
     def begin(self, ids: np.ndarray, obs: Any, infos: np.ndarray) -> None:
-        """Record that episodes begin in these envs, with these observations and infos."""
         self.episodes.put_obs(ids, obs)
         self.episodes.begin(ids, infos)
         self.policy.begin(ids)

@@ -15,10 +15,7 @@ from vecenv.extending import check_count
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class CollectorConfig:
-    """Arguments of a collector, documented in `SyncDataCollector`. The fields hold checked values.
-
-    Raises `TypeError` and `ValueError` for invalid values.
-    """
+    """Checked arguments of `SyncDataCollector`. Raises `TypeError` and `ValueError` for invalid values."""
 
     frames_per_batch: Any
     total_frames: Any = -1
@@ -76,7 +73,7 @@ class CollectorConfig:
 
     @classmethod
     def of(cls, user: str, arguments: Mapping[str, Any]) -> CollectorConfig:
-        """Build the config from the arguments that are fields. `user` is the collector's class name for errors."""
+        """Build the config from the arguments that are fields. `user` is the collector's name for errors."""
         if arguments["frames_per_batch"] is None:
             raise TypeError(f"{user} needs frames_per_batch=, the steps in a batch of all envs together")
         return cls(**{each.name: arguments[each.name] for each in fields(cls) if each.name in arguments})
@@ -96,7 +93,7 @@ class CollectorConfig:
         return getattr(self.episode_seeds, "job_seed", 0) if self.is_seeded else None
 
     def refuse_with_seeds(self, what: str) -> None:
-        """Raise `ValueError` with `episode_seeds`. `what` names the refused argument or call."""
+        """Raise `ValueError` with `episode_seeds`."""
         if self.is_seeded:
             raise ValueError(
                 f"{what} cannot be used with episode_seeds: each episode is reset with its own seed and played to its "
@@ -105,10 +102,10 @@ class CollectorConfig:
 
 
 def resolve_devices(device: Any, storing: Any, policy: Any, env: Any) -> tuple[Any, Any, Any]:
-    """Return the devices of batches, policy and envs, each `None` if unknown.
+    """Return the devices of batches, policy and envs, or `None`. `device` is the default (as in torchrl's collectors).
 
-    `device` is the default of all three (as in torchrl's collectors). Without a storing device, batches are stored on
-    the device that policy and envs share. Raises `ValueError` if `env` is not the CPU.
+    Without a storing device, batches are stored on the device that policy and envs share. Raises `ValueError` if `env`
+    is not the CPU.
     """
     if env is not None and str(env) != "cpu":
         raise ValueError(f"envs run on the CPU: env_device must be None or 'cpu', got {env!r}")
@@ -128,9 +125,7 @@ def limit(name: str, number: Any) -> int:
 
 
 def all_frames(total_frames: Any, frames_per_batch: int) -> int:
-    """Return `total_frames`, or -1 (no end) for `None` and negative numbers. Raises `ValueError` if `total_frames` is
-    zero or not a multiple of the batch.
-    """
+    """Return `total_frames`, or -1 for no end. Raises `ValueError` for zero, and if batches do not divide the total."""
     total_frames = -1 if total_frames is None else max(-1, whole("total_frames", total_frames))
     if total_frames == 0:
         raise ValueError("total_frames must be at least 1, or -1 for a collector without end; got 0")

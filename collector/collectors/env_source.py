@@ -1,4 +1,4 @@
-"""Build the vector env of a collector, wrap it in transforms, and check that the collector can step it."""
+"""Build the vector env of a collector, wrap it in transforms, and check if a collector can step it."""
 
 from __future__ import annotations
 
@@ -16,15 +16,14 @@ from vecenv.extending import VECTOR_ENVS, check_options, flat, own_env_fns
 from vecenv.transforms import TransformedVectorEnv
 
 PROCESSES = ("num_workers", "context", "start_timeout", "step_timeout", "affinity", "release_openmp")
-"""Keywords that only make sense if envs are in separate processes."""
+"""Keywords that need worker processes."""
 
 
 class VectorEnvMaker:
     """Makes a vector env from a list of env_fns, with the backend and keywords of the user.
 
-    user: class of the collector, for errors. backend: `None` for `default`, or for "shmem" if a keyword only makes
-        sense with processes. Raises `ValueError` for an unknown backend, and `TypeError` for keywords that neither the
-        collector nor the vector env has.
+    user: class of the collector, for errors. default: replaces the backend `None`, unless a keyword needs processes.
+        Raises `ValueError` for an unknown backend, and `TypeError` for unknown keywords.
     """
 
     def __init__(self, user: type[Any], backend: str | None, default: str, options: Mapping[str, Any]) -> None:
@@ -47,7 +46,7 @@ class VectorEnvMaker:
         return self._make(env_fns, **self._options)
 
     def check_used(self) -> None:
-        """Raise `ValueError` if the user gave keywords for a vector env that already exists."""
+        """Raise `ValueError` if there are keywords for a vector env that already exists."""
         if self._given and not self._used:
             raise ValueError(
                 f"{' and '.join(self._given)} cannot be used with a vector env that is already made: set them in the "
@@ -58,7 +57,7 @@ class VectorEnvMaker:
 def make_vector_env(source: Any, kwargs: dict[str, Any] | None, make: Callable[[list[Callable[[], Any]]], Any]) -> Any:
     """Return the vector env that `source` is or makes. Single envs become a vector env through `make`.
 
-    Raises `RuntimeError` if `kwargs` are given for an object that already exists, and `TypeError` if `source` is not
+    Raises `RuntimeError` if there are `kwargs` for an object that already exists, and `TypeError` if `source` is not
     supported, for example a vector env of another library.
     """
     kwargs = kwargs or {}
@@ -90,7 +89,7 @@ def make_vector_env(source: Any, kwargs: dict[str, Any] | None, make: Callable[[
             source.close()
         raise TypeError(instead)
     if isinstance(source, VectorEnv) and hasattr(below := vars(source).get("venv"), "env_num"):
-        source = below  # of our facade, because the facade itself resets envs
+        source = below  # because our facade resets envs by itself
     elif isinstance(source, VectorEnv):
         from vecenv import from_gymnasium
 
@@ -107,9 +106,7 @@ def make_vector_env(source: Any, kwargs: dict[str, Any] | None, make: Callable[[
 
 
 def with_transforms(env: Any, transforms: Any, policy: Any, device: Any) -> Any:
-    """Wrap the vector env in transforms that run on the policy's device: `device`, or the device of the policy's
-    parameters.
-    """
+    """Wrap the vector env in transforms, which run on `device` or on the device of the policy's parameters."""
     if transforms is None:
         return env
     if device is not None or sys.modules.get("torch") is not None:
@@ -127,7 +124,7 @@ def with_transforms(env: Any, transforms: Any, policy: Any, device: Any) -> Any:
 def again(
     kwargs: dict[str, Any] | None, make: VectorEnvMaker, transforms: Any, policy: Any, device: Any
 ) -> Callable[[Any], Any]:
-    """Return a function that makes another vector env like the collector's, with copies of the transforms."""
+    """Return a function that makes the same vector env from a source, with copies of the transforms."""
 
     def make_again(source: Any) -> Any:
         clones = None if transforms is None else [each.clone() for each in flat(transforms)]
@@ -137,7 +134,7 @@ def again(
 
 
 def check_synchronous(env: Any, user: str, cuts: bool) -> None:
-    """Raise `ValueError` if the vector env does not wait for all envs, or for the reasons of `check_rounds`."""
+    """Raise `ValueError` if the vector env does not wait for all envs, or as `check_rounds`."""
     if env.is_async:
         raise ValueError(
             f"{user} waits for all envs in each round: use AsyncDataCollector for a vector env with wait_num or "
@@ -149,7 +146,7 @@ def check_synchronous(env: Any, user: str, cuts: bool) -> None:
 def check_rounds(env: Any, mixed: bool, cuts: bool) -> None:
     """Raise `ValueError` if the vector env steps its envs together and cannot reset them as a collector needs.
 
-    mixed: resets happen while other envs step; otherwise in a separate round. cuts: envs are also reset in mid-episode.
+    mixed: resets happen while other envs step, and not in separate rounds. cuts: resets also happen in mid-episode.
     """
     if cuts:
         check_step_count(env.observation_space)
@@ -173,7 +170,7 @@ def check_rounds(env: Any, mixed: bool, cuts: bool) -> None:
 
 
 def check_step_count(observation_spaces: Sequence[Any]) -> None:
-    """Raise `ValueError` if an observation already has an entry named `step_count`."""
+    """Raise `ValueError` if observations already have an entry `step_count`."""
     for env_id, space in enumerate(observation_spaces):
         if isinstance(space, spaces.Dict) and "step_count" in space.spaces:
             raise ValueError(
@@ -183,7 +180,7 @@ def check_step_count(observation_spaces: Sequence[Any]) -> None:
 
 
 def _instead_of(source: Any) -> str | None:
-    """Return the text that says which object to pass instead of this vector env, or `None` if it is supported."""
+    """Return the error text for a vector env that collectors cannot step, or `None`."""
     tensors = sys.modules.get("collector.device.torch_vector_env")
     if tensors is not None and isinstance(source, tensors.TorchVectorEnv):
         return "collectors move observations themselves: pass the vector env without TorchVectorEnv around it"

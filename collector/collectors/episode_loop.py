@@ -1,7 +1,6 @@
 """`EpisodeLoop`: collects batches in which envs may pause, because each env has a share of episodes or plays seeds.
 
-In a round, the policy chooses the actions of the envs that step. If an episode ends, the env is reset in the first way
-that is possible::
+If an episode ends, the env is reset in the first way that is possible::
 
     by its worker,       round    1    2    3    4    5    6
     in the same round    env 0    s0   s1#  s2   s3   s4   s5    s = step, with its row in the batch
@@ -15,11 +14,9 @@ that is possible::
 
 The first way is impossible in the cases that `SyncLoop` lists, and if an env may not get another episode.
 
-- Without seeds, an env that has all its episodes pauses. The policy gets rows only for the other envs.
-- With seeds, an env pauses if all its rows are filled, or if no episode is left.
-- With seeds, the policy gets a row per env in every round, so that an action does not depend on which other envs step.
-  `make_policy` pads the rows of a policy on tensors. The row of a paused env holds its last observation, and its action
-  is discarded.
+- Without seeds, an env that has its share of episodes pauses, and the policy gets no row for it.
+- With seeds, an env pauses if its rows are full or if no episode is left. The policy always gets a row per env, so that
+  an action does not depend on which other envs step. A paused env's row is its last observation.
 """
 
 from __future__ import annotations
@@ -37,8 +34,6 @@ from vecenv.extending import resets_in_step
 
 
 class EpisodeLoop:
-    """Collects `Rollout`s of whole episodes. Arguments as for `SyncLoop`."""
-
     def __init__(self, parts: LoopParts) -> None:
         self._env, self._policy, self._episodes, self._clock, self._stops = parts
         self._all_ids, self._resets_in_step = np.arange(parts.env.env_num), resets_in_step(parts.env)
@@ -84,14 +79,14 @@ class EpisodeLoop:
         return buffer.finish(rows, episodes.columns, request.version)
 
     def _going(self, rows: np.ndarray, buffer: RolloutBuffer, request: BatchRequest) -> np.ndarray:
-        """Return the ids of the envs that step next. They have free rows, an episode, and a remaining quota."""
+        """Return the envs that step next: with free rows, an episode, and a remaining quota."""
         going = (rows < buffer.steps) & (self._episodes.ids >= 0)
         if request.quota is not None:
             going &= request.quota > 0
         return going.nonzero()[0]
 
     def _go_on(self, ids: np.ndarray, quota: np.ndarray | None) -> bool:
-        """Return whether every env begins another episode if its episode ends in the next round."""
+        """Return whether each env has another episode after the current."""
         if self._episodes.is_seeded:
             return bool(self._episodes.next_seeds[ids].min() >= 0)
         return quota is None or bool(quota[ids].min() > 1)
@@ -99,7 +94,7 @@ class EpisodeLoop:
     def _reset(
         self, recorder: RoundRecorder, buffer: RolloutBuffer, rows: np.ndarray, ids: np.ndarray, over: Any, obs: Any
     ) -> Any:
-        """Run a round of resets. Return the observations for the policy, or `None` to read the buffer."""
+        """Reset envs. Return the observations for the policy, or `None` to read the buffer."""
         n, begun, seeded = len(self._all_ids), ids[over], self._episodes.is_seeded
         first, info = self._env.reset(None if len(begun) == n else begun, **self._seeds_of(begun))
         self._clock.lap("env")
@@ -118,7 +113,7 @@ class EpisodeLoop:
         return {"seed": self._episodes.seeds[env_ids].tolist()} if self._episodes.is_seeded else {}
 
     def _exchange(self, ids: np.ndarray, action: Any, resets: np.ndarray | None, autoreset: bool) -> tuple[Any, ...]:
-        """Step envs and return the results. Envs in the mask `resets` are reset instead."""
+        """Step envs, or reset the envs in the mask `resets`, and return the results."""
         asked = None if len(ids) == len(self._all_ids) else ids
         if resets is not None:
             mask = resets if asked is None else ids[resets]

@@ -1,4 +1,4 @@
-"""`Evaluation`: plays whole episodes with the current policy in separate envs, for `evaluate` of a collector."""
+"""`Evaluation`: plays whole episodes with the current policy in separate envs."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from vecenv.extending import Freezable, HasTransforms
 
 
 def cannot_be_made_again(source: Any, made: Any) -> str | None:
-    """Return the reason why another vector env like `made` cannot be made from `source`, or `None`."""
+    """Return why no vector env like `made` can be made from `source`, or `None`."""
     for wrapper in _wrappers(made):
         if not isinstance(wrapper, (HasTransforms, VectorEnvNormObs)):
             return f"what the {type(wrapper).__name__} around the vector env has learned is not in a new one"
@@ -24,7 +24,6 @@ def cannot_be_made_again(source: Any, made: Any) -> str | None:
 
 
 def needs_eval_env(why: str) -> ValueError:
-    """Return the error of `evaluate` for a collector that cannot make envs."""
     return ValueError(
         f"evaluate() needs envs of its own, and this collector cannot make them: {why}; pass eval_env=, a vector env "
         "that evaluation may use"
@@ -32,7 +31,7 @@ def needs_eval_env(why: str) -> ValueError:
 
 
 def learning(env: Any) -> list[str]:
-    """Return the class names of envs, wrappers and transforms with statistics that are not frozen."""
+    """Return the classes of envs, wrappers and transforms whose statistics are not frozen."""
     engine = getattr(_base(env), "engine", None)  # custom vector envs have no engine
     names = set() if engine is None else {name for report in engine.reports for name in report.learning or ()}
     for wrapper in _wrappers(env):
@@ -58,24 +57,22 @@ def carry_statistics(train: Any, other: Any) -> None:
 
 
 class Evaluation:
-    """Makes the collectors that `evaluate` uses. The collector with envs made here is kept for later calls.
+    """Makes collectors for `evaluate`. The collector with envs made here is kept for later calls.
 
-    source: the first argument of the training collector. make_env: makes a vector env from `source`. train: vector env
-        of the training, whose statistics are copied, or `None` if no such vector env is in this process.
+    source: first argument of the training collector. make_env: makes a vector env from `source`. train: vector env of
+        the training, whose statistics are copied, or `None` if it is in another process.
     """
 
     def __init__(self, source: Any, make_env: Callable[[Any], Any], train: Any = None) -> None:
         self._source, self._make_env, self._train = source, make_env, train
         self._why_not = None if train is None else cannot_be_made_again(source, train)
         self._creators: dict[EnvCreator, EnvCreator] = {}
-        """Creators of the training envs, with their frozen copies for evaluation."""
+        """Frozen copies of the creators of the training envs."""
         self._own: Any = None
 
     @contextmanager
     def collector(self, make_collector: Callable[[Any], Any], eval_env: Any, stay_open: bool) -> Iterator[Any]:
-        """Provide a collector on `eval_env`, or on envs made here, which are closed unless `stay_open`. Raises
-        `ValueError` if envs cannot be made.
-        """
+        """Provide a collector on `eval_env`, or on envs made here. `stay_open` keeps the envs for later calls."""
         if eval_env is None and self._own is None:
             self._own = self._make(make_collector)
         if eval_env is None:
@@ -108,7 +105,7 @@ class Evaluation:
             raise
 
     def _frozen(self, env_fn: Any) -> Any:
-        """Return the env_fn for evaluation. An `EnvCreator` with shared state becomes a frozen copy."""
+        """Return the env_fn for evaluation: a frozen copy of a creator with shared state."""
         if self._train is None or not isinstance(env_fn, EnvCreator):
             return env_fn
         if env_fn not in self._creators:
@@ -129,7 +126,7 @@ class Evaluation:
 
 
 def _wrappers(env: Any) -> list[Any]:
-    """Return the wrappers around a vector env, outermost first."""
+    """Return the wrappers, outermost first."""
     found: list[Any] = []
     while isinstance(env, VectorEnvWrapper):
         found.append(env)

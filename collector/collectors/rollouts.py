@@ -36,16 +36,15 @@ def rollout(
     """Take at most `max_steps` steps of each env, and return a `Rollout` `(N, T)` (as torchrl's `env.rollout`).
 
     venv_or_env: a vector env, or one env (N = 1). A lazy vector env is started. The vector env stays open.
-    policy: as for a collector. `None` draws from the envs' action spaces, which `venv.seed` seeds. If observations or
-        infos have an `action_mask`, the actions are legal. (With `auto_reset=False`, the first infos are unknown.)
+    policy: as for a collector. `None` draws from the envs' action spaces, which `venv.seed` seeds. An `action_mask` in
+        observations or infos is respected. (With `auto_reset=False`, the first infos are unknown.)
     break_when_any_done: stop when the first episode ends. False: reset its env and continue.
-    break_when_all_done: stop when each env has ended an episode. An env that has ended is not stepped any more, and its
-        `mask` is False. Takes precedence over `break_when_any_done`.
+    break_when_all_done: stop when each env has ended an episode. An env that has ended pauses, and its `mask` is False.
+        Takes precedence over `break_when_any_done`.
     auto_reset: reset all envs first. False continues from `obs`.
     set_truncated: mark the last step of each env as truncated.
     callback: called after each round with `venv_or_env` and a `StepBatch`. The result is ignored.
-    obs: observations of all N envs, for example `batch.next.obs[:, -1]` of the last rollout or the result of `reset`.
-        Reset envs whose episode is over first.
+    obs: observations of all envs, for example `batch.next.obs[:, -1]` of the last rollout. Reset ended envs first.
 
     Raises `RuntimeError` for `auto_reset=False` without `obs`, `ValueError` if `obs` has not N rows, and `TypeError` if
     `venv_or_env` cannot be stepped. Errors of envs and policy are raised unchanged.
@@ -78,12 +77,10 @@ def rollout(
 
 
 class _Rounds(SyncDataCollector):
-    """Collector of a single batch, which leaves the envs open."""
-
     _user = "rollout()"
 
     def take(self, quota: np.ndarray | None, hook: Callable[[StepBatch], Any] | None, obs: Any) -> Rollout:
-        """Collect a batch in which at most `quota` episodes of each env end, after a reset or from `obs`."""
+        """Collect a batch with at most `quota` episodes per env, after a reset or from `obs`."""
         if obs is not None:
             counts = {len(rows) for rows in nest.leaves(obs)}
             n = self.env.env_num
@@ -109,7 +106,7 @@ def _call(callback: Callable[[Any, StepBatch], Any], env: Any, step: StepBatch) 
 
 
 class _FirstEnd(Interruptor):
-    """Stops a collection after the first end of an episode, which the loop subtracts from `quota`."""
+    """Stops a collection when an episode ends, which the loop subtracts from `quota`."""
 
     def __init__(self, quota: np.ndarray) -> None:
         super().__init__()
@@ -120,7 +117,7 @@ class _FirstEnd(Interruptor):
 
 
 class _Borrowed:
-    """Env that is not closed with its vector env, because it belongs to the caller."""
+    """Env that its vector env does not close, because it belongs to the caller."""
 
     def __init__(self, env: Any) -> None:
         self.env = env
@@ -133,12 +130,12 @@ class _Borrowed:
 
 
 class _Draws:
-    """Policy that draws from the envs' action spaces, so that the next rollout continues the random streams."""
+    """Policy that draws from the envs' action spaces themselves. The next rollout continues the random streams."""
 
     def __init__(self, venv: Any) -> None:
         self._venv = venv
         self.masks_of: Callable[[Any], list[Any] | None] = lambda env_ids: None
-        """Returns the action masks in the infos of these envs."""
+        """Returns the action masks in infos."""
 
     def __call__(self, obs: Any, env_id: Any) -> Any:
         every = self._venv.action_space

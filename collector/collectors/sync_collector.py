@@ -32,17 +32,16 @@ from vecenv.extending import as_ids, check_send_and_recv, warn_caller
 class SyncDataCollector(BaseCollector):
     """Collects batches of `frames_per_batch` steps from the envs of a vector env, which step together.
 
-    docs/guarantees.md ("Batches of a collector") says how batches follow each other and what happens after a failure.
+    docs/guarantees.md ("Batches of a collector") says how batches follow each other.
 
     Args:
         create_env_fn: a vector env, a callable that makes a vector env or an env, or a list of ids or callables.
         policy: a callable, see `collector.policy`. `None`: random actions.
-        frames_per_batch: steps per batch of all envs, rounded up with a warning to a multiple of the number of envs.
+        frames_per_batch: steps per batch of all envs, rounded up to a multiple of the number of envs.
         total_frames: the iterator ends after this many steps, a multiple of `frames_per_batch`. -1 or `None`: no end.
         device: default for `policy_device` and `storing_device`.
         storing_device: batches hold tensors on this device. `None`: numpy arrays.
-        policy_device: the policy gets tensors on this device. `None`: a module gets tensors on the device of its
-            parameters, and other policies get arrays.
+        policy_device: the policy gets tensors on this device. `None`: modules get tensors, other policies get arrays.
         env_device: `None` or "cpu".
         create_env_kwargs: keyword arguments for `create_env_fn`.
         max_frames_per_traj: truncate episodes after this many steps. `None` or below one: no limit.
@@ -52,19 +51,18 @@ class SyncDataCollector(BaseCollector):
         split_trajs: the iterator returns `batch.split_trajectories()`.
         exploration_type: the value taken from a distribution that the policy returns.
         exploration_mode: old name of `exploration_type`.
-        return_same_td: return the same object, in the same memory, with every batch.
+        return_same_td: reuse object and memory of the previous batch.
         reset_when_done: only True is supported.
         interruptor: checked after every round. If it is stopped, the batch ends early.
         set_truncated: mark the last step of each env in a batch as truncated. The episode continues.
         compile_policy: run a policy on tensors through `torch.compile`. `True`, or a dict of keyword arguments.
-        cudagraph_policy: run a policy on CUDA through tensordict's `CudaGraphModule`. `True`, or a dict of keyword
-            arguments.
-        policy_threads: torch threads of a CPU policy during a batch. `None`: as many as the caller has.
+        cudagraph_policy: run a policy on CUDA through tensordict's `CudaGraphModule`. `True`, or a dict of keywords.
+        policy_threads: torch threads of a CPU policy during a batch. `None`: unchanged.
         backend: for a list: "dummy" (the default), "thread", "subproc", "shmem", or "auto", which predicts the fastest.
         episode_seeds: pairs `(number, seed)`, an iterable or `EpisodeSeeds`. Each episode is played to its end.
-        transforms: a transform of `vecenv.transforms`, or a list of transforms. They run on the policy's device.
-        info_keys: entries of infos to store as `batch.extras[key]`. They come from the info after the action. If the
-            policy has a parameter named after an entry, or named `info`, it gets the info from before the action.
+        transforms: one or a list of `vecenv.transforms`, which run on the policy's device.
+        info_keys: entries of infos to store as `batch.extras[key]`, from the info after the action. A policy with a
+            parameter named after an entry, or named `info`, gets the info from before the action.
         env_options: for a list: keywords of the vector env, such as `num_workers`, `step_timeout` and `on_error`.
 
     Raises `TypeError` and `ValueError` for invalid arguments. A vector env that was passed then stays open.
@@ -157,7 +155,7 @@ class SyncDataCollector(BaseCollector):
         return episodes if self._config.is_seeded else SyncLoop(parts), episodes, None
 
     def _round_up(self, frames: int) -> int:
-        """Return the number of steps that a batch of at least `frames` steps has."""
+        """Return the size of a batch of at least `frames` steps."""
         return -(-frames // self.env.env_num) * self.env.env_num
 
     # Batches.
@@ -181,7 +179,6 @@ class SyncDataCollector(BaseCollector):
         return batch
 
     def _collect(self, request: BatchRequest) -> tuple[Any, Ended]:
-        """Collect one batch of numpy arrays. Return the batch and the episodes that ended in it."""
         with self._in_use():
             found: tuple[Any, Ended] = self._source.collect(request)
         self._source.warn_of_failures()
@@ -200,20 +197,20 @@ class SyncDataCollector(BaseCollector):
         on_episode: Callable[..., Any] | None = None,
         keep: bool = True,
     ) -> CollectStats:
-        """Collect `n_step` steps or `n_episode` whole episodes (as tianshou's collector). Pass exactly one of the two.
+        """Collect `n_step` steps or `n_episode` whole episodes (as tianshou's collector). `frames` does not count them.
 
-        The steps are not counted in `frames`. See docs/guides/collecting.md.
+        See docs/guides/collecting.md.
 
-        n_step: number of steps of all envs, rounded up with a warning to a multiple of the number of envs.
+        n_step: number of steps of all envs, rounded up to a multiple of the number of envs.
         n_episode: number of whole episodes. Each env plays a fixed share. Episodes in progress are abandoned.
-        random: take random actions instead of the policy's.
+        random: take random actions.
         render: call `render` of the envs after each round, then wait this many seconds. Synchronous collectors only.
         reset_before_collect: abandon the episodes in progress. `gym_reset_kwargs` are the arguments of this reset.
         on_step: called after each round with a `StepBatch`. Returns `None`, or arrays `(k, ...)` by name for `extras`.
         on_episode: with `n_episode`, called with each `Episode` soon after its end.
-        keep: False returns no batch, only the returns and lengths.
+        keep: False returns no batch.
 
-        Raises `ValueError` for arguments that exclude each other, and if a name in `extras` is already used in a batch.
+        Raises `ValueError` for arguments that exclude each other, and for a name in `extras` that a batch already has.
         """
         if render is not None:
             on_step = self._rendering(render, on_step)
@@ -262,7 +259,7 @@ class SyncDataCollector(BaseCollector):
 
     @contextmanager
     def _in_use(self) -> Iterator[None]:
-        """Raise `RuntimeError` if closed, recover from the last failure, and record a new failure."""
+        """Raise if closed, recover from the last failure, and record a new failure."""
         self._check_open()
         if getattr(self.env, "is_closed", False):
             raise RuntimeError("the vector env was closed, and the collector cannot go on; make new ones")
@@ -277,7 +274,7 @@ class SyncDataCollector(BaseCollector):
             raise
 
     def _finish_steps(self, discard: bool) -> None:
-        """Wait for envs that are stepping. `discard` also drops steps that belong to no batch yet."""
+        """See `StepsInFlight`."""
         if self._source.has_steps_in_flight:
             with self._in_use():
                 self._source.finish_steps(discard)
@@ -286,9 +283,10 @@ class SyncDataCollector(BaseCollector):
 
     @property
     def all_played(self) -> bool:
-        """Return whether all of `episode_seeds` have been played to their end. Always False without `episode_seeds`.
+        """Return whether all of `episode_seeds` are played. Then the iterator ends, and `rollout` and `collect` raise
+        `RuntimeError`.
 
-        If True, the iterator ends, and `rollout` and `collect` raise `RuntimeError`.
+        False without `episode_seeds`.
         """
         return bool(self._source.all_played)
 
@@ -296,7 +294,7 @@ class SyncDataCollector(BaseCollector):
     def everything_keyed(self) -> bool:
         """Return whether all actions depended only on observations, weights, job seed, episode number and step.
 
-        Always False without `episode_seeds`.
+        False without `episode_seeds`.
         """
         return not self.not_keyed_because
 
@@ -309,8 +307,8 @@ class SyncDataCollector(BaseCollector):
     def reset(self, index: Any = None, **kwargs: Any) -> None:
         """Reset envs before their next step, and abandon their episodes in progress.
 
-        `index` holds ids or is a mask; `None` means all envs. With `kwargs` (`seed`, `options`) the envs are reset
-        immediately. Invalid ids raise the same errors as in the vector env's `reset`, before any env changes.
+        `index`: ids or a mask; `None` means all. With `kwargs` (`seed`, `options`), the reset is immediate. Invalid ids
+        raise as in the vector env's `reset`, before any env changes.
         """
         self._config.refuse_with_seeds("reset()")
         n = self.env.env_num
@@ -323,10 +321,10 @@ class SyncDataCollector(BaseCollector):
             self._source.begin(ids, obs, infos)
 
     def set_seed(self, seed: int, static_seed: bool = False) -> int:
-        """Seed all envs and the random actions, and reset all envs, so that the next batches are reproducible.
+        """Seed and reset all envs, and seed the random actions, so that the next batches are reproducible.
 
         Env i gets seed i of the chain that starts with `seed`. With `static_seed`, every env gets `seed`. Return the
-        next seed of the chain. If the policy draws from torch's random stream, call `torch.manual_seed` too.
+        next seed of the chain. If the policy uses torch's random stream, also call `torch.manual_seed`.
         """
         self._config.refuse_with_seeds("set_seed()")
         self._source.recover()
@@ -344,9 +342,8 @@ class SyncDataCollector(BaseCollector):
         return int(self._source.episodes.next_id)
 
     def load_state_dict(self, state_dict: dict[str, Any], strict: bool = True) -> None:
-        """Restore weights, number of frames and next episode id from a `state_dict`. The envs begin new episodes.
-
-        `strict` is passed to the policy's `load_state_dict`.
+        """Restore weights and counts from a `state_dict`. The envs begin new episodes. `strict` is passed to the
+        policy.
         """
         self._load_progress(state_dict, strict, "env_state_dict", "frames", "iter")
         if state_dict["env_state_dict"] and hasattr(self.env, "load_state_dict"):
@@ -358,7 +355,7 @@ class SyncDataCollector(BaseCollector):
 
     @property
     def exploration_type(self) -> ExplorationType:
-        """The value taken from a policy's distribution, unless `set_exploration_type` surrounds the call."""
+        """Value taken from a policy's distribution, outside of `set_exploration_type`."""
         return self._config.exploration_type
 
     def __repr__(self) -> str:
@@ -370,12 +367,12 @@ class SyncDataCollector(BaseCollector):
         return self._source.stats()
 
     def shutdown(self, close_env: bool = True) -> None:
-        """End the collector. Also close the vector env unless `close_env` is False. May be called repeatedly."""
+        """End the collector, and close the vector env unless `close_env` is False. May be called repeatedly."""
         if not self._closed:
             self._close(env_too=close_env)
 
     def _note_exception(self, error: BaseException) -> None:
-        """Tell the vector env that an exception closes it, so that `RecordEpisodes` does not complete its data set."""
+        """Tell the vector env why it is closed, so that `RecordEpisodes` does not complete its data set."""
         if not self._closed and (note := getattr(self.env, "note_exception", None)) is not None:
             note(error)
 

@@ -1,7 +1,6 @@
 """`SyncLoop`: collects batches in which all envs step in every round.
 
-In a round, the policy chooses the actions of all envs, and all envs step. If an episode ends, the env is reset by its
-worker in the same round, or in a separate round before the next step::
+If an episode ends, the env is reset by its worker in the same round, or in a separate round before the next step::
 
     by its worker        env 0    s0   s1#  s2   s3   s4   s5    s = step, with its row in the batch
                          env 1    s0   s1   s2   s3#  s4   s5    # = the episode ends
@@ -9,7 +8,7 @@ worker in the same round, or in a separate round before the next step::
     in a separate        env 0    s0   s1        s2   s3   s4#   R = reset
     round                env 1    s0   s1#  R    s2   s3   s4
 
-The separate round is needed in three cases:
+A separate round is needed in three cases:
 
 - The backend cannot reset an env in a step.
 - A limit or a failure ended the episode, not the env.
@@ -33,8 +32,6 @@ from vecenv.extending import resets_in_step
 
 
 class SyncLoop:
-    """Collects `Rollout`s with a policy."""
-
     def __init__(self, parts: LoopParts) -> None:
         self._env, self._policy, self._episodes, self._clock, self._stops = parts
         self._ids, self._resets_in_step = np.arange(parts.env.env_num), resets_in_step(parts.env)
@@ -69,7 +66,7 @@ class SyncLoop:
         return buffer.finish(np.full(n, time + 1), episodes.columns, request.version)
 
     def _reset(self, recorder: RoundRecorder, buffer: RolloutBuffer, row: int, obs: Any) -> Any:
-        """Reset the envs that need it. Return the observations for the policy, or `None` to read the buffer."""
+        """Reset envs. Return the observations for the policy, or `None` to read the buffer."""
         over = self._episodes.over.copy()
         ids = over.nonzero()[0]
         first, info = self._env.reset(None if over.all() else ids)

@@ -23,8 +23,8 @@ CHUNK = 64
 class EpisodeCollection:
     """Collects whole episodes in several small batches.
 
-    collect: collects a batch and returns it with the episodes that ended in it. abandon_started: abandons the episodes
-        in progress and returns their ids.
+    collect: collects a batch, and returns it with the ended episodes. abandon_started: abandons episodes in progress,
+        and returns their ids.
     """
 
     def __init__(
@@ -41,7 +41,7 @@ class EpisodeCollection:
     def collect(
         self, count: int, request: BatchRequest, on_episode: Callable[..., Any] | None, keep: bool
     ) -> tuple[FlatRollout | None, Ended]:
-        """Collect `count` episodes. Return them as one batch (`None` if not `keep`), and their returns and lengths."""
+        """Collect `count` episodes. Return one batch (`None` without `keep`), and all ended episodes."""
         # Shares are fixed before the first step, so that envs with short episodes do not play more episodes.
         quota = count // self._env_num + (np.arange(self._env_num) < count % self._env_num)
         hook, request = request.on_step, request._replace(frames=CHUNK * self._env_num, quota=quota)
@@ -82,7 +82,7 @@ def check_collect(
 
 
 def render_hook(env: Any, pause: float, on_step: StepHook | None) -> StepHook:
-    """Return a hook that calls `on_step`, renders all envs and waits `pause` seconds."""
+    """Return a hook that also renders all envs and waits."""
     if isinstance(pause, bool) or not isinstance(pause, (int, float)) or not 0 <= pause < float("inf"):
         raise ValueError(f"render is the pause after each frame in seconds, 0 or more; got {pause!r}")
 

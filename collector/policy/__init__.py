@@ -1,41 +1,36 @@
 """Policies of collectors: how a policy is called, random actions, keyed noise, and weights.
 
-A policy is a callable. It gets a batch of observations `(k, ...)`, with a row for each env that is about to step, and
-returns one of:
+A policy is a callable. It gets observations `(k, ...)`, a row for each env that steps next, and returns one of:
 
 - actions `(k, ...)`. For Dict and Tuple spaces, actions are a dict or tuple of such arrays under the key `action` of a
   dict, or a list with a dict or tuple per row.
-- a distribution of actions: an object with `sample` and `log_prob`, as in `torch.distributions`. The exploration type
-  selects a sample, the mode or the mean.
+- a distribution of actions, with `sample` and `log_prob` as in `torch.distributions`. The exploration type selects a
+  sample, the mode or the mean.
 - a dict with `action` (as above) and more outputs `(k, ...)` to store.
-- a tuple: the action, then more outputs, which are stored as `output1`, `output2`, ...
+- a tuple: the action, then more outputs, stored as `output1`, `output2`, ...
 
 A `torch.nn.Module` gets tensors, and so does any policy with a policy device. Other policies get numpy arrays. Every
-policy may return tensors or arrays. Outputs are stored without gradients, and bfloat16 is stored as float32, because
-numpy has no bfloat16.
+policy may return tensors or arrays. Outputs are stored without gradients, and bfloat16 as float32.
 
-Modules of tensordict get a `TensorDict`. The same holds if the only argument of a policy is named `tensordict` or `td`,
-or if the first argument is annotated as `TensorDict` or `TensorDictBase`. Such policies get no infos.
+Modules of tensordict get a `TensorDict`, and so does a policy whose only argument is named `tensordict` or `td`, or
+whose first argument is annotated as `TensorDict` or `TensorDictBase`. Such policies get no infos.
 
-The names of a policy's parameters decide which arguments the policy gets:
+The parameter names of a policy decide which arguments the policy gets:
 
 - Keys of a dict observation: if all required parameters are keys, the policy gets these entries. Otherwise the first
   parameter is the whole observation.
 - `env_id`: ids of the envs of the rows, int64 `(k,)`.
 - `state`: the `state` that the policy returned for these envs in the previous step, in a dict or as second value of a
-  pair. A state is a tree of `(k, ...)` arrays or tensors; torch's recurrent layers have the rows in the second
-  dimension. When an episode begins, the state is a row of `policy.initial_state(k)`, or zeros if the policy has no such
-  method. To learn the shapes of these zeros, the policy is called once with `state=None`, and random generators are
-  restored afterwards.
-- an entry of `info_keys`: this entry of the info that belongs to the observation, `(k, ...)`. After a reset, the info
-  is the info of the reset. Dtypes are as in `extras`. A row is zero if its info lacks the entry, and the argument is
-  `None` until an info has the entry.
-- `info`: the infos of the observations, an object array of dicts `(k,)`. The policy must not change the infos.
+  pair. A state is a tree of `(k, ...)` arrays or tensors; torch's recurrent layers have the rows second. When an
+  episode begins, the state is a row of `policy.initial_state(k)`, or zeros without this method. To learn the shapes of
+  the zeros, the policy is called once with `state=None`, and random generators are then restored.
+- an entry of `info_keys`: this entry of the info that came with the observation, `(k, ...)`, in the dtype of `extras`.
+  Rows without the entry are zero. The argument is `None` until an info has the entry.
+- `info`: the infos of the observations, an object array of dicts `(k,)`, which the policy must not change.
 
 If names collide, keys of the observation come first, then `state`, `env_id` and `info`, then `info_keys`.
 
 The number of rows changes from call to call, because envs that are being reset have no row. So if a policy draws from
 one random stream, its actions depend on which envs step together. `RandomPolicy` has a stream per env. With
-`episode_seeds`, all envs have rows in every round, random streams are seeded when an episode begins, and samples of
-distributions depend on the episode and the step.
+`episode_seeds`, all envs have rows in every round, and random actions and samples depend on the episode and the step.
 """

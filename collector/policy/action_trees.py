@@ -1,4 +1,4 @@
-"""Flatten actions of Dict and Tuple spaces into named arrays, and rebuild the actions from the arrays."""
+"""Flatten actions of Dict and Tuple spaces into named arrays, and rebuild the actions."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ ARRAYS = (spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary)
 
 
 def parts(space: spaces.Space[Any], path: str = "action") -> Iterator[tuple[str, spaces.Space[Any]]]:
-    """Yield the leaves of a space with their names. A space other than Dict and Tuple is a leaf."""
+    """Yield the leaves of a space with their names."""
     for key, child in _children(space):
         yield from parts(child, f"{path}[{key!r}]")
     if not isinstance(space, (spaces.Dict, spaces.Tuple)):
@@ -22,12 +22,11 @@ def parts(space: spaces.Space[Any], path: str = "action") -> Iterator[tuple[str,
 
 
 def is_of_arrays(space: spaces.Space[Any]) -> bool:
-    """Return whether actions are arrays or trees of arrays."""
     return all(isinstance(part, ARRAYS) for _, part in parts(space))
 
 
 def action_layouts(action_spaces: Sequence[spaces.Space[Any]]) -> dict[str, RowLayout]:
-    """Return shape and dtype of each leaf of the actions. Empty if envs differ, or if a leaf is not an array."""
+    """Return shape and dtype of each leaf. Empty if envs differ, or if a leaf is not an array."""
     first, *others = ([(path, part.shape, part.dtype) for path, part in parts(each)] for each in action_spaces)
     if any(each != first for each in others):
         return {}
@@ -36,7 +35,7 @@ def action_layouts(action_spaces: Sequence[spaces.Space[Any]]) -> dict[str, RowL
 
 
 def flatten(action: Any, space: spaces.Space[Any], path: str = "action") -> dict[str, Any]:
-    """Return the leaves of a batch of actions by name. Raises `ValueError` if the actions do not fit the space."""
+    """Return the leaves of actions by name. Raises `ValueError` if the actions do not fit the space."""
     if not isinstance(space, (spaces.Dict, spaces.Tuple)):
         return {path: action}
     if isinstance(space, spaces.Dict):
@@ -55,7 +54,7 @@ def flatten(action: Any, space: spaces.Space[Any], path: str = "action") -> dict
 
 
 def unflatten(leaves: Mapping[str, Any], space: spaces.Space[Any], path: str = "action") -> Any:
-    """Rebuild a batch of actions from the leaves that `flatten` returned."""
+    """Rebuild actions from the leaves of `flatten`."""
     if isinstance(space, spaces.Dict):
         return {key: unflatten(leaves, child, f"{path}[{key!r}]") for key, child in _children(space)}
     if isinstance(space, spaces.Tuple):

@@ -27,7 +27,7 @@ class ArrayPolicy(CollectorPolicy):
     """Calls a policy on arrays, and checks the outputs.
 
     clock: measures policy, transfers and checks. threads: the collector's `policy_threads`. columns: makes arrays of
-        the infos that the policy takes, or `None`.
+        infos, or `None`.
     """
 
     def __init__(
@@ -49,7 +49,7 @@ class ArrayPolicy(CollectorPolicy):
         return self.outputs(obs, env_ids, infos)
 
     def outputs(self, obs: Any, env_ids: np.ndarray, infos: np.ndarray, stepping: np.ndarray | None = None) -> Outputs:
-        """Return the checked outputs of the policy for rows of these envs.
+        """Return the checked outputs for rows of these envs.
 
         infos: latest info of every env. stepping: the envs that step, or `None` for all.
         """
@@ -65,11 +65,11 @@ class ArrayPolicy(CollectorPolicy):
         return outputs
 
     def _placed(self, obs: Any) -> Any:
-        """Return the observations as tensors on the policy's device if they are already there, else `obs`."""
+        """Return `obs`, as tensors if the observations are already on the policy's device."""
         return obs
 
     def _arrays(self, inputs: Any) -> Outputs:
-        """Return the policy's outputs as arrays by name, valid until the next call."""
+        """Return the outputs as arrays by name, valid until the next call."""
         self._clock.lap("transfer")
         found = self._called(inputs)
         return {name: each if each.__class__ is np.ndarray else as_array(each) for name, each in found.items()}
@@ -98,7 +98,7 @@ class ArrayPolicy(CollectorPolicy):
             yield
 
     def learn(self, obs: Any, env_ids: np.ndarray, infos: np.ndarray) -> None:
-        """Call a policy that was never called, to learn its layout. Random generators are restored."""
+        """Call a policy for the first time, to learn its layout. Random generators are restored."""
         if not self._check.returned:
             with generators_kept():
                 self.actions(nest.map(np.copy, obs), env_ids, infos)  # a policy may write into its inputs
@@ -106,7 +106,6 @@ class ArrayPolicy(CollectorPolicy):
             check_policy_names(self.layout)
 
     def _learn_state(self, state: RecurrentState, obs: Any, env_ids: np.ndarray, infos: np.ndarray) -> None:
-        """Call the policy with `state=None` to learn the form of its state."""
         state.is_known = True  # prevents endless recursion
         try:
             with generators_kept():
@@ -127,10 +126,7 @@ class ArrayPolicy(CollectorPolicy):
 
 
 def _infos_of(env_ids: np.ndarray, infos: np.ndarray) -> np.ndarray:
-    """Return the infos of the observations in these rows.
-
-    Padding rows get the info of the last env. An env without an episode gets another env's info, as with observations.
-    """
+    """Return the infos of these rows. As with observations, padding and envs without an episode show another env's."""
     found: np.ndarray = infos[np.minimum(env_ids, len(infos) - 1)]
     if any(info is None for info in found):
         known: Any = next((info for info in infos if info is not None), {})
@@ -139,23 +135,23 @@ def _infos_of(env_ids: np.ndarray, infos: np.ndarray) -> np.ndarray:
 
 
 class OutputCheck:
-    """Checks the outputs of a policy, in the first call and when shapes or dtypes change."""
+    """Checks outputs in the first call, and when shapes or dtypes change."""
 
     def __init__(self, env: Any) -> None:
         self.layout: Layout = {}
-        """Row shape and dtype of each output, without actions that are trees. Empty before the first call."""
+        """Row shape and dtype of each output, without actions that are trees."""
         self.returned: Layout = {}
         """Row shape and dtype of each output, before casts."""
         self.expected = action_layouts(env.action_space)
-        """Row shape and dtype of each leaf of the actions, or empty if envs differ."""
+        """Row shape and dtype of each leaf of the actions. Empty if envs differ."""
         self._last: Any = None
-        """Number of rows, shapes and dtypes in the last call."""
+        """Number of rows, shapes and dtypes of the last call."""
         self._to_cast: list[str] = []
         self._space: Any = env.action_space[0]
         self._is_tree = isinstance(self._space, (spaces.Dict, spaces.Tuple))
 
     def __call__(self, outputs: Outputs, rows: int) -> Outputs:
-        """Return the outputs with actions in the form of the action space. Raises `ValueError` or `TypeError`."""
+        """Return the outputs with actions in the form of the space. Raises `ValueError` or `TypeError`."""
         form = rows, {name: (values.shape, values.dtype) for name, values in outputs.items()}
         if form != self._last:
             self._check(outputs, rows)
@@ -182,7 +178,6 @@ class OutputCheck:
         return {**flatten(action, self._space), **outputs}
 
     def _check(self, outputs: Outputs, rows: int) -> None:
-        """Raise if the outputs do not fit the number of rows, the previous outputs, or the action space."""
         for name, values in outputs.items():
             if values.shape[:1] != (rows,):
                 should = f"{(rows, *self.expected[name][0])}" if name in self.expected else f"({rows}, ...)"
@@ -207,7 +202,7 @@ class OutputCheck:
         }
 
     def _as_in_space(self, name: str, action: np.ndarray) -> np.ndarray:
-        """Cast actions as the envs would, so that the stored action is the executed action."""
+        """Cast actions as the envs would, so that batches store the executed actions."""
         shape, dtype = self.expected[name]
         cast = action if action.dtype == dtype else cast_exactly(action, dtype)
         if cast is None or (action.dtype.kind == "f" and dtype.kind != "f"):

@@ -1,4 +1,4 @@
-"""`CollectorPolicy`: the interface between a loop and a policy. `RandomActions`: the policy of random actions."""
+"""`CollectorPolicy`: the interface between a loop and a policy. `RandomActions`: random actions."""
 
 from __future__ import annotations
 
@@ -21,40 +21,37 @@ Outputs = dict[str, np.ndarray]
 
 
 class CollectorPolicy(ABC):
-    """Chooses actions for the envs that are about to step."""
-
     module: Any = None
-    """Network that is called (a copy if the policy is on another device), or `None`."""
+    """Network that is called, or `None`. A copy if it was moved to another device."""
     noise: KeyedNoise | None = None
-    """Source of random actions and samples with `episode_seeds`."""
+    """Source of randomness with `episode_seeds`."""
     layout: Mapping[str, RowLayout] = {}
-    """Row shape and dtype of each output, without actions that are trees. Empty before the first call."""
+    """Row shape and dtype of each output, without actions that are trees."""
 
     @abstractmethod
     def actions(self, obs: Any, env_ids: np.ndarray, infos: np.ndarray) -> Outputs:
         """Return the outputs for these envs by name: arrays `(k, ...)`, including `action`.
 
-        The arrays may be views of `obs`, and are valid until the envs step. `infos` `(N,)` holds the latest info of
-        every env. With `noise`, `obs` has a row for every env, so that the policy always sees the same number of rows.
-        Raises `ValueError` or `TypeError` for outputs that do not fit.
+        The arrays may be views of `obs`, valid until the envs step. `infos` `(N,)`: latest info of every env. With
+        `noise`, `obs` has a row for every env. Raises `ValueError` or `TypeError` for outputs that do not fit.
         """
 
     def begin(self, env_ids: Any) -> None:  # noqa: B027  optional
         """Record that episodes begin in these envs."""
 
     def batch(self, wanted: ExplorationType) -> AbstractContextManager[None]:
-        """Return the context in which one batch is collected with this exploration type."""
+        """Return the context of a batch with this exploration type."""
         return nullcontext()
 
     def learn(self, obs: Any, env_ids: np.ndarray, infos: np.ndarray) -> None:  # noqa: B027  optional
-        """Learn the layout of the outputs, if it is unknown."""
+        """Learn the layout of the outputs."""
 
     def close(self) -> None:  # noqa: B027  optional
         """Release memory on devices."""
 
 
 class RandomActions(CollectorPolicy):
-    """Draws the actions of a `RandomPolicy`. If infos or observations have an action mask, the actions are legal.
+    """Draws the actions of a `RandomPolicy`, and respects action masks in infos and observations.
 
     instead_of: the policy that is replaced. Its other outputs are stored as zeros.
     """
@@ -86,6 +83,6 @@ class RandomActions(CollectorPolicy):
 
 
 def masks_in(infos: np.ndarray) -> list[Any] | None:
-    """Return the action masks of these infos, or `None` if no info has a mask."""
+    """Return the action masks of these infos, or `None`."""
     masks = [None if info is None else info.get(ACTION_MASK) for info in infos]
     return None if all(mask is None for mask in masks) else masks

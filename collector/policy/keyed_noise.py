@@ -1,8 +1,8 @@
 """`KeyedNoise`: random numbers for a policy that depend only on job seed, episode and step.
 
-Random actions come from the env's action space, which is seeded when an episode begins. Samples of torch's
-distributions are uniform numbers, transformed by the inverse of the distribution function. The uniform numbers are
-float64 and computed on the host, so that equal parameters give equal samples on every device.
+Random actions come from the action space, seeded at the start of an episode. Samples of torch's distributions are
+uniform numbers, transformed by the inverse distribution function. The uniform numbers are float64 and computed on the
+host, so that equal parameters give equal samples on every device.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ T = TypeVar("T")
 
 
 MOST_AHEAD = 16
-"""Maximum number of steps for which random numbers are computed together."""
+"""Maximum number of steps to draw together."""
 MOST_IN_A_BLOCK = 4096
 UNKNOWN = (
     "the randomness of the policy is unknown: return a distribution, or declare that its actions follow from its "
@@ -39,17 +39,15 @@ UNKNOWN = (
 
 
 class KeyedNoise:
-    """Draws random numbers for the rows of a policy's batch. Each row is at a step of an episode.
+    """Draws random numbers for the rows of a policy's batch.
 
-    The loop writes the episodes into `numbers` and the steps into `steps`, both int64 `(rows,)`.
+    The loop writes the episode and the step of each row into `numbers` and `steps`, int64 `(rows,)`.
     """
 
     def __init__(self, job_seed: int, rows: int) -> None:
         self.job_seed = job_seed
         self.reason = ""
-        """Reason why an action was not keyed, or "". Keyed actions are random actions, modes and means of
-        distributions, and samples of known families.
-        """
+        """Reason why an action was not keyed, or "". Modes, means and samples of known families are keyed."""
         self.resize(rows)
         self._policy: RandomPolicy | None = None
 
@@ -58,14 +56,13 @@ class KeyedNoise:
         return not self.reason
 
     def not_keyed(self, reason: str) -> None:
-        """Record why actions are not keyed. Only the first reason is kept."""
+        """Record the first reason why actions are not keyed."""
         self.reason = self.reason or reason
 
     def resize(self, rows: int) -> None:
-        """Set the number of rows, without episodes."""
         self.numbers = np.full(rows, -1)
         self.steps = np.zeros(rows, np.int64)
-        # The block has uniform numbers (rows, steps, words) for the next steps. `_drawn` counts its uses.
+        # Uniform numbers (rows, steps, words) for the next steps, and the number of steps that used them.
         self._rows, self._block, self._drawn = np.arange(rows), np.zeros((rows, 0, 0)), 0
         self._block_numbers, self._block_steps = b"", self.steps
 
@@ -77,7 +74,7 @@ class KeyedNoise:
     # Random actions.
 
     def seed_random(self, policy: RandomPolicy, action_spaces: Any) -> None:
-        """Seed the random actions of `policy` from now on. Raises `TypeError` if action spaces differ."""
+        """Seed this policy with each episode. Raises `TypeError` if action spaces differ."""
         for env_id, space in enumerate(action_spaces):
             if space != action_spaces[0]:
                 raise TypeError(
@@ -91,9 +88,7 @@ class KeyedNoise:
     # What a policy draws.
 
     def watch(self, call: Callable[[], T]) -> T:
-        """Call a policy and return the result.
-
-        If the policy draws from a global generator of torch (as dropout does), numpy or Python, its actions are not
+        """Call a policy. If it draws from a global generator of torch (as dropout does), numpy or Python, it is not
         keyed.
         """
         before = _generator_states()
@@ -104,24 +99,21 @@ class KeyedNoise:
 
     @contextmanager
     def watch_state(self, policy: Any) -> Iterator[None]:
-        """Watch a batch. If the policy changes itself while it acts, its actions depend on earlier episodes and are not
-        keyed.
-        """
+        """Watch a batch. A policy that changes itself depends on earlier episodes, so it is not keyed."""
         before = marks_of(policy)
         yield
         if before is not None and marks_of(policy) != before:
             self.not_keyed("the policy changes itself while it acts (training mode, a counter or a normaliser)")
 
     def uniforms(self, words: int) -> np.ndarray:
-        """Return numbers between 0 and 1, float64 `(rows, words)`. Repeated calls in a step return the same numbers."""
+        """Return numbers between 0 and 1, float64 `(rows, words)`, the same in each call of a step."""
         ahead = self.steps - self._block_steps
         if (
             self._block.shape[2] != words
             or self.numbers.tobytes() != self._block_numbers
             or ahead.view(np.uint64).max() >= self._block.shape[1]  # negative numbers are large as uint64
         ):
-            # Blocks, because numpy needs about the same time for few numbers and for hundreds. A new episode needs a
-            # new block, so the size grows with the uses of the previous block.
+            # Numpy draws hundreds of numbers as fast as a few. But a new episode needs a new block.
             count = max(1, min(2 * self._drawn, MOST_AHEAD, MOST_IN_A_BLOCK // max(1, len(self._rows) * words)))
             self._block_numbers, self._block_steps, self._drawn = self.numbers.tobytes(), self.steps.copy(), 0
             keys = episode_keys(self.job_seed, self.numbers)[:, None]
@@ -132,7 +124,7 @@ class KeyedNoise:
         return drawn
 
     def choose(self, action: Any, wanted: ExplorationType) -> Any:
-        """Take an action as `policy_call.choose` does, but sample known distributions with this noise."""
+        """Choose as `policy_call.choose`, but sample known distributions with this noise."""
         if is_distribution(type(action)):  # type: ignore[arg-type]
             if wanted is not ExplorationType.RANDOM:
                 return choose(action, wanted)
@@ -145,7 +137,7 @@ class KeyedNoise:
         return choose(action, wanted)
 
     def sample(self, distribution: Any) -> torch.Tensor | None:
-        """Sample a distribution that has a row for each row of the noise, with shape, dtype and device of its `sample`.
+        """Sample a distribution with a row for each row of the noise, in its shape, dtype and device.
 
         Known families are `Categorical`, `OneHotCategorical`, `Bernoulli` and `Normal`, also within `Independent` and
         `TransformedDistribution`. Returns `None` for other families. Raises `ValueError` for NaN probabilities.
@@ -191,7 +183,7 @@ class KeyedNoise:
         return None
 
     def _indices(self, probs: torch.Tensor) -> torch.Tensor:
-        """Sample indices of the last dimension. Numpy adds in a fixed order, while a GPU does not."""
+        """Sample indices of the last dimension. Numpy sums in a fixed order, a GPU does not."""
         sums = np.add.accumulate(_float64(probs), axis=-1)
         total = sums[..., -1:]
         if not total.min() > 0:
@@ -206,7 +198,6 @@ class KeyedNoise:
 
 
 def _generator_states() -> list[Any]:
-    """Return the states of all global generators, for comparison."""
     states: list[Any] = [random.getstate(), pickle.dumps(np.random.get_state(legacy=False))]
     if (torch := sys.modules.get("torch")) is not None:
         on_cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
@@ -215,7 +206,6 @@ def _generator_states() -> list[Any]:
 
 
 def _normals(unit: np.ndarray) -> np.ndarray:
-    """Transform uniform numbers to standard normal numbers."""
     from statistics import NormalDist  # a slow import, and rarely needed
 
     inverse = NormalDist().inv_cdf
@@ -227,7 +217,7 @@ def _float64(tensor: torch.Tensor) -> np.ndarray:
 
 
 def _checked(values: np.ndarray, valid: Any) -> np.ndarray:
-    """Return the values. Raises `ValueError` if a value is not valid, for example NaN."""
+    """Return the values, or raise `ValueError` if some are invalid."""
     if not bool(valid.all()):
         raise ValueError(f"the policy returned a distribution with probabilities that are NaN or zero: {values}")
     return values
@@ -235,7 +225,7 @@ def _checked(values: np.ndarray, valid: Any) -> np.ndarray:
 
 @contextmanager
 def generators_kept() -> Iterator[None]:
-    """Restore the global generators of Python, numpy and torch after the `with` block."""
+    """Restore the global generators of Python, numpy and torch afterwards."""
     torch = sys.modules.get("torch")
     devices = range(torch.cuda.device_count()) if torch is not None and torch.cuda.is_initialized() else []
     states = random.getstate(), np.random.get_state()

@@ -1,4 +1,4 @@
-"""`KeyedPolicy`: a policy whose actions depend only on inputs, job seed, episode and step."""
+"""`KeyedPolicy`: a policy whose randomness depends only on job seed, episode and step."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from vecenv import nest
 
 
 class KeyedPolicy(CollectorPolicy):
-    """Calls another policy with a row for every env, and detects randomness from other sources than the noise.
+    """Calls another policy with a row for every env, and detects other sources of randomness.
 
     original: the user's policy, on its device. rows: ids of the rows of a call: the envs, then padding.
     """
@@ -27,7 +27,7 @@ class KeyedPolicy(CollectorPolicy):
         self._policy, self._original, self.noise, self._rows = policy, original, noise, rows
         self.module = policy.module
         self._is_watched = False
-        """True after the first call of a batch, which checks the global random generators."""
+        """True after the first call of a batch, which is checked for global generators."""
 
     @property
     def layout(self) -> Mapping[str, RowLayout]:  # type: ignore[override]
@@ -38,7 +38,7 @@ class KeyedPolicy(CollectorPolicy):
         some = stands = len(env_ids) < env_num
         if len(rows) > env_num:  # the padding repeats the last env's row
             obs, some = nest.take(obs, np.minimum(rows, env_num - 1)), True
-        # The recurrent state changes only for the envs that step.
+        # Only envs that step change their recurrent state.
         call = partial(self._policy.outputs, obs, rows, infos, env_ids if stands else None)
         assert self.noise is not None
         outputs: Outputs = call() if self._is_watched else self.noise.watch(call)
@@ -58,7 +58,7 @@ class KeyedPolicy(CollectorPolicy):
             yield
 
     def learn(self, obs: Any, env_ids: np.ndarray, infos: np.ndarray) -> None:
-        """Learn the layout of the outputs by an additional call, which does not affect `noise.reason`."""
+        """Learn the layout by an additional call, which does not affect `noise.reason`."""
         if not self._policy.layout:
             assert self.noise is not None
             reason, self._is_watched = self.noise.reason, True

@@ -40,9 +40,9 @@ def make_policy(
 ) -> CollectorPolicy:
     """Return the policy of a collector.
 
-    policy: `None` for random actions. device: the collector's `policy_device`. clock: measures policy, transfers and
-        checks. job_seed: seed of the job with `episode_seeds`. threads, compile, cudagraph, info_keys: the collector's
-        `policy_threads`, `compile_policy`, `cudagraph_policy` and `info_keys`.
+    policy: `None` for random actions. clock: measures policy, transfers and checks. job_seed: seed of the job with
+        `episode_seeds`. The other arguments are the collector's `policy_device`, `policy_threads`, `compile_policy`,
+        `cudagraph_policy` and `info_keys`.
     """
     clock = clock or Clock()
     noise = None if job_seed is None else KeyedNoise(job_seed, env.env_num)
@@ -80,9 +80,8 @@ def make_policy(
 
 
 def _device_of(policy: Policy, device: Any, cudagraph: bool) -> Any:
-    """Return `device`, or if that is `None` the device of the policy's parameters.
-
-    Raises `ValueError` if `cudagraph` is True and the device is not a CUDA device.
+    """Return `device`, or by default the device of the policy's parameters. Raises `ValueError` if a graph needs
+    CUDA.
     """
     from collector.device.tensors import resolve_device, tensors_of, torch
 
@@ -97,7 +96,7 @@ def _device_of(policy: Policy, device: Any, cudagraph: bool) -> Any:
 
 
 def _rows_of_a_batch(noise: KeyedNoise, env_num: int, knows_ids: bool, target: Any) -> np.ndarray:
-    """Return the row ids of a call, padded so that a row's result does not depend on other rows."""
+    """Return the row ids of a call, padded so that rows do not affect each other's results."""
     from collector.device.math_libraries import full_rows, rows_are_exact
 
     # Padding rows have no valid env id, so a policy with `env_id` gets no padding.
@@ -115,7 +114,7 @@ def random_actions(
     noise: KeyedNoise | None,
     instead_of: CollectorPolicy | None = None,
 ) -> RandomActions:
-    """Return the policy of random actions. Raises `TypeError` if an action space cannot be sampled."""
+    """Return the policy of random actions. Raises `TypeError` if a space cannot be sampled."""
     policy = RandomPolicy(env.action_space) if policy is None else policy
     if noise is not None:
         noise.seed_random(policy, env.action_space)
@@ -123,5 +122,4 @@ def random_actions(
 
 
 def _keywords(option: Options) -> dict[str, Any] | None:
-    """Return keyword arguments for an option, or `None` if the option is off."""
     return None if option is None or option is False else {} if option is True else dict(option)

@@ -33,13 +33,12 @@ class ExplorationType(enum.Enum):
 
 
 _current: ContextVar[tuple[ExplorationType | None, bool]] = ContextVar("exploration_type", default=(None, False))
-"""The type, and whether it comes from `set_exploration_type` and not from a collector."""
+"""The type, and whether it comes from `set_exploration_type`."""
 
 
 def exploration_type() -> ExplorationType | None:
-    """Return the exploration type of the collector that is calling the policy, or `None` outside of a collection.
-
-    Use this function in policies that explore without a distribution.
+    """Return the exploration type of the current collection, or `None`, for policies that explore without a
+    distribution.
 
     >>> with set_exploration_type(ExplorationType.MODE):
     ...     exploration_type()
@@ -60,14 +59,14 @@ def set_exploration_type(wanted: ExplorationType) -> AbstractContextManager[None
 
 
 def requested_exploration_type() -> ExplorationType | None:
-    """Return the type of the surrounding `set_exploration_type`, or `None` without it and during a collection."""
+    """Return the type of the surrounding `set_exploration_type`. `None` without it or during a collection."""
     wanted, requested = _current.get()
     return wanted if requested else None
 
 
 @contextmanager
 def exploring(wanted: ExplorationType, requested: bool = False) -> Iterator[None]:
-    """Set the type for one batch. Nested collectors (in a hook or policy) set a separate type."""
+    """Set the type for one batch."""
     token = _current.set((wanted, requested))
     try:
         yield
@@ -76,7 +75,7 @@ def exploring(wanted: ExplorationType, requested: bool = False) -> Iterator[None
 
 
 def as_exploration_type(wanted: ExplorationType, mode: str | None) -> ExplorationType:
-    """Return `wanted` or the deprecated name `mode` as a type. Raises `ValueError` for other values."""
+    """Return `wanted`, or the deprecated name `mode`, as a type. Raises `ValueError` for other values."""
     if mode is not None:
         warnings.warn("exploration_mode is deprecated; use exploration_type", DeprecationWarning, stacklevel=3)
         wanted = mode.lower()  # type: ignore[assignment]
@@ -89,15 +88,15 @@ def as_exploration_type(wanted: ExplorationType, mode: str | None) -> Exploratio
 
 @lru_cache
 def is_distribution(kind: type) -> bool:
-    """Return whether outputs of this type are distributions. Cached, because a failed lookup on a tensor is slow."""
+    """Return whether this is the type of a distribution. Cached, because failed lookups on tensors are slow."""
     return hasattr(kind, "sample") and hasattr(kind, "log_prob")
 
 
 def _is_quicker_by_rsample(distribution: Any) -> bool:
     """Return whether this is a torch distribution that is built on `Normal`.
 
-    `sample` of `Normal` waits for the device to read each scale, and a CUDA graph cannot wait. `rsample` draws the same
-    numbers.
+    `sample` of `Normal` waits for the device, which a CUDA graph cannot do. `rsample` draws the same numbers without
+    waiting.
     """
     while draws_as_torch(type(distribution)):  # type: ignore[arg-type]
         if type(distribution).__name__ == "Normal":
@@ -113,10 +112,7 @@ def draws_as_torch(kind: type) -> bool:
 
 
 def choose(action: Any, wanted: ExplorationType) -> Any:
-    """Take an action from a distribution, or from each in a dict or tuple. Other values are returned unchanged.
-
-    Raises `ValueError` if the distribution has no mode or mean.
-    """
+    """Take an action from each distribution in `action`. Raises `ValueError` if it has no mode or mean."""
     if isinstance(action, (dict, tuple)):
         return nest.map(lambda leaf: choose(leaf, wanted), action)
     if not is_distribution(type(action)):  # type: ignore[arg-type]
@@ -136,25 +132,19 @@ Choose = Callable[[Any, ExplorationType], Any]
 
 
 class Signature(NamedTuple):
-    """Arguments that a policy takes."""
-
     keys: tuple[str, ...] = ()
-    """Entries of a dict observation; empty for the whole observation."""
+    """Entries of a dict observation. Empty: the whole observation."""
     state: bool = False
     env_id: bool = False
     info: bool = False
     info_keys: tuple[str, ...] = ()
-    """Entries of infos."""
     tensordict: bool = False
 
 
 def signature_of(
     policy: Policy, observation_space: spaces.Space[Any] | None, info_keys: Sequence[str] = ()
 ) -> Signature:
-    """Read the signature of a policy.
-
-    info_keys: entries of infos that the policy may take. Raises `TypeError` if a required parameter has no source.
-    """
+    """Read the signature of a policy. Raises `TypeError` if a required parameter has no source."""
     tensordict = sys.modules.get("tensordict")  # imported if `policy` is a module of tensordict
     if tensordict is not None and isinstance(policy, tensordict.nn.TensorDictModuleBase):
         return Signature(tensordict=True)
@@ -192,7 +182,7 @@ def _is_tensordict(parameter: inspect.Parameter) -> bool:
 
 
 def read_output(output: Any, exploration: ExplorationType, pick: Choose = choose) -> dict[str, Any]:
-    """Return a policy's output as a dict with `action`. Raises `TypeError` for a dict without `action`."""
+    """Return a policy's output as a dict. Raises `TypeError` for a dict without `action`."""
     if isinstance(output, tuple):
         output = {("action" if i == 0 else f"output{i}"): value for i, value in enumerate(output)}
     if not isinstance(output, dict):
@@ -208,8 +198,8 @@ def read_output(output: Any, exploration: ExplorationType, pick: Choose = choose
 class PolicyCall:
     """Calls a policy with the arguments of its signature, on arrays or tensors.
 
-    rows: maximum number of rows per call. pick: takes an action from a distribution. compile: keyword arguments for
-        `torch.compile`, or `None`. cudagraph: keyword arguments for tensordict's `CudaGraphModule`, or `None`.
+    rows: maximum number of rows. pick: takes an action from a distribution. compile and cudagraph: keyword arguments
+        for `torch.compile` and tensordict's `CudaGraphModule`, or `None`.
     """
 
     def __init__(
@@ -224,10 +214,10 @@ class PolicyCall:
     ) -> None:
         self.exploration = exploration
         self.wants_rows = signature.state or signature.env_id or bool(signature.info_keys)
-        """True if `inputs` of a call are a tuple: observations, result of `rows_of`, entries of infos."""
+        """True if `inputs` are a tuple: observations, `rows_of(...)`, entries of infos."""
         self.takes_info = signature.info
         self.infos: Any = None
-        """Infos of the rows of the next call, if the policy takes `info`."""
+        """Infos for the next call, if the policy takes `info`."""
         self.state = RecurrentState(policy, rows) if signature.state else None
         self._signature, self._pick = signature, pick
         if signature.info and (compile is not None or cudagraph is not None):
@@ -246,7 +236,7 @@ class PolicyCall:
         return (env_ids,) if self.state is None else self.state.rows(env_ids, stepping, self._signature.env_id)
 
     def __call__(self, inputs: Any) -> dict[str, Any]:
-        """Return the policy's outputs by name. `inputs` are observations `(k, ...)`, or a tuple as in `wants_rows`."""
+        """Return the outputs by name. `inputs` are observations `(k, ...)`, or a tuple if `wants_rows`."""
         keys, obs = self._signature.keys, inputs
         rows: Any = None
         of_infos: dict[str, Any] = {}
@@ -271,7 +261,7 @@ class PolicyCall:
         return read_output(output, self.exploration, self._pick)
 
     def _graphed(self, policy: Policy, rows: int, options: dict[str, Any]) -> Policy:
-        """Return the policy as CUDA graphs, one per exploration type. Rounds with fewer rows call the policy."""
+        """Return a CUDA graph per exploration type. Rounds with fewer rows call the policy directly."""
         try:
             from tensordict.nn import CudaGraphModule
         except ImportError as error:
@@ -296,8 +286,8 @@ class PolicyCall:
 class RecurrentState:
     """State of a recurrent policy: a row per env, on the policy's device.
 
-    A call has three steps: `rows` on the host, then `recall` and `keep`. Between these, the result of `rows` is moved
-    to the device together with the observations, because a separate transfer would block.
+    A call has three steps: `rows` on the host, then `recall` and `keep`. The result of `rows` is moved to the device
+    with the observations, because a separate transfer would block.
     """
 
     def __init__(self, policy: Policy, env_num: int) -> None:
@@ -307,7 +297,7 @@ class RecurrentState:
         self._begun = np.ones(env_num, np.bool_)
         self._state: Any = None
         self.is_known = self._initial is not None
-        """True if the form of the state is known without a call with `state=None`."""
+        """True if no call with `state=None` is needed."""
 
     def begin(self, env_ids: Any) -> None:
         self._begun[env_ids] = True
@@ -315,10 +305,8 @@ class RecurrentState:
     def rows(self, env_ids: np.ndarray, stepping: np.ndarray | None, needs_ids: bool) -> tuple[np.ndarray, ...]:
         """Return the envs of the next call, the rows that begin an episode, and `stepping` unless it is `None`.
 
-        stepping: envs that step, if the call has a row for every env. Only their state changes. `None`: all of them
-            step.
-
-        The result is empty if all envs step in order and in mid-episode, and `needs_ids` is False.
+        stepping: the envs whose state changes, if the call has a row for every env. `None`: all of them. The result is
+            empty if all envs step in order and in mid-episode, and `needs_ids` is False.
         """
         begun = self._begun[env_ids].nonzero()[0]
         self._env_ids, self._in_order = env_ids, np.array_equal(env_ids, self._all_ids)
@@ -328,7 +316,7 @@ class RecurrentState:
         return () if self._in_order and not len(begun) and not needs_ids else (env_ids, begun)
 
     def recall(self, rows: tuple[Any, ...]) -> Any:
-        """Return the state for the next call of the policy, or `None` if no state is known."""
+        """Return the state for the next call, or `None` if no state is known."""
         if self._state is None and self._initial is not None:
             self._state = nest.map(copy_of, self._initial(len(self._all_ids)))
         if self._state is None:
@@ -370,7 +358,6 @@ class RecurrentState:
 
 
 def _with_state(output: Any) -> dict[str, Any]:
-    """Return a recurrent policy's output as a new dict. Raises `TypeError` if the state is missing."""
     if isinstance(output, tuple) and len(output) == 2:
         return {"action": output[0], "state": output[1]}
     if not isinstance(output, dict) or "state" not in output:

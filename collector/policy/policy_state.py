@@ -1,4 +1,4 @@
-"""Hash of a policy's weights, and marks that show if a policy has changed while it acted."""
+"""Hash of a policy's weights, and marks that show if a policy changes while it acts."""
 
 from __future__ import annotations
 
@@ -17,9 +17,7 @@ from vecenv.nest import as_array
 
 
 def hash_of(policy: Any) -> str | None:
-    """Return the hash of a policy's weights, or of its source code without weights. `None` for random actions, or if
-    the source is unknown.
-    """
+    """Return the hash of a policy's weights, or of its source code. `None` for random actions or unknown source."""
     if policy is None:
         return None
     digest = hashlib.sha256()
@@ -36,7 +34,6 @@ def hash_of(policy: Any) -> str | None:
 
 
 def _parts(name: str, value: Any) -> Iterator[bytes]:
-    """Yield the bytes of an entry of a `state_dict`."""
     if hasattr(value, "detach"):
         tensor = value.detach().cpu().contiguous()
         yield f"{name} {tensor.dtype} {tuple(tensor.shape)} ".encode()
@@ -54,7 +51,7 @@ def marks_of(policy: Any) -> list[tuple[str, Any]] | None:
     """Return a mark for each value that a policy may carry from call to call. Equal marks mean equal values.
 
     Values are buffers, weights, and attributes that are arrays, tensors, numbers or random generators. Returns `None`
-    for a lazy module, which makes its weights in the first call.
+    for a lazy module without parameters.
     """
     holder = getattr(policy, "__self__", policy)  # of a bound method
     marks = []

@@ -17,13 +17,13 @@ from vecenv.nest import as_array
 class RandomPolicy:
     """Draws uniform random actions. The actions of an env do not depend on the other envs that step.
 
-    Env i gets the actions of consecutive `action_spaces[i].sample()` calls. The policy copies the spaces, so yours do
-    not advance. Supported spaces are Box, Discrete, MultiDiscrete, MultiBinary, and Dict and Tuple of these. Their
-    actions are a dict or tuple of arrays. Other spaces raise `TypeError`.
+    Env i gets the results of consecutive `action_spaces[i].sample()` calls. The policy copies the spaces, so yours do
+    not advance. Spaces are Box, Discrete, MultiDiscrete, MultiBinary, and Dict and Tuple of these. Other spaces raise
+    `TypeError`.
 
     If observations are a dict with `action_mask` `(k, ...)`, in the form of `space.sample(mask)`, only legal actions
-    are drawn, with equal probability. The same holds for `mask`, bool `(k, n)`, of Discrete actions, as in
-    PettingZooEnv. If a mask of Discrete actions allows no action, the result is the first action.
+    are drawn, with equal probability. The same holds for a `mask` of Discrete actions, bool `(k, n)`, as in
+    PettingZooEnv. If no action is legal, the first action is returned.
 
     Example::
 
@@ -33,7 +33,7 @@ class RandomPolicy:
     """
 
     BLOCK = 128
-    """Actions drawn together for an env. More would be wasted if seeded episodes are short."""
+    """Actions to draw together for an env. Short seeded episodes waste the rest."""
 
     def __init__(self, action_spaces: Sequence[spaces.Space[Any]]) -> None:
         for env_id, space in enumerate(action_spaces):
@@ -52,16 +52,16 @@ class RandomPolicy:
         self._ids = np.arange(len(self._spaces))
         self._block: Any = None
         self._used = np.full(len(self._spaces), self.BLOCK)
-        """Number of actions used of each env's block."""
+        """Number of used actions in each env's block."""
         self._sure = 0
-        """Number of actions that are left in every block."""
+        """Number of unused actions in every block."""
 
     def __call__(self, obs: Any, env_id: Any = None, masks: Sequence[Any] | None = None) -> Any:
-        """Return an action for each env of `env_id` (`None`: all): `(k, ...)` in the dtype of the spaces, or a tree of
-        such arrays.
+        """Return an action for each env of `env_id` (`None`: all): `(k, ...)` in the spaces' dtype, or a tree of such
+        arrays.
 
-        masks: a mask per row, which replaces the mask in the observation, or `None`. Raises `ValueError` for a mask
-            that does not fit the space.
+        masks: a mask or `None` per row. Replaces the mask in the observation. Raises `ValueError` if a mask does not
+            fit.
         """
         ids = self._ids if env_id is None else np.asarray(env_id)
         found = masks_of(obs, self._spaces[0], len(ids))
@@ -91,13 +91,13 @@ class RandomPolicy:
         return actions
 
     def seed(self, env_ids: np.ndarray, seeds: Sequence[int]) -> None:
-        """Continue with the actions that the spaces of these envs give after `space.seed(seed)`."""
+        """Continue with the actions that these spaces give after `space.seed(seed)`."""
         for env, seed in zip(env_ids.tolist(), seeds, strict=True):
             self._spaces[env].seed(seed)
         self._used[env_ids], self._sure = self.BLOCK, 0
 
     def draw_like(self, action_spaces: Sequence[spaces.Space[Any]]) -> None:
-        """Continue with the current random streams of these spaces."""
+        """Continue with the random streams of these spaces."""
         for own, seeded in zip(self._spaces, action_spaces, strict=True):
             for (_, part), (_, given) in zip(parts(own), parts(seeded), strict=True):
                 part.np_random.bit_generator.state = given.np_random.bit_generator.state
@@ -113,7 +113,7 @@ class RandomPolicy:
 
 
 def draw_many(space: spaces.Space[Any], size: int) -> Any:
-    """Draw the actions of `size` calls of `space.sample()`, stacked. If possible, this is one draw."""
+    """Draw the same actions as `size` calls of `space.sample()`, stacked."""
     if isinstance(space, spaces.Dict):
         return {key: draw_many(part, size) for key, part in space.items()}
     if isinstance(space, spaces.Tuple):
@@ -126,7 +126,7 @@ def draw_many(space: spaces.Space[Any], size: int) -> Any:
 
 
 def masks_of(obs: Any, space: spaces.Space[Any], rows: int) -> list[Any] | None:
-    """Return the mask of each row, from `action_mask` or a fitting `mask` in the observations, or `None`."""
+    """Return the mask of each row, from `action_mask` or a fitting `mask`, or `None`."""
     if obs.__class__ is not dict:
         return None
     found: Any = obs.get("action_mask")
@@ -139,7 +139,7 @@ def masks_of(obs: Any, space: spaces.Space[Any], rows: int) -> list[Any] | None:
 
 
 def draw(space: spaces.Space[Any], mask: Any) -> Any:
-    """Draw one of the actions that the mask allows, with equal probability."""
+    """Draw one of the legal actions, with equal probability."""
     if mask is None:
         return space.sample()
     if isinstance(space, spaces.Discrete):
@@ -154,9 +154,7 @@ def draw(space: spaces.Space[Any], mask: Any) -> Any:
 
 
 def _as_sampled(space: spaces.Space[Any], mask: Any) -> Any:
-    """Return the mask in gymnasium's types. A MultiDiscrete mask may be one array, and parts of a Dict mask may be
-    missing.
-    """
+    """Return the mask in gymnasium's types. A MultiDiscrete mask may be one array. Dict masks may lack entries."""
     if mask is None:
         return None
     if isinstance(space, spaces.Dict):

@@ -1,4 +1,4 @@
-"""`PolicyWeights`: updates of a policy's weights between batches. `PublishedWeights`: the same for Ray actors."""
+"""`PolicyWeights`: updates a policy's weights between batches. `PublishedWeights`: weights for Ray actors."""
 
 from __future__ import annotations
 
@@ -15,8 +15,7 @@ import numpy as np
 class PolicyWeights:
     """Copies new weights in place into the network that the collector calls, and counts the updates.
 
-    An update during a batch, from another thread or from the policy, is applied after the batch. So a batch never uses
-    two versions.
+    An update during a batch, from another thread or from the policy, waits for the end of the batch.
     """
 
     def __init__(self, policy: Any, module: Any) -> None:
@@ -25,18 +24,18 @@ class PolicyWeights:
         self._module = module
         self._lock = threading.RLock()
         self._collecting = 0
-        """Number of batches in progress, including nested calls."""
+        """Number of batches in progress, including nested batches."""
         self._waiting: dict[str, Any] | None = None
         self._updates = 0
-        """Number of waiting updates. Only the weights of the last are applied."""
+        """Number of waiting updates. Only the last is applied."""
         self._seen = self._counters()
 
     def update(self, source: Any) -> None:
         """Copy the weights of `source`: a module, a mapping of names to tensors or arrays, or `None` for the user's
         policy.
 
-        Raises `RuntimeError` if the policy is not a module, `TypeError` for values that cannot become tensors, and
-        `ValueError` if names, shapes or dtypes do not fit. Then no weight changes.
+        Raises `RuntimeError` if the policy is not a module, and `TypeError` or `ValueError` if weights do not fit. Then
+        no weight changes.
         """
         if self._module is None:
             raise RuntimeError("there are no weights to update: the policy is not a torch module")
@@ -50,7 +49,7 @@ class PolicyWeights:
                 self._apply(weights, 1)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the version, and the weights if the policy has any, for a collector's `state_dict`."""
+        """Return the version and the weights, for a collector's `state_dict`."""
         state: dict[str, Any] = {"policy_version": self.version}
         if hasattr(self._called, "state_dict"):
             state["policy_state_dict"] = self._called.state_dict()
@@ -65,7 +64,7 @@ class PolicyWeights:
         try:
             policy.load_state_dict(weights, strict=strict)
         except BaseException:
-            policy.load_state_dict(before)  # torch loads the fitting weights before it raises
+            policy.load_state_dict(before)  # torch loads some weights before it raises
             raise
         self._seen = self._counters()
 
@@ -78,7 +77,7 @@ class PolicyWeights:
         """Delay updates until the end of the `with` block."""
         with self._lock:
             if not self._collecting and (counters := self._counters()) != self._seen:
-                # A learner on a shared module has stepped. (A lazy module that makes its parameters is no update.)
+                # A learner on a shared module has stepped. (A lazy module that makes parameters is not updated.)
                 self.version, self._seen = self.version + bool(self._seen), counters
             self._collecting += 1
         try:
@@ -117,9 +116,7 @@ class PolicyWeights:
         self.version, self._seen = self.version + updates, self._counters()
 
     def _counters(self) -> list[tuple[int, int]]:
-        """Return address and version counter of each parameter. Torch counts changes in place. Empty before a lazy
-        module makes its parameters.
-        """
+        """Return address and version counter of each parameter, which torch increases with each change in place."""
         parameters = [] if self._module is None else list(self._module.parameters())
         if any(hasattr(each, "materialize") for each in parameters):
             return []
@@ -137,23 +134,22 @@ class PublishedWeights(PolicyWeights):
         """Policy that is sent to the actors. A module is a copy on the CPU."""
         super().__init__(policy, self.policy if is_module(policy) else None)
         self.puts = 0
-        """Number of times that weights were put into the store."""
         self._put = put
         self._reference: Any = None
         self._sent: int | None = 0
-        """Version of the weights in the store, or `None` after `load`."""
+        """Version in the store, or `None` after `load`."""
 
     def load(self, weights: Any, strict: bool) -> None:
         super().load(weights, strict)
         self._sent = None
 
     def reference(self) -> tuple[int, Any]:
-        """Return the version and a reference to its weights, or `None` for the weights that actors start with."""
-        with self.kept():  # so that no update changes the weights meanwhile
+        """Return the version and a reference to its weights. `None`: the initial weights of the actors."""
+        with self.kept():  # delays updates
             if self.version != self._sent:
                 self._reference = None  # lets the store drop the old weights first
                 weights = self.policy.state_dict()
-                if is_module(self.policy):  # actors of a node share the memory of arrays
+                if is_module(self.policy):  # actors of a node share arrays
                     weights = {name: _as_array(value) for name, value in weights.items()}
                 self._reference = self._put(weights)
                 self.puts += 1
@@ -162,7 +158,6 @@ class PublishedWeights(PolicyWeights):
 
 
 def take_over(collector: Any, weights: Any) -> None:
-    """Load weights that the driver sent into a local collector."""
     if is_module(collector.policy):
         collector.update_policy_weights_(weights)
     else:
@@ -196,10 +191,7 @@ def _as_array(value: Any) -> Any:
 
 
 def _wait_for(values: Iterable[Any]) -> None:
-    """Wait for the operations that this thread has queued on the devices of these tensors.
-
-    Another thread uses the tensors next, on a different CUDA stream.
-    """
+    """Wait for operations on these tensors that this thread has queued, because another thread uses them next."""
     devices = {value.device for value in values if getattr(value, "is_cuda", False)}
     if devices:
         import torch
@@ -227,7 +219,6 @@ def _as_weight(name: str, value: Any, own: Any) -> Any:
 
 
 def _is_same(value: Any, own: Any) -> bool:
-    """Return whether both tensors are the same memory."""
     import torch
 
     return (
@@ -240,14 +231,12 @@ def _is_same(value: Any, own: Any) -> bool:
 
 
 def _is_extra_state(name: str) -> bool:
-    """Return whether the entry comes from a module's `get_extra_state`, which may return any object."""
+    """Return whether the entry comes from `get_extra_state`, which may return any object."""
     return name.rpartition(".")[2] == "_extra_state"
 
 
 def flat_names(tree: Any, prefix: str = "") -> dict[str, Any]:
-    """Return weights by name. Nested mappings, as in a `TensorDict`, become names with dots. Raises `TypeError` if
-    `tree` is not a mapping.
-    """
+    """Return weights by name. Nested mappings become names with dots. Raises `TypeError` if `tree` is not a mapping."""
     if not hasattr(tree, "items"):
         raise TypeError(f"weights are a module, or a mapping of names to tensors; got {type(tree).__name__}")
     found: dict[str, Any] = {}
