@@ -37,7 +37,6 @@ class Interruptor:
         self._stopped = True
 
     def collection_stopped(self) -> bool:
-        """Return whether the batch has to end now."""
         return self._stopped
 
 
@@ -100,8 +99,8 @@ class Stopping(Interruptor):
 
     - The round in progress gets a few seconds. Then `OutOfTime` is raised in it.
     - A second Ctrl-C raises KeyboardInterrupt, and a second SIGTERM kills the process.
-    - If an env holds the interpreter lock (`backend="dummy"`), Python runs no handler. Then a watchdog process kills
-      this process. C code sends the signal's number to the watchdog through a pipe.
+    - If an env holds the interpreter lock (`backend="dummy"`), no handler runs. Then a watchdog process, to which C
+      code sends the signal's number through a pipe, kills this process.
 
     A signal that was ignored before (as SIGINT in a shell's background jobs) stays ignored. Only the main thread can
     set handlers.
@@ -150,7 +149,7 @@ class Stopping(Interruptor):
             yield
         finally:
             self._may_raise = False
-            if self._stopped:  # the remaining commit may take longer
+            if self._stopped:  # the commit may take longer
                 self._end_watchdog()
 
     @contextmanager
@@ -193,7 +192,7 @@ class Stopping(Interruptor):
         if signal.getsignal(signal.SIGINT) == signal.default_int_handler:
             signal.signal(signal.SIGINT, self._at_once)
         self._alarm_before = signal.signal(signal.SIGALRM, self._out_of_time)
-        # The alarm repeats, because an alarm during a close or commit has no effect.
+        # Repeats, because an alarm during a close or commit has no effect.
         signal.setitimer(signal.ITIMER_REAL, GRACE, 1.0)
 
     def _at_once(self, signum: int, frame: FrameType | None) -> None:

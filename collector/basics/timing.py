@@ -9,7 +9,7 @@ WORK = {"env": "envs", "policy": "policy", "transfer": "transfers"} | {k: k for 
 
 
 class Clock:
-    """Adds up seconds per kind of work. `lap(kind)` adds the time since the last lap."""
+    """Adds up seconds per kind of work."""
 
     def __init__(self) -> None:
         self.seconds = dict.fromkeys(WORK, 0.0)

@@ -143,7 +143,7 @@ class BaseCollector(ABC):
         return 0 <= self.total_frames <= self.frames
 
     def _show_progress(self) -> None:  # noqa: B027  most show none
-        """Called after each batch of the iterator."""
+        """Called after each batch."""
 
     def __iter__(self) -> Iterator[Any]:
         return self.iterator()

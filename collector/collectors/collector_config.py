@@ -73,7 +73,7 @@ class CollectorConfig:
 
     @classmethod
     def of(cls, user: str, arguments: Mapping[str, Any]) -> CollectorConfig:
-        """Build the config from the arguments that are fields. `user` is the collector's name for errors."""
+        """Build the config from the arguments that are fields. `user` names the collector in errors."""
         if arguments["frames_per_batch"] is None:
             raise TypeError(f"{user} needs frames_per_batch=, the steps in a batch of all envs together")
         return cls(**{each.name: arguments[each.name] for each in fields(cls) if each.name in arguments})
@@ -120,7 +120,6 @@ def resolve_devices(device: Any, storing: Any, policy: Any, env: Any) -> tuple[A
 
 
 def limit(name: str, number: Any) -> int:
-    """Return the limit, or 0 (no limit) for `None` and numbers below one."""
     return 0 if number is None else max(0, whole(name, number))
 
 

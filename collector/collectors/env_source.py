@@ -134,7 +134,7 @@ def again(
 
 
 def check_synchronous(env: Any, user: str, cuts: bool) -> None:
-    """Raise `ValueError` if the vector env does not wait for all envs, or as `check_rounds`."""
+    """Raise `ValueError` if the vector env does not wait for all envs, or for `check_rounds`."""
     if env.is_async:
         raise ValueError(
             f"{user} waits for all envs in each round: use AsyncDataCollector for a vector env with wait_num or "
@@ -170,7 +170,6 @@ def check_rounds(env: Any, mixed: bool, cuts: bool) -> None:
 
 
 def check_step_count(observation_spaces: Sequence[Any]) -> None:
-    """Raise `ValueError` if observations already have an entry `step_count`."""
     for env_id, space in enumerate(observation_spaces):
         if isinstance(space, spaces.Dict) and "step_count" in space.spaces:
             raise ValueError(

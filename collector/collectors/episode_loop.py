@@ -48,7 +48,7 @@ class EpisodeLoop:
         if episodes.obs is not None:
             buffer.write("obs", slice(0, n), episodes.obs)
         ids, time, is_even, some_ended, stopped = self._going(rows, buffer, request), 0, True, True, False
-        obs: Any = None  # the policy's input, or None to read the buffer
+        obs: Any = None  # policy's input, or None
         while len(ids) and not stopped:
             resets = None
             if some_ended and np.count_nonzero(over := episodes.over[ids]):
@@ -61,7 +61,7 @@ class EpisodeLoop:
                 obs = buffer.read("obs", rows[shown] * n + shown)
             outputs = request.policy.actions(obs, ids, episodes.infos)
             where: Where = slice(time * n, time * n + n) if is_even and len(ids) == n else rows[ids] * n + ids
-            buffer.write_outputs(where, outputs)  # rows of envs that are reset are overwritten later
+            buffer.write_outputs(where, outputs)  # rows of resets are overwritten later
             time += 1
             autoreset = self._resets_in_step and time < buffer.steps and self._go_on(ids, request.quota)
             step = self._exchange(ids, outputs["action"], resets, autoreset)
@@ -79,7 +79,7 @@ class EpisodeLoop:
         return buffer.finish(rows, episodes.columns, request.version)
 
     def _going(self, rows: np.ndarray, buffer: RolloutBuffer, request: BatchRequest) -> np.ndarray:
-        """Return the envs that step next: with free rows, an episode, and a remaining quota."""
+        """Return the envs that step next: with free rows, an episode and a quota."""
         going = (rows < buffer.steps) & (self._episodes.ids >= 0)
         if request.quota is not None:
             going &= request.quota > 0
@@ -94,11 +94,11 @@ class EpisodeLoop:
     def _reset(
         self, recorder: RoundRecorder, buffer: RolloutBuffer, rows: np.ndarray, ids: np.ndarray, over: Any, obs: Any
     ) -> Any:
-        """Reset envs. Return the observations for the policy, or `None` to read the buffer."""
+        """Reset envs. Return the policy's observations, or `None` to read the buffer."""
         n, begun, seeded = len(self._all_ids), ids[over], self._episodes.is_seeded
         first, info = self._env.reset(None if len(begun) == n else begun, **self._seeds_of(begun))
         self._clock.lap("env")
-        if not buffer.has("obs"):  # the policy also sees rows of envs without an episode
+        if not buffer.has("obs"):  # the policy also sees envs without an episode
             buffer.write("obs", slice(0, n), nest.take(first, np.zeros(n, np.int64)))
         buffer.write("obs", rows[begun] * n + begun, first)
         recorder.begin(begun, info)
@@ -113,7 +113,7 @@ class EpisodeLoop:
         return {"seed": self._episodes.seeds[env_ids].tolist()} if self._episodes.is_seeded else {}
 
     def _exchange(self, ids: np.ndarray, action: Any, resets: np.ndarray | None, autoreset: bool) -> tuple[Any, ...]:
-        """Step envs, or reset the envs in the mask `resets`, and return the results."""
+        """Step envs, or reset the envs in the mask `resets`."""
         asked = None if len(ids) == len(self._all_ids) else ids
         if resets is not None:
             mask = resets if asked is None else ids[resets]

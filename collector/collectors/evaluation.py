@@ -105,7 +105,6 @@ class Evaluation:
             raise
 
     def _frozen(self, env_fn: Any) -> Any:
-        """Return the env_fn for evaluation: a frozen copy of a creator with shared state."""
         if self._train is None or not isinstance(env_fn, EnvCreator):
             return env_fn
         if env_fn not in self._creators:
@@ -113,7 +112,6 @@ class Evaluation:
         return self._creators[env_fn]
 
     def _carry(self, env: Any) -> None:
-        """Copy the current statistics of the training into the envs made here."""
         for known, copy in self._creators.items():
             copy.load_state_dict(known.state_dict())
         if self._train is not None:
@@ -126,7 +124,6 @@ class Evaluation:
 
 
 def _wrappers(env: Any) -> list[Any]:
-    """Return the wrappers, outermost first."""
     found: list[Any] = []
     while isinstance(env, VectorEnvWrapper):
         found.append(env)

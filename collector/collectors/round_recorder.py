@@ -27,8 +27,8 @@ class RoundRecorder:
     ) -> bool:
         """Record a round. Return whether an episode ended.
 
-        where: rows of the actions. after: rows of the observations that followed. resets: mask of the envs that were
-            reset instead of stepped. autoreset: the workers reset envs whose episodes ended.
+        where, after: rows of the actions, and of the next observations. resets: mask of the envs that were reset
+            instead of stepped. autoreset: workers reset envs whose episodes ended.
         """
         buffer, episodes, (obs, reward, terminated, truncated, info) = self._buffer, self._episodes, step
         reward, terminated, truncated, by_env = episodes.count(ids, reward, terminated, truncated, resets)
@@ -55,12 +55,11 @@ class RoundRecorder:
         return len(ended) > 0
 
     def begin(self, env_ids: np.ndarray, infos: np.ndarray) -> None:
-        """Record that episodes begin in these envs, with these infos."""
         self._episodes.begin(env_ids, infos)
         self._policy.begin(env_ids)
 
     def _show(self, where: Where, shown: StepBatch, resets: Any, ended: np.ndarray, last_obs: Any) -> None:
-        """Call the step hook with the envs that stepped, and store the result."""
+        """Call the step hook and store the result."""
         next_obs = nest.map(np.copy, shown.next_obs)
         if len(ended):
             nest.put(next_obs, ended, last_obs)
@@ -73,7 +72,7 @@ class RoundRecorder:
 
 
 def buffer_of(request: BatchRequest, env_num: int, kept: RolloutBuffer | None) -> RolloutBuffer:
-    """Return an empty buffer for the batch. With `reuse`, return `kept` if there is one."""
+    """Return an empty buffer, or `kept` with `reuse`."""
     if not request.reuse or kept is None:
         return RolloutBuffer(env_num, request.frames // env_num)
     kept.rewind()

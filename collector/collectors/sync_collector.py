@@ -81,7 +81,6 @@ class SyncDataCollector(BaseCollector):
     """
 
     _user = "SyncDataCollector"
-    """Name of the caller in error messages."""
     _default_backend = "dummy"
     _source: Any = None
     """`BatchSource`, or `None` before the vector env is made."""
@@ -155,7 +154,6 @@ class SyncDataCollector(BaseCollector):
         return episodes if self._config.is_seeded else SyncLoop(parts), episodes, None
 
     def _round_up(self, frames: int) -> int:
-        """Return the size of a batch of at least `frames` steps."""
         return -(-frames // self.env.env_num) * self.env.env_num
 
     # Batches.
@@ -237,7 +235,6 @@ class SyncDataCollector(BaseCollector):
         return CollectStats(len(ended.lens), steps, time.perf_counter() - begin, ended.returns, ended.lens, batch)
 
     def _rendering(self, pause: float, on_step: StepHook | None) -> StepHook:
-        """Return a hook that calls `on_step`, renders all envs and waits `pause` seconds."""
         return render_hook(self.env, pause, on_step)
 
     def _abandon_started(self) -> np.ndarray:
@@ -274,7 +271,6 @@ class SyncDataCollector(BaseCollector):
             raise
 
     def _finish_steps(self, discard: bool) -> None:
-        """See `StepsInFlight`."""
         if self._source.has_steps_in_flight:
             with self._in_use():
                 self._source.finish_steps(discard)
@@ -367,7 +363,7 @@ class SyncDataCollector(BaseCollector):
         return self._source.stats()
 
     def shutdown(self, close_env: bool = True) -> None:
-        """End the collector, and close the vector env unless `close_env` is False. May be called repeatedly."""
+        """End the collector, and close the vector env unless `close_env` is False. May be repeated."""
         if not self._closed:
             self._close(env_too=close_env)
 

@@ -82,7 +82,6 @@ def check_collect(
 
 
 def render_hook(env: Any, pause: float, on_step: StepHook | None) -> StepHook:
-    """Return a hook that also renders all envs and waits."""
     if isinstance(pause, bool) or not isinstance(pause, (int, float)) or not 0 <= pause < float("inf"):
         raise ValueError(f"render is the pause after each frame in seconds, 0 or more; got {pause!r}")
 

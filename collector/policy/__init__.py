@@ -12,18 +12,18 @@ A policy is a callable. It gets observations `(k, ...)`, a row for each env that
 A `torch.nn.Module` gets tensors, and so does any policy with a policy device. Other policies get numpy arrays. Every
 policy may return tensors or arrays. Outputs are stored without gradients, and bfloat16 as float32.
 
-Modules of tensordict get a `TensorDict`, and so does a policy whose only argument is named `tensordict` or `td`, or
-whose first argument is annotated as `TensorDict` or `TensorDictBase`. Such policies get no infos.
+Modules of tensordict get a `TensorDict`, and so does a policy with a single argument named `tensordict` or `td`, or
+with a first argument annotated as `TensorDict` or `TensorDictBase`. Such policies get no infos.
 
-The parameter names of a policy decide which arguments the policy gets:
+Other policies get arguments by the names of their parameters:
 
 - Keys of a dict observation: if all required parameters are keys, the policy gets these entries. Otherwise the first
   parameter is the whole observation.
 - `env_id`: ids of the envs of the rows, int64 `(k,)`.
 - `state`: the `state` that the policy returned for these envs in the previous step, in a dict or as second value of a
-  pair. A state is a tree of `(k, ...)` arrays or tensors; torch's recurrent layers have the rows second. When an
-  episode begins, the state is a row of `policy.initial_state(k)`, or zeros without this method. To learn the shapes of
-  the zeros, the policy is called once with `state=None`, and random generators are then restored.
+  pair. A state is a tree of `(k, ...)` arrays or tensors. When an episode begins, the state is a row of
+  `policy.initial_state(k)`. Without this method the state is zeros, and the policy is called once with `state=None` to
+  learn their shapes. Random generators are then restored.
 - an entry of `info_keys`: this entry of the info that came with the observation, `(k, ...)`, in the dtype of `extras`.
   Rows without the entry are zero. The argument is `None` until an info has the entry.
 - `info`: the infos of the observations, an object array of dicts `(k,)`, which the policy must not change.

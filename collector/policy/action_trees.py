@@ -54,7 +54,6 @@ def flatten(action: Any, space: spaces.Space[Any], path: str = "action") -> dict
 
 
 def unflatten(leaves: Mapping[str, Any], space: spaces.Space[Any], path: str = "action") -> Any:
-    """Rebuild actions from the leaves of `flatten`."""
     if isinstance(space, spaces.Dict):
         return {key: unflatten(leaves, child, f"{path}[{key!r}]") for key, child in _children(space)}
     if isinstance(space, spaces.Tuple):

@@ -65,7 +65,6 @@ class ArrayPolicy(CollectorPolicy):
         return outputs
 
     def _placed(self, obs: Any) -> Any:
-        """Return `obs`, as tensors if the observations are already on the policy's device."""
         return obs
 
     def _arrays(self, inputs: Any) -> Outputs:
@@ -135,8 +134,6 @@ def _infos_of(env_ids: np.ndarray, infos: np.ndarray) -> np.ndarray:
 
 
 class OutputCheck:
-    """Checks outputs in the first call, and when shapes or dtypes change."""
-
     def __init__(self, env: Any) -> None:
         self.layout: Layout = {}
         """Row shape and dtype of each output, without actions that are trees."""
@@ -145,7 +142,6 @@ class OutputCheck:
         self.expected = action_layouts(env.action_space)
         """Row shape and dtype of each leaf of the actions. Empty if envs differ."""
         self._last: Any = None
-        """Number of rows, shapes and dtypes of the last call."""
         self._to_cast: list[str] = []
         self._space: Any = env.action_space[0]
         self._is_tree = isinstance(self._space, (spaces.Dict, spaces.Tuple))
@@ -164,7 +160,7 @@ class OutputCheck:
         return outputs
 
     def by_leaf(self, outputs: dict[Any, Any]) -> dict[str, Any]:
-        """Return the outputs with an entry per leaf of Dict or Tuple actions. A list becomes an object array."""
+        """Return the outputs with an entry per leaf of Dict or Tuple actions."""
         if not self._is_tree:
             return outputs
         action = outputs.pop("action")

@@ -40,7 +40,6 @@ class CollectorPolicy(ABC):
         """Record that episodes begin in these envs."""
 
     def batch(self, wanted: ExplorationType) -> AbstractContextManager[None]:
-        """Return the context of a batch with this exploration type."""
         return nullcontext()
 
     def learn(self, obs: Any, env_ids: np.ndarray, infos: np.ndarray) -> None:  # noqa: B027  optional

@@ -30,7 +30,6 @@ T = TypeVar("T")
 
 
 MOST_AHEAD = 16
-"""Maximum number of steps to draw together."""
 MOST_IN_A_BLOCK = 4096
 UNKNOWN = (
     "the randomness of the policy is unknown: return a distribution, or declare that its actions follow from its "
@@ -67,7 +66,6 @@ class KeyedNoise:
         self._block_numbers, self._block_steps = b"", self.steps
 
     def begin(self, env_ids: np.ndarray) -> None:
-        """Seed the random actions of envs in which episodes begin."""
         if self._policy is not None:
             self._policy.seed(env_ids, [action_seed(self.job_seed, each) for each in self.numbers[env_ids].tolist()])
 
@@ -88,9 +86,7 @@ class KeyedNoise:
     # What a policy draws.
 
     def watch(self, call: Callable[[], T]) -> T:
-        """Call a policy. If it draws from a global generator of torch (as dropout does), numpy or Python, it is not
-        keyed.
-        """
+        """Call a policy. If it draws from a global generator, for example in dropout, it is not keyed."""
         before = _generator_states()
         returned = call()
         if before != _generator_states():
@@ -132,7 +128,7 @@ class KeyedNoise:
                 return sample
         if is_distribution(type(action)):  # type: ignore[arg-type]
             self.not_keyed(f"samples of {type(action).__name__} are drawn by torch")
-        else:  # including distributions in a dict or tuple
+        else:  # or distributions in a dict or tuple
             self.not_keyed(UNKNOWN)
         return choose(action, wanted)
 
@@ -148,7 +144,6 @@ class KeyedNoise:
         return None if found is None else found[0].to(found[1])
 
     def _sample(self, distribution: Any) -> tuple[torch.Tensor, torch.dtype] | None:
-        """Return an unrounded sample, and the dtype of the distribution."""
         if not draws_as_torch(type(distribution)):  # type: ignore[arg-type]
             return None
         import torch
@@ -188,7 +183,7 @@ class KeyedNoise:
         total = sums[..., -1:]
         if not total.min() > 0:
             _checked(total, total > 0)
-        # Below the total, so that trailing indices of probability zero are never chosen.
+        # Below the total, so that a trailing index of probability zero is never chosen.
         at = np.minimum(self._unit(probs.shape[:-1])[..., None] * total, np.nextafter(total, 0.0))
         indices: torch.Tensor = sys.modules["torch"].from_numpy(np.add.reduce(sums <= at, -1, np.int64))
         return indices.to(probs.device)
@@ -206,7 +201,7 @@ def _generator_states() -> list[Any]:
 
 
 def _normals(unit: np.ndarray) -> np.ndarray:
-    from statistics import NormalDist  # a slow import, and rarely needed
+    from statistics import NormalDist  # a slow import
 
     inverse = NormalDist().inv_cdf
     return np.array([inverse(each) for each in unit.ravel().tolist()]).reshape(unit.shape)
@@ -217,7 +212,6 @@ def _float64(tensor: torch.Tensor) -> np.ndarray:
 
 
 def _checked(values: np.ndarray, valid: Any) -> np.ndarray:
-    """Return the values, or raise `ValueError` if some are invalid."""
     if not bool(valid.all()):
         raise ValueError(f"the policy returned a distribution with probabilities that are NaN or zero: {values}")
     return values

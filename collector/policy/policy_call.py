@@ -24,7 +24,8 @@ Policy = Callable[..., Any]
 class ExplorationType(enum.Enum):
     """The value taken from a distribution that a policy returns (names as in torchrl).
 
-    RANDOM is a sample. MODE is the most likely action. MEAN is the mean, which is an action only in continuous spaces.
+    RANDOM is a sample, MODE the most likely action, and MEAN the mean, which may only be an action in continuous
+    spaces.
     """
 
     RANDOM = "random"
@@ -53,20 +54,19 @@ def set_exploration_type(wanted: ExplorationType) -> AbstractContextManager[None
         with set_exploration_type(ExplorationType.MODE):
             stats = collector.collect(n_episode=10)
 
-    `exploration_type()` also returns this type. `RayCollector` refuses it, because its policies run in other processes.
+    `RayCollector` refuses it, because its policies run in other processes.
     """
     return exploring(as_exploration_type(wanted, None), requested=True)
 
 
 def requested_exploration_type() -> ExplorationType | None:
-    """Return the type of the surrounding `set_exploration_type`. `None` without it or during a collection."""
+    """Return the type of the surrounding `set_exploration_type`, or `None`, as during a collection."""
     wanted, requested = _current.get()
     return wanted if requested else None
 
 
 @contextmanager
 def exploring(wanted: ExplorationType, requested: bool = False) -> Iterator[None]:
-    """Set the type for one batch."""
     token = _current.set((wanted, requested))
     try:
         yield
@@ -75,7 +75,7 @@ def exploring(wanted: ExplorationType, requested: bool = False) -> Iterator[None
 
 
 def as_exploration_type(wanted: ExplorationType, mode: str | None) -> ExplorationType:
-    """Return `wanted`, or the deprecated name `mode`, as a type. Raises `ValueError` for other values."""
+    """Return `wanted`, or the deprecated `mode`, as a type. Raises `ValueError` for other values."""
     if mode is not None:
         warnings.warn("exploration_mode is deprecated; use exploration_type", DeprecationWarning, stacklevel=3)
         wanted = mode.lower()  # type: ignore[assignment]
@@ -88,15 +88,14 @@ def as_exploration_type(wanted: ExplorationType, mode: str | None) -> Exploratio
 
 @lru_cache
 def is_distribution(kind: type) -> bool:
-    """Return whether this is the type of a distribution. Cached, because failed lookups on tensors are slow."""
+    """Return whether this is a distribution's type. Cached, because failed lookups on tensors are slow."""
     return hasattr(kind, "sample") and hasattr(kind, "log_prob")
 
 
 def _is_quicker_by_rsample(distribution: Any) -> bool:
     """Return whether this is a torch distribution that is built on `Normal`.
 
-    `sample` of `Normal` waits for the device, which a CUDA graph cannot do. `rsample` draws the same numbers without
-    waiting.
+    Its `sample` waits for the device, which a CUDA graph cannot do. `rsample` draws the same numbers without waiting.
     """
     while draws_as_torch(type(distribution)):  # type: ignore[arg-type]
         if type(distribution).__name__ == "Normal":
@@ -145,7 +144,7 @@ def signature_of(
     policy: Policy, observation_space: spaces.Space[Any] | None, info_keys: Sequence[str] = ()
 ) -> Signature:
     """Read the signature of a policy. Raises `TypeError` if a required parameter has no source."""
-    tensordict = sys.modules.get("tensordict")  # imported if `policy` is a module of tensordict
+    tensordict = sys.modules.get("tensordict")  # never imported here
     if tensordict is not None and isinstance(policy, tensordict.nn.TensorDictModuleBase):
         return Signature(tensordict=True)
     try:
@@ -175,7 +174,6 @@ def signature_of(
 
 
 def _is_tensordict(parameter: inspect.Parameter) -> bool:
-    """Return whether the annotation, which may be text, names a TensorDict."""
     annotation = parameter.annotation
     name = annotation if isinstance(annotation, str) else getattr(annotation, "__name__", "")
     return name.strip("'\"").rpartition(".")[2] in ("TensorDict", "TensorDictBase")
@@ -198,8 +196,8 @@ def read_output(output: Any, exploration: ExplorationType, pick: Choose = choose
 class PolicyCall:
     """Calls a policy with the arguments of its signature, on arrays or tensors.
 
-    rows: maximum number of rows. pick: takes an action from a distribution. compile and cudagraph: keyword arguments
-        for `torch.compile` and tensordict's `CudaGraphModule`, or `None`.
+    rows: maximum number of rows. pick: takes an action from a distribution. compile, cudagraph: keyword arguments for
+        `torch.compile` and tensordict's `CudaGraphModule`, or `None`.
     """
 
     def __init__(
@@ -214,10 +212,10 @@ class PolicyCall:
     ) -> None:
         self.exploration = exploration
         self.wants_rows = signature.state or signature.env_id or bool(signature.info_keys)
-        """True if `inputs` are a tuple: observations, `rows_of(...)`, entries of infos."""
+        """True if `inputs` are `(observations, rows_of(...), entries of infos)`."""
         self.takes_info = signature.info
         self.infos: Any = None
-        """Infos for the next call, if the policy takes `info`."""
+        """Infos for the next call."""
         self.state = RecurrentState(policy, rows) if signature.state else None
         self._signature, self._pick = signature, pick
         if signature.info and (compile is not None or cudagraph is not None):
@@ -261,7 +259,7 @@ class PolicyCall:
         return read_output(output, self.exploration, self._pick)
 
     def _graphed(self, policy: Policy, rows: int, options: dict[str, Any]) -> Policy:
-        """Return a CUDA graph per exploration type. Rounds with fewer rows call the policy directly."""
+        """Return a CUDA graph per exploration type. Rounds with fewer rows use no graph."""
         try:
             from tensordict.nn import CudaGraphModule
         except ImportError as error:
@@ -286,8 +284,8 @@ class PolicyCall:
 class RecurrentState:
     """State of a recurrent policy: a row per env, on the policy's device.
 
-    A call has three steps: `rows` on the host, then `recall` and `keep`. The result of `rows` is moved to the device
-    with the observations, because a separate transfer would block.
+    A call has three steps: `rows`, `recall` and `keep`. The result of `rows` is moved to the device with the
+    observations, because a separate transfer would block.
     """
 
     def __init__(self, policy: Policy, env_num: int) -> None:
@@ -305,8 +303,8 @@ class RecurrentState:
     def rows(self, env_ids: np.ndarray, stepping: np.ndarray | None, needs_ids: bool) -> tuple[np.ndarray, ...]:
         """Return the envs of the next call, the rows that begin an episode, and `stepping` unless it is `None`.
 
-        stepping: the envs whose state changes, if the call has a row for every env. `None`: all of them. The result is
-            empty if all envs step in order and in mid-episode, and `needs_ids` is False.
+        stepping: the envs whose state changes, if the call has a row for every env. The result is empty if all envs
+            step in order and in mid-episode, and `needs_ids` is False.
         """
         begun = self._begun[env_ids].nonzero()[0]
         self._env_ids, self._in_order = env_ids, np.array_equal(env_ids, self._all_ids)
@@ -316,7 +314,7 @@ class RecurrentState:
         return () if self._in_order and not len(begun) and not needs_ids else (env_ids, begun)
 
     def recall(self, rows: tuple[Any, ...]) -> Any:
-        """Return the state for the next call, or `None` if no state is known."""
+        """Return the state for the next call, or `None` if unknown."""
         if self._state is None and self._initial is not None:
             self._state = nest.map(copy_of, self._initial(len(self._all_ids)))
         if self._state is None:
@@ -328,9 +326,9 @@ class RecurrentState:
         return state
 
     def keep(self, rows: tuple[Any, ...], output: Any) -> dict[str, Any]:
-        """Store the new state, and return the other outputs. Raises `TypeError` and `ValueError` for wrong states."""
+        """Store the new state. Return the other outputs. Raises `TypeError` or `ValueError` for wrong states."""
         output, self.is_known = _with_state(output), True
-        # A state with gradients would keep the graphs of all earlier steps alive.
+        # Gradients would keep the graphs of earlier steps alive.
         state = nest.map(lambda leaf: leaf.detach() if hasattr(leaf, "detach") else leaf, output.pop("state"))
         if state is None and self._state is None:  # like SB3's `predict` without a recurrent state
             return output

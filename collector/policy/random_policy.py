@@ -1,4 +1,4 @@
-"""`RandomPolicy`: draws uniform random actions, with action masks."""
+"""`RandomPolicy`: draws uniform random actions."""
 
 from __future__ import annotations
 
@@ -52,7 +52,6 @@ class RandomPolicy:
         self._ids = np.arange(len(self._spaces))
         self._block: Any = None
         self._used = np.full(len(self._spaces), self.BLOCK)
-        """Number of used actions in each env's block."""
         self._sure = 0
         """Number of unused actions in every block."""
 
@@ -126,7 +125,7 @@ def draw_many(space: spaces.Space[Any], size: int) -> Any:
 
 
 def masks_of(obs: Any, space: spaces.Space[Any], rows: int) -> list[Any] | None:
-    """Return the mask of each row, from `action_mask` or a fitting `mask`, or `None`."""
+    """Return the mask of each row, from `action_mask` or a fitting `mask`."""
     if obs.__class__ is not dict:
         return None
     found: Any = obs.get("action_mask")
@@ -139,7 +138,6 @@ def masks_of(obs: Any, space: spaces.Space[Any], rows: int) -> list[Any] | None:
 
 
 def draw(space: spaces.Space[Any], mask: Any) -> Any:
-    """Draw one of the legal actions, with equal probability."""
     if mask is None:
         return space.sample()
     if isinstance(space, spaces.Discrete):
@@ -154,7 +152,7 @@ def draw(space: spaces.Space[Any], mask: Any) -> Any:
 
 
 def _as_sampled(space: spaces.Space[Any], mask: Any) -> Any:
-    """Return the mask in gymnasium's types. A MultiDiscrete mask may be one array. Dict masks may lack entries."""
+    """Return the mask in gymnasium's types. A MultiDiscrete mask may be flat. Dict masks may lack entries."""
     if mask is None:
         return None
     if isinstance(space, spaces.Dict):

@@ -17,8 +17,8 @@ from vecenv import nest
 class TensorPolicy(ArrayPolicy):
     """Calls a policy on tensors. Takes the arguments of `ArrayPolicy`, and:
 
-    policy: the policy on its device. transfer: moves rows to the device and back. on_device: returns the tensors of
-        observations that are already on the device, or `None`.
+    policy: the policy on its device. transfer: moves rows to the device and back. on_device: returns tensors of
+        observations that are on the device, or `None`.
     """
 
     def __init__(

@@ -49,7 +49,6 @@ class PolicyWeights:
                 self._apply(weights, 1)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the version and the weights, for a collector's `state_dict`."""
         state: dict[str, Any] = {"policy_version": self.version}
         if hasattr(self._called, "state_dict"):
             state["policy_state_dict"] = self._called.state_dict()
@@ -116,7 +115,7 @@ class PolicyWeights:
         self.version, self._seen = self.version + updates, self._counters()
 
     def _counters(self) -> list[tuple[int, int]]:
-        """Return address and version counter of each parameter, which torch increases with each change in place."""
+        """Return address and version of each parameter. Torch counts changes in place as versions."""
         parameters = [] if self._module is None else list(self._module.parameters())
         if any(hasattr(each, "materialize") for each in parameters):
             return []
@@ -124,9 +123,8 @@ class PolicyWeights:
 
 
 class PublishedWeights(PolicyWeights):
-    """Weights with which actors collect.
-
-    policy: the driver's policy, which never changes. put: puts an object into Ray's store and returns a reference.
+    """Weights for actors. `policy`: the driver's policy, which never changes. `put`: puts an object into Ray's
+    store.
     """
 
     def __init__(self, policy: Any, put: Callable[[Any], Any]) -> None:
@@ -191,7 +189,7 @@ def _as_array(value: Any) -> Any:
 
 
 def _wait_for(values: Iterable[Any]) -> None:
-    """Wait for operations on these tensors that this thread has queued, because another thread uses them next."""
+    """Wait for queued operations on these tensors, because another thread uses them next."""
     devices = {value.device for value in values if getattr(value, "is_cuda", False)}
     if devices:
         import torch
@@ -231,7 +229,6 @@ def _is_same(value: Any, own: Any) -> bool:
 
 
 def _is_extra_state(name: str) -> bool:
-    """Return whether the entry comes from `get_extra_state`, which may return any object."""
     return name.rpartition(".")[2] == "_extra_state"
 
 
