@@ -103,6 +103,8 @@ class Interrupts:
         return self._trace
 
     def _count(self, frame: FrameType, offset: int) -> None:
+        if frame.f_lineno is None:  # the end of a generator that is closed: Python never runs a handler there
+            return
         if self._at_looks:
             code = self._codes.get(frame.f_code)
             if code is None:

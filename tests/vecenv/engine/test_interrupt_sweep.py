@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from tests.support.faulty import Chatty
 from tests.support.interrupts import interrupted, interrupted_at
 from tests.support.local_ray import FAR, NEAR
 from vecenv import RayVectorEnv
+from vecenv.engine import arguments
 
 
 def check_rows(rows: Any, t: int) -> None:
@@ -113,3 +115,16 @@ def test_a_finalizer_of_garbage_is_not_interrupted(tmp_path: Path) -> None:
     raised, _ = interrupted(lambda: [[] for _ in range(10_000)], 1)  # so many lists start a garbage collection
     assert raised == 0
     gc.collect()
+
+
+def test_the_end_of_a_generator_that_is_left_early_is_not_interrupted() -> None:
+    """No signal handler runs there, and Python would only warn of the exception, which fails this test."""
+
+    def refuse() -> None:
+        with suppress(TypeError):
+            arguments.as_ids([True, 2], 3)
+
+    n = 1
+    while interrupted_at(n, refuse):
+        n += 1
+    assert n > 5
