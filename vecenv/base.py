@@ -1,4 +1,4 @@
-"""`BaseVectorEnv`: run many envs behind one object. A backend decides where the envs live."""
+"""`BaseVectorEnv`: runs many envs behind one object. A backend decides where the envs live."""
 
 from __future__ import annotations
 
@@ -29,7 +29,8 @@ from vecenv.engine.results import Step
 
 
 class BaseVectorEnv(LayerMark, EngineProperties):
-    """Runs many envs as one (contract of tianshou's BaseVectorEnv: ids, no autoreset, `wait_num` and `timeout`).
+    """Vector env with ids, partial steps, `wait_num` and `timeout`, and without autoreset (as tianshou's
+    BaseVectorEnv).
 
         venv = ShmemVectorEnv([lambda: gym.make("CartPole-v1")] * 8)
         obs, info = venv.reset()
@@ -40,32 +41,30 @@ class BaseVectorEnv(LayerMark, EngineProperties):
                 obs[done], info[done] = venv.reset(done)
 
     Arguments:
-        env_fns: one callable an env, each called exactly once, or the id of an env for `gymnasium.make`, as in
-            `["CartPole-v1"] * 8`. `EnvCreator` makes callables whose envs share state.
-        worker_fn: a class or function that makes an `EnvWorker` of an env_fn, for workers of your own; else `backend`
-            decides.
-        wait_num: return from `step` as soon as this many envs are done (1 .. n); more if more are.
-        timeout: seconds after which `step` returns what is done; if nothing is, it returns as soon as the first env is.
-        backend: a fresh `Backend`, or (needed with `lazy`) a function that makes one.
-        num_workers: how many workers share the envs; default: the CPUs that this process may use, or one worker an
-            env with `wait_num` or `timeout`.
-        copy: False returns views of the arena for full batches, valid until the next call.
-        stack_obs: False returns Dict and Tuple observations as an object array of one dict or tuple per env.
-        on_error: "raise", or "restart" to turn the failure of an env into a row with the observation before (for which
-            each round copies the observations once more), truncated=True, info["restarted"]=True and info["error"], its
-            text (both in `final_info` with `autoreset`); at most `max_restarts` times a minute and env. The end of a
-            worker counts for the env that was running alone; the error that is raised when they are spent says so.
+        env_fns: one callable per env, or an id for `gymnasium.make`, as in `["CartPole-v1"] * 8`. `EnvCreator` makes
+            callables that share state.
+        worker_fn: a class or function that makes an `EnvWorker` from an env_fn, in place of `backend`.
+        wait_num: minimum number of ready envs (1 to n) that `step` waits for.
+        timeout: seconds after which `step` returns the ready rows. If no row is ready, `step` waits for the first.
+        backend: a new `Backend`, or a function that makes a backend (required with `lazy`).
+        num_workers: number of workers that share the envs. Default: the CPUs of this process, or a worker per env with
+            `wait_num` or `timeout`.
+        copy: False returns full batches as views, which are valid until the next call.
+        stack_obs: False returns Dict and Tuple observations as an object array, with one dict or tuple per env.
+        on_error: "raise", or "restart" to turn a failure into a truncated row with the previous observation,
+            info["restarted"]=True and the message in info["error"] (in `final_info` with `autoreset`). Each round then
+            copies the observations.
+        max_restarts: failures per env and minute that "restart" absorbs. The next failure raises.
         strict: refuse to step an env that was not reset, or whose episode is over.
-        check_spaces: refuse envs with unequal spaces.
-        check_actions: refuse actions that are not in the action space; else only numbers of another shape are
-            refused, and values outside of the space reach the env as they are.
-        lazy: make the envs in the first `start`, `reset` or `seed`, and again after `close`; else NotStartedError.
+        check_spaces: refuse envs with different spaces.
+        check_actions: refuse actions outside the action space. By default, only wrong shapes are refused.
+        lazy: make the envs in the first `start`, `reset` or `seed`, also after `close`.
 
-    docs/guarantees.md has the guarantees: of ids, results, copies, actions, seeds, failures, waiting and closing.
+    docs/guarantees.md has all guarantees.
     """
 
     outermost: Any = None
-    """The wrapper through which `seed` is being called, if any: its `reset` begins the episodes in every layer."""
+    """Wrapper through which `seed` was called, if any, because its `reset` starts the episodes in all layers."""
     _warns_unclosed = True
     """True if an object that is dropped unclosed warns."""
 
@@ -92,12 +91,10 @@ class BaseVectorEnv(LayerMark, EngineProperties):
         self.wait_num = n if wait_num is None else check_count("wait_num", wait_num, n)
         self.timeout = check_timeout(timeout)
         self.num_workers = num_workers if num_workers is None else check_count("num_workers", num_workers, n)
-        """Number of workers that share the envs."""
         self.is_async = self.wait_num != n or self.timeout is not None
         self._is_plain = overrides_nothing(self, "send", "recv")
-        """True if `step` may do without `send` and `recv`."""
+        """True if `step` need not call `send` and `recv`."""
         self._exchanges = not self.is_async and self._is_plain
-        """True if `step` of all envs is one exchange with the engine."""
         make_backend, name = backend_maker(worker_fn, backend, lazy), type(self).__name__
         options: dict[str, Any] = {"wait_num": self.wait_num, "timeout": self.timeout, "num_workers": self.num_workers}
         options |= {"copy": copy, "stack_obs": stack_obs, "on_error": on_error, "max_restarts": max_restarts}
@@ -108,7 +105,7 @@ class BaseVectorEnv(LayerMark, EngineProperties):
             return Engine(make_backend(), own_env_fns(fns), **options)
 
         self.engine: Engine = NotStarted(name)  # type: ignore[assignment]
-        """Runs the rounds; for facades and collectors, see `engine_of`."""
+        """Engine that runs the rounds. Facades and collectors use `engine_of`."""
         self.lazy = lazy
         self._restart = new_engine if lazy else None
         if not lazy:
@@ -121,11 +118,11 @@ class BaseVectorEnv(LayerMark, EngineProperties):
     # Stepping.
 
     def reset(self, id: Any = None, *, env_id: Any = None, **kwargs: Any) -> tuple[Any, np.ndarray]:
-        """Reset the envs `id` (default all) and wait for them, also in async mode; returns (obs, info).
+        """Reset the envs `id` (default: all), wait for them also in async mode, and return (obs, info).
 
-        Rows are in the order of `id`. `seed`: an int s gives env i the seed s + i, a list has one seed for each env of
-        `id`. `options`: a dict for all, or a list with one for each. Other arguments go to every `reset`. An env that
-        failed is started again. Raises RuntimeError for an env that is still stepping.
+        Rows follow the order of `id`. With an int `seed`, env i gets seed + i; a list has one seed per env. `options`
+        is a dict for all envs, or a list with one dict per env. Other arguments go to each `reset`. A failed env is
+        restarted. Raises RuntimeError if an env is still stepping.
         """
         self.start()
         if self._in_call is not None:
@@ -135,20 +132,21 @@ class BaseVectorEnv(LayerMark, EngineProperties):
     def step(
         self, action: Any, id: Any = None, *, env_id: Any = None, reset: Any = None, autoreset: Any = False
     ) -> Step:
-        """Step the envs `id` (default all) and return (obs, rew, terminated, truncated, info).
+        """Step the envs `id` (default: all), and return (obs, rew, terminated, truncated, info).
 
-        Row j belongs to env id[j]; with `wait_num` or `timeout` the rows are those of the envs that are ready, by
-        ascending id, and `info[j]["env_id"]` is their id. `action` has one row an env, of any array library; None sends
-        nothing and only waits for what is in flight. Actions are cast to the dtype of the action space; numbers of
-        another shape than (k, *space.shape) are a ValueError, but (k,) and (k, 1) are the same. Envs in `reset`
-        (ids or a mask, among `id`) are reset instead of stepped, in the same round; their action is ignored. With
-        `autoreset` an env whose episode this step ends is reset in the same round too: its row has the first
-        observation of the next episode and the reward and flags of the last step, and its info is that of the reset,
-        with `final_obs` and `final_info` of the step (as SAME_STEP mode of gymnasium's vector envs). Instead of True
-        it takes the seeds of these resets: an array or list with one for each env that steps (-1 or None: no seed).
+        Arguments:
+            action: one row per env, of any array library, cast to the dtype of the action space. Numbers in a wrong
+                shape raise ValueError; (k,) and (k, 1) count as equal. `None` only waits for the envs in flight.
+            id, env_id: ids or a mask; row j belongs to env id[j]. With `wait_num` or `timeout`, rows follow ascending
+                ids, and info[j]["env_id"] is the id.
+            reset: ids or a mask of envs to reset in this round instead of stepping. Their actions are ignored.
+            autoreset: True, or one seed per env (-1: no seed), resets envs whose episode ends in this step. The row
+                then has the first observation of the next episode, the reward and flags of the step, and the info of
+                the reset with the step's `final_obs` and `final_info` (as gymnasium's SAME_STEP).
 
-        obs: stacked (k, ...), a dict or tuple of such, or an object array for what cannot be stacked; rew: float64
-        (k,) or (k, m); terminated, truncated: bool (k,); info: object array of dicts.
+        Returns:
+            obs: (k, ...), a dict or tuple of such arrays, or an object array if observations cannot be stacked.
+            rew: float64 (k,) or (k, m). terminated, truncated: bool (k,). info: object array of dicts.
         """
         engine = self.engine
         if self._exchanges and action is not None and id is None and env_id is None:
@@ -177,11 +175,15 @@ class BaseVectorEnv(LayerMark, EngineProperties):
         autoreset: Any = False,
         **kwargs: Any,
     ) -> None:
-        """The first half of `step`: check everything, start the envs, return at once.
+        """Start a step without waiting: the first half of `step`.
 
-        `kwargs` go to the envs in `reset`; a list as `seed` follows the order of `reset`. `send(None, reset=ids)` only
-        resets. ValueError for a wrong number of actions or no action, IndexError, TypeError and ValueError for ids,
-        RuntimeError for an env that is stepping, and the old error of an env that failed: then nothing is sent.
+        `kwargs` are arguments for the envs in `reset`; a list `seed` follows the order of `reset`. `send(None,
+        reset=ids)` only resets. If `send` raises, no env was started.
+
+        Raises:
+            ValueError, IndexError, TypeError: wrong actions or ids.
+            RuntimeError: an env is still stepping.
+            The earlier error of an env that failed and was not reset.
         """
         ids = self._ids_of_round(action, id, env_id, reset)
         if action is not None:
@@ -190,7 +192,6 @@ class BaseVectorEnv(LayerMark, EngineProperties):
             self.engine.send(None, ids, None, False, kwargs)
 
     def _ids_of_round(self, action: Any, id: Any, env_id: Any, reset: Any) -> np.ndarray | None:
-        """The ids of a call of `send`, None for all in their order."""
         self.engine.check_open()
         if action is not None:
             return self._as_ids(id, env_id)
@@ -201,22 +202,21 @@ class BaseVectorEnv(LayerMark, EngineProperties):
         return self._as_ids(reset)
 
     def recv(self) -> Step:
-        """The second half of `step`: wait for what is in flight and return it.
+        """Wait as `wait_num` and `timeout` require, and return the rows: the second half of `step`.
 
-        All of it, or as much as `wait_num` and `timeout` say. RuntimeError if nothing is in flight. The error of an env
-        that failed is raised with the others' results in its `partial`.
+        Raises RuntimeError if no env is in flight. The error of a failed env has the other rows in `partial`.
         """
         return self.engine.receive()
 
     def rand_step(self, id: Any = None, **kwargs: Any) -> Step:
-        """`step` with an action drawn from the action space of each env `id` (default all), which `seed` seeds."""
+        """Step the envs `id` (default: all) with samples of their action spaces, which `seed` seeds."""
         spaces = self.action_space
         return self.step([spaces[i].sample() for i in self._wrap_id(id)], id, **kwargs)
 
     # The ids of a call.
 
     def _as_ids(self, id: Any, env_id: Any = None) -> np.ndarray | None:
-        """The ids of a call, None for all in their order."""
+        """Return the ids of a call (`None`: all, in order)."""
         if env_id is not None:
             if id is not None:
                 raise TypeError("pass id or env_id, which are two names of one argument, not both")
@@ -227,7 +227,7 @@ class BaseVectorEnv(LayerMark, EngineProperties):
         return None if len(ids) == self.env_num and ids.tolist() == self.engine.all_ids else ids
 
     def _wrap_id(self, id: Any = None) -> list[int]:
-        """The ids of a call as a list (a name that subclasses written for tianshou use)."""
+        """Return the ids of a call as a list. Subclasses written for tianshou use this name."""
         ids = self._as_ids(id)
         return list(self.engine.all_ids) if ids is None else ids.tolist()
 
@@ -235,7 +235,7 @@ class BaseVectorEnv(LayerMark, EngineProperties):
 
     @property
     def workers(self) -> list[Any]:
-        """The workers that `worker_fn` made, one an env; AttributeError for a vector env without."""
+        """Workers that `worker_fn` made, one per env. Raises AttributeError without `worker_fn`."""
         self.engine.check_open()
         backend = self.engine.backend
         if not isinstance(backend, EnvWorkerBackend):
@@ -245,68 +245,72 @@ class BaseVectorEnv(LayerMark, EngineProperties):
 
     @property
     def is_closed(self) -> bool:
-        """True if `close` was called, or the envs of one with `lazy` are not made yet."""
+        """True after `close`, and before the start with `lazy`."""
         return self.engine.closed
 
     @property
     def num_envs(self) -> int:
-        """The number of envs, as gymnasium calls it."""
+        """Number of envs (gymnasium's name)."""
         return self.env_num
 
     def alive(self) -> list[bool]:
-        """Return for each env if it exists: False if its worker has ended. Does not wait."""
+        """Return for each env whether its worker still runs, without waiting."""
         return self.engine.alive()
 
     def stats(self) -> dict[str, Any]:
-        """Return counts and seconds since the start, and which envs are slow.
+        """Return counts and seconds since the start, and the slowest envs.
 
-        `rounds`, `steps`, `resets`: counts of calls and of envs; `dispatch_s`, `wait_s`: seconds of this process;
-        `round_p50_s`, `round_p99_s`: percentiles of the last 1,024 rounds (None before the first); `worker_busy_s`:
-        seconds of each worker inside rounds; `slowest_worker`, `slowest_env_ids`: the busiest and its envs; `restarts`:
-        of workers; `absorbed`: failures that on_error="restart" turned into truncated rows. With worker processes,
-        unless `wait_num` or `timeout` is set, also `openmp_active`, `openmp_rounds` (rounds before which OpenMP threads
-        of this process were ended), `openblas_shortened` (OpenBLAS's sleep sooner): they take the workers' CPUs.
+        - `rounds`, `steps`, `resets`: numbers of rounds, stepped envs and reset envs
+        - `dispatch_s`, `wait_s`: seconds of this process in calls without waiting, and of waiting
+        - `round_p50_s`, `round_p99_s`: percentiles of the last 1,024 rounds (`None` before the first)
+        - `worker_busy_s`: seconds in rounds, per worker
+        - `slowest_worker`, `slowest_env_ids`: the busiest worker and its envs
+        - `restarts`, `absorbed`: restarted workers, and failures that on_error="restart" absorbed
+        - `openmp_active`, `openmp_rounds`, `openblas_shortened`: whether OpenMP threads are being ended, in how many
+          rounds they were, and whether OpenBLAS's sleep sooner (see `release_openmp`; worker processes without
+          `wait_num` and `timeout`)
         """
         return self.engine.stats()
 
     # Attributes.
 
     def get_env_attr(self, key: str, id: Any = None) -> list[Any]:
-        """The attribute `key` of the envs `id` (default all), found through wrappers, as a list in the order of `id`.
+        """Return the attribute `key` of the envs `id` (default: all), found through wrappers, in the order of `id`.
 
-        AttributeError, with the env named, if an env and its wrappers do not have it; RuntimeError for an env that is
-        stepping.
+        Raises AttributeError if an env lacks the attribute, RuntimeError if an env is still stepping.
         """
         return self._call(id, "get_env_attr", (key,))
 
     def set_env_attr(self, key: str, value: Any, id: Any = None) -> None:
-        """Set the attribute where `get_env_attr` finds it, or on the innermost env if it is new."""
+        """Set an attribute where `get_env_attr` finds it, or on the innermost env if the attribute is new."""
         self._call(id, "set_env_attr", (key, value))
 
     def call(self, name: str, /, *args: Any, id: Any = None, **kwargs: Any) -> list[Any]:
-        """Call the method `name` of the envs `id`, in all workers at once; what is not a method is returned (as
+        """Call the method `name` of the envs `id` in parallel. An attribute that is not callable is returned (as
         gymnasium's `call`).
         """
         return self._call(id, "call", (name, args, kwargs))
 
     def render(self, id: Any = None, **kwargs: Any) -> list[Any]:
-        """The frame of each env `id` (default all), by `env.render(**kwargs)`; RuntimeError while any is stepping."""
+        """Return the frames of the envs `id` (default: all) by `env.render(**kwargs)`.
+
+        Raises RuntimeError if an env is still stepping.
+        """
         self.engine.check_open()
         if self.engine.status.in_flight:
             raise RuntimeError(f"Environments {self.waiting_id} are still stepping, cannot render them now.")
         return self._call(id, "render", (kwargs,))
 
     def get_state(self, id: Any = None) -> list[Any]:
-        """The state of each env `id` (default all), for `set_state`; it can be pickled where the env's can.
+        """Return the states of the envs `id` (default: all), for `set_state`.
 
-        NotImplementedError for an env without one: there is that of the emulator (ale-py), of the physics (gymnasium's
-        MuJoCo envs), or what the env's own `get_state()` returns; and what wrappers of gymnasium and transforms keep
-        along the episode: steps, frames, sums.
+        A state holds the emulator's state (ale-py), the physics (gymnasium's MuJoCo envs) or the result of the env's
+        `get_state()`, and counters of wrappers and transforms. Raises NotImplementedError for other envs.
         """
         return self._call(id, "get_state", ())
 
     def set_state(self, states: Sequence[Any], id: Any = None) -> None:
-        """Put the envs `id` (default all) into these states, one each, of `get_state`; they can be stepped then."""
+        """Set the states of the envs `id` (default: all), which then need no reset."""
         self.engine.check_open()
         self.engine.calls.set_states(self._as_ids(id), states)
 
@@ -317,11 +321,11 @@ class BaseVectorEnv(LayerMark, EngineProperties):
     # Seeds.
 
     def seed(self, seed: Any = None) -> list[int | None]:
-        """Seed every env and action space: an int s gives s, s + 1, ..., a list needs one seed an env.
+        """Seed all envs and action spaces, and return the seeds. An int s gives s, s + 1, ...; a list has one seed per
+        env.
 
-        An env with a `seed` method is seeded by it, any other by `reset(seed=)`, so that it can be stepped; that is a
-        call of the outermost wrapper's `reset`. None does nothing. ValueError for a wrong count or a bad seed, before
-        any env is touched.
+        An env without a `seed` method is reset with its seed, through the outermost wrapper. `None` does nothing.
+        Raises ValueError for a wrong count or seed, before any env is seeded.
         """
         self.start()
         self.engine.status.check_idle(None)
@@ -335,9 +339,9 @@ class BaseVectorEnv(LayerMark, EngineProperties):
             outermost.reset(None if len(ids) == self.env_num else np.array(ids), seed=[seeds[i] for i in ids])
 
     def set_seed(self, seed: int | None, static_seed: bool = False) -> int | None:
-        """Seed the envs with a chain of seeds that starts at `seed`, and return the next one (as torchrl's `set_seed`).
+        """Seed the envs with a chain of seeds from `seed`, and return the next seed (as torchrl's `set_seed`).
 
-        `static_seed` gives every env the same seed, and returns it.
+        `static_seed` gives each env the same seed, and returns it.
         """
         self.start()
         self.engine.status.check_idle(None)
@@ -350,20 +354,20 @@ class BaseVectorEnv(LayerMark, EngineProperties):
     # Life.
 
     def start(self) -> None:
-        """Make the envs if they are not there; only with `lazy`, otherwise ClosedError after `close`."""
+        """Make the envs if needed. Without `lazy`, raises ClosedError after `close`."""
         if self._restart is not None and self.is_closed:
             self._open(self._restart)
         self.engine.check_open()
 
     def close(self) -> None:
-        """Close all envs and end the workers: at most 5 seconds, then by force. A second call does nothing."""
+        """Close all envs and end the workers, by force after 5 seconds."""
         self.engine.close()
 
     def __enter__(self) -> Any:
         return self
 
     def note_exception(self, error: BaseException) -> None:
-        """Called before `close` where an exception ends the caller's loop; for classes that keep data of the loop."""
+        """Handle an exception that ends the caller's loop, before `close`."""
 
     def __exit__(self, *exception: Any) -> None:
         try:
@@ -386,14 +390,13 @@ class BaseVectorEnv(LayerMark, EngineProperties):
 
 
 def overrides_nothing(venv: Any, *methods: str) -> bool:
-    """True if these methods are those of BaseVectorEnv: a wrapper or subclass may have its own, which must be used."""
+    """Return True if the class of `venv` overrides none of these methods."""
     return all(getattr(type(venv), name, None) is getattr(BaseVectorEnv, name) for name in methods)
 
 
 def engine_of(venv: Any) -> Engine | None:
-    """The engine of `venv`, if stepping that directly is the same as stepping `venv`; else None.
+    """Return the engine of `venv` if stepping the engine equals stepping `venv`, else None.
 
-    None for what is no vector env of ours, and for wrappers and subclasses with a `reset`, `step`, `send` or `recv` of
-    their own, which would be bypassed.
+    None means that `venv` is not a vecenv class, or overrides `reset`, `step`, `send` or `recv`.
     """
     return venv.engine if overrides_nothing(venv, "reset", "step", "send", "recv") else None

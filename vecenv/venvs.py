@@ -19,13 +19,11 @@ from vecenv.engine.arguments import check_options, check_timeout
 EnvFns = Sequence[Callable[[], Any] | str]
 START_TIMEOUT = 120.0
 DECIDED = ("backend", "worker_fn")
-"""Arguments of BaseVectorEnv that its ready-made subclasses decide."""
+"""Arguments of BaseVectorEnv that the classes below set themselves."""
 
 
 class DummyVectorEnv(BaseVectorEnv):
-    """All envs in this process, one after the other: for debugging, and for envs that cost less than a message.
-
-    `envs` are the envs themselves.
+    """All envs in this process, one after the other, for debugging and for very cheap envs.
 
     >>> import gymnasium as gym
     >>> with DummyVectorEnv([lambda: gym.make("CartPole-v1")] * 2) as venv:
@@ -45,21 +43,21 @@ class DummyVectorEnv(BaseVectorEnv):
 
     @property
     def envs(self) -> list[Any]:
-        """The envs themselves (as `envs` of gymnasium's SyncVectorEnv and SB3's DummyVecEnv)."""
-        backend = vars(self.engine).get("backend")  # which a closed engine has not
+        """Env objects (as `envs` of gymnasium's SyncVectorEnv and SB3's DummyVecEnv)."""
+        backend = vars(self.engine).get("backend")  # a closed engine has no backend
         return backend.envs if isinstance(backend, DummyBackend) else []
 
     @property
     def workers(self) -> list[Any]:
-        """One object an env, with the env as its `env` (as tianshou's workers)."""
+        """Objects with an env as `env` each (as tianshou's workers)."""
         return [SimpleNamespace(env=env) for env in self.envs]
 
 
 class WorkersVectorEnv(BaseVectorEnv):
-    """The base of the vector envs whose envs are in workers, with the arguments that all of these take."""
+    """Base of the vector envs with workers, and their shared arguments."""
 
     backend_class: Callable[..., Backend]
-    """Makes the backend, of the two timeouts."""
+    """Function that makes the backend from the two timeouts."""
 
     def __init__(
         self,
@@ -84,7 +82,7 @@ class WorkersVectorEnv(BaseVectorEnv):
 
 
 class ProcessVectorEnv(WorkersVectorEnv):
-    """The base of SubprocVectorEnv and ShmemVectorEnv: worker processes, and the arguments for them."""
+    """Base of SubprocVectorEnv and ShmemVectorEnv, with the arguments for worker processes."""
 
     def __init__(
         self,
@@ -104,10 +102,10 @@ class ProcessVectorEnv(WorkersVectorEnv):
 
 
 class SubprocVectorEnv(ProcessVectorEnv):
-    """Envs in worker processes that exchange arrays through sockets: nothing is shared.
+    """Envs in worker processes that exchange arrays through sockets, without shared memory.
 
-    The arguments are those of ShmemVectorEnv. With `share_memory` (an argument of tianshou) the workers write into
-    shared memory, as those of ShmemVectorEnv do.
+    The arguments are as in ShmemVectorEnv. With `share_memory` (tianshou's argument), the workers write into shared
+    memory as in ShmemVectorEnv.
 
     >>> import gymnasium as gym
     >>> with SubprocVectorEnv([lambda: gym.make("CartPole-v1")] * 4, num_workers=2) as venv:
@@ -133,20 +131,18 @@ class SubprocVectorEnv(ProcessVectorEnv):
 
 
 class ShmemVectorEnv(ProcessVectorEnv):
-    """Envs in worker processes that write their results into shared memory: the fastest.
+    """Envs in worker processes that write results into shared memory. The fastest backend for most envs.
 
-    Arguments besides those of BaseVectorEnv:
-        context: "forkserver" (default), "fork" or "spawn". None needs an `if __name__ == "__main__"` guard. Forked
-            workers inherit the env_fns, which then need not be picklable.
-        start_timeout: seconds that the constructors of the envs may take, all together (120).
-        step_timeout: seconds after which the worker of an env that does not return is killed, and a WorkerTimeoutError
-            shows the env's stack. None waits, and a warning shows the stack each minute. The time of an env counts
-            between calls too, also with `wait_num` and `timeout`; the error is raised while a call waits, up to a fifth
-            of `step_timeout` late, or by the first call after that time.
+    Arguments besides BaseVectorEnv's:
+        context: "forkserver" (default), "fork" or "spawn". The default needs an `if __name__ == "__main__"` guard. With
+            "fork", env_fns need not be picklable.
+        start_timeout: seconds for the constructors of all envs together (120).
+        step_timeout: seconds until a hanging worker is killed and a WorkerTimeoutError shows the env's stack. By
+            default, vecenv waits, and a warning shows the stack each minute. The time counts between calls too. The
+            error is raised by a call that waits (up to a fifth of `step_timeout` late) or by the next call.
         affinity: bind each worker to one CPU.
-        release_openmp: OpenMP threads of this process (torch's) and OpenBLAS's (numpy's) spin for milliseconds after
-            each operation. Where they keep workers from their CPUs, end the former before each round, and have the
-            latter sleep sooner from now on, in the whole process; False leaves both.
+        release_openmp: end OpenMP threads of this process (torch's) and let OpenBLAS's (numpy's) sleep sooner, if they
+            take CPUs from the workers by spinning after an operation. False leaves them.
 
     >>> import gymnasium as gym
     >>> with ShmemVectorEnv([lambda: gym.make("CartPole-v1")] * 8) as venv:
@@ -160,23 +156,23 @@ class ShmemVectorEnv(ProcessVectorEnv):
 
 
 class ThreadVectorEnv(WorkersVectorEnv):
-    """Envs in threads of this process: for envs that wait (for a socket, a sandbox, a language model, a simulator
-    behind a port), or that compute for long without the interpreter lock. Nothing is pickled.
+    """Envs in threads of this process, for envs that wait (for example for a server) or that release the interpreter
+    lock.
 
-    Each env is made, stepped, called, rendered and closed in one and the same thread. Envs share the global generators
-    of `random` and `numpy.random` with the program: only envs with generators of their own are reproducible.
+    Each env stays in the same thread. Nothing is pickled. Envs that use the global generators of `random` or
+    `numpy.random` are not reproducible.
 
-    Envs have to be thread-safe. pygame's gfxdraw, with which gymnasium's CartPole and others draw, is not: the frames
-    of `render`, and of GymEnv's `from_pixels` once gfxdraw is imported, are made one after the other. Envs that render
-    by themselves in a step, as with gymnasium's AddRenderObservation, belong in processes.
+    Envs must be thread-safe. pygame's gfxdraw (used by gymnasium's CartPole) is not, so vecenv serialises `render`, and
+    `from_pixels` of GymEnv once gfxdraw is imported. Put envs that render within a step, for example with
+    AddRenderObservation, into processes.
 
-    Arguments besides those of BaseVectorEnv:
-        num_workers: the number of threads. By default one an env with `wait_num` or `timeout`, else one a CPU; envs
-            that wait should have one each.
-        start_timeout: seconds that the constructors of the envs may take, all together (120).
-        step_timeout: seconds after which an env that does not return is abandoned, and a WorkerTimeoutError shows its
-            stack. Threads cannot be killed: the old one goes on until that step returns, closes its envs and ends, and
-            its results are discarded. None waits, and a warning shows the stack each minute.
+    Arguments besides BaseVectorEnv's:
+        num_workers: number of threads. Default: one per CPU, or one per env with `wait_num` or `timeout`. Use one per
+            env for envs that wait.
+        start_timeout: seconds for the constructors of all envs together (120).
+        step_timeout: seconds until a hanging env is abandoned and a WorkerTimeoutError shows its stack. A thread cannot
+            be killed: when its step returns, the thread closes its envs and ends. By default, vecenv waits, and a
+            warning shows the stack each minute.
 
     >>> import gymnasium as gym
     >>> with ThreadVectorEnv([lambda: gym.make("CartPole-v1")] * 4, wait_num=2) as venv:
@@ -190,26 +186,24 @@ class ThreadVectorEnv(WorkersVectorEnv):
 
 
 class RayVectorEnv(WorkersVectorEnv):
-    """Envs in actors of Ray, on one machine or on the nodes of a cluster. docs/guides/collecting.md is its guide.
+    """Envs in Ray actors, on one machine or on the nodes of a cluster (see docs/guides/collecting.md).
 
-    Connects to the cluster of `ray.init` or of `RAY_ADDRESS`, else starts a local one, which ends when the last vector
-    env that uses it is closed. Actors on the node of this process share memory with it, as workers of ShmemVectorEnv
-    do; a round of those on other nodes is one call of each actor.
+    Uses the cluster of `ray.init` or `RAY_ADDRESS`, else starts a local cluster, which ends with the last vector env on
+    it. Actors on this node share memory with this process. On other nodes, each round is a call of the actors.
 
-    Arguments besides those of BaseVectorEnv:
-        num_workers: how many actors share the envs; by default as many as the nodes, or the bundles of the placement
-            group, have free CPUs and resources for, at most one an env.
-        num_cpus, resources, runtime_env: what each actor reserves and needs, as in `ray.remote`.
-        scheduling: "SPREAD" (over the nodes), "DEFAULT" (nodes are filled one after the other), or a strategy of Ray.
-        placement_group: its bundles take the actors; `scheduling` is then not used.
-        start_timeout: seconds in which Ray has to place all actors and their envs have to be constructed (120).
-        step_timeout: seconds after which the actor of an env that does not return is ended, and a WorkerTimeoutError
-            names it. None waits. A host that is powered off is noticed after 2 s. A host that falls silent is noticed
-            after about 65 s, when Ray declares it dead, or after `step_timeout`. `reset` then starts its envs on a host
-            that answers.
-        release_openmp: as that of ShmemVectorEnv.
+    Arguments besides BaseVectorEnv's:
+        num_workers: number of actors. Default: the number that the nodes or the placement group have room for, up to
+            one per env.
+        num_cpus, resources, runtime_env: reserved for each actor, as in `ray.remote`.
+        scheduling: "SPREAD" (over the nodes), "DEFAULT" (nodes are filled in turn), or a strategy of Ray.
+        placement_group: bundles for the actors, used in place of `scheduling`.
+        start_timeout: seconds to place all actors and construct their envs (120).
+        step_timeout: seconds until a hanging actor is ended and a WorkerTimeoutError names it. By default, vecenv
+            waits. A host without power is noticed after 2 s, a silent host after about 65 s or `step_timeout`. `reset`
+            then starts its envs on another host.
+        release_openmp: as in ShmemVectorEnv.
 
-    Raises ImportError where ray is not installed, and WorkerTimeoutError if the cluster has no place for the actors.
+    Raises ImportError without ray, and WorkerTimeoutError if the cluster has no room for the actors.
     """
 
     def __init__(
@@ -245,4 +239,4 @@ BACKENDS: dict[str, type[BaseVectorEnv]] = {
     "thread": ThreadVectorEnv,
     "ray": RayVectorEnv,
 }
-"""The names that `backend` arguments accept, with the vector env class of each: the one place for a new backend."""
+"""Vector env class of each `backend` name. Register a new backend here."""
