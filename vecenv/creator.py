@@ -1,4 +1,4 @@
-"""`EnvCreator`: build envs whose transforms and wrappers share their statistics."""
+"""`EnvCreator`: makes envs whose transforms and wrappers share their statistics."""
 
 from __future__ import annotations
 
@@ -16,29 +16,26 @@ Kwargs = dict[str, Any]
 
 
 class EnvCreator:
-    """Calls `create_env_fn` for envs that share their state: an env_fn that vector envs send to their workers.
+    """Function for `env_fns` whose envs share state, also across worker processes.
 
         make_env = EnvCreator(lambda: TransformedEnv(gym.make("Pendulum-v1"), VecNorm()))
         venv = ShmemVectorEnv([make_env] * 8)     # all eight are normalised by the same statistics
 
-    Parts with state are the env's wrappers (`.env`) and transforms of a `TransformedEnv` that have the methods
-    `shared_state` and `bind_shared_state`; `vecenv.backends.memory.shared_state` describes them.
+    State is shared by wrappers (`.env`) and transforms that have the methods `shared_state` and `bind_shared_state`
+    (see `vecenv.backends.memory.shared_state`).
 
     Arguments:
-        create_env_fn: a function (lambdas and local ones too) or class that makes an env.
-        create_env_kwargs: arguments for it; or a list of dicts, one for each env of the vector env that is made with
-            `[creator] * n`, which raises ValueError if the list has not n entries.
-        share_memory: False gives each env a state of its own.
-        kwargs: further arguments; those in `create_env_kwargs` come before them.
+        create_env_fn: a function (also a lambda or local function) or class that makes an env.
+        create_env_kwargs: its arguments, or a list with one dict per env of `[creator] * n`.
+        share_memory: False gives each env separate state.
+        kwargs: further arguments, if `create_env_kwargs` does not have the same name.
 
-    `create_env_fn` is called once an env, and with `share_memory` once more in the constructor, to see what state there
-    is; that env is not reset and is closed at once. `meta_data` needs such an env too, where there was none. A vector
-    env keeps the arguments that the creator had when it was made, also for envs that it restarts. docs/guarantees.md
+    With `share_memory`, the constructor calls `create_env_fn` once more, to find the state, and closes this env without
+    a reset. A vector env keeps the creator's arguments from its construction, also for restarts. docs/guarantees.md
     ("Shared state") has the guarantees.
 
-    Raises TypeError for what cannot be called, or does not make an env, and what `create_env_fn` raises. To pickle one
-    that shares state is a TypeError outside of the start of a process, because memory without a name cannot be found
-    later; without state, or with `share_memory=False`, it is pickled as any function.
+    Raises TypeError if `create_env_fn` is not callable or does not make an env. A creator with shared state can be
+    pickled only to start a process (else TypeError), because unnamed memory cannot be found later.
 
     >>> import gymnasium as gym
     >>> from vecenv import DummyVectorEnv
@@ -60,13 +57,13 @@ class EnvCreator:
             raise TypeError(f"create_env_fn must be a callable that makes an env, got {create_env_fn!r}")
         self._shares = share_memory
         self._freezes = ""
-        """Parts that are frozen: "" for none, "shared" for those that share their state, "all"."""
+        """Parts to freeze: "", "shared" (parts that share state) or "all"."""
         self._fn, self._kwargs = create_env_fn, _merged(kwargs, {} if create_env_kwargs is None else create_env_kwargs)
         self._states: list[SharedState] | None = None
-        """The shared state of each part, outermost first; None for envs that share nothing."""
+        """Shared state of each part, outermost first, or None."""
         self._names: list[str] = []
         self._report: EnvReport | None = None
-        if isinstance(create_env_fn, EnvCreator):  # a creator of the same envs, as the arguments of both have it
+        if isinstance(create_env_fn, EnvCreator):  # merge the arguments of both creators, and share the state
             other = create_env_fn
             self._fn, self._kwargs = other._fn, _merged(self._kwargs, other._kwargs)
             self._freezes = other._freezes
@@ -78,10 +75,10 @@ class EnvCreator:
     # Envs.
 
     def __call__(self, **kwargs: Any) -> Any:
-        """A new env, with the shared state; the arguments of the creator come before `kwargs`.
+        """Make an env with the shared state. The creator's arguments take precedence over `kwargs`.
 
-        Raises RuntimeError for a creator with a list of arguments (see `for_env`), and ValueError for an env whose
-        state has other names, shapes or dtypes than the one that is shared.
+        Raises RuntimeError if the creator has a list of arguments (use `for_env`), and ValueError if names, shapes or
+        dtypes of the env's state differ from the shared state.
         """
         if isinstance(self._kwargs, list):
             raise RuntimeError(
@@ -99,9 +96,9 @@ class EnvCreator:
         return env
 
     def for_env(self, i: int, n: int) -> EnvCreator:
-        """The creator of env `i` of `n`: with entry `i` of a list of arguments. Vector envs call this.
+        """Return the creator of env `i` of `n`, with entry `i` of a list of arguments. Vector envs call this.
 
-        Raises ValueError if that list has not `n` entries.
+        Raises ValueError if the list does not have `n` entries.
         """
         kwargs = self.create_env_kwargs
         if isinstance(kwargs, list):
@@ -110,45 +107,44 @@ class EnvCreator:
         return self._variant(_kwargs=kwargs)
 
     def make_variant(self, **kwargs: Any) -> EnvCreator:
-        """A creator that shares this one's state, with these arguments instead of those of the same names.
+        """Return a creator with the same state and some different arguments.
 
-        This creator is not changed, unlike torchrl's.
+        Unlike torchrl's method, this creator stays unchanged.
         """
         return self._variant(_kwargs=_merged(self._kwargs, kwargs))
 
     def _variant(self, **attributes: Any) -> EnvCreator:
-        """A creator with these attributes instead of this one's."""
         variant: EnvCreator = type(self).__new__(type(self))
         vars(variant).update({**vars(self), "_report": None, **attributes})
         return variant
 
     def unshared(self) -> EnvCreator:
-        """A creator of the same envs that each have a state of their own; `tune` and backend="auto" measure these."""
+        """Return a creator whose envs have separate state, for measurements by `tune` and backend="auto"."""
         return self._variant(_shares=False, _states=None, _names=[])
 
     def frozen_copy(self, *, shared_only: bool = False) -> EnvCreator:
-        """Return a creator of the same envs for evaluation. They share a copy of the state as it is now, and those of
-        their parts that can be frozen (`VecNorm`, `NormalizeReward`) are not updated.
+        """Return a creator for evaluation envs. They share a copy of the current state, and parts that can be frozen
+        (`VecNorm`, `NormalizeReward`) are.
 
-        With `share_memory=False` there is no state to copy: each env is frozen as `create_env_fn` makes it. With
-        `shared_only`, parts whose statistics are not shared are not frozen, because the copy does not have them.
+        With `share_memory=False`, each env is frozen as `create_env_fn` makes it. With `shared_only`, parts without
+        shared statistics are not frozen, because the copy lacks their statistics.
         """
         states = self._states and [SharedState(state.read(), share=True) for state in self._states]
         return self._variant(_freezes="shared" if shared_only else "all", _states=states)
 
     def update_kwargs(self, kwargs: Kwargs | Sequence[Kwargs]) -> None:
-        """Replace these arguments for the vector envs and envs made from now on; a list has a dict for each env.
+        """Replace these arguments for later vector envs and envs; a list has one dict per env.
 
-        Raises ValueError for a list of another length than the one that the creator has.
+        Raises ValueError if the length differs from the creator's list.
         """
         self._kwargs, self._report = _merged(self._kwargs, kwargs), None
 
     # State.
 
     def state_dict(self) -> dict[str, np.ndarray]:
-        """The shared state, as copies: of part k, counted from the outermost, array `name` is "k.Class.name".
+        """Return a copy of the shared state. Array `name` of part k, counted from the outermost, is "k.Class.name".
 
-        Empty where nothing is shared. Each part is as it was after one and the same update.
+        All arrays of a part are from the same update. The dict is empty without shared state.
         """
         return {
             f"{k}.{owner}.{name}": array
@@ -157,9 +153,9 @@ class EnvCreator:
         }
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Set the shared state, for all envs at once, to a `state_dict`.
+        """Set the shared state of all envs to a `state_dict`.
 
-        Raises ValueError, with nothing changed, for other names or shapes.
+        Raises ValueError for other names or shapes, without changing anything.
         """
         now = self.state_dict()
         wrong = [*(now.keys() ^ state_dict.keys())]
@@ -176,15 +172,12 @@ class EnvCreator:
 
     @property
     def create_env_kwargs(self) -> Kwargs | list[Kwargs]:
-        """The arguments for `create_env_fn`, all together: a copy."""
+        """Copy of all arguments for `create_env_fn`."""
         return _merged(self._kwargs, {})
 
     @property
     def meta_data(self) -> EnvReport:
-        """The observation_space, action_space, metadata, spec and reward_range of its envs (of the first, with a list).
-
-        Those of a variant are its own. Makes and closes an env where the creator has not made one for this yet.
-        """
+        """Spaces, metadata, spec and reward_range of the (first) env. If needed, makes and closes an env."""
         if self._report is None:
             self._look()
         assert self._report is not None
@@ -197,7 +190,7 @@ class EnvCreator:
         return f"{type(self).__name__}({', '.join(parts)}{'' if self._shares else ', share_memory=False'})"
 
     def _look(self) -> None:
-        """Make an env, note its report and (the first time) its state, and close it."""
+        """Make and close an env, to record its report and, the first time, its state."""
         first = self._kwargs[0] if isinstance(self._kwargs, list) else self._kwargs
         env = self._fn(**first)
         check_env(env, "create_env_fn(...)")
@@ -223,7 +216,7 @@ class EnvCreator:
         for part, state in zip(parts, states, strict=True):
             part.bind_shared_state(state)
 
-    # Copies. `create_env_fn` is pickled with cloudpickle, which multiprocessing's own pickling does not use.
+    # Pickling with cloudpickle, because multiprocessing cannot pickle lambdas.
 
     def __getstate__(self) -> dict[str, Any]:
         return {
@@ -247,8 +240,8 @@ class EnvCreator:
 
 
 def stateful_parts(env: Any) -> list[Stateful]:
-    """The parts of an env that have state: its wrappers, outermost first, and itself; of each `TransformedEnv` its
-    transforms in their order (`env.transform`, a transform or an iterable of them).
+    """Return the parts of an env with state: wrappers, outermost first, then the env. A `TransformedEnv` gives its
+    transforms.
     """
     found: list[Stateful] = []
     for part in parts(env):
@@ -258,9 +251,10 @@ def stateful_parts(env: Any) -> list[Stateful]:
 
 
 def _merged(kwargs: Kwargs | Sequence[Kwargs], first: Kwargs | Sequence[Kwargs]) -> Any:
-    """`kwargs` with those of `first` instead where both have a name; a list, one an env, if either is one.
+    """Return both dicts merged, with precedence for `first`, or a list with one dict per env if either argument is a
+    list.
 
-    Raises TypeError for what is neither, and ValueError for lists of two lengths.
+    Raises TypeError for other types, and ValueError if two lists differ in length.
     """
     for each in (kwargs, first):
         dicts = each if isinstance(each, (list, tuple)) else [each]

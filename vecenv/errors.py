@@ -1,19 +1,18 @@
-"""Errors that vecenv raises, and warnings that point to the user's line.
+"""Errors of vecenv, and warnings that point to the user's line.
 
     VectorEnvError(RuntimeError)
-    ├── EnvStepError          the env's code raised, and its own exception could not travel
-    ├── WorkerDiedError       a worker process is gone
-    ├── WorkerTimeoutError    an env has been busy for longer than `step_timeout`   (also TimeoutError)
+    ├── EnvStepError          the env raised an exception that cannot be pickled
+    ├── WorkerDiedError       a worker process ended
+    ├── WorkerTimeoutError    an env exceeded `step_timeout`   (also TimeoutError)
     ├── EnvContractError      an env broke the gymnasium API
-    │   └── ObservationError  an observation does not fit the env's observation space
+    │   └── ObservationError  an observation does not fit the observation space
     ├── ClosedError           the vector env is closed, or belongs to another process
     ├── NotStartedError       the vector env has lazy=True and no envs yet                (also AttributeError)
     ├── ConcurrentCallError   another thread waits for the vector env
     └── SharedMemoryError     the system refused the memory for the batch             (also OSError)
 
-Mistakes of the caller are plain ValueError, TypeError, IndexError and RuntimeError. An exception that the env raised
-arrives as itself wherever it survives a pickle round trip: same class, the worker's traceback as its cause, the env
-id in a note.
+Mistakes of the caller raise plain ValueError, TypeError, IndexError and RuntimeError. If an env's exception can be
+pickled, the caller gets the same class, with the worker's traceback as its cause and the env id in a note.
 """
 
 from __future__ import annotations
@@ -29,9 +28,9 @@ from vecenv import nest
 
 
 class Partial(NamedTuple):
-    """Results of the other envs of a failed call, rows in the order of `env_id`: the error's `partial`.
+    """Results of the other envs of a failed call: the error's `partial`, or None if no env has returned.
 
-    None in its place: no env has returned. `merge_into` makes a whole batch of it.
+    Rows follow the order of `env_id`. `merge_into` makes a whole batch.
     """
 
     env_id: Any
@@ -42,7 +41,7 @@ class Partial(NamedTuple):
     info: Any
 
     def merge_into(self, obs: Any, id: Sequence[int] | None = None) -> tuple[Any, Any, Any, Any, Any]:
-        """The whole batch (obs, rew, terminated, truncated, info) of the step that failed, to go on with.
+        """Return the whole batch (obs, rew, terminated, truncated, info) of the failed step.
 
             try:
                 step = venv.step(action)
@@ -52,15 +51,13 @@ class Partial(NamedTuple):
                 step = error.partial.merge_into(obs)
             obs, rew, terminated, truncated, info = step
             if (done := terminated | truncated).any():
-                obs[done], info[done] = venv.reset(done)  # restarts what failed
+                obs[done], info[done] = venv.reset(done)  # restarts the failed envs
 
-        Rows of envs that have returned are theirs, flags included. Those of the others are the end of an episode that
-        was cut off, as with `on_error="restart"`: their row of `obs`, the batch from before the step, the reward 0,
-        `truncated` True, and an info with `env_id` and `restarted` False, as they still have to be reset.
+        Failed envs get truncated rows, as with `on_error="restart"`: their row of `obs` (the batch from before the
+        step), reward 0, and an info with `restarted` False, because they still need a reset.
 
-        `id`: the envs of the step in the order of the rows of `obs`, if not all. Nothing is written to `obs`.
-        ValueError for another number of rows or other envs; TypeError for the `partial` of a vector env of many agents
-        or of another library's form, whose batches are dicts.
+        `id`: the envs of the rows of `obs`, if not all. `obs` is not changed. Raises ValueError for a wrong number of
+        rows or envs, and TypeError if the batches are dicts, as in games and other libraries' interfaces.
 
         >>> obs, one = np.array([[1.0], [2.0]]), np.ones(1)
         >>> partial = Partial(np.array([1]), one[None] * 7, one, one > 9, one > 9, np.array([{"env_id": 1}]))
@@ -83,7 +80,7 @@ class Partial(NamedTuple):
             )
         rows = [row_of[i] for i in self.env_id.tolist()]
         merged = nest.map(lambda leaf: leaf.clone() if hasattr(leaf, "clone") else np.array(leaf), obs)
-        # Copies of rows, of the library and the device of the columns.
+        # take copies rows in the array library and on the device of the columns
         rew, terminated, truncated = nest.take((self.rew, self.terminated, self.truncated), np.zeros(n, np.int64))
         rew[:], terminated[:], truncated[:] = 0, False, True
         info = nest.object_array([{"env_id": i, "restarted": False} for i in ids])
@@ -93,11 +90,10 @@ class Partial(NamedTuple):
 
 
 class VectorEnvError(RuntimeError):
-    """Base of the errors below.
+    """Base of vecenv's errors.
 
-    Attributes: `env_id` (int, or None), `env_ids` (all the envs concerned), `op` ("step", "reset", ...), `pid` of the
-    worker or None, `bystander`, and `partial`: a `Partial` with the results that the other envs of the same call
-    returned, or None.
+    Attributes: `env_id` (int or None), `env_ids` (all affected envs), `op` ("step", "reset", ...), `pid` of the worker
+    or None, `bystander`, and `partial` (a `Partial` with the results of the other envs, or None).
     """
 
     env_id: int | None = None
@@ -106,43 +102,43 @@ class VectorEnvError(RuntimeError):
     pid: int | None = None
     partial: Partial | None = None
     bystander: bool = False
-    """True if the env only shared a worker with the one that is to blame."""
+    """True if the env only shared a worker with the failed env."""
 
 
 class EnvStepError(VectorEnvError):
-    """The code of an env raised, and its exception could not be carried over; the message has its class and text."""
+    """An env raised an exception that cannot be pickled. The message has its class and text."""
 
 
 class WorkerDiedError(VectorEnvError):
-    """The process that hosts an env ended; the envs that it hosted can be restarted by `reset`."""
+    """A worker process ended. `reset` restarts its envs."""
 
 
 class WorkerTimeoutError(VectorEnvError, TimeoutError):
-    """An env exceeded `step_timeout` (or a worker did not start in time); the message shows where it is."""
+    """An env exceeded `step_timeout`, or a worker did not start in time. The message has the env's stack."""
 
 
 class EnvContractError(VectorEnvError):
-    """An env returned something that the gymnasium API does not allow."""
+    """An env returned a value that the gymnasium API does not allow."""
 
 
 class ObservationError(EnvContractError):
-    """An observation does not have the shape, dtype, keys or value range of the env's observation space."""
+    """An observation does not fit the shape, dtype, keys or value range of its observation space."""
 
 
 CLOSED_MEANWHILE = "the vector env was closed while this call waited for its envs"
-"""The text of ClosedError in a call that a close by another thread, or by the handler of a signal, has ended."""
+"""Message of ClosedError if another thread or a signal handler closed the vector env during a call."""
 
 
 class ClosedError(VectorEnvError):
-    """A method was called on a closed vector env, or in a process that does not own it."""
+    """The vector env is closed, or belongs to another process."""
 
 
 class NotStartedError(VectorEnvError, AttributeError):
-    """A vector env with `lazy=True` was used before its envs were made; `start()` or `reset()` makes them."""
+    """A vector env with `lazy=True` has no envs yet. `start()` or `reset()` makes them."""
 
 
 class ConcurrentCallError(VectorEnvError):
-    """A method was called while another thread waits for the vector env: one at a time may use it."""
+    """A method was called while another thread waits for the vector env."""
 
 
 class SharedMemoryError(VectorEnvError, OSError):
@@ -150,7 +146,7 @@ class SharedMemoryError(VectorEnvError, OSError):
 
 
 class RemoteTraceback(Exception):
-    """The cause of an exception that came from a worker: its message is the traceback there."""
+    """Cause of a worker's exception, with the worker's traceback as its message."""
 
     def __str__(self) -> str:
         return f"\n{self.args[0]}" if self.args else ""
@@ -160,7 +156,7 @@ _OURS = ("vecenv.", "collector.")
 
 
 def warn_caller(text: str) -> None:
-    """Give a RuntimeWarning that points to the line of the program that called vecenv or collector."""
+    """Show a RuntimeWarning at the program's line that called vecenv or collector."""
     frame, level = sys._getframe(), 1
     while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith(_OURS):
         frame, level = frame.f_back, level + 1
@@ -168,10 +164,10 @@ def warn_caller(text: str) -> None:
 
 
 class WorkerWarnings(list[str]):
-    """Warnings of the workers of a vector env, of which only the first is shown: the others repeat it.
+    """Repeated warnings of workers, of which only the first is shown.
 
-    They are collected where results arrive and shown where results are taken, because there no result is lost if a
-    filter turns the warning into an exception.
+    They are collected when results arrive, and shown when results are read, because a filter may turn a warning into an
+    exception, which must not lose results.
     """
 
     _shown = False

@@ -1,4 +1,4 @@
-"""`VectorEnvNormObs`: normalise observations by running statistics of the whole vector env."""
+"""`VectorEnvNormObs`: normalises observations by running statistics of the vector env."""
 
 from __future__ import annotations
 
@@ -16,14 +16,15 @@ from vecenv.wrappers import RowWiseWrapper
 
 
 class VectorEnvNormObs(RowWiseWrapper):
-    """Normalises observations by their running mean and deviation (as tianshou's, also of Dict and Tuple spaces).
+    """Wrapper that normalises observations by their running mean and deviation (as tianshou's, also for Dict and Tuple
+    spaces).
 
-    Every batch that is returned first updates the statistics, unless `update_obs_rms` is False. `get_obs_rms` and
-    `set_obs_rms` share them with another wrapper, so that a test env uses those of training. Floats keep their dtype,
-    other numbers become float64. Envs without an observation space have one RunningMeanStd: they must return arrays of
-    one shape. ValueError, before any env is touched, for a part of the observation that is no array of numbers;
-    TypeError for a gymnasium env or vector env. For rewards there is `TransformedVectorEnv(venv, NormalizeReward())`,
-    around it or within.
+    Each returned batch first updates the statistics, unless `update_obs_rms` is False. `get_obs_rms` and `set_obs_rms`
+    share statistics, for example with a test env. Floats keep their dtype; other numbers become float64. Envs without
+    an observation space must return arrays of one shape. For rewards use `TransformedVectorEnv(venv,
+    NormalizeReward())`.
+
+    Raises ValueError for an observation that is not numeric, and TypeError for a gymnasium env or vector env.
 
     >>> import gymnasium as gym
     >>> from vecenv import DummyVectorEnv
@@ -48,20 +49,20 @@ class VectorEnvNormObs(RowWiseWrapper):
         self.obs_rms: Any = _new_statistics(venv)
 
     def map_reset(self, obs: Any, info: np.ndarray) -> tuple[Any, np.ndarray]:
-        """The rows normalised."""
+        """Return the rows with normalised observations."""
         return self._norm_batch(obs), info
 
     def map_step(self, obs: Any, rew: Any, terminated: Any, truncated: Any, info: np.ndarray) -> Any:
-        """The rows, with observations normalised."""
+        """Return the rows with normalised observations."""
         return self._norm_batch(obs), rew, terminated, truncated, info
 
     def map_repeated(self, obs: Any, rew: Any, terminated: Any, truncated: Any, info: np.ndarray) -> Any:
-        """The rows normalised by the statistics, which have seen them."""
+        """Normalise without an update, because the statistics already include these rows."""
         with self._no_updates():
             return self.map_step(obs, rew, terminated, truncated, info)
 
     def seeded(self, seed: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """The observations of the resets in it are returned to no caller, so they are not counted (as tianshou)."""
+        """Seed without updates, because no caller gets the observations of these resets (as tianshou)."""
         with self._no_updates():
             return super().seeded(seed, *args, **kwargs)
 
@@ -74,7 +75,6 @@ class VectorEnvNormObs(RowWiseWrapper):
             self.update_obs_rms = before
 
     def _norm_batch(self, obs: Any) -> Any:
-        """Update the statistics, and return the rows normalised."""
         if self.obs_rms is None:
             return obs
         if isinstance(obs, np.ndarray) and obs.dtype == object:
@@ -87,16 +87,16 @@ class VectorEnvNormObs(RowWiseWrapper):
         return nest.merge(lambda pair: pair[0].norm(pair[1]), [self.obs_rms, obs])
 
     def get_obs_rms(self) -> Any:
-        """The statistics: a RunningMeanStd, for Dict and Tuple spaces a tree of them."""
+        """Return the statistics: a RunningMeanStd, or a tree of these for Dict and Tuple spaces."""
         return self.obs_rms
 
     def set_obs_rms(self, obs_rms: Any) -> None:
-        """Use these statistics, not a copy; with None observations are not normalised."""
+        """Use these statistics without a copy. With None, observations are not normalised."""
         self.obs_rms = obs_rms
 
 
 def _new_statistics(venv: Any) -> Any:
-    """A RunningMeanStd for each leaf of the observation."""
+    """Return a RunningMeanStd for each leaf of the observation."""
     found = getattr(venv, "observation_space", None)
     each = found if isinstance(found, list) else [found]
     if all(space is None for space in each):

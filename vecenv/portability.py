@@ -1,7 +1,7 @@
-"""System calls that only Linux has. A result of None or False tells the caller to use its fallback.
+"""System calls that exist only on Linux. If a function returns None or False, the caller uses a fallback.
 
-`VECENV_PORTABLE=1` in the environment, set before Python starts, hides them in every process, so that the fallbacks of
-macOS can be tested on Linux; docs/explanation/design.md lists them.
+`VECENV_PORTABLE=1`, set before Python starts, disables these calls, so that Linux can test the fallbacks for macOS (see
+docs/explanation/design.md).
 """
 
 from __future__ import annotations
@@ -22,30 +22,30 @@ _fcntl: Any = fcntl
 
 
 def _call(name: str) -> Callable[..., Any] | None:
-    """The function of `os`, or None; looked up at each use, so that tests can set `PORTABLE`."""
+    """Return the function of `os`, or None. Looked up at each use, because tests set `PORTABLE`."""
     return None if PORTABLE else getattr(os, name, None)
 
 
 def eventfd() -> int | None:
-    """A new eventfd that does not block."""
+    """Return a new non-blocking eventfd."""
     create = _call("eventfd")
     return None if create is None else create(0, _os.EFD_CLOEXEC | _os.EFD_NONBLOCK)
 
 
 def memfd(name: str) -> int | None:
-    """A new unnamed file in memory, to be sealed."""
+    """Return a new unnamed memory file that can be sealed."""
     create = _call("memfd_create")
     return None if create is None else create(name, _os.MFD_CLOEXEC | _os.MFD_ALLOW_SEALING)
 
 
 def seal_size(fd: int) -> None:
-    """Forbid all processes to change the size of a file in memory; without memfd this does nothing."""
+    """Forbid all processes to change the size of a memory file, if the system has memfd."""
     if not PORTABLE and hasattr(os, "memfd_create") and hasattr(fcntl, "F_ADD_SEALS"):
         fcntl.fcntl(fd, fcntl.F_ADD_SEALS, _fcntl.F_SEAL_SHRINK | _fcntl.F_SEAL_GROW)
 
 
 def allocate(fd: int, size: int) -> bool:
-    """Reserve the first `size` bytes of a file, or return False. Raises OSError if there is no room for them."""
+    """Reserve the first `size` bytes of a file, or return False. Raises OSError if there is no room."""
     reserve = _call("posix_fallocate")
     if reserve is not None:
         reserve(fd, 0, size)
@@ -53,21 +53,21 @@ def allocate(fd: int, size: int) -> bool:
 
 
 def pidfd(pid: int) -> int | None:
-    """A descriptor that becomes readable when the child ends."""
+    """Return a descriptor that becomes readable when the child ends."""
     open_child = _call("pidfd_open")
     try:
         return None if open_child is None else int(open_child(pid))
-    except OSError:  # the kernel is older than Python, or a sandbox refuses
+    except OSError:  # an old kernel or a sandbox
         return None
 
 
 def has_pidfds() -> bool:
-    """True if the parent of this process watches it by a pidfd."""
+    """Return True if pidfds are used to watch processes."""
     return _call("pidfd_open") is not None
 
 
 def signal_at_end_of_starter(number: int) -> bool:
-    """Have the kernel signal this process when the thread that started it ends, or return False."""
+    """Let the kernel send a signal to this process when the thread that started it ends, or return False."""
     if not signals_at_end_of_starter():
         return False
     set_parent_death_signal = 1
@@ -76,55 +76,54 @@ def signal_at_end_of_starter(number: int) -> bool:
 
 
 def signals_at_end_of_starter() -> bool:
-    """True if the kernel can signal a process when the thread that started it ends."""
+    """Return True if `signal_at_end_of_starter` works here."""
     return not PORTABLE and sys.platform == "linux"
 
 
 def polls_for_hangup() -> bool:
-    """True if `poll` reports the hang-up of a socket that is polled for nothing else.
+    """Return True if `poll` reports the hang-up of a socket without other events.
 
-    That of macOS never does for the event mask 0, and for POLLHUP it stops doing so once data has arrived.
+    On macOS, `poll` never reports a hang-up for the event mask 0, and not for POLLHUP after data has arrived.
     """
     return not PORTABLE and sys.platform != "darwin"
 
 
 def allowed_cpus(pid: int = 0) -> set[int] | None:
-    """The CPUs on which a process may run."""
+    """Return the CPUs on which a process may run."""
     ask = _call("sched_getaffinity")
     return None if ask is None else ask(pid)
 
 
 def allow_cpus(pid: int, cpus: set[int]) -> None:
-    """Restrict a process to these CPUs; only where `binds_to_cpus()`."""
+    """Restrict a process to these CPUs. Call only if `binds_to_cpus()`."""
     _os.sched_setaffinity(pid, cpus)
 
 
 def binds_to_cpus() -> bool:
-    """True if `allow_cpus` works here."""
+    """Return True if `allow_cpus` works here."""
     return _call("sched_setaffinity") is not None
 
 
 def system_file(path: str) -> str | None:
-    """The text of a file of the kernel, in /proc or /sys."""
+    """Return the text of a file in /proc or /sys."""
     with contextlib.suppress(OSError):
         return None if PORTABLE else Path(path).read_text(errors="replace")
     return None
 
 
 def thread_ids() -> list[int] | None:
-    """The ids of the threads of this process, in whatever library they were started."""
+    """Return the ids of all threads of this process, including threads that C libraries started."""
     if not PORTABLE and os.path.isdir("/proc/self/task"):
         return [int(name) for name in os.listdir("/proc/self/task")]
     return None
 
 
 def path_of_descriptor(fd: int) -> str | None:
-    """A path that leads to an open file or folder, whatever has its name by then; it is valid in this process."""
+    """Return a path to an open file or folder that stays valid in this process after a rename."""
     if not PORTABLE and os.path.isdir("/proc/self/fd"):
         return f"/proc/self/fd/{fd}"
     return None
 
 
 IN_ORDER = not PORTABLE and platform.machine() in ("x86_64", "AMD64")
-"""True if the processor does its writes in program order, and its reads too. Only a write before a read may become
-visible after it, which a fence prevents."""
+"""True if the processor executes writes in program order, and reads too. A write before a read still needs a fence."""

@@ -14,21 +14,20 @@ from vecenv import nest
 
 Self = TypeVar("Self", bound="RunningMeanStd")
 PARTS = ("mean", "var", "count", "skipped")
-"""The names of the arrays of statistics: float64, the last two with the shape ()."""
+"""Names of the float64 arrays of statistics. `count` and `skipped` have the shape ()."""
 LARGEST = 1e100
-"""Rows with a larger number are left out: the sum of its squares may be infinite."""
+"""Rows with a larger number are skipped, because the sum of squares may overflow."""
 TINY = 1e-300
 IN_ONE_CALL = deque[Any](maxlen=0).extend
 SET_ITEM: Callable[..., None] = operator.setitem
 
 
 class RunningMeanStd:
-    """Mean and variance of all rows seen so far, and `norm` to standardise with them (as tianshou's RunningMeanStd).
+    """Running mean and variance of rows, and `norm` to standardise with them (as tianshou's RunningMeanStd).
 
-    `mean` and `var` are float64 of the shape of one row, `count` the number of rows; `eps` keeps the division finite
-    and `clip_max` (None for no limit) bounds what `norm` returns. Rows with a NaN, an infinity or a number beyond 1e100
-    are left out, and `skipped` is how many these were. `state_dict` and `load_state_dict` carry the numbers. Updates
-    are in place, so that views of `mean` and `var` stay true once there was a row.
+    `mean` and `var` are float64 arrays with the shape of a row. `eps` is added to the variance in `norm`, and
+    `clip_max` (None: no limit) bounds the result. Rows with NaN, infinity or a number above 1e100 are skipped and
+    counted. Updates are in place, so that views of `mean` and `var` stay valid after the first row.
 
     >>> rms = RunningMeanStd()
     >>> rms.update(np.array([[1.0], [3.0], [np.nan]]))
@@ -44,14 +43,14 @@ class RunningMeanStd:
         eps: float = float(np.finfo(np.float32).eps),
     ) -> None:
         self.mean = np.array(mean, dtype=np.float64)
-        self.var = np.array(np.asarray(std, dtype=np.float64) ** 2)  # an array also where std is one number
+        self.var = np.array(np.asarray(std, dtype=np.float64) ** 2)  # an array, even if std is a number
         self._count, self._skipped = np.zeros(()), np.zeros(())
         self.clip_max = clip_max
         self.eps = eps
 
     @classmethod
     def of(cls: type[Self], arrays: Mapping[str, Any], name: str) -> Self:
-        """The statistics that consist of the arrays "<name>_mean" and so on, which its updates change."""
+        """Return statistics on the arrays "<name>_mean" and so on, which updates change."""
         self = cls.__new__(cls)
         self.mean, self.var = arrays[f"{name}_mean"], arrays[f"{name}_var"]
         self._count, self._skipped = arrays[f"{name}_count"], arrays[f"{name}_skipped"]
@@ -59,12 +58,12 @@ class RunningMeanStd:
 
     @property
     def count(self) -> float:
-        """The number of rows seen so far; with a `decay`, their weight."""
+        """Number of rows, or their weight with a `decay`."""
         return float(self._count)
 
     @property
     def skipped(self) -> int:
-        """The number of rows that were left out."""
+        """Number of skipped rows."""
         return int(self._skipped)
 
     def __repr__(self) -> str:
@@ -72,24 +71,23 @@ class RunningMeanStd:
         return f"{type(self).__name__}(shape={self.mean.shape}, count={self.count:g}{skipped})"
 
     def update(self, batch: np.ndarray) -> None:
-        """Add the rows of `batch` (k, ...) to the statistics; exact for any split into batches."""
+        """Add the rows of `batch` (k, ...). The result does not depend on how rows are split into batches."""
         batch = np.asarray(batch, dtype=np.float64)
         if not len(batch):
             return
-        if self.mean.shape != batch.shape[1:]:  # the first rows say what shape a row has
+        if self.mean.shape != batch.shape[1:]:  # the first rows determine the shape
             mean, var = (np.broadcast_to(part, batch.shape[1:]).copy() for part in (self.mean, self.var))
-            vars(self).update(mean=mean, var=var)  # both or none
+            vars(self).update(mean=mean, var=var)  # both in one call, in case of an interrupt
         self.add(batch)
 
     def add(self, rows: Any, decay: float = 1.0) -> Any:
-        """Add rows (k, ...) of float64, and return them with the new mean taken off.
+        """Add rows (k, ...) of float64, and return the rows minus the new mean.
 
-        What came before counts `decay` times as much as it did. Of tensors nothing is asked on the way, so that a
-        device computes on.
+        Earlier rows are weighted by `decay`. Tensors are never read, so a device need not be synchronised.
         """
         if isinstance(rows, np.ndarray) and (before := float(self._count) * decay):
             centred = rows - self.mean
-            if _sum_of_squares(centred) < LARGEST**2:  # False for NaN; Welford's update, for a batch
+            if _sum_of_squares(centred) < LARGEST**2:  # False for NaN. Welford's update, for a batch.
                 total = before + len(rows)
                 shift = _sum(centred) / total
                 left = centred - shift
@@ -108,7 +106,7 @@ class RunningMeanStd:
         return rows - self.mean
 
     def merge(self, count: Any, mean: Any, var: Any, decay: float = 1.0, skipped: Any = 0) -> None:
-        """Add `count` rows of this mean and variance (Chan's formula), which may be tensors."""
+        """Add `count` rows with this mean and variance, which may be tensors (Chan's formula)."""
         total = self._count * decay + count
         new = count / (total + TINY)
         old = 1 - new
@@ -117,14 +115,12 @@ class RunningMeanStd:
         self._change(self.mean + new * delta, var, total, self._skipped + skipped)
 
     def _change(self, *new: Any) -> None:
-        """Write all four arrays within one call of C: an interrupt comes before or after it."""
+        """Write all four arrays in one C call, so that an interrupt cannot come in between."""
         own: Any = self.mean, self.var, self._count, self._skipped
         IN_ONE_CALL(map(SET_ITEM, own, repeat(...), new))
 
     def norm(self, batch: np.ndarray) -> np.ndarray:
-        """`batch` with the mean taken off, divided by the deviation, clipped; floats keep their dtype, other numbers
-        become float64.
-        """
+        """Return the standardised, clipped batch. Floats keep their dtype; other numbers become float64."""
         batch = np.asarray(batch)
         dtype = batch.dtype if np.issubdtype(batch.dtype, np.floating) else np.dtype(np.float64)
         scaled = (batch - self.mean) / np.sqrt(self.var + self.eps)
@@ -133,12 +129,12 @@ class RunningMeanStd:
         return scaled.astype(dtype, copy=False)
 
     def state_dict(self) -> dict[str, Any]:
-        """`{"mean", "var", "count", "skipped"}`: copies, safe to keep."""
+        """Return copies of `{"mean", "var", "count", "skipped"}`."""
         return {"mean": self.mean.copy(), "var": self.var.copy(), "count": self.count, "skipped": self.skipped}
 
     def load_state_dict(self, state: Mapping[str, Any], shape: tuple[int, ...] | None = None) -> None:
-        """Take over what `state_dict` returned; ValueError for other names, and for rows of another shape than `shape`
-        (None: any).
+        """Set the statistics to a `state_dict`. Raises ValueError for other names, or rows in another shape than
+        `shape`.
         """
         check_keys(self, PARTS, state)
         mean, var = np.array(state["mean"], dtype=np.float64), np.array(state["var"], dtype=np.float64)
@@ -152,7 +148,7 @@ class RunningMeanStd:
 
     @staticmethod
     def merged(states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-        """The state of statistics that have seen the rows of each of several, of their `state_dict`s."""
+        """Return the state of statistics over the rows of several `state_dict`s."""
         together = RunningMeanStd()
         together.load_state_dict(states[0])
         for state in states[1:]:
@@ -166,11 +162,11 @@ def _sum(rows: np.ndarray) -> Any:
 
 
 def _sum_of_squares(array: np.ndarray) -> Any:
-    # BLAS is quicker for few numbers; with many it would wake threads, which then keep the CPUs for milliseconds.
+    # BLAS is faster for few numbers. For many, BLAS would wake threads that keep CPUs busy for milliseconds.
     return np.vdot(array, array) if array.size <= 8192 else np.einsum("i,i->", array.ravel(), array.ravel())
 
 
 def check_keys(owner: Any, expected: Sequence[str], state: Mapping[str, Any]) -> None:
-    """ValueError where a state has not the entries that its owner has."""
+    """Raise ValueError if the names in `state` differ from `expected`."""
     if set(state) != set(expected):
         raise ValueError(f"the state does not fit {owner}: expected {sorted(expected)}, got {sorted(state)}")

@@ -1,8 +1,8 @@
-"""`DummyVecEnv` and `SubprocVecEnv`, with the arguments of Stable-Baselines3.
+"""`DummyVecEnv` and `SubprocVecEnv` with the arguments of Stable-Baselines3.
 
 from vecenv.sb3 import SubprocVecEnv  # was: from stable_baselines3.common.vec_env import SubprocVecEnv
 
-AgentMonitor and AgentRolloutBuffer are for the rows of `flatten_agents`.
+AgentMonitor and AgentRolloutBuffer are for rows of `flatten_agents`.
 """
 
 from __future__ import annotations
@@ -27,22 +27,21 @@ except ImportError as error:
 
 
 class AgentMonitor(VecMonitor):
-    """SB3's `VecMonitor` for rows that are agents: it leaves out the rows whose info has `active` False.
+    """SB3's `VecMonitor` for rows that are agents: skips rows with `active` False in their info.
 
-    `venv` is `SB3VecEnv(flatten_agents(env, own_episodes=True))`. An agent's return and length are those of its own
-    steps, and the zeros after its end are no episode. Rows without that entry count, so it serves any `VecEnv`. The
-    arguments are those of VecMonitor.
+    `venv` is `SB3VecEnv(flatten_agents(env, own_episodes=True))`. Return and length count only the steps in which the
+    agent was alive. Rows without `active` count, so any `VecEnv` works. The arguments are as in VecMonitor.
     """
 
     active: np.ndarray
-    """The rows of the last step that hold a step of an agent that was alive, bool (num_envs,)."""
+    """Mask of the rows of the last step whose agent was alive, bool (num_envs,)."""
 
     def __init__(self, venv: VecEnv, filename: str | None = None, info_keywords: tuple[str, ...] = ()) -> None:
         super().__init__(venv, filename, info_keywords)
         self.active = np.ones(self.num_envs, dtype=np.bool_)
 
     def step_wait(self) -> Any:
-        """The step, with `episode` in the info of each agent whose episode it ends."""
+        """Return the step, with `episode` in the info of each agent whose episode ended."""
         obs, rewards, dones, infos = self.venv.step_wait()
         infos = list(infos)
         self.active = np.array([bool(info.get("active", True)) for info in infos])
@@ -55,7 +54,7 @@ class AgentMonitor(VecMonitor):
         return obs, rewards, dones, infos
 
     def _episode(self, i: int, info: dict[str, Any]) -> dict[str, Any]:
-        """The `episode` of the info of row i, which also goes into the file."""
+        """Return the `episode` for the info of row i, and write it into the file."""
         seconds = round(time.time() - self.t_start, 6)
         episode = {"r": self.episode_returns[i], "l": self.episode_lengths[i], "t": seconds}
         episode |= {key: info[key] for key in self.info_keywords}
@@ -66,12 +65,12 @@ class AgentMonitor(VecMonitor):
 
 
 class AgentRolloutBuffer(RolloutBuffer):
-    """SB3's `RolloutBuffer` that PPO and A2C learn from without the rows of dead agents.
+    """SB3's `RolloutBuffer` for PPO and A2C, which leaves out rows of dead agents.
 
         envs = AgentMonitor(SB3VecEnv(flatten_agents(env, own_episodes=True)))
         PPO("MlpPolicy", envs, rollout_buffer_class=AgentRolloutBuffer, rollout_buffer_kwargs={"monitor": envs})
 
-    `monitor` is the AgentMonitor whose steps are stored. Observations are arrays, not dicts.
+    `monitor` is the AgentMonitor around the envs. Dict observations are not supported.
     """
 
     def __init__(self, *args: Any, monitor: AgentMonitor, **kwargs: Any) -> None:
@@ -86,14 +85,14 @@ class AgentRolloutBuffer(RolloutBuffer):
         self.active = np.zeros((self.buffer_size, self.n_envs), dtype=np.bool_)
 
     def add(self, *args: Any, **kwargs: Any) -> None:
-        """Store the step that the envs have made last."""
+        """Store the latest step of the envs."""
         self.active[self.pos] = self._monitor.active
         super().add(*args, **kwargs)
 
     def get(self, batch_size: int | None = None) -> Iterator[RolloutBufferSamples]:  # type: ignore[override]
-        """Random batches of the rows of agents that were alive."""
+        """Yield random batches of the rows of living agents."""
         if not self.generator_ready:
-            next(super().get(1))  # makes the arrays flat
+            next(super().get(1))  # flattens the arrays
         rows = np.random.permutation(np.flatnonzero(self.swap_and_flatten(self.active)))
         size = batch_size or len(rows)
         for start in range(0, len(rows), max(size, 1)):
@@ -106,10 +105,10 @@ EnvFns = Sequence[Callable[[], Any] | str]
 
 
 class _OwningVecEnv(SB3VecEnv):
-    """Makes the vector env that it wraps."""
+    """SB3VecEnv that makes and owns its vector env."""
 
     def _open(self, kind: Any, env_fns: EnvFns, options: dict[str, Any], **arguments: Any) -> None:
-        """Refuse arguments that do not apply before any env is made; close the envs if they do not fit SB3."""
+        """Refuse wrong arguments before making envs. Close the envs if they do not fit SB3."""
         context = "SB3 calls it start_method, and only SubprocVecEnv has it"
         check_facade_options(type(self), kind, options, context=context)
         venv = kind(env_fns, **arguments, **options)
@@ -121,10 +120,10 @@ class _OwningVecEnv(SB3VecEnv):
 
 
 class DummyVecEnv(_OwningVecEnv):
-    """All envs in this process, one after the other: SB3's `DummyVecEnv` with its argument.
+    """All envs in this process, one after the other, as SB3's `DummyVecEnv`.
 
-    Keywords are the options of DummyVectorEnv, such as `on_error="restart"`. `envs` are the envs themselves. ValueError
-    if two env_fns return the same env object.
+    Keywords are options of DummyVectorEnv, such as `on_error="restart"`. `envs` are the env objects. Raises ValueError
+    if two env_fns return the same object.
 
     >>> import gymnasium as gym
     >>> env = DummyVecEnv([lambda: gym.make("CartPole-v1")] * 2)
@@ -138,15 +137,13 @@ class DummyVecEnv(_OwningVecEnv):
 
 
 class SubprocVecEnv(_OwningVecEnv):
-    """Envs in worker processes: SB3's `SubprocVecEnv` with its arguments.
+    """Envs in worker processes, as SB3's `SubprocVecEnv`. Each worker hosts a block of envs.
 
     Arguments:
-        start_method: "forkserver" (None means it too), "fork" or "spawn". None of them needs an
-            `if __name__ == "__main__"` guard.
-        shared_memory: True for ShmemVectorEnv, False for SubprocVectorEnv, which exchanges arrays through sockets.
-
-    A worker hosts a block of envs; by default there are as many workers as CPUs. Other keywords are the options of
-    ShmemVectorEnv, such as `num_workers`, `step_timeout` and `on_error="restart"`.
+        start_method: "forkserver" (default), "fork" or "spawn". None of these needs an `if __name__ == "__main__"`
+            guard.
+        shared_memory: True for ShmemVectorEnv, False for SubprocVectorEnv, which uses sockets.
+        options: of ShmemVectorEnv, such as `num_workers`, `step_timeout` and `on_error="restart"`.
 
     >>> import gymnasium as gym
     >>> env = SubprocVecEnv([lambda: gym.make("CartPole-v1")] * 4, num_workers=2)
@@ -161,12 +158,12 @@ class SubprocVecEnv(_OwningVecEnv):
         self, env_fns: EnvFns, start_method: str | None = None, *, shared_memory: bool = True, **options: Any
     ) -> None:
         if start_method is not None:
-            multiprocessing.get_context(start_method)  # raises the same ValueError as SB3's class
+            multiprocessing.get_context(start_method)  # raises SB3's ValueError
         kind = ShmemVectorEnv if shared_memory else SubprocVectorEnv
         self._open(kind, env_fns, options, context=start_method)
 
     @property
     def processes(self) -> list[Any]:
-        """The worker processes, each of which hosts several envs."""
+        """Worker processes, each with a block of envs."""
         processes: list[Any] = self.venv.engine.backend.processes
         return processes

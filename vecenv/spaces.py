@@ -1,4 +1,4 @@
-"""Check, clip and draw elements of gymnasium spaces with numpy."""
+"""Check, clip and sample elements of gymnasium spaces with numpy."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from vecenv.nest import tree_of
 
 
 def is_in(space: spaces.Space[Any], value: Any) -> bool:
-    """Return whether `value` is an element of the space, or a batch of such: `(..., *space.shape)`.
+    """Return True if `value` is an element of the space, or a batch `(..., *space.shape)` of elements.
 
-    Unlike `space.contains` it takes every dtype and array library whose numbers the space's dtype can hold as they are:
-    1.0 is in Discrete(2), 0.5 is not. TypeError for spaces that have no array form (Text, Graph, ...).
+    Unlike `space.contains`, accepts each dtype and array library if the space's dtype can hold the numbers: 1.0 is in
+    Discrete(2), 0.5 is not. Raises TypeError for spaces without an array form (Text, Graph, ...).
 
     >>> box = spaces.Box(-2, 2, (1,))
     >>> is_in(box, [1.5]), is_in(box, np.zeros((4, 1))), is_in(box, [3.0]), is_in(box, 1.5)
@@ -40,11 +40,10 @@ def is_in(space: spaces.Space[Any], value: Any) -> bool:
 
 
 def project(space: spaces.Space[Any], value: Any) -> Any:
-    """The nearest element of the space, in its dtype; of each element of a batch `(..., *space.shape)`.
+    """Return the nearest element of the space in its dtype, for an element or a batch `(..., *space.shape)`.
 
-    Numbers beyond the bounds become the bounds, and where the space has integers, others are rounded (halves to the
-    even one). NaN stays NaN in a Box of floats, and is a ValueError elsewhere. ValueError for another shape, TypeError
-    as for `is_in`.
+    Numbers are clipped to the bounds, and rounded for integer spaces (halves to even). NaN stays NaN in float spaces,
+    and raises ValueError in integer spaces. Raises ValueError for a wrong shape, and TypeError as `is_in`.
 
     >>> project(spaces.Box(-2, 2, (1,)), [3.0]), project(spaces.Discrete(4, start=1), 9)
     (array([2.], dtype=float32), array(4))
@@ -63,9 +62,8 @@ def project(space: spaces.Space[Any], value: Any) -> Any:
 
 
 def rand(space: spaces.Space[Any], n: int | None = None) -> Any:
-    """A random element of the space, or (with `n`) a batch of `n` such, stacked; from the space's own generator.
-
-    A batch of a Dict or Tuple space is a dict or tuple of batches.
+    """Return a sample of the space, or a stacked batch of `n` samples (a dict or tuple of batches for Dict and Tuple
+    spaces).
 
     >>> rand(spaces.Discrete(3), 5).shape
     (5,)
@@ -79,9 +77,9 @@ def rand(space: spaces.Space[Any], n: int | None = None) -> Any:
 
 
 def separate_generators(given: Sequence[Any]) -> None:
-    """Give each space whose random generator is a copy of an earlier space's generator one of its own.
+    """Give a space a new random generator if its generator is a copy of an earlier space's.
 
-    Copies of one space would all draw the same values. The new seeds follow from the copied generator.
+    Copies would draw equal values. The new seeds come from the copied generator.
 
     >>> first = spaces.Discrete(1000, seed=0)
     >>> copies = [first, copy.deepcopy(first)]
@@ -92,7 +90,7 @@ def separate_generators(given: Sequence[Any]) -> None:
     sources: dict[bytes, np.random.Generator] = {}
     for space in given:
         generators = list(_generators(space))
-        if not generators:  # drawn from entropy at the first sample
+        if not generators:  # seeded from entropy at the first sample
             continue
         state = pickle.dumps([each.bit_generator.state for each in generators])
         if state in sources:
@@ -102,7 +100,7 @@ def separate_generators(given: Sequence[Any]) -> None:
 
 
 def _generators(space: Any) -> Iterator[np.random.Generator]:
-    """Yield the random generators that exist already in a space and its parts."""
+    """Yield the existing random generators of a space and its parts."""
     if (own := getattr(space, "_np_random", None)) is not None:
         yield own
     parts = getattr(space, "spaces", ())
@@ -117,7 +115,7 @@ def _bounds(space: spaces.Space[Any]) -> tuple[np.ndarray, np.ndarray]:
 
 
 def bounds_of(space: Any) -> tuple[np.ndarray, np.ndarray] | None:
-    """The smallest and the largest element, in the space's dtype; None for a space that has no array form."""
+    """Return the smallest and largest element in the space's dtype, or None for a space without an array form."""
     if isinstance(space, spaces.Box):
         return space.low, space.high
     if isinstance(space, spaces.Discrete):

@@ -1,4 +1,4 @@
-"""`VectorEnvWrapper`: base class of wrappers around a whole vector env."""
+"""`VectorEnvWrapper`: base class of wrappers around a vector env."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from vecenv.nest import tensor_on_host
 
 
 class Forwarded:
-    """The attribute or method `name` of `self.venv`, with its docstring in BaseVectorEnv; an object may set its own."""
+    """Descriptor that reads `name` from `self.venv`, with the docstring of BaseVectorEnv."""
 
     def __init__(self, name: str) -> None:
         self._of, self.__doc__ = attrgetter(f"venv.{name}"), getattr(BaseVectorEnv, name).__doc__
@@ -30,9 +30,9 @@ class Forwarded:
 
 
 class VectorEnvWrapper(BaseVectorEnv):
-    """Wraps a vector env: methods and attributes that a subclass does not define are those of `venv`.
+    """Wrapper of a vector env. Methods and attributes that a subclass does not define come from `venv`.
 
-    Works on anything with the methods of a vector env, and is one itself (`isinstance(wrapper, BaseVectorEnv)`).
+    `venv` is any object with the methods of a vector env. A wrapper is a `BaseVectorEnv` too.
 
     >>> import gymnasium as gym
     >>> from vecenv import DummyVectorEnv
@@ -50,8 +50,7 @@ class VectorEnvWrapper(BaseVectorEnv):
         self.venv = venv
 
     def __getattr__(self, name: str) -> Any:
-        """Forward what only the wrapped object has."""
-        if name == "venv":  # used in the constructor of a subclass before it is set
+        if name == "venv":  # a subclass used an attribute before super().__init__
             raise AttributeError(f"{type(self).__name__} has no venv yet: call super().__init__(venv) first")
         return getattr(self.venv, name)
 
@@ -62,7 +61,7 @@ class VectorEnvWrapper(BaseVectorEnv):
         return self.seeded(self.venv.set_seed, *args, **kwargs)
 
     def seeded(self, seed: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """Call `seed`, a method of a layer below; the resets in it are those of the outermost wrapper."""
+        """Call the method `seed` of a layer below, so that its resets go through the outermost wrapper."""
         base = self.venv
         while isinstance(base, VectorEnvWrapper):
             base = base.venv
@@ -75,7 +74,8 @@ class VectorEnvWrapper(BaseVectorEnv):
             base.outermost = None
 
     def note_exception(self, error: BaseException) -> None:
-        if (note := getattr(self.venv, "note_exception", None)) is not None:  # else only used like a vector env
+        # an object that only resembles a vector env may lack the method
+        if (note := getattr(self.venv, "note_exception", None)) is not None:
             note(error)
 
     def __len__(self) -> int:
@@ -87,30 +87,29 @@ class VectorEnvWrapper(BaseVectorEnv):
 
 FORWARDED = """reset step send recv get_env_attr set_env_attr call render get_state set_state start close alive stats
 action_space observation_space metadata spec reward_range workers num_envs is_closed ready_id waiting_id failed_id"""
-for _name in FORWARDED.split():  # that BaseVectorEnv defines, so that `__getattr__` is not called for them
+for _name in FORWARDED.split():  # BaseVectorEnv defines these, so Python would not call `__getattr__`
     setattr(VectorEnvWrapper, _name, Forwarded(_name))
 
 
 class LayerState:
-    """The state of an env under a wrapper that keeps something along its episodes: `below`, and the wrapper's `own`."""
+    """State of an env (`below`) with the state of a wrapper around it (`own`)."""
 
     def __init__(self, below: Any, own: dict[str, Any]) -> None:
         self.below, self.own = below, own
 
 
 class RowWiseWrapper(VectorEnvWrapper):
-    """Base of wrappers that change rows of what passes between the caller and the envs, but not how envs are stepped.
+    """Base of wrappers that change rows, but not the way in which envs are stepped.
 
-    A subclass defines what it changes of `map_action`, `map_reset` and `map_step`. Each row that the envs
-    return passes one of the last two once, whether `reset`, `step` or `recv` returns it or it is in the `partial` of an
-    error. A round in which episodes begin passes both: first its steps, those that ended an episode with their last
-    observation (`final_obs` in the info), then its resets, as if these were a round of their own. So collectors and
-    facades go on resetting an env in the round of its last step (`autoreset=True`), unless `keeps_autoreset` is False:
-    then that is a TypeError. The resets by which `seed` and `set_seed` seed envs pass `map_reset` too.
+    A subclass overrides `map_action`, `map_reset` or `map_step`. Each returned row passes `map_reset` or `map_step`
+    once, also in the `partial` of an error and in resets by `seed`.
 
-    A wrapper that keeps something along an episode also defines `map_repeated`, for the row of an env that failed
-    (`on_error="restart"`), which repeats an observation; and `episode_state` and `set_episode_state`, as transforms do,
-    for `get_state` and `set_state`.
+    If episodes begin in a round of steps, the rows pass both: first the steps, with `final_obs` as the last observation
+    of an ended episode, then the resets. So `autoreset=True` works, unless `keeps_autoreset` is False, which makes it a
+    TypeError.
+
+    A wrapper with state along an episode also overrides `map_repeated`, for rows of failed envs (`on_error="restart"`),
+    and `episode_state` and `set_episode_state`, for `get_state` and `set_state`.
 
     >>> import gymnasium as gym
     >>> from vecenv import DummyVectorEnv
@@ -127,32 +126,30 @@ class RowWiseWrapper(VectorEnvWrapper):
     def __init__(self, venv: Any) -> None:
         super().__init__(venv)
         self._resets: set[int] = set()
-        """The envs in flight that are being reset in a round of steps."""
+        """Envs in flight that are being reset in a round of steps."""
 
     @property
     def keeps_autoreset(self) -> bool:
-        """True if the episodes that the caller sees end are those that the envs end."""
+        """True if the wrapper ends no episode that the env continues."""
         return True
 
     def map_action(self, action: Any) -> Any:
-        """The actions that the envs get, for those that the caller passed."""
+        """Return the actions for the envs."""
         return action
 
     def map_reset(self, obs: Any, info: np.ndarray) -> tuple[Any, np.ndarray]:
-        """Return rows (k, ...) of envs that were reset as the caller gets them."""
+        """Return the caller's rows (k, ...) for envs that were reset."""
         return obs, info
 
     def map_step(self, obs: Any, rew: Any, terminated: Any, truncated: Any, info: np.ndarray) -> Any:
-        """Return rows (k, ...) of envs that stepped as the caller gets them, in the order of `step`."""
+        """Return the caller's rows (k, ...) for envs that stepped."""
         return obs, rew, terminated, truncated, info
 
     def note_reset(self, id: Any, kwargs: dict[str, Any]) -> None:
-        """Called with the arguments of `reset` before it is passed on; does nothing here."""
+        """Handle the arguments of `reset` before the call is passed on."""
 
     def note_round(self, action: Any, id: Any, kwargs: dict[str, Any]) -> None:
-        """Called with the arguments of `step` or `send` before the round is sent. A subclass that overrides it calls
-        this one too.
-        """
+        """Handle the arguments of `step` or `send` before the round. An override must call this method too."""
         if not kwargs and not self._resets:
             return
         asks = all(kwargs.get("autoreset") is not no for no in (None, False, np.False_))
@@ -166,28 +163,33 @@ class RowWiseWrapper(VectorEnvWrapper):
         n = len(self)
         ids, resets = round_envs(n, action, id, kwargs)
         asked = set(range(n) if ids is None else ids.tolist())
-        asked -= set(self.venv.waiting_id)  # of these the round is refused, and they go on as they are
+        asked -= set(self.venv.waiting_id)  # the round will be refused for these
         self._resets = (self._resets - asked) | asked.intersection(resets)
 
     def map_repeated(self, obs: Any, rew: Any, terminated: Any, truncated: Any, info: np.ndarray) -> Any:
-        """Return rows (k, ...) of envs that failed, whose `obs` is that of the step before, as the caller gets them."""
+        """Return the caller's rows (k, ...) for failed envs, whose `obs` repeats the previous observation."""
         return self.map_step(obs, rew, terminated, truncated, info)
 
     def episode_state(self, ids: np.ndarray) -> dict[Any, Any]:
-        """The state that is kept along the episodes of these envs: a tree of arrays (k, ...), empty if nothing is."""
+        """Return the episode state of these envs: a tree of arrays (k, ...), empty without state."""
         return {}
 
     def set_episode_state(self, ids: np.ndarray, state: dict[Any, Any]) -> None:
-        """Go on from the state that `episode_state` returned for as many envs: they have been put into another one."""
+        """Set the episode state of these envs, from `episode_state`."""
 
     def get_state(self, id: Any = None) -> list[Any]:
-        """As `venv.get_state`, with the state along the episodes; NotImplementedError where that has no form."""
+        """Return the states of `venv.get_state` with the episode state of this wrapper.
+
+        Raises NotImplementedError if the wrapper's state cannot be saved.
+        """
         own = self.episode_state(self._ids(id))
         below = self.venv.get_state(id)
         return [LayerState(each, nest.take(own, slice(i, i + 1))) for i, each in enumerate(below)] if own else below
 
     def set_state(self, states: Sequence[Any], id: Any = None) -> None:
-        """As `venv.set_state`; ValueError for states without, or with other, parts of the state that is kept here."""
+        """Set states of `get_state`. Raises ValueError if a state lacks the parts of this wrapper or has
+        other parts.
+        """
         ids = self._ids(id)
         if expected := self.episode_state(ids).keys():
             for state in states:
@@ -209,7 +211,7 @@ class RowWiseWrapper(VectorEnvWrapper):
         return np.arange(len(self)) if id is None else as_ids(tensor_on_host(id), len(self))
 
     def reset(self, id: Any = None, **kwargs: Any) -> tuple[Any, np.ndarray]:
-        """As `venv.reset`, with the rows of `map_reset`."""
+        """Reset as `venv.reset`, with the rows of `map_reset`."""
 
         def reset() -> tuple[Any, np.ndarray]:
             self.note_reset(id, kwargs)
@@ -220,8 +222,8 @@ class RowWiseWrapper(VectorEnvWrapper):
 
     @sets_mark
     def step(self, action: Any, id: Any = None, **kwargs: Any) -> Any:
-        """As `venv.step`, with the rows of `map_step`."""
-        # As `_as_one_call`, without the cost of two more calls in each round.
+        """Step as `venv.step`, with the rows of `map_step`."""
+        # Inlined `_as_one_call`, which would cost two more calls per round.
         if self._in_call is not None:
             self._recover(sys._getframe(1))
         self._in_call = action, id, kwargs
@@ -236,7 +238,7 @@ class RowWiseWrapper(VectorEnvWrapper):
         return rows
 
     def send(self, action: Any, id: Any = None, **kwargs: Any) -> None:
-        """As `venv.send`."""
+        """Send as `venv.send`."""
 
         def send() -> None:
             self.note_round(action, id, kwargs)
@@ -245,12 +247,12 @@ class RowWiseWrapper(VectorEnvWrapper):
         self._as_one_call((action, id, kwargs), send)
 
     def recv(self) -> Any:
-        """As `venv.recv`, with the rows of `map_step`."""
+        """Receive as `venv.recv`, with the rows of `map_step`."""
         asked: tuple[Any, Any, dict[str, Any]] = (), self.venv.waiting_id, {}
         return self._as_one_call(asked, lambda: self._mapped(self.map_round, self.venv.recv))
 
     def _mapped(self, mapped: Callable[..., Any], call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """The rows of a call, or of the `partial` of its error, mapped."""
+        """Return the mapped rows of a call. If the call fails, map its error's `partial`."""
         try:
             rows = call(*args, **kwargs)
         except Exception as error:
@@ -262,30 +264,30 @@ class RowWiseWrapper(VectorEnvWrapper):
         return mapped(*rows)
 
     def _abandon(self, error: BaseException | None) -> None:
-        """Abandon the envs that the interrupted call asked for, also where the engine had done its part."""
+        """Abandon all envs of the interrupted call, even if the engine had finished its part."""
         engine = getattr(self, "engine", None)
         if engine is not None and not engine.closed and self._in_call is not None:
             action, id, kwargs = self._in_call
             if action is None and kwargs.get("reset") is None:
-                action = ()  # it waits for all that is in flight
-            ids: Any = ()  # of arguments that are wrong, or for a `recv` of nothing
+                action = ()  # the call waits for all envs in flight
+            ids: Any = ()  # for wrong arguments, or a `recv` without envs in flight
             with suppress(TypeError, ValueError, IndexError):
                 ids = round_envs(len(self), action, id, kwargs)[0]
             engine.abandon(error, engine.all_ids if ids is None else [int(i) for i in ids])
         self._in_call = None
 
     def _reset_rows(self, info: np.ndarray) -> np.ndarray | None:
-        """A mask of the rows of a round of envs that were reset in it; None for none."""
+        """Return a mask of the rows that were reset, or None if there is no such row."""
         ids = [row["env_id"] for row in info]
         rows = np.array([i in self._resets for i in ids], np.bool_)
         self._resets.difference_update(ids)
         return rows if rows.any() else None
 
     def map_round(self, obs: Any, rew: Any, terminated: Any, truncated: Any, info: np.ndarray) -> Any:
-        """Map a round of steps, in which envs may have been reset, by `map_step` and `map_reset`."""
+        """Map a round of steps by `map_step`, and by `map_reset` if envs were reset."""
         resets = self._reset_rows(info) if self._resets else None
         if resets is None and terminated.__class__ is np.ndarray and not (terminated | truncated).nonzero()[0].size:
-            return self.map_step(obs, rew, terminated, truncated, info)  # no episode ended
+            return self.map_step(obs, rew, terminated, truncated, info)
         ended = [row for row, each in enumerate(info) if "final_obs" in each and "final_info" in each]
         repeated = [row for row, each in enumerate(info) if is_repeated(each) and truncated[row]]
         if resets is None and not ended and not repeated:
@@ -296,8 +298,10 @@ class RowWiseWrapper(VectorEnvWrapper):
     def _map_mixed(
         self, columns: Any, info: np.ndarray, resets: np.ndarray, ended: list[int], repeated: list[int]
     ) -> Any:
-        """A round of several kinds of rows: in the mask `resets` an episode begins by a reset alone, in the rows
-        `ended` by one after the step; those in `repeated` are of envs that failed.
+        """Map a round with several kinds of rows.
+
+        `resets`: mask of envs that were only reset. `ended`: rows with a reset after the step. `repeated`: rows of
+        failed envs.
         """
         is_stepped, begins = ~resets, resets.copy()
         is_stepped[repeated], begins[ended] = False, True
@@ -317,7 +321,7 @@ class RowWiseWrapper(VectorEnvWrapper):
                 info[row]["final_obs"] = nest.map(_own, nest.take(mapped[-1][1][0], at))
         if len(first):
             mapped.append((first, (self.map_reset(begun, info[first])[0],)))
-        # Rows of the right kind, whatever array library they are of, to be written over.
+        # Start with rows of the right array library, and overwrite all of them.
         joined = nest.take(mapped[0][1], np.zeros(len(info), np.int64))
         joined = joined if len(joined) > 1 else (*joined, *nest.map(_own, columns[1:]))
         for column in joined[1:]:
@@ -328,10 +332,9 @@ class RowWiseWrapper(VectorEnvWrapper):
 
 
 def resets_in_step(venv: Any) -> bool:
-    """Return whether `venv.step(action, autoreset=True)` resets an env in the round of its last step.
+    """Return True if `venv.step(action, autoreset=True)` resets an env in the round of its last step.
 
-    False for a wrapper or subclass with a `reset`, `step`, `send` or `recv` of its own, for what ends episodes by
-    itself, and for backends that cannot.
+    False if a layer overrides `reset`, `step`, `send` or `recv`, or ends episodes, or if the backend lacks this.
     """
     while isinstance(venv, VectorEnvWrapper):
         base = RowWiseWrapper if isinstance(venv, RowWiseWrapper) else VectorEnvWrapper
@@ -344,14 +347,15 @@ def resets_in_step(venv: Any) -> bool:
 
 
 def check_send_and_recv(venv: Any, user: str) -> None:
-    """TypeError if a wrapper or subclass overrides `step` or `reset` but neither `send` nor `recv`, as those written
-    for tianshou do: `user`, which calls `send` and `recv`, would bypass it.
+    """Raise TypeError if a layer overrides `step` or `reset` but neither `send` nor `recv`.
+
+    `user` calls `send` and `recv`, and would bypass the override. Wrappers written for tianshou are like this.
     """
     while True:
         for cls in type(venv).__mro__:
             if cls in (BaseVectorEnv, RowWiseWrapper, VectorEnvWrapper):
                 break
-            if cls.__module__.startswith("vecenv."):  # the overrides of vecenv itself are consistent
+            if cls.__module__.startswith("vecenv."):  # overrides in vecenv are consistent
                 continue
             own = vars(cls).keys()
             if own & {"step", "reset"} and not own & {"send", "recv"}:
@@ -365,7 +369,7 @@ def check_send_and_recv(venv: Any, user: str) -> None:
 
 
 def _own(leaf: Any) -> Any:
-    """A copy of an array or a tensor; any other object as it is."""
+    """Return a copy of an array or tensor, or any other object unchanged."""
     if isinstance(leaf, np.ndarray):
         return leaf.copy()
     return leaf.clone() if hasattr(leaf, "clone") else leaf
