@@ -64,7 +64,7 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-# Names that are loaded when they are first used, by their modules: not every program needs what they stand on.
+# Names that are imported at first use, by module, because not every program needs their dependencies.
 _MODULES = {
     "backends.memory.shared_state": "SharedState",
     "creator": "EnvCreator",
@@ -90,8 +90,8 @@ _MODULES = {
 }
 _LOADED_WHEN_USED = {name: f"vecenv.{module}" for module, names in _MODULES.items() for name in names.split()}
 
-# `from vecenv import *` loads every name that stands here: AtariVectorEnv and SB3VecEnv are classes of other libraries,
-# which need not be installed.
+# `from vecenv import *` imports each name in `__all__`. AtariVectorEnv and SB3VecEnv need libraries that may be
+# missing.
 _LOADED = {name for name, value in vars().items() if str(getattr(value, "__module__", None)).startswith("vecenv.")}
 __all__ = sorted((_LOADED | _LOADED_WHEN_USED.keys()) - {"AtariVectorEnv", "SB3VecEnv"})
 
@@ -100,7 +100,7 @@ def __getattr__(name: str) -> Any:
     if name not in _LOADED_WHEN_USED:
         raise AttributeError(f"module 'vecenv' has no attribute {name!r}")
     value = getattr(importlib.import_module(_LOADED_WHEN_USED[name]), name)
-    globals()[name] = value  # the next use finds it at once
+    globals()[name] = value  # the next use skips this function
     return value
 
 

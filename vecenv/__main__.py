@@ -18,9 +18,9 @@ from vecenv.tuning.tune import tune
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run a command line, and return the exit code: 0, or 1 where no candidate could be measured.
+    """Run a command line, and return the exit code: 0, or 1 if no candidate could be measured.
 
-    SystemExit with 2 for wrong arguments and for an env that there is not.
+    Raises SystemExit with code 2 for wrong arguments or an unknown env.
     """
     parser = _parser()
     options = parser.parse_args(argv)
@@ -45,12 +45,12 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _is_function(env: str) -> bool:
-    """Return whether this is the name "module:function"; an id has a hyphen."""
+    """Return True for "module:function". An env id has a hyphen."""
     return ":" in env and env.rpartition(":")[2].isidentifier()
 
 
 def _env_fn(env: str, kwargs: dict[str, Any]) -> Callable[[], Any]:
-    """Return the function that makes an env. ValueError for an env that cannot be found."""
+    """Return the function that makes an env. Raise ValueError for an unknown env."""
     if _is_function(env):
         module, _, name = env.rpartition(":")
         sys.path.insert(0, "")
@@ -58,7 +58,7 @@ def _env_fn(env: str, kwargs: dict[str, Any]) -> Callable[[], Any]:
             return partial(getattr(importlib.import_module(module), name), **kwargs)
         except (ImportError, AttributeError) as error:
             raise ValueError(f"there is no function {env}: {error}") from None
-    if ":" not in env:  # the envs of a module are known once it is imported
+    if ":" not in env:  # the envs of a module are known after its import
         try:
             find_spec(env)
         except gymnasium.error.Error as error:

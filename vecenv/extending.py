@@ -1,7 +1,6 @@
-"""Names for packages that extend vecenv, as `collector` does.
+"""Names for packages that extend vecenv, such as `collector`.
 
-Users of vector envs find theirs in `vecenv`. `collector` imports from there, from `vecenv.nest`, and from here; nothing
-below imports this module.
+Users import from `vecenv`. `collector` imports from `vecenv`, `vecenv.nest` and this module.
 """
 
 from vecenv.backends.host.failure import add_note

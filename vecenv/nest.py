@@ -1,4 +1,4 @@
-"""Functions for trees of arrays: a tree is a dict of trees, a tuple of trees, or a leaf (anything else)."""
+"""Trees of arrays: a tree is a dict of trees, a tuple of trees, or a leaf (anything else)."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ Tree = Any
 
 
 def map(function: Callable[[Any], Any], tree: Tree) -> Tree:
-    """The same tree with `function` applied to each leaf.
+    """Return a tree with `function` applied to each leaf.
 
     >>> map(lambda x: x + 1, {"a": 1, "b": (2, 3)})
     {'a': 2, 'b': (3, 4)}
     """
-    if tree.__class__ is np.ndarray:  # the usual case, at once
+    if tree.__class__ is np.ndarray:  # the usual case first
         return function(tree)
     if isinstance(tree, dict):
         return {key: map(function, child) for key, child in tree.items()}
@@ -28,7 +28,7 @@ def map(function: Callable[[Any], Any], tree: Tree) -> Tree:
 
 
 def leaves(tree: Tree) -> Iterator[Any]:
-    """The leaves of a tree, in order."""
+    """Yield the leaves of a tree, in order."""
     if isinstance(tree, dict):
         for child in tree.values():
             yield from leaves(child)
@@ -40,22 +40,22 @@ def leaves(tree: Tree) -> Iterator[Any]:
 
 
 def take(tree: Tree, index: Any) -> Tree:
-    """Index every leaf: row `index` of each array, or a batch of rows when `index` is an array.
+    """Index each leaf: return row `index` of each array, or a batch of rows for an array `index`.
 
     >>> take({"a": np.arange(3), "b": (np.zeros((3, 2)),)}, 1)["a"]
     np.int64(1)
     """
-    if tree.__class__ is np.ndarray:  # the usual case, at once
+    if tree.__class__ is np.ndarray:  # the usual case first
         if tree.ndim > 1 and index.__class__ is np.ndarray and index.dtype.kind == "i":
             flags = tree.flags
-            if flags.c_contiguous and flags.aligned:  # of another array `take` copies all, before it takes rows
-                return tree.take(index, 0)  # several times as fast as an index, where rows are small
+            if flags.c_contiguous and flags.aligned:  # `take` copies any other array as a whole
+                return tree.take(index, 0)  # several times as fast as an index for small rows
         return tree[index]
     return map(lambda leaf: take(leaf, index) if leaf.__class__ is np.ndarray else leaf[index], tree)
 
 
 def put(tree: Tree, index: Any, value: Tree) -> None:
-    """Write `value`, a tree of the same form, to the rows `index` of every leaf."""
+    """Write `value`, a tree of the same form, to the rows `index` of each leaf."""
     if isinstance(tree, dict):
         for key, child in tree.items():
             put(child, index, value[key])
@@ -67,7 +67,7 @@ def put(tree: Tree, index: Any, value: Tree) -> None:
 
 
 def merge(function: Callable[[list[Any]], Any], trees: Sequence[Tree]) -> Tree:
-    """One tree with `function` applied to the list of what stands in the same place of equal trees.
+    """Return one tree with `function` applied to the list of the leaves at the same place.
 
     >>> merge(sum, [{"a": 1, "b": (2,)}, {"b": (20,), "a": 10}])
     {'a': 11, 'b': (22,)}
@@ -81,7 +81,7 @@ def merge(function: Callable[[list[Any]], Any], trees: Sequence[Tree]) -> Tree:
 
 
 def stack(trees: Sequence[Tree]) -> Tree:
-    """One tree whose leaves are the stacked leaves of equal trees.
+    """Stack equal trees leaf by leaf.
 
     >>> stack([{"a": 1}, {"a": 2}])["a"]
     array([1, 2])
@@ -90,21 +90,22 @@ def stack(trees: Sequence[Tree]) -> Tree:
 
 
 def tree_of(space: Any) -> Any:
-    """The tree of a space: dicts and tuples in place of Dict and Tuple spaces, with other spaces as leaves."""
+    """Return the tree of a space: dicts and tuples for Dict and Tuple spaces, other spaces as leaves."""
     if isinstance(space, spaces.Dict):
         return {key: tree_of(child) for key, child in space.spaces.items()}
     return tuple(tree_of(child) for child in space.spaces) if isinstance(space, spaces.Tuple) else space
 
 
 def space_of(tree: Any) -> Any:
-    """The inverse of `tree_of`."""
+    """Return the space of a tree: the inverse of `tree_of`."""
     if isinstance(tree, dict):
-        return spaces.Dict([(key, space_of(child)) for key, child in tree.items()])  # gymnasium sorts a dict
+        # a list of pairs, because gymnasium sorts a dict
+        return spaces.Dict([(key, space_of(child)) for key, child in tree.items()])
     return spaces.Tuple([space_of(child) for child in tree]) if isinstance(tree, tuple) else tree
 
 
 def object_array(values: Sequence[Any]) -> np.ndarray:
-    """A 1-D object array that holds `values` as they are (numpy alone would look into nested sequences)."""
+    """Return a 1-D object array of the values (numpy alone would convert nested sequences)."""
     array = np.empty(len(values), dtype=object)
     for i, value in enumerate(values):
         array[i] = value
@@ -112,10 +113,11 @@ def object_array(values: Sequence[Any]) -> np.ndarray:
 
 
 def tensor_on_host(value: Any) -> Any:
-    """A tensor of torch, or of a library with its `detach`, `cpu` and `numpy`, as an array; anything else as it is.
+    """Return a tensor of torch (or of a library with `detach`, `cpu` and `numpy`) as an array, and other objects
+    unchanged.
 
-    It may be on any device and need a gradient. One of torch on the CPU shares its memory; its bfloat16 is cast to
-    float32, which holds every value of it.
+    The tensor may be on any device and require a gradient. A CPU tensor of torch shares its memory. bfloat16 becomes
+    float32, without loss.
     """
     if value.__class__ is np.ndarray or not (hasattr(value, "detach") and hasattr(value, "cpu")):
         return value
@@ -123,16 +125,16 @@ def tensor_on_host(value: Any) -> Any:
     tensor = value if here else value.detach().cpu()
     try:
         return tensor.numpy()
-    except TypeError:  # a dtype that numpy does not have (bfloat16)
+    except TypeError:  # numpy has no bfloat16
         return tensor.float().numpy()
 
 
 def as_array(value: Any) -> np.ndarray:
-    """A tensor as `tensor_on_host` gives it, or what numpy reads as an array."""
+    """Return a tensor or any array-like object as an array."""
     return np.asarray(tensor_on_host(value))
 
 
 def namespace(array: Any) -> Any:
-    """The module with the functions for an array: that of its dtype for a tensor of torch, else numpy."""
+    """Return the module with functions for an array: torch for a tensor, else numpy."""
     is_numpy = isinstance(array, np.ndarray) or not hasattr(array, "detach")
     return np if is_numpy else sys.modules[type(array.dtype).__module__]

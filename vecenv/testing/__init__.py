@@ -1,6 +1,5 @@
 """Test tools for vector envs: envs that misbehave, gates that hold envs, and the contract.
 
-Import all of it from here.
 
     check_vector_env(lambda env_fns, **options: BaseVectorEnv(env_fns, backend=MyBackend(), **options))
 
@@ -8,7 +7,7 @@ Import all of it from here.
 >>> with Gates(2, ops=["step"]) as gates, SubprocVectorEnv(gates.env_fns, wait_num=1) as venv:
 ...     obs, info = venv.reset()
 ...     venv.send([0, 0])
-...     gates.open(1)  # env 1 may go on, env 0 may not
+...     gates.open(1)  # env 1 may continue, env 0 may not
 ...     obs, rew, terminated, truncated, info = venv.recv()
 ...     gates.open(0)
 >>> info[0]["env_id"]

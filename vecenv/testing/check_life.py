@@ -1,4 +1,4 @@
-"""Contract checks of start, calls, errors and close."""
+"""Contract checks of starting, calls, errors and closing."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from vecenv.testing.model import Factory, N, Twins, assert_raises, assert_same
 
 
 def check_attributes(factory: Factory) -> None:
-    """Attributes are lists in the order of the ids, methods are called; unknown names leave the venv usable."""
+    """Check that attributes are lists in the order of the ids, and that an unknown name does no harm."""
     twins = Twins()
     with factory(twins.env_fns) as venv:
         assert venv.get_env_attr("env_id", [3, 1]) == [3, 1], (
@@ -47,7 +47,7 @@ def check_attributes(factory: Factory) -> None:
 
 
 def check_reports(factory: Factory) -> None:
-    """Spaces, metadata and specs are those of the envs, one entry each."""
+    """Check that spaces, metadata and specs have one entry per env."""
     env = _Described()
     with factory([functools.partial(_Described, i) for i in range(N)]) as venv:
         for name in ("observation_space", "action_space", "metadata", "spec"):
@@ -56,7 +56,7 @@ def check_reports(factory: Factory) -> None:
 
 
 def check_frames(factory: Factory) -> None:
-    """`render` gives one frame for each env, in order, and passes its arguments on."""
+    """Check that `render` returns a frame per env, in order, and passes arguments on."""
     with factory([functools.partial(_Described, i) for i in range(N)]) as venv:
         for arguments, shade in (({}, 0), ({"shade": 7}, 7)):
             frames = [int(frame[0, 0, 0]) for frame in venv.render(**arguments)]
@@ -65,7 +65,7 @@ def check_frames(factory: Factory) -> None:
 
 
 def check_seeds(factory: Factory) -> None:
-    """`seed` gives s, s + 1, ... to the envs and their action spaces."""
+    """Check that envs and action spaces get the seeds s, s + 1, ..."""
     twins = Twins()
     with factory(twins.env_fns) as venv:
         assert venv.seed(3) == [3, 4, 5, 6, 7], "seed(3) did not return the seeds used"
@@ -87,7 +87,7 @@ def check_seeds(factory: Factory) -> None:
 
 
 def check_stats(factory: Factory) -> None:
-    """`stats` counts rounds, steps and resets, and has the seconds."""
+    """Check the counts and seconds of `stats`."""
     with factory(Twins().env_fns) as venv:
         venv.reset()
         venv.step([0] * N)
@@ -102,7 +102,7 @@ def check_stats(factory: Factory) -> None:
 
 
 class _Described(CountingEnv):
-    """Has a spec, and frames of a shade that the caller chooses."""
+    """Env with a spec, and frames of the caller's shade."""
 
     spec = EnvSpec("Described-v0")
 
@@ -114,7 +114,7 @@ CLOSE_BOUND = 10.0
 
 
 def check_rejected_calls(factory: Factory) -> None:
-    """A call with a mistake in it raises before any env is touched."""
+    """Check that a wrong call raises before any env is called."""
     twins = Twins()
     with factory(twins.env_fns) as venv:
         venv.reset()
@@ -134,7 +134,9 @@ def check_rejected_calls(factory: Factory) -> None:
 
 
 def check_env_errors(factory: Factory) -> None:
-    """An env's error arrives as itself, the others' results in `partial`; then the env takes nothing but reset."""
+    """Check that an env's error keeps its class, `partial` has the other rows, and the env then accepts only
+    a reset.
+    """
     twins = Twins(infos=False)
     env_fns = [*twins.env_fns[:2], functools.partial(RaisesOnStep, 2, at=2, infos=False), *twins.env_fns[3:]]
     with factory(env_fns) as venv:
@@ -157,9 +159,9 @@ def check_env_errors(factory: Factory) -> None:
 
 
 def check_workers_that_end(factory: Factory) -> None:
-    """The end of an env's process is an error, `alive` is False for it, and a reset makes the env again.
+    """Check that the end of an env's process raises, `alive` is False, and a reset makes the env again.
 
-    Envs in the process of the test, which would end with it, pass at once.
+    Skipped for envs in the test's process.
     """
     twins = Twins(infos=False)
     env_fns = [*twins.env_fns[:2], functools.partial(_EndsItsProcess, 2, at=2, infos=False), *twins.env_fns[3:]]
@@ -181,7 +183,7 @@ def check_workers_that_end(factory: Factory) -> None:
 
 
 class _EndsItsProcess(ExitsOnStep):
-    """Names the process that it is in."""
+    """Env that returns its pid."""
 
     @property
     def pid(self) -> int:
@@ -189,7 +191,7 @@ class _EndsItsProcess(ExitsOnStep):
 
 
 def check_errors_of_constructors(factory: Factory) -> None:
-    """The error of an env_fn arrives as itself."""
+    """Check that the error of an env_fn keeps its class."""
     error = assert_raises(
         ValueError, "an env_fn that raises", lambda: factory([CountingEnv, RaisesInConstructor]).close()
     )
@@ -197,7 +199,6 @@ def check_errors_of_constructors(factory: Factory) -> None:
 
 
 def check_env_fns_are_called_once(factory: Factory) -> None:
-    """Each env_fn is called exactly once."""
     with tempfile.TemporaryDirectory() as folder:
         with factory([functools.partial(_noted, folder, i) for i in range(N)]) as venv:
             venv.reset()
@@ -206,9 +207,7 @@ def check_env_fns_are_called_once(factory: Factory) -> None:
 
 
 def check_close(factory: Factory) -> None:
-    """`close` closes the envs, also in flight, is idempotent and bounded, and ends all but `len` and `is_closed`; no
-    pickling.
-    """
+    """Check that `close` closes all envs, also in flight and twice, in bounded time, and that later calls raise."""
     for in_flight in (False, True):
         with tempfile.TemporaryDirectory() as folder:
             _check_close(factory([functools.partial(_NotesClose, folder, i) for i in range(N)]), in_flight)
@@ -240,7 +239,7 @@ def _check_close(venv: BaseVectorEnv, in_flight: bool) -> None:
 
 
 class _NotesClose(CountingEnv):
-    """Leaves a file when it is closed."""
+    """Env that creates a file in `close`."""
 
     def __init__(self, folder: str, env_id: int) -> None:
         super().__init__(env_id)
@@ -251,6 +250,6 @@ class _NotesClose(CountingEnv):
 
 
 def _noted(folder: str, i: int) -> CountingEnv:
-    """Make an env, and a file that says so."""
+    """Make an env, and a file that records this."""
     tempfile.NamedTemporaryFile(prefix=f"{i}-", dir=folder, delete=False).close()
     return CountingEnv(i)

@@ -1,4 +1,4 @@
-"""Contract checks of steps and resets: alone, mixed, and while other envs are in flight."""
+"""Contract checks of steps and resets: alone, mixed, and with other envs in flight."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from vecenv.testing.envs import CountingEnv, Gates
 from vecenv.testing.model import Factory, N, Twins, assert_raises, assert_same
 
 GATE_PATIENCE = 10.0
-"""Seconds after which a step has failed that waits for envs which are held."""
+"""Seconds until a step fails that waits for held envs."""
 
 
 def check_rows(factory: Factory) -> None:
-    """Every row is that of its env at that time, for all ids, some, and in any order; in every form."""
+    """Check each row, for all ids, some ids and any order, and for all forms of observations."""
     for form in ("array", "dict", "object"):
         twins = Twins(form=form)
         with factory(twins.env_fns) as venv:
@@ -38,7 +38,7 @@ def check_rows(factory: Factory) -> None:
 
 
 def check_options_of_reset(factory: Factory) -> None:
-    """`seed` is spread over the ids, other arguments go to each."""
+    """Check that `seed` is spread over the ids, and that each env gets all other arguments."""
     twins = Twins()
     with factory(twins.env_fns) as venv:
         options = {"t": 3}
@@ -50,7 +50,7 @@ def check_options_of_reset(factory: Factory) -> None:
 
 
 def check_mixed_rounds(factory: Factory) -> None:
-    """A round may step some envs and reset others; between send and recv, the halves of step, other envs answer."""
+    """Check rounds with steps and resets, and calls of other envs between send and recv."""
     twins = Twins()
     with factory(twins.env_fns) as venv:
         twins.compare(range(N), venv.reset(), [twins.reset(i) for i in range(N)])
@@ -69,7 +69,7 @@ def check_mixed_rounds(factory: Factory) -> None:
 
 
 def check_autoreset(factory: Factory) -> None:
-    """With `autoreset` an env whose episode ends is reset in the same round; or it is refused, the envs untouched."""
+    """Check that `autoreset` resets an env in the round of its last step, or is refused before the envs step."""
     for form in ("array", "dict", "object"):
         twins = Twins(form=form, length=2, infos=form != "array")
         with factory(twins.env_fns) as venv:
@@ -95,7 +95,7 @@ def check_autoreset(factory: Factory) -> None:
 
 
 def _compare_ends(twins: Twins, asked: Sequence[int], result: tuple[Any, ...], want: list[tuple[Any, ...]]) -> None:
-    """The rows are those of the steps in `want`, and where an episode ended, of the reset that follows."""
+    """Compare rows with the steps in `want` and, if an episode ended, with the following reset."""
     for j, (i, (obs, reward, terminated, truncated, info)) in enumerate(zip(asked, want, strict=True)):
         row = result[4][j]
         final_obs, final_info = row.pop("final_obs", None), row.pop("final_info", None)
@@ -111,7 +111,7 @@ def _compare_ends(twins: Twins, asked: Sequence[int], result: tuple[Any, ...], w
 
 
 def check_async(factory: Factory) -> None:
-    """With `wait_num` and `timeout` each accepted action is answered exactly once, whatever the batches are."""
+    """Check that `wait_num` and `timeout` return each accepted action's result exactly once."""
     for wait_num, timeout in ((1, None), (3, None), (None, 0.01), (2, 0.01)):
         twins = Twins(length=1000)
         with factory(twins.env_fns, wait_num=wait_num, timeout=timeout) as venv:
@@ -139,7 +139,7 @@ def check_async(factory: Factory) -> None:
 
 
 def check_waiting(factory: Factory) -> None:
-    """With `wait_num` and `timeout` a step returns without the envs that take longer."""
+    """Check that a step with `wait_num` or `timeout` does not wait for slow envs."""
     for wait_num, timeout, quick in ((1, None, [0]), (2, None, [0, 1]), (None, 0.01, [0])):
         slow = [i for i in range(N) if i not in quick]
         twins = Twins()
@@ -149,12 +149,12 @@ def check_waiting(factory: Factory) -> None:
         ):
             venv.reset()
             if venv.get_env_attr("ran_in", [0]) == [(os.getpid(), threading.get_ident())]:
-                return  # the caller itself runs the envs, one after the other: none takes longer than the call
+                return  # no env is slower than the call if the caller's thread runs the envs
             for i in range(N):
                 twins.reset(i)
             want = [twins.step(i, i) for i in range(N)]
             gates.open(*quick)
-            # A vector env that waits for all gets the answers late, so that the check ends and can name it.
+            # Opened late, so that a vector env that waits for all envs fails this check instead of hanging.
             late = threading.Timer(GATE_PATIENCE, gates.open, slow)
             late.start()
             try:
@@ -169,7 +169,7 @@ def check_waiting(factory: Factory) -> None:
             finally:
                 late.cancel()
                 late.join()
-                # Later than `timeout`: with nothing ready by then, the first env ends the wait.
+                # After `timeout`, when no row is ready: the first env ends the wait.
                 late = threading.Timer(5 * (timeout or 0), gates.open, slow)
                 late.start()
             while venv.waiting_id:
@@ -184,7 +184,7 @@ DTYPES = ("bool", "uint8", "int64", "float16", "float32", "float64")
 
 
 def check_returned_arrays_stay(factory: Factory) -> None:
-    """Returned arrays do not change later, also where the caller or the env writes into its own."""
+    """Check that returned arrays do not change later, even if the caller or the env writes into its arrays."""
     for form in ("array", "dict", "object"):
         twins = Twins(form=form)
         with factory(twins.env_fns) as venv:
@@ -200,7 +200,7 @@ def check_returned_arrays_stay(factory: Factory) -> None:
                     )
                 for part in partial[:4]:
                     for leaf in nest.leaves(part):
-                        leaf[...] = 0  # the caller's own: must not reach the next results
+                        leaf[...] = 0  # must not change the next results
                 kept = [(array, array.copy()) for array, _ in kept]
     with factory([functools.partial(_WritesOver, i) for i in range(N)]) as venv:
         venv.reset()
@@ -211,7 +211,7 @@ def check_returned_arrays_stay(factory: Factory) -> None:
 
 
 def check_infos(factory: Factory) -> None:
-    """Each info is a fresh dict with its env_id, which never changes later; the env's own is not written to."""
+    """Check that each info is a new dict with `env_id`, never changes later, and leaves the env's info unchanged."""
     twins = Twins()
     with factory(twins.env_fns) as venv:
         kept: list[tuple[dict[str, Any], dict[str, Any]]] = []
@@ -229,7 +229,7 @@ def check_infos(factory: Factory) -> None:
 
 
 def check_vector_rewards(factory: Factory) -> None:
-    """Rewards that are vectors come as an array (k, m); the row of a reset is 0."""
+    """Check that vector rewards form an array (k, m), with 0 for a reset."""
     with factory([functools.partial(_VectorRewards, i) for i in range(N)]) as venv:
         venv.reset()
         venv.step([0] * N)
@@ -240,7 +240,7 @@ def check_vector_rewards(factory: Factory) -> None:
 
 
 def check_observations_fit_their_space(factory: Factory) -> None:
-    """Values keep the dtype and shape of the space; one that would change is an ObservationError."""
+    """Check that observations keep the space's dtype and shape, and that a change of value raises ObservationError."""
     with factory([_Emits] * 2) as venv:
         obs, _ = venv.reset()
         assert_same(obs, {name: np.ones((2, 2), name) for name in DTYPES}, "an observation of each dtype")
@@ -250,7 +250,7 @@ def check_observations_fit_their_space(factory: Factory) -> None:
 
 
 def check_actions_are_the_envs_own(factory: Factory) -> None:
-    """An env may write to its action and keep it: neither the caller nor another env sees that."""
+    """Check that an env may write into its action and store it."""
     with factory([_WritesToAction] * 2) as venv:
         venv.reset()
         actions = np.ones((2, 3), np.float32)
@@ -260,7 +260,7 @@ def check_actions_are_the_envs_own(factory: Factory) -> None:
 
 
 class _WritesOver(CountingEnv):
-    """Has one array for all that it returns."""
+    """Env that returns the same array each time."""
 
     def __init__(self, env_id: int) -> None:
         super().__init__(env_id)
@@ -277,7 +277,7 @@ class _WritesOver(CountingEnv):
 
 
 class _VectorRewards(CountingEnv):
-    """The reward is (env_id, t)."""
+    """Env with the reward (env_id, t)."""
 
     def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
         obs, _, terminated, truncated, info = super().step(action)
@@ -285,7 +285,7 @@ class _VectorRewards(CountingEnv):
 
 
 class _Emits(CountingEnv):
-    """Observes an array of ones of each dtype, or what `instead` has in its place."""
+    """Env that observes ones in each dtype, except for the entries in `instead`."""
 
     def __init__(self, instead: dict[str, Any] | None = None) -> None:
         super().__init__()
@@ -297,7 +297,7 @@ class _Emits(CountingEnv):
 
 
 class _WritesToAction(CountingEnv):
-    """Observes the action that came, or -1s if the one before is not as this env has left it; then writes over it."""
+    """Env that observes its action and overwrites it; observes -1s if the previous action has changed since."""
 
     def __init__(self) -> None:
         super().__init__()

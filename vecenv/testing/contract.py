@@ -1,7 +1,6 @@
-"""The contract of a vector env: a list of checks that anyone can run on a new backend.
+"""The contract of a vector env, as a list of checks for any backend.
 
-Each check opens a fresh vector env of CountingEnvs, drives it, and compares every row with what the same envs do when
-they are called one by one in this process.
+Each check opens a vector env of CountingEnvs and compares each row with the same envs, called directly in this process.
 """
 
 from __future__ import annotations
@@ -18,14 +17,14 @@ CHECKS: dict[str, Callable[[Factory], None]] = {
     for name, check in vars(module).items()
     if name.startswith("check_")
 }
-"""The checks by name, in the order in which they stand in the modules."""
+"""Checks by name, in the order of the modules."""
 
 
 def check_vector_env(factory: Factory, checks: Iterable[str] | None = None, patience: float = 60.0) -> None:
-    """Check that `factory(env_fns, **options) -> BaseVectorEnv` keeps the contract; AssertionError says what broke.
+    """Check that `factory(env_fns, **options) -> BaseVectorEnv` keeps the contract. Raises AssertionError.
 
-    The options that are passed are `wait_num` and `timeout`. `checks` are names of `CHECKS` (default all); each may
-    take `patience` seconds.
+    `options` may be `wait_num` and `timeout`. `checks` are names of `CHECKS` (default: all). Each check may take
+    `patience` seconds.
     """
     for name in CHECKS if checks is None else checks:
         problem = _run(CHECKS[name], factory, patience)
@@ -35,7 +34,7 @@ def check_vector_env(factory: Factory, checks: Iterable[str] | None = None, pati
 
 
 def _run(check: Callable[[Factory], None], factory: Factory, patience: float) -> BaseException | None:
-    """The exception of the check. In a thread, because a backend that loses an answer lets its caller wait for ever."""
+    """Return the exception of a check. The check runs in a thread, because a lost answer would block forever."""
     raised: list[BaseException | None] = []
 
     def run() -> None:

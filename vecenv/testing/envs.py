@@ -1,6 +1,6 @@
-"""Envs for tests: `CountingEnv`, whose observations name the env and the step, and envs that misbehave.
+"""Envs for tests: `CountingEnv`, envs that misbehave, and gates.
 
-Gates hold envs in the middle of a step, and let them go on in the order that a test wants, without any sleep.
+A gate holds an env in the middle of a step, so that a test controls the order of events without sleeping.
 """
 
 from __future__ import annotations
@@ -21,14 +21,12 @@ from gymnasium import spaces
 
 
 class CountingEnv(gymnasium.Env):
-    """Every observation names its env, episode, time, seed and last action: a row that is lost, stale or swapped shows.
+    """Env whose observations have its id, episode, time, seed and last action, so that lost, stale or swapped rows
+    show.
 
-    `form` is how the five integers are observed: "array" is one int64 array, "dict" a Dict with a Tuple in it, "object"
-    a Sequence, which has no fixed shape. The reward is `env_id + t / 1024`, exact in float32. Even episodes end by
-    termination after `length` steps, odd ones by truncation. With `infos`, every second step has an info.
-    `reset(options={"t": 3})` begins at t = 3.
-
-    The model of an env in a worker is the same class in the test.
+    `form` is the form of these five integers: "array" (int64), "dict" (a Dict that contains a Tuple) or "object" (a
+    Sequence). The reward is `env_id + t / 1024`, exact in float32. Even episodes are terminated after `length` steps,
+    odd episodes truncated. With `infos`, each second step has an info. `reset(options={"t": 3})` begins at t = 3.
     """
 
     metadata = {"render_modes": ["rgb_array"], "render_fps": 30}
@@ -41,9 +39,9 @@ class CountingEnv(gymnasium.Env):
         self.episode = self.seeded = self.action = -1
         self.t = 0
         self.calls = 0
-        """The number of calls of `reset` and `step`."""
+        """Number of calls of `reset` and `step`."""
         self.own_info: dict[str, Any] = {}
-        """The info that was returned last: the very object."""
+        """The latest info, as the same object."""
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         super().reset(seed=seed)
@@ -63,7 +61,7 @@ class CountingEnv(gymnasium.Env):
         return self._observation(), self.env_id + self.t / 1024, terminated, truncated, self.own_info
 
     def render(self) -> np.ndarray:
-        """A frame of one colour, the env's id."""
+        """Return a frame with the env's id as its colour."""
         return np.full((2, 3, 3), self.env_id, dtype=np.uint8)
 
     def _space(self) -> spaces.Space[Any]:
@@ -88,14 +86,14 @@ class CountingEnv(gymnasium.Env):
 
 
 class RaisesInConstructor(CountingEnv):
-    """Cannot be made: ValueError("boom in __init__")."""
+    """Env with a constructor that raises ValueError("boom in __init__")."""
 
     def __init__(self, env_id: int = 0, **options: Any) -> None:
         raise ValueError("boom in __init__")
 
 
 class _Misbehaves(CountingEnv):
-    """Misbehaves in the step that would be number `at` of an episode, or in the reset that begins episode `at`."""
+    """Env that misbehaves in step `at` of an episode, or in the reset of episode `at`."""
 
     where = "step"
 
@@ -118,39 +116,39 @@ class _Misbehaves(CountingEnv):
 
 
 class RaisesOnStep(_Misbehaves):
-    """ValueError("boom in step") in step `at` of an episode."""
+    """Env that raises ValueError("boom in step") in step `at` of an episode."""
 
 
 class RaisesOnReset(_Misbehaves):
-    """ValueError("boom in reset") in the reset that begins episode `at`, and in every later one."""
+    """Env that raises ValueError("boom in reset") in the reset of episode `at`, and in later resets."""
 
     where = "reset"
 
 
 class ExitsOnStep(_Misbehaves):
-    """Ends its process in step `at` of an episode, as a crash in native code would. Not for the test's own process."""
+    """Env that ends its process in step `at` of an episode, like a crash. Not for the test's process."""
 
     def misbehave(self) -> None:
         os._exit(7)
 
 
 class ExitsOnReset(ExitsOnStep):
-    """Ends its process in the reset that begins episode `at`. Not for the test's own process."""
+    """Env that ends its process in the reset of episode `at`. Not for the test's process."""
 
     where = "reset"
 
 
 class HangsOnStep(_Misbehaves):
-    """Never returns from step `at` of an episode."""
+    """Env that hangs in step `at` of an episode."""
 
     def misbehave(self) -> None:
         threading.Event().wait()
 
 
 class GateEnv(CountingEnv):
-    """A CountingEnv that waits at its gate in each of `ops` ("step", "reset", "echo"). Made by `Gates.env_fn`.
+    """CountingEnv that waits at its gate in each of `ops` ("step", "reset", "echo"). Made by `Gates.env_fn`.
 
-    `ran_in` is the process and the thread of the last step or reset.
+    `ran_in` is the (process, thread) of the last operation.
     """
 
     def __init__(self, folder: str, env_id: int, ops: Sequence[str] = ("step", "reset"), **options: Any) -> None:
@@ -167,7 +165,7 @@ class GateEnv(CountingEnv):
         return super().step(action)
 
     def echo(self, value: Any) -> Any:
-        """Wait at the gate and return the value, to be called through the vector env."""
+        """Wait at the gate and return the value."""
         self._pass("echo")
         return value
 
@@ -183,11 +181,12 @@ class GateEnv(CountingEnv):
 
 
 class Gates:
-    """`n` gates for `n` envs, closed at first. They are named pipes, so that they work in any process.
+    """Gates for `n` envs, closed at first. They are named pipes, so that they work between processes.
 
         with Gates(2) as gates, ShmemVectorEnv(gates.env_fns, wait_num=1) as venv: ...
 
-    `options` go to every GateEnv. Open what is in flight before the vector env is closed, or the worker is killed.
+    `options` are arguments of GateEnv. Open the gates of envs in flight before closing the vector env, or their workers
+    are killed.
     """
 
     def __init__(self, n: int, **options: Any) -> None:
@@ -198,25 +197,25 @@ class Gates:
             paths = _pipes(self.folder, i)
             for path in paths:
                 os.mkfifo(path)
-            # Open for both directions: neither side waits for the other, and what is written stays until it is read.
+            # Both directions, so that opening does not block, and written bytes stay until they are read.
             self._fds.append((os.open(paths[0], os.O_RDWR), os.open(paths[1], os.O_RDWR)))
 
     @property
     def env_fns(self) -> list[Callable[[], GateEnv]]:
-        """One function for each gate that makes its env."""
+        """Functions that make the envs."""
         return [self.env_fn(i) for i in range(len(self._fds))]
 
     def env_fn(self, i: int) -> Callable[[], GateEnv]:
-        """A function that makes the env behind gate i."""
+        """Return a function that makes the env of gate i."""
         return functools.partial(GateEnv, self.folder, i, **self._options)
 
     def open(self, *ids: int, times: int = 1) -> None:
-        """Let each env of `ids` (default all) through its gate `times` times, now or when it comes to it."""
+        """Let each env of `ids` (default: all) pass `times` times, now or later."""
         for i in ids or range(len(self._fds)):
             os.write(self._fds[i][0], b"." * times)
 
     def await_arrival(self, i: int, timeout: float = 30.0) -> None:
-        """Wait until env i has come to its gate once more; TimeoutError if it does not."""
+        """Wait until env i arrives at its gate. Raises TimeoutError."""
         if not select.select([self._fds[i][1]], [], [], timeout)[0]:
             raise TimeoutError(f"env {i} did not come to its gate within {timeout} s")
         os.read(self._fds[i][1], 1)
@@ -237,5 +236,5 @@ class Gates:
 
 
 def _pipes(folder: str, env_id: int) -> tuple[Path, Path]:
-    """The pipe that opens the gate of an env, and the one in which it says that it has come to it."""
+    """Return the pipes that open a gate and announce an arrival."""
     return Path(folder, f"gate-{env_id}"), Path(folder, f"arrived-{env_id}")

@@ -13,9 +13,9 @@ from vecenv.backends.memory.arena import Arena, Layout
 
 
 class FakeBackend(DummyBackend):
-    """Envs in this process that run only while they are waited for, one after the other, in the order of their ids.
+    """Envs in this process that run only during a wait, in the order of their ids.
 
-    So `wait_num` and `timeout` behave the same in every run: of what is in flight, the lowest ids finish first.
+    So `wait_num` and `timeout` give the same result in each run: the lowest ids in flight finish first.
 
     >>> from vecenv import BaseVectorEnv
     >>> from vecenv.testing import CountingEnv, FakeBackend

@@ -1,4 +1,4 @@
-"""Reference model for the contract checks: call the same envs one by one in the test's process."""
+"""Reference model for the contract checks: the same envs, called directly in the test's process."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ N = 5
 
 
 class Twins:
-    """The same envs in this process, and a comparison of what the vector env returned with what they return."""
+    """Envs in this process, and a comparison of their results with the vector env's."""
 
     def __init__(self, n: int = N, **options: Any) -> None:
         self.envs = [CountingEnv(i, **options) for i in range(n)]
@@ -32,7 +32,7 @@ class Twins:
 
     @staticmethod
     def compare(ids: Sequence[int], result: tuple[Any, ...], expected: Sequence[tuple[Any, ...]]) -> None:
-        """The rows of `result` are those expected of `ids`, in this order; (obs, info) of a reset counts as well."""
+        """Assert that the rows of `result` equal those expected of `ids`, in order. A reset has only (obs, info)."""
         if len(result) == 2:
             k = len(ids)
             result = result[0], np.zeros(k), np.zeros(k, np.bool_), np.zeros(k, np.bool_), result[1]
@@ -51,7 +51,7 @@ class Twins:
 
 
 def assert_columns(k: int, rew: Any, terminated: Any, truncated: Any, info: Any) -> None:
-    """The parts of a batch of k rows have the right types."""
+    """Assert the types of a batch of k rows."""
     columns = (
         ("rew", rew, np.float64),
         ("terminated", terminated, np.bool_),
@@ -65,7 +65,7 @@ def assert_columns(k: int, rew: Any, terminated: Any, truncated: Any, info: Any)
 
 
 def assert_same(got: Any, want: Any, what: str) -> None:
-    """Two trees are equal in structure, dtype, shape and every bit."""
+    """Assert that two trees are equal in structure, dtype, shape and each bit."""
     if isinstance(want, dict):
         assert isinstance(got, dict), f"{what} is a {type(got).__name__}, expected a dict"
         assert got.keys() == want.keys(), f"{what} has the keys {list(got)}, expected {list(want)}"
@@ -87,7 +87,7 @@ def assert_same(got: Any, want: Any, what: str) -> None:
 
 
 def assert_raises(expected: type[Exception], what: str, call: Callable[[], Any]) -> Exception:
-    """The exception that `call` raised, which has to be of the class expected."""
+    """Return the exception of class `expected` that `call` raised."""
     try:
         value = call()
     except expected as error:

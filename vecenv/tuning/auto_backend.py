@@ -1,7 +1,7 @@
-"""`backend="auto"`: choose between envs in this process, in worker processes and, on free-threaded Python, in threads.
+"""`backend="auto"`: chooses this process, worker processes or, on free-threaded Python, threads.
 
-One env is stepped in a worker for a moment, where neither a crash nor a hang of it reaches the program, and the time of
-a round is predicted from its cost. Predictions are rough; `vecenv.tune` measures.
+One env is stepped in a worker, so that a crash or hang cannot affect the program. Its cost predicts the time of a
+round. Predictions are rough; `vecenv.tune` measures.
 """
 
 from __future__ import annotations
@@ -34,48 +34,50 @@ logger = logging.getLogger("vecenv")
 
 SECONDS = 0.15
 MAKE_TIMEOUT, TIMEOUT = 5.0, 1.0
-"""Seconds that backend="auto" gives one env to be made, with all that it imports, and to be stepped and closed."""
+"""Seconds for making one env, imports included, and for stepping and closing it."""
 DUMMY_ROUND, SHMEM_ROUND = 10e-6, 250e-6
-"""Seconds of a round beside the steps. The one of workers is for a caller that has computed for 0.3 ms or more between
-two rounds: they have fallen asleep (measured on two CPUs: 80 to 250 us after a sleep, 250 to 450 us after numpy or
-torch, whose threads take the CPUs of the workers)."""
+"""Seconds of a round besides the steps. The value for workers assumes that they sleep, because the caller has computed
+for 0.3 ms or more. Measured on two CPUs: 80 to 250 us after a sleep, 250 to 450 us after numpy or torch, which use the
+workers' CPUs.
+"""
 ROW = 1e-6
-"""Seconds of an env in a round beside its step."""
+"""Seconds per env and round besides the step."""
 GAIN = 0.9
-"""Workers are taken where they shorten a round to this share: predictions are no better, and one process is simpler."""
+"""Workers must shorten a round to this share, because predictions are rough and one process is simpler."""
 MOST_WORKERS = 64
 LEAST_STEPS = 40
-"""Steps of a measurement, and of each of its parts at least, so that steps that are slow now and then are in each."""
+"""Minimum steps of a measurement and of each of its parts, so that each part has its share of slow steps."""
 PARTS = 10
-"""Parts of the steps of a measurement at most, of which the median counts."""
+"""Maximum number of parts, from which the median is taken."""
 
 ONLY_PROCESSES: Mapping[str, Any] = {
     **dict.fromkeys(["num_workers", "context", "start_timeout", "step_timeout", "wait_num", "timeout"]),
     "affinity": False,
     "on_error": "raise",
 }
-"""Arguments that ask for worker processes, each with the value that does not. (With `wait_num` and `timeout` envs are
-to run side by side.)"""
+"""Arguments that ask for worker processes, each with the value that does not. `wait_num` and `timeout` ask too, because
+they need envs that run in parallel.
+"""
 
 
 LOCKED = "the interpreter lock is on"
-"""The reason against threads on most builds of Python."""
+"""Reason against threads on most builds of Python."""
 EXTENSIONS = tuple(importlib.machinery.EXTENSION_SUFFIXES)
 KNOWN = {*sys.stdlib_module_names, "numpy"}
-"""Packages whose extension modules are safe in threads without the interpreter lock."""
+"""Packages with extension modules that are safe in threads without the interpreter lock."""
 
 
 class EnvCost(NamedTuple):
-    """Seconds of a step of one env, its share of resets included, with random actions."""
+    """Seconds per step of one env with random actions, resets included."""
 
     wall: float
-    """On a CPU of its own: without the time that other programs take."""
+    """Seconds on a free CPU, without the time of other programs."""
     cpu: float
-    """Seconds in which the env computes: less than `wall` where it waits (for a socket, a sleep)."""
+    """Seconds of computing: less than `wall` if the env waits, for example for a socket."""
     slow_steps: int
-    """The number of steps until they are as fast as they stay: the first ones may compile or fill caches."""
+    """Number of first steps that are slower, because they compile or fill caches."""
     no_threads: str = LOCKED
-    """The reason why such envs should not run in threads; empty if they may."""
+    """Reason against threads; empty if threads are possible."""
 
     @property
     def waits(self) -> bool:
@@ -83,8 +85,9 @@ class EnvCost(NamedTuple):
         return self.cpu < 0.5 * self.wall
 
     def round_seconds(self, n: int, workers: int | None, cpus: int) -> float:
-        """The predicted seconds of a round of `n` envs: one after the other in this process (None), or in blocks in so
-        many workers, limited by the largest block and by the CPUs.
+        """Predict the seconds of a round of `n` envs, in this process (`workers=None`) or in blocks in workers.
+
+        With workers, the largest block or the number of CPUs is the limit.
         """
         if workers is None:
             return DUMMY_ROUND + n * (self.wall + ROW)
@@ -92,12 +95,15 @@ class EnvCost(NamedTuple):
 
 
 def measure_cost(env_fn: Callable[[], Any], seconds: float, make_timeout: float, timeout: float) -> EnvCost | str:
-    """Make one env in a worker process, where neither a crash nor a hang of it reaches the program, step it with random
-    actions for about `seconds`, and close it there.
+    """Measure the cost of one env in a worker process: step it with random actions for about `seconds`.
 
-    Returns the cost, or the reason why the env could be made but not measured. Raises what the constructor raises,
-    TypeError for an env_fn that cannot be sent to a worker, WorkerDiedError, and WorkerTimeoutError where it takes
-    longer than `make_timeout` seconds to make the env, imports included, or than `timeout` to step and close it.
+    Returns the cost, or the reason why it could not be measured.
+
+    Raises:
+        The error of the constructor.
+        TypeError: the env_fn cannot be sent to a worker.
+        WorkerDiedError: the worker ended.
+        WorkerTimeoutError: making the env took more than `make_timeout` seconds, or the rest more than `timeout`.
 
     >>> cost = measure_cost(lambda: gymnasium.make("CartPole-v1"), seconds=0.05, make_timeout=30, timeout=30)
     >>> 0 < cost.wall < 1
@@ -114,13 +120,13 @@ def measure_cost(env_fn: Callable[[], Any], seconds: float, make_timeout: float,
 
 
 class Measured(gymnasium.Env[Any, Any]):
-    """An env that does nothing but report what the env of `env_fn` costs."""
+    """Env for the worker, which only measures the env of `env_fn`."""
 
     def __init__(self, env_fn: Callable[[], Any], seconds: float) -> None:
         self._env, self._seconds = env_fn(), seconds
 
     def measure(self) -> EnvCost | str:
-        """The cost of a step, or why it could not be measured; closes the env."""
+        """Return the cost of a step, or the reason why it could not be measured. Closes the env."""
         try:
             cost = time_steps(self._env, self._seconds)
             return cost._replace(no_threads=reason_against_threads(self._env))
@@ -132,10 +138,10 @@ class Measured(gymnasium.Env[Any, Any]):
 
 
 def reason_against_threads(env: Any) -> str:
-    """Return why envs like this one, which was made and stepped in this process, should not run in threads, or "".
+    """Return the reason why envs like this one, which ran in this process, should not run in threads, or "".
 
-    Without the interpreter lock, pure Python envs may, and envs whose attribute `thread_safe` is True. An env is pure
-    Python if this process has loaded no extension module but those of Python and numpy.
+    Without the interpreter lock, threads are possible for pure Python and if the env's `thread_safe` is True. An env is
+    pure Python if only extension modules of Python and numpy are loaded.
     """
     if has_gil():
         return f"importing {gil_modules[0]!r} has turned the interpreter lock on" if gil_modules else LOCKED
@@ -148,10 +154,10 @@ def reason_against_threads(env: Any) -> str:
 
 
 def time_steps(env: Any, seconds: float) -> EnvCost:
-    """Step `env` for `seconds`, and until 40 steps are taken but at most for `4 * seconds`."""
+    """Measure `env` for `seconds`, or longer for 40 steps, up to `4 * seconds`."""
     space, clock = env.action_space, time.perf_counter
     space.seed(0)
-    actions = [space.sample() for _ in range(64)]  # drawn before, because that may take longer than a step
+    actions = [space.sample() for _ in range(64)]  # drawn in advance, because a sample may take longer than a step
     env.reset()
     begin, own = clock(), time.thread_time()
     before, delayed = resource.getrusage(resource.RUSAGE_SELF), _preempted()
@@ -168,38 +174,38 @@ def time_steps(env: Any, seconds: float) -> EnvCost:
             in_resets += now
     after, delay, count = resource.getrusage(resource.RUSAGE_SELF), _preempted(), len(steps)
     own, total = time.thread_time() - own, clock() - begin
-    # Resets count as they are, because most parts may have none. A median of parts leaves a preemption out.
+    # The mean of resets, because most parts may have no reset. The median of parts excludes a preemption.
     wall = _usual(steps[slow_steps(steps) :]) + in_resets / count
     if delay is not None and delayed is not None:
         wall = max(own / count, min(wall, (total - (delay - delayed)) / count))
     cpu = (after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime) / count
-    # An env that never gave its CPU up does not wait, though it may seem to: a host takes CPUs from virtual machines.
+    # An env that never yields its CPU does not wait, even if a host takes CPUs from a virtual machine.
     yields = after.ru_nvcsw - before.ru_nvcsw
     waits = yields >= count / 2 or (delay is not None and yields > 0 and cpu < 0.5 * wall)
     return EnvCost(wall, min(cpu, wall) if waits else wall, slow_steps(steps))
 
 
 def _usual(steps: Sequence[float]) -> float:
-    """The seconds of a step: the median of the means of parts."""
+    """Return the median of the mean step times of parts."""
     parts = max(1, min(PARTS, len(steps) // LEAST_STEPS))
     bounds = [round(k * len(steps) / parts) for k in range(parts + 1)]
     return median(sum(steps[a:b]) / (b - a) for a, b in pairwise(bounds))
 
 
 def _preempted() -> float | None:
-    """Seconds in which this process could have run but other programs did; None if the kernel does not say."""
+    """Return the seconds in which other programs ran instead of this process, or None if unknown."""
     found = system_file("/proc/self/schedstat")
     return float(found.split()[1]) / 1e9 if found else None
 
 
 def slow_steps(steps: Sequence[float]) -> int:
-    """The number of steps before five in a row that are, in their median, nearly as fast as the last half."""
+    """Return the number of steps before five with a median nearly as fast as the last half."""
     usual = median(steps[len(steps) // 2 :])
     return next((i for i in range(len(steps)) if median(steps[i : i + 5]) <= 2 * usual), 0)
 
 
 class Choice(NamedTuple):
-    """A backend, with its `num_workers` (None: its default), and the reason."""
+    """A backend with its `num_workers` (None: default), and the reason."""
 
     backend: str
     num_workers: int | None
@@ -212,8 +218,8 @@ def make_auto(
     classes: Mapping[str, Callable[..., Any]] = BACKENDS,
     only_processes: Mapping[str, Any] = ONLY_PROCESSES,
 ) -> Any:
-    """The vector env of `choose_backend`; `options` are arguments of either class, those in `only_processes` of the
-    one with workers alone.
+    """Make the vector env of `choose_backend`. `options` in `only_processes` are passed only to the class
+    with workers.
     """
     backend, num_workers, _ = choose_backend(env_fns, options, only_processes)
     own = {name: value for name, value in options.items() if backend == "shmem" or name not in only_processes}
@@ -221,7 +227,7 @@ def make_auto(
 
 
 def auto_vector_env(env_fns: EnvFns, **options: Any) -> BaseVectorEnv:
-    """The vector env of these envs that `choose_backend` names; `options` are arguments of any.
+    """Make the vector env that `choose_backend` chooses for these envs, with these options.
 
     >>> import gymnasium as gym
     >>> with auto_vector_env([lambda: gym.make("CartPole-v1")] * 2) as venv:
@@ -233,22 +239,22 @@ def auto_vector_env(env_fns: EnvFns, **options: Any) -> BaseVectorEnv:
 
 
 VECTOR_ENVS: dict[str, Callable[..., BaseVectorEnv]] = {**BACKENDS, "auto": auto_vector_env}
-"""The names that `backend` arguments of collectors and of the command line accept, and the makers of vector envs."""
+"""Makers of vector envs by the `backend` names of collectors and the command line."""
 
 
 def choose_backend(
     env_fns: EnvFns, options: Mapping[str, Any], only_processes: Mapping[str, Any] = ONLY_PROCESSES
 ) -> Choice:
-    """Choose "dummy", "shmem" or "thread" for these envs.
+    """Choose "dummy", "shmem" or "thread" for these envs, and log the choice as info.
 
-    It takes the time to make one env in a worker, at most 5 s, and at most a second more.
+    This makes an additional env in a worker (up to 5 s), and steps and closes it (up to 1 s). The rules, in order:
 
-    Shmem without a measurement where one of `options` asks for processes. Else Dummy for one env; and for env_fns that
-    cannot be sent to a worker, or whose env cannot be made there, because an error is worse than a slow choice. Else
-    one env more is made, in a worker, stepped and closed there. Where it hangs, ends its process or takes too long, or
-    cannot be stepped with random actions, it is Shmem. Where workers gain, threads take their place on free-threaded
-    Python for envs that may run in threads (`reason_against_threads`). The choice is logged as info. Raises what is
-    wrong with env_fns.
+    - shmem, if one of `options` asks for processes
+    - dummy, if there is one env, or if an env cannot be sent to a worker or made there, because an error would be worse
+    - shmem, if the env hangs, crashes, is too slow, or cannot be stepped with random actions
+    - the prediction, with threads instead of workers if `reason_against_threads` finds no reason
+
+    Raises the errors of `check_env_fns`.
     """
     fns = check_env_fns(env_fns)
     asks = [name for name, value in only_processes.items() if options.get(name, value) != value]
@@ -274,7 +280,7 @@ def _choose(env_fns: Sequence[Callable[[], Any]]) -> Choice:
 
 
 def predict(cost: EnvCost, n: int, cpus: int) -> Choice:
-    """The choice for `n` envs of this cost on so many CPUs.
+    """Return the choice for `n` envs of this cost.
 
     >>> predict(EnvCost(10e-6, 10e-6, 0), 8, cpus=2).backend, predict(EnvCost(1e-3, 1e-3, 0), 8, cpus=2).backend
     ('dummy', 'shmem')

@@ -1,8 +1,8 @@
-"""`tune`: measure the speed of each vector env in a loop that computes between rounds.
+"""`tune`: measures the speed of each vector env in a loop that computes between rounds.
 
 cost of one env (auto_backend)  ->  candidates
-open all, some rounds each  ->  those that fail become rows with the reason
-slice of each, eight times  ->  the median counts; interleaved, so that a noisy machine is noisy for all
+open all, some rounds each  ->  failed candidates become rows with the reason
+slice of each, eight times  ->  the median counts; slices alternate, so that noise affects all candidates
 """
 
 from __future__ import annotations
@@ -26,70 +26,74 @@ from vecenv.tuning.auto_backend import MOST_WORKERS, EnvCost, measure_cost
 from vecenv.venvs import BACKENDS, START_TIMEOUT, EnvFns
 
 STEP_TIMEOUT = 20.0
-"""Seconds after which a step of a candidate of `tune` in a worker or thread counts as hung."""
+"""Seconds until a step of a candidate counts as hung."""
 PASSES = 8
 ROUNDS_BEFORE = 3
-"""Rounds before the first slice, besides those of an env whose first steps are slow."""
+"""Rounds before the first slice, besides the slow first steps of an env."""
 TIE, TIE_WITH_THREADS = 0.95, 0.9
-"""The simplest candidate with this share of the fastest is the best; threads have to be worth their condition."""
+"""The simplest candidate with this share of the best speed wins. Threads must gain more, because envs must be
+thread-safe.
+"""
 OFTEN = 0.5
-"""Each slice has resets enough of its own if this share of the rounds has resets."""
+"""If this share of the rounds has resets, each slice has enough resets for its own rate."""
 NOISE = 0.3
-"""So is one that was as fast as the fastest in this share of the slices: on a noisy machine a median proves little."""
+"""A candidate also ties if it was fastest in this share of the slices, because a median proves little on a noisy
+machine.
+"""
 ACTION_ROWS = 16
 BAR = 40
 THREAD_SAFE = "envs must be thread-safe"
 
 
 class TuneRow(NamedTuple):
-    """A candidate with its measured rate, or the reason why it has none."""
+    """A candidate with its speed, or the reason why it has none."""
 
     backend: str
-    """"dummy", "shmem" or "thread", as for `vecenv.make_vec`."""
+    """"dummy", "shmem" or "thread", as in `vecenv.make_vec`."""
     num_workers: int | None
-    """The number of workers or threads; None where there are none."""
+    """Number of workers or threads, or None for Dummy."""
     steps_per_second: float | None
-    """Env steps in a second of the caller's loop; None for a candidate that failed or was not measured."""
+    """Env steps per second of the caller's loop, or None for a failed candidate."""
     note: str
 
     @property
     def kwargs(self) -> dict[str, Any]:
-        """The arguments for the vector env besides the env_fns."""
+        """Arguments for the vector env besides the env_fns."""
         return {} if self.num_workers is None else {"num_workers": self.num_workers}
 
     @property
     def name(self) -> str:
-        """The class and its arguments, in words."""
+        """Name of the class and number of workers, for the table."""
         kind, k = BACKENDS[self.backend].__name__, self.num_workers
         unit = "thread" if self.backend == "thread" else "worker"
         return kind if k is None else f"{kind}, {k} {unit}{'s' * (k > 1)}"
 
     @property
     def line(self) -> str:
-        """The line to write."""
+        """Code that makes the vector env."""
         arguments = ["env_fns", *(f"{name}={value}" for name, value in self.kwargs.items())]
         return f"vecenv.{BACKENDS[self.backend].__name__}({', '.join(arguments)})"
 
 
 @dataclass(frozen=True)
 class TuneResult:
-    """The table of `vecenv.tune`; `print` shows it with a bar a row."""
+    """Table of `vecenv.tune`. `print` shows a bar per row."""
 
     env_fns: Sequence[Callable[[], Any]]
     pause: float
-    """Seconds of the caller's work in each round."""
+    """Seconds of the caller's work per round."""
     rows: list[TuneRow]
-    """All candidates, the fastest first."""
+    """All candidates, fastest first."""
     best: TuneRow
-    """The simplest of those that are as fast as the fastest."""
+    """Simplest candidate that is about as fast as the fastest."""
 
     @property
     def kwargs(self) -> dict[str, Any]:
-        """The arguments of the best row."""
+        """Arguments of the best row."""
         return self.best.kwargs
 
     def make(self, **options: Any) -> BaseVectorEnv:
-        """A new vector env of the same env_fns with the best arguments; `options` are other arguments for it."""
+        """Make a vector env of the same env_fns with the best arguments and these options."""
         return BACKENDS[self.best.backend](self.env_fns, **{**self.kwargs, **options})
 
     def __str__(self) -> str:
@@ -114,19 +118,19 @@ class TuneResult:
 def tune(env_fns: EnvFns, *, pause: float = 0.3e-3, seconds: float = 2.0) -> TuneResult:
     """Measure DummyVectorEnv, ShmemVectorEnv and ThreadVectorEnv on these envs, and return a table with the best.
 
-    pause: seconds of CPU time that the caller computes between two rounds: how long the policy takes.
-    seconds: how long to measure, all candidates together. To start the envs of all candidates, which are open at the
-    same time, and their first rounds (at most three times so long for each) take time besides; so does one env more
-    that is measured before, in a worker.
+    pause: seconds of CPU time per round for the caller, for example for its policy.
+    seconds: seconds of all measurements together. Starting the envs of all candidates (all open at the same time),
+    their first rounds (up to three times `seconds` each) and measuring one more env in a worker take additional time.
 
-    Steps are random actions, drawn once with a fixed seed; envs whose episode ends are reset in the same round. The
-    rates are of the whole loop, the caller's work included. The best is the simplest within 5 % of the fastest:
-    Dummy, then Shmem, then Thread. The envs of Thread must be thread-safe and run in this process, so it has to gain
-    more than 10 %. Envs that wait are tried with one worker an env, too.
-    A candidate that fails is a row with the reason.
+    Steps are random actions with a fixed seed, with autoreset. Speeds include the caller's work. The best is the
+    simplest candidate within 5 % of the fastest (Dummy, then Shmem, then Thread). Thread must gain more than 10 %,
+    because its envs must be thread-safe and run in this process. Envs that wait are also measured with one worker per
+    env. A failed candidate becomes a row with the reason. All envs are closed.
 
-    ValueError and TypeError for wrong arguments; WorkerTimeoutError or WorkerDiedError if one env, alone in a worker,
-    hangs or ends its process; VectorEnvError if all candidates fail. All envs are closed.
+    Raises:
+        ValueError, TypeError: wrong arguments.
+        WorkerTimeoutError, WorkerDiedError: one env, alone in a worker, hangs or crashes.
+        VectorEnvError: all candidates failed.
 
     >>> import gymnasium as gym
     >>> result = tune([lambda: gym.make("CartPole-v1")] * 2, seconds=0.2)
@@ -141,13 +145,13 @@ def tune(env_fns: EnvFns, *, pause: float = 0.3e-3, seconds: float = 2.0) -> Tun
     if (duration := check_timeout(seconds, "seconds")) is None:
         raise ValueError("seconds must be a positive number of seconds, got None")
     with warnings.catch_warnings(), ExitStack() as opened:
-        warnings.filterwarnings("ignore", "a worker spent")  # the advice of envs that wait: it is what is found out
+        warnings.filterwarnings("ignore", "a worker spent")  # advice for envs that wait, which `tune` measures anyway
         measured = measured_env_fns(fns)
         try:
             found = measure_cost(measured[0], duration / 4, START_TIMEOUT, START_TIMEOUT)
         except (WorkerTimeoutError, WorkerDiedError):
             raise
-        except Exception as error:  # only the candidates show whether it can be used
+        except Exception as error:  # a candidate may still work
             found = str(error)
         cost = found if isinstance(found, EnvCost) else None
         loops = [_Loop(*candidate, cost, len(fns), pause) for candidate in candidates(cost, len(fns))]
@@ -161,7 +165,7 @@ def tune(env_fns: EnvFns, *, pause: float = 0.3e-3, seconds: float = 2.0) -> Tun
 
 
 def candidates(cost: EnvCost | None, n: int) -> list[tuple[str, int | None]]:
-    """The (backend, num_workers) to measure, the simplest first."""
+    """Return the (backend, num_workers) to measure, simplest first."""
     cpus = usable_cpus()
     each = [min(n, MOST_WORKERS)] if cost is None or cost.waits else []
     shmem = dict.fromkeys([*(min(n, k) for k in (cpus, max(1, cpus // 2), 2 * cpus)), *each])
@@ -173,14 +177,14 @@ def candidates(cost: EnvCost | None, n: int) -> list[tuple[str, int | None]]:
 
 
 class Rounds(NamedTuple):
-    """A number of rounds, and how long they took together."""
+    """A number of rounds, and their seconds."""
 
     number: int
     seconds: float
 
 
 class _Loop:
-    """The loop of a user on one candidate."""
+    """A user's loop on one candidate."""
 
     venv: BaseVectorEnv
     actions: list[Any]
@@ -189,15 +193,15 @@ class _Loop:
         self.backend, self.num_workers, self.n, self.pause = backend, num_workers, n, pause
         self.failure = ""
         self.slices: list[tuple[Rounds, Rounds]] = []
-        """In each slice the rounds in which no episode ended, and the others, whose envs were reset."""
+        """Rounds of each slice without and with resets."""
         self.first_reset = 0.0
         """Seconds of the first reset of all envs."""
         self.rates: list[float] = []
-        """Steps a second in each slice (see `rate`)."""
+        """Steps per second in each slice (see `rate`)."""
         self.rounds_before = ROUNDS_BEFORE + (cost.slow_steps if cost else 0)
 
     def open(self, env_fns: Sequence[Callable[[], Any]], opened: ExitStack, seconds: float) -> None:
-        """Make the envs and run the first rounds, for so long at most."""
+        """Make the envs and run the first rounds, for at most `seconds`."""
         options: dict[str, Any] = (
             {} if self.backend == "dummy" else {"num_workers": self.num_workers, "step_timeout": STEP_TIMEOUT}
         )
@@ -212,7 +216,7 @@ class _Loop:
                 self.venv.step(self.actions[i % ACTION_ROWS], autoreset=True)
 
     def measure(self, seconds: float) -> None:
-        """Run rounds for about so long, and record how long they take."""
+        """Run and time rounds for about `seconds`."""
         step, actions, clock = self.venv.step, self.actions, time.perf_counter
         counts, times = [0, 0], [0.0, 0.0]
         while not sum(counts) or sum(times) < seconds:
@@ -226,10 +230,10 @@ class _Loop:
         self.slices.append((plain, resets))
 
     def rate(self, share: float) -> None:
-        """Set the rates of the slices; `share` of all rounds have resets, in whichever slices they were.
+        """Set the rates of the slices. `share` of all rounds have resets.
 
-        Most slices may have no reset, and a median of slices would leave resets out: if they are rare, their mean time
-        counts in each slice. A candidate without a reset so far is taken to need as long as for its first reset.
+        If resets are rare, each slice gets their mean time, because most slices have no reset and the median would
+        exclude resets. For a candidate without a reset, the time of its first reset is used.
         """
         if share >= OFTEN:
             self.rates = [
@@ -243,7 +247,7 @@ class _Loop:
         self.rates = [self.n / ((1 - share) * each + share * with_resets) for each in usual or [with_resets]]
 
     def fail(self, error: Exception) -> None:
-        """The candidate is measured no further."""
+        """Record the error, so that the candidate is not measured further."""
         self.failure = f"{type(error).__name__}: {error}".partition("\n")[0]
 
     def row(self) -> TuneRow:
@@ -255,7 +259,7 @@ class _Loop:
 
 
 def _open(loops: Sequence[_Loop], env_fns: Sequence[Callable[[], Any]], opened: ExitStack, seconds: float) -> None:
-    """Open the candidates, those in this process last: not if an env has hung or crashed elsewhere."""
+    """Open the candidates, in this process last, and only if no env has hung or crashed in a worker."""
     harmful = ""
     for loop in sorted(loops, key=lambda loop: ["shmem", "thread", "dummy"].index(loop.backend)):
         try:
@@ -285,7 +289,9 @@ def _measure(loops: Sequence[_Loop], seconds: float) -> None:
 
 
 def _rate(loops: Sequence[_Loop]) -> None:
-    """Set the rates of all slices. The candidates have the same envs, so they share the share of rounds with resets."""
+    """Set the rates of all slices. All candidates use the same share of rounds with resets, because they have the same
+    envs.
+    """
     measured = [loop for loop in loops if loop.slices]
     slices = [each for loop in measured for each in loop.slices]
     with_resets = sum(resets.number for _, resets in slices)
@@ -295,7 +301,7 @@ def _rate(loops: Sequence[_Loop]) -> None:
 
 
 def _rank(loops: Sequence[_Loop]) -> tuple[list[TuneRow], TuneRow | None]:
-    """The rows, the fastest first, and the best of them."""
+    """Return the rows, fastest first, and the best row."""
     measured = [loop for loop in loops if loop.rates and not loop.failure]
     rows = sorted((loop.row() for loop in loops), key=lambda row: -(row.steps_per_second or 0.0))
     if not measured:
@@ -311,7 +317,7 @@ def _rank(loops: Sequence[_Loop]) -> tuple[list[TuneRow], TuneRow | None]:
 
 
 def draw_actions(spaces: Sequence[Any]) -> list[Any]:
-    """Batches of random actions, one for each of some rounds: arrays where the actions can be stacked."""
+    """Draw batches of random actions for several rounds, stacked if possible."""
     for i, space in enumerate(spaces):
         if space is None:
             raise ValueError(f"env {i} has no action_space to draw random actions from")
@@ -323,7 +329,7 @@ def draw_actions(spaces: Sequence[Any]) -> list[Any]:
 
 
 def compute(seconds: float) -> None:
-    """Use so much CPU time of this thread, as a policy does: a sleep would leave the CPU to the workers."""
+    """Use `seconds` of CPU time of this thread, as a policy does. A sleep would leave the CPU to the workers."""
     end = time.thread_time() + seconds
     while time.thread_time() < end:
         pass
