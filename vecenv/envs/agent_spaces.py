@@ -1,7 +1,4 @@
-"""`AgentSpaces`: the agents of a PettingZoo env, their spaces, and their action masks.
-
-AgentActions checks the actions for a batch of such envs before anything is sent.
-"""
+"""Spaces, action masks and actions of PettingZoo's agents: `AgentSpaces` and `AgentActions`."""
 
 from __future__ import annotations
 
@@ -21,7 +18,7 @@ _KINDS = {"aec": ("an AECEnv", "AECVectorEnv or PettingZooEnv"), "parallel": ("a
 
 
 def make_env(kind: str, env_id: str) -> Any:
-    """An env of PettingZoo's registry; `kind` is "aec" or "parallel"."""
+    """Make an env of PettingZoo's registry. `kind` is "aec" or "parallel"."""
     try:
         from pettingzoo import make
     except ImportError as error:
@@ -33,13 +30,13 @@ def make_env(kind: str, env_id: str) -> Any:
 
 
 class AgentSpaces:
-    """The spaces of all agents of an env, in the order of `agents`.
+    """Spaces of all agents of an env, in the order of `agents`.
 
-    A mask that is part of an agent's observation is taken out of it: `observation` holds what is left, which is the
-    entry "observation" if there is no other. Masks belong to Discrete action spaces: `mask_size` has their lengths.
+    The action mask is removed from the observation space of an agent. If only the entry "observation" is left, this
+    entry is the observation space. `mask_size` has the lengths of the masks, for Discrete action spaces.
 
-    `kind` is "aec" or "parallel", `agents` all that can appear (None: the env's `possible_agents`). TypeError for an
-    env of another kind or without possible agents.
+    `kind` is "aec" or "parallel". `agents` has all agents that can appear (`None`: the env's `possible_agents`).
+    TypeError for an env of another kind or without possible agents.
     """
 
     def __init__(self, env: Any, kind: str, agents: Sequence[Any] | None) -> None:
@@ -51,7 +48,7 @@ class AgentSpaces:
         }
         self.observation: dict[Any, Any] = {agent: env.observation_space(agent) for agent in self.agents}
         self._rest: dict[Any, list[Any]] = {}
-        """For agents with the mask in their observation: its other keys."""
+        """Observation keys besides the mask, for agents with the mask in the observation."""
         for agent in self.mask_size:
             space = self.observation[agent]
             if isinstance(space, spaces.Dict) and MASK in space.spaces and len(space.spaces) > 1:
@@ -63,9 +60,9 @@ class AgentSpaces:
         return whole["observation"] if keys == ["observation"] else make({key: whole[key] for key in keys})
 
     def split(self, agent: Any, obs: Any, info: Mapping[str, Any]) -> tuple[Any, np.ndarray | None, Mapping[str, Any]]:
-        """Take the action mask out of an observation or info; returns (obs, mask, info).
+        """Take the action mask out of the observation or info. Return (obs, mask, info).
 
-        The mask is all True if the env gives none, and None for an action space that is not Discrete.
+        The mask is all True if the env has no mask, and `None` if the action space is not Discrete.
         """
         size = self.mask_size.get(agent)
         if size is None:
@@ -82,7 +79,7 @@ class AgentSpaces:
         return obs, array, info
 
     def position(self, agent: Any) -> int:
-        """The index of an agent; EnvContractError for one that is not in `agents`."""
+        """Return the index of an agent. EnvContractError for an unknown agent."""
         if agent not in self.index:
             raise EnvContractError(
                 f"the agent {agent!r} is not one of the possible agents {self.agents}; pass possible_agents=[...] with "
@@ -91,12 +88,12 @@ class AgentSpaces:
         return self.index[agent]
 
     def equal(self, kind: str) -> bool:
-        """Return whether all agents have the same space; `kind` is "observation" or "action"."""
+        """Return whether all agents have the same space. `kind` is "observation" or "action"."""
         first, *others = getattr(self, kind).values()
         return all(space == first for space in others)
 
     def shared(self, kind: str, hint: str) -> Any:
-        """The one space of all agents; ValueError with this hint if they differ."""
+        """Return the space that all agents share. ValueError with the hint if the spaces differ."""
         found = getattr(self, kind)
         if not self.equal(kind):
             raise ValueError(f"the agents differ in their {kind} space; {hint}. Their spaces: {found}")
@@ -104,7 +101,7 @@ class AgentSpaces:
 
 
 def common_spaces(found: Sequence[AgentSpaces]) -> AgentSpaces:
-    """The spaces of all envs; ValueError, with the env and the agent named, if an env differs from the first."""
+    """Return the spaces of all envs. ValueError with the env and the agent if an env differs from the first env."""
     first = found[0]
     for i, other in enumerate(found):
         if other.agents != first.agents:
@@ -123,7 +120,6 @@ def common_spaces(found: Sequence[AgentSpaces]) -> AgentSpaces:
 
 
 def _agents_of(env: Any, kind: str, given: Sequence[Any] | None) -> list[Any]:
-    """All agents that can appear, in a fixed order: those `given`, else the env's `possible_agents`."""
     known = callable(getattr(env, "observation_space", None)) and callable(getattr(env, "step", None))
     found = None if not known else "aec" if callable(getattr(env, "last", None)) else "parallel"
     if found != kind:
@@ -139,7 +135,7 @@ def _agents_of(env: Any, kind: str, given: Sequence[Any] | None) -> list[Any]:
 
 
 def zeros(layout: Any, *batch: int) -> Any:
-    """Zeros for an absent agent, one row or a batch; None for parts without a fixed shape."""
+    """Return zeros for an absent agent, as a row or a batch. Parts without a fixed shape are `None`."""
 
     def zero(leaf: Any) -> Any:
         return np.zeros((*batch, *leaf.shape), leaf.dtype) if isinstance(leaf, Leaf) else np.full(batch, None)[()]
@@ -148,10 +144,10 @@ def zeros(layout: Any, *batch: int) -> Any:
 
 
 class AgentActions:
-    """Converts the caller's actions into a batch for the engine, and refuses those that do not fit.
+    """Converter of the caller's actions into a batch for the engine. Wrong actions raise before anything is sent.
 
-    Actions are a dict of batches, one for each agent, or with `single` one batch for the agents to move. With
-    `check_legal` each action has to be in the space of its agent and allowed by its mask.
+    Actions are a dict with a batch per agent, or with `single` a batch for the agents to move. With `check_legal`, an
+    action must be in its agent's space and allowed by the mask.
     """
 
     def __init__(self, known: AgentSpaces, num_envs: int, single: bool, check_legal: bool) -> None:
@@ -161,11 +157,11 @@ class AgentActions:
         self._layouts = {agent: space_tree(space, "action") for agent, space in known.action.items()}
         self._all_arrays = _is_arrays(self._layouts)
         self._acts = np.zeros((num_envs, len(known.agents)), dtype=np.bool_)
-        """The agents that act in the next step of each env; none in an env that has to be reset."""
+        """Agents that act in the next step, per env. No agent acts in an env that needs a reset."""
         self._masks: Any = None
 
     def note(self, raw: Any, ids: np.ndarray) -> None:
-        """Note from rows of the envs `ids` which agents act next, and their masks."""
+        """Record from rows of the envs `ids` which agents act next, and their masks."""
         acts = raw["alive"]
         self._acts[ids] = acts & (raw["agent"][:, None] == np.arange(acts.shape[1])) if "agent" in raw else acts
         if self._check_legal and "action_mask" in raw:
@@ -175,14 +171,13 @@ class AgentActions:
             nest.put(self._masks, ids, raw["action_mask"])
 
     def discard(self, ids: Sequence[int]) -> None:
-        """Discard which agents act in these envs: until a reset the engine refuses to step them anyway."""
+        """Forget which agents act in these envs. The engine refuses to step these envs until a reset."""
         self._acts[ids] = False
 
     def batch(self, actions: Any, ids: np.ndarray) -> Any:
-        """The actions for the envs `ids`: a tree of arrays, or a list of one action an env.
+        """Return the actions for the envs `ids`: a tree of arrays, or a list with an action per env.
 
-        Agents that do not act may be left out; their entries are zeros. Raises the ValueError and TypeError that
-        ParallelVectorEnv documents.
+        Entries of missing agents that do not act are zeros. For errors see ParallelVectorEnv.
         """
         acting, asked = self._acts[ids], ids.tolist()
         if self._single:
@@ -216,7 +211,6 @@ class AgentActions:
                 raise ValueError(f"no actions for agent {agent!r}, which acts next in env {i}; got {list(actions)}")
 
     def _check_one(self, action: Any, agent: Any, env_id: int) -> None:
-        """ValueError for an action that is not in the agent's space, or that its mask forbids."""
         space = self._known.action[agent]
         if not space.contains(action):
             raise ValueError(f"the action {action!r} of agent {agent!r} in env {env_id} is not in its space {space}")
@@ -231,11 +225,11 @@ class AgentActions:
 
 
 def _fitting(batch: Any, asked: list[int], layout: Any, path: str) -> Any:
-    """The actions of one agent in the envs `asked`: a tree of arrays, or a list for what has no fixed shape."""
+    """Return an agent's actions in the envs `asked`: a tree of arrays, or a list if there is no fixed shape."""
     try:
         if not _is_arrays(layout):
             return batch_actions(batch, asked, None)
-        fitting = batch_actions({path: batch}, asked, {path: layout})  # a tuple alone would be one action an env
+        fitting = batch_actions({path: batch}, asked, {path: layout})  # a bare tuple would mean an action per env
     except (ValueError, TypeError) as error:
         raise type(error)(f"{path}: {error}") from None
     if isinstance(fitting, dict):

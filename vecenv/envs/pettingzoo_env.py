@@ -1,15 +1,15 @@
-"""PettingZoo envs with gymnasium's interface: `PettingZooEnv`, and one Dict observation for all agents.
+"""PettingZoo envs as gymnasium envs: `PettingZooEnv`, and the envs in the workers of PettingZoo vector envs.
 
-The workers of ParallelVectorEnv and AECVectorEnv host these. A row of the batch is
+ParallelRows (for ParallelVectorEnv) and AECRows (for AECVectorEnv) return Dict observations, so that the arrays of the
+engine carry the values of all agents:
 
-    obs         ParallelRows: {agent: observation}. AECRows: the observation of the agent to move, or such a dict where
-                the agents' observation spaces differ
-    action_mask the legal actions: {agent: bool (n,)}, or bool (n,) of the agent to move
-    agent       AECRows: the index of the agent to move
-    rewards     float64 (num_agents,), and `terminated`, `truncated`, `active`, `alive`: bool (num_agents,)
+    obs         ParallelRows: {agent: observation}. AECRows: observation of the agent to move, in such a dict if the
+                observation spaces of the agents differ
+    action_mask legal actions, bool (n,): a dict in ParallelRows, an array for the agent to move in AECRows
+    agent       AECRows: index of the agent to move
+    rewards     float64 (num_agents,); `terminated`, `truncated`, `active`, `alive`: bool (num_agents,)
 
-so that the arrays of the engine carry everything. The flag `terminated` of the step itself means that no agent is
-alive; the info is {agent: info}, without empty ones.
+The flag `terminated` that `step` returns is True if no agent is alive. The info is {agent: info} without empty infos.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from vecenv.envs.agent_spaces import AgentSpaces, make_env, zeros
 from vecenv.errors import EnvContractError
 
 COLUMNS = ("rewards", "terminated", "truncated", "active", "alive")
-"""The parts of a row with one number per agent."""
+"""Parts of a row with a value per agent."""
 
 Row = dict[str, Any]
 
 
 class _Rows:
-    """Base of both classes. `env` is the PettingZoo env; `get_env_attr` finds its attributes through this name."""
+    """Base class of ParallelRows and AECRows. Through `env`, `get_env_attr` finds attributes of the PettingZoo env."""
 
     kind: str
 
@@ -44,19 +44,18 @@ class _Rows:
         self._zeros = {agent: zeros(space_tree(space, "obs")) for agent, space in self.agent_spaces.observation.items()}
 
     def _space(self, **parts: Any) -> spaces.Dict:
-        """The space of a row with these parts, the rewards and the flags."""
         n = len(self.agent_spaces.agents)
         columns = {name: _flags(n) for name in COLUMNS} | {"rewards": spaces.Box(-np.inf, np.inf, (n,), np.float64)}
         return spaces.Dict({**parts, **columns})
 
     unwrapped = property(attrgetter("env.unwrapped"))
-    """The innermost env, by which backends detect one env object behind two ids."""
+    """Innermost env. Backends compare it to detect an env object that has two ids."""
     render = property(attrgetter("env.render"))
     close = property(attrgetter("env.close"))
 
 
 class ParallelRows(_Rows):
-    """A ParallelEnv: in each step all agents that are alive act."""
+    """Wrapper of a ParallelEnv: in each step all agents that are alive act."""
 
     kind = "parallel"
 
@@ -68,12 +67,12 @@ class ParallelRows(_Rows):
         self.observation_space = self._space(obs=_by_agent(known.observation), action_mask=_by_agent(masks))
 
     def reset(self, **kwargs: Any) -> tuple[Row, dict[Any, Any]]:
-        """Start an episode: no agent is `active` in its first row."""
+        """Start an episode. No agent is `active` in the first row."""
         obs, infos = self.env.reset(**kwargs)
         return self._row((), obs, {}, {}, {}, infos)
 
     def step(self, action: Mapping[Any, Any]) -> tuple[Row, float, bool, bool, dict[Any, Any]]:
-        """All agents that are alive act; what `action` has for the others is ignored."""
+        """Step all agents that are alive. Actions of other agents are ignored."""
         active = list(self.env.agents)
         row, infos = self._row(active, *self.env.step({agent: action[agent] for agent in active}))
         return row, 0.0, not row["alive"].any(), False, infos
@@ -89,7 +88,7 @@ class ParallelRows(_Rows):
         for agent in known.agents:
             ended, cut = bool(terminated.get(agent)), bool(truncated.get(agent))
             acted, lives = agent in active, agent in alive and not (ended or cut)
-            # An agent that was not alive before and is not alive now gets no reward.
+            # An agent that is dead before and after the step gets no reward.
             reward = float(rewards.get(agent, 0.0)) if acted or lives else 0.0
             events.append((reward, acted and ended, acted and cut, acted, lives))
             mask = None
@@ -102,44 +101,39 @@ class ParallelRows(_Rows):
             else:
                 row["obs"][agent] = self._zeros[agent]
             if (size := known.mask_size.get(agent)) is not None:
-                # Every action of an absent agent is legal: policies need a legal one in each row.
+                # A policy needs a legal action in each row, so all actions of an absent agent are legal.
                 row["action_mask"][agent] = np.ones(size, dtype=np.bool_) if mask is None else mask
         return row | dict(zip(COLUMNS, map(np.array, zip(*events, strict=True)), strict=True)), given
 
 
 class Turns:
-    """The turns of the agents of an AECEnv that are alive: between them dead agents are removed from the env, by steps
-    with the action None.
-    """
+    """Turns of the living agents of an AECEnv. Dead agents are removed between turns, by steps with the action None."""
 
     def __init__(self, env: Any, known: AgentSpaces) -> None:
         self._env, self._known = env, known
         self._ended: set[Any] = set()
-        """The agents whose end has been reported."""
+        """Agents whose end has been reported."""
         self.agent: Any = None
-        """The one whose turn it is; at the end of an episode the env's `agent_selection`, one of those that died last.
-        """
+        """Agent to move. At the end of an episode the env's `agent_selection`, which died last."""
         self.obs: Any = None
-        """The observation of `agent`; `mask` and `info` are its mask and info, `flags` its terminated and truncated."""
+        """Observation of `agent`. `mask`, `info` and `flags` (terminated, truncated) belong to `agent` too."""
         self.mask: np.ndarray | None = None
         self.info: Any = {}
         self.flags = (False, False)
         self.rewards = np.zeros(len(known.agents))
-        """(num_agents,), as `terminated` and `truncated`: of each agent since the turn before."""
+        """Rewards since the previous turn, (num_agents,), like `terminated` and `truncated`."""
         self.alive = np.zeros(len(known.agents), dtype=np.bool_)
-        """The agents that are alive now; `active` are those that were alive in the turn before."""
+        """Agents that are alive now. `active` has the agents that were alive in the previous turn."""
         self.done = True
-        """True if no agent is alive."""
 
     def begin(self, **kwargs: Any) -> None:
-        """Start an episode."""
         self._env.reset(**kwargs)
         self.alive = np.zeros_like(self.alive)
         self._ended.clear()
         self._go_to_next({})
 
     def take(self, action: Any) -> None:
-        """Step the agent whose turn it is. RuntimeError if the episode is over, or has not begun."""
+        """Step the agent to move. RuntimeError if the episode is over or has not begun."""
         if self.done:
             raise RuntimeError("no agent is alive to act: the episode is over or was never begun; call reset()")
         self._env.step(action)
@@ -158,7 +152,7 @@ class Turns:
             if self.done or not (env.terminations[agent] or env.truncations[agent]):
                 break
             env.step(None)  # gives no rewards
-            if agent in env.agents:  # this loop would never end
+            if agent in env.agents:  # otherwise this loop would never end
                 raise EnvContractError(f"env.step(None) did not remove the dead agent {agent!r} from env.agents")
         if agent in env.agents:
             obs, _, terminated, truncated, info = env.last()
@@ -179,7 +173,7 @@ class Turns:
 
 
 class AECRows(_Rows):
-    """An AECEnv: each step is the turn of one agent that is alive (see `Turns`)."""
+    """Wrapper of an AECEnv: in each step one living agent takes its turn."""
 
     kind = "aec"
 
@@ -197,12 +191,11 @@ class AECRows(_Rows):
         )
 
     def reset(self, **kwargs: Any) -> tuple[Row, dict[Any, Any]]:
-        """Start an episode."""
         self._turns.begin(**kwargs)
         return self._row()
 
     def step(self, action: Any) -> tuple[Row, float, bool, bool, dict[Any, Any]]:
-        """The agent to move acts; where the agents differ, `action` has an entry for each."""
+        """Step the agent to move. If the agents' action spaces differ, `action` is a dict by agent."""
         turns = self._turns
         turns.take(action if self._single_action or turns.done else action[turns.agent])
         row, info = self._row()
@@ -214,20 +207,19 @@ class AECRows(_Rows):
         row["obs"] = turns.obs if self._single_obs else {**self._zeros, turns.agent: turns.obs}
         row["agent"] = known.index[turns.agent]
         if known.mask_size:
-            # One width for all agents: actions beyond an agent's own space are illegal.
+            # The mask is as wide as the largest action space. An agent's illegal actions include the rest.
             row["action_mask"] = np.zeros(max(known.mask_size.values()), dtype=np.bool_)
-            if turns.mask is not None:  # with no agent alive all are legal: policies need a legal one in each row
+            if turns.mask is not None:  # if no agent is alive, all are legal: policies need a legal action
                 row["action_mask"][: len(turns.mask)] = turns.mask | turns.done
         return row, {turns.agent: turns.info} if turns.info else {}
 
 
 def _rendering(env: Any) -> tuple[dict[str, Any], str | None]:
-    """The metadata and the render mode, of an env that may lack them."""
     return dict(getattr(env, "metadata", None) or {}), getattr(env, "render_mode", None)
 
 
 def _by_agent(agent_spaces: Mapping[Any, Any]) -> spaces.Dict:
-    """A Dict space in the order of the agents: gymnasium sorts the keys of a dict, but not pairs."""
+    """Return a Dict space in the order of the agents. gymnasium sorts the keys of a dict, but not pairs."""
     return spaces.Dict(list(agent_spaces.items()))
 
 
@@ -239,32 +231,27 @@ _OTHER_NAMES = {"observation": "obs", "action_mask": "mask"}
 
 
 class TurnSpace(spaces.Dict):
-    """The observation space of PettingZooEnv.
-
-    `space["observation"]` is another name of `space["obs"]`: code that was written for tianshou looks there for what
-    an agent sees.
-    """
+    """Observation space of PettingZooEnv. `space["observation"]` is an alias of `space["obs"]`, for tianshou's code."""
 
     def __getitem__(self, key: str) -> Any:
         return super().__getitem__(_OTHER_NAMES.get(key, key))
 
 
 class PettingZooEnv(gymnasium.Env):
-    """A PettingZoo AECEnv, one turn a step (form of tianshou's PettingZooEnv), for every vector env.
+    """Gymnasium env around a PettingZoo AECEnv, one turn per step (as tianshou's PettingZooEnv).
 
-    The observation is a dict for the agent whose turn it is: `agent_id` (its name), `obs` (what it sees) and, where
-    the agents have Discrete actions, `mask` (bool (n,), the legal ones; all True if the env gives none). `step` takes
-    the action of this agent. The reward is a vector, float64 (num_agents,) in the order of `agents`: what each agent
-    got since the step before.
+    The observation is a dict for the agent to move: `agent_id` (name), `obs` (its observation) and, for Discrete
+    actions, `mask` (bool (n,), legal actions; all True if the env has no mask). `step` takes the action of this agent.
+    The reward is float64 (num_agents,) in the order of `agents`: the rewards since the previous step.
 
-    Dead agents never have a turn: they are removed from the env between the steps. `terminated` and `truncated` become
-    true only when no agent is alive; the observation, the flags and the info are then those of the env's last
-    `agent_selection`. An illegal move ends the episode if the env has PettingZoo's TerminateIllegalWrapper, as all its
-    classic games have (-1 for the offender); otherwise the env decides, and may raise.
+    Dead agents are removed between the steps and have no turn. When no agent is alive, `terminated` or `truncated`
+    become True, and the observation, flags and info belong to the env's last `agent_selection`. PettingZoo's
+    TerminateIllegalWrapper, which the classic games have, ends the episode at an illegal move, with -1 for the
+    offender. Without this wrapper the env may raise.
 
     Arguments:
-        env: an AECEnv, or the id of one in PettingZoo's registry. All its agents need the same spaces: ValueError if
-            they differ, see AECVectorEnv. TypeError for a ParallelEnv.
+        env: an AECEnv, or an id of PettingZoo's registry. ValueError if the spaces of its agents differ: use
+            AECVectorEnv. TypeError for a ParallelEnv.
         possible_agents: all agents that can appear, for an env without `possible_agents`.
 
     >>> from vecenv import DummyVectorEnv
@@ -298,16 +285,16 @@ class PettingZooEnv(gymnasium.Env):
 
     @property
     def rewards(self) -> np.ndarray:
-        """The reward of each agent in the last step."""
+        """Rewards of the agents in the last step."""
         return self._turns.rewards
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[dict[str, Any], Any]:
-        """Start an episode: (obs, info) of the agent that moves first."""
+        """Start an episode. Return (obs, info) of the agent that moves first."""
         self._turns.begin(seed=seed, options=options)
         return self._obs(), self._turns.info
 
     def step(self, action: Any) -> tuple[dict[str, Any], np.ndarray, bool, bool, Any]:
-        """The agent `agent_id` acts: (obs, rewards, terminated, truncated, info). RuntimeError if none is alive."""
+        """Step the agent to move. Return (obs, rewards, terminated, truncated, info). RuntimeError if all are dead."""
         turns = self._turns
         turns.take(action)
         terminated, truncated = turns.flags if turns.done else (False, False)
@@ -319,7 +306,7 @@ class PettingZooEnv(gymnasium.Env):
         return {"agent_id": turns.agent, "obs": turns.obs, **mask}
 
     def render(self) -> Any:
-        """A frame of the env."""
+        """Render a frame of the env."""
         return self.env.render()
 
     def close(self) -> None:

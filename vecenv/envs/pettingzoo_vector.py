@@ -1,4 +1,4 @@
-"""`ParallelVectorEnv` and `AECVectorEnv`: batches of simultaneous and turn-based PettingZoo envs."""
+"""`ParallelVectorEnv` and `AECVectorEnv`: vector envs for PettingZoo's simultaneous and turn-based games."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from vecenv.wrappers import Forwarded
 NOT_OFFERED = frozenset({"copy", "stack_obs", "check_actions", "check_spaces", "worker_fn", "strict"})
 
 NEXT_EPISODE = frozenset({"obs", "action_mask", "agent", "alive"})
-"""The parts of a row that SAME_STEP mode takes from the reset; the others belong to the step."""
+"""Parts of a row that SAME_STEP mode takes from the reset. The step supplies all other parts."""
 
 Rows = TypeVar("Rows")
 MultiAgentStep = tuple[Any, Any, Any, Any, dict[str, Any]]
@@ -34,11 +34,11 @@ MultiAgentStep = tuple[Any, Any, Any, Any, dict[str, Any]]
 class MultiAgentVectorEnv(LayerMark):
     """Base class of ParallelVectorEnv and AECVectorEnv.
 
-    `venv` is the vector env of ParallelRows or AECRows; its methods and properties for whole envs are here too.
+    `venv` is the vector env that hosts the ParallelRows or AECRows.
     """
 
     rows_class: type[ParallelRows | AECRows]
-    """The env that a worker makes around a PettingZoo env."""
+    """Class of the env that a worker creates around a PettingZoo env."""
 
     def __init__(
         self,
@@ -78,23 +78,23 @@ class MultiAgentVectorEnv(LayerMark):
         self._done = np.zeros(n, dtype=np.bool_)
 
     def _results(self, raw: Any, infos: dict[str, Any]) -> MultiAgentStep:
-        """Convert rows of the engine to what `step` returns; adds to `infos`."""
+        """Convert rows of the engine to the results of `step`, and add entries to `infos`."""
         raise NotImplementedError
 
     def observation_space(self, agent: Any) -> Any:
-        """The space of an agent's observation in one env, without its action mask."""
+        """Return the space of an agent's observation in one env, without its action mask."""
         return self.agent_spaces.observation[agent]
 
     def action_space(self, agent: Any) -> Any:
-        """The space of an agent's action in one env; `seed` seeds its sampling."""
+        """Return the space of an agent's action in one env. `seed` also seeds this space."""
         return self.agent_spaces.action[agent]
 
     @sets_mark
     def reset(self, id: Any = None, *, seed: Any = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
-        """Start an episode in the envs `id` (default all) and return (obs, infos), rows in the order of `id`.
+        """Start an episode in the envs `id` (default: all). Return (obs, infos), with rows in the order of `id`.
 
-        `seed`: an int s gives env i the seed s + i, a list has one seed for each env of `id`. `options` go to every
-        env. An env that failed is started again. RuntimeError for an env that is still stepping.
+        With `seed=s`, env i gets the seed s + i. A list has one seed for each env of `id`. Every env gets `options`.
+        A failed env is restarted. RuntimeError if an env is still stepping.
         """
         given = {name: value for name, value in (("seed", seed), ("options", options)) if value is not None}
         if self._in_call is not None:
@@ -108,11 +108,11 @@ class MultiAgentVectorEnv(LayerMark):
         return self._call(range(self.num_envs) if id is None else as_ids(id, self.num_envs).tolist(), reset)
 
     def step(self, actions: Any, id: Any = None) -> MultiAgentStep:
-        """Step the envs `id` (default all): `send`, then `recv`. None as actions only waits for what is in flight."""
+        """Step the envs `id` (default: all): `send`, then `recv`. If `actions` is None, only call `recv`."""
         return self.recv() if actions is None else self._halves(lambda: self.send(actions, id), self.recv)
 
     def send(self, actions: Any, id: Any = None) -> None:
-        """The first half of `step`: check everything, start the envs, return at once."""
+        """Check the actions, start the step of the envs `id`, and return without waiting."""
         self.venv.engine.check_open()
         ids = np.arange(self.num_envs) if id is None else as_ids(id, self.num_envs)
         batch = self._actions.batch(actions, ids)
@@ -121,10 +121,10 @@ class MultiAgentVectorEnv(LayerMark):
 
     @sets_mark
     def recv(self) -> MultiAgentStep:
-        """The second half of `step`: wait for what is in flight, or as much of it as `wait_num` and `timeout` ask for.
+        """Wait for envs in flight, or for the number that `wait_num` and `timeout` ask for. Return their results.
 
-        RuntimeError if nothing is in flight. The error of an env that failed is raised with the results of the others
-        in its `partial`.
+        RuntimeError if no env is in flight. If an env failed, its error is raised. The error's `partial` has the
+        results of the envs that did not fail.
         """
         if self._in_call:
             self._recover(sys._getframe(1))
@@ -140,9 +140,9 @@ class MultiAgentVectorEnv(LayerMark):
     def _call(self, asked: Sequence[int], call: Callable[[], Rows]) -> Rows:
         """Make a call of the envs `asked`, and convert the `partial` of its error to the results of this class.
 
-        After an interrupt the envs accept only a reset, because the masks and flags may be those of an earlier step.
+        After an interrupt these envs accept only a reset, because their masks and flags may be outdated.
         """
-        outer, self._in_call = self._in_call, asked  # () in `step`
+        outer, self._in_call = self._in_call, asked  # within `step`, `outer` is ()
         try:
             try:
                 rows = call()
@@ -167,9 +167,9 @@ class MultiAgentVectorEnv(LayerMark):
             self._in_call = None
 
     def _note(self, raw: Any, info: np.ndarray, terminated: Any = False, truncated: Any = False) -> dict[str, Any]:
-        """Note which agents act next and which episodes are over; returns the infos that both classes share."""
+        """Record which agents act next and which episodes are over. Return the infos that both classes share."""
         ids = np.array([row["env_id"] for row in info], dtype=np.int64)
-        if np.any(truncated):  # failed under on_error="restart": the agents that were alive are truncated
+        if np.any(truncated):  # the env failed with on_error="restart": truncate the agents that were alive
             raw["active"][truncated] = raw["truncated"][truncated] = self._alive[ids[truncated]]
             raw["terminated"][truncated] = raw["alive"][truncated] = False
             raw["rewards"][truncated] = 0.0
@@ -179,11 +179,11 @@ class MultiAgentVectorEnv(LayerMark):
         return {"env_id": ids, "done": self._done[ids], "info": info}
 
     def _reset_done(self, raw: Any, infos: dict[str, Any]) -> None:
-        """SAME_STEP: reset the envs whose episode is over, and put their first observations into the rows."""
+        """Reset the finished envs (SAME_STEP mode), and put their first observations into the rows."""
         ids, done, info = infos["env_id"], infos["done"], infos["info"]
         try:
             first, first_info = self.venv.reset(ids[done])
-        except Exception as error:  # what the step returned is not lost, and the next step resets these envs
+        except Exception as error:  # keep the results of the step; the next step resets these envs
             error.partial = Partial(ids, raw, None, done, False, info)  # type: ignore[attr-defined]
             raise
         infos |= {"_final_obs": done.copy(), "final_info": np.where(done, info, None)}
@@ -197,9 +197,9 @@ class MultiAgentVectorEnv(LayerMark):
     # Seeds, attributes, close.
 
     def seed(self, seed: Any = None) -> list[int | None]:
-        """Seed and reset every env, and seed the action spaces: an int s gives env i the seed s + i.
+        """Seed and reset every env, and seed the action spaces. Return the seeds.
 
-        Returns the seeds; None does nothing.
+        With `seed=s`, env i gets the seed s + i. None changes nothing.
         """
         self.venv.engine.check_open()
         seeds = spread_seeds(seed, range(self.num_envs))
@@ -227,45 +227,42 @@ class MultiAgentVectorEnv(LayerMark):
 
 
 class ParallelVectorEnv(MultiAgentVectorEnv):
-    """Many ParallelEnvs of PettingZoo behind one object: dicts with one batch for each agent.
-
-        venv = ParallelVectorEnv(["butterfly/knights_archers_zombies-v11"] * 8)
-        obs, infos = venv.reset(seed=0)
-        while True:
-            actions = {agent: policy[agent](obs[agent], infos["action_mask"][agent]) for agent in venv.agents}
-            obs, rewards, terminations, truncations, infos = venv.step(actions)
+    """Vector env of PettingZoo ParallelEnvs. Its actions and results are dicts with a batch per agent.
 
     Arguments:
         env_fns: for each env a callable that makes it, or an id of PettingZoo's registry.
         backend: "shmem", "subproc", "thread", "dummy", or a vector env class such as ShmemVectorEnv.
-        possible_agents: all agents that can appear, in the order of `agents`; default: the envs' own
-            `possible_agents`. TypeError if there is neither.
-        autoreset_mode: gymnasium's AutoresetMode, its value or its name in any case. NEXT_STEP (default): the step
-            after the end of an episode resets the env instead, whatever the actions. SAME_STEP: the env is reset at
-            once, and `infos` has its last observation. DISABLED: stepping it is an error until it is reset.
-        check_legal: refuse actions that are not in the agent's space, or that its mask forbids.
-        options: those of the backend's class: `num_workers`, `wait_num`, `timeout`, `on_error`, `step_timeout`, ...
+        possible_agents: all agents that can appear, in the order of `agents`. Default: the env's `possible_agents`.
+            TypeError if the env has no such attribute.
+        autoreset_mode: gymnasium's AutoresetMode, its value, or its name in any case. NEXT_STEP (default): the step
+            after the end of an episode ignores the actions and resets the env. SAME_STEP: the step that ends an
+            episode also resets the env. DISABLED: RuntimeError if an env steps without a reset.
+        check_legal: refuse actions that are outside the agent's space or that the action mask forbids.
+        options: arguments of the backend's class, such as `num_workers`, `wait_num`, `on_error`, `step_timeout`.
 
-    The agents are `agents` (= `possible_agents`), the same in every env; their spaces, which may all differ, are
-    `observation_space(agent)` and `action_space(agent)`. For k envs:
-        obs: {agent: (k, *shape)}, a dict or tuple of such for Dict and Tuple spaces.
-        rewards: {agent: float64 (k,)}. terminations, truncations: {agent: bool (k,)}, true once, when the agent ends.
-        infos: `active`, {agent: bool (k,)}: the agent acted in this step, and its reward counts. `alive`, {agent: bool
-            (k,)}: it acts in the next one. `action_mask`, {agent: bool (k, n)}, for agents with Discrete actions: from
-            the observation or the info of the env, else all True. `done`, bool (k,): no agent is alive, the episode of
-            the env is over. `env_id`, int (k,). `info`, object (k,): a dict {agent: info, "env_id": id} of those that
-            have one. In SAME_STEP mode, when an episode ended: `final_obs` as `obs`, with the mask
-            `_final_obs`, and `final_info`.
-    The row of an absent agent, which has died or has not appeared yet, is zeros with the reward 0, `active` False and
-    every action legal; the action for it is ignored.
+    All envs have the same `agents` (= `possible_agents`), but agents may have different spaces: see
+    `observation_space(agent)` and `action_space(agent)`. For k envs, `step` returns:
+        obs: {agent: (k, *shape)}. For Dict and Tuple spaces, a dict or tuple of batches.
+        rewards: {agent: float64 (k,)}.
+        terminations, truncations: {agent: bool (k,)}, True only in the step in which the agent ends.
+        infos: `active`, {agent: bool (k,)}: the agent acted in this step, and its reward counts.
+            `alive`, {agent: bool (k,)}: the agent acts in the next step.
+            `action_mask`, {agent: bool (k, n)}, for Discrete actions. All True if the env has no mask.
+            `done`, bool (k,): the episode is over, because no agent is alive.
+            `env_id`, int (k,). `info`, object (k,): per env a dict {agent: info, "env_id": id} without empty infos.
+            After an end in SAME_STEP mode: `final_obs` (like `obs`), its mask `_final_obs`, and `final_info`.
+    The row of a dead or absent agent has zeros, reward 0, and a mask of True. Its action is ignored.
 
-    Rejected before anything is sent, with the env and the agent named: an unknown agent, no actions for an agent that
-    is alive (ValueError), a wrong shape (ValueError) or dtype (TypeError), an env that was not reset or whose episode
-    is over (RuntimeError), one that has failed (its error again). The failure of an env is raised with the
-    others' results as its `partial`. A call that Ctrl-C interrupts discards its results, and its envs have to be reset.
+    Before anything is sent, `step` raises an error that names the env and the agent:
+        ValueError: unknown agent, missing actions of an agent that is alive, or wrong shape.
+        TypeError: wrong dtype.
+        RuntimeError: the env needs a reset.
+        The earlier error of an env that has failed.
+    If an env fails, its error has the results of the other envs as `partial`. If Ctrl-C interrupts a call, reset the
+    envs of the call.
 
-    `venv` is the vector env of all envs, to which `get_env_attr`, `set_env_attr`, `call`, `render`, `alive`, `stats`,
-    `ready_id`, `waiting_id` and `failed_id` are forwarded.
+    `venv` is the vector env of all envs. `get_env_attr`, `set_env_attr`, `call`, `render`, `alive`, `stats`,
+    `ready_id`, `waiting_id` and `failed_id` are forwarded to `venv`.
 
     >>> with ParallelVectorEnv(["classic/rps-v2"] * 3, backend="dummy") as venv:
     ...     obs, infos = venv.reset(seed=0)
@@ -284,31 +281,25 @@ class ParallelVectorEnv(MultiAgentVectorEnv):
 
 
 class AECVectorEnv(MultiAgentVectorEnv):
-    """Many AECEnvs of PettingZoo behind one object: one turn of one agent a step, in each env.
+    """Vector env of PettingZoo AECEnvs. In each step, one agent per env takes its turn.
 
-        venv = AECVectorEnv(["classic/connect_four-v3"] * 8)
-        obs, infos = venv.reset(seed=0)
-        while True:
-            actions = policy(obs, infos["agent"], infos["action_mask"])
-            obs, rewards, terminations, truncations, infos = venv.step(actions)
-
-    Arguments are those of ParallelVectorEnv. Dead agents never have a turn: the worker removes them from the env. For k
+    The arguments are the same as for ParallelVectorEnv. The worker removes dead agents, so they have no turn. For k
     envs:
-        obs: (k, *shape), what the agent to move sees. Where the agents' observation spaces differ, {agent: (k,
-            *shape)}, zeros but for the agent to move.
-        actions: (k, ...), those of the agents to move. Where their action spaces differ, {agent: (k, ...)}, of which
-            the rows of the agent to move are used; an agent that has no turn may be left out.
-        rewards: float64 (k, num_agents), what each agent got since the step before. Over an episode they add up to the
-            rewards of `last()` in PettingZoo's own loop.
-        terminations, truncations: bool (k, num_agents), true once, when the agent ends.
-        infos: `agent`, int (k,): the index in `agents` of the agent to move (at the end of an episode, the env's last
-            `agent_selection`). `action_mask`, bool (k, n): its legal actions, where actions are Discrete; n is that
-            of the largest space. `active`, `alive`: bool (k, num_agents): was alive before this step, is alive now.
-            `done`, `env_id`, `info`, `final_obs`, `_final_obs` and `final_info` as in ParallelVectorEnv; beside
-            `final_obs`, `final_agent` is the agent that sees it.
+        obs: (k, *shape), the observation of the agent to move. If the agents' observation spaces differ: {agent:
+            (k, *shape)}, with zeros for all agents but the agent to move.
+        actions: (k, ...), the actions of the agents to move. If the action spaces differ: {agent: (k, ...)}. Only the
+            rows of the agent to move are used, and agents without a turn may be left out.
+        rewards: float64 (k, num_agents), the rewards since the previous step. Their sum over an episode equals the sum
+            of the rewards from `last()` in PettingZoo's loop.
+        terminations, truncations: bool (k, num_agents), True only in the step in which the agent ends.
+        infos: `agent`, int (k,): index in `agents` of the agent to move, or of the last `agent_selection` if the
+            episode is over.
+            `action_mask`, bool (k, n), for Discrete actions: legal actions, with n of the largest action space.
+            `active`, `alive`, bool (k, num_agents): the agent was alive before this step, and is alive now.
+            Other entries as in ParallelVectorEnv. `final_agent` is the agent of `final_obs`.
 
-    An illegal move ends the episode if the env has PettingZoo's TerminateIllegalWrapper, as the classic games have (-1
-    for the offender), else the env may raise; `check_legal=True` refuses it before anything is sent.
+    PettingZoo's TerminateIllegalWrapper, which the classic games have, ends the episode at an illegal move, with -1 for
+    the offender. Without this wrapper the env may raise. `check_legal=True` refuses the move before anything is sent.
 
     >>> with AECVectorEnv(["classic/tictactoe-v3"] * 2, backend="dummy") as venv:
     ...     obs, infos = venv.reset(seed=0)

@@ -1,4 +1,4 @@
-"""`AsyncCalls`: the methods of a gymnasium `VectorEnv` besides step and reset."""
+"""`AsyncCalls`: base class with all methods of a gymnasium `VectorEnv` but step and reset."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from vecenv.facades.driver import Driver
 
 RESET, STEP, CALL = "reset", "step", "call"
 AnyVectorEnv = VectorEnv[Any, Any, np.ndarray]
-"""Gymnasium's class. Classes that users get name it as a direct base, because skrl looks at the direct bases alone."""
+"""Gymnasium's class. Public classes name it as a direct base, because skrl only looks at direct bases."""
 
 
 def as_deadline(timeout: Any) -> float | None:
-    """The time of time.monotonic at which a wait of `timeout` seconds ends, None for None; ValueError for another."""
+    """Return the time.monotonic() at which a wait of `timeout` seconds ends. ValueError for a bad timeout."""
     if timeout is None:
         return None
     is_number = isinstance(timeout, (int, float, np.integer, np.floating)) and not isinstance(timeout, bool)
@@ -38,9 +38,9 @@ HALF = "half"
 
 
 def is_half(method: Callable[..., Result]) -> Callable[..., Result]:
-    """Declare a method such as `x_async` or `x_wait`: it recovers from an interrupted call first, and marks its own.
+    """Decorate `x_async` or `x_wait`: recover from an interrupted call first, and set the layer's mark.
 
-    In a call of two halves `_in_call` is set already, and the half leaves it so.
+    A call that consists of both halves has set `_in_call` already, so the half keeps this value.
     """
 
     @functools.wraps(method)
@@ -60,25 +60,25 @@ def is_half(method: Callable[..., Result]) -> Callable[..., Result]:
 
 
 class AsyncCalls(LayerMark, AnyVectorEnv):
-    """Used through GymnasiumVectorEnv only.
+    """Base class of GymnasiumVectorEnv.
 
-    At most one call is pending: `x_async` was called and `x_wait` not yet, or it timed out. Anything else is refused
-    until then, with the errors of gymnasium's AsyncVectorEnv.
+    At most one call is pending, between `x_async` and a `x_wait` that returns results. Meanwhile all other calls raise
+    the errors of gymnasium's AsyncVectorEnv.
     """
 
-    # The defaults are for `close` after a constructor that was refused: gymnasium before 1.3 does so in `__del__`.
+    # Defaults for `close` after a constructor that raised: gymnasium before 1.3 calls `close` in `__del__`.
     venv: Any = None
     _driver: Driver
     _pending: str | None = None
-    """The call that waits for its `x_wait`: "reset", "step" or "call"."""
+    """Name of the pending call: "reset", "step" or "call"."""
     _called: Any = None
-    """The call that `call_async` has started: the engine, and its call; or None, and the values."""
+    """Call that `call_async` has started: (engine, call), or (None, values) if it has finished."""
     _refused_calls = frozenset({"reset", "step", "close", "_setattr", "_check_spaces"})
 
     # The pending call.
 
     def _begin(self, name: str) -> None:
-        """Raise unless the call `name` is possible now."""
+        """Raise if the call `name` is not possible now."""
         self._check_open()
         if self._pending is not None:
             raise AlreadyPendingCallError(
@@ -86,20 +86,20 @@ class AsyncCalls(LayerMark, AnyVectorEnv):
             )
 
     def _expect(self, call: str) -> None:
-        """Raise unless `{call}_async` was called before."""
+        """Raise unless `{call}_async` was called."""
         self._check_open()
         if self._pending != call:
             raise NoAsyncCallError(f"Calling `{call}_wait` without any prior call to `{call}_async`.", call)
 
     def _await(self, call: str, deadline: float | None) -> None:
-        """Wait until the deadline (of time.monotonic), if there is one; then the call is still pending."""
+        """Wait for the answers, with a deadline in time.monotonic(). The call stays pending after a timeout."""
         if deadline is not None and not self._has_answered(deadline):
             raise multiprocessing.TimeoutError(
                 f"The call to `{call}_wait` has timed out; nothing is lost: call `{call}_wait` again, or `close`."
             )
 
     def _has_answered(self, deadline: float) -> bool:
-        """Wait until the deadline; False if the answers are not there."""
+        """Wait until the deadline. Return whether all answers are there."""
         if self._called is not None:
             engine, call = self._called
             return engine is None or bool(engine.calls.wait(call, deadline))
@@ -113,23 +113,22 @@ class AsyncCalls(LayerMark, AnyVectorEnv):
     # Attributes and methods of the envs.
 
     def call(self, name: str, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
-        """Call the method `name` of every env, found through wrappers; what is not a method is returned.
+        """Call the method `name` of every env, found through wrappers. Return the results or the attribute's values.
 
-        All other arguments are the method's own; to call some of the envs: `.venv.call(name, ..., id=ids)`.
-        ValueError for `reset`, `step` and `close`, which have their own methods; AttributeError, with the env named,
-        for an unknown name.
+        Other arguments go to the method. To call some of the envs: `.venv.call(name, ..., id=ids)`. ValueError for
+        `reset`, `step` and `close`. AttributeError with the env for an unknown name.
         """
         return self._answers(self._start_call(name, args, kwargs))
 
     def call_async(self, name: str, /, *args: Any, **kwargs: Any) -> None:
-        """The first half of `call`: check, start, return at once."""
+        """Start a call, and return without waiting."""
         self._called = self._start_call(name, args, kwargs)
         self._pending = CALL
 
     def call_wait(self, timeout: float | None = None) -> tuple[Any, ...]:
-        """The second half of `call`: the answers, or the exception of an env.
+        """Return the results of `call_async`, or raise the exception of an env.
 
-        `multiprocessing.TimeoutError` after `timeout` seconds: then wait again.
+        `multiprocessing.TimeoutError` after `timeout` seconds: call it again.
         """
         self._expect(CALL)
         self._await(CALL, as_deadline(timeout))
@@ -137,7 +136,7 @@ class AsyncCalls(LayerMark, AnyVectorEnv):
         return self._answers(called)
 
     def _start_call(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Start a call of all envs; where a wrapper defines `call`, it has no two halves and runs at once."""
+        """Start a call of all envs. A wrapper's `call` runs here to its end, because it cannot be split."""
         self._begin("call_async")
         if name in self._refused_calls:
             raise ValueError(f"Trying to call function `{name}` with `call`, use `{name}` directly instead.")
@@ -151,15 +150,14 @@ class AsyncCalls(LayerMark, AnyVectorEnv):
         return tuple(call if engine is None else engine.calls.finish(call))
 
     def get_attr(self, name: str) -> tuple[Any, ...]:
-        """The attribute `name` of every env; a method is called (as in gymnasium)."""
+        """Return the attribute `name` of every env. A method is called (as in gymnasium)."""
         return self.call(name)
 
     def set_attr(self, name: str, values: Any) -> None:
-        """Set an attribute of every env: a list or tuple has one value for each, anything else is the value of all.
+        """Set an attribute of every env. A list or tuple has a value per env; other values are for all envs.
 
-        It is set where the env or a wrapper has it, a new one on the outermost wrapper (as in gymnasium).
-
-        ValueError if there are not as many values as envs, before anything is set.
+        The value is set on the env or wrapper that has the attribute, or else on the outermost wrapper (as in
+        gymnasium). ValueError for a wrong number of values, before anything is set.
         """
         self._begin("set_attr")
         if not isinstance(values, (list, tuple)):
@@ -174,26 +172,26 @@ class AsyncCalls(LayerMark, AnyVectorEnv):
             self.venv.call("set_wrapper_attr", name, value, id=i)
 
     def render(self) -> tuple[Any, ...]:
-        """The frame of every env."""
+        """Return a frame per env."""
         self._begin("render")
         return tuple(self.venv.render())
 
     @property
     def np_random_seed(self) -> tuple[int | None, ...]:  # type: ignore[override]
-        """The seed of the generator of every env."""
+        """Seeds of the envs' random generators."""
         return self.get_attr("np_random_seed")
 
-    @property  # type: ignore[misc]  # as in gymnasium's own classes: it cannot be set
+    @property  # type: ignore[misc]  # cannot be set, as in gymnasium's classes
     def np_random(self) -> tuple[np.random.Generator, ...]:  # type: ignore[override]
-        """The generator of every env; copies, if the envs live in other processes."""
+        """Random generators of the envs. Copies, if the envs live in other processes."""
         return self.get_attr("np_random")
 
     # The end.
 
     def close_extras(self, timeout: float | None = None, terminate: bool = False) -> None:
-        """Close the envs and the engine, by force after five seconds; what `close` calls.
+        """Close the envs and the engine, by force after five seconds. `close` calls this method.
 
-        A call that is still pending is waited for `timeout` seconds first, with a warning; not at all with `terminate`.
+        If a call is pending, warn and wait `timeout` seconds for it, or not at all with `terminate`.
         """
         deadline = as_deadline(timeout)
         if self.venv is None:

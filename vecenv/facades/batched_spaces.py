@@ -1,7 +1,7 @@
-"""Batch the spaces of a gymnasium `VectorEnv`, and convert actions and observations to that form.
+"""Batched spaces of a gymnasium `VectorEnv`, with conversions of actions and observations.
 
-All but arrays goes through gymnasium's own functions (`batch_space`, `iterate`, `create_empty_array`, `concatenate`),
-because users register their spaces with these.
+All spaces without a simple array use gymnasium's `batch_space`, `iterate`, `create_empty_array` and `concatenate`,
+because users register custom spaces with these functions.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _ARRAYS = (spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary
 
 
 def check_observation_mode(mode: Any) -> None:
-    """ValueError or TypeError if `mode` is not "same", "different" or a pair of spaces."""
+    """Raise ValueError or TypeError unless `mode` is "same", "different" or a pair of spaces."""
     if isinstance(mode, tuple) and len(mode) == 2:
         if not all(isinstance(space, Space) for space in mode):
             raise TypeError(
@@ -42,10 +42,10 @@ def check_observation_mode(mode: Any) -> None:
 
 
 def observation_spaces(mode: Any, found: Sequence[Any], cls: str) -> tuple[Any, Any]:
-    """(batched, single) observation space of envs with the spaces `found`, for the class named `cls`.
+    """Return (batched, single) observation spaces of envs with the spaces `found`. `cls` is a class name for errors.
 
-    RuntimeError, in gymnasium's words and with the env named, if `mode` does not fit them; where mode "different" finds
-    no common batch, the error of gymnasium's `batch_differing_spaces`.
+    RuntimeError with the env if `mode` does not match the spaces. If mode "different" finds no common batch, the error
+    comes from gymnasium's `batch_differing_spaces`.
     """
     _check_present("observation_space", found)
     first = found[0]
@@ -79,7 +79,7 @@ def _batch_of_different(found: Sequence[Any]) -> Any:
 
 
 def action_spaces(found: Sequence[Any]) -> tuple[Any, Any]:
-    """(batched, single) action space of envs with the spaces `found`; RuntimeError if they differ."""
+    """Return (batched, single) action spaces of envs with the spaces `found`. RuntimeError if the spaces differ."""
     _check_present("action_space", found)
     for i, space in enumerate(found):
         if space != found[0]:
@@ -97,12 +97,12 @@ def _check_present(name: str, found: Sequence[Any]) -> None:
 
 
 def takes_arrays(batched: Any, single: Any) -> bool:
-    """Return whether an array of actions with a row for each env is taken as it is."""
+    """Return whether an array of actions with a row per env can be used unchanged."""
     return _is_array_space(single) and _is_gymnasiums(iterate, batched)
 
 
 def is_tree_of_arrays(space: Any) -> bool:
-    """Return whether the batch of a space is an array, or a dict or tuple of such."""
+    """Return whether a batch of the space consists of plain arrays, possibly in dicts or tuples."""
     if isinstance(space, (spaces.Dict, spaces.Tuple)) and _is_joined_by_gymnasium(space):
         children = space.spaces.values() if isinstance(space, spaces.Dict) else space.spaces
         return all(is_tree_of_arrays(child) for child in children)
@@ -110,7 +110,7 @@ def is_tree_of_arrays(space: Any) -> bool:
 
 
 def _is_array_space(space: Any) -> bool:
-    """Return whether gymnasium makes one array of a batch: a user may have registered other functions for the space."""
+    """Return whether gymnasium batches the space as an array. Users may register other functions for the space."""
     return isinstance(space, _ARRAYS) and _is_joined_by_gymnasium(space)
 
 
@@ -123,8 +123,9 @@ def _is_gymnasiums(function: Any, space: Any) -> bool:
 
 
 def split_actions(actions: Any, batched: Any, single: Any, as_arrays: bool) -> Any:
-    """`actions` as an array or a list of one action an env, for the engine, which checks their number; TypeError for
-    an object that cannot be iterated. `as_arrays` is `takes_arrays` of the spaces.
+    """Return `actions` as an array or a list with an action per env. The engine checks their number.
+
+    TypeError for an object that cannot be iterated. `as_arrays` is `takes_arrays` of the spaces.
     """
     if as_arrays:
         if hasattr(actions, "__len__") and getattr(actions, "ndim", True):
@@ -141,12 +142,11 @@ def split_actions(actions: Any, batched: Any, single: Any, as_arrays: bool) -> A
 
 
 def empty_batch(single: Any, n: int) -> Any:
-    """A batch of zeros of the single observation space, in gymnasium's form."""
     return create_empty_array(single, n=n, fn=np.zeros)
 
 
 def row_joiner(space: Any, n: int) -> Callable[[Any], Any]:
-    """Return a function that does with a batch of the engine as `join_rows` does, without a copy of its arrays."""
+    """Return a function like `join_rows`, which does not copy arrays."""
     gymnasiums = _is_joined_by_gymnasium(space)
     if gymnasiums and isinstance(space, spaces.Dict):
         parts = {key: row_joiner(child, n) for key, child in space.spaces.items()}
@@ -157,7 +157,7 @@ def row_joiner(space: Any, n: int) -> Callable[[Any], Any]:
     is_array = _is_array_space(space)
 
     def join(obs: Any) -> Any:
-        if gymnasiums and is_array != (obs.dtype == object):  # an array space in an array, any other in an object array
+        if gymnasiums and is_array != (obs.dtype == object):  # arrays stay arrays, and object arrays become tuples
             return obs if is_array else tuple(obs.tolist())
         return join_rows(obs, space, n, empty_batch(space, n))
 
@@ -165,5 +165,5 @@ def row_joiner(space: Any, n: int) -> Callable[[Any], Any]:
 
 
 def join_rows(obs: Any, single: Any, n: int, out: Any) -> Any:
-    """A batch of the engine as gymnasium's `concatenate` joins the envs' observations: in `out`, an `empty_batch`."""
+    """Join a batch of the engine with gymnasium's `concatenate` into `out`, an `empty_batch`."""
     return concatenate(single, [nest.take(obs, i) for i in range(n)], out)

@@ -1,6 +1,6 @@
-"""`Driver`: step a vector env for a facade, through the engine or through the wrappers around it.
+"""`Driver`: steps a vector env for a facade, through its wrappers or directly through the engine.
 
-Episodes: which envs of a facade have finished theirs, the seed of each, and the latest observations.
+`Episodes` records which episodes are over, their seeds, and the latest observations.
 """
 
 from __future__ import annotations
@@ -27,19 +27,19 @@ NOT_OFFERED = {
     "worker_fn": "make a BaseVectorEnv(env_fns, worker_fn), and GymnasiumVectorEnv(venv) or SB3VecEnv(venv) of it",
     "backend": "make a BaseVectorEnv(env_fns, backend=...), and GymnasiumVectorEnv(venv) or SB3VecEnv(venv) of it",
 }
-"""Options of vector envs that a facade which makes its own has no use for, and what to do instead."""
+"""Options of vector envs that the facades do not accept, each with its replacement."""
 
 
 class Driver:
-    """Steps and resets `venv`, with the infos that the envs returned, by env id: without the `env_id` of the engine.
+    """Steps and resets `venv`. Infos are dicts by env id, without the `env_id` that the engine adds.
 
-    From now on its envs get actions in the types that the caller passes, and envs in this process share the objects in
-    calls and options with the caller, as in the libraries of the facades.
+    As in the libraries of the facades, envs get actions in the caller's types, and envs in this process share the
+    objects of calls and options with the caller.
 
-    Steps are copied if the vector env returns views, because a reset in a second round would write over them. `copy`
-    False leaves the observations as views.
+    If the vector env returns views, steps are copied, because a reset in a second round would overwrite them. With
+    `copy=False`, observations stay views.
 
-    `engine` is that of the vector env where no wrapper or subclass comes before it, else None.
+    `engine` is `None` if a wrapper or a subclass changes the methods of the vector env.
     """
 
     def __init__(self, venv: Any, copy: bool = True) -> None:
@@ -50,40 +50,39 @@ class Driver:
         self.has_views = engine is not None and not engine.results.copies
         """True if the vector env returns views of its arena."""
         self.autoresets = resets_in_step(venv)
-        """True if a step may reset envs whose episode it ends."""
+        """True if a step can reset envs in the round of their last step."""
         self._receives = overrides_nothing(venv, "recv")
         self._ids = range(len(venv))
-        self._as_ints = int_restorer(venv.observation_space[0])  # a wrapper passes on rows of batches
+        self._as_ints = int_restorer(venv.observation_space[0])  # a wrapper returns rows of batches
 
     def step(self, actions: Any, autoreset: bool) -> OwnStep:
-        """Step all envs."""
         if self.engine is not None:
             return self.exchange(actions, None, autoreset)
         step = self._venv.step(actions, autoreset=True) if autoreset else self._venv.step(actions)
         return self._own(self._ids, step)
 
     def exchange(self, actions: Any, reset: Any, autoreset: bool) -> OwnStep:
-        """Run a round of all envs by the engine."""
+        """Run a round of all envs in the engine."""
         engine: Any = self.engine
         step: OwnStep = engine.exchange(actions, reset, autoreset, own=True)
         return self._copied(step) if self.has_views else step
 
     def receive(self, ids: Sequence[int]) -> OwnStep:
-        """Receive the batch of `recv`, which is of `ids`."""
-        if self._receives:  # without an info for each env
+        """Receive the results of the envs `ids`."""
+        if self._receives:  # fast: builds no info per env
             own: OwnStep = self._venv.engine.receive(own=True)
             return self._copied(own) if self.has_views else own
         return self._own(ids, self._venv.recv())
 
     def caller(self) -> Any:
-        """The engine, if no wrapper or subclass has a `call` of its own; else the outermost object that has."""
+        """Return the engine, or the outermost wrapper or subclass that overrides `call`."""
         venv = self._venv
         while type(venv).call is VectorEnvWrapper.call:
             venv = venv.venv
         return venv.engine if type(venv).call is BaseVectorEnv.call else venv
 
     def reset(self, ids: Sequence[int] | None, **kwargs: Any) -> tuple[Any, list[dict[str, Any]]]:
-        """Reset these envs (None: all): (obs, infos), one info an env."""
+        """Reset these envs (`None`: all). Return (obs, infos) with an info per env."""
         obs, rows = self._venv.reset(ids, **kwargs)
         infos = list(rows)
         self._restore_infos(self._ids if ids is None else ids, infos)
@@ -104,7 +103,7 @@ class Driver:
         return obs, rew.copy(), terminated.copy(), truncated.copy(), infos
 
     def _returned(self, i: int, last_obs: Any) -> Any:
-        """The last observation of env i as the env returned it, unless a wrapper has changed it."""
+        """Return the last observation of env i in the env's types, unless a wrapper has changed it."""
         is_ours = isinstance(self._venv, BaseVectorEnv)
         row, returned = self._venv.engine.results.infos.lasts.get(i, (None, None)) if is_ours else (None, None)
         if row is last_obs:
@@ -112,8 +111,8 @@ class Driver:
         return last_obs if self._as_ints is None else self._as_ints(last_obs)
 
     def _restore_infos(self, ids: Sequence[int], infos: Sequence[dict[str, Any]]) -> None:
-        """Take the `env_id` that the engine added out of the infos of the envs `ids`."""
-        if not isinstance(self._venv, BaseVectorEnv):  # only used like one
+        """Remove the `env_id` that the engine added, and restore the env's entry of this name."""
+        if not isinstance(self._venv, BaseVectorEnv):  # an object with the same interface adds no `env_id`
             return
         for info in infos:
             info.pop("env_id", None)
@@ -124,7 +123,7 @@ class Driver:
 
 
 def check_resets(venv: Any, mode: AutoresetMode) -> None:
-    """ValueError for a vector env of `from_gymnasium` whose envs cannot be reset as this mode does."""
+    """Raise ValueError if a vector env of `from_gymnasium` cannot reset its envs as this mode needs."""
     needed = {AutoresetMode.NEXT_STEP: "resets_in_next_step", AutoresetMode.SAME_STEP: "resets_alone"}.get(mode)
     if needed is not None and not getattr(venv, needed, True):
         raise ValueError(
@@ -134,34 +133,33 @@ def check_resets(venv: Any, mode: AutoresetMode) -> None:
 
 
 class Episodes:
-    """Keeps track of the episodes of the envs of `venv`.
+    """Record of the episodes of the envs of `venv`.
 
-    With `seeded`, a reset for which the caller gives no seed gets one as well: `next_seed` of the episode before, so
-    that every episode can be played again by itself.
+    With `seeded`, a reset without a seed gets `next_seed` of the env's previous seed, so that every episode can be
+    replayed.
     """
 
     def __init__(self, venv: Any, seeded: bool) -> None:
         self._venv, n = venv, len(venv)
         self.over = np.zeros(n, dtype=np.bool_)
-        """A mask of the envs whose last step ended their episode."""
+        """Mask of the envs whose last step ended an episode. `ended` has their ids."""
         self.ended: list[int] = []
-        """The ids of these envs."""
         self._seeded = seeded
         self._seeds: list[int | None] = [None] * n
         self._keeps = isinstance(venv, VectorEnvWrapper)
-        """True if observations are kept here: a wrapper may have changed those in the arena of the engine."""
+        """True if observations are stored here, because a wrapper may have changed the rows of the arena."""
         self._kept: Any = None
         if (engine := getattr(venv, "engine", None)) is not None:
-            engine.results.repeats_objects = True  # by `latest_obs`
+            engine.results.repeats_objects = True  # for `latest_obs`
 
     def note_all(self, over: np.ndarray, obs: Any) -> None:
-        """Note a step of all envs: the mask `over` of those whose episodes ended, and the observations."""
+        """Record a step of all envs: the mask of finished envs, and the observations."""
         self.over, self.ended = over, over.nonzero()[0].tolist()
         if self._keeps:
             self._keep(slice(None), obs)
 
     def note(self, ids: Any, over: Any, obs: Any = None) -> None:
-        """Note which episodes of the envs `ids` are over, and their observations where these are new."""
+        """Record which episodes of the envs `ids` are over, and new observations if given."""
         self.over = self.over.copy()
         self.over[ids] = over
         self.ended = self.over.nonzero()[0].tolist()
@@ -175,11 +173,11 @@ class Episodes:
         nest.put(self._kept, ids, nest.map(lambda leaf: own_objects(leaf) if leaf.dtype == object else leaf, obs))
 
     def latest_obs(self) -> Any:
-        """The observations of all envs, a copy unless the vector env returns views."""
+        """Return the observations of all envs, as a copy unless the vector env returns views."""
         return nest.map(own_objects, self._kept) if self._keeps else self._venv.engine.results.obs(None, {})
 
     def seeds_for(self, ids: Sequence[int], given: Sequence[int | None] | None = None) -> dict[str, list[int | None]]:
-        """The `seed` argument, if any, for a reset of these envs; `begin` makes it the seed of the episode."""
+        """Return the `seed` argument, if any, for a reset of these envs. `begin` records the seeds."""
         if not self._seeded:
             return {} if given is None else {"seed": list(given)}
         seeds = [None] * len(ids) if given is None else list(given)
@@ -190,16 +188,16 @@ class Episodes:
         return int(np.random.SeedSequence().generate_state(1)[0]) if last is None else next_seed(last)
 
     def begin(self, ids: Sequence[int], seeds: dict[str, list[int | None]]) -> None:
-        """Note that the reset with these seeds was sent."""
+        """Record that a reset with these seeds was sent."""
         for i, seed in zip(ids, seeds.get("seed") or [None] * len(ids), strict=True):
             self._seeds[i] = seed
 
     def spread_out(self, most: int, space: Any) -> None:
-        """Make between 0 and `most` random steps in each env; an episode that ends meanwhile is followed by the next.
+        """Make between 0 and `most` random steps in each env. If an episode ends meanwhile, start the next episode.
 
-        They are the same each time that env 0 begins with the same seed.
+        The steps depend only on the seed of env 0.
         """
-        rng, space = np.random.default_rng(self._seeds[0]), copy.deepcopy(space)  # the caller's does not advance
+        rng, space = np.random.default_rng(self._seeds[0]), copy.deepcopy(space)  # leave the caller's space unchanged
         counts = rng.integers(0, most, len(self.over), endpoint=True)
         space.seed(int(rng.integers(2**31)))
         for t in range(int(counts.max())):
@@ -218,11 +216,10 @@ class Episodes:
 
 
 class EndedStep:
-    """A step that ended the episodes of the envs `ids`, as SAME_STEP has it: its rows and infos are of the next ones.
+    """Step that ended the episodes of the envs `ids`, in SAME_STEP's form: rows and infos of the next episodes.
 
-    `last_obs` and `last_infos` are the last of the ended episodes, in the order of `ids`; `restore` is the
-    `int_restorer` of the observation. The envs `left` were not reset in the step, because they are in `failed`: it is
-    complete after `begin`.
+    `last_obs` and `last_infos` belong to the ended episodes, in the order of `ids`. `restore` is the `int_restorer` of
+    the observation. The step has not reset the envs `left`, because they are in `failed`. Reset them and call `begin`.
     """
 
     def __init__(self, step: OwnStep, ids: Sequence[int], failed: Sequence[int], restore: Restore | None) -> None:
@@ -232,27 +229,25 @@ class EndedStep:
         self.infos = infos = dict(by_id.items())
         self.step = obs, rew, terminated, truncated, infos
         self.last_obs = [_own_row(obs, i) if i in left else infos[i].pop("final_obs") for i in ids]
-        if restore is not None and left:  # rows of a batch
+        if restore is not None and left:  # rows of a batch have numpy's integers
             self.last_obs = [restore(row) if i in left else row for i, row in zip(ids, self.last_obs, strict=True)]
         self.last_infos = [infos.get(i, {}) if i in left else infos[i].pop("final_info") for i in ids]
 
     def begin(self, first_obs: Any, first_infos: Mapping[int, dict[str, Any]]) -> None:
-        """Note the results of the reset of the envs `left`."""
+        """Record the results of the reset of the envs `left`."""
         nest.put(self.step[0], self.left, first_obs)
         self.infos.update({i: first_infos.get(i, {}) for i in self.left})
 
 
 def _own_row(obs: Any, i: int) -> Any:
-    """The observation of one env, apart from the batch."""
     return nest.map(lambda leaf: leaf[i].copy() if leaf.dtype != object else leaf[i], obs)
 
 
 def int_restorer(space: Any) -> Restore | None:
-    """A function that makes Python ints of the Discrete parts of one observation of `space`, as envs return them; None
-    where there are none.
+    """Return a function that restores Python ints in Discrete parts of an observation, or `None` if there are none.
 
-    Only numpy's default integers are made Python's: a Discrete space of another dtype has been given that on purpose,
-    and observations that a wrapper has changed stay as they are.
+    Envs return Python ints, and batches have int64. Other dtypes of a Discrete space, and observations that a wrapper
+    has changed, are kept.
 
     >>> restore = int_restorer(spaces.Tuple((spaces.Discrete(3), spaces.Box(0, 1))))
     >>> restore((np.int64(2), np.float32(0.5)))
@@ -280,8 +275,9 @@ def _as_int(value: Any) -> Any:
 
 
 def check_facade_options(facade: type[Any], kind: type[Any], options: Mapping[str, Any], **not_offered: str) -> None:
-    """TypeError for options that neither the class `facade`, which makes a vector env of the class `kind`, nor that
-    takes, before any env is made; `not_offered` adds to NOT_OFFERED.
+    """Raise TypeError for options that `facade` and its vector env class `kind` do not take, before any env is made.
+
+    `not_offered` adds to NOT_OFFERED.
     """
     not_offered |= NOT_OFFERED
     for name in sorted(not_offered.keys() & options.keys()):

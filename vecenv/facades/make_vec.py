@@ -1,7 +1,6 @@
 """`make_vec`, `SyncVectorEnv` and `AsyncVectorEnv`, with gymnasium's arguments.
 
-make_vec is also reachable by `gym.make_vec` and whatever calls it, through the `vector_entry_point` of a spec, a string
-that names this module and the id:
+`gym.make_vec` also finds make_vec if the `vector_entry_point` of a spec names this module and the id:
 
     gym.register("My-v0", entry_point="my_package:MyEnv", vector_entry_point="vecenv.facades.make_vec:My-v0")
     envs = gym.make_vec("My-v0", num_envs=8, backend="subproc", venv_kwargs={"autoreset_mode": "SameStep"})
@@ -34,7 +33,7 @@ FACADE_OPTIONS = ("final_info_format", "seed_episodes", "random_initial_steps")
 
 
 class _OwningVectorEnv(GymnasiumVectorEnv):
-    """Makes the vector env that it wraps."""
+    """Base class of facades that create their vector env."""
 
     env_fns: EnvFns
     _kind: type[BaseVectorEnv]
@@ -52,7 +51,7 @@ class _OwningVectorEnv(GymnasiumVectorEnv):
         self._open(self._kind, check_env_fns(env_fns), options, **arguments)
 
     def _open(self, kind: Any, env_fns: EnvFns, options: dict[str, Any], **arguments: Any) -> None:
-        """Check all that can be checked before an env is made; close what was made if the rest is wrong."""
+        """Create the vector env after all checks that need no env. Close it if a later check fails."""
         check_facade_options(type(self), kind, options)
         arguments |= {name: options.pop(name) for name in FACADE_OPTIONS if name in options}
         check_arguments(**arguments)
@@ -65,10 +64,10 @@ class _OwningVectorEnv(GymnasiumVectorEnv):
 
 
 class SyncVectorEnv(_OwningVectorEnv, AnyVectorEnv):
-    """All envs in this process, one after the other: `gymnasium.vector.SyncVectorEnv` with its arguments.
+    """Vector env with all envs in this process: `gymnasium.vector.SyncVectorEnv` with its arguments.
 
-    Besides those, as keywords: `final_info_format`, `seed_episodes` and `random_initial_steps` of GymnasiumVectorEnv,
-    and the options of DummyVectorEnv. `envs` are the envs themselves.
+    Other keyword arguments: `final_info_format`, `seed_episodes`, `random_initial_steps` of GymnasiumVectorEnv, and the
+    options of DummyVectorEnv.
 
     >>> import gymnasium as gym
     >>> with_seeds = SyncVectorEnv([lambda: gym.make("CartPole-v1")] * 2, seed_episodes=True)
@@ -79,29 +78,29 @@ class SyncVectorEnv(_OwningVectorEnv, AnyVectorEnv):
     """
 
     _refused_calls = frozenset()
-    """`call("reset")` is possible here, as in gymnasium."""
+    """Allows `call("reset")`, as in gymnasium."""
 
     _kind = DummyVectorEnv
 
     @property
     def envs(self) -> list[Any]:
-        """The envs themselves."""
+        """Envs of this vector env."""
         return self.venv.envs
 
 
 class AsyncVectorEnv(_OwningVectorEnv, AnyVectorEnv):
-    """Envs in worker processes: `gymnasium.vector.AsyncVectorEnv` with its arguments.
+    """Vector env with worker processes: `gymnasium.vector.AsyncVectorEnv` with its arguments.
 
-    A worker hosts a block of envs, as many workers as CPUs by default. The arguments in which that matters:
+    A worker hosts a block of envs, and by default there is a worker per CPU. Some arguments differ:
 
-        shared_memory: True for ShmemVectorEnv, False for SubprocVectorEnv. Every space works with both.
-        context: "forkserver" (None means it too), "fork" or "spawn".
-        daemon: True and False mean the same: workers end with this process, and may start processes.
-        worker: refused. Workers of your own plug in by `BaseVectorEnv(env_fns, worker_fn)`.
-        max_concurrency: the number of workers: each steps its envs one after the other.
+        shared_memory: True for ShmemVectorEnv, False for SubprocVectorEnv. Both support every space.
+        context: "forkserver" (also `None`), "fork" or "spawn".
+        daemon: no effect. Workers end with this process, and may start processes.
+        worker: refused. Use `BaseVectorEnv(env_fns, worker_fn)`.
+        max_concurrency: the number of workers, because each worker steps its envs one after the other.
 
-    Besides those, as keywords: `final_info_format`, `seed_episodes` and `random_initial_steps` of GymnasiumVectorEnv,
-    and the options of ShmemVectorEnv, as `num_workers`, `on_error="restart"`, `step_timeout`.
+    Other keyword arguments: `final_info_format`, `seed_episodes`, `random_initial_steps` of GymnasiumVectorEnv, and the
+    options of ShmemVectorEnv, such as `num_workers`, `on_error="restart"`, `step_timeout`.
 
     >>> import gymnasium as gym
     >>> envs = AsyncVectorEnv([lambda: gym.make("CartPole-v1")] * 4, max_concurrency=2)
@@ -142,13 +141,13 @@ class AsyncVectorEnv(_OwningVectorEnv, AnyVectorEnv):
 
     @property
     def processes(self) -> list[Any]:
-        """The worker processes, each of which hosts several envs."""
+        """Worker processes."""
         processes: list[Any] = self.venv.engine.backend.processes
         return processes
 
     @property
     def observations(self) -> Any:
-        """The latest observations of all envs, a copy."""
+        """Copy of the latest observations of all envs."""
         return self._joined(self._episodes.latest_obs())
 
 
@@ -164,18 +163,18 @@ def _as_workers(max_concurrency: Any, n: int, num_workers: int | None) -> int:
     return num_workers
 
 
-# What AsyncVectorEnv accepts and SyncVectorEnv does not, with the values that do not ask for processes.
+# Arguments of AsyncVectorEnv that SyncVectorEnv lacks, with the values that do not ask for processes.
 ONLY_ASYNC = {**ONLY_PROCESSES, "shared_memory": True, "daemon": True, "worker": None, "max_concurrency": None}
 
 
 def auto_vector_env(env_fns: Sequence[Callable[[], Any]], **options: Any) -> GymnasiumVectorEnv:
-    """A SyncVectorEnv, an AsyncVectorEnv, or the facade of ThreadVectorEnv, as `vecenv.tuning.auto_backend` chooses."""
+    """Return a SyncVectorEnv, AsyncVectorEnv or ThreadVectorEnv facade, chosen by `vecenv.tuning.auto_backend`."""
     envs: GymnasiumVectorEnv = make_auto(env_fns, options, BACKENDS, ONLY_ASYNC)
     return envs
 
 
 def _facade_of(kind: type[BaseVectorEnv]) -> Callable[..., GymnasiumVectorEnv]:
-    """Return gymnasium's class for envs of this kind, or a new class with the arguments of SyncVectorEnv."""
+    """Return gymnasium's class for vector envs of this kind, or a new class with the arguments of SyncVectorEnv."""
     if issubclass(kind, ProcessVectorEnv):
         return AsyncVectorEnv if kind is ShmemVectorEnv else functools.partial(AsyncVectorEnv, shared_memory=False)
     if kind is DummyVectorEnv:
@@ -202,17 +201,21 @@ def make_vec(
     venv_kwargs: dict[str, Any] | None = None,
     **kwargs: Any,
 ) -> GymnasiumVectorEnv:
-    """`num_envs` envs as one gymnasium VectorEnv, like `gym.make_vec`.
+    """Return a gymnasium VectorEnv of `num_envs` envs, like `gym.make_vec`.
 
-    `id`: a registered id (the latest version where it names none), "module:id" to import the module that registers it,
-    or a spec; `envs.spec` makes the same again, and `gym.make_vec(envs.spec)` does unless there are `wrappers`, which
-    it refuses. `backend`: "shmem", "subproc", "thread", "dummy", "ray", or "auto": "dummy" or "shmem", whichever is
-    faster for these envs, and "thread" in place of "shmem" for pure Python envs on free-threaded Python. For that one
-    env more is made, in a worker, stepped for a moment and closed; it is "shmem" without that where an argument asks
-    for processes. `wrappers`, a sequence, are put around each env. `venv_kwargs` go to AsyncVectorEnv or, for the
-    others, are those of SyncVectorEnv. `vector_kwargs` is the same under the name in `gym.make_vec`, which does not
-    pass it on to an entry point. `kwargs` go to `gym.make`. ValueError for an unknown
-    backend, TypeError for arguments of another kind and for both names at once, gymnasium's errors for an unknown id.
+    Arguments:
+        id: a registered id (latest version if the id has none), "module:id" to import a module first, or a spec.
+            `envs.spec` recreates the envs. `gym.make_vec(envs.spec)` does so only without `wrappers`.
+        backend: "shmem", "subproc", "thread", "dummy", "ray" or "auto". "auto" steps an additional env in a worker for
+            a moment, then takes the faster of "dummy" and "shmem". Pure Python envs on free-threaded Python get
+            "thread" in place of "shmem". If an argument asks for processes, "auto" means "shmem".
+        wrappers: sequence of wrappers for each env.
+        venv_kwargs: arguments of AsyncVectorEnv or, for other backends, of SyncVectorEnv.
+        vector_kwargs: the same under gymnasium's name, which `gym.make_vec` does not pass to an entry point.
+        kwargs: arguments of `gym.make`.
+
+    ValueError for an unknown backend. TypeError for wrong types, or both `venv_kwargs` and `vector_kwargs`.
+    gymnasium's errors for an unknown id.
 
     >>> envs = make_vec("CartPole-v1", 3, backend="dummy", venv_kwargs={"autoreset_mode": "SameStep"})
     >>> envs
@@ -222,7 +225,7 @@ def make_vec(
     if "vectorization_mode" in kwargs:
         raise TypeError(f"make_vec has no argument 'vectorization_mode': pass backend= with one of {list(BACKENDS)}")
     spec = _find_spec(id)
-    kept, spec.kwargs = spec.kwargs, {}  # all of them are arguments of gym.make
+    kept, spec.kwargs = spec.kwargs, {}  # the rest of them are arguments of gym.make
     kept.pop("vectorization_mode", None)
     asked: dict[str, Any] = {
         "num_envs": num_envs,
@@ -248,7 +251,7 @@ def make_vec(
 
 
 def _check(num_envs: Any, backend: Any, wrappers: Any, **options: Any) -> None:
-    """ValueError or TypeError for wrong arguments of make_vec itself; those of the classes are checked there."""
+    """Raise ValueError or TypeError for wrong arguments of make_vec. The classes check their options."""
     check_count("num_envs", num_envs)
     if backend not in BACKENDS:
         raise ValueError(f"backend must be one of {list(BACKENDS)}, got {backend!r}")
@@ -263,7 +266,7 @@ def _check(num_envs: Any, backend: Any, wrappers: Any, **options: Any) -> None:
 
 
 def _blame_misplaced(error: TypeError, kwargs: dict[str, Any]) -> None:
-    """Say in the error of an env which keyword it got that was probably meant for the vector env."""
+    """Add a hint to the error of an env that got a keyword of the vector env."""
     for name, value in kwargs.items():
         if repr(name) in str(error) and (meant := option_meant(name, AsyncVectorEnv, ShmemVectorEnv)) is not None:
             where = f"make_vec(venv_kwargs={{{meant!r}: {value!r}}}) is for the vector env"
@@ -271,7 +274,6 @@ def _blame_misplaced(error: TypeError, kwargs: dict[str, Any]) -> None:
 
 
 def _find_spec(id: str | EnvSpec) -> EnvSpec:
-    """A copy of the spec."""
     if isinstance(id, EnvSpec):
         return copy.deepcopy(id)
     if not isinstance(id, str):
@@ -290,9 +292,9 @@ def _make(spec: EnvSpec, wrappers: Sequence[Callable[[Any], Any]], kwargs: dict[
 
 
 def __getattr__(name: str) -> Any:
-    """The function that makes the env with this id: what a `vector_entry_point` finds."""
+    """Return the function that makes the env with the id `name`, for a `vector_entry_point`."""
     if name in gymnasium.registry:
         spec = _find_spec(name)
-        spec.kwargs = {}  # gymnasium passes them, with those it was asked for
+        spec.kwargs = {}  # gymnasium passes these to the function
         return functools.partial(make_vec, spec)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}, and no env with this id is registered")

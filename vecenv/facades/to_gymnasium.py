@@ -43,7 +43,7 @@ def check_arguments(
     random_initial_steps: Any = 0,
     **unchecked: Any,
 ) -> None:
-    """ValueError or TypeError for arguments of GymnasiumVectorEnv that no vector env would go with."""
+    """Raise ValueError or TypeError for arguments of GymnasiumVectorEnv that are wrong for every vector env."""
     check_observation_mode(observation_mode)
     mode = as_autoreset_mode(autoreset_mode)
     if final_info_format not in ("dict", "list"):
@@ -59,29 +59,25 @@ def check_arguments(
 
 
 class GymnasiumVectorEnv(AsyncCalls, AnyVectorEnv):
-    """Any vector env of ours as a `gymnasium.vector.VectorEnv` (the contract of gymnasium 1.4's AsyncVectorEnv).
-
-        envs = GymnasiumVectorEnv(ShmemVectorEnv(env_fns, num_workers=4))
-        obs, infos = envs.reset(seed=42)
-        obs, rewards, terminations, truncations, infos = envs.step(actions)
+    """Facade of a vecenv vector env with the interface of gymnasium 1.4's `AsyncVectorEnv`.
 
     Arguments:
-        venv: a BaseVectorEnv without `wait_num` and `timeout`, which is closed with this object. It stays reachable as
-            `.venv`, whose `step(actions, id=...)` steps some of the envs; reset those before the next `step`.
+        venv: a BaseVectorEnv without `wait_num` and `timeout`. `close` closes it. To step some of the envs, call
+            `.venv.step(actions, id=...)`, and reset these envs before the next `step`.
         observation_mode: "same", "different", or (batched space, single space), as in gymnasium.
-        autoreset_mode: an AutoresetMode, its value or its name in any case. NEXT_STEP resets an env whose episode is
-            over in the round in which the others step, SAME_STEP in that of its last step (with `seed_episodes` or a
-            wrapper around the venv in a second one); in DISABLED mode a step of such an env is a ResetNeeded.
-        copy: False passes on the views of a venv with copy=False: observations that are valid until the next call.
-        final_info_format: "list" gives `final_observation`, and in `final_info` an array of dicts, as gymnasium 0.29
-            did; for SAME_STEP mode.
-        seed_episodes: every reset gets a seed, those of autoreset too: `next_seed` of the one before in the same env.
-            `np_random_seed` is that seed, so that any episode can be played again by itself.
-        random_initial_steps: after a full reset each env makes between 0 and this many random steps, so that their
+        autoreset_mode: an AutoresetMode, its value, or its name in any case. NEXT_STEP resets a finished env while the
+            other envs step. SAME_STEP resets the env in the round of its last step, or in a second round if
+            `seed_episodes` is set or a wrapper is around `venv`. DISABLED raises ResetNeeded if a finished env steps.
+        copy: False returns the views of a venv with copy=False, which are valid until the next call.
+        final_info_format: "list" (for SAME_STEP mode) returns `final_observation` and an array of dicts in
+            `final_info`, as gymnasium 0.29.
+        seed_episodes: seed every reset, also in autoreset, with `next_seed` of the env's previous seed. Each episode
+            can then be replayed from `np_random_seed`.
+        random_initial_steps: after a full reset, each env makes between 0 and this number of random steps, so that
             episodes do not end together.
 
-    docs/guarantees.md has the guarantees. No value of an info is cast to a type that cannot hold it, a wait that timed
-    out loses nothing and can be repeated, and the caller's `options` are not written to.
+    See docs/guarantees.md. In contrast to gymnasium, infos keep their values in every dtype, a wait can be repeated
+    after its timeout, and `options` of the caller are never modified.
 
     >>> import gymnasium as gym
     >>> from vecenv import DummyVectorEnv
@@ -125,7 +121,7 @@ class GymnasiumVectorEnv(AsyncCalls, AnyVectorEnv):
         self._join = row_joiner(self.single_observation_space, self.num_envs)
         self._reused = None if copy or self._is_tree else empty_batch(self.single_observation_space, self.num_envs)
         self._as_ints = int_restorer(self.single_observation_space)
-        # The seed of an episode has to be sent before it is known whether one ends.
+        # With seed_episodes, the seed of the next episode must be sent before the end of the episode is known.
         self._one_round = (
             self.autoreset_mode is AutoresetMode.SAME_STEP and not seed_episodes and self._driver.autoresets
         )
@@ -136,26 +132,26 @@ class GymnasiumVectorEnv(AsyncCalls, AnyVectorEnv):
         self._exchanges = self._driver.engine is not None and self._takes_arrays and own_halves
         """True if `step` may run a round without `step_async` and `step_wait`."""
         self._resets_plainly = self.autoreset_mode is AutoresetMode.NEXT_STEP and not seed_episodes
-        """True if a step after ends of episodes is a round like others, without seeds to send and to note."""
+        """True if resets after the ends of episodes need no seeds."""
         self._ids = range(self.num_envs)
         self._resetting: Sequence[int] = ()
         self._ended: EndedStep | None = None
-        """The step that ended episodes, while envs are being reset after it."""
+        """Step that ended episodes, while a second round resets its envs."""
         self._pending = self._called = None
 
     # Reset.
 
     def reset(self, *, seed: Any = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
-        """Reset all envs, or those of `options["reset_mask"]` (bool, (n,)); returns (obs, infos) of the whole batch.
+        """Reset all envs, or the envs of `options["reset_mask"]` (bool, (n,)). Return (obs, infos) of all envs.
 
-        `seed`: an int s gives env i the seed s + i, a list or array has one for each env (None for no seed). The other
-        options go to every env. TypeError and ValueError for bad arguments, before any env is touched.
+        With `seed=s`, env i gets the seed s + i. A list or array has a seed or `None` per env. Other options go to
+        every env. TypeError or ValueError for bad arguments, before any env is reset.
         """
         return self._halves(lambda: self.reset_async(seed, options), self.reset_wait)
 
     @is_half
     def reset_async(self, seed: Any = None, options: dict[str, Any] | None = None) -> None:
-        """The first half of `reset`: check, start, return at once."""
+        """Start a reset, and return without waiting."""
         self._begin("reset_async")
         seeds = as_seeds(seed, self.num_envs)
         mask, others = split_options(options, self.num_envs)
@@ -167,9 +163,9 @@ class GymnasiumVectorEnv(AsyncCalls, AnyVectorEnv):
 
     @is_half
     def reset_wait(self, timeout: float | None = None) -> tuple[Any, dict[str, Any]]:
-        """The second half of `reset`; `multiprocessing.TimeoutError` after `timeout` seconds: then wait again.
+        """Return the results of `reset_async`. `multiprocessing.TimeoutError` after `timeout` seconds: call it again.
 
-        Random initial steps, if there are any, are made here and may exceed `timeout`.
+        Random initial steps are made here and may exceed `timeout`.
         """
         self._expect(RESET)
         self._await(RESET, as_deadline(timeout))
@@ -191,12 +187,12 @@ class GymnasiumVectorEnv(AsyncCalls, AnyVectorEnv):
 
     @sets_mark
     def step(self, actions: Any) -> VectorStep:
-        """Step all envs; returns (obs, rewards, terminations, truncations, infos).
+        """Step all envs. Return (obs, rewards, terminations, truncations, infos).
 
-        `actions` is a batch of the action space or a sequence of one action an env, of any array library; an env gets
-        its action in the type that it has there (a float64 row, a Python int), as in gymnasium. rewards:
-        float64 (n,), or (n, m) of envs whose rewards are vectors (beyond gymnasium's contract: its wrappers want
-        numbers); terminations, truncations: bool (n,). TypeError or ValueError for anything but n actions.
+        `actions` is a batch of the action space or a sequence with an action per env, of any array library. Actions
+        keep their type (a float64 row, a Python int), as in gymnasium. rewards: float64 (n,), or (n, m) for vector
+        rewards, which gymnasium's wrappers do not accept. terminations, truncations: bool (n,). TypeError or
+        ValueError unless there are n actions.
         """
         if self._in_call is not None:
             self._recover(sys._getframe(1))
@@ -222,7 +218,7 @@ class GymnasiumVectorEnv(AsyncCalls, AnyVectorEnv):
 
     @is_half
     def step_async(self, actions: Any) -> None:
-        """The first half of `step`: check, start, return at once."""
+        """Start a step, and return without waiting."""
         self._begin("step_async")
         actions = split_actions(actions, self.action_space, self.single_action_space, self._takes_arrays)
         if not (ids := self._episodes.ended):
@@ -237,7 +233,7 @@ class GymnasiumVectorEnv(AsyncCalls, AnyVectorEnv):
 
     @is_half
     def step_wait(self, timeout: float | None = None) -> VectorStep:
-        """The second half of `step`; `multiprocessing.TimeoutError` after `timeout` seconds: then wait again."""
+        """Return the results of `step_async`. `multiprocessing.TimeoutError` after `timeout` seconds: call it again."""
         self._expect(STEP)
         deadline = as_deadline(timeout)
         self._await(STEP, deadline)
@@ -246,7 +242,7 @@ class GymnasiumVectorEnv(AsyncCalls, AnyVectorEnv):
         return self._finish(self._ended)
 
     def _results(self, step: OwnStep, deadline: float | None) -> VectorStep:
-        """A step of the engine as `step` returns it; in SAME_STEP mode the envs are reset whose episodes it ended."""
+        """Convert a step of the engine to the results of `step`. In SAME_STEP mode, reset the finished envs first."""
         obs, rew, terminated, truncated, infos = step
         episodes = self._episodes
         episodes.note_all(terminated | truncated, obs)
@@ -270,7 +266,6 @@ class GymnasiumVectorEnv(AsyncCalls, AnyVectorEnv):
         return self._finish(ended)
 
     def _finish(self, ended: EndedStep) -> VectorStep:
-        """The results of the step, once the envs that it did not reset are reset."""
         if left := ended.left:
             first_obs, _, _, _, first_infos = self._receive(left)
             self._ended = None
@@ -281,7 +276,7 @@ class GymnasiumVectorEnv(AsyncCalls, AnyVectorEnv):
         return self._joined(obs), rew, terminated, truncated, infos
 
     def _joined(self, obs: Any) -> Any:
-        """A batch of the engine in gymnasium's form: arrays as they are; else in the same objects with copy=False."""
+        """Convert a batch of the engine to gymnasium's form, with `copy=False` into the same objects each time."""
         if self._is_tree:
             return obs
         if self._reused is None:
@@ -293,7 +288,7 @@ class GymnasiumVectorEnv(AsyncCalls, AnyVectorEnv):
     def _send(
         self, call: str, actions: Any, resets: Sequence[int] = (), reset: Any = None, given: Any = None, **kwargs: Any
     ) -> None:
-        """Start a round that resets the envs `resets`, which are `reset`, with the seeds `given`; then `call` pends."""
+        """Start a round that resets the envs `resets` with the seeds `given`, and record `call` as pending."""
         seeds = self._episodes.seeds_for(resets, given) if len(resets) else {}
         autoreset = self._one_round and actions is not None
         try:
@@ -305,7 +300,7 @@ class GymnasiumVectorEnv(AsyncCalls, AnyVectorEnv):
         self._episodes.begin(resets, seeds)
 
     def _receive(self, ids: Sequence[int]) -> OwnStep:
-        """The results of the round, which is of `ids`; no call is pending any more, unless a warning was raised."""
+        """Return the results of the round of `ids`. If a warning is raised as an error, the call stays pending."""
         try:
             step = self._driver.receive(ids)
         except BaseException as error:
@@ -319,21 +314,21 @@ class GymnasiumVectorEnv(AsyncCalls, AnyVectorEnv):
         return not self.venv.is_closed and bool(self.venv.waiting_id)
 
     def _abandon(self, error: BaseException | None) -> None:
-        """Abandon an interrupted call, also between `x_async` and `x_wait`: all envs need a reset."""
+        """Abandon an interrupted call, also between `x_async` and `x_wait`. All envs then need a reset."""
         if not self.closed and not self.venv.is_closed:
             self.venv.engine.abandon(error, self.venv.engine.all_ids)
             self._give_up(error)
         self._in_call = None
 
     def _give_up(self, error: BaseException | None) -> None:
-        """Note a round that failed or was refused: the results of the envs that did not fail are in the error."""
+        """Record a failed round. The `partial` of the error has the results of the envs that did not fail."""
         partial = getattr(error, "partial", None)
         if isinstance(partial, Partial):
             over = partial.terminated | partial.truncated
-            if self._one_round:  # the next episode has begun where none failed
+            if self._one_round:  # the envs that did not fail have begun their next episode
                 over &= np.isin(partial.env_id, self.venv.failed_id)
             self._episodes.note(partial.env_id, over, partial.obs)
-        if error is not None and self._ended is not None:  # the step itself went well
+        if error is not None and self._ended is not None:  # the reset failed, and the step succeeded
             obs, rew, terminated, truncated, infos = self._ended.step
             info = nest.object_array([{**infos.get(i, {}), "env_id": i} for i in self._ids])
             whole = Partial(np.arange(self.num_envs), obs, rew, terminated, truncated, info)
@@ -350,7 +345,7 @@ def _render_mode(venv: Any) -> str | None:
 
 
 def _check_vector_env(venv: Any) -> None:
-    """TypeError for an object that is no vector env of ours, ValueError for one with other batches than gymnasium's."""
+    """Raise TypeError unless `venv` is a vecenv vector env, and ValueError if its batches differ from gymnasium's."""
     engine = getattr(venv, "engine", None)
     if not isinstance(engine, (Engine, NotStarted)):
         raise TypeError(

@@ -33,23 +33,21 @@ except ImportError as error:
 
 
 class SB3VecEnv(LayerMark, VecEnv):
-    """Makes a vector env a Stable-Baselines3 `VecEnv`: algorithms, VecEnv wrappers and `evaluate_policy` take it.
+    """Facade of a vector env with the interface of Stable-Baselines3's `VecEnv`.
 
-    Results are those of SB3's own DummyVecEnv on every backend, bit for bit: rewards float32 (n,), `dones` bool (n,),
-    infos a list of dicts with `TimeLimit.truncated`. An env whose episode ended is reset within the step: `infos[i]`
-    then has its last observation as `terminal_observation`, the returned row is the first of the next episode, and
-    `reset_infos[i]` belongs to that. `seed` and `set_options` are for the next `reset` only.
+    Results equal SB3's DummyVecEnv bit for bit, on every backend: rewards float32 (n,), `dones` bool (n,), infos a list
+    of dicts with `TimeLimit.truncated`. A step that ends an episode also resets the env. `infos[i]` then has the last
+    observation as `terminal_observation`; the row and `reset_infos[i]` belong to the next episode. `seed` and
+    `set_options` apply to the next `reset` only.
 
     Arguments:
-        venv: a vector env in sync mode, with equal spaces in all envs; AsyncVectorEnv and the like of ours, whose
-            autoreset mode does not matter; or another gymnasium `VectorEnv`, in the mode SAME_STEP, as `from_gymnasium`
-            drives it. It is closed by `close`.
+        venv: a sync vector env with equal spaces in all envs, a gymnasium facade of vecenv such as AsyncVectorEnv (in
+            any autoreset mode), or another gymnasium `VectorEnv` in the mode SAME_STEP. `close` closes it.
 
-    A call while a step is pending is refused; `reset` drops that step. docs/guarantees.md has the guarantees, of failed
-    envs too.
+    While a step is pending, other calls are refused, and `reset` drops the step. See docs/guarantees.md.
 
-    Raises TypeError for anything else; ValueError for a vector env with `wait_num` or `timeout` or with envs whose
-    spaces differ, and for a VectorEnv in another mode; ImportError without SB3.
+    Raises TypeError for other objects. ValueError for `wait_num` or `timeout`, envs with different spaces, or a
+    VectorEnv in another mode. ImportError without SB3.
 
     >>> import gymnasium as gym
     >>> from vecenv import DummyVectorEnv
@@ -66,12 +64,12 @@ class SB3VecEnv(LayerMark, VecEnv):
 
     def __init__(self, venv: BaseVectorEnv | VectorEnv[Any, Any, Any]) -> None:
         self._facade = venv if _is_facade_of_ours(venv) else None
-        """The facade that closes its envs when it is closed, or garbage."""
+        """Facade that must be kept alive and closed, because it closes its envs when it is garbage."""
         self.venv: Any = _checked(venv if self._facade is None else self._facade.venv)
         self._driver = Driver(self.venv)
         engine = self._driver.engine
-        # A subclass or wrapper may change `step` alone, as those written for tianshou do, which `send` and `recv` would
-        # bypass: it is stepped in `step_wait`.
+        # `send` and `recv` would bypass a subclass or wrapper that overrides only `step`, as tianshou's do. Such a
+        # vector env is stepped in `step_wait`.
         self._has_own_step = engine is None
         self._one_round = self._driver.autoresets
         self._copies_infos = self.venv.engine.backend.hosts_here
@@ -92,7 +90,7 @@ class SB3VecEnv(LayerMark, VecEnv):
 
     @is_half
     def reset(self) -> Any:
-        """Reset all envs, with what `seed` and `set_options` left for them; returns the observations."""
+        """Reset all envs with the values of `seed` and `set_options`. Return the observations."""
         self._drop_pending()
         seeds, options = self._seeds, self._options
         if not any(options) or all(entry is options[0] for entry in options):
@@ -108,7 +106,7 @@ class SB3VecEnv(LayerMark, VecEnv):
 
     @is_half
     def step(self, actions: np.ndarray) -> tuple[Any, np.ndarray, np.ndarray, list[dict[str, Any]]]:
-        """`step_async` and `step_wait` in one call."""
+        """Call `step_async` and `step_wait`."""
         if self._has_own_halves:
             self._check_idle()
             return self._results(self._driver.step(actions, self._one_round))
@@ -117,7 +115,7 @@ class SB3VecEnv(LayerMark, VecEnv):
 
     @is_half
     def step_async(self, actions: np.ndarray) -> None:
-        """Start a step in all envs; RuntimeError if one is pending, ValueError for a wrong number of actions."""
+        """Start a step of all envs. RuntimeError if a step is pending, ValueError for a wrong number of actions."""
         self._check_idle()
         if self._has_own_step:
             self._actions = actions
@@ -127,9 +125,9 @@ class SB3VecEnv(LayerMark, VecEnv):
 
     @is_half
     def step_wait(self) -> tuple[Any, np.ndarray, np.ndarray, list[dict[str, Any]]]:
-        """Wait for the step: (obs, rewards, dones, infos).
+        """Wait for the step. Return (obs, rewards, dones, infos).
 
-        RuntimeError if there is none; EnvContractError for rewards that are not numbers.
+        RuntimeError if no step is pending. EnvContractError for vector rewards.
         """
         if not self._pending:
             raise RuntimeError("step_wait() without step_async(): no step is pending")
@@ -139,27 +137,25 @@ class SB3VecEnv(LayerMark, VecEnv):
         return self._results(self._driver.receive(range(self.num_envs)))
 
     def _results(self, results: OwnStep) -> tuple[Any, np.ndarray, np.ndarray, list[dict[str, Any]]]:
-        """A step of the engine as SB3 has it; envs whose episodes ended are reset, if the step has not done it."""
+        """Convert a step of the engine to SB3's form. Reset finished envs that the step has not reset."""
         obs, rewards, terminated, truncated, env_infos = results
         if rewards.ndim != 1:
             raise EnvContractError(f"the envs return rewards of shape {rewards.shape[1:]}, SB3 needs one number an env")
         dones = terminated | truncated
-        infos = list(map(dict.copy, self._plain_infos))  # without a Python loop over envs
+        infos = list(map(dict.copy, self._plain_infos))  # fast: no Python loop over envs
         for i, info in env_infos.items():
             infos[i] = {**info, "TimeLimit.truncated": False}
         if self._driver.engine is None:  # a wrapper may return views
             obs = nest.map(_own, obs)
         if dones.any():
             self._end_episodes((obs, rewards, terminated, truncated, env_infos), dones.nonzero()[0].tolist(), infos)
-        if self._copies_infos and env_infos:  # as SB3 does; other processes have sent copies
+        if self._copies_infos and env_infos:  # SB3 copies infos; infos from other processes are copies
             infos = [info if _is_plain(info) else own_copy(info) for info in infos]
         return obs, rewards.astype(np.float32), dones, infos
 
     def _end_episodes(self, step: OwnStep, ids: list[int], infos: list[dict[str, Any]]) -> None:
-        """Put the last observations and infos of the envs `ids` into `infos`, the first ones into the step; first the
-        envs are reset that the step itself has not reset.
-        """
-        failed = self.venv.failed_id if self._one_round else ids  # on_error="restart" makes a failure an end
+        """Write last observations and infos of the envs `ids` into `infos`, after a reset of the envs that need it."""
+        failed = self.venv.failed_id if self._one_round else ids  # with on_error="restart" a failed env is done
         ended = EndedStep(step, ids, failed, self._as_ints)
         if ended.left:
             first_obs, first_infos = self._driver.reset(ended.left)
@@ -174,14 +170,13 @@ class SB3VecEnv(LayerMark, VecEnv):
             }
 
     def _abandon(self, error: BaseException | None) -> None:
-        """Abandon an interrupted call: all envs need a reset."""
+        """Abandon an interrupted call. All envs then need a reset."""
         if not self.closed:
             self.venv.engine.abandon(error, self.venv.engine.all_ids)
         self._pending = False
         self._in_call = None
 
     def _drop_pending(self) -> None:
-        """Wait for what is in flight and discard it: a reset follows."""
         self._pending = False
         self._actions = None
         if self.venv.waiting_id:
@@ -193,28 +188,26 @@ class SB3VecEnv(LayerMark, VecEnv):
             raise RuntimeError("a step is pending: call step_wait() first, or reset() to drop it")
 
     def close(self) -> None:
-        """Close the vector env; a second call does nothing."""
+        """Close the vector env."""
         self._pending = False
         (self.venv if self._facade is None else self._facade).close()
 
     @property
     def waiting(self) -> bool:
-        """True if a step is pending."""
         return self._pending
 
     @property
     def closed(self) -> bool:
-        """True if `close` was called."""
         return bool(self.venv.is_closed)
 
     # Seeds and options, for the next reset.
 
     def seed(self, seed: int | None = None) -> Sequence[int | None]:
-        """Seed env i with `seed + i` at the next reset, None: from a random base; returns the seeds."""
+        """Seed env i with `seed + i` at the next reset (`None`: from a random base). Return the seeds."""
         return super().seed(None if seed is None else check_seed(seed))
 
     def set_options(self, options: list[dict[str, Any]] | dict[str, Any] | None = None) -> None:
-        """Options of the next reset: one dict for all envs, or a list of one for each (they are reset in turn then)."""
+        """Set options of the next reset: a dict for all envs, or a list with a dict per env (reset one by one)."""
         each = options if isinstance(options, (list, tuple)) else [options or {}]
         if not all(isinstance(entry, dict) for entry in each):
             raise TypeError(f"set_options() takes one dict, or a list of one dict for each env; got {options!r}")
@@ -229,7 +222,7 @@ class SB3VecEnv(LayerMark, VecEnv):
 
     @property
     def envs(self) -> list[Any]:
-        """The envs themselves, where they are in this process; AttributeError where they are not."""
+        """Envs in this process. AttributeError if the envs live elsewhere."""
         envs = getattr(self.venv, "envs", None)
         if envs is None:
             raise AttributeError(
@@ -238,19 +231,19 @@ class SB3VecEnv(LayerMark, VecEnv):
         return list(envs)
 
     def get_attr(self, attr_name: str, indices: Any = None) -> list[Any]:
-        """The attribute of the envs `indices` (an int, several, negative ones from the end; default all)."""
+        """Return the attribute of the envs `indices`: an int or several, negative from the end, default all."""
         return self._each(indices, lambda ids: self.venv.get_env_attr(attr_name, ids))
 
     def set_attr(self, attr_name: str, value: Any, indices: Any = None) -> None:
-        """Set the attribute on the outermost wrapper, as SB3 does, also where another layer has it."""
+        """Set the attribute on the outermost wrapper, even if an inner layer has it (as SB3)."""
         self.env_method("__setattr__", attr_name, value, indices=indices)
 
     def has_attr(self, attr_name: str) -> bool:
-        """Return whether every env or a wrapper around it has the attribute."""
+        """Return whether every env, or a wrapper around it, has the attribute."""
         return all(self._ask(None, "has_attr", attr_name))
 
     def env_method(self, method_name: str, *method_args: Any, indices: Any = None, **method_kwargs: Any) -> list[Any]:
-        """Call a method of the envs `indices`, twice for an index that is there twice; returns its result for each."""
+        """Call a method of the envs `indices`, twice for a repeated index. Return a result per index."""
         if isinstance(caller := self._driver.caller(), Engine):
             return self._ask(indices, "call", method_name, method_args, method_kwargs)
         if "id" in method_kwargs:
@@ -258,10 +251,10 @@ class SB3VecEnv(LayerMark, VecEnv):
         return self._each(indices, lambda ids: caller.call(method_name, *method_args, id=ids, **method_kwargs))
 
     def env_is_wrapped(self, wrapper_class: type[gymnasium.Wrapper], indices: Any = None) -> list[bool]:
-        """Return for each env whether a wrapper of this class, or of a subclass of it, is around it.
+        """Return for each env whether it has a wrapper of this class or a subclass.
 
-        Of envs behind a vector env of another library only the names of the classes may be known. There a name that
-        another known class has too is not counted.
+        For envs behind another library's vector env, only class names may be known. A name that an unrelated wrapper
+        class has too does not count.
         """
         names = {f"{wrapper_class.__module__}.{wrapper_class.__qualname__}"}
         names |= {cls.__name__ for cls in _family(wrapper_class)}
@@ -269,7 +262,7 @@ class SB3VecEnv(LayerMark, VecEnv):
         return [not names.isdisjoint(found) for found in self._ask(indices, "wrapper_classes")]
 
     def get_images(self) -> Sequence[np.ndarray | None]:
-        """A frame of each env; a warning and None for each where `render_mode` is not "rgb_array"."""
+        """Return a frame per env. Warn and return `None`s if `render_mode` is not "rgb_array"."""
         self._check_idle()
         if self.render_mode != "rgb_array":
             warnings.warn(f'get_images() needs render_mode="rgb_array", it is {self.render_mode!r}', stacklevel=2)
@@ -277,16 +270,16 @@ class SB3VecEnv(LayerMark, VecEnv):
         return self.venv.render()
 
     def _ask(self, indices: Any, op: str, *args: Any) -> list[Any]:
-        """Run one of ENV_CALLS on the envs `indices`; returns its result for each."""
+        """Run an operation of ENV_CALLS on the envs `indices`. Return a result per index."""
         calls = self.venv.engine.calls
         return self._each(indices, lambda ids: calls.run(np.array(ids), op, args))
 
     def _each(self, indices: Any, call: Callable[[list[int]], list[Any]]) -> list[Any]:
-        """`call(ids)` for the envs `indices`, which may be repeated: then in several calls of different envs."""
+        """Return `call(ids)` for the envs `indices`. Repeated indices are split into several calls."""
         ids = self._ids(indices)
         values, left = [None] * len(ids), list(range(len(ids)))
         while left:
-            place = {ids[at]: at for at in reversed(left)}  # the first of each env
+            place = {ids[at]: at for at in reversed(left)}  # first position of each env
             asked = sorted(place, key=place.__getitem__)
             for i, value in zip(asked, call(asked), strict=True):
                 values[place[i]] = value
@@ -294,7 +287,6 @@ class SB3VecEnv(LayerMark, VecEnv):
         return values
 
     def _ids(self, indices: Any) -> list[int]:
-        """`indices` as env ids."""
         self._check_idle()
         if indices is None:
             return list(range(self.num_envs))
@@ -306,7 +298,7 @@ class SB3VecEnv(LayerMark, VecEnv):
 
 
 def _is_facade_of_ours(venv: Any) -> TypeGuard[GymnasiumVectorEnv]:
-    """Return whether `venv` only translates for a vector env of ours, which then is driven without that."""
+    """Return whether `venv` is a plain facade of vecenv, so that its vector env can be used directly."""
     return isinstance(venv, GymnasiumVectorEnv) and (type(venv).step, type(venv).reset) == (
         GymnasiumVectorEnv.step,
         GymnasiumVectorEnv.reset,
@@ -314,7 +306,7 @@ def _is_facade_of_ours(venv: Any) -> TypeGuard[GymnasiumVectorEnv]:
 
 
 def _checked(venv: Any) -> BaseVectorEnv:
-    """The vector env, if SB3 can train on it; a VectorEnv of gymnasium as one of ours."""
+    """Return a vector env that SB3 can train on, made with `from_gymnasium` if needed. Raise for other objects."""
     if isinstance(venv, VectorEnv):
         if (mode := venv.metadata.get("autoreset_mode")) is not AutoresetMode.SAME_STEP:
             raise ValueError(
@@ -342,13 +334,12 @@ def _checked(venv: Any) -> BaseVectorEnv:
 
 
 def _arguments(seeds: Sequence[int | None], options: dict[str, Any]) -> dict[str, Any]:
-    """The arguments of a reset, less those that are not given."""
     given = {} if all(seed is None for seed in seeds) else {"seed": seeds}
     return {**given, **({"options": options} if options else {})}
 
 
 def _is_plain(info: dict[str, Any]) -> bool:
-    """Return whether an info holds nothing that the env may change later: its arrays are copies already."""
+    """Return whether the env cannot change the values of an info later. Arrays are copies already."""
     return all(
         value.__class__ in UNCHANGING or (value.__class__ is np.ndarray and value.dtype != object)
         for value in info.values()
@@ -356,12 +347,11 @@ def _is_plain(info: dict[str, Any]) -> bool:
 
 
 def _own(leaf: np.ndarray) -> np.ndarray:
-    """The array, copied if it is a view: with `copy=False` the next step writes over it."""
+    """Return the array, copied if it is a view that the next step would overwrite."""
     return leaf if leaf.flags.owndata else leaf.copy()
 
 
 def _family(cls: type[Any]) -> Iterator[type[Any]]:
-    """The class and all below it."""
     yield cls
     for child in cls.__subclasses__():
         yield from _family(child)

@@ -1,4 +1,4 @@
-"""Convert infos of n envs to one dict of arrays with masks, as gymnasium's `VectorEnv` returns them."""
+"""Conversion of the infos of n envs to a dict of arrays with masks, as gymnasium's `VectorEnv` returns."""
 
 from __future__ import annotations
 
@@ -12,12 +12,11 @@ from vecenv.facades.driver import EndedStep
 
 
 def vector_infos(rows: Iterable[tuple[int, Mapping[Any, Any]]], n: int) -> dict[Any, Any]:
-    """One array (n, ...) for each key, and under `_key` a bool mask of the envs that have it; `rows` are (env, info).
+    """Return an array (n, ...) per key, and under `_key` a bool mask of the envs with this key. `rows` are (env, info).
 
-    Arrays are those of gymnasium's `VectorEnv._add_info`: numbers in an array of their type, arrays stacked, dicts
-    batched in turn, everything else and `final_obs` in an object array. Where that would change a value, because the
-    envs differ in its type or shape, the dtype is a wider one that holds them all, or object. Envs without the key
-    have 0, False or None.
+    As in gymnasium's `VectorEnv._add_info`, numbers get an array of their type, arrays are stacked, dicts are batched
+    recursively, and other values and `final_obs` get an object array. If envs differ in type or shape, a wider dtype
+    that holds all values unchanged is used, or else object. Envs without the key have 0, False or `None`.
 
     >>> vector_infos([(0, {"lives": 3}), (2, {"lives": 2.5})], 3)
     {'lives': array([3. , 0. , 2.5]), '_lives': array([ True, False,  True])}
@@ -30,10 +29,10 @@ def vector_infos(rows: Iterable[tuple[int, Mapping[Any, Any]]], n: int) -> dict[
 
 
 def _batched(ids: Sequence[int], infos: Sequence[Mapping[Any, Any]], n: int, mask: np.ndarray) -> dict[Any, Any]:
-    """As `vector_infos`, of the infos of the envs `ids`, whose mask is known; it is copied."""
+    """Batch the infos of the envs `ids`. `mask` is the mask of `ids`."""
     if n > 1 and len(set(map(tuple, infos))) > 1:
         return _uneven_infos(zip(ids, infos, strict=True), n)
-    # As usual, all have the same keys: without a Python loop over the values.
+    # The usual case, all infos have the same keys: avoid a Python loop over the values.
     batch: dict[Any, Any] = {}
     keys, is_whole = infos[0].keys(), len(ids) == n
     for key, values in zip(keys, zip(*[info.values() for info in infos], strict=True), strict=True):
@@ -63,7 +62,7 @@ def _numbers(values: Sequence[Any], dtype: np.dtype) -> np.ndarray | None:
 
 
 def _arrays(values: Sequence[np.ndarray]) -> np.ndarray | None:
-    """The column of the arrays of all envs; None if they differ in dtype, or are of a dtype or shape that is rare."""
+    """Return the stacked arrays of all envs, or `None` if dtypes differ or are rare, so that the slow path decides."""
     shape, dtype = values[0].shape, values[0].dtype
     if not shape or dtype.kind not in "biufc":
         return None
@@ -76,11 +75,11 @@ def _arrays(values: Sequence[np.ndarray]) -> np.ndarray | None:
 
 
 DTYPES = {kind: dtype for kind, dtype in SCALARS.items() if kind is not np.bool_}
-"""By type of a number, the dtype of its column; `np.bool_` is no number of numpy's."""
+"""Dtype of a column by type of the numbers. numpy does not count `np.bool_` as a number."""
 
 
 def _uneven_infos(rows: Iterable[tuple[int, Mapping[Any, Any]]], n: int) -> dict[Any, Any]:
-    """As `vector_infos`, of infos that differ in their keys."""
+    """Batch infos that differ in their keys."""
     columns: dict[Any, tuple[list[int], list[Any]]] = {}
     for i, info in rows:
         for key, value in info.items():
@@ -98,7 +97,7 @@ def _uneven_infos(rows: Iterable[tuple[int, Mapping[Any, Any]]], n: int) -> dict
 
 
 def batch_infos(infos: Mapping[int, Mapping[Any, Any]], n: int) -> dict[Any, Any]:
-    """`vector_infos` of infos by env id; `InfoColumns` are batched column by column."""
+    """Return `vector_infos` of infos by env id. `InfoColumns` are batched by column."""
     if not isinstance(infos, InfoColumns):
         return vector_infos(infos.items(), n)
     keys = infos.schema.keys
@@ -107,7 +106,7 @@ def batch_infos(infos: Mapping[int, Mapping[Any, Any]], n: int) -> dict[Any, Any
     batch: dict[Any, Any] = {}
     for key, kind, values in zip(keys, infos.schema.kinds, infos.columns, strict=True):
         mask = _mask(infos.ids, n)
-        if kind is np.bool_:  # no number of numpy's
+        if kind is np.bool_:  # not a number in numpy
             column = object_column(infos.ids, list(values), n)
         elif len(values) == n:
             column = values.copy()
@@ -119,8 +118,9 @@ def batch_infos(infos: Mapping[int, Mapping[Any, Any]], n: int) -> dict[Any, Any
 
 
 def ended_infos(ended: EndedStep, n: int, as_list: bool) -> dict[Any, Any]:
-    """The infos of a step that ended episodes, with their last observations and infos; `as_list` as gymnasium 0.29
-    named and formed these.
+    """Return the infos of a step that ended episodes, with last observations and infos.
+
+    `as_list` uses the names and the format of gymnasium 0.29.
     """
     infos, ids = vector_infos(sorted(ended.infos.items()), n), ended.ids
     obs_key = "final_observation" if as_list else "final_obs"
@@ -133,7 +133,7 @@ def ended_infos(ended: EndedStep, n: int, as_list: bool) -> dict[Any, Any]:
 
 
 def object_column(ids: Sequence[int], values: Sequence[Any], n: int) -> np.ndarray:
-    """`values` as they are in an object array (n,), None for the other envs."""
+    """Return the values in an object array (n,), with `None` for other envs."""
     if len(ids) == n:
         return np.fromiter(values, object, n)
     column = np.full(n, None, dtype=object)
@@ -151,7 +151,7 @@ def _mask(ids: Sequence[int], n: int) -> np.ndarray:
 
 
 def _is_mask_of_another(key: Any, columns: Collection[Any]) -> bool:
-    """Return whether an env returns both `x` and `_x`: the name of the second belongs to the mask of the first."""
+    """Return whether `key` is `_x` and the envs also have `x`, so that the mask of `x` needs the name."""
     return key.__class__ is str and key[:1] == "_" and key[1:] in columns
 
 
@@ -171,19 +171,19 @@ def _column(ids: Sequence[int], values: Sequence[Any], n: int) -> Any:
 def _filled(
     shape: tuple[int, ...], dtypes: set[Any], ids: Sequence[int], values: Sequence[Any], n: int
 ) -> np.ndarray | None:
-    """The values in a column of one dtype, or None if no dtype holds them all as they are."""
+    """Return the values in a column, or `None` if no dtype holds all values unchanged."""
     mixed = len(dtypes) > 1
     try:
         column = np.zeros((n, *shape), dtype=np.result_type(*dtypes) if mixed else next(iter(dtypes)))
         column[list(ids)] = values
-    except (TypeError, OverflowError):  # no common dtype; an int beyond 64 bits
+    except (TypeError, OverflowError):  # no common dtype, or an int beyond 64 bits
         return None
     unchanged = not mixed or all(_same(column[i], value) for i, value in zip(ids, values, strict=True))
     return column if unchanged else None
 
 
 def _same(stored: Any, value: Any) -> bool:
-    """Compare a stored value with the env's; as Python numbers, because numpy compares an int and a float as floats."""
+    """Compare as Python numbers, because numpy compares an int and a float as floats."""
     if isinstance(value, np.ndarray):
         return np.array_equal(stored.astype(value.dtype), value, equal_nan=value.dtype.kind in "fc")
     stored, value = (number.item() if isinstance(number, np.generic) else number for number in (stored, value))

@@ -1,7 +1,4 @@
-"""Transforms of observations, rewards and actions: in the worker, in the parent, or on tensors.
-
-docs/guides/transforms.md says where each can be.
-"""
+"""Transforms of observations, rewards and actions. docs/guides/transforms.md explains how to choose a place."""
 
 from vecenv.transforms.compose import Compose as Compose
 from vecenv.transforms.images import CenterCrop as CenterCrop

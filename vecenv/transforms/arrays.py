@@ -1,6 +1,6 @@
-"""Array functions for transforms: numpy or torch, parts of an observation by path, bounds of spaces.
+"""Array functions for transforms, for numpy and torch: parts of an observation by path, bounds of spaces, casts.
 
-Arrays of both kinds are handled alike: without an import of torch, and without a way over numpy.
+Tensors are handled without an import of torch, and without a copy to numpy.
 """
 
 from __future__ import annotations
@@ -19,26 +19,26 @@ from vecenv.backends.memory.arena import Leaf, ObjectLeaf
 from vecenv.nest import as_array, namespace
 
 Array = Any
-"""An array of numpy or a tensor of torch."""
+"""numpy array or torch tensor."""
 Path = tuple[Any, ...]
-"""The keys to a part of an observation, () for all of it."""
+"""Keys to a part of an observation. The whole observation has the path ()."""
 
 WHOLE = "observation"
-"""The key of an observation that is no dict, once there are others beside it."""
+"""Key of an observation that is not a dict, if other parts are added to it."""
 
 
 def bounds_of(space: Any) -> tuple[np.ndarray, np.ndarray]:
-    """The lowest and highest values of an array space, in its dtype; ValueError for another space."""
+    """Return the lowest and highest values of an array space, in its dtype. ValueError for other spaces."""
     if (bounds := spaces_of_numbers.bounds_of(space)) is None:
         raise ValueError(f"a space of arrays of numbers is needed, got {space}")
     return bounds
 
 
 def cast_box(space: Any, dtype: str, inside: bool = False) -> spaces.Box:
-    """The Box of the values of an array space that are cast to the dtype.
+    """Return the Box of the space's values after a cast to `dtype`.
 
-    It holds each value that `cast` makes: if a bound does not fit in an integer dtype, every integer may result. With
-    `inside`, each element of the Box is one of the space when it is cast back. ValueError if there is none.
+    If a bound overflows an integer dtype, the bound is the dtype's limit. With `inside`, each element of the Box is in
+    the space when it is cast back. ValueError if there is no such element.
     """
     ends, kind = bounds_of(space), np.dtype(dtype).kind
     exact = [end.astype(np.longdouble) for end in ends]
@@ -63,14 +63,13 @@ def cast_box(space: Any, dtype: str, inside: bool = False) -> spaces.Box:
 
 
 def box(low: np.ndarray, high: np.ndarray) -> spaces.Box:
-    """The Box with these bounds, and in their dtype; a NaN (such as inf - inf) is no bound."""
+    """Return the Box with these bounds and their dtype. NaN (such as inf - inf) means no bound."""
     if low.dtype.kind == "f":
         low, high = np.where(np.isnan(low), -np.inf, low), np.where(np.isnan(high), np.inf, high)
     return spaces.Box(low, high, low.shape, low.dtype.type)
 
 
 def leaves_of(tree: Any, path: Path = ()) -> Iterator[tuple[Path, Any]]:
-    """Each leaf of a tree, with the path to it."""
     if isinstance(tree, dict):
         for key, child in tree.items():
             yield from leaves_of(child, (*path, key))
@@ -82,7 +81,7 @@ def leaves_of(tree: Any, path: Path = ()) -> Iterator[tuple[Path, Any]]:
 
 
 def row_of(leaf: Any) -> tuple[tuple[int, ...], str] | None:
-    """Shape and dtype of a row of this leaf of a space or of a batch; None if it holds objects."""
+    """Return shape and dtype of a row of a leaf of a space or a batch. `None` for objects."""
     if isinstance(leaf, Leaf):
         return leaf.shape, leaf.dtype.name
     if isinstance(leaf, ObjectLeaf):
@@ -91,7 +90,6 @@ def row_of(leaf: Any) -> tuple[tuple[int, ...], str] | None:
 
 
 def part(tree: Any, path: Path) -> Any:
-    """The part of a tree that is at the path."""
     for key in path:
         if key == WHOLE and not isinstance(tree, (dict, tuple)):
             return tree
@@ -100,7 +98,7 @@ def part(tree: Any, path: Path) -> Any:
 
 
 def with_part(tree: Any, path: Path, value: Any) -> Any:
-    """A copy of the tree with `value` at the path, which shares all other parts."""
+    """Return a copy of the tree with `value` at the path. Other parts are shared."""
     if not path or (path == (WHOLE,) and not isinstance(tree, dict)):
         return value
     key, *rest = path
@@ -114,13 +112,13 @@ def with_part(tree: Any, path: Path, value: Any) -> Any:
 
 
 REMOVED: Any = object()
-"""Stands for a part that is removed, until all others have been written: the places in a tuple stay the same so."""
+"""Placeholder of a removed part, so that places in a tuple stay valid until all parts are written."""
 
 
 def moved_parts(tree: Any, removed: Sequence[Path], written: Iterable[tuple[Path, Any]]) -> Any:
-    """A copy of the tree without the removed parts and with the written ones, which shares all others.
+    """Return a copy of the tree without the removed parts and with the written parts. Other parts are shared.
 
-    A tuple that gets a part with a name becomes a dict, in which its other parts are the tuple "observation".
+    A tuple that gets a named part becomes a dict, with its old parts as the tuple "observation".
     """
     for path in removed:
         tree = with_part(tree, path, REMOVED)
@@ -144,10 +142,10 @@ def _without_removed(tree: Any) -> Any:
 
 
 def action_rows(action: Any, layout: Any, one: bool = False) -> Any:
-    """Actions as a tree of arrays (k, *shape) of the form of `layout`, the leaves of the action space; dtypes stay.
+    """Return actions as a tree of arrays (k, *shape), in the form of `layout`, the leaves of the action space.
 
-    `one`: `action` is that of one env, and becomes a batch of one row. ValueError for another form or shape; () and
-    (1,) are the same.
+    With `one`, `action` belongs to a single env and becomes a batch of 1. ValueError for another form or shape, but ()
+    and (1,) are interchangeable. Dtypes are kept.
     """
     if isinstance(layout, (dict, tuple)):
         keys = list(layout) if isinstance(layout, dict) else range(len(layout))
@@ -170,7 +168,7 @@ def action_rows(action: Any, layout: Any, one: bool = False) -> Any:
 
 
 def described(tree: Any) -> str:
-    """The parts of an observation in words, for messages."""
+    """Describe the parts of an observation for error messages."""
     if isinstance(tree, (dict, tuple)):
         return "with the parts " + ", ".join(str(path[0] if len(path) == 1 else path) for path, _ in leaves_of(tree))
     row = row_of(tree)
@@ -178,7 +176,6 @@ def described(tree: Any) -> str:
 
 
 def dtype_name(array: Array) -> str:
-    """The name of the dtype: "float32", "uint8", ..."""
     return _name_of(array.dtype)
 
 
@@ -188,24 +185,21 @@ def _name_of(dtype: Any) -> str:
 
 
 def is_float(array: Array) -> bool:
-    """Return whether the numbers are floats."""
     return "float" in dtype_name(array)
 
 
 def cast(array: Array, dtype: str) -> Array:
-    """The array in the dtype of that name; itself where it has it."""
     if isinstance(array, np.ndarray):
         return array.astype(dtype, copy=False)
     return array.to(getattr(namespace(array), dtype))
 
 
 def permute(array: Array, axes: Sequence[int]) -> Array:
-    """The array with its axes in another order."""
     return array.transpose(axes) if isinstance(array, np.ndarray) else array.permute(*axes)
 
 
 def concat(arrays: Sequence[Array], axis: int) -> Array:
-    """The arrays joined along an axis, in the dtype to which numpy would promote them."""
+    """Join the arrays along an axis, in the dtype to which numpy promotes them."""
     if isinstance(arrays[0], np.ndarray):
         return np.concatenate(arrays, axis=axis)
     dtype = np.result_type(*{dtype_name(array) for array in arrays}).name
@@ -213,33 +207,33 @@ def concat(arrays: Sequence[Array], axis: int) -> Array:
 
 
 def like(values: Array, array: Array) -> Array:
-    """Values as an array of the kind of `array`, on its device."""
+    """Return the values as an array of the kind and on the device of `array`."""
     if isinstance(array, np.ndarray):
         return values if isinstance(values, np.ndarray) else as_array(values)
     return namespace(array).as_tensor(values, device=array.device)
 
 
 def full(shape: Sequence[int], array: Array, value: float, dtype: str | None = None) -> Array:
-    """The number everywhere, as an array of the kind of `array`, on its device, in its dtype or that of the name."""
+    """Return an array filled with a number, of the kind, on the device and in the dtype (by default) of `array`."""
     if isinstance(array, np.ndarray):
         return np.full(shape, value, dtype or array.dtype)
     return array.new_full(tuple(shape), value, dtype=getattr(namespace(array), dtype) if dtype else None)
 
 
 def in_any_mode(array: Array) -> Any:
-    """A context in which tensors of the kind of `array` are made for use in and outside of torch's inference mode."""
+    """Return a context in which new tensors work inside and outside of torch's inference mode."""
     return nullcontext() if isinstance(array, np.ndarray) else namespace(array).inference_mode(False)
 
 
 class Constants:
-    """An array of numpy, and its copies in other dtypes and on devices, each made once."""
+    """numpy array with a cache of its copies by dtype and device."""
 
     def __init__(self, values: np.ndarray) -> None:
         self.values = values
         self._copies: dict[Any, Array] = {}
 
     def like(self, array: Array) -> Array:
-        """The values as an array of the kind of `array`, on its device and in its dtype."""
+        """Return the values with the kind, device and dtype of `array`."""
         key = array.dtype, None if isinstance(array, np.ndarray) else array.device
         if key not in self._copies:
             with in_any_mode(array):
@@ -251,29 +245,28 @@ class Constants:
 
 
 class EnvRows:
-    """One row for each of `n` envs, of the kind and on the device of the rows that come; zeros at first."""
+    """Rows of `n` envs, with the kind and device of the stored rows. Zeros at first."""
 
     def __init__(self, n: int) -> None:
         self._n = n
         self._rows: Array = None
 
     def take(self, ids: np.ndarray, among: Array = None) -> Array:
-        """A copy of the rows of these envs, for use with the array `among`; None where none were ever put."""
+        """Return a copy of the rows of these envs, on the device of `among`. `None` before the first `put`."""
         if self._rows is not None and among is not None:
             self._rows = like(self._rows, among)
         return None if self._rows is None else self._rows[like(ids, self._rows)]
 
     def put(self, ids: np.ndarray, rows: Array) -> None:
-        """Keep copies of these rows. Those of another shape than before begin anew, with zeros."""
+        """Store copies of these rows. If the shape has changed, all other rows become zeros."""
         shape = (self._n, *rows.shape[1:])
         is_new = self._rows is None or tuple(self._rows.shape) != shape
         self._rows = full(shape, rows, 0) if is_new else like(self._rows, rows)
         if isinstance(rows, np.ndarray):
             self._rows[ids] = rows
-        else:  # not in place, which tensors of torch's inference mode refuse
+        else:  # tensors of torch's inference mode refuse changes in place
             self._rows = self._rows.index_copy(0, like(ids, rows), cast(rows, dtype_name(self._rows)))
 
     def clear(self, ids: np.ndarray) -> None:
-        """Set the rows of these envs to zeros."""
         if self._rows is not None:
             self.put(ids, full((len(ids), *self._rows.shape[1:]), self._rows, 0))

@@ -15,9 +15,9 @@ Self = TypeVar("Self", bound="HasTransforms")
 
 
 class Compose(Transform):
-    """Transforms in a row: observations pass the first one first, actions the last one first.
+    """Chain of transforms. The first transform is the first for observations, and the last for actions.
 
-    Indexing and iteration give the transforms; a slice is a Compose of clones. A Compose within is flattened.
+    Indexing returns a transform, and a slice a Compose of clones. A nested Compose is flattened.
 
     >>> from vecenv.transforms.shapes import UnsqueezeTransform
     >>> chain = Compose(UnsqueezeTransform(0), lambda obs: obs + 1)
@@ -48,11 +48,11 @@ class Compose(Transform):
             transform.repeat(rows)
 
     def episode_state(self, ids: np.ndarray) -> dict[Any, Any]:
-        """The states of the transforms that have one, by their place and class."""
+        """Return the nonempty states of the transforms, by place and class."""
         return self._named(lambda each: each.episode_state(ids))
 
     def set_episode_state(self, ids: np.ndarray, state: dict[Any, Any]) -> None:
-        """Go on from the states of an equal chain; ValueError where they are those of another."""
+        """Restore the states of an equal chain. ValueError for another chain."""
         for transform, each in self._fitting(self.episode_state(ids), state):
             transform.set_episode_state(ids, each)
 
@@ -72,11 +72,11 @@ class Compose(Transform):
         return space
 
     def state_dict(self) -> dict[str, Any]:
-        """The states of the transforms that have one, by their place and class."""
+        """Return the nonempty statistics of the transforms, by place and class."""
         return self._named(lambda each: each.state_dict())
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take over what `state_dict` of an equal chain returned; ValueError where it is that of another."""
+        """Load the `state_dict` of an equal chain. ValueError for another chain."""
         for transform, each in self._fitting(self.state_dict(), state):
             transform.load_state_dict(each)
 
@@ -85,7 +85,7 @@ class Compose(Transform):
         return {name: state for name, state in states.items() if state}
 
     def _fitting(self, own: dict[str, Any], state: dict[str, Any]) -> list[tuple[Transform, Any]]:
-        """Each transform that has a state of its own, with its part of this one."""
+        """Return (transform, its part of `state`) for the transforms with a state."""
         if own.keys() != state.keys():
             raise ValueError(f"the state is of {sorted(state)}, these transforms have states of {sorted(own)}")
         return [(self.transforms[int(name.partition(".")[0])], each) for name, each in state.items()]
@@ -105,7 +105,7 @@ class Compose(Transform):
 
 
 class FunctionTransform(Transform):
-    """A function of a batch of observations, which keeps their space."""
+    """Function of a batch of observations, which keeps the observation space."""
 
     def __init__(self, function: Callable[[Any], Any]) -> None:
         super().__init__(in_keys=[])
@@ -116,30 +116,31 @@ class FunctionTransform(Transform):
 
 
 class HasTransforms:
-    """The transforms of an env or of a vector env: `transform` is a Compose of them, in the order of observations."""
+    """Base class of an env or vector env with transforms. `transform` has them in the order of observations."""
 
     transform: Compose
 
     @property
     @abstractmethod
     def base_env(self) -> Any:
-        """The env below the transforms."""
+        """Env below the transforms."""
 
     @abstractmethod
     def rebuild(self, transforms: list[Transform]) -> list[tuple[Any, Any]]:
-        """Take over the spaces that a chain of these transforms gives, and return the observation and the action space
-        below each of them; on an error nothing is changed.
+        """Set the spaces for a chain of these transforms. Return the spaces below each transform.
+
+        If this raises, nothing is changed.
         """
 
     def append_transform(self: Self, transform: Any) -> Self:
-        """Add a transform (or a Compose, a list of them, or a function of observations) as the outermost one."""
+        """Add a transform, a Compose, a list of transforms, or a function of observations as the outermost."""
         return self.insert_transform(len(self.transform), transform)
 
     def insert_transform(self: Self, index: int, transform: Any) -> Self:
-        """Add a transform before the one that is at `index` now. Those behind it lose the state of their episodes.
+        """Insert a transform before index `index`. The transforms behind it lose the state of their episodes.
 
-        Spaces are those of the new chain. IndexError for an index out of range; RuntimeError for a transform that
-        belongs to an env already, which has to be cloned; the errors of the transform where it does not fit the spaces.
+        IndexError for an index out of range. RuntimeError if the transform belongs to an env: pass a clone. ValueError
+        if the transform does not fit the spaces.
         """
         n = len(self.transform)
         if not -n <= index <= n:
@@ -161,28 +162,25 @@ class HasTransforms:
         return self
 
     def env_before(self, transform: Transform) -> Any:
-        """The same base env with clones of the transforms before this one (`transform.parent`)."""
+        """Return the same base env with clones of the transforms before this transform."""
         index = next(i for i, each in enumerate(self.transform) if each is transform)
         return self.with_transforms(self.transform[:index])
 
     def with_transforms(self: Self, transforms: Any) -> Self:
-        """Wrap the same base env anew, with these transforms."""
+        """Return a new wrapper of the same base env with these transforms."""
         return type(self)(self.base_env, transforms)  # type: ignore[call-arg]
 
     def state_dict(self) -> dict[str, Any]:
-        """The statistics that the transforms have learnt."""
+        """Return the statistics that the transforms have learnt."""
         return self.transform.state_dict()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take over what `state_dict` of an equal chain returned; ValueError where it is that of another."""
+        """Load the `state_dict` of an equal chain. ValueError for another chain."""
         self.transform.load_state_dict(state)
 
 
 def flat(transform: Any) -> list[Transform]:
-    """The transforms of an argument: a transform, a Compose, a list of these, or a function of observations.
-
-    TypeError for anything else.
-    """
+    """Return the transforms of a transform, a Compose, a list, or a function of observations. TypeError otherwise."""
     if isinstance(transform, Compose):
         return list(transform.transforms)
     if isinstance(transform, Transform):

@@ -1,9 +1,9 @@
 """Transforms of images: ToTensorImage, GrayScale, CenterCrop, Resize.
 
-Images are (H, W, C), (C, H, W) or (H, W). Of three dimensions the smallest is that of the channels, and it must be the
-first or the last one; `channels="first"` or `"last"` says so where that is wrong.
+Images are (H, W, C), (C, H, W) or (H, W). The channel dimension must be the first or the last dimension. By default the
+smallest of three dimensions is taken; otherwise pass `channels="first"` or `channels="last"`.
 
-OpenCV computes the cases in which it is faster than numpy and gives the same.
+OpenCV replaces numpy in the cases in which OpenCV is faster and gives the same result.
 """
 
 from __future__ import annotations
@@ -21,19 +21,17 @@ from vecenv.transforms.arrays import Array, Constants, bounds_of, box, cast, dty
 from vecenv.transforms.transform import Keys, Place, Transform
 
 WEIGHTS = {"601": (0.299, 0.587, 0.114), "709": (0.2125, 0.7154, 0.0721)}
-"""Red, green and blue in gray: of ITU-R 601 (OpenCV, torchvision) and 709 (gymnasium, scikit-image)."""
+"""Weights of red, green and blue by ITU-R 601 (OpenCV, torchvision) and ITU-R 709 (gymnasium, scikit-image)."""
 SHIFT = 15
-"""Gray values of integers are sums in units of 2**-15, as those of OpenCV: exact, whatever the size of a batch."""
+"""Gray values of integers are sums in units of 2**-15, as in OpenCV: exact for each size of the batch."""
 HALF = 1 << SHIFT - 1
 UNITS = {"601": (9798, 19235, 3735), "709": (6963, 23442, 2363)}
 LARGE = ("int32", "uint32", "int64", "uint64")
-"""The dtypes whose numbers are computed with in 64 bits, others in 32."""
+"""Dtypes that need 64 bits for the computation."""
 
 
 class ImageTransform(Transform):
-    """Base of transforms of images. Without `in_keys` it takes `pixels`, or else every part with two or three
-    dimensions.
-    """
+    """Base class of image transforms. The default part is `pixels`, or else every part with 2 or 3 dimensions."""
 
     def __init__(self, channels: str | None = None, in_keys: Keys = None, out_keys: Keys = None) -> None:
         if channels not in (None, "first", "last"):
@@ -42,18 +40,16 @@ class ImageTransform(Transform):
         super().__init__(in_keys, out_keys)
 
     def takes(self, shape: tuple[int, ...], dtype: str) -> bool:
-        """Return whether it can be an image."""
         return len(shape) in (2, 3)
 
     def find_places(self, tree: Any) -> list[Place]:
-        """The places of the images."""
         keys = getattr(tree, "spaces", tree)
         if self.in_keys is None and isinstance(keys, dict) and "pixels" in keys:
             return [(("pixels",), ("pixels",))]
         return super().find_places(tree)
 
     def channel_axis(self, shape: Sequence[int]) -> int | None:
-        """The axis of the channels of images (k, ...); None for images without. ValueError if unclear."""
+        """Return the channel axis of images (k, ...), or None for (k, H, W). ValueError if the axis is unclear."""
         if len(shape) == 3:
             return None
         if len(shape) != 4:
@@ -72,17 +68,17 @@ class ImageTransform(Transform):
 
 
 class ToTensorImage(ImageTransform):
-    """Images (H, W, C) as torch wants them: (C, H, W), integers divided by 255 as float32 (as torchrl's ToTensorImage).
+    """Convert images (H, W, C) to torch's layout (C, H, W), and integers to float32 / 255 (as torchrl's ToTensorImage).
 
     Arguments:
-        from_int: True to divide by 255; None: where the numbers are integers.
+        from_int: whether to divide by 255. None: only if the dtype is an integer.
         unsqueeze: add a dimension of size 1 in front.
-        dtype: the name of the float dtype.
-        shape_tolerant: leave the dimensions alone where the last one is not 3.
-        keep_uint8: only move the dimensions; the division can be done on the device, by another ToTensorImage there.
+        dtype: name of the float dtype.
+        shape_tolerant: keep the order of dimensions if the last dimension is not 3.
+        keep_uint8: only move the dimensions. Another ToTensorImage can then divide on the device.
         in_keys, out_keys: see `Transform`.
 
-    Images without channels (H, W) become (1, H, W).
+    Images (H, W) become (1, H, W).
 
     >>> ToTensorImage()(np.full((1, 4, 5, 3), 255, np.uint8)).shape
     (1, 3, 4, 5)
@@ -122,16 +118,15 @@ class ToTensorImage(ImageTransform):
 
 
 class GrayScale(ImageTransform):
-    """Images in gray, with one channel in the place of three (as torchrl's GrayScale).
+    """Convert images with three channels to gray (as torchrl's GrayScale).
 
     Arguments:
-        weights: "601": 0.299, 0.587, 0.114 of red, green and blue, as OpenCV and torchvision; "709": 0.2125, 0.7154,
-            0.0721, as gymnasium's GrayscaleObservation.
-        keep_dim: False leaves the dimension of the channel out.
+        weights: weights of red, green and blue. "601": 0.299, 0.587, 0.114, as OpenCV and torchvision. "709": 0.2125,
+            0.7154, 0.0721, as gymnasium's GrayscaleObservation.
+        keep_dim: keep a channel dimension of size 1. False removes it.
         channels, in_keys, out_keys: see this module and `Transform`.
 
-    Integers are rounded to the nearest; uint8 with "709" is rounded down, bit for bit as by gymnasium. If OpenCV is
-    installed, it computes "601" of uint8, with the same result.
+    Integers are rounded to the nearest integer, but uint8 with "709" is rounded down, with the same bits as gymnasium.
 
     >>> GrayScale()(np.full((1, 4, 5, 3), 100, np.uint8)).shape
     (1, 4, 5, 1)
@@ -172,7 +167,7 @@ class GrayScale(ImageTransform):
             return red * r + green * g + blue * b
         if is_float(red):  # numpy rounds the weights to a float16, torch does not
             return cast(self._weighted(*(cast(channel, "float32") for channel in channels)), dtype)
-        if dtype == "uint8" and self.weights == "709":  # the arithmetic of gymnasium, bit for bit
+        if dtype == "uint8" and self.weights == "709":  # same bits as gymnasium
             return cast(self._weighted(*(cast(channel, "float64") for channel in channels)), dtype)
         if dtype not in LARGE:
             r, g, b = (
@@ -181,7 +176,7 @@ class GrayScale(ImageTransform):
             return cast((r + g + b + HALF) >> SHIFT, dtype)
         wide = "uint64" if dtype == "uint64" and isinstance(red, np.ndarray) else "int64"
         pairs = [(cast(channel, wide), unit) for channel, unit in zip(channels, UNITS[self.weights], strict=True)]
-        # In two parts, because the sum of whole numbers would overflow.
+        # Split into high and low bits, because the sum of whole numbers would overflow.
         upper, lower = (
             sum(part * unit for part, unit in each)
             for each in (
@@ -193,14 +188,14 @@ class GrayScale(ImageTransform):
 
 
 class CenterCrop(ImageTransform):
-    """The middle of images, in the given size (as torchrl's CenterCrop).
+    """Crop images to the given size around the middle (as torchrl's CenterCrop).
 
     Arguments:
-        height, width: of the result; one number is both. torchrl calls the first one `w`, although it is the height.
+        height, width: size of the result. `width` defaults to `height`, which torchrl names `w`.
         channels, in_keys, out_keys: see this module and `Transform`.
 
-    Of an odd rest the larger half is cut at the end, unless rounding half to even says otherwise (torchvision).
-    ValueError for an image that is smaller.
+    If the rest is odd, its half is rounded to the nearest even number, as in torchvision. ValueError if an image is
+    smaller than the crop.
 
     >>> CenterCrop(2, 3)(np.zeros((1, 4, 5), np.uint8)).shape
     (1, 2, 3)
@@ -230,19 +225,18 @@ class CenterCrop(ImageTransform):
 
 
 class Resize(ImageTransform):
-    """Images in another size (as torchrl's Resize), by two products with matrices of weights.
+    """Resize images (as torchrl's Resize), by two products with matrices of weights.
 
     Arguments:
-        height, width: of the result; one number is both. torchrl's Resize calls the first one `w`, but it is the height
-            there too: the same positions mean the same.
-        interpolation: "area", the mean of the area that a pixel covers (OpenCV's INTER_AREA, as gymnasium and SB3 use
-            it; if a side grows, both sides are interpolated between two pixels, as there); "bilinear", with
-            antialiasing where the image becomes smaller (torchvision, torchrl's default).
+        height, width: size of the result. `width` defaults to `height`, which torchrl names `w`.
+        interpolation: "area" is the mean of the area that a new pixel covers (OpenCV's INTER_AREA, as in gymnasium and
+            SB3). If a side grows, both sides are interpolated between two pixels. "bilinear" uses antialiasing if the
+            image shrinks (torchvision, torchrl's default).
         channels, in_keys, out_keys: see this module and `Transform`.
 
-    Integers are rounded to the nearest. If OpenCV is installed, it computes "area" of uint8 and float32, bit for bit as
-    for gymnasium. The products, for tensors too, differ from that by one at most, in float32 by rounding. Results are
-    within the numbers of the image.
+    If OpenCV is installed, OpenCV computes "area" of uint8 and float32 arrays, with the same bits as gymnasium. The
+    matrix products differ from OpenCV by at most 1 in integers, which are rounded to the nearest, and by rounding in
+    float32. Results stay between the smallest and the largest value of the image.
 
     >>> Resize(2)(np.arange(16.0).reshape(1, 4, 4))
     array([[[ 2.5,  4.5],
@@ -275,7 +269,6 @@ class Resize(ImageTransform):
         return self._resized(array)
 
     def _resized(self, images: Array) -> Array:
-        """Images (k, H, W) or (k, H, W, C) in the other size."""
         if self.interpolation == "area" and isinstance(images, np.ndarray):
             is_known = images.dtype in (np.uint8, np.float32) and (images.ndim == 3 or images.shape[3] <= 4)
             if is_known and (cv2 := opencv()) is not None:
@@ -302,7 +295,7 @@ class Resize(ImageTransform):
         resized = self._by_products(cast(images, "float64" if dtype in LARGE else "float32"))
         if is_float(images):
             return cast(resized, dtype)
-        if dtype in ("int64", "uint64"):  # the largest one of them is no float64
+        if dtype in ("int64", "uint64"):  # float64 cannot hold the largest value of these dtypes
             resized = resized.clip(None, float(np.nextafter(2.0 ** (63 if dtype == "int64" else 64), 0)))
         return cast(namespace(images).round(resized), dtype)
 
@@ -312,14 +305,14 @@ class Resize(ImageTransform):
         sides = (0, 1) if axis in (None, 3) else (1, 2)
         if tuple(low.shape[side] for side in sides) == (self.height, self.width):
             return space
-        # Of each channel one bound: sums of bounds that differ from pixel to pixel are rounded.
+        # Use one bound per channel: sums of bounds that differ from pixel to pixel would be rounded.
         ends = low.min(sides, keepdims=True), high.max(sides, keepdims=True)
         return super().transform_space(box(*(np.broadcast_to(end, low.shape) for end in ends)))
 
 
 @lru_cache(maxsize=64)
 def area_weights(size: int, target: int) -> Constants:
-    """(target, size): how much of the area of each new pixel lies in each old one."""
+    """Return (target, size): the share of each new pixel's area in each old pixel."""
     scale = size / target
     begin = np.arange(target)[:, None] * scale
     pixel = np.arange(size)[None]
@@ -329,7 +322,7 @@ def area_weights(size: int, target: int) -> Constants:
 
 @lru_cache(maxsize=64)
 def bilinear_weights(size: int, target: int) -> Constants:
-    """(target, size): a triangle around the middle of each new pixel, as wide as that is in old ones (two at least)."""
+    """Return (target, size): a triangle around the middle of each new pixel, at least two old pixels wide."""
     scale = size / target
     middle = (np.arange(target)[:, None] + 0.5) * scale
     distance = np.abs(np.arange(size)[None] + 0.5 - middle)
@@ -338,9 +331,9 @@ def bilinear_weights(size: int, target: int) -> Constants:
 
 @lru_cache(maxsize=64)
 def enlarging_weights(size: int, target: int) -> Constants:
-    """(target, size): the two old pixels between which OpenCV interpolates "area", if one side of the image grows."""
+    """Return (target, size): OpenCV's weights of two old pixels, for "area" if a side of the image grows."""
     at, growth = np.arange(target), target / size
-    first = np.floor(at * (1 / growth)).astype(int)  # this rounding and the next are OpenCV's: floors depend on them
+    first = np.floor(at * (1 / growth)).astype(int)  # rounds here and below as OpenCV does: the floors depend on it
     second = ((at + 1) - (first + 1) * growth).astype(np.float32)
     second = np.where(second <= 0, 0, second - np.floor(second))
     weights = np.zeros((target, size))
@@ -350,13 +343,13 @@ def enlarging_weights(size: int, target: int) -> Constants:
 
 
 def _within(resized: Array, images: Array, sides: tuple[int, int]) -> Array:
-    """The resized images without the rounding of sums beyond the smallest and the largest number of each image."""
+    """Clip each image to its old range, because rounded sums may exceed the range."""
     xp = namespace(images)
     if isinstance(images, np.ndarray):
         least, most = images.min(sides, keepdims=True), images.max(sides, keepdims=True)
     else:
         least, most = images.amin(sides, keepdim=True), images.amax(sides, keepdim=True)
-    resized = xp.where(resized < least, least, resized)  # `clip` would make everything NaN, if one pixel is
+    resized = xp.where(resized < least, least, resized)  # if one pixel is NaN, `clip` would make every pixel NaN
     return xp.where(resized > most, most, resized)
 
 
@@ -369,7 +362,6 @@ METHODS = {"area": area_weights, "bilinear": bilinear_weights}
 
 @lru_cache(maxsize=1)
 def opencv() -> Any:
-    """The module `cv2`, or None where it is not installed."""
     try:
         return importlib.import_module("cv2")
     except ImportError:
@@ -377,7 +369,7 @@ def opencv() -> Any:
 
 
 def one_by_one(images: np.ndarray, shape: Sequence[int], write: Callable[[Any, Any], Any]) -> np.ndarray:
-    """An array of this shape, whose images `write` has written: OpenCV would start threads for many at once."""
+    """Return an array whose images `write` has written one by one. For a whole batch OpenCV would start threads."""
     out = np.empty(shape, images.dtype)
     for image, target in zip(np.ascontiguousarray(images), out, strict=True):
         write(image, target)
@@ -385,7 +377,7 @@ def one_by_one(images: np.ndarray, shape: Sequence[int], write: Callable[[Any, A
 
 
 def size_of(height: Any, width: Any) -> tuple[int, int]:
-    """Height and width of an image, which may be given as one number or a pair; ValueError for no positive integers."""
+    """Return (height, width), given as a number, two numbers or a pair. Raise ValueError for other sizes."""
     size = (
         height if isinstance(height, (tuple, list)) and width is None else (height, height if width is None else width)
     )

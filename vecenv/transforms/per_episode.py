@@ -31,7 +31,7 @@ from vecenv.transforms.transform import Freezable, Keys, Rows, Transform
 
 
 class PerEpisode(Transform):
-    """Base of transforms that keep rows of envs along their episodes, by name in `kept`."""
+    """Base class of transforms that store rows per env along an episode, by name in `kept`."""
 
     has_state = True
 
@@ -43,7 +43,6 @@ class PerEpisode(Transform):
         self.kept = {}
 
     def rows_of(self, name: Any) -> EnvRows:
-        """The rows that are kept under this name."""
         if name not in self.kept:
             self.kept[name] = EnvRows(self.num_envs)
         return self.kept[name]
@@ -60,9 +59,10 @@ class PerEpisode(Transform):
 
 
 class EpisodeSum(PerEpisode):
-    """Base of transforms that add up a number along each episode, and add the sum to the observation as the entry
-    `key`, of shape (1,) (None: not). An observation that is no dict becomes one, with the key "observation". The
-    episode is truncated where the sum reaches `max_steps`.
+    """Base class of transforms that sum a number along each episode.
+
+    The sum becomes the entry `key` of the observation, with shape (1,), unless `key` is None. An observation that is
+    not a dict becomes a dict with the key "observation". If the sum reaches `max_steps`, the episode is truncated.
     """
 
     def __init__(self, key: str | None, entry: spaces.Box | None = None, max_steps: int | None = None) -> None:
@@ -72,7 +72,7 @@ class EpisodeSum(PerEpisode):
         self.ends_episodes = max_steps is not None
 
     def addend(self, rows: Rows) -> Array:
-        """The number to add for each row of a step, or for all of them: one, to count steps."""
+        """Return the number to add, per row or for all rows. The default counts steps."""
         return 1
 
     def transform_observation_space(self, space: spaces.Space[Any]) -> spaces.Space[Any]:
@@ -108,9 +108,9 @@ class EpisodeSum(PerEpisode):
 
 
 class TimeLimit(EpisodeSum):
-    """Truncates an episode after `max_episode_steps` steps (as gymnasium's TimeLimit).
+    """Truncate an episode after `max_episode_steps` steps (as gymnasium's TimeLimit).
 
-    In a TransformedVectorEnv the worker does not know of that end: see there.
+    For the effect on resets see TransformedVectorEnv.
 
     >>> import gymnasium as gym
     >>> from vecenv.transforms.transformed_env import TransformedEnv
@@ -126,13 +126,13 @@ class TimeLimit(EpisodeSum):
 
 
 class StepCounter(EpisodeSum):
-    """Adds the number of steps since the reset to the observation: int64 (1,) (as torchrl's StepCounter).
+    """Add the number of steps since the reset to the observation: int64 (1,) (as torchrl's StepCounter).
 
-    An observation that is no dict becomes one, with the key "observation".
+    An observation that is not a dict becomes a dict with the key "observation".
 
     Arguments:
-        max_steps: truncate the episode after that many steps; None: never.
-        step_count_key: the key of the number.
+        max_steps: truncate the episode after this number of steps. None: never.
+        step_count_key: key of the number.
 
     >>> import gymnasium as gym
     >>> from vecenv.transforms.transformed_env import TransformedEnv
@@ -148,10 +148,10 @@ class StepCounter(EpisodeSum):
 
 
 class RewardSum(EpisodeSum):
-    """Adds the sum of rewards since the reset to the observation: float32 (1,) (as torchrl's RewardSum).
+    """Add the sum of rewards since the reset to the observation: float32 (1,) (as torchrl's RewardSum).
 
-    An observation that is no dict becomes one, with the key "observation". The key is the only one of `out_keys`,
-    "episode_reward" by default. Sums are kept in the dtype of the rewards. ValueError for rewards that are vectors.
+    An observation that is not a dict becomes a dict with the key "observation". `out_keys` has a single key,
+    "episode_reward" by default. The sum is computed in the dtype of the rewards. ValueError for vector rewards.
 
     >>> import gymnasium as gym
     >>> from vecenv.transforms.transformed_env import TransformedEnv
@@ -175,16 +175,14 @@ class RewardSum(EpisodeSum):
 
 
 class NormalizeReward(PerEpisode, Freezable):
-    """Rewards divided by the running deviation of the discounted return (as norm_reward of SB3's VecNormalize; the name
-    is gymnasium's).
+    """Divide rewards by the running deviation of the discounted return (as SB3's VecNormalize).
 
-    The return of an env is `gamma * return + reward` from the reset to the end of the episode. A batch first adds its
-    returns to the statistics, in float64, then `reward / sqrt(var + epsilon)` is clipped to `clip` (None: not). Nothing
-    is subtracted, so signs stay, and so does what is optimal. (`VecNorm` subtracts the mean.)
+    The return of an env is `gamma * return + reward`, from the reset to the end of the episode. A batch is first added
+    to the statistics in float64. Then `reward / sqrt(var + epsilon)` is clipped to `clip` (None: not). No mean is
+    subtracted (in contrast to `VecNorm`), so the optimal policy stays the same.
 
-    In a `TransformedVectorEnv` it sees whole batches; in workers each env has statistics of its own. `freeze` ends the
-    updates, and a test env takes `frozen_copy()`, or none of it, to see the rewards of the task. `state_dict` has the
-    statistics. ValueError for rewards that are vectors.
+    In a `TransformedVectorEnv`, the statistics see whole batches. In workers, each env has separate statistics.
+    `freeze` stops the updates. For a test env use `frozen_copy()`. ValueError for vector rewards.
 
     >>> import gymnasium as gym
     >>> from vecenv import DummyVectorEnv
@@ -205,14 +203,14 @@ class NormalizeReward(PerEpisode, Freezable):
             raise ValueError(f"epsilon and clip must be above 0, got epsilon={epsilon} and clip={clip}")
         self.gamma, self.epsilon, self.clip = float(gamma), float(epsilon), clip
         self.return_rms = RunningMeanStd()
-        """The statistics of the returns."""
+        """Statistics of the returns."""
 
     def reset(self, rows: Rows) -> None:
         self.rows_of("returns").clear(rows.ids)
 
     def step(self, rows: Rows) -> None:
         rows.check_reward(self)
-        kept = self.rows_of("returns")  # they go on while it is frozen, so that it can be released in an episode
+        kept = self.rows_of("returns")  # updated also while frozen, so that `unfreeze` works within an episode
         before = kept.take(rows.ids, rows.reward)
         returns = rows.reward if before is None else before * self.gamma + rows.reward
         if not self.frozen:
@@ -224,30 +222,29 @@ class NormalizeReward(PerEpisode, Freezable):
         rows.reward = scaled if self.clip is None else scaled.clip(-self.clip, self.clip)
 
     def repeat(self, rows: Rows) -> None:
-        pass  # rewards stay as they are
+        pass  # keep the rewards
 
     def state_dict(self) -> dict[str, Any]:
-        """The statistics: copies, safe to keep."""
+        """Return copies of the statistics."""
         return self.return_rms.state_dict()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take over what `state_dict` returned; ValueError for anything else."""
+        """Load a `state_dict`. ValueError for anything else."""
         self.return_rms.load_state_dict(state, shape=())
 
     merged = staticmethod(RunningMeanStd.merged)
 
 
 class CatFrames(PerEpisode):
-    """The last `N` observations of an episode joined along a dimension, the newest last (as torchrl's CatFrames).
+    """Join the last `N` observations of an episode along a dimension, the newest last (as torchrl's CatFrames).
 
     Arguments:
-        N: how many.
-        dim: along which dimension; the batch is not counted. -3 is that of the channels of images (C, H, W). Where
-            there is none to join along, add it by `UnsqueezeTransform` first.
+        N: number of observations.
+        dim: dimension to join along, without the batch: -3 is the channel dimension of (C, H, W). To add a dimension,
+            use `UnsqueezeTransform` first.
         in_keys, out_keys: see `Transform`.
-        padding: what stands before the first observation of an episode: "same", that observation again (gymnasium's
-            "reset"), or "constant", the number `padding_value` in the dtype of the observation. ValueError for one that
-            this cannot hold, where the transform becomes part of an env.
+        padding: value before the first observation of an episode: "same" repeats the first observation (gymnasium's
+            "reset"), "constant" uses `padding_value`. ValueError if the dtype cannot hold `padding_value`.
 
     >>> import gymnasium as gym
     >>> from vecenv.transforms.transformed_env import TransformedEnv
@@ -287,7 +284,7 @@ class CatFrames(PerEpisode):
         for source, target in self.cached_places(rows.obs):
             kept, frame = self.rows_of((source, target)), part(rows.obs, source)
             older = kept.take(rows.ids, frame)
-            stack = self._first(frame) if older is None else stacked(frame, older)  # no env was ever reset
+            stack = self._first(frame) if older is None else stacked(frame, older)  # None: no env was reset yet
             kept.put(rows.ids, stack)
             written.append((target, stack))
         rows.obs = moved_parts(rows.obs, (), written)

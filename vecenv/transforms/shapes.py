@@ -29,9 +29,9 @@ from vecenv.transforms.transform import Keys, Place, Transform
 
 
 class UnsqueezeTransform(Transform):
-    """Adds a dimension of size 1 (as torchrl's UnsqueezeTransform).
+    """Add a dimension of size 1 (as torchrl's UnsqueezeTransform).
 
-    `dim` is its place in one env's observation, from the end where it is negative: the batch is not counted.
+    `dim` is the place of the new dimension, without the batch. Negative numbers count from the end.
 
     >>> UnsqueezeTransform(-1)(np.zeros((2, 3))).shape
     (2, 3, 1)
@@ -47,9 +47,7 @@ class UnsqueezeTransform(Transform):
 
 
 class SqueezeTransform(UnsqueezeTransform):
-    """Removes a dimension of size 1 (as torchrl's SqueezeTransform); `dim` as in UnsqueezeTransform.
-
-    ValueError where it has another size.
+    """Remove a dimension of size 1 (as torchrl's SqueezeTransform). ValueError for another size.
 
     >>> SqueezeTransform(0)(np.zeros((2, 1, 3))).shape
     (2, 3)
@@ -63,15 +61,14 @@ class SqueezeTransform(UnsqueezeTransform):
 
 
 class Flatten(Transform):
-    """Observations as vectors.
+    """Flatten observations to vectors.
 
-    Without `in_keys` the whole observation becomes one vector, in the order of the space, with Discrete and
-    MultiDiscrete parts as ones and zeros (as gymnasium's FlattenObservation). With `in_keys` each of these parts
-    becomes a vector of its own numbers.
+    Without `in_keys`, the whole observation becomes a vector in the order of the space, with Discrete and MultiDiscrete
+    parts in one-hot form (as gymnasium's FlattenObservation). This works only within an env, because the space is
+    needed. With `in_keys`, each part becomes a vector of its numbers.
 
-    ValueError for an observation that cannot be a vector (Text, Sequence, ...), and for the whole of one whose vector
-    is another in another env of a vector env (Discrete(2) and Discrete(4)). The whole of it can only be flattened as
-    part of an env, because that takes its space.
+    ValueError for an observation that is not numeric (Text, Sequence, ...), or if the envs of a vector env have
+    different vectors (Discrete(2) and Discrete(4)).
 
     >>> Flatten(in_keys=["a"])({"a": np.zeros((2, 3, 4))})["a"].shape
     (2, 12)
@@ -128,7 +125,7 @@ class Flatten(Transform):
 
 
 def axis_of(dim: int, ndim: int, transform: Transform) -> int:
-    """The axis of a batch with `ndim` axes that is `dim` of one observation; ValueError for one that is not there."""
+    """Return the axis in a batch with `ndim` axes for dimension `dim` of an observation. ValueError if out of range."""
     axis = dim + 1 if dim >= 0 else dim + ndim
     if not 1 <= axis < ndim:
         raise ValueError(f"{transform} got dim={dim} for observations with {ndim - 1} dimensions")
@@ -136,20 +133,18 @@ def axis_of(dim: int, ndim: int, transform: Transform) -> int:
 
 
 class CatTensors(Transform):
-    """Joins parts of a Dict observation to one, in the order of their names (as torchrl's CatTensors).
+    """Join parts of a Dict observation, in the order of their names (as torchrl's CatTensors).
 
     Arguments:
-        in_keys: the parts; None: all that are vectors.
-        out_key: the name of the result.
-        dim: along which dimension; the batch is not counted.
-        del_keys: whether the parts are dropped.
-        unsqueeze_if_oor: add dimensions of size 1 in front where parts have fewer than `dim` needs: numbers become
-            vectors of one.
+        in_keys: parts to join. None: all vectors.
+        out_key: name of the result.
+        dim: dimension to join along, without the batch.
+        del_keys: remove the parts.
+        unsqueeze_if_oor: add dimensions of size 1 in front of parts with fewer dimensions than `dim` needs.
         sort: False joins in the order of `in_keys`.
 
-    The bounds of the result are those of the parts, its dtype the one to which numpy promotes theirs. A Tuple becomes a
-    Dict, with its other parts as the tuple "observation". ValueError for a key that is missing, with those that there
-    are, and for parts that do not fit each other.
+    The result has the bounds of the parts, and the dtype to which numpy promotes them. A Tuple becomes a Dict, with its
+    other parts as the tuple "observation". ValueError for a missing key or for parts that cannot be joined.
 
     >>> import numpy as np
     >>> CatTensors(["v", "x"])({"x": np.zeros((2, 3)), "v": np.ones((2, 1))})["observation_vector"]
@@ -177,7 +172,6 @@ class CatTensors(Transform):
         return len(shape) == 1
 
     def find_places(self, tree: Any) -> list[Place]:
-        """The places of the parts, in the order in which they are joined."""
         found = super().find_places(tree)
         if ((), ()) in found:
             raise ValueError(f"{self} joins parts of a Dict observation, this one has no parts")
@@ -209,16 +203,15 @@ class CatTensors(Transform):
 
 
 def _order(key: Any) -> tuple[int, int, str]:
-    """Return the order of a key: places in a tuple by number, so that 2 comes before 10, then names."""
+    """Return the sort order of a key: places in a tuple by number, so that 2 comes before 10, then names."""
     return (0, key, "") if isinstance(key, int) else (1, 0, str(key))
 
 
 class RenameTransform(Transform):
-    """Gives parts of the observation other names (as torchrl's RenameTransform).
+    """Rename parts of the observation (as torchrl's RenameTransform).
 
-    `in_keys[i]` becomes `out_keys[i]`; with `create_copy` it stays there too. The name "observation" stands for an
-    observation that is no dict. A Tuple whose parts get names becomes a Dict, with its other parts as the tuple
-    "observation".
+    `in_keys[i]` becomes `out_keys[i]`. With `create_copy`, the old name stays too. "observation" names an observation
+    that is not a dict. A Tuple with renamed parts becomes a Dict, with its other parts as the tuple "observation".
 
     >>> import numpy as np
     >>> RenameTransform(["pixels"], ["frame"])({"pixels": np.zeros(1)})

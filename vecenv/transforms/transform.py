@@ -3,8 +3,8 @@
     base env --obs, rew, ...--> transform[0] --> transform[1] --> ... --> caller
     base env <----- action ---- transform[0] <-- transform[1] <-- ... <-- caller
 
-A transform sees batches of rows (k, ...). A single env in a worker is a batch of one row, a vector env in the parent
-one of all envs or some, and tensors on a device are batches too: so one object gives the same result in each place.
+A transform works on batches of rows (k, ...). So the same class works for a single env in a worker (a batch of 1), for
+a vector env in the parent, and for tensors on a device.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ from vecenv.transforms.arrays import WHOLE, Array, Path, bounds_of, box, describ
 Self = TypeVar("Self", bound="Transform")
 AnyFreezable = TypeVar("AnyFreezable", bound="Freezable")
 Place = tuple[Path, Path]
-"""The path to a part that is read, and the path to which it is written."""
+"""Path of a part to read, and path to write the result to."""
 Keys = Sequence[Any] | None
 """Names of parts of the observation."""
 
 
 class Rows:
-    """The rows of a round, which transforms change in place.
+    """Rows of a round. Transforms change them in place.
 
-    `obs` is a tree of arrays (k, ...). `reward` is (k,) or (k, m), `terminated` and `truncated` are bool (k,); all
-    three are None for rows that `reset` returned. `info` has one dict a row.
+    `obs` is a tree of arrays (k, ...). `reward` is (k,) or (k, m), `terminated` and `truncated` are bool (k,). After a
+    `reset`, these three are None. `info` has one dict per row.
     """
 
     __slots__ = ("_ids", "info", "obs", "reward", "terminated", "truncated")
@@ -56,35 +56,35 @@ class Rows:
 
     @property
     def ids(self) -> np.ndarray:
-        """The env of each row, int64 (k,)."""
+        """Env ids of the rows, int64 (k,)."""
         if self._ids is None:
             self._ids = np.fromiter((row["env_id"] for row in self.info), np.int64, len(self.info))
         return self._ids
 
     def check_reward(self, transform: Transform, hint: str = "") -> None:
-        """ValueError, with the hint, where the rewards are vectors."""
+        """Raise ValueError with the hint if the rewards are vectors."""
         if self.reward.ndim != 1:
             shape = tuple(self.reward.shape[1:])
             raise ValueError(f"{transform} needs rewards that are numbers, got the shape {shape}{hint}")
 
 
 class Transform:
-    """Base of transforms. A subclass defines what it changes.
+    """Base class of transforms. A subclass defines the methods for the values that it changes:
 
-    - Parts of the observation, each by itself and without a state: `apply(array)`, on arrays (k, ...) of numpy or
-      torch. Spaces follow from that. `takes(shape, dtype)` says which parts are meant where `in_keys` is None.
-    - Anything else about rows: `reset(rows)` and `step(rows)`, and `transform_observation_space`; with a state along
-      the episode also `repeat(rows)`, `episode_state(ids)` and `set_episode_state(ids, state)`.
+    - Parts of the observation, without a state: `apply(array)`, on numpy or torch arrays (k, ...). The spaces are
+      derived from `apply`. `takes(shape, dtype)` selects the parts if `in_keys` is None.
+    - Rows: `reset(rows)`, `step(rows)` and `transform_observation_space`. If the transform has a state per episode,
+      also `repeat(rows)`, `episode_state(ids)` and `set_episode_state(ids, state)`.
     - Actions: `inv(action)` and `transform_action_space`.
-    - A single env, as a wrapper of it: `EnvTransform`, which can only be part of a `TransformedEnv`.
+    - A wrapper of a single env: derive from `EnvTransform`, which only works in a `TransformedEnv`.
 
     Arguments:
-        in_keys: keys of the observation to read; a tuple of keys names a part of a part, and "observation" an
-            observation that is no dict. None: every part that `takes` accepts. Empty: none.
-        out_keys: keys to write, as many as `in_keys`; None: in the place of those that were read.
+        in_keys: keys of the observation to read. A tuple of keys names a nested part. "observation" names an
+            observation that is not a dict. None: every part that `takes` accepts. Empty: no part.
+        out_keys: keys to write, one for each of `in_keys`. None: replace the parts that were read.
 
-    A transform belongs to one env. Called with an observation, it returns the transformed one, if it has no state.
-    ValueError for keys that do not fit.
+    A transform belongs to one env. If a transform has no state, calling it with a batch of observations returns the
+    transformed batch. ValueError if the keys do not match the observation.
 
     >>> class Halved(Transform):
     ...     def apply(self, array):
@@ -96,9 +96,9 @@ class Transform:
     has_state = False
     """True if the results depend on earlier rows of the env."""
     needs_parts = True
-    """True if an observation without a part that it takes is an error."""
+    """True if an observation without a matching part is an error."""
     ends_episodes = False
-    """True if it may set `truncated` or `terminated`."""
+    """True if the transform may set `truncated` or `terminated`."""
 
     def __init__(self, in_keys: Keys = None, out_keys: Keys = None) -> None:
         self.in_keys = _paths(in_keys)
@@ -112,31 +112,32 @@ class Transform:
     # For subclasses to define.
 
     def apply(self, array: Array) -> Array:
-        """A part of the observation (k, ...), transformed."""
+        """Return a part of the observation (k, ...), transformed."""
         return array
 
     def takes(self, shape: tuple[int, ...], dtype: str) -> bool:
-        """Return whether a part with rows of this shape and dtype is transformed where `in_keys` is None."""
+        """Return whether parts with this row shape and dtype are transformed if `in_keys` is None."""
         return True
 
     def reset(self, rows: Rows) -> None:
-        """Transform rows of envs that were reset."""
+        """Transform the rows of a reset."""
         rows.obs = self.transform_observation(rows.obs)
 
     def step(self, rows: Rows) -> None:
-        """Transform rows of envs that stepped."""
+        """Transform the rows of a step."""
         rows.obs = self.transform_observation(rows.obs)
 
     def repeat(self, rows: Rows) -> None:
-        """Transform rows of envs that failed, whose observations have been transformed before: reward and flags stay as
-        they are. As `step`, which a transform that counts steps must not do here.
+        """Transform rows of failed envs, which repeat an earlier observation. Leave reward and flags unchanged.
+
+        Calls `step` by default. A transform that counts steps must not count here.
         """
         self.step(rows)
 
     def episode_state(self, ids: np.ndarray) -> dict[Any, Any]:
-        """The state along the episodes of these envs, a tree of arrays of numpy (k, ...); empty if nothing is kept.
+        """Return the state of these envs' episodes, a tree of numpy arrays (k, ...). Empty if there is no such state.
 
-        NotImplementedError for a transform with a state that defines neither this nor `set_episode_state`.
+        NotImplementedError if `has_state` is True and the class defines neither this nor `set_episode_state`.
         """
         if self.has_state:
             name = type(self).__name__
@@ -147,14 +148,14 @@ class Transform:
         return {}
 
     def set_episode_state(self, ids: np.ndarray, state: dict[Any, Any]) -> None:
-        """Go on from the state that `episode_state` returned for as many envs."""
+        """Restore the state that `episode_state` returned for the same number of envs."""
 
     def inv(self, action: Any) -> Any:
-        """The actions (k, ...) for the env, given the actions that the caller passes."""
+        """Return the actions (k, ...) for the env, given the caller's actions."""
         return action
 
     def transform_space(self, space: spaces.Space[Any]) -> spaces.Space[Any]:
-        """The space of a part, given that of the argument of `apply`: with the bounds to which it maps its bounds.
+        """Return the space of a transformed part, with the bounds to which `apply` maps the bounds of `space`.
 
         Assumes that `apply` preserves or reverses order.
         """
@@ -164,26 +165,25 @@ class Transform:
         return box(np.minimum(*ends), np.maximum(*ends))
 
     def transform_observation_space(self, space: spaces.Space[Any]) -> spaces.Space[Any]:
-        """The space of the observations that it returns, given the space of those that it receives."""
+        """Return the space of the transformed observations."""
         tree, places = tree_of(space), self.find_places(space)
         written = [(target, self.transform_space(part(tree, source))) for source, target in places]
         return space_of(moved_parts(tree, (), written)) if places else space
 
     def transform_action_space(self, space: Any) -> Any:
-        """The space of the actions that it takes, given the space of those that `inv` returns."""
+        """Return the space of the caller's actions, given the space of the actions that `inv` returns."""
         return space
 
     def common_properties(self, space: spaces.Space[Any]) -> Any:
-        """The properties of an observation space that must be the same in all envs of a vector env: the parts that are
-        transformed, with the shapes and dtypes of their rows.
+        """Return properties that must be equal in the observation spaces of all envs of a vector env.
+
+        The default is the paths, row shapes and dtypes of the transformed parts.
         """
         tree = space_tree(space, "observation")
         return [(path, [row_of(leaf) for leaf in nest.leaves(part(tree, path))]) for path, _ in self.find_places(tree)]
 
     def attach(self, owner: Any, num_envs: int, observation_space: Any, action_space: Any) -> None:
-        """Note the env that it is now a part of, with `num_envs` envs and the spaces of one below it; its state is
-        cleared.
-        """
+        """Attach the transform to `owner`, and clear the state. The spaces are of one env below this transform."""
         self._owner, self.num_envs = weakref.ref(owner), num_envs
         self._places = None
         self.clear()
@@ -194,33 +194,33 @@ class Transform:
     # For subclasses and callers to use.
 
     def cached_places(self, obs: Any) -> list[Place]:
-        """The places to read and to write in an observation: of the first one, then kept."""
+        """Return the places to read and write, found in the first observation and then cached."""
         if self._places is None:
             self._places = self.find_places(obs)
         return self._places
 
     def transform_observation(self, obs: Any) -> Any:
-        """The observation, a tree of arrays (k, ...), with `apply` done to the parts that this transform takes."""
+        """Return the observation, a tree of arrays (k, ...), with `apply` applied to the selected parts."""
         return self.with_parts(obs, self.apply)
 
     def with_parts(self, obs: Any, apply: Callable[[Array], Array]) -> Any:
-        """The observation with `apply` done to these parts, all of which are read before one is written."""
+        """Return the observation with `apply` done to the selected parts. All reads precede the writes."""
         return moved_parts(obs, (), [(target, apply(part(obs, source))) for source, target in self.cached_places(obs)])
 
     def __call__(self, obs: Any) -> Any:
-        """A batch of observations, transformed; RuntimeError for a transform with a state by env."""
+        """Return a transformed batch of observations. RuntimeError if the transform has a state per env."""
         if self.has_state:
             raise RuntimeError(f"{self} keeps a state for each env: use it in a TransformedEnv or TransformedVectorEnv")
-        own, self._places = self._places, None  # those of its env stay
+        own, self._places = self._places, None  # keep the places of the env that the transform belongs to
         try:
             return self.transform_observation(obs)
         finally:
             self._places = own
 
     def find_places(self, tree: Any) -> list[Place]:
-        """Return the places that are transformed in `tree`, which is a space or a tree of arrays.
+        """Return the places to transform in `tree`, which is a space or a tree of arrays.
 
-        Raises ValueError if there are none.
+        ValueError if no part matches.
         """
         if isinstance(tree, spaces.Space):
             tree = space_tree(tree, "observation")
@@ -237,31 +237,30 @@ class Transform:
 
     @property
     def is_attached(self) -> bool:
-        """True if it is part of an env."""
         return self._owner is not None and self._owner() is not None
 
     @property
     def parent(self) -> Any:
-        """The env with clones of the transforms before this one, around the same base env; None if not attached."""
+        """Env with the same base env and clones of the transforms before this transform, or `None` if not attached."""
         owner = None if self._owner is None else self._owner()
         return None if owner is None else owner.env_before(self)
 
     def clone(self: Self) -> Self:
-        """A copy that belongs to no env."""
+        """Return a copy that belongs to no env."""
         return copy.deepcopy(self)
 
     def state_dict(self) -> dict[str, Any]:
-        """The statistics that it has learnt, to be kept: none for most; never the state of episodes."""
+        """Return the learnt statistics, if any, without the state of episodes."""
         return {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take over what `state_dict` returned."""
+        """Restore the statistics that `state_dict` returned."""
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_owner": None}
 
     def __repr__(self) -> str:
-        """The class, with its arguments that are attributes too and differ from their defaults."""
+        """Show the class and the arguments that differ from their defaults, if they are attributes."""
         own, shown = vars(self), ["frozen"] * bool(getattr(self, "frozen", False))
         for name, parameter in inspect.signature(type(self)).parameters.items():
             value = own.get(name, parameter.default)
@@ -273,18 +272,17 @@ class Transform:
 
 
 class EnvTransform(Transform):
-    """Base of transforms that have to step or render the env: `wrap` returns a wrapper of the env below them."""
+    """Base class of transforms that need to step or render the env. `wrap` wraps the env below the transform."""
 
     def __init__(self) -> None:
         super().__init__(in_keys=[])
 
     def wrap(self, env: gymnasium.Env[Any, Any]) -> gymnasium.Env[Any, Any]:
-        """The wrapped env."""
         raise NotImplementedError
 
 
 class Freezable(Transform):
-    """Base of transforms that learn statistics from each step unless they are `frozen`."""
+    """Base class of transforms that learn statistics from each step unless they are `frozen`."""
 
     frozen = False
 
@@ -296,25 +294,25 @@ class Freezable(Transform):
             self.frozen = frozen
 
     def episode_state(self, ids: np.ndarray) -> dict[Any, Any]:
-        return {}  # statistics go on whatever the episode is
+        return {}  # the statistics do not belong to an episode
 
     def freeze(self: AnyFreezable) -> AnyFreezable:
-        """Normalise without updates from now on; returns itself."""
+        """Stop updating the statistics, and return this object."""
         self.frozen = True
         return self
 
     def unfreeze(self: AnyFreezable) -> AnyFreezable:
-        """Update again; returns itself."""
+        """Resume updating the statistics, and return this object."""
         self.frozen = False
         return self
 
     def frozen_copy(self: AnyFreezable) -> AnyFreezable:
-        """A clone that is frozen, for a test env."""
+        """Return a frozen clone, for example for a test env."""
         return self.clone().freeze()
 
     @staticmethod
     def merged(states: Sequence[dict[str, Any]]) -> dict[str, Any]:
-        """Merge `state_dict`s, as of clones in workers, into that of a transform which has seen all their rows."""
+        """Merge the `state_dict`s of clones, as if a single transform had seen all rows."""
         raise NotImplementedError
 
 
@@ -325,7 +323,7 @@ def _paths(keys: Keys) -> list[Path] | None:
 
 
 def _find(tree: Any, path: Path, transform: Transform) -> Path:
-    """The path, which is () for an observation that is no dict; ValueError if there is no such part."""
+    """Return the path, or () for an observation that is not a dict. ValueError if there is no such part."""
     if path == (WHOLE,) and not isinstance(tree, (dict, tuple)):
         return ()
     try:

@@ -1,6 +1,6 @@
-"""`TransformedEnv`: one env with transforms around it. It runs in the worker.
+"""`TransformedEnv`: a single env with transforms, which run in the worker.
 
-FrameSkip, NoopReset and PixelObservation step or render that env: transforms for it alone.
+FrameSkip, NoopReset and PixelObservation are transforms that step or render this env.
 """
 
 from __future__ import annotations
@@ -26,22 +26,21 @@ Env = gymnasium.Env[Any, Any]
 Wrapper = gymnasium.Wrapper[Any, Any, Any, Any]
 MOST_TRIALS = 10
 ONLY_ENV = np.zeros(1, np.int64)
-"""The ids of the rows of a single env."""
+"""Ids of the rows of a single env."""
 
 
 class TransformedEnv(HasTransforms, Wrapper):
-    """A gymnasium env with transforms around it (as torchrl's TransformedEnv, on numpy).
+    """Gymnasium env with transforms around it (as torchrl's TransformedEnv, on numpy).
 
         env_fns = [lambda: TransformedEnv(gym.make("ALE/Pong-v5"), Compose(GrayScale(), Resize(84)))] * 8
-        venv = ShmemVectorEnv(env_fns)                       # each worker transforms what its envs return
 
-    `env.transform[0]` is a transform, `env.transform[0].parent` the env with those before it, `env.base_env` the env
-    itself. Spaces are those of what comes out and goes in. For a whole vector env there is `TransformedVectorEnv`.
+    `env.transform[0]` is a transform, `env.transform[0].parent` the env with the transforms before it, and
+    `env.base_env` the env without transforms. For a vector env use `TransformedVectorEnv`.
 
-    Raises TypeError for what is no gymnasium env or no transform, ValueError where a transform does not fit what it
-    gets, RuntimeError for a transform that belongs to another env. `step` and `reset` raise ObservationError for an
-    observation that has another form than the env's space, EnvContractError for a reward that is no number and a flag
-    that is no bool, ValueError for an action of another shape than the action space.
+    The constructor raises TypeError for an object that is not a gymnasium env or a transform, ValueError if a transform
+    does not fit, and RuntimeError if a transform belongs to another env. `step` and `reset` raise ObservationError for
+    an observation outside the env's space, EnvContractError for a reward that is not a number or a flag that is not a
+    bool, and ValueError for the shape of an action.
 
     >>> from vecenv.transforms.shapes import UnsqueezeTransform
     >>> env = TransformedEnv(gymnasium.make("CartPole-v1"), UnsqueezeTransform(0))
@@ -62,11 +61,11 @@ class TransformedEnv(HasTransforms, Wrapper):
 
     @property
     def base_env(self) -> Env:
-        """The env below the transforms."""
+        """Env below the transforms."""
         return self.env
 
     def rebuild(self, transforms: list[Transform]) -> list[tuple[Any, Any]]:
-        """Wrap the env in a chain of these transforms; return the spaces below each of them."""
+        """Wrap the env in these transforms. Return the spaces below each transform."""
         chain, below = self.env, list[tuple[Any, Any]]()
         for each in transforms:
             below.append((chain.observation_space, chain.action_space))
@@ -81,19 +80,19 @@ class TransformedEnv(HasTransforms, Wrapper):
         return below
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
-        """Start an episode: (obs, info)."""
+        """Start an episode. Return (obs, info)."""
         return self._chain.reset(seed=seed, options=options)
 
     def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
-        """Step the env: (obs, reward, terminated, truncated, info)."""
+        """Step the env. Return (obs, reward, terminated, truncated, info)."""
         return self._chain.step(action)
 
     def episode_state(self) -> dict[str, Any]:
-        """The state of the transforms along the episode: a part of `get_state` of a vector env."""
+        """Return the transforms' state of the episode, for `get_state` of a vector env."""
         return self.transform.episode_state(ONLY_ENV)
 
     def set_episode_state(self, state: dict[str, Any]) -> None:
-        """Go on from the `episode_state` of an equal chain; ValueError where it is that of another."""
+        """Restore the `episode_state` of an equal chain. ValueError for another chain."""
         self.transform.set_episode_state(ONLY_ENV, state)
 
     def __repr__(self) -> str:
@@ -101,7 +100,7 @@ class TransformedEnv(HasTransforms, Wrapper):
 
 
 class TransformedRows(Wrapper):
-    """An env with transforms of rows around it, for which it is a batch of one row."""
+    """Env with transforms of rows around it. The transforms see a batch of 1."""
 
     def __init__(self, env: Env, transform: Compose) -> None:
         super().__init__(env)
@@ -115,14 +114,12 @@ class TransformedRows(Wrapper):
         self._actions = space_tree(self.action_space, "action")
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
-        """Start an episode: (obs, info)."""
         obs, info = self.env.reset(seed=seed, options=options)
         rows = Rows(self._batch(obs), [info], ids=ONLY_ENV)
         self.transform.reset(rows)
         return nest.take(rows.obs, 0), info
 
     def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
-        """Step the env."""
         if self.transform.changes_actions:
             action = nest.take(self.transform.inv(action_rows(action, self._actions, one=True)), 0)
         obs, reward, terminated, truncated, info = self.env.step(action)
@@ -135,7 +132,7 @@ class TransformedRows(Wrapper):
         return nest.take(rows.obs, 0), reward, bool(rows.terminated[0]), bool(rows.truncated[0]), info
 
     def _batch(self, obs: Any) -> Any:
-        """The observation as a batch of one row, in the dtypes of the space."""
+        """Return the observation as a batch of 1, in the dtypes of the space."""
         try:
             return _as_rows(self._tree, obs)
         except (ValueError, TypeError, ObservationError) as error:
@@ -143,7 +140,6 @@ class TransformedRows(Wrapper):
 
 
 def _as_rows(tree: Any, obs: Any) -> Any:
-    """The observation as a batch of one row, of the form of the tree of leaves of its space."""
     if isinstance(tree, Leaf):
         return fit(obs, tree)[None]
     if isinstance(tree, dict):
@@ -158,11 +154,10 @@ def _as_rows(tree: Any, obs: Any) -> Any:
 
 
 class FrameSkip(EnvTransform):
-    """Gives each action to the env `frame_skip` times, or until the episode ends, and sums the rewards.
+    """Repeat each action `frame_skip` times, or until the episode ends, and sum the rewards.
 
-    Transforms before it see every frame, those behind it the last one. An env that skips so many frames by itself
-    (Atari's `frameskip`) skips no second time; ValueError for one that skips another number.
-
+    Transforms before it see every frame, transforms behind it only the last. If the env skips this number of frames
+    already (Atari's `frameskip`), nothing is added. ValueError if the env skips another number.
     >>> env = TransformedEnv(gymnasium.make("CartPole-v1"), FrameSkip(4))
     >>> obs, info = env.reset(seed=0)
     >>> env.step(0)[1]
@@ -178,15 +173,15 @@ class FrameSkip(EnvTransform):
 
 
 class NoopReset(EnvTransform):
-    """Makes steps after each reset, so that episodes begin differently (as torchrl's NoopResetEnv).
+    """Make some steps after each reset, so that episodes start differently (as torchrl's NoopResetEnv).
 
     Arguments:
-        noops: how many steps.
-        random: True: between 0 and `noops` of them, each number as likely; False: exactly `noops`.
-        action: "random" for random actions (torchrl), or the action to take: 0 does nothing in Atari (gymnasium, SB3).
+        noops: number of steps.
+        random: draw the number uniformly between 0 and `noops`.
+        action: "random" for random actions (torchrl), or an action: 0 does nothing in Atari (gymnasium, SB3).
 
-    The numbers and actions follow from the seed of `reset`. An episode that ends meanwhile is begun anew, up to 10
-    times; then a RuntimeError. Transforms before it see the steps.
+    Numbers and actions depend only on the seed of `reset`. If the episode ends meanwhile, the env is reset again, up to
+    10 times. Then RuntimeError. Transforms before it see the steps.
 
     >>> from vecenv.transforms.per_episode import StepCounter
     >>> env = TransformedEnv(gymnasium.make("CartPole-v1"), [StepCounter(), NoopReset(5, random=False)])
@@ -208,7 +203,7 @@ class _NoopReset(Wrapper):
     def __init__(self, env: Env, transform: NoopReset) -> None:
         super().__init__(env)
         self._noops, self._is_random, self._action = transform.noops, transform.random, transform.action
-        # Draws of its own: those of the env and of its action space stay what they are without this transform.
+        # Separate random draws, so that the env and its action space draw the same numbers as without this transform.
         self._draws: np.random.Generator | None = None
         self._actions = copy.deepcopy(env.action_space)
 
@@ -233,14 +228,14 @@ class _NoopReset(Wrapper):
 
 
 class PixelObservation(EnvTransform):
-    """Observes what `render` returns: uint8 (height, width, 3), under a key of a dict (as `GymEnv(from_pixels=True)`).
+    """Observe the rendered image, uint8 (height, width, 3), in a dict (as `GymEnv(from_pixels=True)`).
 
     Arguments:
-        pixels_only: drop the env's own observation; False keeps it, as "observation" or under the keys of its Dict.
-        key: that of the pixels.
-        render_kwargs: for the env's own `render`.
+        pixels_only: drop the env's observation. False keeps it as "observation", or under the keys of its Dict.
+        key: key of the pixels.
+        render_kwargs: arguments of the env's `render`.
 
-    The env needs `render_mode="rgb_array"` (ValueError), and is reset once, when the transform is added.
+    ValueError unless the env has `render_mode="rgb_array"`. The env is reset once when the transform is added.
 
     >>> env = TransformedEnv(gymnasium.make("CartPole-v1", render_mode="rgb_array"), PixelObservation())
     >>> env.reset(seed=0)[0]["pixels"].shape
@@ -256,5 +251,5 @@ class PixelObservation(EnvTransform):
 
     def wrap(self, env: Env) -> Env:
         wrapped = Pixels(env, self.pixels_only, self.key, self.render_kwargs, self._shape)
-        self._shape = wrapped.shape  # known now: to look again would reset the env
+        self._shape = wrapped.shape  # cached, because finding the shape resets the env
         return wrapped

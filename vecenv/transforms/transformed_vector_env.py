@@ -1,4 +1,4 @@
-"""`TransformedVectorEnv`: a vector env with transforms around it. They work on whole batches in the parent."""
+"""`TransformedVectorEnv`: a vector env with transforms, which work on whole batches in the parent."""
 
 from __future__ import annotations
 
@@ -20,21 +20,20 @@ from vecenv.wrappers import RowWiseWrapper
 
 
 class TransformedVectorEnv(HasTransforms, RowWiseWrapper):
-    """A vector env with transforms around it: the whole batch in the caller's process.
+    """Vector env with transforms around it, which run in the caller's process.
 
         venv = TransformedVectorEnv(ShmemVectorEnv(env_fns), Compose(GrayScale(), Resize(84), ToTensorImage()))
 
-    Rows are what they would be if each env were a `TransformedEnv` with clones of the same transforms (`VecNorm`
-    aside, which here sees whole batches), also for some ids, `final_obs` and the `partial` of errors. State by env
-    (stacked frames, counters) is cleared when that env is reset. What is not transformed (ids, `send`, `recv`,
-    `wait_num`, attributes, ...) is that of `venv`, which `base_env` is too.
+    Except for `VecNorm`, which sees whole batches here, rows equal the rows of envs that are a `TransformedEnv` with
+    the same transforms. State per env (stacked frames, counters) is cleared when this env is reset. All other methods
+    and attributes are forwarded to `venv`.
 
-    Where a transform ends episodes (`TimeLimit`), no env can be reset in the round of its last step, for the worker
-    does not know of that end. `state_dict` and `load_state_dict` carry what transforms have learnt.
+    If a transform ends episodes (`TimeLimit`), no env is reset in the round of its last step, because the worker does
+    not know of this end. `state_dict` and `load_state_dict` have the learnt statistics.
 
-    Raises TypeError for what is no vector env of ours and for transforms that step or render an env (`FrameSkip`,
-    `NoopReset`, `PixelObservation`), which belong into a `TransformedEnv` in the env_fns; ValueError where a transform
-    does not fit what it gets; RuntimeError for a transform that belongs to another env.
+    Raises TypeError for an object that is not a vecenv vector env, and for `FrameSkip`, `NoopReset` and
+    `PixelObservation`, which need a `TransformedEnv` in the env_fns. ValueError if a transform does not fit.
+    RuntimeError for a transform that belongs to another env.
 
     >>> import gymnasium as gym
     >>> from vecenv import DummyVectorEnv
@@ -56,34 +55,34 @@ class TransformedVectorEnv(HasTransforms, RowWiseWrapper):
         self._observation_space: list[Any] | None = None
         self._action_space: list[Any] | None = None
         self._actions: Any = None
-        """The tree of the leaves of the action space, for all envs."""
+        """Tree of the leaves of the action space, for all envs."""
         if transform is not None:
             self.append_transform(transform)
 
     @property
     def base_env(self) -> Any:
-        """The vector env below the transforms."""
+        """Vector env below the transforms."""
         return self.venv
 
     @property
     def keeps_autoreset(self) -> bool:
-        """False where a transform ends episodes."""
+        """False if a transform ends episodes."""
         return not any(each.ends_episodes for each in self.transform)
 
     @property
     def observation_space(self) -> list[Any]:
-        """The space of each env's transformed observations."""
-        own = self.venv.observation_space  # an error of a closed vector env comes first
+        """Spaces of the transformed observations, per env."""
+        own = self.venv.observation_space  # raises first if the vector env is closed
         return own if self._observation_space is None else self._observation_space
 
     @property
     def action_space(self) -> list[Any]:
-        """The space of the actions that each env takes, seeded by `seed`."""
+        """Action spaces of the caller, per env. `seed` seeds them."""
         own = self.venv.action_space
         return own if self._action_space is None else self._action_space
 
     def rebuild(self, transforms: list[Transform]) -> list[tuple[Any, Any]]:
-        """Take over the spaces that a chain of these transforms gives; return those of env 0 below each of them."""
+        """Set the spaces for a chain of these transforms. Return the spaces of env 0 below each transform."""
         for each in transforms:
             if isinstance(each, EnvTransform):
                 raise TypeError(
@@ -112,7 +111,7 @@ class TransformedVectorEnv(HasTransforms, RowWiseWrapper):
     # Rounds.
 
     def map_action(self, action: Any) -> Any:
-        """The actions for the envs; ValueError for actions of another shape than the action space."""
+        """Return the actions for the envs. ValueError for another shape than the action space."""
         if not self.transform.changes_actions:
             return action
         if isinstance(action, (list, tuple)) and not is_tree_of_batches(action, self._actions):
@@ -120,13 +119,11 @@ class TransformedVectorEnv(HasTransforms, RowWiseWrapper):
         return self.transform.inv(action_rows(action, self._actions))
 
     def map_reset(self, obs: Any, info: np.ndarray) -> tuple[Any, np.ndarray]:
-        """The rows, transformed."""
         rows = Rows(obs, info)
         self.transform.reset(rows)
         return rows.obs, info
 
     def map_step(self, obs: Any, rew: Any, terminated: Any, truncated: Any, info: np.ndarray) -> Any:
-        """The rows, transformed."""
         if self._observation_space is None:  # no transforms
             return obs, rew, terminated, truncated, info
         rows = Rows(obs, info, rew, terminated, truncated)
@@ -134,7 +131,7 @@ class TransformedVectorEnv(HasTransforms, RowWiseWrapper):
         return rows.obs, rows.reward, rows.terminated, rows.truncated, info
 
     def map_repeated(self, obs: Any, rew: Any, terminated: Any, truncated: Any, info: np.ndarray) -> Any:
-        """The rows, whose observations are transformed, without a change of state."""
+        """Transform the rows, but not reward and flags, without a change of state."""
         rows = Rows(obs, info, rew, terminated, truncated)
         self.transform.repeat(rows)
         return rows.obs, rew, terminated, truncated, info
@@ -142,21 +139,21 @@ class TransformedVectorEnv(HasTransforms, RowWiseWrapper):
     # Seeds and state.
 
     def episode_state(self, ids: np.ndarray) -> dict[str, Any]:
-        """The state of the transforms along the episodes of these envs."""
+        """Return the transforms' state of these envs' episodes."""
         return self.transform.episode_state(ids)
 
     def set_episode_state(self, ids: np.ndarray, state: dict[str, Any]) -> None:
-        """Go on from the `episode_state` of an equal chain."""
+        """Restore the `episode_state` of an equal chain."""
         self.transform.set_episode_state(ids, state)
 
     def seed(self, seed: Any = None) -> Any:
-        """As `venv.seed`; the action spaces of transforms are seeded too."""
+        """Call `venv.seed`, and seed the transformed action spaces."""
         seeds = super().seed(seed)
         self._seed_action_spaces(seeds)
         return seeds
 
     def set_seed(self, seed: Any, static_seed: bool = False) -> Any:
-        """As `venv.set_seed`; the action spaces of transforms are seeded too."""
+        """Call `venv.set_seed`, and seed the transformed action spaces."""
         following = super().set_seed(seed, static_seed)
         if seed is not None:
             self._seed_action_spaces([seed] * len(self) if static_seed else seed_chain(seed, len(self)))
@@ -168,12 +165,12 @@ class TransformedVectorEnv(HasTransforms, RowWiseWrapper):
                 space.seed(seed)
 
     def state_dict(self) -> dict[str, Any]:
-        """The statistics that the transforms have learnt, and those of a vector env below with a `state_dict` too."""
+        """Return the statistics of the transforms, and of a vector env below with a `state_dict`."""
         below = getattr(self.venv, "state_dict", None)
         return super().state_dict() | ({} if below is None else {"venv": below()})
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take over what `state_dict` of an equal chain returned; ValueError where it is that of another."""
+        """Load the `state_dict` of an equal chain. ValueError for another chain."""
         if ("venv" in state) != hasattr(self.venv, "state_dict"):
             raise ValueError(f"either the state or {self!r} has statistics of a vector env below, the other has none")
         super().load_state_dict({name: each for name, each in state.items() if name != "venv"})
@@ -185,7 +182,7 @@ class TransformedVectorEnv(HasTransforms, RowWiseWrapper):
 
 
 def _check_equal_parts(transform: Transform, spaces: list[Any]) -> None:
-    """ValueError where the transform works on parts that differ between envs, in their shape or dtype for most."""
+    """Raise ValueError if envs differ in properties on which the transform depends, such as shapes and dtypes."""
     if any(space is None for space in spaces):
         raise ValueError(f"{transform} needs envs with an observation_space")
     decides, own = transform.common_properties, transform.common_properties(spaces[0])
@@ -198,6 +195,6 @@ def _check_equal_parts(transform: Transform, spaces: list[Any]) -> None:
 
 
 def _each_once(function: Any, spaces: list[Any]) -> list[Any]:
-    """The function of each space; called once for equal ones."""
+    """Apply the function to each space, once for equal spaces."""
     first = function(spaces[0])
     return [first if space == spaces[0] else function(space) for space in spaces]

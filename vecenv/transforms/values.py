@@ -15,13 +15,12 @@ from vecenv.transforms.transform import Keys, Rows, Transform
 
 
 class DTypeCast(Transform):
-    """Casts parts of the observation from one dtype to another (as torchrl's DTypeCastTransform).
+    """Cast parts of the observation from one dtype to another (as torchrl's DTypeCastTransform).
 
     Arguments:
-        dtype_in, dtype_out: names of dtypes, or numpy's. Parts of another dtype than `dtype_in` stay as they are.
-        in_keys, out_keys: see `Transform`; None: all parts of `dtype_in`.
-        in_keys_inv: `["action"]` also offers an action space of `dtype_in` as one of `dtype_out`: what the env gets is
-            cast back.
+        dtype_in, dtype_out: dtypes or their names. Parts with another dtype than `dtype_in` are unchanged.
+        in_keys, out_keys: see `Transform`. None: all parts of `dtype_in`.
+        in_keys_inv: `["action"]` also gives an action space of `dtype_in` the dtype `dtype_out`. Actions are cast back.
 
     >>> DTypeCast("uint8", "float32")(np.zeros((1, 2), np.uint8)).dtype
     dtype('float32')
@@ -40,7 +39,7 @@ class DTypeCast(Transform):
             raise ValueError(f'in_keys_inv is ["action"] or None, got {in_keys_inv!r}')
         self.needs_parts = not in_keys_inv
         self._is_cast: Any = None
-        """True for each part of the env's actions that is cast: a tree; None where none are."""
+        """Tree with True for each part of the actions that is cast, or `None`."""
         super().__init__(in_keys, out_keys)
 
     def takes(self, shape: tuple[int, ...], dtype: str) -> bool:
@@ -75,7 +74,7 @@ class DTypeCast(Transform):
 
 
 class DoubleToFloat(DTypeCast):
-    """float64 parts of the observation as float32; with `in_keys_inv=["action"]` also of the actions (as torchrl's).
+    """Cast float64 to float32 in observations, with `in_keys_inv=["action"]` also in actions (as torchrl's).
 
     >>> DoubleToFloat()(np.zeros((1, 2))).dtype
     dtype('float32')
@@ -86,11 +85,11 @@ class DoubleToFloat(DTypeCast):
 
 
 class ObservationNorm(Transform):
-    """`obs * scale + loc`; with `standard_normal` `(obs - loc) / scale` (as torchrl's ObservationNorm).
+    """Compute `obs * scale + loc`, or with `standard_normal` `(obs - loc) / scale` (as torchrl's ObservationNorm).
 
-    `loc` and `scale` are numbers or arrays that fit one observation. Floats keep their dtype, integers become float32.
-    To learn them, there is `VecNorm`, and its `to_observation_norm`. ValueError for a scale of zero with
-    `standard_normal`.
+    `loc` and `scale` are numbers or arrays that broadcast to an observation. Floats keep their dtype, integers become
+    float32. ValueError for a scale of 0 with `standard_normal`. To learn the numbers, use `VecNorm` and its
+    `to_observation_norm`.
 
     >>> ObservationNorm(1.0, 2.0, standard_normal=True)(np.array([[5.0]]))
     array([[2.]])
@@ -114,7 +113,7 @@ class ObservationNorm(Transform):
 
 
 class RewardScaling(ObservationNorm):
-    """`reward * scale + loc`; with `standard_normal` `(reward - loc) / scale` (as torchrl's RewardScaling).
+    """Compute `reward * scale + loc`, or with `standard_normal` `(reward - loc) / scale` (as torchrl's RewardScaling).
 
     >>> rows = Rows(None, None, np.array([1.0, 2.0]))
     >>> RewardScaling(loc=0.0, scale=0.1).step(rows)
@@ -130,7 +129,7 @@ class RewardScaling(ObservationNorm):
 
 
 class RewardClipping(Transform):
-    """Rewards within `clamp_min` and `clamp_max`; None is no bound (as torchrl's RewardClipping).
+    """Clip rewards to `clamp_min` and `clamp_max`. `None` means no bound (as torchrl's RewardClipping).
 
     >>> rows = Rows(None, None, np.array([-3.0, 0.5]))
     >>> RewardClipping(-1, 1).step(rows)
@@ -150,11 +149,10 @@ class RewardClipping(Transform):
 
 
 class ActionScaling(Transform):
-    """Offers a bounded Box of actions as one from `low` to `high` in each dimension (as torchrl's ActionScaling and
-    gymnasium's RescaleAction).
+    """Rescale a bounded Box of actions to `low` ... `high` (as torchrl's ActionScaling, gymnasium's RescaleAction).
 
-    Actions within these bounds are within the env's bounds; others are mapped in the same way, to numbers beyond them.
-    ValueError for an action space that is no Box of floats with finite bounds.
+    Actions beyond these bounds are mapped beyond the env's bounds. ValueError unless the action space is a Box of
+    floats with finite bounds.
 
     >>> import gymnasium as gym
     >>> from vecenv.transforms.transformed_env import TransformedEnv
@@ -181,7 +179,7 @@ class ActionScaling(Transform):
         return spaces.Box(low, high, space.shape, space.dtype.type)
 
     def _ends(self, space: Any) -> tuple[float, float]:
-        """The bounds that it offers, as the dtype of the space holds them."""
+        """Return `low` and `high`, rounded to the dtype of the space."""
         with np.errstate(over="ignore"):
             low, high = np.array([self.low, self.high]).astype(space.dtype).tolist()
         return low, high
@@ -209,6 +207,6 @@ class ActionScaling(Transform):
         scaled = action * scale + loc
         if self._bounds is None:
             return scaled
-        # The sum of a bound is rounded to a number beyond the env's bound.
+        # Clip, because the sum may be rounded beyond the env's bound.
         low, high, least, most = (each.like(action) for each in self._bounds)
         return namespace(action).where((action >= low) & (action <= high), scaled.clip(least, most), scaled)

@@ -35,30 +35,29 @@ REWARD = "reward"
 
 
 class VecNorm(Freezable):
-    """Observations and rewards with their running mean taken off, divided by their running deviation (as torchrl's).
+    """Normalise observations and rewards by their running mean and deviation (as torchrl's VecNorm).
 
-    Of each entry there are the mean and the variance in float64, over all rows of all envs, those of resets too, and
-    the number of rows. A batch of k rows is added to them (with decay=1 they are those of all rows; else what came
-    before counts `decay` times as much with each batch), then it is normalised:
+    Each entry has a mean and a variance (float64) over all rows of all envs, including resets, and the number of rows.
+    A batch is first added to the statistics, with which older rows lose weight by the factor `decay`. Then:
 
         rows = (rows - mean) / max(sqrt(max(var, eps)), eps)
 
-    A row with a NaN, an infinity or a number beyond 1e100 is left out of the statistics, and counted by
-    `<name>_skipped`; it is returned normalised as the others, so a NaN stays one.
+    A row with NaN, infinity or a number beyond 1e100 is not added, but counted in `<name>_skipped`. It is normalised
+    too, so NaN stays NaN.
 
     Arguments:
-        in_keys: parts of the observation, and "reward", the reward; None: all arrays of numbers in the observation, and
-            the reward. A part of the observation with that name is ("reward",).
-        out_keys: see `Transform`; of the observation only.
-        decay, eps: see above.
+        in_keys: parts of the observation, and "reward" for the reward. None: all numeric parts, and the reward. A part
+            with the name "reward" is ("reward",).
+        out_keys: see `Transform`. Not for the reward.
+        decay: weight of older rows per batch. With 1, all rows have the same weight.
+        eps: see above.
 
-    Floats keep their dtype, other numbers become float32. In a `TransformedVectorEnv` it sees whole batches; in
-    workers each env has its own, unless `EnvCreator` makes the envs, which then share one. `freeze` ends the updates.
-    `state_dict` has `<name>_mean`, `<name>_var`, `<name>_count` and `<name>_skipped` of each entry; the arrays are
-    updated in place. The name of part "y" of part "deep" is "deep.y". A state that is loaded before the transform is
-    part of an env has to fit that env.
+    Floats keep their dtype, other numbers become float32. In a `TransformedVectorEnv`, VecNorm sees whole batches. In
+    workers, each env has separate statistics, unless `EnvCreator` makes the envs. `freeze` stops the updates.
+    `state_dict` has `<name>_mean`, `<name>_var`, `<name>_count` and `<name>_skipped` for each entry. The part "y" of
+    the part "deep" is named "deep.y".
 
-    ValueError for vector rewards: leave "reward" out; and for an env that what it has learnt does not fit.
+    ValueError for vector rewards (leave out "reward"), or if the statistics do not match the env.
 
     >>> import gymnasium as gym
     >>> from vecenv import DummyVectorEnv
@@ -83,7 +82,7 @@ class VecNorm(Freezable):
         keys = in_keys if in_keys is None or isinstance(in_keys, str) else [key for key in in_keys if key != REWARD]
         self._keep({})
         self._shared: Any = None
-        """The SharedState that has them, where envs share them."""
+        """SharedState with the statistics, if envs share them."""
         self._entries: list[tuple[str, Path, Path]] = []
         super().__init__(keys, out_keys)
         if len(set(self.in_keys or ())) < len(self.in_keys or ()):
@@ -118,7 +117,7 @@ class VecNorm(Freezable):
         return super().transform_observation_space(space)
 
     def _new_state(self, space: spaces.Space[Any]) -> dict[str, np.ndarray]:
-        """The statistics for an env with this space, before the first row."""
+        """Return the initial statistics for an env with this space."""
         tree = tree_of(space)
         shapes = {_name(source): bounds_of(part(tree, source))[0].shape for source, _ in self.find_places(space)}
         if self.norms_reward:
@@ -142,7 +141,7 @@ class VecNorm(Freezable):
         rows.obs = moved_parts(rows.obs, (), written)
 
     def _normed(self, name: str, array: Array) -> Array:
-        """The rows normalised, after an update with them unless it is frozen."""
+        """Return normalised rows, after an update of the statistics unless they are frozen."""
         dtype = dtype_name(array) if is_float(array) else "float32"
         rows = cast(array, "float64")
         if self.frozen:
@@ -158,7 +157,6 @@ class VecNorm(Freezable):
         return cast(centred, dtype)
 
     def _moments(self, name: str, arrays: Mapping[str, Array]) -> tuple[Array, Array]:
-        """Mean and deviation; 0 and 1 before the first update."""
         return arrays[f"{name}_mean"], self._std(arrays[f"{name}_var"])
 
     def _std(self, var: Array) -> Array:
@@ -168,11 +166,10 @@ class VecNorm(Freezable):
         return std if self.eps <= 1 else np.maximum(std, self.eps)
 
     def _read(self) -> dict[str, Array]:
-        """The statistics, to be looked at."""
         return self._arrays if self._shared is None else self._shared.read()
 
     def _move_to(self, rows: Array) -> None:
-        """Keep the statistics on the device of these tensors."""
+        """Move the statistics to the device of these tensors."""
         if self._shared is not None:
             raise RuntimeError("VecNorm that processes share works on arrays of numpy")
         if isinstance(next(iter(self._arrays.values())), np.ndarray):
@@ -180,19 +177,18 @@ class VecNorm(Freezable):
                 self._keep({key: like(array.copy(), rows) for key, array in self._arrays.items()})
 
     def _keep(self, arrays: dict[str, Array]) -> None:
-        """Have these arrays as its own statistics from now on."""
         self._arrays = arrays
         self._statistics = {name: RunningMeanStd.of(arrays, name) for name in _names(arrays)}
 
     # Statistics.
 
     def denorm(self, obs: Any) -> Any:
-        """Observations (a batch, or one) as they were before, in the dtype that they have."""
+        """Undo the normalisation of observations (a batch or a single row), and keep the dtype."""
         written = [(source, self._denormed(name, part(obs, target))) for name, source, target in self._entries]
         return moved_parts(obs, (), written)
 
     def denorm_reward(self, reward: Array) -> Array:
-        """Rewards as they were before."""
+        """Undo the normalisation of rewards."""
         return self._denormed(REWARD, reward)
 
     def _denormed(self, name: str, array: Array) -> Array:
@@ -200,16 +196,16 @@ class VecNorm(Freezable):
         return cast(cast(array, "float64") * std + mean, dtype_name(array))
 
     def moments(self) -> dict[str, tuple[np.ndarray, np.ndarray]]:
-        """Mean and deviation of each entry, by its name: copies. RuntimeError where it knows of no entries yet."""
+        """Return copies of mean and deviation by entry. RuntimeError if no entries are known yet."""
         arrays = self.state_dict()
         if not arrays:
             raise RuntimeError(f"{self} has no statistics: make it part of an env, or load a state_dict")
         return {name: self._moments(name, arrays) for name in _names(arrays)}
 
     def to_observation_norm(self) -> Transform:
-        """Its present normalisation of observations as an ObservationNorm (of several parts: a Compose of them)."""
+        """Return the current normalisation as an ObservationNorm, or a Compose for several parts."""
         moments = self.moments()
-        # Copies first: all parts are read before one is written.
+        # Copy first, because all parts must be read before any is written.
         moved = [(source or (WHOLE,), target) for _, source, target in self._entries if source != target]
         sources, targets = [source for source, _ in moved], [target for _, target in moved]
         chain: list[Transform] = [RenameTransform(sources, targets, create_copy=True)] if moved else []
@@ -218,14 +214,14 @@ class VecNorm(Freezable):
         return chain[0] if len(chain) == 1 else Compose(*chain)
 
     def state_dict(self) -> dict[str, Any]:
-        """The statistics: copies of numpy, safe to keep."""
+        """Return the statistics as numpy copies."""
         return {key: np.array(as_array(array)) for key, array in self._read().items()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take over what `state_dict` returned, or that of an `EnvCreator` whose envs have one VecNorm; in place.
+        """Load the `state_dict` of a VecNorm, or of an `EnvCreator` whose envs have a single VecNorm, in place.
 
-        ValueError, with nothing changed, where names or shapes differ from those of its env. Before it is part of one,
-        names that are no entries of a VecNorm are a ValueError; the others are compared when it becomes part of one.
+        If names or shapes do not match, ValueError, and nothing is changed. Before the transform belongs to an env,
+        only the names are checked. The env checks the shapes later.
         """
         state = state if state.keys() == self._read().keys() else _of_one(state, type(self).__name__)
         arrays = {key: np.array(state[key], np.float64) for key in state}
@@ -240,7 +236,6 @@ class VecNorm(Freezable):
                 array[...] = like(arrays[key], array)
 
     def _take_names(self, state: dict[str, np.ndarray]) -> None:
-        """Note the entries of a state that is loaded before there is an env."""
         names = _names(state)
         paths: dict[str, Path] = {_name(path): path for path in self.in_keys or ()}
         if self.in_keys is not None:
@@ -252,7 +247,7 @@ class VecNorm(Freezable):
 
     @staticmethod
     def merged(states: Sequence[dict[str, Any]]) -> dict[str, Any]:
-        """Merge `state_dict`s into that of a VecNorm which has seen the rows of all of them."""
+        """Merge `state_dict`s, as if a single VecNorm had seen all rows."""
         found: dict[str, Any] = {}
         for name in _names(states[0]):
             own = [{each: state[f"{name}_{each}"] for each in PARTS} for state in states]
@@ -262,11 +257,11 @@ class VecNorm(Freezable):
     # For processes that share it.
 
     def shared_state(self) -> dict[str, np.ndarray]:
-        """The live arrays, of numpy: those that `bind_shared_state` replaces by shared ones."""
+        """Return the live numpy arrays, for `bind_shared_state` to replace."""
         return self._read()
 
     def bind_shared_state(self, state: Any) -> None:
-        """Keep the sums in `state` from now on: `with state.update() as arrays` is locked, `state.read()` looks."""
+        """Use the shared `state`: `with state.update() as arrays` locks it, `state.read()` does not."""
         self._shared = state
 
     def __getstate__(self) -> dict[str, Any]:
@@ -282,12 +277,11 @@ def _shapes(arrays: Mapping[str, Array]) -> dict[str, tuple[int, ...]]:
 
 
 def _names(state: Mapping[str, Any]) -> list[str]:
-    """The names of the entries of a state, in order."""
     return list(dict.fromkeys(key.rpartition("_")[0] for key in state))
 
 
 def _of_one(state: Mapping[str, Any], name: str) -> Mapping[str, Any]:
-    """The part of the only VecNorm in the state of an `EnvCreator`; any other state as it is."""
+    """Return the part of the only VecNorm in the state of an `EnvCreator`. Return other states unchanged."""
     found = [re.fullmatch(r"(\d+)\.([^.]+)\.(.*)", key, re.DOTALL) for key in state]
     own = [match for match in found if match and match[2] == name]
     if not all(found) or len({match[1] for match in own}) != 1:
@@ -296,7 +290,7 @@ def _of_one(state: Mapping[str, Any], name: str) -> Mapping[str, Any]:
 
 
 def _name(path: Path) -> str:
-    """The name of an entry, another one for each path: "a.b" is part "b" of part "a", "('a.b',)" is part "a.b"."""
+    """Return a unique name per path: "a.b" is part "b" of part "a", "('a.b',)" is part "a.b"."""
     if path == (REWARD,) or not all(map(_is_plain, path)):
         return repr(path)  # "reward" is the name of the reward
     return ".".join(map(str, path)) or WHOLE
@@ -309,7 +303,7 @@ def _is_plain(key: Any) -> bool:
 
 
 def _path(name: str) -> Path:
-    """The path that has this name; numbers are places in a Tuple. ValueError for one that cannot be read."""
+    """Return the path of a name. Numbers are places in a Tuple. ValueError for a name that cannot be read."""
     if not name.startswith("("):
         return tuple(int(key) if key.isdecimal() else key for key in name.split("."))
     try:
