@@ -1,1 +1,1 @@
-"""Adapters for envs of other libraries. Each file adapts one library."""
+"""Adapters for envs of other libraries, with a file per library."""

@@ -1,4 +1,4 @@
-"""`AtariVectorEnv`: ALE's C++ vector env, with the behaviour that gymnasium promises of a `VectorEnv`."""
+"""`AtariVectorEnv`: ALE's C++ vector env, corrected to follow gymnasium's `VectorEnv`."""
 
 from __future__ import annotations
 
@@ -26,33 +26,29 @@ _MAX_SEED = 2**31
 VectorStep = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, dict[str, Any]]
 
 
-class AtariVectorEnv(_AleVectorEnv, VectorEnv):  # skrl looks at the direct bases alone
-    """`ale_py.vector_env.AtariVectorEnv` with its arguments and speed, corrected to follow gymnasium's contract.
+class AtariVectorEnv(_AleVectorEnv, VectorEnv):  # skrl looks only at direct bases
+    """Vector env `ale_py.vector_env.AtariVectorEnv`, with its arguments and speed, and gymnasium's contract.
 
-    `game` is a ROM of ale-py, which brings them all: "breakout", "Breakout" or "ALE/Breakout-v5". The other arguments
-    are ALE's, with its defaults: `repeat_action_probability=0.0`, `reward_clipping=True`, `use_fire_reset=True`.
-    Preprocessing is done in C++: observations are uint8 (n, stack_num, img_height, img_width).
+    `game` is a ROM of ale-py: "breakout", "Breakout" or "ALE/Breakout-v5". The other arguments have ALE's defaults:
+    `repeat_action_probability=0.0`, `reward_clipping=True`, `use_fire_reset=True`. Observations are uint8 (n,
+    stack_num, img_height, img_width), preprocessed in C++.
 
-    What is different from ALE's class:
-        rewards are float64, not int32.
-        infos have a mask `_key` for each key. In SAME_STEP mode `final_obs` is an object array with the mask
-            `_final_obs` in the steps that end an episode; `final_info` is an empty dict with a mask, for ALE does not
-            return the infos of the last step.
-        `metadata` belongs to the object; ALE writes the autoreset mode into that of all vector envs.
-        seeds are an int s (env i gets s + i), or a list or an array with one for each env, also of a reset of some,
-            numpy's integers too, reduced modulo 2**31.
-        actions outside of the space, on which ALE waits forever, are errors before anything is sent: ValueError
-            for the value or the shape, TypeError for what are no integers. So are counts below 1, a `batch_size` above
-            `num_envs`, and a `recv` for which too little was sent (NoAsyncCallError).
-        results of an earlier episode are never those of a reset: while a `send` waits for its `recv`, `send` and
-            `reset` are AlreadyPendingCallError; with `batch_size` below `num_envs` a second reset makes new envs.
-        a step before a reset is ResetNeeded, a step after `close` a ClosedEnvironmentError.
+    Differences from ALE's class:
+        - rewards are float64.
+        - infos have a mask `_key` per key. In SAME_STEP mode, a step that ends episodes has `final_obs` (object array)
+          and `_final_obs`. `final_info` is empty, because ALE drops the infos of the last step.
+        - `metadata` belongs to the object. ALE changes the metadata of all vector envs.
+        - seeds are an int s (env i gets s + i), or a list or array with a seed per env, modulo 2**31.
+        - actions outside the space, on which ALE hangs, raise ValueError (value, shape) or TypeError (dtype) first.
+          So do counts below 1 and a `batch_size` above `num_envs`. A `recv` without a `send` raises NoAsyncCallError.
+        - a reset never returns results of an earlier episode: between `send` and `recv`, `send` and `reset` raise
+          AlreadyPendingCallError. With `batch_size` below `num_envs`, a second reset makes new envs.
+        - a step before a reset raises ResetNeeded, a step after `close` ClosedEnvironmentError.
 
-    `autoreset_mode` is NEXT_STEP (default) or SAME_STEP. ALE resets by itself: DISABLED is a ValueError; envs that are
-    reset by id are `ShmemVectorEnv([lambda: gym.make("ALE/Breakout-v5")] * n)`, with the wrappers AtariPreprocessing
-    and FrameStackObservation of gymnasium. `reset(options={"reset_mask": mask})` resets some envs; the rows of the
-    others are their current ones. With `batch_size` below `num_envs`, a batch is of the envs `info["env_id"]`, and
-    actions are for the envs of the last batch.
+    `autoreset_mode` is NEXT_STEP (default) or SAME_STEP. DISABLED raises ValueError, because ALE always resets. For
+    resets by id use `ShmemVectorEnv([lambda: gym.make("ALE/Breakout-v5")] * n)` with gymnasium's wrappers.
+    `reset(options={"reset_mask": mask})` resets some envs, and returns the current rows of the others. With
+    `batch_size` below `num_envs`, a batch has the envs `info["env_id"]`, and the next actions are for these envs.
 
     >>> envs = AtariVectorEnv("breakout", num_envs=2)
     >>> obs, infos = envs.reset(seed=0)
@@ -75,17 +71,17 @@ class AtariVectorEnv(_AleVectorEnv, VectorEnv):  # skrl looks at the direct base
             if name in kwargs:
                 kwargs[name] = check_count(name, kwargs[name])
         num_envs = check_count("num_envs", num_envs)
-        if kwargs.get("batch_size", 0) != 0:  # 0 means all in ALE
+        if kwargs.get("batch_size", 0) != 0:  # 0 means all envs in ALE
             kwargs["batch_size"] = check_count("batch_size", kwargs["batch_size"], num_envs)
-        self.metadata = {}  # ALE writes into what it finds here
+        self.metadata = {}  # ALE writes into this dict
         self._was_reset = self._was_sent = False
         self._in_flight = 0
-        """The number of results still to be received."""
+        """Number of results that `recv` has not returned."""
         self._arguments = {"game": game, "num_envs": num_envs, "autoreset_mode": mode, **kwargs}
         super().__init__(_rom(game), num_envs, autoreset_mode=mode, **kwargs)
 
     def reset(self, *, seed: Any = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, np.ndarray]]:
-        """Reset all envs, or those of the bool array `options["reset_mask"]`, and return (obs, infos)."""
+        """Reset all envs, or the envs of `options["reset_mask"]`. Return (obs, infos)."""
         self._check_open()
         mask, _ = split_options(options, self.num_envs)
         chosen = np.arange(self.num_envs) if mask is None else np.flatnonzero(mask)
@@ -96,7 +92,7 @@ class AtariVectorEnv(_AleVectorEnv, VectorEnv):  # skrl looks at the direct base
         if self._was_sent:
             raise AlreadyPendingCallError("reset() was called while a step is waiting for its recv()", "send")
         if self._in_flight and mask is None:
-            # Of a batch of some envs: ALE would give these results for those of the reset.
+            # With a small batch_size, ALE would return these old results as the reset's.
             self.ale = AtariVectorEnv(**self._arguments).ale
         obs, infos = super().reset(seed=seed, options=None if mask is None else {"reset_mask": mask})
         self._was_reset = True
@@ -104,7 +100,7 @@ class AtariVectorEnv(_AleVectorEnv, VectorEnv):  # skrl looks at the direct base
         return obs, _with_masks(infos)
 
     def send(self, actions: Any) -> None:
-        """The first half of `step`: check the actions, start the envs, return at once."""
+        """Check the actions, start the step, and return without waiting."""
         self._check_open()
         if not self._was_reset:
             raise ResetNeeded("an AtariVectorEnv was stepped before its first reset()")
@@ -115,7 +111,7 @@ class AtariVectorEnv(_AleVectorEnv, VectorEnv):  # skrl looks at the direct base
         self._in_flight += self.batch_size
 
     def recv(self) -> VectorStep:
-        """The second half of `step`."""
+        """Return the results of `send`."""
         self._check_open()
         if self._in_flight < self.batch_size:
             raise NoAsyncCallError(
@@ -134,7 +130,7 @@ class AtariVectorEnv(_AleVectorEnv, VectorEnv):  # skrl looks at the direct base
         return obs, rewards.astype(np.float64), terminations, truncations, infos
 
     def step(self, actions: Any) -> VectorStep:
-        """Step the envs and return (obs, rewards, terminations, truncations, infos)."""
+        """Step the envs. Return (obs, rewards, terminations, truncations, infos)."""
         self.send(actions)
         return self.recv()
 
@@ -156,16 +152,15 @@ class AtariVectorEnv(_AleVectorEnv, VectorEnv):  # skrl looks at the direct base
             raise ClosedEnvironmentError("this AtariVectorEnv is closed")
 
     def close_extras(self, **kwargs: Any) -> None:
-        """End the threads."""
+        """End ALE's threads."""
         del self.ale
 
 
 def _rom(game: str) -> str:
-    """The name of the ROM for the name of a ROM or of a gymnasium env."""
     if not isinstance(game, str):
         raise TypeError(f"game must be the name of a ROM or of an env, got {game!r}")
     known = roms.get_all_rom_ids()
-    by_id = {rom.title().replace("_", ""): rom for rom in known}  # as ale-py names its envs
+    by_id = {rom.title().replace("_", ""): rom for rom in known}  # ale-py's names of envs
     name = game.removeprefix("ALE/").partition("-")[0]
     if name not in known and name not in by_id:
         raise ValueError(f"ale-py has no game {game!r}; it has {known}")
@@ -173,6 +168,6 @@ def _rom(game: str) -> str:
 
 
 def _with_masks(infos: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """The infos in gymnasium's form: a mask for each key, of the rows that have it."""
+    """Add gymnasium's masks: ALE's infos have a value in each row."""
     masks = {f"_{key}": np.ones(len(column), dtype=np.bool_) for key, column in infos.items()}
     return {**infos, **masks}

@@ -1,7 +1,7 @@
 """`DMControlEnv`: a task of the DeepMind control suite as a gymnasium env.
 
-The way to render with OpenGL without a display is chosen before MuJoCo's renderer is imported, which fixes it. Without
-this, on a machine without a display, that renderer picks GLFW and ends the first frame with a fatal error.
+MUJOCO_GL must be set before MuJoCo's renderer is imported. Otherwise the renderer picks GLFW on a machine without a
+display, and the first frame ends the process.
 """
 
 from __future__ import annotations
@@ -36,10 +36,7 @@ if hasattr(os, "register_at_fork"):
 
 
 def begin_rendering() -> None:
-    """Check before anything is rendered; RuntimeError in a fork of a process that has rendered.
-
-    The renderer of such a fork waits forever for a thread that was not copied.
-    """
+    """Record that this process renders. RuntimeError in a fork of a process that rendered: its renderer would hang."""
     global _rendered
     if _rendered_before_fork:
         raise RuntimeError(
@@ -50,10 +47,9 @@ def begin_rendering() -> None:
 
 
 def choose_gl() -> None:
-    """Set MUJOCO_GL if it is not set and there is no display: to `egl` or `osmesa`, the first with which dm_control's
-    renderer can be imported, else to `disabled`, with which everything but rendering works.
+    """Set MUJOCO_GL on Linux without a display: `egl`, `osmesa`, or `disabled` if neither can be imported.
 
-    Nothing is changed where there is a display, on other systems than Linux, or once dm_control is imported.
+    A MUJOCO_GL that is set stays. After an import of dm_control, the function does nothing.
     """
     has_display = os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")
     if sys.platform != "linux" or has_display or "MUJOCO_GL" in os.environ or "dm_control" in sys.modules:
@@ -63,44 +59,41 @@ def choose_gl() -> None:
         try:
             importlib.import_module("dm_control._render")
             return
-        except Exception:  # ImportError, or what PyOpenGL raises where a library is missing
+        except Exception:  # ImportError, or PyOpenGL's errors for a missing library
             os.environ.pop("PYOPENGL_PLATFORM", None)
             for name in [name for name in sys.modules if name.partition(".")[0] in ("dm_control", "OpenGL")]:
                 del sys.modules[name]
-    del os.environ["MUJOCO_GL"]  # there is no dm_control
+    del os.environ["MUJOCO_GL"]  # dm_control is not installed
 
 
 PIXELS = "pixels"
 _CLOSED = "is closed"
 _MAX_SEED = 2**32
-"""numpy's RandomState takes seeds below this."""
+"""Upper limit of seeds for numpy's RandomState."""
 
 
 class DMControlEnv(gymnasium.Env):
-    """A task of dm_control's suite for every vector env and wrapper (arguments and keys of torchrl's DMControlEnv).
+    """Gymnasium env for a task of dm_control's suite (arguments and keys of torchrl's DMControlEnv).
 
     Arguments:
-        domain, task: such as "cartpole", "swingup"; `DMControlEnv.available_envs` is the dict of all, a list of tasks
-            for each domain. RuntimeError for a pair that is not there.
-        from_pixels: frames as observations, under the key "pixels": uint8 (height, width, 3). With `pixels_only`
-            (default) they replace what the task observes, else they are added to it.
-        camera_id: the number or name of the camera; -1 is the free one. ValueError for one that the task does not have.
-        height, width: of the frames, for observations and `render`.
-        frame_skip: how many steps of the task an action lasts (an integer of at least 1, else ValueError): rewards are
-            summed, the last observation counts, only the last frame is rendered, and the end of the episode ends it.
+        domain, task: for example "cartpole", "swingup". `DMControlEnv.available_envs` has a list of tasks per domain.
+            RuntimeError for an unknown pair.
+        from_pixels: observe frames, uint8 (height, width, 3), under the key "pixels".
+        pixels_only: frames replace the task's observations. False adds frames to them.
+        camera_id: number or name of the camera. -1 is the free camera. ValueError for an unknown camera.
+        height, width: size of frames.
+        frame_skip: number of steps per action, a positive integer (ValueError). Rewards are summed until the last step
+            or the end of the episode, and only the last frame is rendered.
         render_mode: "rgb_array" to call `render`.
-        task_kwargs, environment_kwargs: for dm_control's `suite.load`.
+        task_kwargs, environment_kwargs: arguments of dm_control's `suite.load`.
 
-    Observations are a dict with the arrays of the task: float64, numbers as shape (1,), each a copy. `terminated`:
-    the task ended the episode, with a discount below 1; `truncated`: the time was over, with the discount 1 (semantics
-    of dm_env). `step` before a reset, or after the end of an episode, is a RuntimeError: dm_control would begin a new
-    episode without a warning. `reset(seed=s)` begins the episode of `suite.load(..., task_kwargs={"random": s})`; a
-    model that is drawn at random (lqr) is always the same, unless `task_kwargs` has another "random".
+    Observations are a dict of float64 copies. Numbers have the shape (1,). As in dm_env, a discount below 1 at the end
+    means `terminated`, and a discount of 1 means `truncated`. `step` before a reset or after the end of an episode
+    raises RuntimeError, because dm_control would silently start a new episode. `reset(seed=s)` starts the episode of
+    `suite.load(..., task_kwargs={"random": s})`. A random model (lqr) is always the same without "random".
 
-    Where there is no display, MUJOCO_GL is set to "egl" or "osmesa", whichever the machine has, before dm_control is
-    imported; a MUJOCO_GL that is set already stays. Rendering that does not work is a RuntimeError when the env is
-    made, with what to install. ImportError without dm_control: `pip install 'vecenv[dmcontrol]'`,
-    on Python 3.11 or 3.12.
+    Without a display, MUJOCO_GL is set to "egl" or "osmesa" unless it is set. RuntimeError if rendering does not work,
+    with advice. ImportError without dm_control: `pip install 'vecenv[dmcontrol]'`, on Python 3.11 or 3.12.
 
     >>> env = DMControlEnv("cartpole", "swingup", frame_skip=2)
     >>> obs, info = env.reset(seed=0)
@@ -142,7 +135,7 @@ class DMControlEnv(gymnasium.Env):
         self.action_space = _space(self._env.action_spec())
         self.observation_space = self._spaces(height, width)
         if from_pixels:
-            self._frame()  # rendering that does not work raises now
+            self._frame()  # raise now if rendering does not work
 
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
@@ -171,20 +164,20 @@ class DMControlEnv(gymnasium.Env):
         return self._observation(timestep), reward, terminated, timestep.last() and not terminated, {}
 
     def render(self) -> np.ndarray:
-        """A frame, uint8 (height, width, 3)."""
+        """Render a frame, uint8 (height, width, 3)."""
         if self.render_mode is None:
             raise RuntimeError('render() needs an env that was made for it: DMControlEnv(..., render_mode="rgb_array")')
         return self._frame()
 
     def close(self) -> None:
-        """Give back the memory and the OpenGL context; a second call does nothing."""
+        """Free the memory and the OpenGL context."""
         if self._over != _CLOSED:
             self._over = _CLOSED
             self._env.physics.free()
 
     @property
     def physics(self) -> Any:
-        """dm_control's own `Physics`, to look at or to change the state."""
+        """dm_control's `Physics`, to read or change the state."""
         return self._env.physics
 
     def _check_camera(self, camera_id: Any) -> None:
@@ -208,7 +201,7 @@ class DMControlEnv(gymnasium.Env):
         return spaces.Dict(parts)
 
     def _observation(self, timestep: Any) -> dict[str, Any]:
-        """Copies: dm_control returns some of its own buffers, and writes into them in later steps."""
+        """Return copies, because dm_control writes into its buffers in later steps."""
         parts = {}
         if not self.pixels_only:
             parts = {name: np.array(value, ndmin=1) for name, value in timestep.observation.items()}
@@ -220,7 +213,7 @@ class DMControlEnv(gymnasium.Env):
         begin_rendering()
         try:
             frame = self._env.physics.render(**self._view)
-        except ValueError:  # the size or the camera
+        except ValueError:  # wrong size or camera
             raise
         except Exception as error:
             raise RuntimeError(f"MuJoCo cannot render here ({error}); {ADVICE}") from error
@@ -246,7 +239,7 @@ def _load(domain: str, task: str, task_kwargs: Mapping[str, Any], environment_kw
         known = suite.TASKS_BY_DOMAIN.get(domain)
         there = f"the domains are {sorted(suite.TASKS_BY_DOMAIN)}" if known is None else f"it has {list(known)}"
         raise RuntimeError(f"dm_control has no task {task!r} in the domain {domain!r}; {there}")
-    # The models of some tasks (lqr) are drawn from it: the same in every worker. Episodes differ until they are seeded.
+    # Random models (lqr) must be the same in every worker. Episodes still differ until they are seeded.
     random = {} if "random" in task_kwargs else {"random": 0}
     env = suite.load(domain, task, {**task_kwargs, **random}, environment_kwargs)
     if random:
@@ -255,7 +248,7 @@ def _load(domain: str, task: str, task_kwargs: Mapping[str, Any], environment_kw
 
 
 def _space(spec: Any) -> spaces.Box:
-    """The Box of a dm_env spec; a number becomes an array of one."""
+    """Return the Box of a dm_env spec. Numbers have the shape (1,)."""
     low, high = getattr(spec, "minimum", -np.inf), getattr(spec, "maximum", np.inf)
     shape = spec.shape or (1,)
     return spaces.Box(

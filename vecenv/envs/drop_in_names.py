@@ -1,8 +1,4 @@
-"""Classes with the names and first arguments that other libraries use.
-
-Of tianshou, wrappers of one env: ContinuousToDiscrete, MultiDiscreteToDiscrete, TruncatedAsTerminated. Of torchrl:
-ParallelEnv, SerialEnv and step_mdp.
-"""
+"""Classes with the names and arguments of tianshou's wrappers and of torchrl's ParallelEnv, SerialEnv and step_mdp."""
 
 from __future__ import annotations
 
@@ -28,14 +24,14 @@ NEXT = "next"
 
 
 class ContinuousToDiscrete(gymnasium.ActionWrapper, RecordConstructorArgs):
-    """Offers an env with a Box action space as MultiDiscrete (as tianshou's wrapper).
+    """Wrapper that offers a Box action space as MultiDiscrete (as tianshou's).
 
-    In dimension i, the choices 0 .. action_per_dim[i] - 1 are evenly spaced values from its low to its high. The env
-    gets them in tianshou's dtype: float64 if all dimensions have as many choices, else the dtype of the Box.
+    In dimension i, the choices 0 .. action_per_dim[i] - 1 are evenly spaced values from low to high. As in tianshou,
+    the env gets float64 if all dimensions have the same number of choices, and otherwise the dtype of the Box.
 
     Arguments:
-        env: an env whose action space is a Box of shape (d,) with finite bounds; TypeError or ValueError otherwise.
-        action_per_dim: how many choices in each dimension: an int for all, or one for each.
+        env: an env whose action space is a Box of shape (d,) with finite bounds. TypeError or ValueError otherwise.
+        action_per_dim: number of choices, as an int or per dimension.
 
     >>> env = ContinuousToDiscrete(gymnasium.make("Pendulum-v1"), action_per_dim=5)
     >>> env.action_space, env.action(np.array([1]))
@@ -55,11 +51,11 @@ class ContinuousToDiscrete(gymnasium.ActionWrapper, RecordConstructorArgs):
         counts = _counts(action_per_dim, box.shape[0])
         choices = [np.linspace(*bounds) for bounds in zip(box.low, box.high, counts, strict=True)]
         self.mesh = np.array(choices, dtype=object)
-        """The values to choose from in each dimension: as in tianshou, Python floats if all have as many choices."""
+        """Values of the choices per dimension. As in tianshou, Python floats if all dimensions have equal counts."""
         self.action_space = spaces.MultiDiscrete(counts)
 
     def action(self, action: Any) -> np.ndarray:
-        """The values of the choices `action`, int (d,) or a batch (n, d); ValueError for one that does not exist."""
+        """Return the values of the choices `action`, int (d,) or (n, d). ValueError for an unknown choice."""
         choices = np.asarray(action)
         counts = [len(values) for values in self.mesh]
         if choices.dtype.kind not in "iu" or choices.ndim not in (1, 2) or choices.shape[-1] != len(counts):
@@ -73,13 +69,13 @@ class ContinuousToDiscrete(gymnasium.ActionWrapper, RecordConstructorArgs):
 
 
 class MultiDiscreteToDiscrete(gymnasium.ActionWrapper, RecordConstructorArgs):
-    """Offers an env with a MultiDiscrete action space as Discrete (as tianshou's wrapper).
+    """Wrapper that offers a MultiDiscrete action space as Discrete (as tianshou's).
 
-    Each combination has a number, and the last dimension changes fastest: with MultiDiscrete([2, 3]), 0 .. 5 are
-    [0, 0], [0, 1], [0, 2], [1, 0], [1, 1] and [1, 2].
+    Each combination has a number, and the last dimension changes fastest: MultiDiscrete([2, 3]) numbers [0, 0], [0, 1],
+    [0, 2], [1, 0], [1, 1], [1, 2] from 0 to 5.
 
     Arguments:
-        env: an env whose action space is a MultiDiscrete of shape (d,); TypeError or ValueError otherwise.
+        env: an env whose action space is a MultiDiscrete of shape (d,). TypeError or ValueError otherwise.
 
     >>> env = MultiDiscreteToDiscrete(ContinuousToDiscrete(gymnasium.make("Pendulum-v1"), 5))
     >>> env.action_space, env.action(3)
@@ -102,7 +98,7 @@ class MultiDiscreteToDiscrete(gymnasium.ActionWrapper, RecordConstructorArgs):
         self.action_space = spaces.Discrete(combinations)
 
     def action(self, action: Any) -> np.ndarray:
-        """The choices (d,) of a combination, or (n, d) for a batch (n,); ValueError for one that does not exist."""
+        """Return the choices (d,) of a combination, or (n, d) for (n,). ValueError for an unknown combination."""
         number = np.asarray(action)
         if number.dtype.kind not in "iu":
             raise ValueError(f"an action must be an integer, got {action!r}")
@@ -111,7 +107,6 @@ class MultiDiscreteToDiscrete(gymnasium.ActionWrapper, RecordConstructorArgs):
 
 
 def _counts(action_per_dim: Any, dimensions: int) -> list[int]:
-    """The number of choices in each dimension, checked."""
     is_one = isinstance(action_per_dim, (int, np.integer))
     counts = [action_per_dim] * dimensions if is_one else list(action_per_dim)
     if len(counts) != dimensions:
@@ -123,9 +118,9 @@ def _counts(action_per_dim: Any, dimensions: int) -> list[int]:
 
 
 class TruncatedAsTerminated(gymnasium.Wrapper, RecordConstructorArgs):
-    """Reports an episode that was cut off as terminated too (as tianshou's wrapper): `terminated or truncated`.
+    """Wrapper that reports `terminated or truncated` as `terminated`, for envs with a time limit (as tianshou's).
 
-    Goes around an env that cuts episodes off, such as `gymnasium.wrappers.TimeLimit`. `truncated` stays what it is.
+    `truncated` is unchanged.
 
     >>> env = TruncatedAsTerminated(gymnasium.make("Pendulum-v1", max_episode_steps=1))
     >>> obs, info = env.reset(seed=0)
@@ -138,13 +133,12 @@ class TruncatedAsTerminated(gymnasium.Wrapper, RecordConstructorArgs):
         gymnasium.Wrapper.__init__(self, env)
 
     def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
-        """The env's own step, with `terminated` true at every end."""
         obs, reward, terminated, truncated, info = self.env.step(action)
         return obs, reward, terminated or truncated, truncated, info
 
 
 class _MadeByCreators(BaseVectorEnv):
-    """A vector env of the creators of its envs: base of both."""
+    """Base class of ParallelEnv and SerialEnv, which make their envs with `EnvCreator`s."""
 
     def __init__(
         self,
@@ -159,15 +153,15 @@ class _MadeByCreators(BaseVectorEnv):
         fns = [create_env_fn] * n if callable(create_env_fn) else list(create_env_fn)
         if len(fns) != n:
             raise ValueError(f"create_env_fn has {len(fns)} entries, expected one for each of {n} envs")
-        # Those of an `EnvCreator` share its state, others share nothing.
+        # Envs of an `EnvCreator` share its state. Other envs share nothing.
         creators = [EnvCreator(fn, kwargs, share_memory=isinstance(fn, EnvCreator)) for fn in fns]
         self._creators = [creator.for_env(i, n) for i, creator in enumerate(creators)]
         super().__init__(self._creators, lazy=lazy, **options)
 
     def update_kwargs(self, kwargs: Kwargs | Sequence[Kwargs]) -> None:
-        """Replace these arguments, of all envs or (with a list) of each, from the next start on.
+        """Replace these arguments in all envs, or with a list per env, from the next start.
 
-        Raises ValueError for a list that has not one entry for each env.
+        ValueError for a list of the wrong length.
         """
         n = len(self._creators)
         each = [kwargs] * n if isinstance(kwargs, dict) else list(kwargs)
@@ -178,22 +172,20 @@ class _MadeByCreators(BaseVectorEnv):
 
 
 class ParallelEnv(_MadeByCreators, ShmemVectorEnv):
-    """`num_workers` envs in worker processes, which are started when they are needed (arguments of torchrl's).
+    """Vector env with `num_workers` envs in worker processes, which start when needed (arguments of torchrl's).
 
-    It has the methods of a `ShmemVectorEnv`: `reset` and `step` return batches, and attributes of the envs are reached
-    by `get_env_attr("frame_skip")` and `call("method")`, where torchrl has `env.frame_skip` and `env.method()`.
-    `collector.rollout(env, 20)` takes the place of `env.rollout(20)`. (`ParallelVectorEnv` is another thing: many
-    agents, for PettingZoo.)
+    The methods are the same as for `ShmemVectorEnv`. Where torchrl has `env.frame_skip`, `env.method()` and
+    `env.rollout(20)`, use `get_env_attr("frame_skip")`, `call("method")` and `collector.rollout(env, 20)`.
+    `ParallelVectorEnv` is for PettingZoo.
 
     Arguments:
-        num_workers: the number of envs (as many processes as there are CPUs host them).
-        create_env_fn: a function, class or `EnvCreator` that makes an env, or a list of such, one an env.
-        create_env_kwargs: a dict of arguments for it, or a list of dicts, one an env. Those of an `EnvCreator` itself
-            come before them.
-        lazy: False starts the processes now, and refuses to start them again after `close`.
-        options: as those of `ShmemVectorEnv`.
+        num_workers: number of envs. The number of processes is at most the number of CPUs.
+        create_env_fn: a function, class or `EnvCreator` that makes an env, or a list with one per env.
+        create_env_kwargs: a dict of arguments, or a list of dicts. Arguments of an `EnvCreator` come first.
+        lazy: False starts the processes now, and refuses a restart after `close`.
+        options: options of `ShmemVectorEnv`.
 
-    Raises ValueError, with both numbers, for a list that has not one entry for each env.
+    ValueError for a list of the wrong length.
 
     >>> import gymnasium as gym
     >>> with ParallelEnv(2, gym.make, create_env_kwargs=[{"id": "Pendulum-v1", "g": g} for g in (9.8, 1.6)]) as env:
@@ -204,7 +196,7 @@ class ParallelEnv(_MadeByCreators, ShmemVectorEnv):
 
 
 class SerialEnv(_MadeByCreators, DummyVectorEnv):
-    """`ParallelEnv` with all envs in this process, one after the other: for debugging.
+    """Vector env like `ParallelEnv` with all envs in this process, for debugging.
 
     >>> import gymnasium as gym
     >>> env = SerialEnv(3, lambda: gym.make("CartPole-v1"))
@@ -221,12 +213,11 @@ def step_mdp(
     exclude_done: bool = False,
     exclude_action: bool = True,
 ) -> dict[str, Any]:
-    """Make the entries of `batch["next"]` those of a new dict (as torchrl's `step_mdp`); arrays are not copied.
+    """Return a dict with the entries of `batch["next"]` (as torchrl's `step_mdp`). Arrays are not copied.
 
-    `batch` holds one step: what there was before it, the action, and under "next" what came of it. `exclude_reward`
-    (default), `exclude_done` and `exclude_action` (default) leave out "reward" or "rew"; "done", "terminated" and
-    "truncated"; "action" or "act". `keep_other` keeps the entries of `batch` that "next" has not; else only those of
-    "next", and the action if it is not left out, are there. KeyError without "next".
+    `batch` holds a step: the values before the step, the action, and under "next" the results. `exclude_reward`
+    (default) leaves out "reward" or "rew", `exclude_done` "done", "terminated" and "truncated", `exclude_action`
+    (default) "action" or "act". `keep_other` keeps the other entries of `batch`. KeyError without "next".
 
     >>> step_mdp({"obs": 0, "action": 1, "key": "kept", "next": {"obs": 2, "reward": 1.0, "terminated": False}})
     {'obs': 2, 'key': 'kept', 'terminated': False}

@@ -1,4 +1,4 @@
-"""`EnvPoolVectorEnv`: an EnvPool pool as a vector env. `MultiThreadedEnv`: the same under torchrl's name."""
+"""`EnvPoolVectorEnv`: an EnvPool pool as a vector env. `MultiThreadedEnv` has torchrl's name and arguments."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from vecenv.engine.arguments import check_count
 
 _POOL_PARTS = ("config", "observation_space", "action_space", "_state_keys", "_send", "_recv", "_reset")
 
-# Arguments of torchrl's classes that EnvPool has no use for: the values that change nothing, and the way to others.
+# Arguments of torchrl's classes that EnvPool cannot use: values without an effect, and advice for other values.
 _WITHOUT_EFFECT: dict[str, tuple[tuple[Any, ...], str]] = {
     "categorical_action_encoding": (
         (True, None),
@@ -33,34 +33,28 @@ _WITHOUT_EFFECT: dict[str, tuple[tuple[Any, ...], str]] = {
 
 
 class EnvPoolVectorEnv(BaseVectorEnv):
-    """Runs the envs of an EnvPool pool as any other vector env: ids, partial steps, no autoreset, float64 rewards.
+    """Vector env around an EnvPool pool, with ids, partial steps, no autoreset and float64 rewards.
 
         venv = EnvPoolVectorEnv(envpool.make("Pong-v5", env_type="gymnasium", num_envs=64))
         venv = EnvPoolVectorEnv.make("Pong-v5", 64)  # the same
-        obs, info = venv.reset(seed=0)
-        while True:
-            obs, rew, terminated, truncated, info = venv.step(policy(obs), reset=done)
-            done = terminated | truncated
 
-    `pool` is made with env_type="gymnasium", has one player an env, and was not used yet; from now on it belongs to
-    the vector env. If its `batch_size` is smaller than `num_envs`, the vector env is async with that `wait_num`, on a
-    new pool of the same configuration with `batch_size - 1` spare envs, so that a reset of few never waits for more.
-    Results are those of every BaseVectorEnv; `info` has a dict for each env, with `elapsed_step` and the other infos of
-    the task.
+    `pool` must be new, made with env_type="gymnasium", and have one player per env. It belongs to the vector env from
+    now on. If its `batch_size` is smaller than `num_envs`, the vector env is async with this `wait_num`. It then uses a
+    new pool with `batch_size - 1` spare envs, so that a reset of few envs need not wait for more. `info` has a dict per
+    env, with `elapsed_step` and the task's infos.
 
-    There are no ghost transitions. EnvPool answers the step of an env whose episode is over with a reset, and drops
-    the action; here such a step is a RuntimeError: reset the env by `reset(ids)`, or by `step(action, reset=ids)` in
-    the same round as the others, which costs nothing.
+    EnvPool answers the step of a finished env with a reset, and ignores the action. Here this step raises RuntimeError.
+    Reset the env by `reset(ids)`, or by `step(action, reset=ids)` in the same round without extra cost.
 
-    Refused before anything is sent, because EnvPool would crash, hang or guess: ids that do not exist, actions outside
-    of a Discrete space, fractions for whole numbers, wrong shapes. Unbounded observations have infinite bounds.
+    Errors are raised before EnvPool would crash, hang or guess: unknown ids, actions outside a Discrete space,
+    fractions for integers, wrong shapes. Unbounded observations have infinite bounds.
 
-    Seeds are fixed when a pool is made: `seed`, `set_seed` and `reset(seed=)` make a new pool and close the old one.
-    They are for all envs together (ValueError for some), and reduced modulo 2**31. Env i with the seed s does what env
-    i does in `envpool.make(..., seed=[..., s, ...])`. After `seed` and `set_seed` the envs have to be reset.
+    A pool's seeds are fixed, so `seed`, `set_seed` and `reset(seed=)` make a new pool. Seeds are for all envs
+    (ValueError for some), modulo 2**31. Env i with the seed s equals env i of `envpool.make(..., seed=[..., s, ...])`.
+    Reset the envs after `seed` and `set_seed`.
 
-    The envs are C++: they have no attributes, and what fails in them ends the process. TypeError for what is no pool,
-    ValueError for several players, ImportError without EnvPool: `pip install 'vecenv[envpool]'`.
+    The C++ envs have no attributes, and their crashes end the process. TypeError for an object that is not a pool.
+    ValueError for several players. ImportError without EnvPool: `pip install 'vecenv[envpool]'`.
     """
 
     def __init__(self, pool: Any) -> None:
@@ -71,13 +65,13 @@ class EnvPoolVectorEnv(BaseVectorEnv):
 
     @classmethod
     def make(cls, task_id: str, num_envs: int, **kwargs: Any) -> Any:
-        """A vector env on a new pool; `kwargs` are those of `envpool.make`."""
+        """Make a vector env with a new pool. `kwargs` go to `envpool.make`."""
         return cls(make_pool(task_id, num_envs, **kwargs))
 
 
 def check_pool(pool: Any) -> None:
-    """TypeError for what is no pool, ValueError for one with several players an env."""
-    if not all(hasattr(type(pool), name) for name in _POOL_PARTS):  # on the type: reading the spaces may warn
+    """Raise TypeError unless `pool` is a pool, and ValueError if its envs have several players."""
+    if not all(hasattr(type(pool), name) for name in _POOL_PARTS):  # on the type, because reading the spaces may warn
         raise TypeError(
             f'expected a pool of envpool.make(..., env_type="gymnasium"), got an object of {type(pool).__name__}'
         )
@@ -87,7 +81,6 @@ def check_pool(pool: Any) -> None:
 
 
 def make_pool(task_id: str, num_envs: int, **kwargs: Any) -> Any:
-    """A new pool of `num_envs` envs."""
     if not isinstance(task_id, str):
         raise TypeError(f"the task must be a str, the id of one of EnvPool's, got {task_id!r}")
     num_envs = check_count("num_envs", num_envs)
@@ -103,17 +96,14 @@ def make_pool(task_id: str, num_envs: int, **kwargs: Any) -> Any:
 
 
 class MultiThreadedEnvWrapper(EnvPoolVectorEnv):
-    """An EnvPoolVectorEnv with the arguments of torchrl's MultiThreadedEnvWrapper; results are numpy arrays.
+    """Vector env with the arguments of torchrl's MultiThreadedEnvWrapper. Results are numpy arrays.
 
-        env = MultiThreadedEnvWrapper(envpool.make("Pong-v5", env_type="gymnasium", num_envs=4))
+    `env` is a synchronous pool: TypeError for other objects, ValueError for an asynchronous pool, which needs
+    EnvPoolVectorEnv. `num_workers` is the number of envs, `batch_size` is `(num_workers,)`.
 
-    `env` is a synchronous pool: TypeError without it, or for anything else; ValueError for an asynchronous one, which
-    EnvPoolVectorEnv takes. `num_workers` is the number of envs, `batch_size` is `(num_workers,)`.
-
-    torchrl ignores some of its arguments here. They are accepted with the values that match what the pool does
-    (`frame_skip=1`, `device="cpu"`, `categorical_action_encoding=True`, `disable_env_checker=True`,
-    `allow_done_after_reset=False`, None); any other value is a ValueError that names what to use instead. `set_seed`
-    seeds the envs, by a new pool, where torchrl's wrapper does nothing.
+    Arguments that torchrl ignores must have the value that fits the pool (`frame_skip=1`, `device="cpu"`,
+    `categorical_action_encoding=True`, `disable_env_checker=True`, `allow_done_after_reset=False`, `None`). Other
+    values raise ValueError with advice. `set_seed` seeds the envs by a new pool. torchrl's does nothing.
     """
 
     def __init__(self, env: Any = None, **kwargs: Any) -> None:
@@ -131,19 +121,16 @@ class MultiThreadedEnvWrapper(EnvPoolVectorEnv):
 
     @property
     def batch_size(self) -> tuple[int]:
-        """The shape of a batch of rewards."""
+        """Shape of a batch of rewards."""
         return (self.env_num,)
 
 
 class MultiThreadedEnv(MultiThreadedEnvWrapper):
-    """`num_workers` envs of EnvPool's task `env_name` (arguments of torchrl's MultiThreadedEnv).
+    """Vector env with `num_workers` envs of EnvPool's task `env_name` (arguments of torchrl's MultiThreadedEnv).
 
-        env = MultiThreadedEnv(num_workers=3, env_name="Pendulum-v1")
-        obs, info = env.reset(seed=0)
-
-    `env_name` may begin with "ALE/". `create_env_kwargs` is a dict of arguments for `envpool.make`; what the other
-    arguments and the synchronous pool decide (`num_envs`, `batch_size`, ...) is a ValueError there. Other arguments as
-    in MultiThreadedEnvWrapper. ImportError without EnvPool.
+    `env_name` may begin with "ALE/". `create_env_kwargs` are arguments of `envpool.make`, without arguments that this
+    class decides (`num_envs`, `batch_size`, ...: ValueError). For other arguments see MultiThreadedEnvWrapper.
+    ImportError without EnvPool.
     """
 
     def __init__(
@@ -168,7 +155,7 @@ class MultiThreadedEnv(MultiThreadedEnvWrapper):
 
 
 def _refuse_without_effect(name: str, arguments: Mapping[str, Any]) -> None:
-    """TypeError for an unknown argument, ValueError for one that would be ignored."""
+    """Raise TypeError for an unknown argument, and ValueError if the value would be ignored."""
     for argument, value in arguments.items():
         if argument not in _WITHOUT_EFFECT:
             raise TypeError(f"{name} got an unexpected argument {argument!r}")

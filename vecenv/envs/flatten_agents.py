@@ -1,4 +1,4 @@
-"""`flatten_agents`: use each agent of a `ParallelVectorEnv` as one env of a vector env."""
+"""`flatten_agents`: a gymnasium VectorEnv with a row for each agent of a `ParallelVectorEnv`."""
 
 from __future__ import annotations
 
@@ -15,25 +15,24 @@ from vecenv.envs.pettingzoo_vector import ParallelVectorEnv
 
 
 def flatten_agents(env: ParallelVectorEnv, *, own_episodes: bool = False, mask_in_obs: bool = False) -> FlattenedAgents:
-    """`env` as a gymnasium VectorEnv with a row for each agent of each env (as SuperSuit's pettingzoo_env_to_vec_env).
+    """Return a VectorEnv with a row per agent of each env, to train one policy for all agents (as SuperSuit's).
 
-    Row `i * len(env.agents) + j` is agent j of env i. For code that trains one policy for all agents. Its autoreset
-    mode is that of `env`. ValueError if the agents differ in their spaces, or `env` has `wait_num` or `timeout`.
+    Row `i * len(env.agents) + j` is agent j of env i. The autoreset mode is `env`'s. ValueError if the agents' spaces
+    differ, or `env` has `wait_num` or `timeout`.
 
-    An agent that dies before its env's episode ends stays as a row of zeros with the reward 0, whose action is ignored,
-    until no agent is alive (SuperSuit's `black_death`). Where its episode ends:
-        own_episodes=False: with that of its env, as the agent had ended (terminated if it never appeared). So the rows
-            of an env begin and end together, and returns are right without a mask.
-        own_episodes=True: where the agent ends. The zeros after it are an episode of their own, which ends,
-            terminated, with that of the env. So lengths and value targets of agents are right, and what trains and
-            counts has to leave out the rows without `active`, as AgentMonitor and AgentRolloutBuffer of `vecenv.sb3`
-            do. ValueError in DISABLED mode, in which an agent would have to be reset alone.
+    If an agent dies, its row has zeros and reward 0, and its action is ignored, until no agent is alive (SuperSuit's
+    `black_death`). The row's episode ends:
+        own_episodes=False: together with the env's episode, with the agent's flags (terminated if it never appeared).
+            Returns are right without a mask.
+        own_episodes=True: with the agent. The zeros are a separate episode, which terminates with the env's episode.
+            Lengths and value targets are right, but training must leave out rows without `active`, as AgentMonitor
+            and AgentRolloutBuffer of `vecenv.sb3` do. ValueError in DISABLED mode, because an agent cannot be reset
+            alone.
 
-    `infos["active"]`, bool (num_envs,): the row holds a step of an agent that was alive. `infos["alive"]`: its agent
-    acts next. `infos["action_mask"]`, bool (num_envs, n): its legal actions, where they are Discrete. In SAME_STEP mode
-    `final_info` has `active` too. With `mask_in_obs` the observation is a dict of `observation` and `action_mask`, as a
-    policy and the collector need them: random actions of the collector are legal then. ValueError where the actions are
-    not Discrete.
+    `infos["active"]`, bool (num_envs,): the row is a step of a living agent. `infos["alive"]`: the agent acts next.
+    `infos["action_mask"]`, bool (num_envs, n): legal Discrete actions. `final_info` (SAME_STEP mode) has `active` too.
+    With `mask_in_obs`, the observation is a dict of `observation` and `action_mask`, so that policies and the
+    collector's random actions use the mask. ValueError unless actions are Discrete.
 
     >>> with ParallelVectorEnv(["classic/rps-v2"] * 3, backend="dummy") as venv:
     ...     envs = flatten_agents(venv)
@@ -57,7 +56,7 @@ def flatten_agents(env: ParallelVectorEnv, *, own_episodes: bool = False, mask_i
 
 
 class FlattenedAgents(VectorEnv):
-    """A ParallelVectorEnv with a row for each agent, as `flatten_agents` returns it."""
+    """VectorEnv that `flatten_agents` returns."""
 
     def __init__(self, env: ParallelVectorEnv, own_episodes: bool = False, mask_in_obs: bool = False) -> None:
         self.env, self.own_episodes = env, own_episodes
@@ -77,16 +76,16 @@ class FlattenedAgents(VectorEnv):
         self.render_mode = env.render_mode
         self.spec = None
         self._ended = np.zeros((2, *self._shape), dtype=np.bool_)
-        """The agents that were terminated, and those truncated, in the current episodes."""
+        """Flags terminated and truncated of the agents in the current episodes."""
         self._last: dict[str, Any] = {}
-        """The latest rows of all envs, which a reset of some envs returns for the others."""
+        """Latest rows of all envs, for a reset of some envs."""
 
     def reset(self, *, seed: Any = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
-        """Start an episode in every env: (obs, infos), one row an agent.
+        """Start an episode in every env. Return (obs, infos) with a row per agent.
 
-        `seed`: an int s gives env i the seed s + i, a list has one seed for each env, or one for each row, of which
-        those of the first agent count. `options["reset_mask"]`, bool (num_envs,), picks envs: all rows of each, or
-        none; `seed` has the same form with and without it.
+        With `seed=s`, env i gets the seed s + i. A list has a seed per env, or per row (the row of the first agent
+        counts). `options["reset_mask"]`, bool (num_envs,), selects envs, with all rows of an env. `seed` has the same
+        form with a mask.
         """
         mask, others = split_options(options, self.num_envs)
         ids = self._picked_envs(mask)
@@ -95,7 +94,7 @@ class FlattenedAgents(VectorEnv):
         return self._take(obs, infos, ids)
 
     def step(self, actions: Any) -> tuple[Any, np.ndarray, np.ndarray, np.ndarray, dict[str, Any]]:
-        """Step every env, with an action (num_envs, ...) for each row; those of dead agents are ignored."""
+        """Step every env. `actions` (num_envs, ...) has an action per row, ignored for dead agents."""
         if not isinstance(self.single_action_space, (spaces.Dict, spaces.Tuple)):
             actions = np.asarray(actions)
         batch = nest.map(self._by_env, actions)
@@ -105,7 +104,7 @@ class FlattenedAgents(VectorEnv):
         done = infos["done"]
         self._ended |= now
         terminated, truncated = now if self.own_episodes else self._ended & done[:, None]
-        terminated |= done[:, None] & ~truncated  # also rows of agents that had ended before, or never appeared
+        terminated |= done[:, None] & ~truncated  # also agents that ended before or never appeared
         self._ended[:, done] = False
         all_ids = np.arange(len(done))
         obs, rows = self._take(obs, infos, all_ids)
@@ -116,7 +115,7 @@ class FlattenedAgents(VectorEnv):
         return obs, self._as_rows(rewards), terminated.reshape(-1), truncated.reshape(-1), rows
 
     def _begin_zeros(self, early: list[int], obs: Any, rows: dict[str, Any], infos: dict[str, Any]) -> None:
-        """SAME_STEP: the agents of these rows have ended before their env; `obs` becomes what follows: zeros."""
+        """Replace `obs` of agents that ended before their env by zeros, and add their final infos (SAME_STEP mode)."""
         for row in early:
             i, j = divmod(row, self._shape[1])
             info = {**self._info_of(infos["info"][i], j), "active": bool(rows["active"][row])}
@@ -132,15 +131,14 @@ class FlattenedAgents(VectorEnv):
         return f"flatten_agents({self.env!r})"
 
     def render(self) -> Any:
-        """A frame of each env, not of each row."""
+        """Render a frame per env."""
         return tuple(self.env.render())
 
     def close_extras(self, **kwargs: Any) -> None:
-        """Close the ParallelVectorEnv."""
         self.env.close()
 
     def _env_seeds(self, seed: Any, ids: np.ndarray) -> list[int | None] | None:
-        """A seed for each env of `ids`: its agents share one."""
+        """Return a seed per env of `ids`. The agents of an env share a seed."""
         n, agents = self._shape
         if np.ndim(seed) and len(seed) not in (n, self.num_envs):
             raise ValueError(f"got {len(seed)} seeds, expected {self.num_envs}, one for each row, or {n}, one an env")
@@ -167,7 +165,7 @@ class FlattenedAgents(VectorEnv):
         return array.reshape(*self._shape, *array.shape[1:])
 
     def _take(self, obs: Any, infos: dict[str, Any], ids: np.ndarray) -> tuple[Any, dict[str, Any]]:
-        """(obs, infos) of all rows, those of the envs `ids` being new."""
+        """Return (obs, infos) of all rows, with new rows for the envs `ids`."""
         rows = np.arange(self.num_envs).reshape(self._shape)[ids].reshape(-1)
         by_agent = {"obs": obs, **{name: infos[name] for name in ("active", "alive", "action_mask")}}
         new = {name: self._as_rows(part) for name, part in by_agent.items() if part}
@@ -184,7 +182,7 @@ class FlattenedAgents(VectorEnv):
         return obs, row_infos
 
     def _add_env_infos(self, row_infos: dict[str, Any], infos: dict[str, Any], ids: np.ndarray) -> None:
-        """The infos of the agents, and the ends of episodes, in gymnasium's form."""
+        """Add the infos of the agents and the ends of episodes, in gymnasium's form."""
         final = infos.get("_final_obs", np.zeros(len(ids), np.bool_))
         final_obs = self._as_rows(infos["final_obs"]) if final.any() else None
         for at, i in enumerate(ids.tolist()):
@@ -192,7 +190,7 @@ class FlattenedAgents(VectorEnv):
                 found = self._info_of(infos["info"][at], j)
                 if final[at]:
                     last = nest.map(np.copy, nest.take(final_obs, at * self._shape[1] + j))
-                    if self._mask_in_obs:  # that of an agent that acts no more
+                    if self._mask_in_obs:  # the agent acts no more
                         last = {"observation": last, "action_mask": np.ones(self._choices, np.int8)}
                     final_info = self._info_of(infos["final_info"][at], j)
                     final_info["active"] = bool(row_infos["active"][i * self._shape[1] + j])
@@ -200,11 +198,11 @@ class FlattenedAgents(VectorEnv):
                 self._add_info(row_infos, found, i * self._shape[1] + j)
 
     def _info_of(self, info: dict[Any, Any], j: int) -> dict[str, Any]:
-        """The info of agent j, with the entries that concern the whole env."""
+        """Return the info of agent j with the entries for the whole env."""
         shared = {key: value for key, value in info.items() if key not in self._agents and key != "env_id"}
         return {**shared, **info.get(self._agents[j], {})}
 
     def _as_rows(self, by_agent: dict[Any, Any]) -> Any:
-        """One batch of rows, arrays (k * agents, ...), from a batch of arrays (k, ...) for each agent."""
+        """Return arrays (k * agents, ...) from arrays (k, ...) per agent."""
         stacked = nest.stack([by_agent[agent] for agent in self._agents])
         return nest.map(lambda leaf: leaf.swapaxes(0, 1).reshape(-1, *leaf.shape[2:]), stacked)

@@ -1,4 +1,4 @@
-"""`from_gymnasium`: use a gymnasium `VectorEnv` as a vector env of vecenv."""
+"""`from_gymnasium`: a gymnasium `VectorEnv` as a vector env of vecenv."""
 
 from __future__ import annotations
 
@@ -22,40 +22,34 @@ _RESET_BY_ID = frozenset(
         "ale_py.vector_env.AtariVectorEnv",
     }
 )
-"""Classes whose `reset` takes a mask and a seed for each env, and those derived from them."""
+"""Classes whose `reset` takes a mask and a seed per env. Subclasses count too."""
 
 
 def from_gymnasium(
     envs: Any, *, autoreset_mode: AutoresetMode | str | None = None, resets_by_id: bool | None = None
 ) -> NativeVectorEnv:
-    """Any `gymnasium.vector.VectorEnv` as a BaseVectorEnv: no autoreset, ids, infos by env, float64 rewards.
+    """Return a BaseVectorEnv around any `gymnasium.vector.VectorEnv`: no autoreset, ids, float64 rewards.
 
         venv = from_gymnasium(gym.make_vec("CartPole-v1", 64, vectorization_mode="vector_entry_point"))
-        obs, info = venv.reset(seed=0)
-        while True:
-            obs, rew, terminated, truncated, info = venv.step(policy(obs), reset=done)
-            done = terminated | truncated
 
-    For vector envs that step their envs together in C++, JAX or numpy, and for `flatten_agents`; envs that are made one
-    by one are faster in a ShmemVectorEnv. `envs` belongs to the vector env from now on, and is closed with it.
+    Use it for vector envs that step in C++, JAX or numpy, and for `flatten_agents`. ShmemVectorEnv is faster for single
+    envs. `envs` belongs to the vector env, which closes it.
 
-    `autoreset_mode`: what `envs` does when an episode ends; None: what its metadata say. `resets_by_id`: whether its
-    `reset` takes `options["reset_mask"]` and one seed an env; None: whether it is a class of gymnasium, ALE or vecenv
-    that does (one that ignores the mask would reset all envs).
+    Arguments:
+        autoreset_mode: mode of `envs`. Default: the mode in its metadata.
+        resets_by_id: whether its `reset` takes `options["reset_mask"]` and a seed per env. Default: True for classes of
+            gymnasium, ALE and vecenv that do. A class that ignores the mask would reset all envs.
 
-    What can be done:
-        `step` is of all envs, always. An env whose episode is over has to be reset before or, in NEXT_STEP mode, in
-        that step: `step(action, reset=ids)` with exactly the ids whose episodes the step before has ended.
-        `step(action, autoreset=True)` and `reset(ids)` with `resets_by_id`. In SAME_STEP mode without it too, as far as
-        the episodes of `ids` have just ended: no env is reset twice.
-    Anything else is a ValueError, before `envs` is called. There are no ghost transitions: last observations are those
-    of `step`, first ones those of `reset`, and no action is dropped but those of envs in `reset`.
+    `step` always steps all envs. Before the next step, or in NEXT_STEP mode in that step, reset the finished envs:
+    `step(action, reset=ids)` with exactly these ids. With `resets_by_id`, `step(action, autoreset=True)` and any
+    `reset(ids)` work too. In SAME_STEP mode both work for episodes that have just ended. Anything else raises
+    ValueError before `envs` is called. Only actions of envs in `reset` are ignored.
 
-    Seeds: one an env with `resets_by_id`; else there is one random stream for all, which the first seed begins. After
-    an exception of `envs` all its envs have to be reset.
+    With `resets_by_id` there is a seed per env. Otherwise all envs share a random stream, which the first seed starts.
+    After an exception of `envs`, reset all envs.
 
-    Raises TypeError for what is no VectorEnv, and for observations or actions that are no arrays of a fixed shape;
-    ValueError where `autoreset_mode` is not known, and for gymnasium's AsyncVectorEnv without shared memory in
+    Raises TypeError for an object that is not a VectorEnv, or for observations or actions that are not arrays of a
+    fixed shape. ValueError for an unknown `autoreset_mode`, and for gymnasium's AsyncVectorEnv without shared memory in
     NEXT_STEP mode, whose workers forget that their env was reset.
 
     >>> import gymnasium as gym
@@ -83,7 +77,7 @@ def from_gymnasium(
 
 
 def _checked_mode(envs: Any, autoreset_mode: AutoresetMode | str | None) -> AutoresetMode:
-    """The mode that was asked for, or that of the metadata, of a VectorEnv whose batches are arrays."""
+    """Return the autoreset mode. Raise unless it is known and the batches of `envs` are arrays."""
     mode = envs.metadata.get("autoreset_mode") if autoreset_mode is None else autoreset_mode
     if mode is None:
         raise ValueError(
@@ -101,40 +95,40 @@ def _checked_mode(envs: Any, autoreset_mode: AutoresetMode | str | None) -> Auto
 
 
 class NativeVectorEnv(BaseVectorEnv):
-    """A VectorEnv of gymnasium as `from_gymnasium` returns it."""
+    """Vector env that `from_gymnasium` returns."""
 
     _warns_unclosed = False
 
     steps_together = True
-    """A step is of all envs."""
+    """A step always steps all envs."""
 
     def __init__(self, envs: Any, mode: AutoresetMode, resets_by_id: bool) -> None:
         self._name = type(envs.unwrapped).__name__
         self.resets_by_id = resets_by_id
-        """True if some envs can be reset, whether their episodes ended or not."""
+        """True if `reset` can reset some envs at any time."""
         self.resets_alone = resets_by_id or mode is AutoresetMode.SAME_STEP
-        """True if envs whose episodes ended can be reset before the next step."""
+        """True if finished envs can be reset before the next step."""
         self.resets_in_next_step = mode is AutoresetMode.NEXT_STEP
-        """True if they can be reset in the next step of the others."""
+        """True if finished envs can be reset in the next step."""
         self._backend = backend = GymnasiumBackend(envs, mode, resets_by_id)
         super().__init__([in_the_library] * backend.env_num, backend=backend, strict=True)
 
     @property
     def envs(self) -> Any:
-        """The envs themselves, where the VectorEnv has them in this process; AttributeError where it has not."""
+        """Envs of the VectorEnv. AttributeError if they are not in this process."""
         return self._backend.envs.unwrapped.envs
 
     def note_exception(self, error: BaseException) -> None:
-        """Pass it on to a wrapper of the VectorEnv that keeps data, as `RecordEpisodes` does."""
+        """Tell a wrapper of the VectorEnv that keeps data, such as `RecordEpisodes`, about the exception."""
         self._backend.note_exception(error)
 
     def close(self) -> None:
-        """Close the VectorEnv. A second call does nothing."""
+        """Close the VectorEnv."""
         self._backend.closed_by_caller = True
         super().close()
 
     def release(self) -> None:
-        """Close this object, and leave the VectorEnv open, which is the caller's again."""
+        """Close this object, but leave the VectorEnv open."""
         self._backend.release()
         self.close()
 

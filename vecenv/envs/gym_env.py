@@ -23,7 +23,7 @@ Env = gymnasium.Env[Any, Any]
 
 
 class OfClass:
-    """An attribute of a class and its objects, which a function computes anew each time."""
+    """Descriptor of an attribute that a function computes at each access, on the class too."""
 
     def __init__(self, compute: Callable[[], Any]) -> None:
         self._compute = compute
@@ -33,33 +33,27 @@ class OfClass:
 
 
 class GymEnv(gymnasium.ObservationWrapper, RecordConstructorArgs):
-    """A gymnasium env made by its name (arguments of torchrl's GymEnv). It is a `gymnasium.Env` as any other.
+    """Gymnasium env made by its name (arguments of torchrl's GymEnv).
 
-    `gymnasium.make(env.spec)` makes the same again.
-
-    Observations in pixels are a dict with the key `pixels`, uint8 (height, width, 3). An env that observes pictures by
-    itself, such as Atari's, has them under that key too; all other observations stay as they are.
+    `gymnasium.make(env.spec)` makes an equal env. Pixel observations are a dict with the key `pixels`, uint8 (height,
+    width, 3). If the env itself observes images (Atari), they have this key too.
 
     Arguments:
-        env_name: the id of a registered env, `module:id` to import `module` first, or an env. Envs in `ALE/` are found
-            without an import.
-        frame_skip: give each action to the env this many times: the rewards are summed, the observation and info are
-            the last, and the end of the episode ends it. An env that takes `frameskip` itself (Atari) is made with
-            it, and skips no second time; nor does one that is known to skip: by its `frameskip`, or by gymnasium's
-            MaxAndSkipObservation, RepeatAction or AtariPreprocessing. None leaves the env as it is.
-        from_pixels: observe what `render` returns; the env is made with `render_mode="rgb_array"`.
-        pixels_only: with `from_pixels`, drop the env's own observation. False keeps it as well, as `observation` or
-            under the keys of its Dict.
-        render_kwargs: arguments for the env's own `render` when it is observed. Most envs take width and height when
-            they are made instead: pass those in `kwargs`.
-        env: an env, instead of `env_name`: the name under which `gymnasium.make` passes it.
-        kwargs: for `gymnasium.make`.
+        env_name: id of a registered env, `module:id` to import `module` first, or an env. Envs in `ALE/` need no
+            import.
+        frame_skip: number of frames per action. Rewards are summed until the last frame or the end of the episode. If
+            the env has a `frameskip` (Atari), or a wrapper of gymnasium that skips frames, no other skip is added.
+        from_pixels: observe the rendered image. The env is made with `render_mode="rgb_array"`.
+        pixels_only: with `from_pixels`, drop the env's observation. False keeps it as `observation`, or under the keys
+            of its Dict.
+        render_kwargs: arguments of the env's `render`. Most envs take width and height in `kwargs` instead.
+        env: an env, in place of `env_name`, as `gymnasium.make` passes it.
+        kwargs: arguments of `gymnasium.make`.
 
-    Attributes: `frame_skip` (int), `from_pixels` (also True where the env observes pictures by itself), `pixels_only`.
-    `GymEnv.available_envs` lists the ids that are registered now.
+    `from_pixels` is also True if the env itself observes images. `GymEnv.available_envs` lists the registered ids.
 
-    Raises ValueError for a `frame_skip` that is no positive integer or contradicts that of the env itself, and where
-    nothing can be rendered; TypeError for what is neither name nor env; ImportError for an Atari env without ale-py.
+    Raises ValueError for a `frame_skip` that is not a positive integer or contradicts the env, or if the env cannot
+    render. TypeError unless `env_name` is a name or an env. ImportError for an Atari env without ale-py.
 
     >>> env = GymEnv("Pendulum-v1", frame_skip=4)
     >>> obs, info = env.reset(seed=0)
@@ -120,12 +114,11 @@ class GymEnv(gymnasium.ObservationWrapper, RecordConstructorArgs):
             self.from_pixels = True
 
     def observation(self, observation: Any) -> Any:
-        """The observation; as a dict where the env observes pictures by itself."""
         return {"pixels": observation} if self._is_picture else observation
 
 
 def _make(name: str, frame_skip: int | None, kwargs: dict[str, Any]) -> Env:
-    """The env, which skips frames by itself if it can."""
+    """Make the env, with its `frameskip` if its constructor takes this argument."""
     module, _, env_id = name.rpartition(":")
     if not module and env_id.startswith("ALE/") and env_id not in gymnasium.registry:
         module = "ale_py"
@@ -142,9 +135,9 @@ def _make(name: str, frame_skip: int | None, kwargs: dict[str, Any]) -> Env:
 
 
 def find_spec(env_id: str) -> EnvSpec:
-    """Find the spec of a registered env; of the latest version, as in `gymnasium.make`, where the id names none.
+    """Return the spec of a registered env (the latest version if the id has none). "module:id" imports the module.
 
-    "module:id" imports the module that registers it. Raises gymnasium's errors for an unknown id.
+    Raises gymnasium's errors for an unknown id.
     """
     module, _, own_id = env_id.rpartition(":")
     try:
@@ -165,7 +158,6 @@ def find_spec(env_id: str) -> EnvSpec:
 
 
 def _takes_frameskip(env_id: str) -> bool:
-    """Return whether the constructor of the env has an argument `frameskip`."""
     try:
         entry_point = find_spec(env_id).entry_point
     except gymnasium.error.Error:  # gymnasium.make raises a better error
@@ -175,7 +167,7 @@ def _takes_frameskip(env_id: str) -> bool:
 
 
 def _is_picture(space: Any) -> bool:
-    """Return whether an observation is a picture in colour (the rule of torchrl)."""
+    """Return whether an observation is a colour image (by torchrl's rule)."""
     return (
         isinstance(space, spaces.Box)
         and len(space.shape) == 3
@@ -186,11 +178,9 @@ def _is_picture(space: Any) -> bool:
 
 
 class SkipFrames(gymnasium.Wrapper):
-    """Gives each action to the env `repeats` times, or until the episode ends: rewards are summed, all else is that of
-    the last of these steps. (gymnasium has it as RepeatAction since 1.3.)
-    """
+    """Wrapper that repeats each action until the episode ends, and sums the rewards (gymnasium 1.3's RepeatAction)."""
 
-    spec = property(attrgetter("env.spec"))  # that of the wrapper which makes this one
+    spec = property(attrgetter("env.spec"))  # the outer wrapper makes this wrapper, so the spec must not name it
 
     def __init__(self, env: Env, repeats: int) -> None:
         super().__init__(env)
@@ -207,7 +197,7 @@ class SkipFrames(gymnasium.Wrapper):
 
 
 def check_frame_skip(frame_skip: Any) -> int:
-    """`frame_skip` as an int, 1 for None; ValueError for all but integers of at least 1."""
+    """Return `frame_skip` as an int, 1 for `None`. ValueError unless it is a positive integer."""
     if frame_skip is None:
         return 1
     try:
@@ -217,7 +207,7 @@ def check_frame_skip(frame_skip: Any) -> int:
 
 
 def skip_frames(env: Env, frame_skip: int | None) -> Env:
-    """The env with steps of `frame_skip` frames, which it may have by itself; ValueError if it has another number."""
+    """Return an env that skips `frame_skip` frames. ValueError if the env already skips another number."""
     own = _own_skips(env)
     if frame_skip is None or (frame_skip == 1 and not own):
         return env
@@ -232,7 +222,7 @@ def skip_frames(env: Env, frame_skip: int | None) -> Env:
 
 
 def _own_skips(env: Env) -> list[Any]:
-    """The factors of the frames of a step: the env's own frameskip, and those of the wrappers that are known."""
+    """Return the frame skips of the env and of known wrappers. Their product is the number of frames per step."""
     skips: list[Any] = []
     while isinstance(env, gymnasium.Wrapper):
         skips += [getattr(env, _SKIPPING[cls.__name__], None) for cls in type(env).__mro__ if cls.__name__ in _SKIPPING]
@@ -248,17 +238,17 @@ _SKIPPING = {
     "RepeatAction": "num_repeats",
     "AtariPreprocessing": "frame_skip",
 }
-"""The wrappers that repeat actions, ours and gymnasium's, and where each has its number."""
+"""Wrappers that skip frames, with the attribute for the number."""
 
 
 class Pixels(gymnasium.ObservationWrapper):
-    """Adds what the env renders to its observations, under `key`; with `only` it takes their place.
+    """Wrapper that adds rendered frames to the observation under `key`, or replaces it with `only`.
 
-    An observation that is no dict is kept under "observation". Unlike gymnasium's AddRenderObservation it checks and
-    copies frames, which are dicts with `only` too, and passes `render_kwargs` to `render`. Where the `shape` of the
-    frames is not given, the env is reset to see one. ValueError where nothing can be rendered.
+    An observation that is not a dict gets the key "observation". Unlike gymnasium's AddRenderObservation, this wrapper
+    checks and copies frames, and passes `render_kwargs`. Without `shape`, the env is reset to see a frame. ValueError
+    if the env cannot render.
 
-    Threads render one after the other where pygame's gfxdraw, which is not thread-safe, has been imported.
+    If pygame's gfxdraw is imported, threads render in turn, because it is not thread-safe.
     """
 
     spec = property(attrgetter("env.spec"))
@@ -276,9 +266,9 @@ class Pixels(gymnasium.ObservationWrapper):
         super().__init__(env)
         self._only, self._key, self._render_kwargs = only, key, dict(render_kwargs or {})
         self._in_turn = True
-        """True while the next frame may be drawn by gfxdraw: envs import it when they first render."""
+        """True if the next frame may use gfxdraw, which envs import when they first render."""
         if shape is None:
-            env.reset()  # most envs have nothing to show before
+            env.reset()  # most envs cannot render before
             shape = self._frame().shape
         own = env.observation_space
         self.shape = shape
@@ -286,7 +276,6 @@ class Pixels(gymnasium.ObservationWrapper):
         self.observation_space = spaces.Dict({**parts, key: spaces.Box(0, 255, shape, np.uint8)})
 
     def observation(self, observation: Any) -> dict[str, Any]:
-        """The observation with pixels, given the env's own."""
         own = {} if self._only else observation if isinstance(observation, dict) else {"observation": observation}
         return {**own, self._key: self._frame()}
 

@@ -12,7 +12,7 @@ from vecenv.engine.arguments import check_seed, spread_seeds
 
 
 def as_autoreset_mode(mode: Any) -> AutoresetMode:
-    """The AutoresetMode, from itself, its value or its name in any case; ValueError, with the list, for another.
+    """Return the AutoresetMode for a mode, its value or its name in any case. ValueError for others, with the list.
 
     >>> as_autoreset_mode("same_step"), as_autoreset_mode("SameStep")
     (<AutoresetMode.SAME_STEP: 'SameStep'>, <AutoresetMode.SAME_STEP: 'SameStep'>)
@@ -28,7 +28,7 @@ def as_autoreset_mode(mode: Any) -> AutoresetMode:
 
 
 def as_seeds(seed: Any, n: int) -> list[int | None] | None:
-    """One seed for each env, or None for no seeds; ValueError for a wrong count or what is not a seed."""
+    """Return a seed per env, or `None`. ValueError for a wrong count or a value that is not a seed."""
     if seed is None:
         return None
     if np.ndim(seed) == 0:
@@ -41,10 +41,9 @@ def as_seeds(seed: Any, n: int) -> list[int | None] | None:
 
 
 def split_options(options: Mapping[str, Any] | None, n: int) -> tuple[np.ndarray | None, dict[str, Any] | None]:
-    """(reset_mask or None, a new dict of the other options or None); the caller's `options` stay as they are.
+    """Return (reset_mask or `None`, a new dict of the other options or `None`).
 
-    TypeError for options that are no dict; TypeError and ValueError for a mask that is not a bool array (n,) with a
-    True in it.
+    TypeError unless `options` is a dict. TypeError or ValueError unless the mask is a bool array (n,) with a True.
     """
     if options is None:
         return None, None
