@@ -18,7 +18,6 @@ _KINDS = {"aec": ("an AECEnv", "AECVectorEnv or PettingZooEnv"), "parallel": ("a
 
 
 def make_env(kind: str, env_id: str) -> Any:
-    """Make an env of PettingZoo's registry. `kind` is "aec" or "parallel"."""
     try:
         from pettingzoo import make
     except ImportError as error:
@@ -32,11 +31,11 @@ def make_env(kind: str, env_id: str) -> Any:
 class AgentSpaces:
     """Spaces of all agents of an env, in the order of `agents`.
 
-    The action mask is removed from the observation space of an agent. If only the entry "observation" is left, this
-    entry is the observation space. `mask_size` has the lengths of the masks, for Discrete action spaces.
+    The action mask is removed from the observation space. If "observation" is the only other entry, it becomes the
+    observation space. `mask_size` has the lengths of the masks, for Discrete action spaces.
 
-    `kind` is "aec" or "parallel". `agents` has all agents that can appear (`None`: the env's `possible_agents`).
-    TypeError for an env of another kind or without possible agents.
+    `kind` is "aec" or "parallel". `agents` has all possible agents (`None`: the env's `possible_agents`). TypeError for
+    an env of another kind or without agents.
     """
 
     def __init__(self, env: Any, kind: str, agents: Sequence[Any] | None) -> None:
@@ -48,7 +47,7 @@ class AgentSpaces:
         }
         self.observation: dict[Any, Any] = {agent: env.observation_space(agent) for agent in self.agents}
         self._rest: dict[Any, list[Any]] = {}
-        """Observation keys besides the mask, for agents with the mask in the observation."""
+        """Other observation keys of agents with the mask in the observation."""
         for agent in self.mask_size:
             space = self.observation[agent]
             if isinstance(space, spaces.Dict) and MASK in space.spaces and len(space.spaces) > 1:
@@ -62,7 +61,7 @@ class AgentSpaces:
     def split(self, agent: Any, obs: Any, info: Mapping[str, Any]) -> tuple[Any, np.ndarray | None, Mapping[str, Any]]:
         """Take the action mask out of the observation or info. Return (obs, mask, info).
 
-        The mask is all True if the env has no mask, and `None` if the action space is not Discrete.
+        The mask is all True if the env has no mask, and `None` for other spaces than Discrete.
         """
         size = self.mask_size.get(agent)
         if size is None:
@@ -88,12 +87,11 @@ class AgentSpaces:
         return self.index[agent]
 
     def equal(self, kind: str) -> bool:
-        """Return whether all agents have the same space. `kind` is "observation" or "action"."""
         first, *others = getattr(self, kind).values()
         return all(space == first for space in others)
 
     def shared(self, kind: str, hint: str) -> Any:
-        """Return the space that all agents share. ValueError with the hint if the spaces differ."""
+        """Return the space that all agents share, or raise ValueError with the hint."""
         found = getattr(self, kind)
         if not self.equal(kind):
             raise ValueError(f"the agents differ in their {kind} space; {hint}. Their spaces: {found}")
@@ -101,7 +99,7 @@ class AgentSpaces:
 
 
 def common_spaces(found: Sequence[AgentSpaces]) -> AgentSpaces:
-    """Return the spaces of all envs. ValueError with the env and the agent if an env differs from the first env."""
+    """Return the spaces of all envs. ValueError if an env differs from the first env."""
     first = found[0]
     for i, other in enumerate(found):
         if other.agents != first.agents:
@@ -135,7 +133,7 @@ def _agents_of(env: Any, kind: str, given: Sequence[Any] | None) -> list[Any]:
 
 
 def zeros(layout: Any, *batch: int) -> Any:
-    """Return zeros for an absent agent, as a row or a batch. Parts without a fixed shape are `None`."""
+    """Return zeros for an absent agent. Parts without a fixed shape are `None`."""
 
     def zero(leaf: Any) -> Any:
         return np.zeros((*batch, *leaf.shape), leaf.dtype) if isinstance(leaf, Leaf) else np.full(batch, None)[()]
@@ -144,10 +142,10 @@ def zeros(layout: Any, *batch: int) -> Any:
 
 
 class AgentActions:
-    """Converter of the caller's actions into a batch for the engine. Wrong actions raise before anything is sent.
+    """Checks the caller's actions and converts them into a batch for the engine.
 
-    Actions are a dict with a batch per agent, or with `single` a batch for the agents to move. With `check_legal`, an
-    action must be in its agent's space and allowed by the mask.
+    Actions are a dict with a batch per agent, or with `single` a batch for the agents to move. With `check_legal`, the
+    space and the mask must allow them.
     """
 
     def __init__(self, known: AgentSpaces, num_envs: int, single: bool, check_legal: bool) -> None:
@@ -157,11 +155,11 @@ class AgentActions:
         self._layouts = {agent: space_tree(space, "action") for agent, space in known.action.items()}
         self._all_arrays = _is_arrays(self._layouts)
         self._acts = np.zeros((num_envs, len(known.agents)), dtype=np.bool_)
-        """Agents that act in the next step, per env. No agent acts in an env that needs a reset."""
+        """Agents that act next, per env. False in an env that needs a reset."""
         self._masks: Any = None
 
     def note(self, raw: Any, ids: np.ndarray) -> None:
-        """Record from rows of the envs `ids` which agents act next, and their masks."""
+        """Record which agents act next in the envs `ids`, and their masks."""
         acts = raw["alive"]
         self._acts[ids] = acts & (raw["agent"][:, None] == np.arange(acts.shape[1])) if "agent" in raw else acts
         if self._check_legal and "action_mask" in raw:
@@ -171,14 +169,11 @@ class AgentActions:
             nest.put(self._masks, ids, raw["action_mask"])
 
     def discard(self, ids: Sequence[int]) -> None:
-        """Forget which agents act in these envs. The engine refuses to step these envs until a reset."""
+        """Forget which agents act in these envs, which need a reset."""
         self._acts[ids] = False
 
     def batch(self, actions: Any, ids: np.ndarray) -> Any:
-        """Return the actions for the envs `ids`: a tree of arrays, or a list with an action per env.
-
-        Entries of missing agents that do not act are zeros. For errors see ParallelVectorEnv.
-        """
+        """Return the actions for the envs `ids`, as a tree of arrays or a list. Missing agents get zeros."""
         acting, asked = self._acts[ids], ids.tolist()
         if self._single:
             batch = _fitting(actions, asked, self._layouts[self._known.agents[0]], "action of the agent to move")
@@ -225,7 +220,7 @@ class AgentActions:
 
 
 def _fitting(batch: Any, asked: list[int], layout: Any, path: str) -> Any:
-    """Return an agent's actions in the envs `asked`: a tree of arrays, or a list if there is no fixed shape."""
+    """Return an agent's actions as a tree of arrays, or as a list if there is no fixed shape."""
     try:
         if not _is_arrays(layout):
             return batch_actions(batch, asked, None)

@@ -27,7 +27,7 @@ VectorStep = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, dict[str, Any
 
 
 class AtariVectorEnv(_AleVectorEnv, VectorEnv):  # skrl looks only at direct bases
-    """Vector env `ale_py.vector_env.AtariVectorEnv`, with its arguments and speed, and gymnasium's contract.
+    """ALE's vector env with its arguments and speed, corrected to follow gymnasium's contract.
 
     `game` is a ROM of ale-py: "breakout", "Breakout" or "ALE/Breakout-v5". The other arguments have ALE's defaults:
     `repeat_action_probability=0.0`, `reward_clipping=True`, `use_fire_reset=True`. Observations are uint8 (n,
@@ -35,20 +35,20 @@ class AtariVectorEnv(_AleVectorEnv, VectorEnv):  # skrl looks only at direct bas
 
     Differences from ALE's class:
         - rewards are float64.
-        - infos have a mask `_key` per key. In SAME_STEP mode, a step that ends episodes has `final_obs` (object array)
-          and `_final_obs`. `final_info` is empty, because ALE drops the infos of the last step.
+        - infos have a mask `_key` per key. In SAME_STEP mode, `final_obs` is an object array with the mask
+          `_final_obs`. `final_info` is empty, because ALE drops the last infos.
         - `metadata` belongs to the object. ALE changes the metadata of all vector envs.
-        - seeds are an int s (env i gets s + i), or a list or array with a seed per env, modulo 2**31.
-        - actions outside the space, on which ALE hangs, raise ValueError (value, shape) or TypeError (dtype) first.
-          So do counts below 1 and a `batch_size` above `num_envs`. A `recv` without a `send` raises NoAsyncCallError.
-        - a reset never returns results of an earlier episode: between `send` and `recv`, `send` and `reset` raise
+        - seeds are an int s (env i gets s + i), or a seed per env, modulo 2**31.
+        - actions outside the space, on which ALE hangs, raise ValueError or TypeError.
+        - a reset never returns results of an earlier episode. Between `send` and `recv`, `send` and `reset` raise
           AlreadyPendingCallError. With `batch_size` below `num_envs`, a second reset makes new envs.
-        - a step before a reset raises ResetNeeded, a step after `close` ClosedEnvironmentError.
+        - ResetNeeded for a step before a reset, NoAsyncCallError for a `recv` without `send`, ClosedEnvironmentError
+          after `close`.
 
-    `autoreset_mode` is NEXT_STEP (default) or SAME_STEP. DISABLED raises ValueError, because ALE always resets. For
-    resets by id use `ShmemVectorEnv([lambda: gym.make("ALE/Breakout-v5")] * n)` with gymnasium's wrappers.
-    `reset(options={"reset_mask": mask})` resets some envs, and returns the current rows of the others. With
-    `batch_size` below `num_envs`, a batch has the envs `info["env_id"]`, and the next actions are for these envs.
+    `autoreset_mode` is NEXT_STEP (default) or SAME_STEP. DISABLED raises ValueError, because ALE always resets: use
+    `ShmemVectorEnv([lambda: gym.make("ALE/Breakout-v5")] * n)`. `reset(options={"reset_mask": mask})` resets some envs,
+    and returns the current rows of the others. With `batch_size` below `num_envs`, a batch and the next actions are for
+    the envs `info["env_id"]`.
 
     >>> envs = AtariVectorEnv("breakout", num_envs=2)
     >>> obs, infos = envs.reset(seed=0)
@@ -76,12 +76,11 @@ class AtariVectorEnv(_AleVectorEnv, VectorEnv):  # skrl looks only at direct bas
         self.metadata = {}  # ALE writes into this dict
         self._was_reset = self._was_sent = False
         self._in_flight = 0
-        """Number of results that `recv` has not returned."""
+        """Number of results to receive."""
         self._arguments = {"game": game, "num_envs": num_envs, "autoreset_mode": mode, **kwargs}
         super().__init__(_rom(game), num_envs, autoreset_mode=mode, **kwargs)
 
     def reset(self, *, seed: Any = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, np.ndarray]]:
-        """Reset all envs, or the envs of `options["reset_mask"]`. Return (obs, infos)."""
         self._check_open()
         mask, _ = split_options(options, self.num_envs)
         chosen = np.arange(self.num_envs) if mask is None else np.flatnonzero(mask)
@@ -100,7 +99,7 @@ class AtariVectorEnv(_AleVectorEnv, VectorEnv):  # skrl looks only at direct bas
         return obs, _with_masks(infos)
 
     def send(self, actions: Any) -> None:
-        """Check the actions, start the step, and return without waiting."""
+        """Check the actions and start the step, without waiting."""
         self._check_open()
         if not self._was_reset:
             raise ResetNeeded("an AtariVectorEnv was stepped before its first reset()")
@@ -130,7 +129,6 @@ class AtariVectorEnv(_AleVectorEnv, VectorEnv):  # skrl looks only at direct bas
         return obs, rewards.astype(np.float64), terminations, truncations, infos
 
     def step(self, actions: Any) -> VectorStep:
-        """Step the envs. Return (obs, rewards, terminations, truncations, infos)."""
         self.send(actions)
         return self.recv()
 
@@ -152,7 +150,6 @@ class AtariVectorEnv(_AleVectorEnv, VectorEnv):  # skrl looks only at direct bas
             raise ClosedEnvironmentError("this AtariVectorEnv is closed")
 
     def close_extras(self, **kwargs: Any) -> None:
-        """End ALE's threads."""
         del self.ale
 
 

@@ -1,7 +1,7 @@
 """`DMControlEnv`: a task of the DeepMind control suite as a gymnasium env.
 
-MUJOCO_GL must be set before MuJoCo's renderer is imported. Otherwise the renderer picks GLFW on a machine without a
-display, and the first frame ends the process.
+MUJOCO_GL must be set before an import of MuJoCo's renderer. Without a display, the renderer otherwise picks GLFW and
+ends the process at the first frame.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def begin_rendering() -> None:
 def choose_gl() -> None:
     """Set MUJOCO_GL on Linux without a display: `egl`, `osmesa`, or `disabled` if neither can be imported.
 
-    A MUJOCO_GL that is set stays. After an import of dm_control, the function does nothing.
+    Do nothing if MUJOCO_GL is set or dm_control is imported already.
     """
     has_display = os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")
     if sys.platform != "linux" or has_display or "MUJOCO_GL" in os.environ or "dm_control" in sys.modules:
@@ -79,21 +79,21 @@ class DMControlEnv(gymnasium.Env):
         domain, task: for example "cartpole", "swingup". `DMControlEnv.available_envs` has a list of tasks per domain.
             RuntimeError for an unknown pair.
         from_pixels: observe frames, uint8 (height, width, 3), under the key "pixels".
-        pixels_only: frames replace the task's observations. False adds frames to them.
-        camera_id: number or name of the camera. -1 is the free camera. ValueError for an unknown camera.
+        pixels_only: frames replace the task's observations. False adds them.
+        camera_id: number or name of the camera; -1 is the free camera. ValueError for an unknown camera.
         height, width: size of frames.
-        frame_skip: number of steps per action, a positive integer (ValueError). Rewards are summed until the last step
-            or the end of the episode, and only the last frame is rendered.
+        frame_skip: steps per action, a positive integer (ValueError). Rewards are summed until the last step or the end
+            of the episode. Only the last frame is rendered.
         render_mode: "rgb_array" to call `render`.
         task_kwargs, environment_kwargs: arguments of dm_control's `suite.load`.
 
-    Observations are a dict of float64 copies. Numbers have the shape (1,). As in dm_env, a discount below 1 at the end
-    means `terminated`, and a discount of 1 means `truncated`. `step` before a reset or after the end of an episode
-    raises RuntimeError, because dm_control would silently start a new episode. `reset(seed=s)` starts the episode of
-    `suite.load(..., task_kwargs={"random": s})`. A random model (lqr) is always the same without "random".
+    Observations are a dict of float64 copies. Numbers have the shape (1,). As in dm_env, an end with a discount below 1
+    is `terminated`, and otherwise `truncated`. `step` before a reset or after an end raises RuntimeError, because
+    dm_control would silently start an episode. `reset(seed=s)` starts the episode of `task_kwargs={"random": s}`. A
+    random model (lqr) stays the same.
 
-    Without a display, MUJOCO_GL is set to "egl" or "osmesa" unless it is set. RuntimeError if rendering does not work,
-    with advice. ImportError without dm_control: `pip install 'vecenv[dmcontrol]'`, on Python 3.11 or 3.12.
+    Without a display, MUJOCO_GL is set to "egl" or "osmesa" if it is not set. RuntimeError with advice if rendering
+    fails. ImportError without dm_control: `pip install 'vecenv[dmcontrol]'`, on Python 3.11 or 3.12.
 
     >>> env = DMControlEnv("cartpole", "swingup", frame_skip=2)
     >>> obs, info = env.reset(seed=0)

@@ -26,8 +26,8 @@ NEXT = "next"
 class ContinuousToDiscrete(gymnasium.ActionWrapper, RecordConstructorArgs):
     """Wrapper that offers a Box action space as MultiDiscrete (as tianshou's).
 
-    In dimension i, the choices 0 .. action_per_dim[i] - 1 are evenly spaced values from low to high. As in tianshou,
-    the env gets float64 if all dimensions have the same number of choices, and otherwise the dtype of the Box.
+    In dimension i, the choices 0 .. action_per_dim[i] - 1 are evenly spaced from low to high. As in tianshou, actions
+    are float64 if all dimensions have the same number of choices, and otherwise have the dtype of the Box.
 
     Arguments:
         env: an env whose action space is a Box of shape (d,) with finite bounds. TypeError or ValueError otherwise.
@@ -51,11 +51,11 @@ class ContinuousToDiscrete(gymnasium.ActionWrapper, RecordConstructorArgs):
         counts = _counts(action_per_dim, box.shape[0])
         choices = [np.linspace(*bounds) for bounds in zip(box.low, box.high, counts, strict=True)]
         self.mesh = np.array(choices, dtype=object)
-        """Values of the choices per dimension. As in tianshou, Python floats if all dimensions have equal counts."""
+        """Values of the choices per dimension."""
         self.action_space = spaces.MultiDiscrete(counts)
 
     def action(self, action: Any) -> np.ndarray:
-        """Return the values of the choices `action`, int (d,) or (n, d). ValueError for an unknown choice."""
+        """Return the values of the choices, int (d,) or (n, d). ValueError for an unknown choice."""
         choices = np.asarray(action)
         counts = [len(values) for values in self.mesh]
         if choices.dtype.kind not in "iu" or choices.ndim not in (1, 2) or choices.shape[-1] != len(counts):
@@ -71,8 +71,7 @@ class ContinuousToDiscrete(gymnasium.ActionWrapper, RecordConstructorArgs):
 class MultiDiscreteToDiscrete(gymnasium.ActionWrapper, RecordConstructorArgs):
     """Wrapper that offers a MultiDiscrete action space as Discrete (as tianshou's).
 
-    Each combination has a number, and the last dimension changes fastest: MultiDiscrete([2, 3]) numbers [0, 0], [0, 1],
-    [0, 2], [1, 0], [1, 1], [1, 2] from 0 to 5.
+    The last dimension changes fastest: MultiDiscrete([2, 3]) numbers [0, 0], [0, 1], [0, 2], [1, 0], [1, 1], [1, 2].
 
     Arguments:
         env: an env whose action space is a MultiDiscrete of shape (d,). TypeError or ValueError otherwise.
@@ -98,7 +97,7 @@ class MultiDiscreteToDiscrete(gymnasium.ActionWrapper, RecordConstructorArgs):
         self.action_space = spaces.Discrete(combinations)
 
     def action(self, action: Any) -> np.ndarray:
-        """Return the choices (d,) of a combination, or (n, d) for (n,). ValueError for an unknown combination."""
+        """Return the choices (d,) of a number, or (n, d) of numbers (n,). ValueError for an unknown number."""
         number = np.asarray(action)
         if number.dtype.kind not in "iu":
             raise ValueError(f"an action must be an integer, got {action!r}")
@@ -174,14 +173,14 @@ class _MadeByCreators(BaseVectorEnv):
 class ParallelEnv(_MadeByCreators, ShmemVectorEnv):
     """Vector env with `num_workers` envs in worker processes, which start when needed (arguments of torchrl's).
 
-    The methods are the same as for `ShmemVectorEnv`. Where torchrl has `env.frame_skip`, `env.method()` and
-    `env.rollout(20)`, use `get_env_attr("frame_skip")`, `call("method")` and `collector.rollout(env, 20)`.
-    `ParallelVectorEnv` is for PettingZoo.
+    The methods are the same as for `ShmemVectorEnv`: `get_env_attr("frame_skip")`, `call("method")` and
+    `collector.rollout(env, 20)` replace `env.frame_skip`, `env.method()` and `env.rollout(20)`. For PettingZoo use
+    `ParallelVectorEnv`.
 
     Arguments:
-        num_workers: number of envs. The number of processes is at most the number of CPUs.
+        num_workers: number of envs, on as many processes as there are CPUs.
         create_env_fn: a function, class or `EnvCreator` that makes an env, or a list with one per env.
-        create_env_kwargs: a dict of arguments, or a list of dicts. Arguments of an `EnvCreator` come first.
+        create_env_kwargs: a dict of arguments, or a list of dicts. Arguments of an `EnvCreator` override them.
         lazy: False starts the processes now, and refuses a restart after `close`.
         options: options of `ShmemVectorEnv`.
 
@@ -213,11 +212,11 @@ def step_mdp(
     exclude_done: bool = False,
     exclude_action: bool = True,
 ) -> dict[str, Any]:
-    """Return a dict with the entries of `batch["next"]` (as torchrl's `step_mdp`). Arrays are not copied.
+    """Return the entries of `batch["next"]` as a dict (as torchrl's `step_mdp`), without copies.
 
-    `batch` holds a step: the values before the step, the action, and under "next" the results. `exclude_reward`
-    (default) leaves out "reward" or "rew", `exclude_done` "done", "terminated" and "truncated", `exclude_action`
-    (default) "action" or "act". `keep_other` keeps the other entries of `batch`. KeyError without "next".
+    `batch` holds the values before a step, the action, and the results under "next". `exclude_reward` (default) leaves
+    out "reward" and "rew", `exclude_done` "done", "terminated" and "truncated", `exclude_action` (default) "action" and
+    "act". `keep_other` adds the other entries of `batch`. KeyError without "next".
 
     >>> step_mdp({"obs": 0, "action": 1, "key": "kept", "next": {"obs": 2, "reward": 1.0, "terminated": False}})
     {'obs': 2, 'key': 'kept', 'terminated': False}

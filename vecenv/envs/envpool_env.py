@@ -35,26 +35,21 @@ _WITHOUT_EFFECT: dict[str, tuple[tuple[Any, ...], str]] = {
 class EnvPoolVectorEnv(BaseVectorEnv):
     """Vector env around an EnvPool pool, with ids, partial steps, no autoreset and float64 rewards.
 
-        venv = EnvPoolVectorEnv(envpool.make("Pong-v5", env_type="gymnasium", num_envs=64))
-        venv = EnvPoolVectorEnv.make("Pong-v5", 64)  # the same
+    `pool` must be new, made with env_type="gymnasium", and have one player per env. It then belongs to the vector env.
+    If its `batch_size` is below `num_envs`, the vector env is async with this `wait_num`, on a new pool with
+    `batch_size - 1` spare envs, so that a reset of few envs need not wait for more. `info` has a dict per env, with
+    `elapsed_step` and the task's infos.
 
-    `pool` must be new, made with env_type="gymnasium", and have one player per env. It belongs to the vector env from
-    now on. If its `batch_size` is smaller than `num_envs`, the vector env is async with this `wait_num`. It then uses a
-    new pool with `batch_size - 1` spare envs, so that a reset of few envs need not wait for more. `info` has a dict per
-    env, with `elapsed_step` and the task's infos.
+    EnvPool answers the step of a finished env with a reset. Here such a step raises RuntimeError: use `reset(ids)`, or
+    `step(action, reset=ids)` in the same round. Calls on which EnvPool would crash, hang or guess raise: unknown ids,
+    actions outside a Discrete space, fractions for integers, wrong shapes. Unbounded observations have infinite bounds.
 
-    EnvPool answers the step of a finished env with a reset, and ignores the action. Here this step raises RuntimeError.
-    Reset the env by `reset(ids)`, or by `step(action, reset=ids)` in the same round without extra cost.
+    A pool's seeds are fixed, so `seed`, `set_seed` and `reset(seed=)` make a new pool, for all envs (ValueError for
+    some). Seeds are modulo 2**31. Env i with seed s equals env i of `envpool.make(..., seed=[..., s, ...])`. Reset the
+    envs after `seed` and `set_seed`.
 
-    Errors are raised before EnvPool would crash, hang or guess: unknown ids, actions outside a Discrete space,
-    fractions for integers, wrong shapes. Unbounded observations have infinite bounds.
-
-    A pool's seeds are fixed, so `seed`, `set_seed` and `reset(seed=)` make a new pool. Seeds are for all envs
-    (ValueError for some), modulo 2**31. Env i with the seed s equals env i of `envpool.make(..., seed=[..., s, ...])`.
-    Reset the envs after `seed` and `set_seed`.
-
-    The C++ envs have no attributes, and their crashes end the process. TypeError for an object that is not a pool.
-    ValueError for several players. ImportError without EnvPool: `pip install 'vecenv[envpool]'`.
+    The C++ envs have no attributes, and their crashes end the process. TypeError unless `pool` is a pool. ValueError
+    for several players. ImportError without EnvPool: `pip install 'vecenv[envpool]'`.
     """
 
     def __init__(self, pool: Any) -> None:
@@ -65,7 +60,7 @@ class EnvPoolVectorEnv(BaseVectorEnv):
 
     @classmethod
     def make(cls, task_id: str, num_envs: int, **kwargs: Any) -> Any:
-        """Make a vector env with a new pool. `kwargs` go to `envpool.make`."""
+        """Make a vector env on a new pool. `kwargs` go to `envpool.make`."""
         return cls(make_pool(task_id, num_envs, **kwargs))
 
 
@@ -98,12 +93,12 @@ def make_pool(task_id: str, num_envs: int, **kwargs: Any) -> Any:
 class MultiThreadedEnvWrapper(EnvPoolVectorEnv):
     """Vector env with the arguments of torchrl's MultiThreadedEnvWrapper. Results are numpy arrays.
 
-    `env` is a synchronous pool: TypeError for other objects, ValueError for an asynchronous pool, which needs
-    EnvPoolVectorEnv. `num_workers` is the number of envs, `batch_size` is `(num_workers,)`.
+    `env` is a synchronous pool (TypeError otherwise). ValueError for an asynchronous pool: use EnvPoolVectorEnv.
+    `num_workers` is the number of envs.
 
-    Arguments that torchrl ignores must have the value that fits the pool (`frame_skip=1`, `device="cpu"`,
+    Arguments that torchrl ignores must match the pool (`frame_skip=1`, `device="cpu"`,
     `categorical_action_encoding=True`, `disable_env_checker=True`, `allow_done_after_reset=False`, `None`). Other
-    values raise ValueError with advice. `set_seed` seeds the envs by a new pool. torchrl's does nothing.
+    values raise ValueError with advice. `set_seed` seeds the envs, in contrast to torchrl's.
     """
 
     def __init__(self, env: Any = None, **kwargs: Any) -> None:
@@ -128,9 +123,8 @@ class MultiThreadedEnvWrapper(EnvPoolVectorEnv):
 class MultiThreadedEnv(MultiThreadedEnvWrapper):
     """Vector env with `num_workers` envs of EnvPool's task `env_name` (arguments of torchrl's MultiThreadedEnv).
 
-    `env_name` may begin with "ALE/". `create_env_kwargs` are arguments of `envpool.make`, without arguments that this
-    class decides (`num_envs`, `batch_size`, ...: ValueError). For other arguments see MultiThreadedEnvWrapper.
-    ImportError without EnvPool.
+    `env_name` may begin with "ALE/". `create_env_kwargs` are arguments of `envpool.make`. ValueError if they contain
+    arguments that this class sets. For other arguments see MultiThreadedEnvWrapper.
     """
 
     def __init__(
@@ -155,7 +149,6 @@ class MultiThreadedEnv(MultiThreadedEnvWrapper):
 
 
 def _refuse_without_effect(name: str, arguments: Mapping[str, Any]) -> None:
-    """Raise TypeError for an unknown argument, and ValueError if the value would be ignored."""
     for argument, value in arguments.items():
         if argument not in _WITHOUT_EFFECT:
             raise TypeError(f"{name} got an unexpected argument {argument!r}")

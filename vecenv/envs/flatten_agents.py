@@ -15,24 +15,23 @@ from vecenv.envs.pettingzoo_vector import ParallelVectorEnv
 
 
 def flatten_agents(env: ParallelVectorEnv, *, own_episodes: bool = False, mask_in_obs: bool = False) -> FlattenedAgents:
-    """Return a VectorEnv with a row per agent of each env, to train one policy for all agents (as SuperSuit's).
+    """Return a VectorEnv with a row per agent of each env (as SuperSuit's pettingzoo_env_to_vec_env).
 
     Row `i * len(env.agents) + j` is agent j of env i. The autoreset mode is `env`'s. ValueError if the agents' spaces
     differ, or `env` has `wait_num` or `timeout`.
 
-    If an agent dies, its row has zeros and reward 0, and its action is ignored, until no agent is alive (SuperSuit's
-    `black_death`). The row's episode ends:
-        own_episodes=False: together with the env's episode, with the agent's flags (terminated if it never appeared).
-            Returns are right without a mask.
-        own_episodes=True: with the agent. The zeros are a separate episode, which terminates with the env's episode.
-            Lengths and value targets are right, but training must leave out rows without `active`, as AgentMonitor
-            and AgentRolloutBuffer of `vecenv.sb3` do. ValueError in DISABLED mode, because an agent cannot be reset
-            alone.
+    If an agent dies, its row has zeros until no agent is alive (SuperSuit's `black_death`). The episode of the row
+    ends:
+        own_episodes=False: with the env's episode, with the agent's flags (terminated if it never appeared). Returns
+        are right without a mask.
+        own_episodes=True: with the agent. The zeros are a separate episode, which terminates with the env's. Lengths
+        and value targets are right, but training must leave out rows without `active`, as AgentMonitor and
+        AgentRolloutBuffer of `vecenv.sb3` do. ValueError in DISABLED mode, because an agent cannot be reset alone.
 
-    `infos["active"]`, bool (num_envs,): the row is a step of a living agent. `infos["alive"]`: the agent acts next.
-    `infos["action_mask"]`, bool (num_envs, n): legal Discrete actions. `final_info` (SAME_STEP mode) has `active` too.
-    With `mask_in_obs`, the observation is a dict of `observation` and `action_mask`, so that policies and the
-    collector's random actions use the mask. ValueError unless actions are Discrete.
+    `infos["active"]` and `infos["alive"]`, bool (num_envs,): the agent acted in this step, and acts in the next.
+    `final_info` (SAME_STEP mode) has `active` too. `infos["action_mask"]`, bool (num_envs, n): legal Discrete actions.
+    `mask_in_obs` makes the observation a dict of `observation` and `action_mask`, so that policies and the collector's
+    random actions use the mask. ValueError unless actions are Discrete.
 
     >>> with ParallelVectorEnv(["classic/rps-v2"] * 3, backend="dummy") as venv:
     ...     envs = flatten_agents(venv)
@@ -83,9 +82,8 @@ class FlattenedAgents(VectorEnv):
     def reset(self, *, seed: Any = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         """Start an episode in every env. Return (obs, infos) with a row per agent.
 
-        With `seed=s`, env i gets the seed s + i. A list has a seed per env, or per row (the row of the first agent
-        counts). `options["reset_mask"]`, bool (num_envs,), selects envs, with all rows of an env. `seed` has the same
-        form with a mask.
+        With `seed=s`, env i gets the seed s + i. A list has a seed per env, or per row (only the first agent's counts).
+        `options["reset_mask"]`, bool (num_envs,), selects whole envs.
         """
         mask, others = split_options(options, self.num_envs)
         ids = self._picked_envs(mask)
@@ -94,7 +92,7 @@ class FlattenedAgents(VectorEnv):
         return self._take(obs, infos, ids)
 
     def step(self, actions: Any) -> tuple[Any, np.ndarray, np.ndarray, np.ndarray, dict[str, Any]]:
-        """Step every env. `actions` (num_envs, ...) has an action per row, ignored for dead agents."""
+        """Step every env, with an action (num_envs, ...) per row. Actions of dead agents are ignored."""
         if not isinstance(self.single_action_space, (spaces.Dict, spaces.Tuple)):
             actions = np.asarray(actions)
         batch = nest.map(self._by_env, actions)
@@ -115,7 +113,9 @@ class FlattenedAgents(VectorEnv):
         return obs, self._as_rows(rewards), terminated.reshape(-1), truncated.reshape(-1), rows
 
     def _begin_zeros(self, early: list[int], obs: Any, rows: dict[str, Any], infos: dict[str, Any]) -> None:
-        """Replace `obs` of agents that ended before their env by zeros, and add their final infos (SAME_STEP mode)."""
+        """Add the final infos of agents that ended before their env, and set their observations to zeros (SAME_STEP
+        mode).
+        """
         for row in early:
             i, j = divmod(row, self._shape[1])
             info = {**self._info_of(infos["info"][i], j), "active": bool(rows["active"][row])}
@@ -131,14 +131,12 @@ class FlattenedAgents(VectorEnv):
         return f"flatten_agents({self.env!r})"
 
     def render(self) -> Any:
-        """Render a frame per env."""
         return tuple(self.env.render())
 
     def close_extras(self, **kwargs: Any) -> None:
         self.env.close()
 
     def _env_seeds(self, seed: Any, ids: np.ndarray) -> list[int | None] | None:
-        """Return a seed per env of `ids`. The agents of an env share a seed."""
         n, agents = self._shape
         if np.ndim(seed) and len(seed) not in (n, self.num_envs):
             raise ValueError(f"got {len(seed)} seeds, expected {self.num_envs}, one for each row, or {n}, one an env")
@@ -165,7 +163,7 @@ class FlattenedAgents(VectorEnv):
         return array.reshape(*self._shape, *array.shape[1:])
 
     def _take(self, obs: Any, infos: dict[str, Any], ids: np.ndarray) -> tuple[Any, dict[str, Any]]:
-        """Return (obs, infos) of all rows, with new rows for the envs `ids`."""
+        """Return (obs, infos) of all rows, new for the envs `ids`."""
         rows = np.arange(self.num_envs).reshape(self._shape)[ids].reshape(-1)
         by_agent = {"obs": obs, **{name: infos[name] for name in ("active", "alive", "action_mask")}}
         new = {name: self._as_rows(part) for name, part in by_agent.items() if part}
@@ -182,7 +180,7 @@ class FlattenedAgents(VectorEnv):
         return obs, row_infos
 
     def _add_env_infos(self, row_infos: dict[str, Any], infos: dict[str, Any], ids: np.ndarray) -> None:
-        """Add the infos of the agents and the ends of episodes, in gymnasium's form."""
+        """Add the agents' infos and the ends of episodes, in gymnasium's form."""
         final = infos.get("_final_obs", np.zeros(len(ids), np.bool_))
         final_obs = self._as_rows(infos["final_obs"]) if final.any() else None
         for at, i in enumerate(ids.tolist()):
@@ -198,7 +196,7 @@ class FlattenedAgents(VectorEnv):
                 self._add_info(row_infos, found, i * self._shape[1] + j)
 
     def _info_of(self, info: dict[Any, Any], j: int) -> dict[str, Any]:
-        """Return the info of agent j with the entries for the whole env."""
+        """Return the info of agent j with the entries of the whole env."""
         shared = {key: value for key, value in info.items() if key not in self._agents and key != "env_id"}
         return {**shared, **info.get(self._agents[j], {})}
 

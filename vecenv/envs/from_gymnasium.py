@@ -30,27 +30,24 @@ def from_gymnasium(
 ) -> NativeVectorEnv:
     """Return a BaseVectorEnv around any `gymnasium.vector.VectorEnv`: no autoreset, ids, float64 rewards.
 
-        venv = from_gymnasium(gym.make_vec("CartPole-v1", 64, vectorization_mode="vector_entry_point"))
-
-    Use it for vector envs that step in C++, JAX or numpy, and for `flatten_agents`. ShmemVectorEnv is faster for single
-    envs. `envs` belongs to the vector env, which closes it.
+    Use it for vector envs that step in C++, JAX or numpy, and for `flatten_agents`. For single envs ShmemVectorEnv is
+    faster. `envs` belongs to the vector env, which closes it.
 
     Arguments:
         autoreset_mode: mode of `envs`. Default: the mode in its metadata.
-        resets_by_id: whether its `reset` takes `options["reset_mask"]` and a seed per env. Default: True for classes of
-            gymnasium, ALE and vecenv that do. A class that ignores the mask would reset all envs.
+        resets_by_id: whether `envs.reset` takes `options["reset_mask"]` and a seed per env. Default: True for classes
+            of gymnasium, ALE and vecenv that do. If a class ignores the mask, all envs are reset.
 
-    `step` always steps all envs. Before the next step, or in NEXT_STEP mode in that step, reset the finished envs:
-    `step(action, reset=ids)` with exactly these ids. With `resets_by_id`, `step(action, autoreset=True)` and any
-    `reset(ids)` work too. In SAME_STEP mode both work for episodes that have just ended. Anything else raises
-    ValueError before `envs` is called. Only actions of envs in `reset` are ignored.
+    `step` steps all envs. Finished envs must be reset before the next step or, in NEXT_STEP mode, in it: `step(action,
+    reset=ids)` with exactly these ids. With `resets_by_id`, `step(action, autoreset=True)` and any `reset(ids)` work
+    too. In SAME_STEP mode both work for finished envs. Other calls raise ValueError before `envs` is called.
 
-    With `resets_by_id` there is a seed per env. Otherwise all envs share a random stream, which the first seed starts.
-    After an exception of `envs`, reset all envs.
+    With `resets_by_id` there is a seed per env. Otherwise the first seed starts a random stream for all envs. After an
+    exception of `envs`, reset all envs.
 
-    Raises TypeError for an object that is not a VectorEnv, or for observations or actions that are not arrays of a
-    fixed shape. ValueError for an unknown `autoreset_mode`, and for gymnasium's AsyncVectorEnv without shared memory in
-    NEXT_STEP mode, whose workers forget that their env was reset.
+    Raises TypeError unless `envs` is a VectorEnv with arrays of a fixed shape. ValueError for an unknown
+    `autoreset_mode`, and for gymnasium's AsyncVectorEnv without shared memory in NEXT_STEP mode, because its workers
+    forget resets.
 
     >>> import gymnasium as gym
     >>> with from_gymnasium(gym.make_vec("CartPole-v1", 3, vectorization_mode="vector_entry_point")) as venv:
@@ -119,11 +116,10 @@ class NativeVectorEnv(BaseVectorEnv):
         return self._backend.envs.unwrapped.envs
 
     def note_exception(self, error: BaseException) -> None:
-        """Tell a wrapper of the VectorEnv that keeps data, such as `RecordEpisodes`, about the exception."""
+        """Report the exception to a wrapper of the VectorEnv that keeps data, such as `RecordEpisodes`."""
         self._backend.note_exception(error)
 
     def close(self) -> None:
-        """Close the VectorEnv."""
         self._backend.closed_by_caller = True
         super().close()
 

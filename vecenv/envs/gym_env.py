@@ -23,7 +23,7 @@ Env = gymnasium.Env[Any, Any]
 
 
 class OfClass:
-    """Descriptor of an attribute that a function computes at each access, on the class too."""
+    """Class property, computed at each access."""
 
     def __init__(self, compute: Callable[[], Any]) -> None:
         self._compute = compute
@@ -33,24 +33,22 @@ class OfClass:
 
 
 class GymEnv(gymnasium.ObservationWrapper, RecordConstructorArgs):
-    """Gymnasium env made by its name (arguments of torchrl's GymEnv).
+    """Gymnasium env made by its name (arguments of torchrl's GymEnv). `gymnasium.make(env.spec)` makes an equal env.
 
-    `gymnasium.make(env.spec)` makes an equal env. Pixel observations are a dict with the key `pixels`, uint8 (height,
-    width, 3). If the env itself observes images (Atari), they have this key too.
+    Pixel observations are a dict with the key `pixels`, uint8 (height, width, 3), also if the env itself observes
+    images (Atari).
 
     Arguments:
-        env_name: id of a registered env, `module:id` to import `module` first, or an env. Envs in `ALE/` need no
-            import.
-        frame_skip: number of frames per action. Rewards are summed until the last frame or the end of the episode. If
-            the env has a `frameskip` (Atari), or a wrapper of gymnasium that skips frames, no other skip is added.
-        from_pixels: observe the rendered image. The env is made with `render_mode="rgb_array"`.
-        pixels_only: with `from_pixels`, drop the env's observation. False keeps it as `observation`, or under the keys
-            of its Dict.
+        env_name: id of a registered env, `module:id` to import `module` first, or an env. `ALE/` needs no import.
+        frame_skip: frames per action. Rewards are summed until the last frame or the end of the episode. An env with
+            `frameskip` (Atari) or a frame-skipping wrapper of gymnasium gets no second skip.
+        from_pixels: observe the rendered image, with `render_mode="rgb_array"`.
+        pixels_only: with `from_pixels`, drop the env's observation. False keeps it as `observation`, or under its keys.
         render_kwargs: arguments of the env's `render`. Most envs take width and height in `kwargs` instead.
         env: an env, in place of `env_name`, as `gymnasium.make` passes it.
         kwargs: arguments of `gymnasium.make`.
 
-    `from_pixels` is also True if the env itself observes images. `GymEnv.available_envs` lists the registered ids.
+    `GymEnv.available_envs` lists the registered ids.
 
     Raises ValueError for a `frame_skip` that is not a positive integer or contradicts the env, or if the env cannot
     render. TypeError unless `env_name` is a name or an env. ImportError for an Atari env without ale-py.
@@ -118,7 +116,7 @@ class GymEnv(gymnasium.ObservationWrapper, RecordConstructorArgs):
 
 
 def _make(name: str, frame_skip: int | None, kwargs: dict[str, Any]) -> Env:
-    """Make the env, with its `frameskip` if its constructor takes this argument."""
+    """Make the env, with `frameskip` if its constructor takes it."""
     module, _, env_id = name.rpartition(":")
     if not module and env_id.startswith("ALE/") and env_id not in gymnasium.registry:
         module = "ale_py"
@@ -135,7 +133,7 @@ def _make(name: str, frame_skip: int | None, kwargs: dict[str, Any]) -> Env:
 
 
 def find_spec(env_id: str) -> EnvSpec:
-    """Return the spec of a registered env (the latest version if the id has none). "module:id" imports the module.
+    """Return the spec of a registered env, by default the latest version. "module:id" imports the module.
 
     Raises gymnasium's errors for an unknown id.
     """
@@ -178,7 +176,7 @@ def _is_picture(space: Any) -> bool:
 
 
 class SkipFrames(gymnasium.Wrapper):
-    """Wrapper that repeats each action until the episode ends, and sums the rewards (gymnasium 1.3's RepeatAction)."""
+    """Wrapper that repeats each action until the episode ends, and sums the rewards (gymnasium's RepeatAction)."""
 
     spec = property(attrgetter("env.spec"))  # the outer wrapper makes this wrapper, so the spec must not name it
 
@@ -197,7 +195,7 @@ class SkipFrames(gymnasium.Wrapper):
 
 
 def check_frame_skip(frame_skip: Any) -> int:
-    """Return `frame_skip` as an int, 1 for `None`. ValueError unless it is a positive integer."""
+    """Return `frame_skip` as a positive int, 1 for `None`, or raise ValueError."""
     if frame_skip is None:
         return 1
     try:
@@ -222,7 +220,7 @@ def skip_frames(env: Env, frame_skip: int | None) -> Env:
 
 
 def _own_skips(env: Env) -> list[Any]:
-    """Return the frame skips of the env and of known wrappers. Their product is the number of frames per step."""
+    """Return the frame skips of the env and of known wrappers, which multiply."""
     skips: list[Any] = []
     while isinstance(env, gymnasium.Wrapper):
         skips += [getattr(env, _SKIPPING[cls.__name__], None) for cls in type(env).__mro__ if cls.__name__ in _SKIPPING]
@@ -238,17 +236,16 @@ _SKIPPING = {
     "RepeatAction": "num_repeats",
     "AtariPreprocessing": "frame_skip",
 }
-"""Wrappers that skip frames, with the attribute for the number."""
 
 
 class Pixels(gymnasium.ObservationWrapper):
-    """Wrapper that adds rendered frames to the observation under `key`, or replaces it with `only`.
+    """Wrapper that adds rendered frames to the observation under `key`, or with `only` replaces it.
 
     An observation that is not a dict gets the key "observation". Unlike gymnasium's AddRenderObservation, this wrapper
     checks and copies frames, and passes `render_kwargs`. Without `shape`, the env is reset to see a frame. ValueError
     if the env cannot render.
 
-    If pygame's gfxdraw is imported, threads render in turn, because it is not thread-safe.
+    After an import of pygame's gfxdraw, which is not thread-safe, threads render in turn.
     """
 
     spec = property(attrgetter("env.spec"))
@@ -266,7 +263,7 @@ class Pixels(gymnasium.ObservationWrapper):
         super().__init__(env)
         self._only, self._key, self._render_kwargs = only, key, dict(render_kwargs or {})
         self._in_turn = True
-        """True if the next frame may use gfxdraw, which envs import when they first render."""
+        """True if gfxdraw may be used. Envs import it when they first render."""
         if shape is None:
             env.reset()  # most envs cannot render before
             shape = self._frame().shape

@@ -12,7 +12,7 @@ from vecenv.engine.arguments import check_seed, spread_seeds
 
 
 def as_autoreset_mode(mode: Any) -> AutoresetMode:
-    """Return the AutoresetMode for a mode, its value or its name in any case. ValueError for others, with the list.
+    """Return the AutoresetMode for a mode, its value, or its name in any case. ValueError for others.
 
     >>> as_autoreset_mode("same_step"), as_autoreset_mode("SameStep")
     (<AutoresetMode.SAME_STEP: 'SameStep'>, <AutoresetMode.SAME_STEP: 'SameStep'>)
@@ -28,7 +28,7 @@ def as_autoreset_mode(mode: Any) -> AutoresetMode:
 
 
 def as_seeds(seed: Any, n: int) -> list[int | None] | None:
-    """Return a seed per env, or `None`. ValueError for a wrong count or a value that is not a seed."""
+    """Return a seed per env, or `None`. ValueError for a wrong number or type."""
     if seed is None:
         return None
     if np.ndim(seed) == 0:

@@ -1,15 +1,14 @@
-"""PettingZoo envs as gymnasium envs: `PettingZooEnv`, and the envs in the workers of PettingZoo vector envs.
+"""PettingZoo envs as gymnasium envs: `PettingZooEnv`, and `ParallelRows` and `AECRows` in the workers of vector envs.
 
-ParallelRows (for ParallelVectorEnv) and AECRows (for AECVectorEnv) return Dict observations, so that the arrays of the
-engine carry the values of all agents:
+The Dict observation of ParallelRows and AECRows carries the values of all agents:
 
-    obs         ParallelRows: {agent: observation}. AECRows: observation of the agent to move, in such a dict if the
-                observation spaces of the agents differ
-    action_mask legal actions, bool (n,): a dict in ParallelRows, an array for the agent to move in AECRows
+    obs         ParallelRows: {agent: observation}. AECRows: observation of the agent to move, or a dict if spaces
+        differ
+    action_mask legal actions, bool (n,): {agent: mask} in ParallelRows
     agent       AECRows: index of the agent to move
     rewards     float64 (num_agents,); `terminated`, `truncated`, `active`, `alive`: bool (num_agents,)
 
-The flag `terminated` that `step` returns is True if no agent is alive. The info is {agent: info} without empty infos.
+`step` returns `terminated` if no agent is alive. The info is {agent: info} without empty infos.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ Row = dict[str, Any]
 
 
 class _Rows:
-    """Base class of ParallelRows and AECRows. Through `env`, `get_env_attr` finds attributes of the PettingZoo env."""
+    """Base class of ParallelRows and AECRows. `get_env_attr` looks for attributes in `env`."""
 
     kind: str
 
@@ -49,13 +48,13 @@ class _Rows:
         return spaces.Dict({**parts, **columns})
 
     unwrapped = property(attrgetter("env.unwrapped"))
-    """Innermost env. Backends compare it to detect an env object that has two ids."""
+    """Innermost env, by which backends detect an env object with two ids."""
     render = property(attrgetter("env.render"))
     close = property(attrgetter("env.close"))
 
 
 class ParallelRows(_Rows):
-    """Wrapper of a ParallelEnv: in each step all agents that are alive act."""
+    """Wrapper of a ParallelEnv: in each step all living agents act."""
 
     kind = "parallel"
 
@@ -67,12 +66,12 @@ class ParallelRows(_Rows):
         self.observation_space = self._space(obs=_by_agent(known.observation), action_mask=_by_agent(masks))
 
     def reset(self, **kwargs: Any) -> tuple[Row, dict[Any, Any]]:
-        """Start an episode. No agent is `active` in the first row."""
+        """Start an episode. No agent is `active`."""
         obs, infos = self.env.reset(**kwargs)
         return self._row((), obs, {}, {}, {}, infos)
 
     def step(self, action: Mapping[Any, Any]) -> tuple[Row, float, bool, bool, dict[Any, Any]]:
-        """Step all agents that are alive. Actions of other agents are ignored."""
+        """Step the living agents, and ignore other actions."""
         active = list(self.env.agents)
         row, infos = self._row(active, *self.env.step({agent: action[agent] for agent in active}))
         return row, 0.0, not row["alive"].any(), False, infos
@@ -107,7 +106,7 @@ class ParallelRows(_Rows):
 
 
 class Turns:
-    """Turns of the living agents of an AECEnv. Dead agents are removed between turns, by steps with the action None."""
+    """Turns of the living agents of an AECEnv. Dead agents are removed by steps with the action None."""
 
     def __init__(self, env: Any, known: AgentSpaces) -> None:
         self._env, self._known = env, known
@@ -123,7 +122,7 @@ class Turns:
         self.rewards = np.zeros(len(known.agents))
         """Rewards since the previous turn, (num_agents,), like `terminated` and `truncated`."""
         self.alive = np.zeros(len(known.agents), dtype=np.bool_)
-        """Agents that are alive now. `active` has the agents that were alive in the previous turn."""
+        """Agents that are alive now. `active`: in the previous turn."""
         self.done = True
 
     def begin(self, **kwargs: Any) -> None:
@@ -195,7 +194,7 @@ class AECRows(_Rows):
         return self._row()
 
     def step(self, action: Any) -> tuple[Row, float, bool, bool, dict[Any, Any]]:
-        """Step the agent to move. If the agents' action spaces differ, `action` is a dict by agent."""
+        """Step the agent to move. If action spaces differ, `action` is a dict by agent."""
         turns = self._turns
         turns.take(action if self._single_action or turns.done else action[turns.agent])
         row, info = self._row()
@@ -238,21 +237,20 @@ class TurnSpace(spaces.Dict):
 
 
 class PettingZooEnv(gymnasium.Env):
-    """Gymnasium env around a PettingZoo AECEnv, one turn per step (as tianshou's PettingZooEnv).
+    """Gymnasium env around a PettingZoo AECEnv, with a turn per step (as tianshou's PettingZooEnv).
 
-    The observation is a dict for the agent to move: `agent_id` (name), `obs` (its observation) and, for Discrete
-    actions, `mask` (bool (n,), legal actions; all True if the env has no mask). `step` takes the action of this agent.
-    The reward is float64 (num_agents,) in the order of `agents`: the rewards since the previous step.
+    The observation is a dict for the agent to move: `agent_id` (name), `obs` and, for Discrete actions, `mask` (bool
+    (n,); all True if the env has no mask). `step` takes the action of this agent. The reward is float64 (num_agents,),
+    in the order of `agents`, since the previous step.
 
-    Dead agents are removed between the steps and have no turn. When no agent is alive, `terminated` or `truncated`
-    become True, and the observation, flags and info belong to the env's last `agent_selection`. PettingZoo's
-    TerminateIllegalWrapper, which the classic games have, ends the episode at an illegal move, with -1 for the
-    offender. Without this wrapper the env may raise.
+    Dead agents have no turn. When no agent is alive, `terminated` or `truncated` becomes True, and the results are for
+    the env's last `agent_selection`. PettingZoo's TerminateIllegalWrapper, which the classic games have, ends the
+    episode at an illegal move, with -1 for the offender. Without this wrapper the env may raise.
 
     Arguments:
-        env: an AECEnv, or an id of PettingZoo's registry. ValueError if the spaces of its agents differ: use
-            AECVectorEnv. TypeError for a ParallelEnv.
-        possible_agents: all agents that can appear, for an env without `possible_agents`.
+        env: an AECEnv, or an id of PettingZoo's registry. ValueError if its agents' spaces differ: use AECVectorEnv.
+            TypeError for a ParallelEnv.
+        possible_agents: all agents, for an env without `possible_agents`.
 
     >>> from vecenv import DummyVectorEnv
     >>> with DummyVectorEnv([lambda: PettingZooEnv("classic/tictactoe-v3")] * 2) as venv:
@@ -289,12 +287,11 @@ class PettingZooEnv(gymnasium.Env):
         return self._turns.rewards
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[dict[str, Any], Any]:
-        """Start an episode. Return (obs, info) of the agent that moves first."""
         self._turns.begin(seed=seed, options=options)
         return self._obs(), self._turns.info
 
     def step(self, action: Any) -> tuple[dict[str, Any], np.ndarray, bool, bool, Any]:
-        """Step the agent to move. Return (obs, rewards, terminated, truncated, info). RuntimeError if all are dead."""
+        """Step the agent to move. RuntimeError if no agent is alive."""
         turns = self._turns
         turns.take(action)
         terminated, truncated = turns.flags if turns.done else (False, False)
@@ -306,9 +303,7 @@ class PettingZooEnv(gymnasium.Env):
         return {"agent_id": turns.agent, "obs": turns.obs, **mask}
 
     def render(self) -> Any:
-        """Render a frame of the env."""
         return self.env.render()
 
     def close(self) -> None:
-        """Close the env."""
         self.env.close()

@@ -32,13 +32,12 @@ MultiAgentStep = tuple[Any, Any, Any, Any, dict[str, Any]]
 
 
 class MultiAgentVectorEnv(LayerMark):
-    """Base class of ParallelVectorEnv and AECVectorEnv.
-
-    `venv` is the vector env that hosts the ParallelRows or AECRows.
+    """Base class of ParallelVectorEnv and AECVectorEnv. `venv` is the vector env that hosts the ParallelRows or
+    AECRows.
     """
 
     rows_class: type[ParallelRows | AECRows]
-    """Class of the env that a worker creates around a PettingZoo env."""
+    """Class of the env in a worker."""
 
     def __init__(
         self,
@@ -78,23 +77,23 @@ class MultiAgentVectorEnv(LayerMark):
         self._done = np.zeros(n, dtype=np.bool_)
 
     def _results(self, raw: Any, infos: dict[str, Any]) -> MultiAgentStep:
-        """Convert rows of the engine to the results of `step`, and add entries to `infos`."""
+        """Convert rows of the engine to the results of `step`, and add to `infos`."""
         raise NotImplementedError
 
     def observation_space(self, agent: Any) -> Any:
-        """Return the space of an agent's observation in one env, without its action mask."""
+        """Return the observation space of an agent in one env, without its action mask."""
         return self.agent_spaces.observation[agent]
 
     def action_space(self, agent: Any) -> Any:
-        """Return the space of an agent's action in one env. `seed` also seeds this space."""
+        """Return the action space of an agent in one env. `seed` seeds this space too."""
         return self.agent_spaces.action[agent]
 
     @sets_mark
     def reset(self, id: Any = None, *, seed: Any = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
         """Start an episode in the envs `id` (default: all). Return (obs, infos), with rows in the order of `id`.
 
-        With `seed=s`, env i gets the seed s + i. A list has one seed for each env of `id`. Every env gets `options`.
-        A failed env is restarted. RuntimeError if an env is still stepping.
+        With `seed=s`, env i gets the seed s + i. A list has a seed per env of `id`. All envs get `options`. A failed
+        env is restarted. RuntimeError if an env is stepping.
         """
         given = {name: value for name, value in (("seed", seed), ("options", options)) if value is not None}
         if self._in_call is not None:
@@ -108,11 +107,11 @@ class MultiAgentVectorEnv(LayerMark):
         return self._call(range(self.num_envs) if id is None else as_ids(id, self.num_envs).tolist(), reset)
 
     def step(self, actions: Any, id: Any = None) -> MultiAgentStep:
-        """Step the envs `id` (default: all): `send`, then `recv`. If `actions` is None, only call `recv`."""
+        """Step the envs `id` (default: all) by `send` and `recv`. If `actions` is None, only call `recv`."""
         return self.recv() if actions is None else self._halves(lambda: self.send(actions, id), self.recv)
 
     def send(self, actions: Any, id: Any = None) -> None:
-        """Check the actions, start the step of the envs `id`, and return without waiting."""
+        """Check the actions and start the step of the envs `id`, without waiting."""
         self.venv.engine.check_open()
         ids = np.arange(self.num_envs) if id is None else as_ids(id, self.num_envs)
         batch = self._actions.batch(actions, ids)
@@ -121,10 +120,9 @@ class MultiAgentVectorEnv(LayerMark):
 
     @sets_mark
     def recv(self) -> MultiAgentStep:
-        """Wait for envs in flight, or for the number that `wait_num` and `timeout` ask for. Return their results.
+        """Wait for the envs in flight, or for the number that `wait_num` and `timeout` ask for. Return their results.
 
-        RuntimeError if no env is in flight. If an env failed, its error is raised. The error's `partial` has the
-        results of the envs that did not fail.
+        RuntimeError if no env is in flight. The error of a failed env has the results of the other envs as `partial`.
         """
         if self._in_call:
             self._recover(sys._getframe(1))
@@ -140,7 +138,7 @@ class MultiAgentVectorEnv(LayerMark):
     def _call(self, asked: Sequence[int], call: Callable[[], Rows]) -> Rows:
         """Make a call of the envs `asked`, and convert the `partial` of its error to the results of this class.
 
-        After an interrupt these envs accept only a reset, because their masks and flags may be outdated.
+        After an interrupt these envs need a reset, because their masks and flags may be outdated.
         """
         outer, self._in_call = self._in_call, asked  # within `step`, `outer` is ()
         try:
@@ -167,7 +165,7 @@ class MultiAgentVectorEnv(LayerMark):
             self._in_call = None
 
     def _note(self, raw: Any, info: np.ndarray, terminated: Any = False, truncated: Any = False) -> dict[str, Any]:
-        """Record which agents act next and which episodes are over. Return the infos that both classes share."""
+        """Record which agents act next and which episodes are over. Return the infos of both classes."""
         ids = np.array([row["env_id"] for row in info], dtype=np.int64)
         if np.any(truncated):  # the env failed with on_error="restart": truncate the agents that were alive
             raw["active"][truncated] = raw["truncated"][truncated] = self._alive[ids[truncated]]
@@ -197,10 +195,7 @@ class MultiAgentVectorEnv(LayerMark):
     # Seeds, attributes, close.
 
     def seed(self, seed: Any = None) -> list[int | None]:
-        """Seed and reset every env, and seed the action spaces. Return the seeds.
-
-        With `seed=s`, env i gets the seed s + i. None changes nothing.
-        """
+        """Seed and reset every env (env i with `seed + i`), and seed the action spaces. Return the seeds."""
         self.venv.engine.check_open()
         seeds = spread_seeds(seed, range(self.num_envs))
         if seed is not None:
@@ -227,42 +222,35 @@ class MultiAgentVectorEnv(LayerMark):
 
 
 class ParallelVectorEnv(MultiAgentVectorEnv):
-    """Vector env of PettingZoo ParallelEnvs. Its actions and results are dicts with a batch per agent.
+    """Vector env of PettingZoo ParallelEnvs, with a batch per agent. See docs/guides/multi-agent.md.
 
     Arguments:
-        env_fns: for each env a callable that makes it, or an id of PettingZoo's registry.
+        env_fns: for each env a callable, or an id of PettingZoo's registry.
         backend: "shmem", "subproc", "thread", "dummy", or a vector env class such as ShmemVectorEnv.
-        possible_agents: all agents that can appear, in the order of `agents`. Default: the env's `possible_agents`.
-            TypeError if the env has no such attribute.
-        autoreset_mode: gymnasium's AutoresetMode, its value, or its name in any case. NEXT_STEP (default): the step
-            after the end of an episode ignores the actions and resets the env. SAME_STEP: the step that ends an
-            episode also resets the env. DISABLED: RuntimeError if an env steps without a reset.
-        check_legal: refuse actions that are outside the agent's space or that the action mask forbids.
+        possible_agents: all agents, in the order of `agents`. Default: the env's `possible_agents`, or TypeError.
+        autoreset_mode: gymnasium's AutoresetMode, its value, or its name in any case. NEXT_STEP (default) resets a
+            finished env in the next step, and ignores its actions. SAME_STEP resets it in the same step. With DISABLED,
+            its next step raises RuntimeError.
+        check_legal: refuse actions that are outside the agent's space or that the mask forbids.
         options: arguments of the backend's class, such as `num_workers`, `wait_num`, `on_error`, `step_timeout`.
 
-    All envs have the same `agents` (= `possible_agents`), but agents may have different spaces: see
-    `observation_space(agent)` and `action_space(agent)`. For k envs, `step` returns:
+    The spaces of agents may differ. `step` returns for k envs:
         obs: {agent: (k, *shape)}. For Dict and Tuple spaces, a dict or tuple of batches.
         rewards: {agent: float64 (k,)}.
-        terminations, truncations: {agent: bool (k,)}, True only in the step in which the agent ends.
-        infos: `active`, {agent: bool (k,)}: the agent acted in this step, and its reward counts.
-            `alive`, {agent: bool (k,)}: the agent acts in the next step.
+        terminations, truncations: {agent: bool (k,)}, True only in the agent's last step.
+        infos: `active` and `alive`, {agent: bool (k,)}: the agent acted in this step, and acts in the next.
             `action_mask`, {agent: bool (k, n)}, for Discrete actions. All True if the env has no mask.
-            `done`, bool (k,): the episode is over, because no agent is alive.
-            `env_id`, int (k,). `info`, object (k,): per env a dict {agent: info, "env_id": id} without empty infos.
-            After an end in SAME_STEP mode: `final_obs` (like `obs`), its mask `_final_obs`, and `final_info`.
-    The row of a dead or absent agent has zeros, reward 0, and a mask of True. Its action is ignored.
+            `done`, bool (k,): no agent is alive. `env_id`, int (k,). `info`, object (k,): {agent: info, "env_id": id},
+            without empty infos.
+            In SAME_STEP mode, also `final_obs`, its mask `_final_obs`, and `final_info`.
+    The row of a dead or absent agent has zeros and a mask of True. Its action is ignored.
 
-    Before anything is sent, `step` raises an error that names the env and the agent:
-        ValueError: unknown agent, missing actions of an agent that is alive, or wrong shape.
-        TypeError: wrong dtype.
-        RuntimeError: the env needs a reset.
-        The earlier error of an env that has failed.
-    If an env fails, its error has the results of the other envs as `partial`. If Ctrl-C interrupts a call, reset the
-    envs of the call.
+    Errors name the env and the agent, and are raised before anything is sent: ValueError for an unknown agent, missing
+    actions or a wrong shape, TypeError for a wrong dtype, RuntimeError for an env that needs a reset. If an env fails,
+    its error has the results of the other envs as `partial`. After Ctrl-C, reset the envs of the call.
 
-    `venv` is the vector env of all envs. `get_env_attr`, `set_env_attr`, `call`, `render`, `alive`, `stats`,
-    `ready_id`, `waiting_id` and `failed_id` are forwarded to `venv`.
+    `get_env_attr`, `set_env_attr`, `call`, `render`, `alive`, `stats`, `ready_id`, `waiting_id` and `failed_id` are
+    forwarded to the vector env `venv`.
 
     >>> with ParallelVectorEnv(["classic/rps-v2"] * 3, backend="dummy") as venv:
     ...     obs, infos = venv.reset(seed=0)
@@ -283,23 +271,21 @@ class ParallelVectorEnv(MultiAgentVectorEnv):
 class AECVectorEnv(MultiAgentVectorEnv):
     """Vector env of PettingZoo AECEnvs. In each step, one agent per env takes its turn.
 
-    The arguments are the same as for ParallelVectorEnv. The worker removes dead agents, so they have no turn. For k
-    envs:
-        obs: (k, *shape), the observation of the agent to move. If the agents' observation spaces differ: {agent:
-            (k, *shape)}, with zeros for all agents but the agent to move.
-        actions: (k, ...), the actions of the agents to move. If the action spaces differ: {agent: (k, ...)}. Only the
-            rows of the agent to move are used, and agents without a turn may be left out.
-        rewards: float64 (k, num_agents), the rewards since the previous step. Their sum over an episode equals the sum
-            of the rewards from `last()` in PettingZoo's loop.
-        terminations, truncations: bool (k, num_agents), True only in the step in which the agent ends.
-        infos: `agent`, int (k,): index in `agents` of the agent to move, or of the last `agent_selection` if the
-            episode is over.
-            `action_mask`, bool (k, n), for Discrete actions: legal actions, with n of the largest action space.
-            `active`, `alive`, bool (k, num_agents): the agent was alive before this step, and is alive now.
-            Other entries as in ParallelVectorEnv. `final_agent` is the agent of `final_obs`.
+    The arguments are the same as for ParallelVectorEnv. Dead agents are removed in the worker. For k envs:
+        obs: (k, *shape), for the agent to move. If the agents' spaces differ: {agent: (k, *shape)}, with zeros for
+            other agents.
+        actions: (k, ...), for the agents to move. If the agents' spaces differ: {agent: (k, ...)}. Rows of other agents
+            are ignored, and agents without a turn may be left out.
+        rewards: float64 (k, num_agents), since the previous step. Their sum over an episode equals the sum of the
+            rewards from PettingZoo's `last()`.
+        terminations, truncations: bool (k, num_agents), True only in the agent's last step.
+        infos: `agent`, int (k,): index of the agent to move, or of the last `agent_selection` after the end.
+            `action_mask`, bool (k, n), for Discrete actions, with n of the largest space.
+            `active`, `alive`, bool (k, num_agents): alive before this step, and now.
+            `final_agent` is the agent of `final_obs`. Other entries as in ParallelVectorEnv.
 
     PettingZoo's TerminateIllegalWrapper, which the classic games have, ends the episode at an illegal move, with -1 for
-    the offender. Without this wrapper the env may raise. `check_legal=True` refuses the move before anything is sent.
+    the offender. Without this wrapper the env may raise. `check_legal=True` refuses the move.
 
     >>> with AECVectorEnv(["classic/tictactoe-v3"] * 2, backend="dummy") as venv:
     ...     obs, infos = venv.reset(seed=0)

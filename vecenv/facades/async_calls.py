@@ -1,4 +1,4 @@
-"""`AsyncCalls`: base class with all methods of a gymnasium `VectorEnv` but step and reset."""
+"""`AsyncCalls`: base class with a gymnasium `VectorEnv`'s methods besides step and reset."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from vecenv.facades.driver import Driver
 
 RESET, STEP, CALL = "reset", "step", "call"
 AnyVectorEnv = VectorEnv[Any, Any, np.ndarray]
-"""Gymnasium's class. Public classes name it as a direct base, because skrl only looks at direct bases."""
+"""Direct base of public classes, because skrl looks only at direct bases."""
 
 
 def as_deadline(timeout: Any) -> float | None:
-    """Return the time.monotonic() at which a wait of `timeout` seconds ends. ValueError for a bad timeout."""
+    """Return when a wait of `timeout` seconds ends, in time.monotonic(). ValueError for a bad timeout."""
     if timeout is None:
         return None
     is_number = isinstance(timeout, (int, float, np.integer, np.floating)) and not isinstance(timeout, bool)
@@ -40,7 +40,7 @@ HALF = "half"
 def is_half(method: Callable[..., Result]) -> Callable[..., Result]:
     """Decorate `x_async` or `x_wait`: recover from an interrupted call first, and set the layer's mark.
 
-    A call that consists of both halves has set `_in_call` already, so the half keeps this value.
+    If both halves run in one call, this call has set `_in_call`, and the half keeps it.
     """
 
     @functools.wraps(method)
@@ -62,8 +62,8 @@ def is_half(method: Callable[..., Result]) -> Callable[..., Result]:
 class AsyncCalls(LayerMark, AnyVectorEnv):
     """Base class of GymnasiumVectorEnv.
 
-    At most one call is pending, between `x_async` and a `x_wait` that returns results. Meanwhile all other calls raise
-    the errors of gymnasium's AsyncVectorEnv.
+    While a call is pending, between `x_async` and the end of `x_wait`, other calls raise the errors of gymnasium's
+    AsyncVectorEnv.
     """
 
     # Defaults for `close` after a constructor that raised: gymnasium before 1.3 calls `close` in `__del__`.
@@ -72,13 +72,12 @@ class AsyncCalls(LayerMark, AnyVectorEnv):
     _pending: str | None = None
     """Name of the pending call: "reset", "step" or "call"."""
     _called: Any = None
-    """Call that `call_async` has started: (engine, call), or (None, values) if it has finished."""
+    """Call that `call_async` started: (engine, call), or (None, values) if finished."""
     _refused_calls = frozenset({"reset", "step", "close", "_setattr", "_check_spaces"})
 
     # The pending call.
 
     def _begin(self, name: str) -> None:
-        """Raise if the call `name` is not possible now."""
         self._check_open()
         if self._pending is not None:
             raise AlreadyPendingCallError(
@@ -86,20 +85,18 @@ class AsyncCalls(LayerMark, AnyVectorEnv):
             )
 
     def _expect(self, call: str) -> None:
-        """Raise unless `{call}_async` was called."""
         self._check_open()
         if self._pending != call:
             raise NoAsyncCallError(f"Calling `{call}_wait` without any prior call to `{call}_async`.", call)
 
     def _await(self, call: str, deadline: float | None) -> None:
-        """Wait for the answers, with a deadline in time.monotonic(). The call stays pending after a timeout."""
+        """Wait until the deadline in time.monotonic(). After a timeout, the call stays pending."""
         if deadline is not None and not self._has_answered(deadline):
             raise multiprocessing.TimeoutError(
                 f"The call to `{call}_wait` has timed out; nothing is lost: call `{call}_wait` again, or `close`."
             )
 
     def _has_answered(self, deadline: float) -> bool:
-        """Wait until the deadline. Return whether all answers are there."""
         if self._called is not None:
             engine, call = self._called
             return engine is None or bool(engine.calls.wait(call, deadline))
@@ -113,20 +110,20 @@ class AsyncCalls(LayerMark, AnyVectorEnv):
     # Attributes and methods of the envs.
 
     def call(self, name: str, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
-        """Call the method `name` of every env, found through wrappers. Return the results or the attribute's values.
+        """Call the method `name` of every env, found through wrappers, or return the attribute `name`.
 
-        Other arguments go to the method. To call some of the envs: `.venv.call(name, ..., id=ids)`. ValueError for
-        `reset`, `step` and `close`. AttributeError with the env for an unknown name.
+        Other arguments go to the method. For some envs: `.venv.call(name, ..., id=ids)`. ValueError for `reset`, `step`
+        and `close`. AttributeError for an unknown name.
         """
         return self._answers(self._start_call(name, args, kwargs))
 
     def call_async(self, name: str, /, *args: Any, **kwargs: Any) -> None:
-        """Start a call, and return without waiting."""
+        """Start a call without waiting."""
         self._called = self._start_call(name, args, kwargs)
         self._pending = CALL
 
     def call_wait(self, timeout: float | None = None) -> tuple[Any, ...]:
-        """Return the results of `call_async`, or raise the exception of an env.
+        """Return the results of `call_async`, or raise an env's exception.
 
         `multiprocessing.TimeoutError` after `timeout` seconds: call it again.
         """
@@ -136,7 +133,7 @@ class AsyncCalls(LayerMark, AnyVectorEnv):
         return self._answers(called)
 
     def _start_call(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Start a call of all envs. A wrapper's `call` runs here to its end, because it cannot be split."""
+        """Start a call of all envs. A wrapper's `call` has no halves, so it runs to its end."""
         self._begin("call_async")
         if name in self._refused_calls:
             raise ValueError(f"Trying to call function `{name}` with `call`, use `{name}` directly instead.")
@@ -150,14 +147,14 @@ class AsyncCalls(LayerMark, AnyVectorEnv):
         return tuple(call if engine is None else engine.calls.finish(call))
 
     def get_attr(self, name: str) -> tuple[Any, ...]:
-        """Return the attribute `name` of every env. A method is called (as in gymnasium)."""
+        """Return the attribute `name` of every env, or call it if it is a method (as in gymnasium)."""
         return self.call(name)
 
     def set_attr(self, name: str, values: Any) -> None:
         """Set an attribute of every env. A list or tuple has a value per env; other values are for all envs.
 
-        The value is set on the env or wrapper that has the attribute, or else on the outermost wrapper (as in
-        gymnasium). ValueError for a wrong number of values, before anything is set.
+        The env or wrapper that has the attribute is changed, or else the outermost wrapper (as in gymnasium).
+        ValueError for a wrong number of values.
         """
         self._begin("set_attr")
         if not isinstance(values, (list, tuple)):
@@ -172,7 +169,6 @@ class AsyncCalls(LayerMark, AnyVectorEnv):
             self.venv.call("set_wrapper_attr", name, value, id=i)
 
     def render(self) -> tuple[Any, ...]:
-        """Return a frame per env."""
         self._begin("render")
         return tuple(self.venv.render())
 
@@ -183,13 +179,13 @@ class AsyncCalls(LayerMark, AnyVectorEnv):
 
     @property  # type: ignore[misc]  # cannot be set, as in gymnasium's classes
     def np_random(self) -> tuple[np.random.Generator, ...]:  # type: ignore[override]
-        """Random generators of the envs. Copies, if the envs live in other processes."""
+        """Random generators of the envs, copies if the envs live in other processes."""
         return self.get_attr("np_random")
 
     # The end.
 
     def close_extras(self, timeout: float | None = None, terminate: bool = False) -> None:
-        """Close the envs and the engine, by force after five seconds. `close` calls this method.
+        """Close the envs, by force after five seconds.
 
         If a call is pending, warn and wait `timeout` seconds for it, or not at all with `terminate`.
         """

@@ -1,7 +1,6 @@
-"""Batched spaces of a gymnasium `VectorEnv`, with conversions of actions and observations.
+"""Batched spaces of a gymnasium `VectorEnv`, and its actions and observations.
 
-All spaces without a simple array use gymnasium's `batch_space`, `iterate`, `create_empty_array` and `concatenate`,
-because users register custom spaces with these functions.
+Spaces without a simple array use gymnasium's functions, with which users register custom spaces.
 """
 
 from __future__ import annotations
@@ -42,10 +41,10 @@ def check_observation_mode(mode: Any) -> None:
 
 
 def observation_spaces(mode: Any, found: Sequence[Any], cls: str) -> tuple[Any, Any]:
-    """Return (batched, single) observation spaces of envs with the spaces `found`. `cls` is a class name for errors.
+    """Return (batched, single) observation spaces of envs with the spaces `found`. `cls` is for errors.
 
-    RuntimeError with the env if `mode` does not match the spaces. If mode "different" finds no common batch, the error
-    comes from gymnasium's `batch_differing_spaces`.
+    RuntimeError if `mode` does not match the spaces. If mode "different" finds no common batch, gymnasium's
+    `batch_differing_spaces` raises.
     """
     _check_present("observation_space", found)
     first = found[0]
@@ -79,7 +78,7 @@ def _batch_of_different(found: Sequence[Any]) -> Any:
 
 
 def action_spaces(found: Sequence[Any]) -> tuple[Any, Any]:
-    """Return (batched, single) action spaces of envs with the spaces `found`. RuntimeError if the spaces differ."""
+    """Return (batched, single) action spaces. RuntimeError if the spaces `found` differ."""
     _check_present("action_space", found)
     for i, space in enumerate(found):
         if space != found[0]:
@@ -97,12 +96,12 @@ def _check_present(name: str, found: Sequence[Any]) -> None:
 
 
 def takes_arrays(batched: Any, single: Any) -> bool:
-    """Return whether an array of actions with a row per env can be used unchanged."""
+    """Return whether an array with a row per env can be used unchanged."""
     return _is_array_space(single) and _is_gymnasiums(iterate, batched)
 
 
 def is_tree_of_arrays(space: Any) -> bool:
-    """Return whether a batch of the space consists of plain arrays, possibly in dicts or tuples."""
+    """Return whether a batch of the space consists of arrays, dicts and tuples."""
     if isinstance(space, (spaces.Dict, spaces.Tuple)) and _is_joined_by_gymnasium(space):
         children = space.spaces.values() if isinstance(space, spaces.Dict) else space.spaces
         return all(is_tree_of_arrays(child) for child in children)
@@ -110,7 +109,7 @@ def is_tree_of_arrays(space: Any) -> bool:
 
 
 def _is_array_space(space: Any) -> bool:
-    """Return whether gymnasium batches the space as an array. Users may register other functions for the space."""
+    """Return whether gymnasium batches the space as an array. Users may register other functions."""
     return isinstance(space, _ARRAYS) and _is_joined_by_gymnasium(space)
 
 
@@ -123,7 +122,7 @@ def _is_gymnasiums(function: Any, space: Any) -> bool:
 
 
 def split_actions(actions: Any, batched: Any, single: Any, as_arrays: bool) -> Any:
-    """Return `actions` as an array or a list with an action per env. The engine checks their number.
+    """Return `actions` as an array or a list. The engine checks their number.
 
     TypeError for an object that cannot be iterated. `as_arrays` is `takes_arrays` of the spaces.
     """

@@ -1,7 +1,4 @@
-"""`Driver`: steps a vector env for a facade, through its wrappers or directly through the engine.
-
-`Episodes` records which episodes are over, their seeds, and the latest observations.
-"""
+"""`Driver`: steps a vector env for a facade, through its wrappers or the engine. `Episodes`: state of the episodes."""
 
 from __future__ import annotations
 
@@ -27,19 +24,19 @@ NOT_OFFERED = {
     "worker_fn": "make a BaseVectorEnv(env_fns, worker_fn), and GymnasiumVectorEnv(venv) or SB3VecEnv(venv) of it",
     "backend": "make a BaseVectorEnv(env_fns, backend=...), and GymnasiumVectorEnv(venv) or SB3VecEnv(venv) of it",
 }
-"""Options of vector envs that the facades do not accept, each with its replacement."""
+"""Options that the facades do not accept, each with its replacement."""
 
 
 class Driver:
     """Steps and resets `venv`. Infos are dicts by env id, without the `env_id` that the engine adds.
 
-    As in the libraries of the facades, envs get actions in the caller's types, and envs in this process share the
-    objects of calls and options with the caller.
+    As in the facades' libraries, envs get actions in the caller's types, and envs in this process share the objects of
+    calls and options with the caller.
 
-    If the vector env returns views, steps are copied, because a reset in a second round would overwrite them. With
-    `copy=False`, observations stay views.
+    If the vector env returns views, steps are copied, because a second round would overwrite them. With `copy=False`,
+    observations stay views.
 
-    `engine` is `None` if a wrapper or a subclass changes the methods of the vector env.
+    `engine` is `None` if a wrapper or a subclass changes the vector env's methods.
     """
 
     def __init__(self, venv: Any, copy: bool = True) -> None:
@@ -48,9 +45,8 @@ class Driver:
         if (engine := getattr(venv, "engine", None)) is not None:  # also below wrappers
             engine.actions.casts = engine.backend.copies = False
         self.has_views = engine is not None and not engine.results.copies
-        """True if the vector env returns views of its arena."""
         self.autoresets = resets_in_step(venv)
-        """True if a step can reset envs in the round of their last step."""
+        """True if a step can also reset the envs that it ends."""
         self._receives = overrides_nothing(venv, "recv")
         self._ids = range(len(venv))
         self._as_ints = int_restorer(venv.observation_space[0])  # a wrapper returns rows of batches
@@ -62,20 +58,18 @@ class Driver:
         return self._own(self._ids, step)
 
     def exchange(self, actions: Any, reset: Any, autoreset: bool) -> OwnStep:
-        """Run a round of all envs in the engine."""
         engine: Any = self.engine
         step: OwnStep = engine.exchange(actions, reset, autoreset, own=True)
         return self._copied(step) if self.has_views else step
 
     def receive(self, ids: Sequence[int]) -> OwnStep:
-        """Receive the results of the envs `ids`."""
         if self._receives:  # fast: builds no info per env
             own: OwnStep = self._venv.engine.receive(own=True)
             return self._copied(own) if self.has_views else own
         return self._own(ids, self._venv.recv())
 
     def caller(self) -> Any:
-        """Return the engine, or the outermost wrapper or subclass that overrides `call`."""
+        """Return the engine, or the outermost object that overrides `call`."""
         venv = self._venv
         while type(venv).call is VectorEnvWrapper.call:
             venv = venv.venv
@@ -103,7 +97,7 @@ class Driver:
         return obs, rew.copy(), terminated.copy(), truncated.copy(), infos
 
     def _returned(self, i: int, last_obs: Any) -> Any:
-        """Return the last observation of env i in the env's types, unless a wrapper has changed it."""
+        """Return env i's last observation in the env's types, unless a wrapper changed it."""
         is_ours = isinstance(self._venv, BaseVectorEnv)
         row, returned = self._venv.engine.results.infos.lasts.get(i, (None, None)) if is_ours else (None, None)
         if row is last_obs:
@@ -111,7 +105,7 @@ class Driver:
         return last_obs if self._as_ints is None else self._as_ints(last_obs)
 
     def _restore_infos(self, ids: Sequence[int], infos: Sequence[dict[str, Any]]) -> None:
-        """Remove the `env_id` that the engine added, and restore the env's entry of this name."""
+        """Remove the engine's `env_id`, and restore the env's entry of this name."""
         if not isinstance(self._venv, BaseVectorEnv):  # an object with the same interface adds no `env_id`
             return
         for info in infos:
@@ -123,7 +117,7 @@ class Driver:
 
 
 def check_resets(venv: Any, mode: AutoresetMode) -> None:
-    """Raise ValueError if a vector env of `from_gymnasium` cannot reset its envs as this mode needs."""
+    """Raise ValueError if envs of `from_gymnasium` cannot be reset as this mode needs."""
     needed = {AutoresetMode.NEXT_STEP: "resets_in_next_step", AutoresetMode.SAME_STEP: "resets_alone"}.get(mode)
     if needed is not None and not getattr(venv, needed, True):
         raise ValueError(
@@ -133,33 +127,29 @@ def check_resets(venv: Any, mode: AutoresetMode) -> None:
 
 
 class Episodes:
-    """Record of the episodes of the envs of `venv`.
-
-    With `seeded`, a reset without a seed gets `next_seed` of the env's previous seed, so that every episode can be
-    replayed.
-    """
+    """State of the envs' episodes. With `seeded`, a reset without a seed gets `next_seed` of the previous seed."""
 
     def __init__(self, venv: Any, seeded: bool) -> None:
         self._venv, n = venv, len(venv)
         self.over = np.zeros(n, dtype=np.bool_)
-        """Mask of the envs whose last step ended an episode. `ended` has their ids."""
+        """Mask of the envs that have finished. `ended` has their ids."""
         self.ended: list[int] = []
         self._seeded = seeded
         self._seeds: list[int | None] = [None] * n
         self._keeps = isinstance(venv, VectorEnvWrapper)
-        """True if observations are stored here, because a wrapper may have changed the rows of the arena."""
+        """True if a wrapper may have changed the arena's observations, so that they are stored here."""
         self._kept: Any = None
         if (engine := getattr(venv, "engine", None)) is not None:
             engine.results.repeats_objects = True  # for `latest_obs`
 
     def note_all(self, over: np.ndarray, obs: Any) -> None:
-        """Record a step of all envs: the mask of finished envs, and the observations."""
+        """Record the mask of finished envs and the observations of a step of all envs."""
         self.over, self.ended = over, over.nonzero()[0].tolist()
         if self._keeps:
             self._keep(slice(None), obs)
 
     def note(self, ids: Any, over: Any, obs: Any = None) -> None:
-        """Record which episodes of the envs `ids` are over, and new observations if given."""
+        """Record which envs of `ids` have finished, and new observations."""
         self.over = self.over.copy()
         self.over[ids] = over
         self.ended = self.over.nonzero()[0].tolist()
@@ -173,11 +163,11 @@ class Episodes:
         nest.put(self._kept, ids, nest.map(lambda leaf: own_objects(leaf) if leaf.dtype == object else leaf, obs))
 
     def latest_obs(self) -> Any:
-        """Return the observations of all envs, as a copy unless the vector env returns views."""
+        """Return the observations of all envs, copied unless the vector env returns views."""
         return nest.map(own_objects, self._kept) if self._keeps else self._venv.engine.results.obs(None, {})
 
     def seeds_for(self, ids: Sequence[int], given: Sequence[int | None] | None = None) -> dict[str, list[int | None]]:
-        """Return the `seed` argument, if any, for a reset of these envs. `begin` records the seeds."""
+        """Return the `seed` argument, if any, for a reset of these envs."""
         if not self._seeded:
             return {} if given is None else {"seed": list(given)}
         seeds = [None] * len(ids) if given is None else list(given)
@@ -188,15 +178,12 @@ class Episodes:
         return int(np.random.SeedSequence().generate_state(1)[0]) if last is None else next_seed(last)
 
     def begin(self, ids: Sequence[int], seeds: dict[str, list[int | None]]) -> None:
-        """Record that a reset with these seeds was sent."""
+        """Record the seeds of a reset that was sent."""
         for i, seed in zip(ids, seeds.get("seed") or [None] * len(ids), strict=True):
             self._seeds[i] = seed
 
     def spread_out(self, most: int, space: Any) -> None:
-        """Make between 0 and `most` random steps in each env. If an episode ends meanwhile, start the next episode.
-
-        The steps depend only on the seed of env 0.
-        """
+        """Make between 0 and `most` random steps in each env, across ends of episodes. The seed of env 0 decides."""
         rng, space = np.random.default_rng(self._seeds[0]), copy.deepcopy(space)  # leave the caller's space unchanged
         counts = rng.integers(0, most, len(self.over), endpoint=True)
         space.seed(int(rng.integers(2**31)))
@@ -216,10 +203,10 @@ class Episodes:
 
 
 class EndedStep:
-    """Step that ended the episodes of the envs `ids`, in SAME_STEP's form: rows and infos of the next episodes.
+    """Step that ended the episodes of the envs `ids`, with rows and infos of the next episodes (SAME_STEP).
 
-    `last_obs` and `last_infos` belong to the ended episodes, in the order of `ids`. `restore` is the `int_restorer` of
-    the observation. The step has not reset the envs `left`, because they are in `failed`. Reset them and call `begin`.
+    `last_obs` and `last_infos` belong to the ended episodes. `restore` is the `int_restorer` of the observation. The
+    envs `left`, which failed, are not reset yet: reset them and call `begin`.
     """
 
     def __init__(self, step: OwnStep, ids: Sequence[int], failed: Sequence[int], restore: Restore | None) -> None:
@@ -234,7 +221,7 @@ class EndedStep:
         self.last_infos = [infos.get(i, {}) if i in left else infos[i].pop("final_info") for i in ids]
 
     def begin(self, first_obs: Any, first_infos: Mapping[int, dict[str, Any]]) -> None:
-        """Record the results of the reset of the envs `left`."""
+        """Record the results of the reset of `left`."""
         nest.put(self.step[0], self.left, first_obs)
         self.infos.update({i: first_infos.get(i, {}) for i in self.left})
 
@@ -244,10 +231,9 @@ def _own_row(obs: Any, i: int) -> Any:
 
 
 def int_restorer(space: Any) -> Restore | None:
-    """Return a function that restores Python ints in Discrete parts of an observation, or `None` if there are none.
+    """Return a function that restores Python ints in Discrete parts of an observation, or `None` if not needed.
 
-    Envs return Python ints, and batches have int64. Other dtypes of a Discrete space, and observations that a wrapper
-    has changed, are kept.
+    Batches have int64 instead. Other dtypes of a Discrete space are kept.
 
     >>> restore = int_restorer(spaces.Tuple((spaces.Discrete(3), spaces.Box(0, 1))))
     >>> restore((np.int64(2), np.float32(0.5)))
@@ -275,7 +261,7 @@ def _as_int(value: Any) -> Any:
 
 
 def check_facade_options(facade: type[Any], kind: type[Any], options: Mapping[str, Any], **not_offered: str) -> None:
-    """Raise TypeError for options that `facade` and its vector env class `kind` do not take, before any env is made.
+    """Raise TypeError for options that `facade` and its vector env class `kind` do not take.
 
     `not_offered` adds to NOT_OFFERED.
     """

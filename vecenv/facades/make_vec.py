@@ -1,9 +1,8 @@
 """`make_vec`, `SyncVectorEnv` and `AsyncVectorEnv`, with gymnasium's arguments.
 
-`gym.make_vec` also finds make_vec if the `vector_entry_point` of a spec names this module and the id:
+For `gym.make_vec`, name this module and the id in the `vector_entry_point` of a spec:
 
     gym.register("My-v0", entry_point="my_package:MyEnv", vector_entry_point="vecenv.facades.make_vec:My-v0")
-    envs = gym.make_vec("My-v0", num_envs=8, backend="subproc", venv_kwargs={"autoreset_mode": "SameStep"})
 """
 
 from __future__ import annotations
@@ -51,7 +50,7 @@ class _OwningVectorEnv(GymnasiumVectorEnv):
         self._open(self._kind, check_env_fns(env_fns), options, **arguments)
 
     def _open(self, kind: Any, env_fns: EnvFns, options: dict[str, Any], **arguments: Any) -> None:
-        """Create the vector env after all checks that need no env. Close it if a later check fails."""
+        """Create the vector env after the checks that need no env. Close it if a later check fails."""
         check_facade_options(type(self), kind, options)
         arguments |= {name: options.pop(name) for name in FACADE_OPTIONS if name in options}
         check_arguments(**arguments)
@@ -66,7 +65,7 @@ class _OwningVectorEnv(GymnasiumVectorEnv):
 class SyncVectorEnv(_OwningVectorEnv, AnyVectorEnv):
     """Vector env with all envs in this process: `gymnasium.vector.SyncVectorEnv` with its arguments.
 
-    Other keyword arguments: `final_info_format`, `seed_episodes`, `random_initial_steps` of GymnasiumVectorEnv, and the
+    Other keyword arguments: `final_info_format`, `seed_episodes`, `random_initial_steps` of GymnasiumVectorEnv, and
     options of DummyVectorEnv.
 
     >>> import gymnasium as gym
@@ -84,22 +83,21 @@ class SyncVectorEnv(_OwningVectorEnv, AnyVectorEnv):
 
     @property
     def envs(self) -> list[Any]:
-        """Envs of this vector env."""
         return self.venv.envs
 
 
 class AsyncVectorEnv(_OwningVectorEnv, AnyVectorEnv):
     """Vector env with worker processes: `gymnasium.vector.AsyncVectorEnv` with its arguments.
 
-    A worker hosts a block of envs, and by default there is a worker per CPU. Some arguments differ:
+    By default there is a worker per CPU, which hosts a block of envs. Arguments that differ:
 
         shared_memory: True for ShmemVectorEnv, False for SubprocVectorEnv. Both support every space.
         context: "forkserver" (also `None`), "fork" or "spawn".
         daemon: no effect. Workers end with this process, and may start processes.
         worker: refused. Use `BaseVectorEnv(env_fns, worker_fn)`.
-        max_concurrency: the number of workers, because each worker steps its envs one after the other.
+        max_concurrency: number of workers.
 
-    Other keyword arguments: `final_info_format`, `seed_episodes`, `random_initial_steps` of GymnasiumVectorEnv, and the
+    Other keyword arguments: `final_info_format`, `seed_episodes`, `random_initial_steps` of GymnasiumVectorEnv, and
     options of ShmemVectorEnv, such as `num_workers`, `on_error="restart"`, `step_timeout`.
 
     >>> import gymnasium as gym
@@ -141,7 +139,6 @@ class AsyncVectorEnv(_OwningVectorEnv, AnyVectorEnv):
 
     @property
     def processes(self) -> list[Any]:
-        """Worker processes."""
         processes: list[Any] = self.venv.engine.backend.processes
         return processes
 
@@ -168,13 +165,13 @@ ONLY_ASYNC = {**ONLY_PROCESSES, "shared_memory": True, "daemon": True, "worker":
 
 
 def auto_vector_env(env_fns: Sequence[Callable[[], Any]], **options: Any) -> GymnasiumVectorEnv:
-    """Return a SyncVectorEnv, AsyncVectorEnv or ThreadVectorEnv facade, chosen by `vecenv.tuning.auto_backend`."""
+    """Return the facade that `vecenv.tuning.auto_backend` chooses."""
     envs: GymnasiumVectorEnv = make_auto(env_fns, options, BACKENDS, ONLY_ASYNC)
     return envs
 
 
 def _facade_of(kind: type[BaseVectorEnv]) -> Callable[..., GymnasiumVectorEnv]:
-    """Return gymnasium's class for vector envs of this kind, or a new class with the arguments of SyncVectorEnv."""
+    """Return gymnasium's class for this kind, or a new class like SyncVectorEnv."""
     if issubclass(kind, ProcessVectorEnv):
         return AsyncVectorEnv if kind is ShmemVectorEnv else functools.partial(AsyncVectorEnv, shared_memory=False)
     if kind is DummyVectorEnv:
@@ -204,18 +201,18 @@ def make_vec(
     """Return a gymnasium VectorEnv of `num_envs` envs, like `gym.make_vec`.
 
     Arguments:
-        id: a registered id (latest version if the id has none), "module:id" to import a module first, or a spec.
-            `envs.spec` recreates the envs. `gym.make_vec(envs.spec)` does so only without `wrappers`.
-        backend: "shmem", "subproc", "thread", "dummy", "ray" or "auto". "auto" steps an additional env in a worker for
-            a moment, then takes the faster of "dummy" and "shmem". Pure Python envs on free-threaded Python get
-            "thread" in place of "shmem". If an argument asks for processes, "auto" means "shmem".
+        id: a registered id (by default the latest version), "module:id" to import a module first, or a spec.
+            `envs.spec` recreates the envs, with `gym.make_vec` only without `wrappers`.
+        backend: "shmem", "subproc", "thread", "dummy", "ray" or "auto". "auto" measures an additional env in a worker,
+            and takes the faster of "dummy" and "shmem" ("thread" for pure Python envs on free-threaded Python). If an
+            argument asks for processes, "auto" is "shmem".
         wrappers: sequence of wrappers for each env.
         venv_kwargs: arguments of AsyncVectorEnv or, for other backends, of SyncVectorEnv.
-        vector_kwargs: the same under gymnasium's name, which `gym.make_vec` does not pass to an entry point.
+        vector_kwargs: the same under gymnasium's name, which `gym.make_vec` does not pass on.
         kwargs: arguments of `gym.make`.
 
-    ValueError for an unknown backend. TypeError for wrong types, or both `venv_kwargs` and `vector_kwargs`.
-    gymnasium's errors for an unknown id.
+    ValueError for an unknown backend. TypeError for wrong types, or both `venv_kwargs` and `vector_kwargs`. gymnasium's
+    errors for an unknown id.
 
     >>> envs = make_vec("CartPole-v1", 3, backend="dummy", venv_kwargs={"autoreset_mode": "SameStep"})
     >>> envs
@@ -251,7 +248,7 @@ def make_vec(
 
 
 def _check(num_envs: Any, backend: Any, wrappers: Any, **options: Any) -> None:
-    """Raise ValueError or TypeError for wrong arguments of make_vec. The classes check their options."""
+    """Raise ValueError or TypeError for wrong arguments of make_vec itself."""
     check_count("num_envs", num_envs)
     if backend not in BACKENDS:
         raise ValueError(f"backend must be one of {list(BACKENDS)}, got {backend!r}")

@@ -43,7 +43,7 @@ def check_arguments(
     random_initial_steps: Any = 0,
     **unchecked: Any,
 ) -> None:
-    """Raise ValueError or TypeError for arguments of GymnasiumVectorEnv that are wrong for every vector env."""
+    """Raise ValueError or TypeError for arguments that are wrong for every vector env."""
     check_observation_mode(observation_mode)
     mode = as_autoreset_mode(autoreset_mode)
     if final_info_format not in ("dict", "list"):
@@ -59,25 +59,24 @@ def check_arguments(
 
 
 class GymnasiumVectorEnv(AsyncCalls, AnyVectorEnv):
-    """Facade of a vecenv vector env with the interface of gymnasium 1.4's `AsyncVectorEnv`.
+    """Facade of a vecenv vector env with the interface of gymnasium 1.4's `AsyncVectorEnv`. See docs/guarantees.md.
 
     Arguments:
-        venv: a BaseVectorEnv without `wait_num` and `timeout`. `close` closes it. To step some of the envs, call
-            `.venv.step(actions, id=...)`, and reset these envs before the next `step`.
+        venv: a BaseVectorEnv without `wait_num` and `timeout`. `close` closes it. After `.venv.step(actions, id=...)`,
+            reset these envs before the next `step`.
         observation_mode: "same", "different", or (batched space, single space), as in gymnasium.
         autoreset_mode: an AutoresetMode, its value, or its name in any case. NEXT_STEP resets a finished env while the
-            other envs step. SAME_STEP resets the env in the round of its last step, or in a second round if
-            `seed_episodes` is set or a wrapper is around `venv`. DISABLED raises ResetNeeded if a finished env steps.
+            other envs step. SAME_STEP resets the env in the round of its last step, or in a second round with
+            `seed_episodes` or a wrapper around `venv`. With DISABLED, a step of a finished env raises ResetNeeded.
         copy: False returns the views of a venv with copy=False, which are valid until the next call.
-        final_info_format: "list" (for SAME_STEP mode) returns `final_observation` and an array of dicts in
-            `final_info`, as gymnasium 0.29.
-        seed_episodes: seed every reset, also in autoreset, with `next_seed` of the env's previous seed. Each episode
-            can then be replayed from `np_random_seed`.
-        random_initial_steps: after a full reset, each env makes between 0 and this number of random steps, so that
-            episodes do not end together.
+        final_info_format: "list" (for SAME_STEP) returns `final_observation` and a list in `final_info`, as gymnasium
+            0.29.
+        seed_episodes: seed every reset, also in autoreset, with `next_seed` of the env's previous seed, so that an
+            episode can be replayed from `np_random_seed`.
+        random_initial_steps: maximum of random steps per env after a full reset, so that episodes do not end together.
 
-    See docs/guarantees.md. In contrast to gymnasium, infos keep their values in every dtype, a wait can be repeated
-    after its timeout, and `options` of the caller are never modified.
+    In contrast to gymnasium, infos keep their values in every dtype, a wait can be repeated after its timeout, and the
+    caller's `options` are not modified.
 
     >>> import gymnasium as gym
     >>> from vecenv import DummyVectorEnv
@@ -130,13 +129,13 @@ class GymnasiumVectorEnv(AsyncCalls, AnyVectorEnv):
             getattr(type(self), name) is getattr(GymnasiumVectorEnv, name) for name in ("step_async", "step_wait")
         )
         self._exchanges = self._driver.engine is not None and self._takes_arrays and own_halves
-        """True if `step` may run a round without `step_async` and `step_wait`."""
+        """True if `step` may skip `step_async` and `step_wait`."""
         self._resets_plainly = self.autoreset_mode is AutoresetMode.NEXT_STEP and not seed_episodes
-        """True if resets after the ends of episodes need no seeds."""
+        """True if autoreset needs no seeds."""
         self._ids = range(self.num_envs)
         self._resetting: Sequence[int] = ()
         self._ended: EndedStep | None = None
-        """Step that ended episodes, while a second round resets its envs."""
+        """Step that ended episodes, while its envs are being reset."""
         self._pending = self._called = None
 
     # Reset.
@@ -144,14 +143,14 @@ class GymnasiumVectorEnv(AsyncCalls, AnyVectorEnv):
     def reset(self, *, seed: Any = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         """Reset all envs, or the envs of `options["reset_mask"]` (bool, (n,)). Return (obs, infos) of all envs.
 
-        With `seed=s`, env i gets the seed s + i. A list or array has a seed or `None` per env. Other options go to
-        every env. TypeError or ValueError for bad arguments, before any env is reset.
+        With `seed=s`, env i gets the seed s + i. A list has a seed or `None` per env. Other options go to every env.
+        TypeError or ValueError for bad arguments, before any env is reset.
         """
         return self._halves(lambda: self.reset_async(seed, options), self.reset_wait)
 
     @is_half
     def reset_async(self, seed: Any = None, options: dict[str, Any] | None = None) -> None:
-        """Start a reset, and return without waiting."""
+        """Start a reset without waiting."""
         self._begin("reset_async")
         seeds = as_seeds(seed, self.num_envs)
         mask, others = split_options(options, self.num_envs)
@@ -165,7 +164,7 @@ class GymnasiumVectorEnv(AsyncCalls, AnyVectorEnv):
     def reset_wait(self, timeout: float | None = None) -> tuple[Any, dict[str, Any]]:
         """Return the results of `reset_async`. `multiprocessing.TimeoutError` after `timeout` seconds: call it again.
 
-        Random initial steps are made here and may exceed `timeout`.
+        Random initial steps may exceed `timeout`.
         """
         self._expect(RESET)
         self._await(RESET, as_deadline(timeout))
@@ -189,10 +188,9 @@ class GymnasiumVectorEnv(AsyncCalls, AnyVectorEnv):
     def step(self, actions: Any) -> VectorStep:
         """Step all envs. Return (obs, rewards, terminations, truncations, infos).
 
-        `actions` is a batch of the action space or a sequence with an action per env, of any array library. Actions
-        keep their type (a float64 row, a Python int), as in gymnasium. rewards: float64 (n,), or (n, m) for vector
-        rewards, which gymnasium's wrappers do not accept. terminations, truncations: bool (n,). TypeError or
-        ValueError unless there are n actions.
+        `actions` is a batch of the action space or a sequence with an action per env, of any array library. Envs get
+        the types of the batch, as in gymnasium. rewards: float64 (n,), or (n, m) for vector rewards, which gymnasium's
+        wrappers refuse. terminations, truncations: bool (n,). TypeError or ValueError unless there are n actions.
         """
         if self._in_call is not None:
             self._recover(sys._getframe(1))
@@ -218,7 +216,7 @@ class GymnasiumVectorEnv(AsyncCalls, AnyVectorEnv):
 
     @is_half
     def step_async(self, actions: Any) -> None:
-        """Start a step, and return without waiting."""
+        """Start a step without waiting."""
         self._begin("step_async")
         actions = split_actions(actions, self.action_space, self.single_action_space, self._takes_arrays)
         if not (ids := self._episodes.ended):
@@ -242,7 +240,7 @@ class GymnasiumVectorEnv(AsyncCalls, AnyVectorEnv):
         return self._finish(self._ended)
 
     def _results(self, step: OwnStep, deadline: float | None) -> VectorStep:
-        """Convert a step of the engine to the results of `step`. In SAME_STEP mode, reset the finished envs first."""
+        """Convert a step of the engine to the results of `step`."""
         obs, rew, terminated, truncated, infos = step
         episodes = self._episodes
         episodes.note_all(terminated | truncated, obs)
@@ -252,7 +250,7 @@ class GymnasiumVectorEnv(AsyncCalls, AnyVectorEnv):
         return obs if self._is_tree else self._joined(obs), rew, terminated, truncated, batch
 
     def _end_episodes(self, step: OwnStep, deadline: float | None) -> VectorStep:
-        """Return the results of a step that ended episodes, after a reset of the envs that the step has not reset."""
+        """Return the results of a step that ended episodes, after a reset of envs that it has not reset."""
         episodes = self._episodes
         ids = episodes.ended
         ended = EndedStep(step, ids, self.venv.failed_id if self._one_round else ids, self._as_ints)
@@ -276,7 +274,7 @@ class GymnasiumVectorEnv(AsyncCalls, AnyVectorEnv):
         return self._joined(obs), rew, terminated, truncated, infos
 
     def _joined(self, obs: Any) -> Any:
-        """Convert a batch of the engine to gymnasium's form, with `copy=False` into the same objects each time."""
+        """Convert a batch to gymnasium's form, with `copy=False` into the same objects each time."""
         if self._is_tree:
             return obs
         if self._reused is None:
@@ -288,7 +286,7 @@ class GymnasiumVectorEnv(AsyncCalls, AnyVectorEnv):
     def _send(
         self, call: str, actions: Any, resets: Sequence[int] = (), reset: Any = None, given: Any = None, **kwargs: Any
     ) -> None:
-        """Start a round that resets the envs `resets` with the seeds `given`, and record `call` as pending."""
+        """Start a round that resets the envs `resets` with the seeds `given`, and set `call` as pending."""
         seeds = self._episodes.seeds_for(resets, given) if len(resets) else {}
         autoreset = self._one_round and actions is not None
         try:
@@ -314,14 +312,14 @@ class GymnasiumVectorEnv(AsyncCalls, AnyVectorEnv):
         return not self.venv.is_closed and bool(self.venv.waiting_id)
 
     def _abandon(self, error: BaseException | None) -> None:
-        """Abandon an interrupted call, also between `x_async` and `x_wait`. All envs then need a reset."""
+        """Abandon an interrupted call, also between `x_async` and `x_wait`. All envs need a reset."""
         if not self.closed and not self.venv.is_closed:
             self.venv.engine.abandon(error, self.venv.engine.all_ids)
             self._give_up(error)
         self._in_call = None
 
     def _give_up(self, error: BaseException | None) -> None:
-        """Record a failed round. The `partial` of the error has the results of the envs that did not fail."""
+        """Record a failed round. Its error's `partial` has the results of the other envs."""
         partial = getattr(error, "partial", None)
         if isinstance(partial, Partial):
             over = partial.terminated | partial.truncated
@@ -345,7 +343,7 @@ def _render_mode(venv: Any) -> str | None:
 
 
 def _check_vector_env(venv: Any) -> None:
-    """Raise TypeError unless `venv` is a vecenv vector env, and ValueError if its batches differ from gymnasium's."""
+    """Raise TypeError for objects other than vecenv's vector envs, ValueError for batches other than gymnasium's."""
     engine = getattr(venv, "engine", None)
     if not isinstance(engine, (Engine, NotStarted)):
         raise TypeError(

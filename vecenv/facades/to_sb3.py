@@ -33,21 +33,20 @@ except ImportError as error:
 
 
 class SB3VecEnv(LayerMark, VecEnv):
-    """Facade of a vector env with the interface of Stable-Baselines3's `VecEnv`.
+    """Facade of a vector env with the interface of Stable-Baselines3's `VecEnv`. See docs/guarantees.md.
 
-    Results equal SB3's DummyVecEnv bit for bit, on every backend: rewards float32 (n,), `dones` bool (n,), infos a list
-    of dicts with `TimeLimit.truncated`. A step that ends an episode also resets the env. `infos[i]` then has the last
-    observation as `terminal_observation`; the row and `reset_infos[i]` belong to the next episode. `seed` and
-    `set_options` apply to the next `reset` only.
+    Results equal SB3's DummyVecEnv bit for bit: rewards float32 (n,), `dones` bool (n,), infos a list of dicts with
+    `TimeLimit.truncated`. A step that ends an episode also resets the env. `infos[i]` then has `terminal_observation`;
+    the row and `reset_infos[i]` belong to the next episode. `seed` and `set_options` apply to the next `reset` only.
 
     Arguments:
-        venv: a sync vector env with equal spaces in all envs, a gymnasium facade of vecenv such as AsyncVectorEnv (in
-            any autoreset mode), or another gymnasium `VectorEnv` in the mode SAME_STEP. `close` closes it.
+        venv: a sync vector env with equal spaces, a gymnasium facade such as AsyncVectorEnv (any autoreset mode), or
+            another gymnasium `VectorEnv` with SAME_STEP. `close` closes it.
 
-    While a step is pending, other calls are refused, and `reset` drops the step. See docs/guarantees.md.
+    While a step is pending, other calls are refused, and `reset` drops the step.
 
-    Raises TypeError for other objects. ValueError for `wait_num` or `timeout`, envs with different spaces, or a
-    VectorEnv in another mode. ImportError without SB3.
+    Raises TypeError for other objects. ValueError for `wait_num`, `timeout`, different spaces, or a VectorEnv in
+    another mode. ImportError without SB3.
 
     >>> import gymnasium as gym
     >>> from vecenv import DummyVectorEnv
@@ -64,7 +63,7 @@ class SB3VecEnv(LayerMark, VecEnv):
 
     def __init__(self, venv: BaseVectorEnv | VectorEnv[Any, Any, Any]) -> None:
         self._facade = venv if _is_facade_of_ours(venv) else None
-        """Facade that must be kept alive and closed, because it closes its envs when it is garbage."""
+        """Facade to keep alive, because it closes its envs when it is garbage."""
         self.venv: Any = _checked(venv if self._facade is None else self._facade.venv)
         self._driver = Driver(self.venv)
         engine = self._driver.engine
@@ -106,7 +105,6 @@ class SB3VecEnv(LayerMark, VecEnv):
 
     @is_half
     def step(self, actions: np.ndarray) -> tuple[Any, np.ndarray, np.ndarray, list[dict[str, Any]]]:
-        """Call `step_async` and `step_wait`."""
         if self._has_own_halves:
             self._check_idle()
             return self._results(self._driver.step(actions, self._one_round))
@@ -115,7 +113,7 @@ class SB3VecEnv(LayerMark, VecEnv):
 
     @is_half
     def step_async(self, actions: np.ndarray) -> None:
-        """Start a step of all envs. RuntimeError if a step is pending, ValueError for a wrong number of actions."""
+        """Start a step. RuntimeError if a step is pending, ValueError for a wrong number of actions."""
         self._check_idle()
         if self._has_own_step:
             self._actions = actions
@@ -137,7 +135,7 @@ class SB3VecEnv(LayerMark, VecEnv):
         return self._results(self._driver.receive(range(self.num_envs)))
 
     def _results(self, results: OwnStep) -> tuple[Any, np.ndarray, np.ndarray, list[dict[str, Any]]]:
-        """Convert a step of the engine to SB3's form. Reset finished envs that the step has not reset."""
+        """Convert a step of the engine to SB3's form."""
         obs, rewards, terminated, truncated, env_infos = results
         if rewards.ndim != 1:
             raise EnvContractError(f"the envs return rewards of shape {rewards.shape[1:]}, SB3 needs one number an env")
@@ -154,7 +152,7 @@ class SB3VecEnv(LayerMark, VecEnv):
         return obs, rewards.astype(np.float32), dones, infos
 
     def _end_episodes(self, step: OwnStep, ids: list[int], infos: list[dict[str, Any]]) -> None:
-        """Write last observations and infos of the envs `ids` into `infos`, after a reset of the envs that need it."""
+        """Reset the envs of `ids` that need it, and write last observations and infos into `infos`."""
         failed = self.venv.failed_id if self._one_round else ids  # with on_error="restart" a failed env is done
         ended = EndedStep(step, ids, failed, self._as_ints)
         if ended.left:
@@ -170,7 +168,7 @@ class SB3VecEnv(LayerMark, VecEnv):
             }
 
     def _abandon(self, error: BaseException | None) -> None:
-        """Abandon an interrupted call. All envs then need a reset."""
+        """Abandon an interrupted call. All envs need a reset."""
         if not self.closed:
             self.venv.engine.abandon(error, self.venv.engine.all_ids)
         self._pending = False
@@ -188,7 +186,6 @@ class SB3VecEnv(LayerMark, VecEnv):
             raise RuntimeError("a step is pending: call step_wait() first, or reset() to drop it")
 
     def close(self) -> None:
-        """Close the vector env."""
         self._pending = False
         (self.venv if self._facade is None else self._facade).close()
 
@@ -203,11 +200,11 @@ class SB3VecEnv(LayerMark, VecEnv):
     # Seeds and options, for the next reset.
 
     def seed(self, seed: int | None = None) -> Sequence[int | None]:
-        """Seed env i with `seed + i` at the next reset (`None`: from a random base). Return the seeds."""
+        """Seed env i with `seed + i` at the next reset (`None`: random seeds). Return the seeds."""
         return super().seed(None if seed is None else check_seed(seed))
 
     def set_options(self, options: list[dict[str, Any]] | dict[str, Any] | None = None) -> None:
-        """Set options of the next reset: a dict for all envs, or a list with a dict per env (reset one by one)."""
+        """Set options of the next reset: a dict, or a list with a dict per env, which resets envs one by one."""
         each = options if isinstance(options, (list, tuple)) else [options or {}]
         if not all(isinstance(entry, dict) for entry in each):
             raise TypeError(f"set_options() takes one dict, or a list of one dict for each env; got {options!r}")
@@ -231,7 +228,7 @@ class SB3VecEnv(LayerMark, VecEnv):
         return list(envs)
 
     def get_attr(self, attr_name: str, indices: Any = None) -> list[Any]:
-        """Return the attribute of the envs `indices`: an int or several, negative from the end, default all."""
+        """Return the attribute of the envs `indices`: an int or several, negative from the end."""
         return self._each(indices, lambda ids: self.venv.get_env_attr(attr_name, ids))
 
     def set_attr(self, attr_name: str, value: Any, indices: Any = None) -> None:
@@ -239,7 +236,7 @@ class SB3VecEnv(LayerMark, VecEnv):
         self.env_method("__setattr__", attr_name, value, indices=indices)
 
     def has_attr(self, attr_name: str) -> bool:
-        """Return whether every env, or a wrapper around it, has the attribute."""
+        """Return whether all envs or their wrappers have the attribute."""
         return all(self._ask(None, "has_attr", attr_name))
 
     def env_method(self, method_name: str, *method_args: Any, indices: Any = None, **method_kwargs: Any) -> list[Any]:
@@ -253,8 +250,8 @@ class SB3VecEnv(LayerMark, VecEnv):
     def env_is_wrapped(self, wrapper_class: type[gymnasium.Wrapper], indices: Any = None) -> list[bool]:
         """Return for each env whether it has a wrapper of this class or a subclass.
 
-        For envs behind another library's vector env, only class names may be known. A name that an unrelated wrapper
-        class has too does not count.
+        Behind another library's vector env only class names may be known. A name that other wrapper classes share does
+        not count.
         """
         names = {f"{wrapper_class.__module__}.{wrapper_class.__qualname__}"}
         names |= {cls.__name__ for cls in _family(wrapper_class)}
@@ -262,7 +259,7 @@ class SB3VecEnv(LayerMark, VecEnv):
         return [not names.isdisjoint(found) for found in self._ask(indices, "wrapper_classes")]
 
     def get_images(self) -> Sequence[np.ndarray | None]:
-        """Return a frame per env. Warn and return `None`s if `render_mode` is not "rgb_array"."""
+        """Return a frame per env. Warn and return `None`s unless `render_mode` is "rgb_array"."""
         self._check_idle()
         if self.render_mode != "rgb_array":
             warnings.warn(f'get_images() needs render_mode="rgb_array", it is {self.render_mode!r}', stacklevel=2)
@@ -270,12 +267,12 @@ class SB3VecEnv(LayerMark, VecEnv):
         return self.venv.render()
 
     def _ask(self, indices: Any, op: str, *args: Any) -> list[Any]:
-        """Run an operation of ENV_CALLS on the envs `indices`. Return a result per index."""
+        """Run an operation of ENV_CALLS on the envs `indices`."""
         calls = self.venv.engine.calls
         return self._each(indices, lambda ids: calls.run(np.array(ids), op, args))
 
     def _each(self, indices: Any, call: Callable[[list[int]], list[Any]]) -> list[Any]:
-        """Return `call(ids)` for the envs `indices`. Repeated indices are split into several calls."""
+        """Return `call(ids)` for `indices`. Repeated indices need several calls."""
         ids = self._ids(indices)
         values, left = [None] * len(ids), list(range(len(ids)))
         while left:
@@ -298,7 +295,7 @@ class SB3VecEnv(LayerMark, VecEnv):
 
 
 def _is_facade_of_ours(venv: Any) -> TypeGuard[GymnasiumVectorEnv]:
-    """Return whether `venv` is a plain facade of vecenv, so that its vector env can be used directly."""
+    """Return whether `venv` is a plain facade, so that its vector env can be used directly."""
     return isinstance(venv, GymnasiumVectorEnv) and (type(venv).step, type(venv).reset) == (
         GymnasiumVectorEnv.step,
         GymnasiumVectorEnv.reset,
@@ -306,7 +303,7 @@ def _is_facade_of_ours(venv: Any) -> TypeGuard[GymnasiumVectorEnv]:
 
 
 def _checked(venv: Any) -> BaseVectorEnv:
-    """Return a vector env that SB3 can train on, made with `from_gymnasium` if needed. Raise for other objects."""
+    """Return a vector env that SB3 can train on, or raise."""
     if isinstance(venv, VectorEnv):
         if (mode := venv.metadata.get("autoreset_mode")) is not AutoresetMode.SAME_STEP:
             raise ValueError(
@@ -339,7 +336,7 @@ def _arguments(seeds: Sequence[int | None], options: dict[str, Any]) -> dict[str
 
 
 def _is_plain(info: dict[str, Any]) -> bool:
-    """Return whether the env cannot change the values of an info later. Arrays are copies already."""
+    """Return whether the env cannot change an info later. Arrays are copies already."""
     return all(
         value.__class__ in UNCHANGING or (value.__class__ is np.ndarray and value.dtype != object)
         for value in info.values()
@@ -347,7 +344,7 @@ def _is_plain(info: dict[str, Any]) -> bool:
 
 
 def _own(leaf: np.ndarray) -> np.ndarray:
-    """Return the array, copied if it is a view that the next step would overwrite."""
+    """Copy a view, because the next step would overwrite it."""
     return leaf if leaf.flags.owndata else leaf.copy()
 
 

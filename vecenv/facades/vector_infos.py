@@ -1,4 +1,4 @@
-"""Conversion of the infos of n envs to a dict of arrays with masks, as gymnasium's `VectorEnv` returns."""
+"""Infos of n envs as a dict of arrays with masks, as gymnasium's `VectorEnv` returns."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from vecenv.facades.driver import EndedStep
 def vector_infos(rows: Iterable[tuple[int, Mapping[Any, Any]]], n: int) -> dict[Any, Any]:
     """Return an array (n, ...) per key, and under `_key` a bool mask of the envs with this key. `rows` are (env, info).
 
-    As in gymnasium's `VectorEnv._add_info`, numbers get an array of their type, arrays are stacked, dicts are batched
-    recursively, and other values and `final_obs` get an object array. If envs differ in type or shape, a wider dtype
-    that holds all values unchanged is used, or else object. Envs without the key have 0, False or `None`.
+    As in gymnasium's `VectorEnv._add_info`, arrays are stacked, dicts are batched recursively, and other values and
+    `final_obs` get an object array. If envs differ in type or shape, a wider dtype that changes no value is used, or
+    else object. Envs without the key have 0, False or `None`.
 
     >>> vector_infos([(0, {"lives": 3}), (2, {"lives": 2.5})], 3)
     {'lives': array([3. , 0. , 2.5]), '_lives': array([ True, False,  True])}
@@ -29,7 +29,6 @@ def vector_infos(rows: Iterable[tuple[int, Mapping[Any, Any]]], n: int) -> dict[
 
 
 def _batched(ids: Sequence[int], infos: Sequence[Mapping[Any, Any]], n: int, mask: np.ndarray) -> dict[Any, Any]:
-    """Batch the infos of the envs `ids`. `mask` is the mask of `ids`."""
     if n > 1 and len(set(map(tuple, infos))) > 1:
         return _uneven_infos(zip(ids, infos, strict=True), n)
     # The usual case, all infos have the same keys: avoid a Python loop over the values.
@@ -62,7 +61,7 @@ def _numbers(values: Sequence[Any], dtype: np.dtype) -> np.ndarray | None:
 
 
 def _arrays(values: Sequence[np.ndarray]) -> np.ndarray | None:
-    """Return the stacked arrays of all envs, or `None` if dtypes differ or are rare, so that the slow path decides."""
+    """Return the stacked arrays, or `None` for the slow path."""
     shape, dtype = values[0].shape, values[0].dtype
     if not shape or dtype.kind not in "biufc":
         return None
@@ -75,11 +74,10 @@ def _arrays(values: Sequence[np.ndarray]) -> np.ndarray | None:
 
 
 DTYPES = {kind: dtype for kind, dtype in SCALARS.items() if kind is not np.bool_}
-"""Dtype of a column by type of the numbers. numpy does not count `np.bool_` as a number."""
+"""Dtypes of columns. numpy does not count `np.bool_` as a number."""
 
 
 def _uneven_infos(rows: Iterable[tuple[int, Mapping[Any, Any]]], n: int) -> dict[Any, Any]:
-    """Batch infos that differ in their keys."""
     columns: dict[Any, tuple[list[int], list[Any]]] = {}
     for i, info in rows:
         for key, value in info.items():
@@ -97,7 +95,7 @@ def _uneven_infos(rows: Iterable[tuple[int, Mapping[Any, Any]]], n: int) -> dict
 
 
 def batch_infos(infos: Mapping[int, Mapping[Any, Any]], n: int) -> dict[Any, Any]:
-    """Return `vector_infos` of infos by env id. `InfoColumns` are batched by column."""
+    """Return `vector_infos` of infos by env id, by column for `InfoColumns`."""
     if not isinstance(infos, InfoColumns):
         return vector_infos(infos.items(), n)
     keys = infos.schema.keys
@@ -118,10 +116,7 @@ def batch_infos(infos: Mapping[int, Mapping[Any, Any]], n: int) -> dict[Any, Any
 
 
 def ended_infos(ended: EndedStep, n: int, as_list: bool) -> dict[Any, Any]:
-    """Return the infos of a step that ended episodes, with last observations and infos.
-
-    `as_list` uses the names and the format of gymnasium 0.29.
-    """
+    """Return the infos of a step that ended episodes. `as_list` uses gymnasium 0.29's names."""
     infos, ids = vector_infos(sorted(ended.infos.items()), n), ended.ids
     obs_key = "final_observation" if as_list else "final_obs"
     infos[obs_key] = object_column(ids, ended.last_obs, n)
@@ -151,7 +146,7 @@ def _mask(ids: Sequence[int], n: int) -> np.ndarray:
 
 
 def _is_mask_of_another(key: Any, columns: Collection[Any]) -> bool:
-    """Return whether `key` is `_x` and the envs also have `x`, so that the mask of `x` needs the name."""
+    """Return whether an env returns both `x` and `_x`. The mask of `x` then takes the name `_x`."""
     return key.__class__ is str and key[:1] == "_" and key[1:] in columns
 
 
@@ -171,7 +166,7 @@ def _column(ids: Sequence[int], values: Sequence[Any], n: int) -> Any:
 def _filled(
     shape: tuple[int, ...], dtypes: set[Any], ids: Sequence[int], values: Sequence[Any], n: int
 ) -> np.ndarray | None:
-    """Return the values in a column, or `None` if no dtype holds all values unchanged."""
+    """Return the values in a column, or `None` if no dtype holds them unchanged."""
     mixed = len(dtypes) > 1
     try:
         column = np.zeros((n, *shape), dtype=np.result_type(*dtypes) if mixed else next(iter(dtypes)))
@@ -183,7 +178,7 @@ def _filled(
 
 
 def _same(stored: Any, value: Any) -> bool:
-    """Compare as Python numbers, because numpy compares an int and a float as floats."""
+    """Compare as Python numbers, because numpy compares int and float as floats."""
     if isinstance(value, np.ndarray):
         return np.array_equal(stored.astype(value.dtype), value, equal_nan=value.dtype.kind in "fc")
     stored, value = (number.item() if isinstance(number, np.generic) else number for number in (stored, value))

@@ -1,6 +1,6 @@
-"""Array functions for transforms, for numpy and torch: parts of an observation by path, bounds of spaces, casts.
+"""Functions for transforms, for numpy and torch: parts of an observation by path, bounds of spaces, casts.
 
-Tensors are handled without an import of torch, and without a copy to numpy.
+torch is not imported, and tensors are not copied to numpy.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from vecenv.nest import as_array, namespace
 Array = Any
 """numpy array or torch tensor."""
 Path = tuple[Any, ...]
-"""Keys to a part of an observation. The whole observation has the path ()."""
+"""Keys to a part of an observation; () for the whole."""
 
 WHOLE = "observation"
-"""Key of an observation that is not a dict, if other parts are added to it."""
+"""Key of an observation that is not a dict, if parts are added to it."""
 
 
 def bounds_of(space: Any) -> tuple[np.ndarray, np.ndarray]:
-    """Return the lowest and highest values of an array space, in its dtype. ValueError for other spaces."""
+    """Return the bounds of an array space, in its dtype. ValueError for other spaces."""
     if (bounds := spaces_of_numbers.bounds_of(space)) is None:
         raise ValueError(f"a space of arrays of numbers is needed, got {space}")
     return bounds
@@ -37,8 +37,8 @@ def bounds_of(space: Any) -> tuple[np.ndarray, np.ndarray]:
 def cast_box(space: Any, dtype: str, inside: bool = False) -> spaces.Box:
     """Return the Box of the space's values after a cast to `dtype`.
 
-    If a bound overflows an integer dtype, the bound is the dtype's limit. With `inside`, each element of the Box is in
-    the space when it is cast back. ValueError if there is no such element.
+    A bound that overflows an integer dtype becomes the dtype's limit. With `inside`, each element is in the space when
+    it is cast back. ValueError if there is no element.
     """
     ends, kind = bounds_of(space), np.dtype(dtype).kind
     exact = [end.astype(np.longdouble) for end in ends]
@@ -63,7 +63,7 @@ def cast_box(space: Any, dtype: str, inside: bool = False) -> spaces.Box:
 
 
 def box(low: np.ndarray, high: np.ndarray) -> spaces.Box:
-    """Return the Box with these bounds and their dtype. NaN (such as inf - inf) means no bound."""
+    """Return the Box with these bounds. NaN (such as inf - inf) means no bound."""
     if low.dtype.kind == "f":
         low, high = np.where(np.isnan(low), -np.inf, low), np.where(np.isnan(high), np.inf, high)
     return spaces.Box(low, high, low.shape, low.dtype.type)
@@ -81,7 +81,7 @@ def leaves_of(tree: Any, path: Path = ()) -> Iterator[tuple[Path, Any]]:
 
 
 def row_of(leaf: Any) -> tuple[tuple[int, ...], str] | None:
-    """Return shape and dtype of a row of a leaf of a space or a batch. `None` for objects."""
+    """Return shape and dtype of a row of a leaf, or `None` for objects."""
     if isinstance(leaf, Leaf):
         return leaf.shape, leaf.dtype.name
     if isinstance(leaf, ObjectLeaf):
@@ -112,11 +112,11 @@ def with_part(tree: Any, path: Path, value: Any) -> Any:
 
 
 REMOVED: Any = object()
-"""Placeholder of a removed part, so that places in a tuple stay valid until all parts are written."""
+"""Placeholder that keeps places in a tuple valid until all parts are written."""
 
 
 def moved_parts(tree: Any, removed: Sequence[Path], written: Iterable[tuple[Path, Any]]) -> Any:
-    """Return a copy of the tree without the removed parts and with the written parts. Other parts are shared.
+    """Return a copy of the tree without removed and with written parts. Other parts are shared.
 
     A tuple that gets a named part becomes a dict, with its old parts as the tuple "observation".
     """
@@ -142,10 +142,9 @@ def _without_removed(tree: Any) -> Any:
 
 
 def action_rows(action: Any, layout: Any, one: bool = False) -> Any:
-    """Return actions as a tree of arrays (k, *shape), in the form of `layout`, the leaves of the action space.
+    """Return actions as a tree of arrays (k, *shape) in the form of `layout`, without a cast.
 
-    With `one`, `action` belongs to a single env and becomes a batch of 1. ValueError for another form or shape, but ()
-    and (1,) are interchangeable. Dtypes are kept.
+    `one`: `action` belongs to a single env. ValueError for another form or shape, but () and (1,) are interchangeable.
     """
     if isinstance(layout, (dict, tuple)):
         keys = list(layout) if isinstance(layout, dict) else range(len(layout))
@@ -168,7 +167,6 @@ def action_rows(action: Any, layout: Any, one: bool = False) -> Any:
 
 
 def described(tree: Any) -> str:
-    """Describe the parts of an observation for error messages."""
     if isinstance(tree, (dict, tuple)):
         return "with the parts " + ", ".join(str(path[0] if len(path) == 1 else path) for path, _ in leaves_of(tree))
     row = row_of(tree)
@@ -199,7 +197,7 @@ def permute(array: Array, axes: Sequence[int]) -> Array:
 
 
 def concat(arrays: Sequence[Array], axis: int) -> Array:
-    """Join the arrays along an axis, in the dtype to which numpy promotes them."""
+    """Join arrays along an axis, in numpy's promoted dtype."""
     if isinstance(arrays[0], np.ndarray):
         return np.concatenate(arrays, axis=axis)
     dtype = np.result_type(*{dtype_name(array) for array in arrays}).name
@@ -207,33 +205,32 @@ def concat(arrays: Sequence[Array], axis: int) -> Array:
 
 
 def like(values: Array, array: Array) -> Array:
-    """Return the values as an array of the kind and on the device of `array`."""
+    """Return the values in the array type and on the device of `array`."""
     if isinstance(array, np.ndarray):
         return values if isinstance(values, np.ndarray) else as_array(values)
     return namespace(array).as_tensor(values, device=array.device)
 
 
 def full(shape: Sequence[int], array: Array, value: float, dtype: str | None = None) -> Array:
-    """Return an array filled with a number, of the kind, on the device and in the dtype (by default) of `array`."""
+    """Return a filled array, by default in the type, device and dtype of `array`."""
     if isinstance(array, np.ndarray):
         return np.full(shape, value, dtype or array.dtype)
     return array.new_full(tuple(shape), value, dtype=getattr(namespace(array), dtype) if dtype else None)
 
 
 def in_any_mode(array: Array) -> Any:
-    """Return a context in which new tensors work inside and outside of torch's inference mode."""
+    """Return a context in which new tensors work in and outside of torch's inference mode."""
     return nullcontext() if isinstance(array, np.ndarray) else namespace(array).inference_mode(False)
 
 
 class Constants:
-    """numpy array with a cache of its copies by dtype and device."""
+    """numpy array with cached copies by dtype and device."""
 
     def __init__(self, values: np.ndarray) -> None:
         self.values = values
         self._copies: dict[Any, Array] = {}
 
     def like(self, array: Array) -> Array:
-        """Return the values with the kind, device and dtype of `array`."""
         key = array.dtype, None if isinstance(array, np.ndarray) else array.device
         if key not in self._copies:
             with in_any_mode(array):
@@ -245,20 +242,20 @@ class Constants:
 
 
 class EnvRows:
-    """Rows of `n` envs, with the kind and device of the stored rows. Zeros at first."""
+    """Rows of `n` envs, on the device of the stored rows. Zeros at first."""
 
     def __init__(self, n: int) -> None:
         self._n = n
         self._rows: Array = None
 
     def take(self, ids: np.ndarray, among: Array = None) -> Array:
-        """Return a copy of the rows of these envs, on the device of `among`. `None` before the first `put`."""
+        """Return a copy of the rows, on the device of `among`. `None` before the first `put`."""
         if self._rows is not None and among is not None:
             self._rows = like(self._rows, among)
         return None if self._rows is None else self._rows[like(ids, self._rows)]
 
     def put(self, ids: np.ndarray, rows: Array) -> None:
-        """Store copies of these rows. If the shape has changed, all other rows become zeros."""
+        """Store copies of these rows. If the shape has changed, other rows become zeros."""
         shape = (self._n, *rows.shape[1:])
         is_new = self._rows is None or tuple(self._rows.shape) != shape
         self._rows = full(shape, rows, 0) if is_new else like(self._rows, rows)

@@ -15,7 +15,7 @@ Self = TypeVar("Self", bound="HasTransforms")
 
 
 class Compose(Transform):
-    """Chain of transforms. The first transform is the first for observations, and the last for actions.
+    """Chain of transforms, in the order for observations. Actions pass through it backwards.
 
     Indexing returns a transform, and a slice a Compose of clones. A nested Compose is flattened.
 
@@ -48,7 +48,7 @@ class Compose(Transform):
             transform.repeat(rows)
 
     def episode_state(self, ids: np.ndarray) -> dict[Any, Any]:
-        """Return the nonempty states of the transforms, by place and class."""
+        """Return the states of transforms by place and class, without empty states."""
         return self._named(lambda each: each.episode_state(ids))
 
     def set_episode_state(self, ids: np.ndarray, state: dict[Any, Any]) -> None:
@@ -72,7 +72,7 @@ class Compose(Transform):
         return space
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the nonempty statistics of the transforms, by place and class."""
+        """Return the statistics of transforms by place and class."""
         return self._named(lambda each: each.state_dict())
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -85,7 +85,7 @@ class Compose(Transform):
         return {name: state for name, state in states.items() if state}
 
     def _fitting(self, own: dict[str, Any], state: dict[str, Any]) -> list[tuple[Transform, Any]]:
-        """Return (transform, its part of `state`) for the transforms with a state."""
+        """Return (transform, its part of `state`) pairs."""
         if own.keys() != state.keys():
             raise ValueError(f"the state is of {sorted(state)}, these transforms have states of {sorted(own)}")
         return [(self.transforms[int(name.partition(".")[0])], each) for name, each in state.items()]
@@ -105,7 +105,7 @@ class Compose(Transform):
 
 
 class FunctionTransform(Transform):
-    """Function of a batch of observations, which keeps the observation space."""
+    """Function of a batch of observations, which keeps the space."""
 
     def __init__(self, function: Callable[[Any], Any]) -> None:
         super().__init__(in_keys=[])
@@ -116,7 +116,7 @@ class FunctionTransform(Transform):
 
 
 class HasTransforms:
-    """Base class of an env or vector env with transforms. `transform` has them in the order of observations."""
+    """Base class of an env or vector env with transforms."""
 
     transform: Compose
 
@@ -127,20 +127,17 @@ class HasTransforms:
 
     @abstractmethod
     def rebuild(self, transforms: list[Transform]) -> list[tuple[Any, Any]]:
-        """Set the spaces for a chain of these transforms. Return the spaces below each transform.
-
-        If this raises, nothing is changed.
-        """
+        """Set the spaces for these transforms. Return the spaces below each transform. An error changes nothing."""
 
     def append_transform(self: Self, transform: Any) -> Self:
-        """Add a transform, a Compose, a list of transforms, or a function of observations as the outermost."""
+        """Add a transform, a Compose, a list, or a function of observations as the outermost transform."""
         return self.insert_transform(len(self.transform), transform)
 
     def insert_transform(self: Self, index: int, transform: Any) -> Self:
-        """Insert a transform before index `index`. The transforms behind it lose the state of their episodes.
+        """Insert a transform before index `index`. Later transforms lose the state of their episodes.
 
         IndexError for an index out of range. RuntimeError if the transform belongs to an env: pass a clone. ValueError
-        if the transform does not fit the spaces.
+        if it does not fit the spaces.
         """
         n = len(self.transform)
         if not -n <= index <= n:
@@ -162,16 +159,16 @@ class HasTransforms:
         return self
 
     def env_before(self, transform: Transform) -> Any:
-        """Return the same base env with clones of the transforms before this transform."""
+        """Return the same base env with clones of the earlier transforms."""
         index = next(i for i, each in enumerate(self.transform) if each is transform)
         return self.with_transforms(self.transform[:index])
 
     def with_transforms(self: Self, transforms: Any) -> Self:
-        """Return a new wrapper of the same base env with these transforms."""
+        """Return a new wrapper of the base env with these transforms."""
         return type(self)(self.base_env, transforms)  # type: ignore[call-arg]
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the statistics that the transforms have learnt."""
+        """Return the transforms' statistics."""
         return self.transform.state_dict()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -180,7 +177,7 @@ class HasTransforms:
 
 
 def flat(transform: Any) -> list[Transform]:
-    """Return the transforms of a transform, a Compose, a list, or a function of observations. TypeError otherwise."""
+    """Return the transforms of a transform, a Compose, a list, or a function of observations, or raise TypeError."""
     if isinstance(transform, Compose):
         return list(transform.transforms)
     if isinstance(transform, Transform):

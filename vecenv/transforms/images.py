@@ -1,9 +1,7 @@
 """Transforms of images: ToTensorImage, GrayScale, CenterCrop, Resize.
 
-Images are (H, W, C), (C, H, W) or (H, W). The channel dimension must be the first or the last dimension. By default the
-smallest of three dimensions is taken; otherwise pass `channels="first"` or `channels="last"`.
-
-OpenCV replaces numpy in the cases in which OpenCV is faster and gives the same result.
+Images are (H, W, C), (C, H, W) or (H, W). The smallest dimension, which must be the first or last, has the channels,
+unless you pass `channels="first"` or `channels="last"`. OpenCV is used if it is faster with the same result.
 """
 
 from __future__ import annotations
@@ -21,9 +19,9 @@ from vecenv.transforms.arrays import Array, Constants, bounds_of, box, cast, dty
 from vecenv.transforms.transform import Keys, Place, Transform
 
 WEIGHTS = {"601": (0.299, 0.587, 0.114), "709": (0.2125, 0.7154, 0.0721)}
-"""Weights of red, green and blue by ITU-R 601 (OpenCV, torchvision) and ITU-R 709 (gymnasium, scikit-image)."""
+"""Weights of red, green and blue by ITU-R 601 (OpenCV, torchvision) and 709 (gymnasium, scikit-image)."""
 SHIFT = 15
-"""Gray values of integers are sums in units of 2**-15, as in OpenCV: exact for each size of the batch."""
+"""Gray values of integers are sums in units of 2**-15, as in OpenCV: exact in every batch."""
 HALF = 1 << SHIFT - 1
 UNITS = {"601": (9798, 19235, 3735), "709": (6963, 23442, 2363)}
 LARGE = ("int32", "uint32", "int64", "uint64")
@@ -49,7 +47,7 @@ class ImageTransform(Transform):
         return super().find_places(tree)
 
     def channel_axis(self, shape: Sequence[int]) -> int | None:
-        """Return the channel axis of images (k, ...), or None for (k, H, W). ValueError if the axis is unclear."""
+        """Return the channel axis of images (k, ...), `None` for (k, H, W). ValueError if unclear."""
         if len(shape) == 3:
             return None
         if len(shape) != 4:
@@ -71,11 +69,11 @@ class ToTensorImage(ImageTransform):
     """Convert images (H, W, C) to torch's layout (C, H, W), and integers to float32 / 255 (as torchrl's ToTensorImage).
 
     Arguments:
-        from_int: whether to divide by 255. None: only if the dtype is an integer.
+        from_int: whether to divide by 255. None: only integers.
         unsqueeze: add a dimension of size 1 in front.
         dtype: name of the float dtype.
         shape_tolerant: keep the order of dimensions if the last dimension is not 3.
-        keep_uint8: only move the dimensions. Another ToTensorImage can then divide on the device.
+        keep_uint8: only move dimensions, so that another ToTensorImage can divide on the device.
         in_keys, out_keys: see `Transform`.
 
     Images (H, W) become (1, H, W).
@@ -121,12 +119,12 @@ class GrayScale(ImageTransform):
     """Convert images with three channels to gray (as torchrl's GrayScale).
 
     Arguments:
-        weights: weights of red, green and blue. "601": 0.299, 0.587, 0.114, as OpenCV and torchvision. "709": 0.2125,
-            0.7154, 0.0721, as gymnasium's GrayscaleObservation.
-        keep_dim: keep a channel dimension of size 1. False removes it.
+        weights: of red, green and blue. "601": 0.299, 0.587, 0.114, as OpenCV and torchvision. "709": 0.2125, 0.7154,
+            0.0721, as gymnasium.
+        keep_dim: keep a channel dimension of size 1.
         channels, in_keys, out_keys: see this module and `Transform`.
 
-    Integers are rounded to the nearest integer, but uint8 with "709" is rounded down, with the same bits as gymnasium.
+    Integers are rounded to the nearest, but uint8 with "709" down, with the same bits as gymnasium.
 
     >>> GrayScale()(np.full((1, 4, 5, 3), 100, np.uint8)).shape
     (1, 4, 5, 1)
@@ -188,14 +186,13 @@ class GrayScale(ImageTransform):
 
 
 class CenterCrop(ImageTransform):
-    """Crop images to the given size around the middle (as torchrl's CenterCrop).
+    """Crop images to their middle (as torchrl's CenterCrop).
 
     Arguments:
         height, width: size of the result. `width` defaults to `height`, which torchrl names `w`.
         channels, in_keys, out_keys: see this module and `Transform`.
 
-    If the rest is odd, its half is rounded to the nearest even number, as in torchvision. ValueError if an image is
-    smaller than the crop.
+    Half of an odd rest is rounded to even, as in torchvision. ValueError if an image is smaller than the crop.
 
     >>> CenterCrop(2, 3)(np.zeros((1, 4, 5), np.uint8)).shape
     (1, 2, 3)
@@ -229,14 +226,14 @@ class Resize(ImageTransform):
 
     Arguments:
         height, width: size of the result. `width` defaults to `height`, which torchrl names `w`.
-        interpolation: "area" is the mean of the area that a new pixel covers (OpenCV's INTER_AREA, as in gymnasium and
-            SB3). If a side grows, both sides are interpolated between two pixels. "bilinear" uses antialiasing if the
-            image shrinks (torchvision, torchrl's default).
+        interpolation: "area", the mean of the area that a new pixel covers (OpenCV's INTER_AREA, as in gymnasium and
+            SB3; if a side grows, an interpolation between two pixels), or "bilinear", with antialiasing if the image
+            shrinks (torchvision, torchrl's default).
         channels, in_keys, out_keys: see this module and `Transform`.
 
-    If OpenCV is installed, OpenCV computes "area" of uint8 and float32 arrays, with the same bits as gymnasium. The
-    matrix products differ from OpenCV by at most 1 in integers, which are rounded to the nearest, and by rounding in
-    float32. Results stay between the smallest and the largest value of the image.
+    If OpenCV is installed, it computes "area" of uint8 and float32 arrays, with the same bits as gymnasium. The
+    products differ from OpenCV by at most 1 in integers, and by rounding in float32. Results stay within the image's
+    range.
 
     >>> Resize(2)(np.arange(16.0).reshape(1, 4, 4))
     array([[[ 2.5,  4.5],
@@ -282,7 +279,6 @@ class Resize(ImageTransform):
         return self._by_products(images)
 
     def _by_products(self, images: Array) -> Array:
-        """Resize the last two axes."""
         dtype = dtype_name(images)
         if dtype in ("float32", "float64"):
             height, width = images.shape[-2:]
@@ -322,7 +318,7 @@ def area_weights(size: int, target: int) -> Constants:
 
 @lru_cache(maxsize=64)
 def bilinear_weights(size: int, target: int) -> Constants:
-    """Return (target, size): a triangle around the middle of each new pixel, at least two old pixels wide."""
+    """Return (target, size): a triangle around each new pixel's middle, at least two old pixels wide."""
     scale = size / target
     middle = (np.arange(target)[:, None] + 0.5) * scale
     distance = np.abs(np.arange(size)[None] + 0.5 - middle)
@@ -331,7 +327,7 @@ def bilinear_weights(size: int, target: int) -> Constants:
 
 @lru_cache(maxsize=64)
 def enlarging_weights(size: int, target: int) -> Constants:
-    """Return (target, size): OpenCV's weights of two old pixels, for "area" if a side of the image grows."""
+    """Return (target, size): OpenCV's weights of two old pixels for "area" if a side grows."""
     at, growth = np.arange(target), target / size
     first = np.floor(at * (1 / growth)).astype(int)  # rounds here and below as OpenCV does: the floors depend on it
     second = ((at + 1) - (first + 1) * growth).astype(np.float32)
@@ -343,7 +339,7 @@ def enlarging_weights(size: int, target: int) -> Constants:
 
 
 def _within(resized: Array, images: Array, sides: tuple[int, int]) -> Array:
-    """Clip each image to its old range, because rounded sums may exceed the range."""
+    """Clip images to their old range, which rounded sums may exceed."""
     xp = namespace(images)
     if isinstance(images, np.ndarray):
         least, most = images.min(sides, keepdims=True), images.max(sides, keepdims=True)
@@ -369,7 +365,7 @@ def opencv() -> Any:
 
 
 def one_by_one(images: np.ndarray, shape: Sequence[int], write: Callable[[Any, Any], Any]) -> np.ndarray:
-    """Return an array whose images `write` has written one by one. For a whole batch OpenCV would start threads."""
+    """Return images that `write` has written one by one, because OpenCV starts threads for a batch."""
     out = np.empty(shape, images.dtype)
     for image, target in zip(np.ascontiguousarray(images), out, strict=True):
         write(image, target)
@@ -377,7 +373,7 @@ def one_by_one(images: np.ndarray, shape: Sequence[int], write: Callable[[Any, A
 
 
 def size_of(height: Any, width: Any) -> tuple[int, int]:
-    """Return (height, width), given as a number, two numbers or a pair. Raise ValueError for other sizes."""
+    """Return (height, width) of a number, two numbers or a pair, or raise ValueError."""
     size = (
         height if isinstance(height, (tuple, list)) and width is None else (height, height if width is None else width)
     )

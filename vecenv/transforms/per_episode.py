@@ -61,8 +61,8 @@ class PerEpisode(Transform):
 class EpisodeSum(PerEpisode):
     """Base class of transforms that sum a number along each episode.
 
-    The sum becomes the entry `key` of the observation, with shape (1,), unless `key` is None. An observation that is
-    not a dict becomes a dict with the key "observation". If the sum reaches `max_steps`, the episode is truncated.
+    The sum becomes the entry `key` of the observation, with shape (1,), unless `key` is `None`. Another observation
+    than a dict gets the key "observation". At `max_steps`, the episode is truncated.
     """
 
     def __init__(self, key: str | None, entry: spaces.Box | None = None, max_steps: int | None = None) -> None:
@@ -72,7 +72,7 @@ class EpisodeSum(PerEpisode):
         self.ends_episodes = max_steps is not None
 
     def addend(self, rows: Rows) -> Array:
-        """Return the number to add, per row or for all rows. The default counts steps."""
+        """Return the number to add, by default 1 per step."""
         return 1
 
     def transform_observation_space(self, space: spaces.Space[Any]) -> spaces.Space[Any]:
@@ -108,9 +108,7 @@ class EpisodeSum(PerEpisode):
 
 
 class TimeLimit(EpisodeSum):
-    """Truncate an episode after `max_episode_steps` steps (as gymnasium's TimeLimit).
-
-    For the effect on resets see TransformedVectorEnv.
+    """Truncate an episode after `max_episode_steps` steps (as gymnasium's TimeLimit). See also TransformedVectorEnv.
 
     >>> import gymnasium as gym
     >>> from vecenv.transforms.transformed_env import TransformedEnv
@@ -150,8 +148,8 @@ class StepCounter(EpisodeSum):
 class RewardSum(EpisodeSum):
     """Add the sum of rewards since the reset to the observation: float32 (1,) (as torchrl's RewardSum).
 
-    An observation that is not a dict becomes a dict with the key "observation". `out_keys` has a single key,
-    "episode_reward" by default. The sum is computed in the dtype of the rewards. ValueError for vector rewards.
+    An observation that is not a dict becomes a dict with the key "observation". `out_keys` has one key, by default
+    "episode_reward". ValueError for vector rewards.
 
     >>> import gymnasium as gym
     >>> from vecenv.transforms.transformed_env import TransformedEnv
@@ -178,11 +176,11 @@ class NormalizeReward(PerEpisode, Freezable):
     """Divide rewards by the running deviation of the discounted return (as SB3's VecNormalize).
 
     The return of an env is `gamma * return + reward`, from the reset to the end of the episode. A batch is first added
-    to the statistics in float64. Then `reward / sqrt(var + epsilon)` is clipped to `clip` (None: not). No mean is
-    subtracted (in contrast to `VecNorm`), so the optimal policy stays the same.
+    to the statistics. Then `reward / sqrt(var + epsilon)` is clipped to `clip`, unless `clip` is `None`. No mean is
+    subtracted (unlike `VecNorm`), so the optimal policy stays the same.
 
-    In a `TransformedVectorEnv`, the statistics see whole batches. In workers, each env has separate statistics.
-    `freeze` stops the updates. For a test env use `frozen_copy()`. ValueError for vector rewards.
+    In a `TransformedVectorEnv` the statistics see whole batches. In workers, each env has separate statistics. `freeze`
+    stops the updates. For a test env use `frozen_copy()`. ValueError for vector rewards.
 
     >>> import gymnasium as gym
     >>> from vecenv import DummyVectorEnv
@@ -203,7 +201,6 @@ class NormalizeReward(PerEpisode, Freezable):
             raise ValueError(f"epsilon and clip must be above 0, got epsilon={epsilon} and clip={clip}")
         self.gamma, self.epsilon, self.clip = float(gamma), float(epsilon), clip
         self.return_rms = RunningMeanStd()
-        """Statistics of the returns."""
 
     def reset(self, rows: Rows) -> None:
         self.rows_of("returns").clear(rows.ids)
@@ -240,11 +237,11 @@ class CatFrames(PerEpisode):
 
     Arguments:
         N: number of observations.
-        dim: dimension to join along, without the batch: -3 is the channel dimension of (C, H, W). To add a dimension,
-            use `UnsqueezeTransform` first.
+        dim: dimension to join along, without the batch: -3 for the channels of (C, H, W). `UnsqueezeTransform` adds
+            one.
         in_keys, out_keys: see `Transform`.
-        padding: value before the first observation of an episode: "same" repeats the first observation (gymnasium's
-            "reset"), "constant" uses `padding_value`. ValueError if the dtype cannot hold `padding_value`.
+        padding: values before the first observation: "same" repeats it (gymnasium's "reset"), "constant" uses
+            `padding_value`. ValueError if the dtype cannot hold it.
 
     >>> import gymnasium as gym
     >>> from vecenv.transforms.transformed_env import TransformedEnv

@@ -31,7 +31,7 @@ from vecenv.transforms.transform import Keys, Place, Transform
 class UnsqueezeTransform(Transform):
     """Add a dimension of size 1 (as torchrl's UnsqueezeTransform).
 
-    `dim` is the place of the new dimension, without the batch. Negative numbers count from the end.
+    `dim` is its place, without the batch. Negative numbers count from the end.
 
     >>> UnsqueezeTransform(-1)(np.zeros((2, 3))).shape
     (2, 3, 1)
@@ -63,12 +63,12 @@ class SqueezeTransform(UnsqueezeTransform):
 class Flatten(Transform):
     """Flatten observations to vectors.
 
-    Without `in_keys`, the whole observation becomes a vector in the order of the space, with Discrete and MultiDiscrete
-    parts in one-hot form (as gymnasium's FlattenObservation). This works only within an env, because the space is
-    needed. With `in_keys`, each part becomes a vector of its numbers.
+    Without `in_keys`, the whole observation becomes a vector in the order of the space, with one-hot Discrete and
+    MultiDiscrete parts (as gymnasium's FlattenObservation). This needs a TransformedEnv or TransformedVectorEnv,
+    because the space is needed. With `in_keys`, each part becomes a vector.
 
-    ValueError for an observation that is not numeric (Text, Sequence, ...), or if the envs of a vector env have
-    different vectors (Discrete(2) and Discrete(4)).
+    ValueError for an observation that is not numeric (Text, Sequence, ...), or if the vectors of envs differ
+    (Discrete(2) and Discrete(4)).
 
     >>> Flatten(in_keys=["a"])({"a": np.zeros((2, 3, 4))})["a"].shape
     (2, 12)
@@ -125,7 +125,7 @@ class Flatten(Transform):
 
 
 def axis_of(dim: int, ndim: int, transform: Transform) -> int:
-    """Return the axis in a batch with `ndim` axes for dimension `dim` of an observation. ValueError if out of range."""
+    """Return a batch's axis for dimension `dim` of an observation. ValueError if out of range."""
     axis = dim + 1 if dim >= 0 else dim + ndim
     if not 1 <= axis < ndim:
         raise ValueError(f"{transform} got dim={dim} for observations with {ndim - 1} dimensions")
@@ -140,11 +140,11 @@ class CatTensors(Transform):
         out_key: name of the result.
         dim: dimension to join along, without the batch.
         del_keys: remove the parts.
-        unsqueeze_if_oor: add dimensions of size 1 in front of parts with fewer dimensions than `dim` needs.
+        unsqueeze_if_oor: add dimensions of size 1 in front of parts with too few dimensions.
         sort: False joins in the order of `in_keys`.
 
-    The result has the bounds of the parts, and the dtype to which numpy promotes them. A Tuple becomes a Dict, with its
-    other parts as the tuple "observation". ValueError for a missing key or for parts that cannot be joined.
+    The result has numpy's promoted dtype. A Tuple becomes a Dict, with its other parts as the tuple "observation".
+    ValueError for a missing key or for parts that cannot be joined.
 
     >>> import numpy as np
     >>> CatTensors(["v", "x"])({"x": np.zeros((2, 3)), "v": np.ones((2, 1))})["observation_vector"]
@@ -203,15 +203,15 @@ class CatTensors(Transform):
 
 
 def _order(key: Any) -> tuple[int, int, str]:
-    """Return the sort order of a key: places in a tuple by number, so that 2 comes before 10, then names."""
+    """Return a sort key: places in a tuple as numbers, so that 2 comes before 10, then names."""
     return (0, key, "") if isinstance(key, int) else (1, 0, str(key))
 
 
 class RenameTransform(Transform):
     """Rename parts of the observation (as torchrl's RenameTransform).
 
-    `in_keys[i]` becomes `out_keys[i]`. With `create_copy`, the old name stays too. "observation" names an observation
-    that is not a dict. A Tuple with renamed parts becomes a Dict, with its other parts as the tuple "observation".
+    `in_keys[i]` becomes `out_keys[i]`. `create_copy` keeps the old name too. "observation" names an observation that is
+    not a dict. A Tuple becomes a Dict, with its other parts as the tuple "observation".
 
     >>> import numpy as np
     >>> RenameTransform(["pixels"], ["frame"])({"pixels": np.zeros(1)})

@@ -3,8 +3,7 @@
     base env --obs, rew, ...--> transform[0] --> transform[1] --> ... --> caller
     base env <----- action ---- transform[0] <-- transform[1] <-- ... <-- caller
 
-A transform works on batches of rows (k, ...). So the same class works for a single env in a worker (a batch of 1), for
-a vector env in the parent, and for tensors on a device.
+Transforms work on batches of rows (k, ...), so they work in a worker (a batch of 1), in the parent, and on tensors.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ from vecenv.transforms.arrays import WHOLE, Array, Path, bounds_of, box, describ
 Self = TypeVar("Self", bound="Transform")
 AnyFreezable = TypeVar("AnyFreezable", bound="Freezable")
 Place = tuple[Path, Path]
-"""Path of a part to read, and path to write the result to."""
+"""Path to read, and path to write."""
 Keys = Sequence[Any] | None
 """Names of parts of the observation."""
 
@@ -35,8 +34,8 @@ Keys = Sequence[Any] | None
 class Rows:
     """Rows of a round. Transforms change them in place.
 
-    `obs` is a tree of arrays (k, ...). `reward` is (k,) or (k, m), `terminated` and `truncated` are bool (k,). After a
-    `reset`, these three are None. `info` has one dict per row.
+    `obs` is a tree of arrays (k, ...). `reward` is (k,) or (k, m), `terminated` and `truncated` are bool (k,), `None`
+    after a reset. `info` has a dict per row.
     """
 
     __slots__ = ("_ids", "info", "obs", "reward", "terminated", "truncated")
@@ -69,22 +68,22 @@ class Rows:
 
 
 class Transform:
-    """Base class of transforms. A subclass defines the methods for the values that it changes:
+    """Base class of transforms. A subclass defines methods for the values that it changes:
 
-    - Parts of the observation, without a state: `apply(array)`, on numpy or torch arrays (k, ...). The spaces are
-      derived from `apply`. `takes(shape, dtype)` selects the parts if `in_keys` is None.
-    - Rows: `reset(rows)`, `step(rows)` and `transform_observation_space`. If the transform has a state per episode,
-      also `repeat(rows)`, `episode_state(ids)` and `set_episode_state(ids, state)`.
+    - Parts of the observation, without a state: `apply(array)`, on numpy or torch arrays (k, ...), from which spaces
+      are derived. `takes(shape, dtype)` selects parts if `in_keys` is `None`.
+    - Rows: `reset(rows)`, `step(rows)` and `transform_observation_space`. With a state per episode also `repeat(rows)`,
+      `episode_state(ids)` and `set_episode_state(ids, state)`.
     - Actions: `inv(action)` and `transform_action_space`.
-    - A wrapper of a single env: derive from `EnvTransform`, which only works in a `TransformedEnv`.
+    - A wrapper of a single env: derive from `EnvTransform`.
 
     Arguments:
         in_keys: keys of the observation to read. A tuple of keys names a nested part. "observation" names an
             observation that is not a dict. None: every part that `takes` accepts. Empty: no part.
-        out_keys: keys to write, one for each of `in_keys`. None: replace the parts that were read.
+        out_keys: keys to write, one for each of `in_keys`. None: replace the parts.
 
-    A transform belongs to one env. If a transform has no state, calling it with a batch of observations returns the
-    transformed batch. ValueError if the keys do not match the observation.
+    A transform belongs to one env. Without a state, it can be called with a batch of observations. ValueError if the
+    keys do not match the observation.
 
     >>> class Halved(Transform):
     ...     def apply(self, array):
@@ -96,7 +95,7 @@ class Transform:
     has_state = False
     """True if the results depend on earlier rows of the env."""
     needs_parts = True
-    """True if an observation without a matching part is an error."""
+    """True if an observation must have a matching part."""
     ends_episodes = False
     """True if the transform may set `truncated` or `terminated`."""
 
@@ -116,7 +115,7 @@ class Transform:
         return array
 
     def takes(self, shape: tuple[int, ...], dtype: str) -> bool:
-        """Return whether parts with this row shape and dtype are transformed if `in_keys` is None."""
+        """Return whether to transform parts with this row shape and dtype if `in_keys` is `None`."""
         return True
 
     def reset(self, rows: Rows) -> None:
@@ -128,16 +127,16 @@ class Transform:
         rows.obs = self.transform_observation(rows.obs)
 
     def repeat(self, rows: Rows) -> None:
-        """Transform rows of failed envs, which repeat an earlier observation. Leave reward and flags unchanged.
+        """Transform rows of failed envs, which repeat an earlier observation, by `step`.
 
-        Calls `step` by default. A transform that counts steps must not count here.
+        Leave reward and flags unchanged, and count no step.
         """
         self.step(rows)
 
     def episode_state(self, ids: np.ndarray) -> dict[Any, Any]:
-        """Return the state of these envs' episodes, a tree of numpy arrays (k, ...). Empty if there is no such state.
+        """Return the state of these envs' episodes, a tree of numpy arrays (k, ...), empty without a state.
 
-        NotImplementedError if `has_state` is True and the class defines neither this nor `set_episode_state`.
+        NotImplementedError if `has_state` is True and the class does not define this method.
         """
         if self.has_state:
             name = type(self).__name__
@@ -148,17 +147,14 @@ class Transform:
         return {}
 
     def set_episode_state(self, ids: np.ndarray, state: dict[Any, Any]) -> None:
-        """Restore the state that `episode_state` returned for the same number of envs."""
+        """Restore a state of `episode_state` for the same number of envs."""
 
     def inv(self, action: Any) -> Any:
-        """Return the actions (k, ...) for the env, given the caller's actions."""
+        """Return the env's actions (k, ...) for the caller's."""
         return action
 
     def transform_space(self, space: spaces.Space[Any]) -> spaces.Space[Any]:
-        """Return the space of a transformed part, with the bounds to which `apply` maps the bounds of `space`.
-
-        Assumes that `apply` preserves or reverses order.
-        """
+        """Return the space of a transformed part. `apply` maps the bounds, so it must preserve or reverse order."""
         low, high = bounds_of(space)
         with np.errstate(all="ignore"):
             ends = self.apply(low[None])[0], self.apply(high[None])[0]
@@ -171,19 +167,16 @@ class Transform:
         return space_of(moved_parts(tree, (), written)) if places else space
 
     def transform_action_space(self, space: Any) -> Any:
-        """Return the space of the caller's actions, given the space of the actions that `inv` returns."""
+        """Return the space of the caller's actions, given the env's."""
         return space
 
     def common_properties(self, space: spaces.Space[Any]) -> Any:
-        """Return properties that must be equal in the observation spaces of all envs of a vector env.
-
-        The default is the paths, row shapes and dtypes of the transformed parts.
-        """
+        """Return properties of the observation space that must be equal in all envs of a vector env."""
         tree = space_tree(space, "observation")
         return [(path, [row_of(leaf) for leaf in nest.leaves(part(tree, path))]) for path, _ in self.find_places(tree)]
 
     def attach(self, owner: Any, num_envs: int, observation_space: Any, action_space: Any) -> None:
-        """Attach the transform to `owner`, and clear the state. The spaces are of one env below this transform."""
+        """Attach the transform to `owner` with `num_envs` envs, and clear the state."""
         self._owner, self.num_envs = weakref.ref(owner), num_envs
         self._places = None
         self.clear()
@@ -194,21 +187,21 @@ class Transform:
     # For subclasses and callers to use.
 
     def cached_places(self, obs: Any) -> list[Place]:
-        """Return the places to read and write, found in the first observation and then cached."""
+        """Return the places to read and write, cached from the first observation."""
         if self._places is None:
             self._places = self.find_places(obs)
         return self._places
 
     def transform_observation(self, obs: Any) -> Any:
-        """Return the observation, a tree of arrays (k, ...), with `apply` applied to the selected parts."""
+        """Return the observation, a tree of arrays (k, ...), with transformed parts."""
         return self.with_parts(obs, self.apply)
 
     def with_parts(self, obs: Any, apply: Callable[[Array], Array]) -> Any:
-        """Return the observation with `apply` done to the selected parts. All reads precede the writes."""
+        """Return the observation with `apply` done to the parts. All reads precede the writes."""
         return moved_parts(obs, (), [(target, apply(part(obs, source))) for source, target in self.cached_places(obs)])
 
     def __call__(self, obs: Any) -> Any:
-        """Return a transformed batch of observations. RuntimeError if the transform has a state per env."""
+        """Return transformed observations. RuntimeError if the transform has a state per env."""
         if self.has_state:
             raise RuntimeError(f"{self} keeps a state for each env: use it in a TransformedEnv or TransformedVectorEnv")
         own, self._places = self._places, None  # keep the places of the env that the transform belongs to
@@ -218,10 +211,7 @@ class Transform:
             self._places = own
 
     def find_places(self, tree: Any) -> list[Place]:
-        """Return the places to transform in `tree`, which is a space or a tree of arrays.
-
-        ValueError if no part matches.
-        """
+        """Return the places to transform in a space or tree of arrays. ValueError if no part matches."""
         if isinstance(tree, spaces.Space):
             tree = space_tree(tree, "observation")
         sources = (
@@ -241,7 +231,7 @@ class Transform:
 
     @property
     def parent(self) -> Any:
-        """Env with the same base env and clones of the transforms before this transform, or `None` if not attached."""
+        """Env with the same base env and clones of the earlier transforms, or `None` if not attached."""
         owner = None if self._owner is None else self._owner()
         return None if owner is None else owner.env_before(self)
 
@@ -250,7 +240,7 @@ class Transform:
         return copy.deepcopy(self)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the learnt statistics, if any, without the state of episodes."""
+        """Return the learnt statistics, without the state of episodes."""
         return {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -260,7 +250,6 @@ class Transform:
         return {**self.__dict__, "_owner": None}
 
     def __repr__(self) -> str:
-        """Show the class and the arguments that differ from their defaults, if they are attributes."""
         own, shown = vars(self), ["frozen"] * bool(getattr(self, "frozen", False))
         for name, parameter in inspect.signature(type(self)).parameters.items():
             value = own.get(name, parameter.default)
@@ -272,7 +261,7 @@ class Transform:
 
 
 class EnvTransform(Transform):
-    """Base class of transforms that need to step or render the env. `wrap` wraps the env below the transform."""
+    """Base class of transforms that step or render the env. They need a `TransformedEnv`."""
 
     def __init__(self) -> None:
         super().__init__(in_keys=[])
@@ -312,7 +301,7 @@ class Freezable(Transform):
 
     @staticmethod
     def merged(states: Sequence[dict[str, Any]]) -> dict[str, Any]:
-        """Merge the `state_dict`s of clones, as if a single transform had seen all rows."""
+        """Merge the `state_dict`s of clones, as if one transform had seen all rows."""
         raise NotImplementedError
 
 
@@ -323,7 +312,7 @@ def _paths(keys: Keys) -> list[Path] | None:
 
 
 def _find(tree: Any, path: Path, transform: Transform) -> Path:
-    """Return the path, or () for an observation that is not a dict. ValueError if there is no such part."""
+    """Return the path, or () for an observation that is not a dict. ValueError for a missing part."""
     if path == (WHOLE,) and not isinstance(tree, (dict, tuple)):
         return ()
     try:

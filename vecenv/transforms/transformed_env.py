@@ -1,7 +1,4 @@
-"""`TransformedEnv`: a single env with transforms, which run in the worker.
-
-FrameSkip, NoopReset and PixelObservation are transforms that step or render this env.
-"""
+"""`TransformedEnv`: a single env with transforms, in a worker. FrameSkip, NoopReset, PixelObservation need this env."""
 
 from __future__ import annotations
 
@@ -26,7 +23,6 @@ Env = gymnasium.Env[Any, Any]
 Wrapper = gymnasium.Wrapper[Any, Any, Any, Any]
 MOST_TRIALS = 10
 ONLY_ENV = np.zeros(1, np.int64)
-"""Ids of the rows of a single env."""
 
 
 class TransformedEnv(HasTransforms, Wrapper):
@@ -34,13 +30,12 @@ class TransformedEnv(HasTransforms, Wrapper):
 
         env_fns = [lambda: TransformedEnv(gym.make("ALE/Pong-v5"), Compose(GrayScale(), Resize(84)))] * 8
 
-    `env.transform[0]` is a transform, `env.transform[0].parent` the env with the transforms before it, and
-    `env.base_env` the env without transforms. For a vector env use `TransformedVectorEnv`.
+    `env.transform[0].parent` is the env with the transforms before `env.transform[0]`, and `env.base_env` the env
+    without transforms.
 
-    The constructor raises TypeError for an object that is not a gymnasium env or a transform, ValueError if a transform
-    does not fit, and RuntimeError if a transform belongs to another env. `step` and `reset` raise ObservationError for
-    an observation outside the env's space, EnvContractError for a reward that is not a number or a flag that is not a
-    bool, and ValueError for the shape of an action.
+    TypeError for an object that is not a gymnasium env or a transform. ValueError if a transform does not fit, or for
+    the shape of an action. RuntimeError if a transform belongs to another env. ObservationError for an observation
+    outside the env's space. EnvContractError for a reward that is not a number or a flag that is not a bool.
 
     >>> from vecenv.transforms.shapes import UnsqueezeTransform
     >>> env = TransformedEnv(gymnasium.make("CartPole-v1"), UnsqueezeTransform(0))
@@ -61,7 +56,6 @@ class TransformedEnv(HasTransforms, Wrapper):
 
     @property
     def base_env(self) -> Env:
-        """Env below the transforms."""
         return self.env
 
     def rebuild(self, transforms: list[Transform]) -> list[tuple[Any, Any]]:
@@ -80,15 +74,13 @@ class TransformedEnv(HasTransforms, Wrapper):
         return below
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
-        """Start an episode. Return (obs, info)."""
         return self._chain.reset(seed=seed, options=options)
 
     def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
-        """Step the env. Return (obs, reward, terminated, truncated, info)."""
         return self._chain.step(action)
 
     def episode_state(self) -> dict[str, Any]:
-        """Return the transforms' state of the episode, for `get_state` of a vector env."""
+        """Return the transforms' state of the episode."""
         return self.transform.episode_state(ONLY_ENV)
 
     def set_episode_state(self, state: dict[str, Any]) -> None:
@@ -100,7 +92,7 @@ class TransformedEnv(HasTransforms, Wrapper):
 
 
 class TransformedRows(Wrapper):
-    """Env with transforms of rows around it. The transforms see a batch of 1."""
+    """Env with transforms of rows, which see a batch of 1."""
 
     def __init__(self, env: Env, transform: Compose) -> None:
         super().__init__(env)
@@ -132,7 +124,7 @@ class TransformedRows(Wrapper):
         return nest.take(rows.obs, 0), reward, bool(rows.terminated[0]), bool(rows.truncated[0]), info
 
     def _batch(self, obs: Any) -> Any:
-        """Return the observation as a batch of 1, in the dtypes of the space."""
+        """Return a batch of 1 in the dtypes of the space."""
         try:
             return _as_rows(self._tree, obs)
         except (ValueError, TypeError, ObservationError) as error:
@@ -156,8 +148,9 @@ def _as_rows(tree: Any, obs: Any) -> Any:
 class FrameSkip(EnvTransform):
     """Repeat each action `frame_skip` times, or until the episode ends, and sum the rewards.
 
-    Transforms before it see every frame, transforms behind it only the last. If the env skips this number of frames
-    already (Atari's `frameskip`), nothing is added. ValueError if the env skips another number.
+    Earlier transforms see every frame, later transforms only the last. An env with this frame skip (Atari's
+    `frameskip`) is unchanged. ValueError if the env skips another number.
+
     >>> env = TransformedEnv(gymnasium.make("CartPole-v1"), FrameSkip(4))
     >>> obs, info = env.reset(seed=0)
     >>> env.step(0)[1]
@@ -178,10 +171,10 @@ class NoopReset(EnvTransform):
     Arguments:
         noops: number of steps.
         random: draw the number uniformly between 0 and `noops`.
-        action: "random" for random actions (torchrl), or an action: 0 does nothing in Atari (gymnasium, SB3).
+        action: "random" (torchrl), or an action: 0 does nothing in Atari (gymnasium, SB3).
 
-    Numbers and actions depend only on the seed of `reset`. If the episode ends meanwhile, the env is reset again, up to
-    10 times. Then RuntimeError. Transforms before it see the steps.
+    Numbers and actions depend only on the seed of `reset`. If the episode ends meanwhile, the env is reset up to 10
+    times, then RuntimeError. Earlier transforms see the steps.
 
     >>> from vecenv.transforms.per_episode import StepCounter
     >>> env = TransformedEnv(gymnasium.make("CartPole-v1"), [StepCounter(), NoopReset(5, random=False)])
@@ -231,11 +224,11 @@ class PixelObservation(EnvTransform):
     """Observe the rendered image, uint8 (height, width, 3), in a dict (as `GymEnv(from_pixels=True)`).
 
     Arguments:
-        pixels_only: drop the env's observation. False keeps it as "observation", or under the keys of its Dict.
+        pixels_only: drop the env's observation. False keeps it as "observation", or under its keys.
         key: key of the pixels.
         render_kwargs: arguments of the env's `render`.
 
-    ValueError unless the env has `render_mode="rgb_array"`. The env is reset once when the transform is added.
+    ValueError unless the env has `render_mode="rgb_array"`. Adding the transform resets the env.
 
     >>> env = TransformedEnv(gymnasium.make("CartPole-v1", render_mode="rgb_array"), PixelObservation())
     >>> env.reset(seed=0)[0]["pixels"].shape

@@ -1,4 +1,4 @@
-"""`TransformedVectorEnv`: a vector env with transforms, which work on whole batches in the parent."""
+"""`TransformedVectorEnv`: a vector env with transforms of whole batches in the parent."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ class TransformedVectorEnv(HasTransforms, RowWiseWrapper):
 
         venv = TransformedVectorEnv(ShmemVectorEnv(env_fns), Compose(GrayScale(), Resize(84), ToTensorImage()))
 
-    Except for `VecNorm`, which sees whole batches here, rows equal the rows of envs that are a `TransformedEnv` with
-    the same transforms. State per env (stacked frames, counters) is cleared when this env is reset. All other methods
-    and attributes are forwarded to `venv`.
+    Rows equal the rows of envs with the same transforms in a `TransformedEnv`, except for `VecNorm`, which sees whole
+    batches here. A reset of an env clears its state (stacked frames, counters). Other methods and attributes are
+    forwarded to `venv`.
 
     If a transform ends episodes (`TimeLimit`), no env is reset in the round of its last step, because the worker does
-    not know of this end. `state_dict` and `load_state_dict` have the learnt statistics.
+    not know of this end.
 
-    Raises TypeError for an object that is not a vecenv vector env, and for `FrameSkip`, `NoopReset` and
-    `PixelObservation`, which need a `TransformedEnv` in the env_fns. ValueError if a transform does not fit.
-    RuntimeError for a transform that belongs to another env.
+    TypeError for an object that is not a vecenv vector env, and for `FrameSkip`, `NoopReset` and `PixelObservation`,
+    which need a `TransformedEnv`. ValueError if a transform does not fit. RuntimeError for a transform that belongs to
+    another env.
 
     >>> import gymnasium as gym
     >>> from vecenv import DummyVectorEnv
@@ -55,13 +55,12 @@ class TransformedVectorEnv(HasTransforms, RowWiseWrapper):
         self._observation_space: list[Any] | None = None
         self._action_space: list[Any] | None = None
         self._actions: Any = None
-        """Tree of the leaves of the action space, for all envs."""
+        """Leaves of the action space, for all envs."""
         if transform is not None:
             self.append_transform(transform)
 
     @property
     def base_env(self) -> Any:
-        """Vector env below the transforms."""
         return self.venv
 
     @property
@@ -77,12 +76,12 @@ class TransformedVectorEnv(HasTransforms, RowWiseWrapper):
 
     @property
     def action_space(self) -> list[Any]:
-        """Action spaces of the caller, per env. `seed` seeds them."""
+        """Spaces of the caller's actions, per env. `seed` seeds them."""
         own = self.venv.action_space
         return own if self._action_space is None else self._action_space
 
     def rebuild(self, transforms: list[Transform]) -> list[tuple[Any, Any]]:
-        """Set the spaces for a chain of these transforms. Return the spaces of env 0 below each transform."""
+        """Set the spaces for these transforms. Return the spaces of env 0 below each transform."""
         for each in transforms:
             if isinstance(each, EnvTransform):
                 raise TypeError(
@@ -111,7 +110,7 @@ class TransformedVectorEnv(HasTransforms, RowWiseWrapper):
     # Rounds.
 
     def map_action(self, action: Any) -> Any:
-        """Return the actions for the envs. ValueError for another shape than the action space."""
+        """Return the actions for the envs. ValueError for a wrong shape."""
         if not self.transform.changes_actions:
             return action
         if isinstance(action, (list, tuple)) and not is_tree_of_batches(action, self._actions):
@@ -131,7 +130,7 @@ class TransformedVectorEnv(HasTransforms, RowWiseWrapper):
         return rows.obs, rows.reward, rows.terminated, rows.truncated, info
 
     def map_repeated(self, obs: Any, rew: Any, terminated: Any, truncated: Any, info: np.ndarray) -> Any:
-        """Transform the rows, but not reward and flags, without a change of state."""
+        """Transform the rows of failed envs, without a change of state, reward and flags."""
         rows = Rows(obs, info, rew, terminated, truncated)
         self.transform.repeat(rows)
         return rows.obs, rew, terminated, truncated, info
@@ -165,7 +164,7 @@ class TransformedVectorEnv(HasTransforms, RowWiseWrapper):
                 space.seed(seed)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the statistics of the transforms, and of a vector env below with a `state_dict`."""
+        """Return the statistics of the transforms, and of a vector env below."""
         below = getattr(self.venv, "state_dict", None)
         return super().state_dict() | ({} if below is None else {"venv": below()})
 
@@ -182,7 +181,7 @@ class TransformedVectorEnv(HasTransforms, RowWiseWrapper):
 
 
 def _check_equal_parts(transform: Transform, spaces: list[Any]) -> None:
-    """Raise ValueError if envs differ in properties on which the transform depends, such as shapes and dtypes."""
+    """Raise ValueError if envs differ in shapes or other properties on which the transform depends."""
     if any(space is None for space in spaces):
         raise ValueError(f"{transform} needs envs with an observation_space")
     decides, own = transform.common_properties, transform.common_properties(spaces[0])
@@ -195,6 +194,5 @@ def _check_equal_parts(transform: Transform, spaces: list[Any]) -> None:
 
 
 def _each_once(function: Any, spaces: list[Any]) -> list[Any]:
-    """Apply the function to each space, once for equal spaces."""
     first = function(spaces[0])
     return [first if space == spaces[0] else function(space) for space in spaces]

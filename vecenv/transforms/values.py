@@ -18,7 +18,7 @@ class DTypeCast(Transform):
     """Cast parts of the observation from one dtype to another (as torchrl's DTypeCastTransform).
 
     Arguments:
-        dtype_in, dtype_out: dtypes or their names. Parts with another dtype than `dtype_in` are unchanged.
+        dtype_in, dtype_out: dtypes or their names. Other dtypes than `dtype_in` are unchanged.
         in_keys, out_keys: see `Transform`. None: all parts of `dtype_in`.
         in_keys_inv: `["action"]` also gives an action space of `dtype_in` the dtype `dtype_out`. Actions are cast back.
 
@@ -39,7 +39,7 @@ class DTypeCast(Transform):
             raise ValueError(f'in_keys_inv is ["action"] or None, got {in_keys_inv!r}')
         self.needs_parts = not in_keys_inv
         self._is_cast: Any = None
-        """Tree with True for each part of the actions that is cast, or `None`."""
+        """Tree with True for each part of the actions to cast."""
         super().__init__(in_keys, out_keys)
 
     def takes(self, shape: tuple[int, ...], dtype: str) -> bool:
@@ -87,9 +87,8 @@ class DoubleToFloat(DTypeCast):
 class ObservationNorm(Transform):
     """Compute `obs * scale + loc`, or with `standard_normal` `(obs - loc) / scale` (as torchrl's ObservationNorm).
 
-    `loc` and `scale` are numbers or arrays that broadcast to an observation. Floats keep their dtype, integers become
-    float32. ValueError for a scale of 0 with `standard_normal`. To learn the numbers, use `VecNorm` and its
-    `to_observation_norm`.
+    `loc` and `scale` broadcast to an observation. Floats keep their dtype, integers become float32.
+    `VecNorm.to_observation_norm` learns the numbers. ValueError for a scale of 0 with `standard_normal`.
 
     >>> ObservationNorm(1.0, 2.0, standard_normal=True)(np.array([[5.0]]))
     array([[2.]])
@@ -151,8 +150,8 @@ class RewardClipping(Transform):
 class ActionScaling(Transform):
     """Rescale a bounded Box of actions to `low` ... `high` (as torchrl's ActionScaling, gymnasium's RescaleAction).
 
-    Actions beyond these bounds are mapped beyond the env's bounds. ValueError unless the action space is a Box of
-    floats with finite bounds.
+    Actions beyond these bounds go beyond the env's bounds. ValueError unless the action space is a Box of floats with
+    finite bounds.
 
     >>> import gymnasium as gym
     >>> from vecenv.transforms.transformed_env import TransformedEnv

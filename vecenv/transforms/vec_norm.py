@@ -37,25 +37,24 @@ REWARD = "reward"
 class VecNorm(Freezable):
     """Normalise observations and rewards by their running mean and deviation (as torchrl's VecNorm).
 
-    Each entry has a mean and a variance (float64) over all rows of all envs, including resets, and the number of rows.
-    A batch is first added to the statistics, with which older rows lose weight by the factor `decay`. Then:
+    Each entry has a mean and a variance (float64) over all rows of all envs, including resets, and their number. A
+    batch is first added to the statistics, and older rows lose weight by the factor `decay`. Then:
 
         rows = (rows - mean) / max(sqrt(max(var, eps)), eps)
 
-    A row with NaN, infinity or a number beyond 1e100 is not added, but counted in `<name>_skipped`. It is normalised
-    too, so NaN stays NaN.
+    A row with NaN, infinity or a number beyond 1e100 is not added, but counted in `<name>_skipped`, and normalised.
 
     Arguments:
         in_keys: parts of the observation, and "reward" for the reward. None: all numeric parts, and the reward. A part
-            with the name "reward" is ("reward",).
+            named "reward" is ("reward",).
         out_keys: see `Transform`. Not for the reward.
         decay: weight of older rows per batch. With 1, all rows have the same weight.
         eps: see above.
 
-    Floats keep their dtype, other numbers become float32. In a `TransformedVectorEnv`, VecNorm sees whole batches. In
-    workers, each env has separate statistics, unless `EnvCreator` makes the envs. `freeze` stops the updates.
-    `state_dict` has `<name>_mean`, `<name>_var`, `<name>_count` and `<name>_skipped` for each entry. The part "y" of
-    the part "deep" is named "deep.y".
+    Floats keep their dtype, other numbers become float32. In a `TransformedVectorEnv` the statistics see whole batches.
+    In workers, each env has separate statistics, unless `EnvCreator` makes the envs. `freeze` stops the updates.
+    `state_dict` has `<name>_mean`, `<name>_var`, `<name>_count` and `<name>_skipped` per entry, for example "deep.y"
+    for the part "y" of "deep".
 
     ValueError for vector rewards (leave out "reward"), or if the statistics do not match the env.
 
@@ -117,7 +116,6 @@ class VecNorm(Freezable):
         return super().transform_observation_space(space)
 
     def _new_state(self, space: spaces.Space[Any]) -> dict[str, np.ndarray]:
-        """Return the initial statistics for an env with this space."""
         tree = tree_of(space)
         shapes = {_name(source): bounds_of(part(tree, source))[0].shape for source, _ in self.find_places(space)}
         if self.norms_reward:
@@ -141,7 +139,7 @@ class VecNorm(Freezable):
         rows.obs = moved_parts(rows.obs, (), written)
 
     def _normed(self, name: str, array: Array) -> Array:
-        """Return normalised rows, after an update of the statistics unless they are frozen."""
+        """Return normalised rows, after an update unless frozen."""
         dtype = dtype_name(array) if is_float(array) else "float32"
         rows = cast(array, "float64")
         if self.frozen:
@@ -169,7 +167,6 @@ class VecNorm(Freezable):
         return self._arrays if self._shared is None else self._shared.read()
 
     def _move_to(self, rows: Array) -> None:
-        """Move the statistics to the device of these tensors."""
         if self._shared is not None:
             raise RuntimeError("VecNorm that processes share works on arrays of numpy")
         if isinstance(next(iter(self._arrays.values())), np.ndarray):
@@ -183,7 +180,7 @@ class VecNorm(Freezable):
     # Statistics.
 
     def denorm(self, obs: Any) -> Any:
-        """Undo the normalisation of observations (a batch or a single row), and keep the dtype."""
+        """Undo the normalisation of observations (a batch or a row), in their dtype."""
         written = [(source, self._denormed(name, part(obs, target))) for name, source, target in self._entries]
         return moved_parts(obs, (), written)
 
@@ -196,7 +193,7 @@ class VecNorm(Freezable):
         return cast(cast(array, "float64") * std + mean, dtype_name(array))
 
     def moments(self) -> dict[str, tuple[np.ndarray, np.ndarray]]:
-        """Return copies of mean and deviation by entry. RuntimeError if no entries are known yet."""
+        """Return copies of mean and deviation by entry. RuntimeError if there are no entries yet."""
         arrays = self.state_dict()
         if not arrays:
             raise RuntimeError(f"{self} has no statistics: make it part of an env, or load a state_dict")
@@ -220,8 +217,7 @@ class VecNorm(Freezable):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Load the `state_dict` of a VecNorm, or of an `EnvCreator` whose envs have a single VecNorm, in place.
 
-        If names or shapes do not match, ValueError, and nothing is changed. Before the transform belongs to an env,
-        only the names are checked. The env checks the shapes later.
+        ValueError without changes if names or shapes do not match. Without an env, only names are checked.
         """
         state = state if state.keys() == self._read().keys() else _of_one(state, type(self).__name__)
         arrays = {key: np.array(state[key], np.float64) for key in state}
@@ -247,7 +243,6 @@ class VecNorm(Freezable):
 
     @staticmethod
     def merged(states: Sequence[dict[str, Any]]) -> dict[str, Any]:
-        """Merge `state_dict`s, as if a single VecNorm had seen all rows."""
         found: dict[str, Any] = {}
         for name in _names(states[0]):
             own = [{each: state[f"{name}_{each}"] for each in PARTS} for state in states]
@@ -257,7 +252,7 @@ class VecNorm(Freezable):
     # For processes that share it.
 
     def shared_state(self) -> dict[str, np.ndarray]:
-        """Return the live numpy arrays, for `bind_shared_state` to replace."""
+        """Return the live arrays, which `bind_shared_state` replaces."""
         return self._read()
 
     def bind_shared_state(self, state: Any) -> None:
@@ -281,7 +276,7 @@ def _names(state: Mapping[str, Any]) -> list[str]:
 
 
 def _of_one(state: Mapping[str, Any], name: str) -> Mapping[str, Any]:
-    """Return the part of the only VecNorm in the state of an `EnvCreator`. Return other states unchanged."""
+    """Return the part of the only VecNorm in the state of an `EnvCreator`, or else the state."""
     found = [re.fullmatch(r"(\d+)\.([^.]+)\.(.*)", key, re.DOTALL) for key in state]
     own = [match for match in found if match and match[2] == name]
     if not all(found) or len({match[1] for match in own}) != 1:
@@ -303,7 +298,7 @@ def _is_plain(key: Any) -> bool:
 
 
 def _path(name: str) -> Path:
-    """Return the path of a name. Numbers are places in a Tuple. ValueError for a name that cannot be read."""
+    """Return the path of a name. Numbers are places in a Tuple. ValueError for an unreadable name."""
     if not name.startswith("("):
         return tuple(int(key) if key.isdecimal() else key for key in name.split("."))
     try:
