@@ -1,6 +1,5 @@
-"""Convert a batch of actions of any array library to arrays, once for all envs.
-
-`batch_actions` casts actions to the dtype of the action space. `given_actions` keeps the type of each action.
+"""Conversion of actions of any array library to arrays: `batch_actions` casts to the dtype of the space,
+`given_actions` does not.
 """
 
 from __future__ import annotations
@@ -17,11 +16,10 @@ from vecenv.nest import tensor_on_host
 
 
 class Actions:
-    """Converter of actions for envs with these action spaces. `layout` is the tree of the leaves.
+    """Converter of actions for envs with these action spaces and leaves.
 
-    `casts`: actions are cast to the dtype of their space. Facades set this to False, so that envs get the actions that
-    the caller passed, unless the backend takes only arrays.
-    `checks`: an action outside its space is refused.
+    `casts`: actions are cast to the dtype of their space. Facades set this to False, so that envs get the caller's
+    actions, unless the backend takes only arrays.
     """
 
     def __init__(self, layout: Any, spaces: Sequence[Any], takes_objects: bool, checks: bool) -> None:
@@ -40,7 +38,6 @@ class Actions:
         return batch if casts else given_actions(action, ids, self._layout)
 
     def _check(self, batch: Any, ids: Sequence[int], resets: np.ndarray | None) -> None:
-        """Raise ValueError if an action is not in the space of its stepped env."""
         for row, i in enumerate(ids):
             space, action = self._spaces[i], batch[row] if batch.__class__ is list else nest.take(batch, row)
             ignored = resets is not None and resets[row]
@@ -53,11 +50,11 @@ class Actions:
 def batch_actions(action: Any, ids: Sequence[int], layout: Any) -> Any:
     """Return `action` as a tree of arrays `(k, *shape)` with the dtypes of the action space, or as a list of k objects.
 
-    For Dict and Tuple spaces, pass a tree of batches or a sequence with one dict or tuple per env. Numbers are cast if
-    only rounding of floats changes values. Values that the dtype cannot hold become objects, and the env decides.
+    For Dict and Tuple spaces, pass a tree of batches or one dict or tuple per env. If the dtype cannot hold a value,
+    actions stay objects, and the env decides.
 
     Raises:
-        ValueError: there are not k rows, or numbers have another shape than the space (() and (1,) count as equal).
+        ValueError: there are not k rows, or a shape is wrong (() and (1,) count as equal).
         TypeError: floats for an integer space are not whole numbers.
     """
     if layout.__class__ is Leaf:
@@ -95,10 +92,7 @@ def _is_sample(action: Any, form: Any) -> bool:
 
 
 def given_actions(action: Any, ids: Sequence[int], layout: Any) -> Any:
-    """Return `action` as a tree of arrays if each row keeps type, dtype and shape, else as a list of k objects.
-
-    Arguments and ValueError are as in `batch_actions`.
-    """
+    """Return `action` as a tree of arrays if each row keeps type, dtype and shape, else as a list of k objects."""
     is_array = action.__class__ is np.ndarray and layout.__class__ is Leaf
     if is_array and action.dtype == layout.dtype and action.shape == (len(ids), *layout.shape):
         return action
@@ -108,7 +102,7 @@ def given_actions(action: Any, ids: Sequence[int], layout: Any) -> Any:
 
 
 def _same_rows(rows: list[Any], ids: Sequence[int], leaf: Leaf) -> Any:
-    """Return the rows as one array, if each row has exactly the leaf's type, dtype and shape."""
+    """Return the rows as an array if each row has exactly the leaf's type, dtype and shape."""
     cls = np.ndarray if leaf.shape else leaf.dtype.type
     if all(row.__class__ is cls and row.dtype == leaf.dtype and row.shape == leaf.shape for row in rows):
         return np.array(rows, leaf.dtype)
@@ -164,10 +158,7 @@ def _checked_rows(action: Any, ids: Sequence[int], leaf: Leaf) -> list[Any]:
 
 
 def _tree(action: Any, ids: Sequence[int], layout: Any, join: Callable[..., Any], by_env: bool) -> Any:
-    """Return the tree of the arrays that `join` makes, or None if the form differs or a leaf is not an array.
-
-    `by_env`: `action` has one dict or tuple per env, and is not a tree of batches.
-    """
+    """Return the tree of the arrays that `join` makes, or None if the form differs or a leaf is not an array."""
     if isinstance(layout, Leaf):
         _check_count(action, ids)
         array = join(action, ids, layout)
@@ -215,7 +206,6 @@ def _numeric(array: np.ndarray) -> np.ndarray:
 
 
 def _as_rows(action: Any, ids: Sequence[int]) -> list[Any]:
-    """Return one object per env. A dict of batches is split."""
     if isinstance(action, Mapping):
         return _rows_of_tree(action, ids, None)
     action = on_host(action)
@@ -239,7 +229,7 @@ def _rows_of_tree(action: Any, ids: Sequence[int], form: Any) -> list[Any]:
 
 
 def _batches(tree: Any, form: Any) -> Any:
-    """Return the tree with an array in place of each batch. Batches of objects become object arrays."""
+    """Return the tree with an array in place of each batch."""
     if isinstance(tree, dict):
         return {key: _batches(child, form.get(key) if isinstance(form, dict) else None) for key, child in tree.items()}
     if isinstance(form, ObjectLeaf) and isinstance(tree, (list, tuple)):

@@ -1,4 +1,4 @@
-"""Check arguments of constructors and calls, and convert them: env_fns, ids, seeds, keywords."""
+"""Checks and conversions of arguments: env_fns, ids, seeds, keywords."""
 
 from __future__ import annotations
 
@@ -18,9 +18,8 @@ from vecenv.nest import tensor_on_host
 
 
 def check_env_fns(env_fns: Any) -> list[Callable[[], Any]]:
-    """Return the env_fns as a list of callables. An env id becomes a call of `gymnasium.make`.
-
-    Raises TypeError, ValueError, or gymnasium's error for an unknown id.
+    """Return a list of callables, with `gymnasium.make` for env ids. Raises TypeError, ValueError or
+    gymnasium's error.
     """
     if callable(env_fns) or not hasattr(env_fns, "__iter__") or isinstance(env_fns, (str, bytes, dict)):
         one = repr(env_fns) if isinstance(env_fns, str) else "env_fn"
@@ -54,14 +53,12 @@ def own_env_fns(env_fns: Sequence[Callable[..., Any]]) -> list[Callable[..., Any
 
 
 def measured_env_fns(env_fns: Sequence[Callable[..., Any]]) -> list[Callable[..., Any]]:
-    """Return functions for envs that are only measured, and so must not update shared state."""
+    """Return functions for measured envs, which do not update shared state."""
     return [fn.unshared() if hasattr(fn, "unshared") else fn for fn in own_env_fns(env_fns)]
 
 
 def check_count(name: str, value: Any, most: int | None = None) -> int:
-    """Return `value` as an int. Raise TypeError if `value` is not an integer, ValueError if it is below 1 or above
-    `most`.
-    """
+    """Return `value` as an int. Raise TypeError if it is not an integer, ValueError if it is out of range."""
     is_integer = isinstance(value, (int, np.integer)) and not isinstance(value, bool)
     if not is_integer or value < 1 or (most is not None and value > most):
         expected = "of at least 1" if most is None else f"in [1, {most}]"
@@ -70,7 +67,7 @@ def check_count(name: str, value: Any, most: int | None = None) -> int:
 
 
 def check_timeout(timeout: Any, name: str = "timeout") -> float | None:
-    """Return a positive, finite number of seconds, or None. Raise ValueError for any other value."""
+    """Return a positive number of seconds or None, else raise ValueError."""
     if timeout is None:
         return None
     number = isinstance(timeout, (int, float, np.integer, np.floating)) and not isinstance(timeout, bool)
@@ -80,7 +77,6 @@ def check_timeout(timeout: Any, name: str = "timeout") -> float | None:
 
 
 def check_spaces_equal(reports: Sequence[EnvReport]) -> None:
-    """Raise ValueError, with the ids, if the envs differ in their spaces."""
     for name in ("observation_space", "action_space"):
         found: list[tuple[Any, list[int]]] = []
         for i, report in enumerate(reports):
@@ -95,12 +91,10 @@ def check_spaces_equal(reports: Sequence[EnvReport]) -> None:
 
 
 def as_ids(id: Any, n: int) -> np.ndarray:
-    """Return `id` as a new int64 array (k,). `id` is an int, a sequence or array of ints, or a bool mask of length n.
+    """Return `id` (an int, a sequence or array of ints, or a bool mask) as a new int64 array (k,).
 
-    Raises:
-        IndexError: an id is negative or too large.
-        ValueError: no id is given, an id is given twice, or the mask has a wrong length.
-        TypeError: an entry is not an integer.
+    Raises IndexError if an id is out of range, ValueError for no ids, equal ids or a wrong mask, and TypeError for
+    other types.
     """
     if isinstance(id, np.ma.MaskedArray):
         raise TypeError("env ids must not be a masked array, whose mask has no meaning here; pass ids.compressed()")
@@ -126,7 +120,7 @@ def as_ids(id: Any, n: int) -> np.ndarray:
 
 
 def _are_integers(array: np.ndarray, id: Any) -> bool:
-    """Return True if all ids are integers, even if too large for numpy. A list that contains a bool is refused."""
+    """Return True if all ids are integers, even too large for numpy. A list that contains a bool is refused."""
     if isinstance(id, (list, tuple)) and any(isinstance(i, (bool, np.bool_)) for i in id):
         return False
     if array.dtype == object:
@@ -151,11 +145,7 @@ def reset_arguments(asked: Sequence[int], kwargs: dict[str, Any]) -> dict[int, d
 
 
 def reset_rows(ids: np.ndarray | None, reset: Any, n: int) -> tuple[np.ndarray, list[int]]:
-    """Return a mask of the rows to reset in a round of the envs `ids`, and the ids to reset in the order of their
-    seeds.
-
-    `reset` holds ids in this order, or is a mask of all envs.
-    """
+    """Return a mask of the rows to reset in a round of `ids`, and the ids to reset in the order of their seeds."""
     try:
         mask = np.asarray(reset)
     except ValueError:
@@ -178,7 +168,7 @@ def reset_rows(ids: np.ndarray | None, reset: Any, n: int) -> tuple[np.ndarray, 
 
 
 def as_autoreset(autoreset: Any, k: int) -> bool | np.ndarray:
-    """Return `autoreset` for `k` envs as a bool, or as int64 seeds, one per env (-1: no seed). None means False.
+    """Return `autoreset` for `k` envs as a bool, or as int64 seeds (-1: no seed).
 
     Raises TypeError or ValueError for anything else.
     """
@@ -202,8 +192,8 @@ def as_autoreset(autoreset: Any, k: int) -> bool | np.ndarray:
 
 
 def round_envs(n: int, action: Any, id: Any, kwargs: dict[str, Any]) -> tuple[np.ndarray | None, list[int]]:
-    """Return the envs of `step` or `send` with these arguments, int64 `(k,)` (None: all n, in order), and the ids to
-    reset in the order of their seeds. Raises the vector env's errors for wrong ids.
+    """Return the envs of a call of `step` or `send`, int64 `(k,)` (`None`: all), and the ids to reset in the order of
+    their seeds.
     """
     reset = tensor_on_host(kwargs.get("reset"))
     if action is None:
@@ -218,11 +208,10 @@ def round_envs(n: int, action: Any, id: Any, kwargs: dict[str, Any]) -> tuple[np
 
 MAX_SEED = 2**63
 NO_LISTS = (str, bytes, bytearray, memoryview, Mapping, Set)
-"""Iterables that are not lists of seeds."""
 
 
 def check_seed(seed: Any) -> int:
-    """Return `seed` as an int. Raise ValueError unless `seed` is an integer from 0 to 2**63 - 1 (bools are refused)."""
+    """Return `seed` as an int. Raise ValueError unless it is an integer from 0 to 2**63 - 1 (a bool is refused)."""
     if isinstance(seed, (bool, np.bool_)) or not isinstance(seed, (int, np.integer)):
         raise ValueError(f"a seed must be a non-negative integer, got {seed!r} of type {type(seed).__name__}")
     if not 0 <= int(seed) < MAX_SEED:
@@ -273,7 +262,7 @@ NAMED = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY
 
 
 def check_options(user: type[Any], options: Iterable[str], *takers: type[Any], hidden: Iterable[str] = ()) -> None:
-    """Raise TypeError for a keyword that no constructor of `takers` (default: `user`) and their bases accepts.
+    """Raise TypeError for a keyword that no constructor of `takers` (default: `user`) accepts.
 
     `hidden`: accepted names that a user must not pass.
     """
@@ -286,7 +275,7 @@ def check_options(user: type[Any], options: Iterable[str], *takers: type[Any], h
 
 
 def option_meant(name: str, *takers: type[Any]) -> str | None:
-    """Return the constructor argument of `takers` or their bases that `name` equals or resembles, or None."""
+    """Return the constructor argument that `name` equals or resembles, or None."""
     return _closest(name, sorted(_names(takers)))
 
 

@@ -44,11 +44,9 @@ HOLD_MEMORY = ["arena", "results", "recovery", "status", "calls", "backend"]
 class Engine:
     """Core of a vector env: runs rounds on `backend`.
 
-    `send` starts a round and `receive` ends it. `step` and `exchange` do both; `exchange` is for rounds of all envs.
-    Only one thread may use an engine, but a second thread may call `close`, `alive`, `stats` and `waiting_ids`.
-
-    The arguments are as in `BaseVectorEnv`. `name` is the class name for messages. If `warns`, an engine that is
-    dropped unclosed warns.
+    `send` starts a round, and `receive` ends the round. `step` and `exchange` do both. Only one thread may use an
+    engine, but a second thread may call `close`, `alive`, `stats` and `waiting_ids`. The arguments are as in
+    `BaseVectorEnv`.
     """
 
     def __init__(
@@ -84,7 +82,7 @@ class Engine:
         action_spaces = [report.action_space for report in self.reports]
         self.actions = Actions(layout.action, action_spaces, backend.takes_objects, check_actions)
         self._plain_shape, self._plain_dtype = None, None
-        """Shape and dtype of a batch of actions for all envs that needs no conversion."""
+        """Shape and dtype of actions for all envs that need no conversion."""
         if isinstance(layout.action, Leaf) and not strict and not check_actions:
             self._plain_shape, self._plain_dtype = (n, *layout.action.shape), layout.action.dtype
         spaced = any(report.observation_space is not None for report in self.reports)
@@ -96,10 +94,9 @@ class Engine:
         self.calls = EnvCalls(backend, self.recovery, self.reports, self.status, self.mark)
         self.statistics = Statistics(n)
         self._saw_end = False
-        """True if `alive` saw the end of a worker that the backend has not handled yet."""
+        """True if `alive` saw the end of a worker before the backend did."""
 
     def _open(self, env_fns: Sequence[Any], num_workers: int | None, check_spaces: bool, warns: bool) -> Layout:
-        """Make the envs and the arena. After an error, close everything."""
         # First, so that an interrupted constructor leaves no process behind.
         self._lifetime = Lifetime(self, self.backend, self._name, warns)
         try:
@@ -119,10 +116,7 @@ class Engine:
 
     @sets_mark
     def exchange(self, action: Any, reset: Any = None, autoreset: Any = False, own: bool = False) -> Any:
-        """Run a round of all envs and return `Results.rows`, or `Results.own_rows` if `own`.
-
-        `action` has one row per env. The envs in `reset` (ids or a mask) are reset instead.
-        """
+        """Run a round of all envs and return `Results.rows`, or `Results.own_rows` if `own`."""
         mark = self.mark
         if holds:
             free_stale_locks(sys._getframe(1))
@@ -149,13 +143,12 @@ class Engine:
 
     @is_one_call
     def step(self, action: Any, ids: np.ndarray | None, reset: Any, autoreset: Any) -> Any:
-        """Make `send` and `receive` one call."""
         self._send(action, ids, reset, autoreset, NO_ARGUMENTS)
         return self._receive(False)
 
     @is_one_call
     def send(self, action: Any, ids: np.ndarray | None, reset: Any, autoreset: Any, kwargs: dict[str, Any]) -> None:
-        """Check and start a round of the envs `ids` (None: all). `kwargs` are for the resets."""
+        """Check and start a round of the envs `ids` (`None`: all). `kwargs` are for the resets."""
         self._send(action, ids, reset, autoreset, kwargs)
 
     @is_one_call
@@ -165,7 +158,7 @@ class Engine:
 
     @is_one_call
     def reset(self, ids: np.ndarray | None, kwargs: dict[str, Any]) -> tuple[Any, np.ndarray]:
-        """Reset these envs (None: all), wait for them also in async mode, and return (obs, info)."""
+        """Reset these envs (`None`: all), wait for them also in async mode, and return (obs, info)."""
         self.check_open()
         asked = self.all_ids if ids is None else ids.tolist()
         self._start_resets(ids, kwargs)
@@ -175,7 +168,7 @@ class Engine:
 
     @is_one_call
     def wait_for_all(self, deadline: float | None) -> bool:
-        """Wait until `deadline` (of time.monotonic) for all envs in flight. Return True if all have answered."""
+        """Wait until `deadline` for all envs in flight. Return True if all have answered."""
         done = self.status.enough(self.status.in_flight)
         self._set_mark(self.status.waiting_ids)
         self._wait(done, deadline)
@@ -241,8 +234,8 @@ class Engine:
     ) -> bool:
         """Check and start a round of steps. Return True if the round was plain and has no resets.
 
-        A plain round (all envs, all ready, actions in the arena's shape and dtype) skips most checks, because checks
-        took most of the caller's time.
+        A plain round (all envs ready, actions in the arena's shape and dtype) skips most checks, which took most of the
+        caller's time.
         """
         plain = (
             ids is None
@@ -297,7 +290,7 @@ class Engine:
         return plain
 
     def _seed_next(self, rows: Any, seeds: Any) -> None:
-        """Record the seeds of the envs that may be reset in this round (True: no seeds)."""
+        """Record the seeds of the envs that this round may reset (True: no seeds)."""
         if not self.autoresets:
             raise TypeError(
                 f"{self._name} cannot reset an env in the round of its last step (autoreset=True); use reset(id), or "
@@ -318,7 +311,6 @@ class Engine:
         self._start(ids, op, encoded)
 
     def _begin_resets(self, args: dict[int, dict[str, Any]]) -> None:
-        """Restart the lost envs, and record that all of these envs are being reset."""
         self.recovery.restart_lost(args)
         self.recovery.discard_errors(args)
         self.recovery.resets.update(args)
@@ -363,13 +355,12 @@ class Engine:
         return [i not in ended for i in self.all_ids]
 
     def stats(self) -> dict[str, Any]:
-        """Return the entries of `BaseVectorEnv.stats`."""
         self.check_open()
         backend, recovery = self.backend, self.recovery
         return self.statistics.summary(backend.workers, recovery.restarts, recovery.absorbed) | backend.own_stats
 
     def close(self) -> None:
-        """Close all envs and end the workers, by force after 5 seconds. A second call does nothing."""
+        """Close all envs and end the workers, by force after 5 seconds."""
         if self.closed:
             return
         self.mark.closed = f"Methods of {self._name} cannot be called after close."
@@ -380,6 +371,6 @@ class Engine:
                 self.mark.await_end(lifetime.CALL_TIMEOUT)
             self._lifetime.close()
         finally:
-            # The caller may hold views: then the memory is freed with the last view.
+            # The memory is freed with the caller's last view.
             for name in HOLD_MEMORY:
                 self.__dict__.pop(name, None)

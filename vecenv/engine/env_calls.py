@@ -28,12 +28,11 @@ class EnvCalls:
 
     @is_one_call
     def start(self, ids: np.ndarray | None, op: str, args: Sequence[tuple[Any, ...]]) -> EnvCall:
-        """Start an operation with one tuple of arguments per env, without waiting."""
         return self._start(ids, op, args)
 
     @is_one_call
     def wait(self, call: EnvCall, deadline: float | None) -> bool:
-        """Wait until `deadline` (of time.monotonic) for the answers. Return True if all have arrived."""
+        """Wait until `deadline` for the answers. Return True if all have arrived."""
         self._set_mark(call)
         self._backend.wait(call.done, deadline)
         return call.done()
@@ -45,7 +44,6 @@ class EnvCalls:
 
     @is_one_call
     def run(self, ids: np.ndarray | None, op: str, args: tuple[Any, ...]) -> list[Any]:
-        """Run an operation with the same arguments for each env, and return the results."""
         return self._finish(self._start(ids, op, [args] * len(self._status.all_ids if ids is None else ids)))
 
     def _start(self, ids: np.ndarray | None, op: str, args: Sequence[tuple[Any, ...]]) -> EnvCall:
@@ -85,7 +83,7 @@ class EnvCalls:
 
     @is_one_call
     def set_states(self, ids: np.ndarray | None, states: Sequence[Any]) -> None:
-        """Set the state of each of these envs. A failed env is usable without a reset then."""
+        """Set the states of these envs. A failed env then needs no reset."""
         asked = self._status.all_ids if ids is None else ids.tolist()
         try:
             count = len(states)
@@ -100,9 +98,8 @@ class EnvCalls:
 
     @is_one_call
     def seed(self, seeds: Sequence[int | None]) -> list[int]:
-        """Seed each env and its action space; None leaves an env unchanged.
-
-        Returns the ids of envs without a `seed` method. The caller must reset these with their seeds.
+        """Seed the envs and their action spaces (`None`: unchanged). Return the ids of envs without `seed`, which the
+        caller must reset.
         """
         chosen = [i for i, seed in enumerate(seeds) if seed is not None]
         if not chosen:
@@ -127,7 +124,6 @@ def of_engine(read: Callable[[Any], list[Any]], doc: str) -> Any:
 
 
 def reported(name: str, doc: str) -> Any:
-    """Return a property with the entry `name` of each env's report."""
     return of_engine(lambda engine: [getattr(report, name) for report in engine.reports], doc)
 
 

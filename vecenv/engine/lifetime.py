@@ -15,13 +15,13 @@ CLOSE_TIMEOUT = 5.0
 """Seconds until `close` ends workers by force."""
 
 CALL_TIMEOUT = 1.0
-"""Seconds that `close` waits for a call of another thread, before this call meets closed objects."""
+"""Seconds that `close` waits for a call of another thread."""
 
 _open: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
 def _disable_all() -> None:
-    """Disable all engines in a forked copy of the process, because the workers belong to the original."""
+    """Disable all engines in a forked process, because the workers belong to the parent."""
     for owner in list(_open):
         owner.usable = False
 
@@ -40,12 +40,11 @@ class Lifetime:
         _open.add(owner)
 
     def discard(self) -> None:
-        """Leave it to the owner to close the backend."""
         self._backend = None
         self._finalizer.detach()
 
     def close(self) -> None:
-        """Close the backend, and warn about each problem. A second call does nothing."""
+        """Close the backend, and warn about each problem."""
         backend, self._backend = self._backend, None
         if backend is None or self._finalizer.detach() is None or self.pid != os.getpid():
             return
@@ -63,7 +62,7 @@ def _close_all() -> None:
 
 
 def _close_dropped(backend: Backend, name: str | None, pid: int) -> None:
-    """End the workers of a vector env that was never closed, unless this process is a forked copy."""
+    """Close a vector env that was dropped unclosed, unless this process is a forked copy."""
     if pid == os.getpid():
         backend.close(CLOSE_TIMEOUT)
         if name is not None:
@@ -71,7 +70,7 @@ def _close_dropped(backend: Backend, name: str | None, pid: int) -> None:
 
 
 class NotStarted:
-    """Placeholder of an engine that is not started: every use but `close` raises NotStartedError."""
+    """Placeholder for an engine: each use but `close` raises NotStartedError."""
 
     closed = True
 

@@ -21,37 +21,30 @@ from vecenv.backends.memory.shared_state import free_stale_locks, holds
 from vecenv.errors import CLOSED_MEANWHILE, ClosedError
 
 INTERRUPTS = (KeyboardInterrupt, SystemExit)
-"""Exceptions that signal handlers raise in the middle of a call."""
 SIGNAL = "a signal"
 RECOVERY_TIMEOUT = 5.0
 """Seconds that a recovery waits for workers, before it ends them."""
 
 Result = TypeVar("Result")
 _calls: set[CodeType] = set()
-"""Code objects of all methods that set a mark."""
 
 
 class Mark:
-    """Mark of one vector env."""
-
     __slots__ = ("cause", "closed", "ids", "is_set")
 
     def __init__(self) -> None:
         self.is_set: int = False
-        """Ident of the thread whose call has set the mark; True if an exception has ended this call."""
+        """Ident of the thread whose call has set the mark; True if an exception ended this call."""
         self.ids: Collection[int] = ()
-        """Ids of the envs of this call."""
         self.cause = SIGNAL
         """Name of the exception that ended this call."""
         self.closed: str | None = None
         """Message of the ClosedError to raise after `close`."""
 
     def is_in_use(self, frame: FrameType | None = None) -> bool:
-        """Return True if the call that set the mark still runs (in another thread or below a signal handler) or has
-        cleared the mark.
+        """Return True if the call that set the mark still runs or has cleared the mark.
 
-        The search covers only this thread, from `frame` on: without the interpreter lock, frames of other threads
-        change meanwhile.
+        The search covers only this thread, because frames of other threads may change meanwhile.
         """
         owner = self.is_set
         return not owner or _is_elsewhere(owner) or _is_in(frame or sys._getframe(1), self)
@@ -91,8 +84,7 @@ class LayerMark:
     """Mark of a wrapper or facade, because calls of these layers change more state than the engine's.
 
     A call stores its envs in `_in_call` before its first change, and None after its last. If an interrupt leaves envs
-    there, the call itself tries to recover, so that `failed_id` is up to date. If a second interrupt prevents this, the
-    next call recovers.
+    there, this call recovers, or the next call if a second interrupt comes.
     """
 
     _in_call: Any = None
@@ -112,7 +104,7 @@ class LayerMark:
         return result
 
     def _halves(self, first: Callable[[], Any], second: Callable[[], Result]) -> Result:
-        """Make two calls as one, because an interrupt may come between them. Return the second result."""
+        """Make two calls as one, because an interrupt may come between them."""
         return self._as_one_call((), lambda: (first(), second())[1])
 
     def _note_end(self, error: BaseException) -> None:
@@ -123,14 +115,11 @@ class LayerMark:
             self._abandon(error)
 
     def _recover(self, caller: FrameType) -> None:
-        """Recover from an interrupted call, unless the call is still on a stack."""
         if not _is_on_a_stack(self, caller):
             self._abandon(None)
 
     def _abandon(self, error: BaseException | None) -> None:
-        """Abandon the envs in flight, which then need a reset. `_in_call` is cleared last, in case of another
-        interrupt.
-        """
+        """Abandon the envs in flight. `_in_call` is cleared last, in case of another interrupt."""
         engine: Any = self.engine  # type: ignore[attr-defined]
         if not engine.closed:
             engine.abandon(error)
@@ -138,7 +127,7 @@ class LayerMark:
 
 
 def _is_on_a_stack(owner: Mark | LayerMark, frame: FrameType) -> bool:
-    """Return True if a call that has set this mark is on a stack, in this thread from `frame` on.
+    """Return True if a call that has set this mark is on a stack.
 
     Other threads are searched only with the interpreter lock, because without the lock their frames change meanwhile.
     """

@@ -25,9 +25,7 @@ logger.addHandler(logging.NullHandler())  # silent unless the program configures
 
 
 def is_repeated(info: Mapping[str, Any]) -> bool:
-    """Return True if `on_error="restart"` made this info's row after a failure. The row then repeats the last
-    observation.
-    """
+    """Return True if `on_error="restart"` made this row, which then repeats the last observation."""
     last = info.get("final_info", info)
     return isinstance(last, Mapping) and last.get("restarted") is True and "error" in last
 
@@ -36,8 +34,7 @@ class Recovery:
     """Errors of failed envs until their reset, and the budget of restarts.
 
     With on_error="restart", a failed step becomes a truncated row, and a failed reset is retried, up to `max_restarts`
-    times per env and minute. If a worker ends, vecenv charges the env that was running, or all envs of the worker if no
-    env was running.
+    times per env and minute. If a worker ends, vecenv charges the env that was running, else all envs of the worker.
     """
 
     def __init__(self, backend: Backend, on_error: Any, max_restarts: Any, mark: Mark) -> None:
@@ -50,7 +47,6 @@ class Recovery:
         self._times: dict[int, deque[float]] = {}
         self.absorbs = on_error == "restart"
         self.errors: dict[int, BaseException] = {}
-        """Reason why each failed env needs a reset."""
         self._traces: dict[int, tuple[BaseException, TracebackType | None]] = {}
         self.rows: dict[int, Extra] = {}
         """Results of failed envs that were asked to step, until they are collected."""
@@ -58,21 +54,20 @@ class Recovery:
         self.absorbed = 0
         """Number of failures that were not raised."""
         self.resets: dict[int, dict[str, Any]] = {}
-        """Envs that are being reset, with their arguments."""
         self._autoresets = np.zeros(0, np.bool_)
         """Mask of the envs whose latest operation is a step with autoreset."""
         self._last: list[tuple[np.ndarray, np.ndarray]] = []
-        """Arrays of observations in the arena, with a copy from before the operation in flight."""
+        """Arrays of observations, with a copy from before the operation in flight."""
 
     def note_lost(self) -> None:
-        """Record that the envs of ended workers have failed, even if an answer is not collected yet."""
+        """Record that the envs of ended workers have failed."""
         if self._backend.lost and (lost := [i for i in self._backend.lost if i not in self.errors]):
             logger.warning("envs %s are lost: %s", lost, str(self._backend.lost[lost[0]]))
             for i in lost:
                 self.errors[i] = self._backend.lost[i]
 
     def note_interrupted(self, ids: Iterable[int], cause: str) -> None:
-        """Record that these envs need a reset, because an exception named `cause` interrupted their call."""
+        """Record that these envs need a reset after the exception `cause`."""
         self.resets, self.rows = {}, {}
         self.restore_rows(list(ids))
         for i in ids:
@@ -82,7 +77,6 @@ class Recovery:
             )
 
     def exception_of(self, failure: Failure) -> BaseException:
-        """Return the exception to raise for a failure, with the pid of its worker."""
         pid = next((worker.pid for worker in self._backend.workers if failure.env_id in worker.ids), None)
         return failure.exception(pid)
 
@@ -150,10 +144,7 @@ class Recovery:
         return ids[~failed], ops[~failed]
 
     def settle(self, extras: dict[int, Extra], answered: Collection[int]) -> list[int]:
-        """Absorb failures of a round if `on_error` allows. Return the ids of the envs whose failure raises.
-
-        `answered` are the envs with a row of `answer_failed`.
-        """
+        """Absorb failures of a round if `on_error` allows. Return the ids of the envs whose failure raises."""
         failed, resets = [], self.resets
         for i, extra in extras.items():
             failure = extra.failure
@@ -178,7 +169,6 @@ class Recovery:
         return failed
 
     def _next_episode(self, i: int, last: Extra) -> Extra:
-        """Reset env i after its failure was absorbed in a step with autoreset. `last` is the extra of its row."""
         arena = self._backend.arena
         rows = [(obs, final) for obs, final in zip(nest.leaves(arena.obs), nest.leaves(arena.final), strict=True)]
         arrays = [(obs, final) for obs, final in rows if obs.dtype != object]
@@ -196,7 +186,7 @@ class Recovery:
         return last._replace(failure=first.failure)
 
     def _reset_again(self, i: int, kwargs: dict[str, Any]) -> Extra:
-        """Retry a failed reset, in a new worker if needed, until the reset succeeds or the budget is spent."""
+        """Retry a failed reset until the reset succeeds or the budget is spent."""
         while True:
             extra = self._try_reset(i, {i: kwargs} if kwargs else {})
             if extra.failure is None:
@@ -219,8 +209,8 @@ class Recovery:
         return taken.extras.get(i) or Extra(next((infos[i] for infos in taken.infos), None))
 
     def _restart(self, i: int) -> None:
-        """Restart the worker of a lost env. First record the errors of its block, because the backend discards them,
-        and each env of the block needs a reset.
+        """Restart the worker of a lost env. Errors are recorded before the backend discards them, because each env of
+        the block needs a reset.
         """
         self.note_lost()
         block = self._backend.restart(i)
@@ -233,7 +223,7 @@ class Recovery:
         return Extra(info={"restarted": True, "error": f"{type(error).__name__}: {error}"})
 
     def _may_absorb(self, i: int) -> bool:
-        """Charge a failure to the budget of env i. Return False if the budget is spent or `on_error` is "raise"."""
+        """Charge a failure to the budget of env i, or return False."""
         if not self.absorbs or self._is_spent(i):
             return False
         self._times.setdefault(i, deque(maxlen=self._max_restarts)).append(time.monotonic())
@@ -245,7 +235,6 @@ class Recovery:
         return times is not None and len(times) == times.maxlen and time.monotonic() - times[0] < WINDOW
 
     def _note_budget(self, i: int, error: BaseException) -> None:
-        """Add a note to the error that explains why on_error="restart" did not absorb this error."""
         if self.absorbs and self._is_spent(i):
             add_note(
                 error,

@@ -24,11 +24,11 @@ from vecenv.errors import Partial
 Step = tuple[Any, np.ndarray, np.ndarray, np.ndarray, np.ndarray]
 """(obs, rew, terminated, truncated, info)"""
 OwnStep = tuple[Any, np.ndarray, np.ndarray, np.ndarray, Mapping[int, dict[str, Any]]]
-"""A batch with the non-empty infos as the envs returned them, by env id."""
+"""A batch with the non-empty infos of the envs, by env id."""
 
 
 class Results:
-    """Builder of the batches that an engine returns, as copies or as views of the arena (see docs/guarantees.md).
+    """Builder of the batches that an engine returns (copies, or views of the arena).
 
     `spaced`: the envs have observation spaces. Without spaces, observations are stacked while all have one shape.
     """
@@ -46,29 +46,27 @@ class Results:
     ) -> None:
         self._arena, self._recovery, self._env_status = arena, recovery, status
         self.copies = copy
-        """True if full batches are copies of the arena, not views."""
         self._all = status.all_ids
         self.infos = ReturnedInfos(arena, self._all)
         self._objects = [leaf for leaf in nest.leaves(arena.obs) if leaf.dtype == object]
         self.splits = not stack_obs and isinstance(layout.obs, (dict, tuple))
-        """True if Dict and Tuple observations become an object array with one dict or tuple per env."""
+        """True if Dict and Tuple observations become an object array."""
         self._unspaced = not spaced and isinstance(layout.obs, ObjectLeaf)
         self._single = arena.obs if isinstance(arena.obs, np.ndarray) and not self._unspaced else None
         self._whole: tuple[np.ndarray, ...] | None = None
-        """Arrays to copy for a batch of all envs, if observations and rewards are single numeric arrays."""
+        """Arrays to copy for a batch of all envs, if each column is a single numeric array."""
         if copy and self._single is not None and not self._objects:
             self._whole = self._single, arena.reward, arena.terminated, arena.truncated
         self._reward_shape: tuple[int, ...] | None = None
-        """Shape of a reward, from the first step."""
         self.checks_scalars = True
-        """True if a scalar reward may be wrong, so that `settle` checks each round."""
+        """True if a scalar reward may be wrong."""
         self._row_shape: tuple[int, ...] | None = None
         self._ragged = False
         self.repeats_objects = recovery.absorbs
-        """True if rows of failed envs repeat observations, so that the caller needs copies of objects."""
+        """True if rows may repeat observations, so that the caller needs copies of objects."""
 
     def rows(self, ids: np.ndarray | None, asked: Sequence[int], taken: Taken) -> Step:
-        """Return the result of `step` for the envs `ids` (None: all); `asked` is the same as a list."""
+        """Return the result of `step` for the envs `ids` (`None`: all), which are listed in `asked`."""
         return *self._columns(ids, taken.extras), self.infos.rows(asked, taken)
 
     def _columns(self, ids: np.ndarray | None, extras: Mapping[int, Extra]) -> Any:
@@ -79,7 +77,6 @@ class Results:
         return self.obs(ids, extras), self.rew(ids, extras), terminated, truncated
 
     def obs(self, ids: np.ndarray | None, extras: Mapping[int, Extra]) -> Any:
-        """Return the observations of `ids` (None: all, in order)."""
         for i, extra in extras.items():
             if extra.objects is not None:
                 if len(extra.objects) == 1:
@@ -105,7 +102,7 @@ class Results:
         return leaf.copy() if self.copies else leaf
 
     def _stack_if_even(self, values: np.ndarray) -> np.ndarray:
-        """Stack observations without a space. After the first differing shape, all batches are object arrays."""
+        """Stack observations without a space, until their shapes differ once."""
         if not self._ragged:
             for value in values:
                 shape = np.shape(value) if isinstance(value, (np.ndarray, np.generic, int, float)) else None
@@ -128,7 +125,7 @@ class Results:
     def _wrong_rewards(self, asked: Sequence[int], extras: Mapping[int, Extra], unstepped: Any) -> dict[int, Extra]:
         """Return a failure for each env whose reward shape differs from the first step's.
 
-        Workers do not check this, because no worker sees all rewards. Envs in `unstepped` have no row of a step.
+        Workers do not check this, because no worker sees all rewards.
         """
         if self._reward_shape == ():  # a row without an extra has a scalar
             asked = [i for i, extra in extras.items() if extra.reward is not None]
@@ -150,11 +147,11 @@ class Results:
         return wrong
 
     def own_rows(self, ids: np.ndarray | None, taken: Taken) -> OwnStep:
-        """Return the rows with non-empty infos as the envs returned them, by env id."""
+        """Return the rows with the non-empty infos of the envs, by env id."""
         return *self._columns(ids, taken.extras), self.infos.by_id(taken)
 
     def settle(self, ids: np.ndarray | None, asked: list[int], taken: Taken) -> Taken:
-        """Return the results after recovery. Raise the first failure, with the other results in `error.partial`."""
+        """Return the results after recovery. Raise the first failure, with the other results in `partial`."""
         recovery = self._recovery
         rows: dict[int, Extra] = {}
         if recovery.rows:
@@ -196,7 +193,6 @@ class Results:
 
 
 def own_objects(leaf: np.ndarray) -> np.ndarray:
-    """Return a copy of the array and of its objects."""
     return nest.object_array([own_copy(value) for value in leaf]) if leaf.dtype == object else leaf.copy()
 
 
@@ -208,11 +204,10 @@ def _row(leaf: np.ndarray, i: int, owns_objects: bool = False) -> Any:
 
 
 KEPT_ROUNDS = 1024
-"""Number of latest rounds for the percentiles."""
 
 
 class Statistics:
-    """Counters of an engine. The engine writes the attributes directly, to save function calls."""
+    """Counters of an engine, which writes the attributes directly to save function calls."""
 
     def __init__(self, n: int) -> None:
         self._n, self.rounds, self.resets = n, 0, 0
@@ -223,7 +218,7 @@ class Statistics:
         self.round_seconds: deque[float] = deque(maxlen=KEPT_ROUNDS)
 
     def _last_rounds(self) -> list[float]:
-        """Return the seconds of the last rounds, even if another thread is adding a round."""
+        """Return the seconds of the last rounds, even if another thread adds one."""
         while True:
             with suppress(RuntimeError):  # without the interpreter lock, the deque may change during iteration
                 return list(self.round_seconds)

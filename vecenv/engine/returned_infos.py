@@ -25,7 +25,7 @@ class ReturnedInfos:
         self.own_ids: dict[int, Any] = {}
         """Values that envs of the last batch had under "env_id", by env id."""
         self.lasts: dict[int, tuple[Any, Any]] = {}
-        """`final_obs` of the last batch and, if its types differ, the env's original observation, by env id."""
+        """`final_obs` of the last batch and, if its types differ, the env's observation, by env id."""
 
     def rows(self, asked: Sequence[int], taken: Taken) -> np.ndarray:
         """Return an object array (k,) of new dicts, each with its `env_id`."""
@@ -49,7 +49,7 @@ class ReturnedInfos:
         return infos
 
     def by_id(self, taken: Taken) -> Mapping[int, dict[str, Any]]:
-        """Return the non-empty infos and last observations as the envs returned them, by env id."""
+        """Return the non-empty infos and last observations of the envs, by env id."""
         if taken is NOTHING_BESIDES:
             return {}
         if not taken.extras and len(taken.infos) < 2:
@@ -62,7 +62,6 @@ class ReturnedInfos:
         return {i: infos[i] for i in sorted(infos) if infos[i]}
 
     def _merged(self, taken: Taken) -> dict[int, dict[str, Any]]:
-        """Return infos from rows and from extras, with last observations from the arena."""
         infos = {i: info for columns in taken.infos for i, info in columns.items()} if taken.infos else {}
         for i, extra in taken.extras.items():
             infos[i] = dict(extra.info or {})

@@ -32,17 +32,16 @@ class EnvStatus:
         self.all_idle = bytes([opcodes.IDLE]) * n
         self._all_done = bytes([opcodes.DONE]) * n
         self.order: list[np.ndarray | None] = []
-        """Ids of each round in flight, in the order of the call (None: all envs)."""
+        """Ids of each round in flight, as in the call."""
         self.all_answered = self.enough(n)
 
     @property
     def in_flight(self) -> int:
-        """Number of envs with an operation whose result is not collected yet."""
+        """Number of envs with a result that is not collected yet."""
         return 0 if self.was_interrupted else self._n - self.bytes.tobytes().count(opcodes.IDLE)
 
     @property
     def waiting_ids(self) -> list[int]:
-        """Ids of the envs in flight."""
         return [] if self.was_interrupted else self._busy_ids()
 
     def _busy_ids(self) -> list[int]:
@@ -51,20 +50,18 @@ class EnvStatus:
 
     @property
     def was_interrupted(self) -> bool:
-        """True if an interrupt ended the last call. The next call then discards the results in flight."""
+        """True if an interrupt ended the last call."""
         return bool(self._mark.is_set) and not self._mark.is_in_use(sys._getframe(1))
 
     @property
     def interrupted_ids(self) -> list[int]:
-        """Ids of the envs that need a reset, because an interrupt ended the last call."""
+        """Ids of the envs that need a reset after an interrupt."""
         return sorted({*self._mark.ids, *self._busy_ids()})
 
     def recover(self, caller: FrameType) -> None:
-        """Recover from an interrupted call: discard the results in flight, and clear the mark. Their envs then need a
-        reset.
+        """Discard the results in flight, whose envs then need a reset, and clear the mark.
 
-        `caller` is the frame that called the method which found the mark set. After an interrupt in here, the mark
-        stays set.
+        After an interrupt in here, the mark stays set.
         """
         mark = self._mark
         if not mark.is_set:  # a call of another thread has ended meanwhile
@@ -83,7 +80,7 @@ class EnvStatus:
         mark.is_set, mark.cause = False, SIGNAL
 
     def enough(self, need: int) -> Callable[[], bool]:
-        """Return a test if `need` envs have answered, which is fast enough for polling."""
+        """Return a fast test if `need` envs have answered."""
         status, all_done = self.bytes, self._all_done
 
         def enough() -> bool:
@@ -93,7 +90,6 @@ class EnvStatus:
         return enough
 
     def answered(self, asked: Sequence[int]) -> Callable[[], bool]:
-        """Return a test if these envs have answered."""
         if len(self._busy_ids()) == len(asked):
             return self.enough(len(asked))
         status = self.bytes
@@ -118,12 +114,11 @@ class EnvStatus:
 
     @property
     def ready_ids(self) -> list[int]:
-        """Ids of the envs that can be stepped."""
         busy, failed = self._busy_ids(), self.failed_ids
         return [i for i in self.all_ids if i not in busy and i not in failed]
 
     def check_idle(self, ids: np.ndarray | None) -> None:
-        """Raise RuntimeError if one of these envs (None: any) is still stepping."""
+        """Raise RuntimeError if one of these envs (`None`: any) is still stepping."""
         if self.bytes.tobytes() == self.all_idle:
             return
         busy = np.flatnonzero(self._array[... if ids is None else ids] != opcodes.IDLE)
@@ -155,11 +150,11 @@ class EnvStatus:
             )
 
     def note_ends(self, ids: np.ndarray | None, taken: Taken, arena: Arena) -> None:
-        """Record which envs need a reset (with `strict`): their episode ended, and this round did not reset them."""
+        """Record which envs need a reset (with `strict`)."""
         rows: Any = ... if ids is None else ids
         self._unreset[rows] = arena.terminated[rows] | arena.truncated[rows]
         self._unreset[[i for i, extra in taken.extras.items() if extra.final is not None]] = False
 
     def note_begun(self, i: int, needs_reset: bool = False) -> None:
-        """Record that env i was reset or got a state, or that env i needs a reset."""
+        """Record that env i was reset, or needs a reset."""
         self._unreset[i] = needs_reset
