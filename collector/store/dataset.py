@@ -24,24 +24,24 @@ MEMORY = 2**28
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Transitions:
-    """K steps, each with the observation before and after it."""
+    """K steps, each with the observation before and after the step."""
 
     obs: Any
-    """`(K, ...)`, or a dict or tuple of such: the observation for which the action was chosen."""
+    """Observations before the steps: `(K, ...)`, or a dict or tuple of arrays."""
     action: Any
-    """`(K, ...)`, or a tree of such."""
+    """`(K, ...)`, or a dict or tuple of arrays."""
     reward: np.ndarray
     """float64 `(K,)` or `(K, m)`."""
     next_obs: Any
-    """As `obs`; of the last step of an episode its last observation."""
+    """Observations after the steps."""
     terminated: np.ndarray
     """bool `(K,)`."""
     truncated: np.ndarray
     """bool `(K,)`."""
     episode: np.ndarray
-    """int64 `(K,)`: number of the episode."""
+    """int64 `(K,)`: episode numbers."""
     step: np.ndarray
-    """int64 `(K,)`: steps of it before this one."""
+    """int64 `(K,)`: earlier steps of the episode."""
 
     def __len__(self) -> int:
         return len(self.reward)
@@ -50,22 +50,20 @@ class Transitions:
         return f"Transitions({len(self)} steps of {len(np.unique(self.episode))} episodes)"
 
     def as_dict(self) -> dict[str, Any]:
-        """The columns by name."""
         return dict(vars(self))
 
 
 class Dataset:
-    """The committed episodes of a folder, in the order of their numbers; also of a job that is running or was killed.
+    """Committed episodes of a folder, ordered by number, also of a running or killed job.
 
-    Opening reads the manifest only. A shard is opened when an episode of it is needed, and its size, its hash and all
-    that is in it are checked then, once. Nothing in the folder is trusted: no file outside it is opened, nothing is
-    unpickled, and no more is allocated than the files can hold; what does not fit together raises `DatasetError`.
+    The constructor reads only the manifest. A shard is opened when needed, and fully checked the first time. The folder
+    is not trusted: no file outside is opened, nothing is unpickled, and memory is bounded by the file sizes.
 
     Args:
-        folder: what a job, `StoreWriter` or `RecordEpisodes` wrote.
-        memory: bytes of shards to keep mapped or inflated, besides one shard; what is returned is not counted.
+        folder: folder that a job, `StoreWriter` or `RecordEpisodes` wrote.
+        memory: maximum bytes of open shards, in addition to one shard.
 
-    Raises `DatasetError` where the folder holds no data set, or one that is damaged.
+    Raises `DatasetError` if the folder has no data set, or if the data set is damaged.
 
     >>> import tempfile, gymnasium
     >>> from collector import RecordEpisodes
@@ -85,16 +83,14 @@ class Dataset:
     def __init__(self, folder: str | os.PathLike[str], *, memory: int = MEMORY) -> None:
         self.folder = Path(os.path.abspath(folder))
         self.head = read_head(self.folder)
-        """Notes of the writer on the data set: spaces, versions, the job (docs/guides/datasets.md)."""
+        """Description by the writer: spaces, versions, job (docs/guides/datasets.md)."""
         manifest = read_manifest(self.folder)
         self.end = manifest.end
-        """The number of the episode before which a complete data set ends; None: it is not complete."""
+        """Number of episodes in a complete data set, else None."""
         self.failed = manifest.failed
-        """Failures that the writer counted, by name."""
         self.state = manifest.state
-        """The last state that the writer left for the next one."""
         self.layout: EpisodeLayout | None = manifest.layout
-        """The arrays of a shard; None where there is none yet."""
+        """Arrays of a shard; None if no shard is committed."""
         if self.layout is not None:
             try:
                 check_spaces(self.layout, spaces_of(self.head))
@@ -108,7 +104,7 @@ class Dataset:
         self._index = index if (np.diff(index["number"]) > 0).all() else index.take(np.argsort(index["number"]))
         self._starts = np.append(0, np.cumsum(self._index["length"]))
 
-    # What is known without opening a shard
+    # Known from the manifest
 
     def __len__(self) -> int:
         return len(self._index)
@@ -119,47 +115,47 @@ class Dataset:
 
     @property
     def complete(self) -> bool:
-        """True once the writer has ended it."""
+        """True if the writer has ended the data set."""
         return self.end is not None
 
     @property
     def steps(self) -> int:
-        """Steps of all episodes."""
+        """Number of steps in all episodes."""
         return int(self._starts[-1])
 
     @property
     def numbers(self) -> np.ndarray:
-        """int64 `(episodes,)`: the numbers, which grow."""
+        """int64 `(episodes,)`: increasing episode numbers."""
         return self._index["number"].copy()
 
     @property
     def lengths(self) -> np.ndarray:
-        """int64 `(episodes,)`: steps of each."""
+        """int64 `(episodes,)`: steps per episode."""
         return self._index["length"].copy()
 
     @property
     def returns(self) -> np.ndarray:
-        """float64 `(episodes,)`: the sum of the rewards of each."""
+        """float64 `(episodes,)`: sum of rewards per episode."""
         return self._index["returns"].copy()
 
     @property
     def observation_space(self) -> Any:
-        """The space of one env; None where the head has none that can be made again."""
+        """Space of one env; None if unknown, or without a JSON form."""
         return space_from_json(self.head.get("observation_space"))
 
     @property
     def action_space(self) -> Any:
-        """As `observation_space`, of the actions."""
+        """As `observation_space`, for actions."""
         return space_from_json(self.head.get("action_space"))
 
     @property
     def shard_files(self) -> list[str]:
-        """The shards, in the order of their commits."""
+        """Paths of the shards, in the order of their commits."""
         return [record.shard for record in self._shards.records]
 
     @property
     def nbytes(self) -> int:
-        """Size of the shards on the disk."""
+        """Bytes on the disk."""
         return sum(record.nbytes for record in self._shards.records)
 
     # Episodes
@@ -171,10 +167,7 @@ class Dataset:
     def __getitem__(self, which: slice) -> Dataset: ...
 
     def __getitem__(self, which: int | slice) -> Episode | Dataset:
-        """The episode at a place in the order of numbers, as arrays of your own; of a slice, a data set of fewer.
-
-        Raises IndexError, and `DatasetError` where its shard is damaged.
-        """
+        """Return an episode by index, in new arrays, or a `Dataset` for a slice. Raises IndexError, `DatasetError`."""
         if isinstance(which, slice):
             part = object.__new__(Dataset)
             part.__dict__.update(vars(self))
@@ -189,7 +182,7 @@ class Dataset:
         return (self[place] for place in range(len(self)))
 
     def blocks(self, nbytes: int = 2**26) -> Iterator[EpisodeBatch]:
-        """All episodes in order, several at a time as one set of arrays of about `nbytes` (at least one episode)."""
+        """Yield all episodes in order, in batches of about `nbytes`."""
         waiting: list[Episode] = []
         size = 0
         for episode in self:
@@ -204,29 +197,23 @@ class Dataset:
     # Transitions
 
     def transitions(self) -> Transitions:
-        """All transitions in memory, episode after episode; of a part: `dataset[:100].transitions()`.
-
-        Raises `DatasetError` where there is none.
-        """
+        """Return all transitions, ordered by episode. Raises `DatasetError` without episodes."""
         if not len(self):
             raise DatasetError(f"{self.folder} has no episodes yet")
         return self.take(np.arange(self.steps))
 
     def take(self, steps: Any) -> Transitions:
-        """The transitions with these numbers, of `0..self.steps - 1` in the order of `transitions()`: int array `(k,)`.
-
-        Raises IndexError.
-        """
+        """Return transitions by index, int `(k,)`, in the order of `transitions()`. Raises IndexError."""
         steps = np.asarray(steps)
         if not steps.size or steps.dtype.kind not in "iu":
             raise IndexError(f"expected the numbers of one or more transitions, got {steps.size} values {steps.dtype}")
         if not (steps.min() >= 0 and steps.max() < self.steps):
             raise IndexError(f"the data set has {self.steps:,} transitions, got {steps.min()} to {steps.max()}")
-        steps = steps.astype(np.int64, copy=False)  # numpy makes floats of unsigned and signed integers
+        steps = steps.astype(np.int64, copy=False)  # numpy would make floats of unsigned and signed integers
         episode = np.searchsorted(self._starts, steps, side="right") - 1
         step, index = steps - self._starts[episode], self._index
         shard, row = index["shard"][episode], index["first"][episode] + step
-        # By shard, and within it by place: each is opened once, and read in the order of the disk.
+        # Sorted, so that each shard is opened once and read in the order of the disk.
         order = np.lexsort((row, shard))
         found: dict[str, Any] = {}
         for into in np.split(order, np.flatnonzero(np.diff(shard[order])) + 1):
@@ -241,19 +228,18 @@ class Dataset:
         return Transitions(**found, episode=index["number"][episode], step=step)
 
     def batches(self, batch_size: int, seed: int, passes: int | None = None) -> Iterator[Transitions]:
-        """Random transitions, `batch_size` at a time: each once a pass, `passes` times (None: without end).
+        """Yield random batches. Each of the `passes` (None: endless) yields every transition once.
 
-        The same seed gives the same batches. A pass is a permutation of windows: the shards in random order, as many at
-        a time as `memory` of the constructor holds, and the transitions of these in random order. So memory stays below
-        that and a few batches; where it holds the whole data set, any transition may be next. Draws with replacement
-        are `take(rng.integers(data.steps, size=batch_size))`. The last batch of a pass is smaller where `batch_size`
-        does not divide the steps. Raises `DatasetError` where there are no episodes, ValueError for a `batch_size`
-        below 1.
+        The same seed gives the same batches. To bound memory, a pass takes shards in random order, as many as fit into
+        `memory` of the constructor, and shuffles their transitions together. The last batch of a pass may be smaller.
+        To draw with replacement, use `take(rng.integers(data.steps, size=batch_size))`.
+
+        Raises `DatasetError` without episodes, and ValueError if `batch_size` is below 1.
         """
         return (self.take(steps) for steps in self.batch_order(batch_size, seed, passes))
 
     def batch_order(self, batch_size: int, seed: int, passes: int | None = None) -> Iterator[np.ndarray]:
-        """The numbers of the transitions of each batch of `batches`: int64 `(batch_size,)`; raises as it does."""
+        """Yield the indices of each batch: int64 `(batch_size,)`. Raises as `batches`."""
         if batch_size < 1:
             raise ValueError(f"batch_size must be at least 1, got {batch_size}")
         if not len(self):
@@ -272,7 +258,7 @@ class Dataset:
                 yield rest
 
     def _windows(self, rng: np.random.Generator) -> Iterator[np.ndarray]:
-        """Shards in random order, as many at a time as memory holds, and their transitions in random order."""
+        """Yield shuffled transition indices of random shards that fit into memory."""
         shards, windows, number, size = rng.permutation(np.unique(self._index["shard"])), [], 0, 0
         for which in shards.tolist():
             nbytes = self._shards.nbytes(which)
@@ -287,11 +273,13 @@ class Dataset:
             yield rng.permutation(np.arange(int(lengths.sum())) + np.repeat(first, lengths))
 
     def as_torch(self, of: str = "transitions", *, batch_size: int = 256, seed: int = 0, passes: int | None = 1) -> Any:
-        """A `torch.utils.data` view, which works with the workers of a DataLoader.
+        """Return a `torch.utils.data` view, which also works in workers of a DataLoader.
 
-        `of="transitions"`: by number, each a dict of tensors. `of="episodes"`: likewise. `of="batches"`: an iterable of
-        what `batches(batch_size, seed, passes)` gives, for `DataLoader(view, batch_size=None, num_workers=2)`, whose
-        workers share the batches out. Raises ValueError for another name.
+        - `of="transitions"` or `"episodes"`: dicts of tensors, by index.
+        - `of="batches"`: `batches(batch_size, seed, passes)` as dicts of tensors, for `DataLoader(view,
+          batch_size=None, num_workers=2)`. The workers share the batches.
+
+        Raises ValueError for any other `of`.
         """
         from collector.store.torch_view import TorchBatches, TorchRows
 
@@ -304,7 +292,7 @@ class Dataset:
     # Checks
 
     def verify(self) -> list[str]:
-        """Read all shards again, also of a slice, and check them; return a line for each problem."""
+        """Check all shards, also of a slice, and return a line per problem."""
         problems = []
         for which in range(len(self._shards.records)):
             try:

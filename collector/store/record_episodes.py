@@ -1,4 +1,4 @@
-"""`RecordEpisodes`: wrap a vector env and store every episode that the caller's loop finishes."""
+"""`RecordEpisodes`: wrap a vector env, and store the episodes that the caller's loop finishes."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from vecenv.extending import as_autoreset, as_ids, is_repeated, round_envs, spre
 from vecenv.nest import as_array
 
 HALVES = ("reset_async", "reset_wait", "step_async", "step_wait")
-"""Methods of a gymnasium VectorEnv that would bypass `reset` and `step`."""
+"""Methods of a gymnasium VectorEnv that the wrapper does not record, and therefore refuses."""
 
 
 def RecordEpisodes(
@@ -37,32 +37,29 @@ def RecordEpisodes(
     overwrite: bool = False,
     **more: Any,
 ) -> Any:
-    """Wrap a vector env so that every episode that its caller's loop plays to its end is stored in `folder`.
+    """Wrap a vector env, and store each episode that the caller's loop finishes in `folder`.
 
     Args:
-        venv: a vector env of vecenv, or any `gymnasium.vector.VectorEnv` in any autoreset mode. What the wrapper
-            returns is what `venv` returns, and has the same methods.
-        autoreset_mode: where the metadata of a VectorEnv do not have it.
-        shard_bytes: episodes are committed when they have so many bytes,
-        shard_seconds: or when the first of them is so old. What is not committed is lost when the process is killed.
-        memory: bytes of episodes in progress to keep; with more, an episode seems to have no end, and `step` raises.
+        venv: a vector env of vecenv, or a `gymnasium.vector.VectorEnv` in any autoreset mode. The wrapper has the same
+            methods and returns the same values.
+        autoreset_mode: needed if the metadata of a VectorEnv have no `autoreset_mode`.
+        shard_bytes: size at which finished episodes are committed.
+        shard_seconds: age at which finished episodes are committed. A kill loses uncommitted episodes.
+        memory: maximum bytes of unfinished episodes. If they need more, `step` raises.
         compress, overwrite: as in `StoreWriter`.
-        resume: go on with the data set that is in the folder, also with one that is complete: it is incomplete again
-            until it is closed. Begin one where there is none.
-        more: entries for the head of the data set, which must be JSON.
+        resume: continue the data set in the folder, even a complete data set, or begin a new data set.
+        more: additional JSON entries for the head of the data set.
 
-    Episodes are numbered in the order of their ends. Those that are in progress when the envs are closed, are reset
-    before their end, or break off because an env failed, are not stored. `seed` of an episode is the one that its
-    reset was given; it is None where the vector env resets by itself.
+    Episodes are numbered in the order of their ends. An episode is discarded if its env fails, or is closed or reset
+    before the end. `Episode.seed` is the seed that the caller passed to the reset, or None.
 
-    `close`, or leaving a `with` block, ends the data set, also where a wrapper or a collector around it closes it.
-    Where an exception (Ctrl-C too) leaves the `with` block of this object, of a wrapper, or of a collector, the data
-    set is not ended: `resume=True` goes on with it. So it is where this object is dropped, or the program ends, without
-    `close`. In all these cases the episodes that have ended are committed. Read it with `Dataset(folder)`.
+    `close`, or the end of a `with` block, ends the data set, also of a wrapper or collector around this object. If an
+    exception (also Ctrl-C) leaves the block, or if `close` is never called, finished episodes are committed, but the
+    data set is not ended: `resume=True` continues. Read the data set with `Dataset(folder)`.
 
-    Raises `DatasetError` where the folder cannot be used, the spaces have no arrays of one form, the disk is full, or
-    episodes in progress need more than `memory`; ValueError for an unknown autoreset mode, and for a vector env with
-    `stack_obs=False`.
+    Raises `DatasetError` if the folder cannot be used, if observations or actions are not arrays of numbers with one
+    shape in all envs, if the disk is full, or if unfinished episodes exceed `memory`. Raises ValueError for an unknown
+    autoreset mode, and for a vector env with `stack_obs=False`.
 
     >>> import tempfile, gymnasium
     >>> from collector import Dataset
@@ -80,12 +77,12 @@ def RecordEpisodes(
     writer = StoreWriter(folder, head, compress=compress, resume=resume, overwrite=overwrite, reopen=resume)
     recorder = EpisodeRecorder(n, writer, layout, shard_bytes, shard_seconds, memory)
     recorded = wrap(venv, recorder)
-    weakref.finalize(recorded, recorder.finish, complete=False)  # where it is dropped without `close`
+    weakref.finalize(recorded, recorder.finish, complete=False)  # if nobody calls `close`
     return recorded
 
 
 def _wrapper_of(venv: Any, autoreset_mode: AutoresetMode | str | None) -> tuple[Any, int, tuple[Any, Any]]:
-    """The class that wraps a vector env, the number of envs, and their observation and action spaces."""
+    """Return the wrapper class, the number of envs, and their spaces."""
     if isinstance(venv, VectorEnv):
         mode = autoreset_mode or venv.metadata.get("autoreset_mode")
         if mode is None:
@@ -101,16 +98,15 @@ def _wrapper_of(venv: Any, autoreset_mode: AutoresetMode | str | None) -> tuple[
 
 
 class RecordedVectorEnv(VectorWrapper):
-    """The result of `RecordEpisodes` for a gymnasium VectorEnv."""
+    """Wrapper that `RecordEpisodes` returns for a gymnasium VectorEnv."""
 
     def __init__(self, env: Any, recorder: EpisodeRecorder, mode: AutoresetMode) -> None:
         super().__init__(env)
         self._recorder, self._mode, self._ids = recorder, mode, range(recorder.n)
         self._over = np.zeros(0, np.int64)
-        """The envs that the next step resets (NEXT_STEP)."""
+        """Envs that the next step resets (NEXT_STEP)."""
 
     def __getattr__(self, name: str) -> Any:
-        """Forward what only the wrapped object has."""
         if name in HALVES:
             raise AttributeError(f"RecordEpisodes has no {name}: it records `reset` and `step`")
         if name.startswith("_") or name == "env":
@@ -118,7 +114,6 @@ class RecordedVectorEnv(VectorWrapper):
         return getattr(self.env, name)
 
     def reset(self, *, seed: Any = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
-        """Reset as the wrapped VectorEnv does, and begin the episodes of the envs that are reset."""
         mask, seeds = None if options is None else options.get("reset_mask"), spread_seeds(seed, self._ids)
         ids = np.flatnonzero(np.ones(self.num_envs) if mask is None else mask)
         try:
@@ -131,7 +126,7 @@ class RecordedVectorEnv(VectorWrapper):
         return obs, infos
 
     def step(self, actions: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
-        """Step as the wrapped VectorEnv does, with the actions in the dtypes in which they are stored."""
+        """Step the wrapped VectorEnv with the actions in the stored dtypes."""
         recorder, same_step = self._recorder, self._mode is AutoresetMode.SAME_STEP
         if isinstance(actions, tuple) and isinstance(recorder.sent, tuple):  # batches of a Tuple space
             actions = list(iterate(self.env.action_space, actions))
@@ -142,7 +137,7 @@ class RecordedVectorEnv(VectorWrapper):
             if "restarted" in infos or "restarted" in infos.get("final_info", ()):
                 recorder.discard(_restarted(infos, self.num_envs))
             ended = recorder.step(None, actions, *rows)
-            begun = ended if same_step else self._over  # in NEXT_STEP mode their rows are their resets, and no steps
+            begun = ended if same_step else self._over  # in NEXT_STEP mode these rows are resets
             if ended.size:
                 recorder.end(ended, _final_obs(infos, ended) if same_step else nest.take(rows[0], ended))
             if begun.size:
@@ -155,28 +150,26 @@ class RecordedVectorEnv(VectorWrapper):
         return result
 
     def _abandon(self) -> None:
-        """Abandon all episodes in progress: it is not known which envs have stepped."""
+        """Abandon all unfinished episodes, because it is unknown which envs have stepped."""
         self._over = np.zeros(0, np.int64)
         self._recorder.discard()
 
     def call(self, name: str, *args: Any, **kwargs: Any) -> Any:
-        """Call as the wrapped VectorEnv does, where it can; "step" and "reset" abandon the episodes in progress."""
+        """Pass the call on. "step" and "reset" abandon all unfinished episodes."""
         if name in ("reset", "step"):
             self._abandon()
         return self.env.call(name, *args, **kwargs)  # type: ignore[attr-defined]
 
     def close(self, **kwargs: Any) -> None:
-        """Close the envs, and end the data set."""
         try:
             self.env.close(**kwargs)
         finally:
             self._recorder.finish(complete=True)
 
     def __del__(self) -> None:
-        """Not `close`, as in gymnasium before 1.3: what is dropped ends no data set."""
+        """Override gymnasium before 1.3, which calls `close` here and would end the data set."""
 
     def note_exception(self, error: BaseException) -> None:
-        """Commit what has ended, and leave the data set to be resumed: `close` does not end it any more."""
         self._recorder.finish_after(error)
         if (note := getattr(self.env, "note_exception", None)) is not None:
             note(error)
@@ -186,7 +179,7 @@ class RecordedVectorEnv(VectorWrapper):
 
 
 def _like(given: Any, rows: Any) -> Any:
-    """Return the rows as tensors on the device of the actions that were given, if these are tensors."""
+    """Return the rows as tensors on the device of `given`, if `given` is a tensor."""
     if not hasattr(given, "detach"):
         return rows
     from collector.device.tensors import to_device
@@ -195,9 +188,9 @@ def _like(given: Any, rows: Any) -> Any:
 
 
 def _final_obs(infos: dict[str, Any], rows: np.ndarray) -> Any:
-    """The last observations of envs in SAME_STEP mode, from an array of objects or the arrays of a batch.
+    """Return last observations from the infos of SAME_STEP mode: an array of objects, or arrays.
 
-    `final_observation` is their name in gymnasium 0.29.
+    gymnasium 0.29 calls the entry `final_observation`.
     """
     found = infos["final_obs"] if "final_obs" in infos else infos["final_observation"]
     if isinstance(found, np.ndarray) and found.dtype == object:
@@ -210,7 +203,7 @@ def _stacked(rows: Sequence[Any]) -> Any:
 
 
 def _restarted(infos: dict[str, Any], n: int) -> np.ndarray:
-    """The envs that failed and were made again in this step."""
+    """Return the envs that were restarted in this step."""
     found = np.zeros(n, np.bool_)
     for each in (infos, infos.get("final_info", {})):
         if "restarted" in each and "error" in each:
@@ -219,35 +212,33 @@ def _restarted(infos: dict[str, Any], n: int) -> np.ndarray:
 
 
 class RecordedEngine(RowWiseWrapper):
-    """The result of `RecordEpisodes` for a vector env of vecenv."""
+    """Wrapper that `RecordEpisodes` returns for a vector env of vecenv."""
 
     def __init__(self, venv: Any, recorder: EpisodeRecorder) -> None:
         super().__init__(venv)
         self._recorder, self._seeds = recorder, np.full(recorder.n, -1)
-        """The seeds of the latest resets that envs were sent, alone or after a last step; -1: none."""
+        """Seed of the latest reset that each env was sent, also with a step (autoreset); -1 without a seed."""
         self._in_order = False
-        """True if the last round is a step of all envs, whose rows come in their order."""
+        """True if the last round steps all envs, so rows are ordered by env."""
         self._stored: Any = None
-        """The actions of the last round as they are stored."""
+        """Actions of the last round in the stored dtypes."""
 
     def note_reset(self, id: Any, kwargs: dict[str, Any]) -> None:
-        """Note the seeds."""
         id = kwargs.get("env_id") if id is None else id
         every = range(self._recorder.n)
         self._note_sent(None, None, {"reset": every if id is None else id, "seed": kwargs.get("seed")})
 
     def note_round(self, action: Any, id: Any, kwargs: dict[str, Any]) -> None:
-        """Note the seeds and the actions."""
         super().note_round(action, id, kwargs)
         self._stored = action
         self._note_sent(action, id, kwargs)
 
     def map_action(self, action: Any) -> Any:
-        """The actions in the dtypes in which they are stored: others could not be played again."""
+        """Return the stored actions, so that a replay sends the same values."""
         return self._stored
 
     def _note_sent(self, action: Any, id: Any, kwargs: dict[str, Any]) -> None:
-        """Note what is sent to each env of a round, unless the round is refused because one of them is in flight."""
+        """Record actions and seeds, unless an env is in flight, because the vector env then refuses the round."""
         recorder = self._recorder
         ids, resets = round_envs(recorder.n, action, id, kwargs)
         waiting = () if self.venv.is_closed else self.venv.waiting_id
@@ -265,17 +256,16 @@ class RecordedEngine(RowWiseWrapper):
             self._seeds[resets] = [-1 if seed is None else seed for seed in spread_seeds(kwargs.get("seed"), resets)]
 
     def map_reset(self, obs: Any, info: np.ndarray) -> Any:
-        """Begin the episodes of these rows."""
         ids = np.array([row["env_id"] for row in info], np.int64)
         self._recorder.begin(ids, obs, self._seeds[ids])
         return obs, info
 
     def set_episode_state(self, ids: np.ndarray, state: dict[Any, Any]) -> None:
-        """Abandon the episodes of these envs: after `set_state` their first observations are not known."""
+        """Abandon the episodes of these envs, because their current observations are unknown."""
         self._recorder.discard(ids)
 
     def map_round(self, obs: Any, rew: Any, terminated: Any, truncated: Any, info: np.ndarray) -> Any:
-        """Record a round: its steps, then its resets; nothing in them is changed."""
+        """Record the steps, then the resets of a round."""
         try:
             columns = obs, rew, terminated, truncated
             resets = self._reset_rows(info) if self._resets else None
@@ -292,7 +282,7 @@ class RecordedEngine(RowWiseWrapper):
         return obs, rew, terminated, truncated, info
 
     def _record(self, columns: Any, info: np.ndarray) -> None:
-        """Record rows of steps, and the resets that followed the last one of an episode in the same round."""
+        """Record steps, and resets in the same round (autoreset)."""
         obs, reward, terminated, truncated = nest.map(as_array, columns)
         recorder, ids = self._recorder, None
         if not self._in_order or len(info) != recorder.n:
@@ -306,7 +296,7 @@ class RecordedEngine(RowWiseWrapper):
         broken = [env for env, cut, each in zip(envs, truncations, infos, strict=True) if cut and is_repeated(each)]
         if broken:
             recorder.discard(broken)
-        begun = ["final_obs" in each and "final_info" in each for each in infos]  # in the same round
+        begun = ["final_obs" in each and "final_info" in each for each in infos]  # reset in the same round
         if all(begun):
             last = _stacked([each["final_obs"] for each in infos])
         else:
@@ -318,19 +308,18 @@ class RecordedEngine(RowWiseWrapper):
             recorder.begin(envs[begun], None, self._seeds[envs[begun]])
 
     def call(self, name: str, /, *args: Any, id: Any = None, **kwargs: Any) -> list[Any]:
-        """Call as the wrapped vector env does; "step" and "reset" abandon the episodes in progress of these envs."""
+        """Pass the call on. "step" and "reset" abandon the unfinished episodes of these envs."""
         if name in ("reset", "step"):
             self._recorder.discard(slice(None) if id is None else as_ids(id, self._recorder.n))
         return super().call(name, *args, id=id, **kwargs)
 
     def close(self) -> None:
-        """Close the envs, and end the data set."""
         try:
             self.venv.close()
         finally:
             self._recorder.finish(complete=True)
 
     def note_exception(self, error: BaseException) -> None:
-        """Commit what has ended, and leave the data set to be resumed: `close` does not end it any more."""
+        """Commit finished episodes, so that `close` does not end the data set."""
         self._recorder.finish_after(error)
         super().note_exception(error)

@@ -17,28 +17,28 @@ from vecenv.extending import path_of_descriptor
 T = TypeVar("T")
 FILE, FOLDER = "file", "folder"
 PARTIAL = ".partial"
-"""The end of the name of a file that is being written."""
+"""Suffix of a file that is being written."""
 LOCK = "writer.lock"
 DEEPEST = 8
-"""More folders within folders than any data set has."""
+"""Maximum depth of folders; no data set is so deep."""
 _KINDS = {stat.S_IFREG: FILE, stat.S_IFDIR: FOLDER, stat.S_IFLNK: "link", stat.S_IFIFO: "FIFO", stat.S_IFSOCK: "socket"}
 _OPEN_FOLDER = os.O_RDONLY | os.O_DIRECTORY
-# A FIFO without a writer would block the caller for ever.
+# Without O_NONBLOCK, opening a FIFO without a writer would block forever.
 _OPEN_FILE = os.O_NOFOLLOW | os.O_NONBLOCK
 
 
-# The system calls that change a folder of episodes, by names of this module, so that a test can make any of them fail.
+# Names for the system calls that change a data set, so that tests can make each of them fail.
 fsync, truncate = os.fsync, os.ftruncate
 unlink, rmdir, mkdir = os.unlink, os.rmdir, os.mkdir
 rename = os.replace
 
 
 MOST_BUFFERS = 1024
-"""The most that one call of the system writes (IOV_MAX)."""
+"""Maximum buffers per `writev` call (IOV_MAX)."""
 
 
 def write(fd: int, data: Any) -> None:
-    """Write all of `data`: bytes, a buffer of bytes, or a list of these."""
+    """Write all of `data`: bytes, or a list of buffers."""
     rest = [memoryview(each).cast("B") for each in (data if isinstance(data, list) else [data]) if len(each)]
     at = 0
     while at < len(rest):
@@ -51,7 +51,7 @@ def write(fd: int, data: Any) -> None:
 
 
 class DatasetError(RuntimeError):
-    """A folder of episodes cannot be used; the message has what is wrong with it and what to do."""
+    """The folder of a data set cannot be used."""
 
 
 class FolderInUseError(DatasetError):
@@ -59,12 +59,12 @@ class FolderInUseError(DatasetError):
 
 
 class Closable:
-    """Holds a descriptor, or more, until `close`, the end of a `with` block, or garbage collection."""
+    """Owner of descriptors, closed by `close`, a `with` block, or garbage collection."""
 
     _fd = -1
 
     def close(self) -> None:
-        """Close it; once more does nothing."""
+        """Close the descriptors. Safe to call twice."""
         fd, self._fd = self._fd, -1
         if fd >= 0:
             os.close(fd)
@@ -80,16 +80,18 @@ class Closable:
 
 
 class SafeFolder(Closable, os.PathLike[str]):
-    """A folder by its descriptor.
+    """A folder, held by its descriptor.
 
-    The path that it is made with is the caller's own, and may lead through links. Below it there are files and folders
-    only: a link, or anything else, is a `DatasetError` that names it, also where it takes the place of a folder after
-    that was looked at. Names are relative, such as "shards/000000/obs.npy". Made with another `SafeFolder`, it is one
-    more descriptor of the same folder. Raises FileNotFoundError, and `DatasetError` for what is no folder.
+    The path of the constructor may contain links. Below, only files and folders are allowed: a link raises
+    `DatasetError`, even if it replaces a folder after a check. Names are relative, such as "shards/000000/obs.npy".
+    `SafeFolder(folder)` duplicates the descriptor.
+
+    Methods raise FileNotFoundError for missing entries, `DatasetError` for entries of another kind and failed reads,
+    and OSError for failed writes.
     """
 
     path: Path
-    """For messages, and for what only takes paths."""
+    """Path for messages, and for functions without descriptors."""
 
     def __init__(self, path: str | os.PathLike[str], fd: int | None = None) -> None:
         self.path = Path(os.path.abspath(path))
@@ -104,7 +106,7 @@ class SafeFolder(Closable, os.PathLike[str]):
 
     @classmethod
     def make(cls, path: str | os.PathLike[str]) -> SafeFolder:
-        """Open a folder, which is made with its parents where there is none. Raises OSError."""
+        """Open a folder, created with its parents if missing."""
         whole = Path(os.path.abspath(path))
         there = next(each for each in (whole, *whole.parents) if each.exists())
         if not there.is_dir():
@@ -117,14 +119,15 @@ class SafeFolder(Closable, os.PathLike[str]):
 
     @property
     def fd_path(self) -> str:
-        """A path that leads to this folder whatever takes its name, for a library that opens files by path; it is valid
-        in this process until `close`. Where the system has none: the usual path."""
+        """Path through the descriptor, for libraries that open files by path. It stays valid until `close`, even if the
+        folder is replaced.
+        """
         return path_of_descriptor(self._fd) or str(self.path)
 
-    # What is there
+    # Entries
 
     def kind(self, name: str) -> str | None:
-        """FILE or FOLDER; None: there is nothing of that name. Raises `DatasetError` for a link and all else."""
+        """Return FILE or FOLDER; None if missing."""
         try:
             mode = os.stat(name, dir_fd=self._fd, follow_symlinks=False).st_mode
         except FileNotFoundError:
@@ -138,20 +141,20 @@ class SafeFolder(Closable, os.PathLike[str]):
         return found
 
     def is_here(self, name: str, fd: int) -> bool:
-        """Return whether an open file is still the file of that name. Raises `DatasetError` as `kind`."""
+        """Return whether the open file is still the file of that name."""
         return self.kind(name) is not None and os.path.samestat(
             os.stat(name, dir_fd=self._fd, follow_symlinks=False), os.fstat(fd)
         )
 
     def entries(self) -> list[tuple[str, str]]:
-        """Name and kind of all that is in it, sorted. Raises as `kind`."""
+        """Return name and kind of each entry, sorted."""
         with os.scandir(self._fd) as found:
             names = sorted((each.name, each.is_file(follow_symlinks=False)) for each in found)
         kinds = ((name, FILE if is_file else self.kind(name)) for name, is_file in names)
         return [(name, kind) for name, kind in kinds if kind is not None]
 
     def check(self, depth: int = DEEPEST) -> None:
-        """Raise `DatasetError` where anything in it, at any depth, is neither file nor folder: a link, for one."""
+        """Raise `DatasetError` if the tree is too deep, or contains other entries than files and folders."""
         if not depth:
             raise DatasetError(f"{self.path} is deeper than the folders of a data set; the folder is not to be trusted")
         for name, kind in self.entries():
@@ -160,7 +163,7 @@ class SafeFolder(Closable, os.PathLike[str]):
                     below.check(depth - 1)
 
     def inside(self, name: str, *, make: bool = False) -> SafeFolder:
-        """A folder below it, which is made if `make` says so; "": this one. Raises as the constructor, and OSError."""
+        """Open a subfolder, created if missing with `make`."""
         found = SafeFolder(self)
         for each in name.split("/") if name else ():
             with found as above:
@@ -174,11 +177,7 @@ class SafeFolder(Closable, os.PathLike[str]):
     # Files
 
     def open(self, name: str, flags: int = os.O_RDONLY) -> int:
-        """The descriptor of a regular file.
-
-        Raises FileNotFoundError; `DatasetError` for what is none, and where a file cannot be opened for reading;
-        OSError where it cannot for writing.
-        """
+        """Return a descriptor of a regular file."""
         above, _, last = name.rpartition("/")
         with self.inside(above) as folder:
             fd = folder._open(last, flags | _OPEN_FILE, FILE)
@@ -202,11 +201,11 @@ class SafeFolder(Closable, os.PathLike[str]):
             raise DatasetError(f"{self.path / name} cannot be read: {error.strerror or error}") from None
 
     def _wrong(self, name: str, expected: str) -> DatasetError:
-        found = self.kind(name)  # which raises where it is neither
+        found = self.kind(name)  # raises for a link
         return DatasetError(f"{self.path / name} is a {found}, expected a {expected}; the folder is not to be trusted")
 
     def read(self, name: str, limit: int) -> bytes:
-        """The content of a file of at most `limit` bytes; raises as `open`."""
+        """Return the content of a file of at most `limit` bytes."""
         with os.fdopen(self.open(name), "rb") as file:
             size = os.fstat(file.fileno()).st_size
             if size > limit:
@@ -216,32 +215,31 @@ class SafeFolder(Closable, os.PathLike[str]):
             return file.read(size)
 
     def size(self, name: str) -> int:
-        """Size of a file. Raises as `open`."""
         with os.fdopen(self.open(name), "rb") as file:
             return os.fstat(file.fileno()).st_size
 
     def write(self, name: str, data: Any) -> None:
-        """Give a file its content, on the disk, at once or not at all. Raises OSError, and `DatasetError` as `kind`."""
+        """Replace a file's content on the disk, completely or not at all."""
         self.kind(name)
         self.create(name + PARTIAL, data)
         self.rename(name + PARTIAL, name)
 
     def create(self, name: str, data: Any) -> None:
-        """Write a file, on the disk. Raises as `write`."""
+        """Write a file, and flush it to the disk."""
         fd = self.open(name, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
         try:
             write(fd, data)
-            fsync(fd)  # without it, a power cut after a rename could leave an empty file of that name
+            fsync(fd)  # otherwise a power cut after the rename could leave an empty file
         finally:
             os.close(fd)
 
     def rename(self, old: str, new: str, to: SafeFolder | None = None) -> None:
-        """Give a file or a folder another name, on the disk, here or in the folder `to`. Raises OSError."""
+        """Rename, or move to the folder `to`, and flush."""
         rename(old, new, src_dir_fd=self._fd, dst_dir_fd=(to or self)._fd)
         (to or self).sync()
 
     def remove(self, name: str) -> None:
-        """Remove a file, or a folder with all that is in it. Raises OSError, and `DatasetError` as `kind`."""
+        """Remove a file, or a folder with its content."""
         if self.kind(name) != FOLDER:
             unlink(name, dir_fd=self._fd)
             return
@@ -251,25 +249,25 @@ class SafeFolder(Closable, os.PathLike[str]):
         rmdir(name, dir_fd=self._fd)
 
     def sync(self) -> None:
-        """Return once the names in it are on the disk."""
+        """Flush the names in this folder to the disk."""
         fsync(self._fd)
 
 
 class FolderLock(Closable):
-    """Holds a folder locked, by a file in it, until `close` or the end of the process, however it ends.
+    """Lock of a folder, through a file inside, until `close` or the end of the process.
 
-    Raises `FolderInUseError` at once where another writer has it; the file says which. A child that is forked does not
-    keep the lock: a job that is killed leaves its folder free, even while its workers are still ending.
+    Raises `FolderInUseError` immediately if another writer has the lock. Forked children do not inherit the lock, so
+    that the folder of a killed job is free while its workers still end.
     """
 
     def __init__(self, folder: SafeFolder) -> None:
         self._folder = folder
         _HELD.add(self)
-        while not self._lock():  # the holder before has removed its file
+        while not self._lock():  # the earlier holder has removed the file
             super().close()
 
     def _lock(self) -> bool:
-        """Lock the file; returns whether it is still the one in the folder."""
+        """Lock the file, and return whether it is still the file in the folder."""
         self._fd = self._folder.open(LOCK, os.O_RDWR | os.O_CREAT)
         try:
             fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -288,16 +286,15 @@ class FolderLock(Closable):
         return True
 
     def remove_if_empty(self) -> None:
-        """Remove the folder if it holds nothing but this lock; the lock is removed first, while it is held."""
+        """Remove the folder if it contains only the lock."""
         if [name for name, _ in self._folder.entries()] == [LOCK]:
             self._folder.remove(LOCK)
-            with suppress(OSError):  # another writer has come
+            with suppress(OSError):  # another writer has locked it
                 rmdir(self._folder.path)
 
     def close(self) -> None:
-        """Let others have it; once more does nothing."""
         if self._fd >= 0:
-            fcntl.flock(self._fd, fcntl.LOCK_UN)  # closing is not enough while a child, just forked, has it open too
+            fcntl.flock(self._fd, fcntl.LOCK_UN)  # a child, just forked, may still have the file open
         super().close()
 
 
@@ -309,5 +306,5 @@ def _close_all() -> None:
         Closable.close(lock)
 
 
-# The lock belongs to the open file, which a forked child shares: it closes its own descriptors of it.
+# A forked child shares the open file that carries the lock, so the child closes its descriptors.
 os.register_at_fork(after_in_child=_close_all)

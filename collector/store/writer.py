@@ -1,11 +1,10 @@
 """`StoreWriter`: append episodes to a folder. A committed episode survives a kill at any time.
 
-A commit writes a shard under another name, flushes it to the disk, renames it, flushes the folder, and then adds a line
-to the manifest and flushes that. A reader believes the manifest only, so that
+A commit writes a shard under a temporary name, flushes and renames the shard, and flushes the folder. Then a line is
+appended to the manifest and flushed. Readers trust only the manifest:
 
-- before the line there is no shard, and its episodes have to be collected again;
-- half a line, without its end, is none, and is cut off when the next writer comes;
-- after the line the shard is on the disk.
+- A shard without a line, or with half a line, does not count. The next writer removes it.
+- If the line is complete, so is the shard.
 """
 
 from __future__ import annotations
@@ -34,35 +33,32 @@ from collector.store.shard_layout import EpisodeLayout, check_spaces, check_whol
 _INTERRUPTED = "a commit was interrupted"
 SHARDS = "shards"
 MOST_EPISODES = 2**20
-"""Episodes in a shard: their numbers, lengths and returns have less than 70 bytes each in a line of the manifest."""
+"""Maximum episodes per shard, because a manifest line (70 bytes per episode) has a maximum length."""
 LARGEST_NOTE = LONGEST_LINE // 4
 _SHARD = re.compile(r"\d{6,12}(\.partial)?|w\d{3,9}", re.ASCII)
-"""A shard, or a folder for a part of the data set, whose shards are then adopted."""
+"""Names of shards, and of folders with parts for `StoreWriter.adopt`."""
 
 
 class StoreWriter(Closable):
-    """Writes episodes to a folder, shard by shard.
+    """Writer of a data set.
 
     Args:
-        folder: made if it does not exist, with its parents.
-        head: what `make_head` returns; None: that of the folder, with `resume`.
-        resume: go on with a data set, whose head must agree with `head`. What was not committed is removed: shards
-            without a line, and half a line.
-        reopen: with `resume`, go on with a data set that is complete too: its end is removed, so that it is incomplete
-            until the next `end`. Without, nothing can be added to it.
-        overwrite: remove the data set that is there.
-        compress: deflate the shards (up to 4 GB): smaller, slower to write and to read at random.
-        check: with `resume`, called with the manifest of the data set before anything is changed; what it raises, the
-            constructor does.
+        folder: created with its parents if missing.
+        head: result of `make_head`, or None with `resume` to keep the folder's head.
+        resume: continue a data set with the same head. Uncommitted data are removed.
+        reopen: with `resume`, allow a complete data set. It is incomplete until the next `end`.
+        overwrite: remove the data set in the folder.
+        compress: compress shards of up to 4 GB: smaller, but slower to write and to read at random.
+        check: with `resume`, called with the manifest before any change. Exceptions are passed on.
 
-    Raises `DatasetError` where the folder is locked by another writer, holds links, files of others or another data
-    set, or cannot be written; nothing is changed then.
+    Raises `DatasetError`, before any change, if another writer has locked the folder, if the folder holds links,
+    foreign files or another data set, or if it cannot be written.
 
     Example::
 
         with StoreWriter(folder, make_head(space, space)) as writer:
             writer.add(episodes)
-            writer.commit()                 # these are now safe
+            writer.commit()                 # the episodes are safe now
             writer.end()
     """
 
@@ -81,9 +77,8 @@ class StoreWriter(Closable):
         self.folder = Path(os.path.abspath(folder))
         self.compress = compress
         self.manifest = Manifest()
-        """All that is committed; `manifest.end` is the number of episodes of a data set that is complete."""
         self.waiting_bytes = 0
-        """Size of the episodes that are not committed yet."""
+        """Bytes of uncommitted episodes."""
         self._waiting: list[EpisodeBatch] = []
         self._seen: set[int] = set()
         self._next_number = 0
@@ -92,24 +87,22 @@ class StoreWriter(Closable):
         content = None if head is None else head_bytes(head)
         with writing(self.folder, "choose another folder"), ExitStack() as undo:
             self.opened, _ = open_locked(self.folder, undo)
-            """The folder, for what else is written there; it is closed with the writer."""
+            """The open folder, also for other files of the caller. `close` closes it."""
             if resume and self.opened.kind(HEAD):
                 self.manifest = _resume(self.opened, head, check, reopen)
             elif content is None:
-                read_head(self.opened)  # which says that there is none
+                read_head(self.opened)  # raises: there is no head
             else:
                 check_free(self.opened, overwrite)
                 remove_data(self.opened)
                 self.opened.write(HEAD, content)
             self.head = read_head(self.opened)
-            """The head of the folder."""
             self._spaces = spaces_of(self.head)
             self._next_shard = 1 + max(
                 (int(line.shard.rpartition("/")[2]) for line in self.manifest.shards), default=-1
             )
             self._take_numbers(self.committed)
             self._layout = self.manifest.layout
-            """The layout of all episodes; None until the first are added."""
             self.manifest.fd = self.opened.open(MANIFEST, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
             undo.callback(os.close, self.manifest.fd)
             self.manifest.cut_off()
@@ -120,14 +113,14 @@ class StoreWriter(Closable):
 
     @property
     def committed(self) -> np.ndarray:
-        """int64: the numbers of the episodes that are committed, in the order of their commits."""
+        """int64: numbers of the committed episodes, in the order of their commits."""
         return self.manifest.index["number"]
 
     def add(self, episodes: Episode | Sequence[Episode] | EpisodeBatch) -> None:
-        """Take episodes for the next shard; those without a number get the next free one.
+        """Add episodes to the next shard. An episode without a number gets the next free number.
 
-        Raises `DatasetError` for one that is not whole, has rewards that are not finite, does not fit to those before,
-        or has a number that was taken; then none of them is taken.
+        Raises `DatasetError`, and adds no episode, if an episode is not whole, has rewards that are not finite, has
+        other arrays than earlier episodes, or has a used number.
         """
         several = [episodes] if isinstance(episodes, Episode) else episodes
         self._check_open()
@@ -165,11 +158,12 @@ class StoreWriter(Closable):
         return episodes
 
     def commit(self, *, failed: dict[str, int] | None = None, state: Any = None) -> None:
-        """Write what was added since the last commit as one shard, and then its line in the manifest.
+        """Write the added episodes as a shard, and append its line to the manifest.
 
-        `failed` counts failures since the last commit by name; `state` is any JSON that the next writer wants to find.
-        Raises `DatasetError` where the disk refuses them; what was committed before is unchanged, and the same
-        episodes wait for another attempt. So it does, before anything is written, for a state that is too large.
+        `failed` counts failures since the last commit, by name. `state` is JSON for the next writer.
+
+        Raises `DatasetError` if the disk is full (earlier commits are unchanged, and `commit` can be retried), or,
+        before writing, if `failed` and `state` are too large.
         """
         self._check_open()
         note = Note(failed or {}, state)
@@ -180,7 +174,7 @@ class StoreWriter(Closable):
                 with self._changing():
                     self.manifest.append([note])
             return
-        # Each shard is a line of the manifest, and lines have a limit.
+        # A manifest line has a maximum length.
         *first, last = in_shards(self._waiting, MOST_EPISODES)
         self._waiting = [batch for group in (*first, last) for batch in group]
         for group in first:
@@ -188,7 +182,6 @@ class StoreWriter(Closable):
         self._commit_shard(last, note)
 
     def _commit_shard(self, batches: list[EpisodeBatch], note: Note) -> None:
-        """Write the first batches that wait as one shard, and then its line."""
         layout = self._layout
         assert layout is not None, "set by add"
         with self._changing(), self.opened.inside(SHARDS, make=True) as shards:
@@ -208,7 +201,7 @@ class StoreWriter(Closable):
                 )
                 self.manifest.append([line] if self.manifest.layout is not None else [layout.line(), line])
             except OSError:
-                for each in () if self.manifest.unknown else (name + PARTIAL, name):  # it has no line
+                for each in () if self.manifest.unknown else (name + PARTIAL, name):  # the shard has no line
                     with suppress(OSError):
                         shards.remove(each)
                 raise
@@ -216,16 +209,13 @@ class StoreWriter(Closable):
             self.waiting_bytes = sum(layout.nbytes(len(each.reward), len(each)) for each in self._waiting)
 
     def _new_name(self) -> str:
-        """A name that no shard has had: a line that may be on the disk or not never names one that is written again."""
+        """Return an unused name. Names are never reused, because a line that failed to flush may be on the disk."""
         self._next_shard += 1
         return f"{self._next_shard - 1:06d}"
 
     @contextmanager
     def _changing(self) -> Iterator[None]:
-        """Change the disk and the state of this writer together; a writer for which they may differ does not go on.
-
-        An OSError leaves both as they were. What else ends the block, such as Ctrl-C, may come between the two.
-        """
+        """Break the writer on exceptions other than OSError: the disk and this object may then differ."""
         self._broken = _INTERRUPTED
         try:
             with writing(self.folder, f"the {len(self.committed):,} episodes committed before are kept"):
@@ -236,11 +226,11 @@ class StoreWriter(Closable):
         self._broken = ""
 
     def adopt(self, part: str) -> list[ShardLine]:
-        """Move the committed shards of `part`, a data set in a folder inside this one, here, and return their lines.
+        """Move the committed shards of the data set in the subfolder `part` here, and return their lines.
 
-        It may still be written to, and this be called again: what was moved before is left out. Raises `DatasetError`
-        where its episodes have another layout or numbers that are here already, and where the disk refuses. A shard
-        that is moved and has no line is not committed: the next writer removes it, as all that is left of a part.
+        A part may be adopted repeatedly while it is being written. The next writer removes moved shards without a line.
+
+        Raises `DatasetError` if the layout differs, a number is used already, or the disk refuses.
         """
         self._check_open()
         adopted = []
@@ -265,10 +255,9 @@ class StoreWriter(Closable):
     # End
 
     def end(self, *, episodes: int | None = None) -> None:
-        """Commit what waits, and end the data set: those of its episodes count whose number is below `episodes`.
+        """Commit, and mark the data set as complete. To leave the data set incomplete, call only `close`.
 
-        `episodes`: None: all. Nothing can be added afterwards. A data set that is not complete has no end: call `close`
-        alone.
+        Only episodes with numbers below `episodes` count (None: all).
         """
         self.commit()
         count = self._next_number if episodes is None else episodes
@@ -276,7 +265,7 @@ class StoreWriter(Closable):
             self.manifest.append([End(count)])
 
     def close(self) -> None:
-        """Give the folder back, without committing; once more does nothing."""
+        """Unlock the folder without a commit. Safe to call twice."""
         self._files.close()
         self._broken = self._broken or "it is closed"
 
@@ -293,11 +282,11 @@ def _resume(
     check: Callable[[Manifest], object] = lambda manifest: None,
     reopen: bool = False,
 ) -> Manifest:
-    """Take up the data set of a folder that is locked: all that was not committed is removed, and with `reopen` its
-    end; of the manifest by `Manifest.cut_off`.
+    """Remove uncommitted shards of a locked folder, and return its manifest. `Manifest.cut_off` later shortens the
+    file.
 
-    Raises `DatasetError` where it was begun with another `head`, a shard is missing, or episodes that `reopen` would
-    add do not count; raises as `check`, which is called with the manifest. Nothing is changed then.
+    Raises `DatasetError`, before any change, if `head` differs, if a shard is missing, or if `reopen` would add
+    episodes beyond the end.
     """
     before = read_head(folder)
     if head is not None and (found := head_changes(before, head)):
