@@ -86,7 +86,7 @@ class Dataset:
         """Description by the writer: spaces, versions, job (docs/guides/datasets.md)."""
         manifest = read_manifest(self.folder)
         self.end = manifest.end
-        """Number of episodes in a complete data set, else None."""
+        """Episodes with smaller numbers count. None if the data set is incomplete."""
         self.failed = manifest.failed
         self.state = manifest.state
         self.layout: EpisodeLayout | None = manifest.layout

@@ -1,4 +1,4 @@
-"""The folder that a data set is written to: which files it may hold, and its lock."""
+"""Folder of a data set: allowed files, and the lock."""
 
 from __future__ import annotations
 
@@ -15,16 +15,13 @@ from collector.store.safe_folder import LOCK, PARTIAL, DatasetError, FolderLock,
 OURS = re.compile(
     r"(dataset\.json|manifest\.jsonl|metrics\.jsonl|statistics\.json|[\w-]+\.png)(\.partial|\.tmp)?|writer\.lock|shards|videos|tensorboard|job\.(json|toml|yaml)"
 )
-"""Names in the folder of a data set; a folder with other names is never written to."""
+"""Names in a data set's folder. vecenv never writes to a folder with other names."""
 MOST_ATTEMPTS = 10
-"""Attempts to lock a folder that others make and remove."""
+"""Attempts to lock a folder that other processes create and remove."""
 
 
 def check_folder(path: Path, overwrite: bool) -> None:
-    """Raise `DatasetError` early where no new data set may be written to a folder: a `StoreWriter` asks the same.
-
-    A folder that is not there is made with its parents, and removed again.
-    """
+    """Raise `DatasetError` early if a `StoreWriter` could not write a new data set. A missing folder stays missing."""
     with writing(path, "choose another folder"), ExitStack() as context:
         is_new = not path.exists()
         folder, lock = open_locked(path, context)
@@ -34,20 +31,20 @@ def check_folder(path: Path, overwrite: bool) -> None:
 
 
 def open_locked(path: Path, context: ExitStack) -> tuple[SafeFolder, FolderLock]:
-    """Open a folder, made with its parents if it is missing, and lock it. Raises as `StoreWriter`."""
+    """Open a folder, created if missing, and lock it. Raises as `StoreWriter`."""
     for attempt in count(1):
         folder = context.enter_context(SafeFolder.make(path))
         _check_files(folder)
         try:
             return folder, context.enter_context(FolderLock(folder))
-        except FileNotFoundError:  # another `check_folder` has made and removed the folder
+        except FileNotFoundError:  # another process has removed the folder
             if attempt == MOST_ATTEMPTS:
                 raise
     raise AssertionError
 
 
 def _check_files(folder: SafeFolder) -> None:
-    """Raise `DatasetError` where a folder holds a file that no writer puts there, or at any depth a link."""
+    """Raise `DatasetError` if the folder holds foreign files, or a link at any depth."""
     foreign = [name for name, _ in folder.entries() if not OURS.fullmatch(name)]
     if foreign:
         raise DatasetError(f"{folder.path} is not empty: no job wrote {foreign[0]} there; choose another folder")
@@ -55,7 +52,7 @@ def _check_files(folder: SafeFolder) -> None:
 
 
 def check_free(folder: SafeFolder, overwrite: bool) -> None:
-    """Raise `DatasetError` where a folder holds a data set that is to stay."""
+    """Raise `DatasetError` if the folder holds a data set, unless `overwrite`."""
     if overwrite or all(name == LOCK or name.endswith(PARTIAL) for name, _ in folder.entries()):
         return
     try:
@@ -70,7 +67,7 @@ def check_free(folder: SafeFolder, overwrite: bool) -> None:
 
 
 def remove_data(folder: SafeFolder) -> None:
-    """Remove a data set; the manifest goes first, on the disk too, so that none is found whose shards are missing."""
+    """Remove a data set. The manifest goes first, and is flushed, so that it never lists missing shards."""
     present = [name for name, _ in folder.entries() if name != LOCK]
     heads = [name for name in (MANIFEST, HEAD) if name in present]
     for name in heads:
@@ -85,7 +82,7 @@ def remove_data(folder: SafeFolder) -> None:
 
 @contextmanager
 def writing(folder: Path, advice: str) -> Iterator[None]:
-    """Raise an OSError inside the `with` block as a `DatasetError`."""
+    """Convert an OSError in the `with` block to `DatasetError`."""
     try:
         yield
     except OSError as error:

@@ -1,4 +1,4 @@
-"""Read and write dataset.json, the head of a data set: spaces and job, as JSON."""
+"""Read and write dataset.json, the head of a data set: spaces and job."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ HEAD = "dataset.json"
 FORMAT = {"format": "vecenv dataset", "version": 3}
 LARGEST_HEAD = 2**24
 COMPARED = ("observation_space", "action_space")
-"""Entries that must be the same for a writer to go on with a data set, besides the job."""
+"""Entries that must be equal to resume a data set, in addition to the job."""
 MOST_ELEMENTS = 2**24
-"""The most that an array of one element of a space may hold: 64 MB of float32."""
+"""Maximum size of an array in a space: 64 MB of float32."""
 
 
 def make_head(observation_space: Any = None, action_space: Any = None, job: Any = None, **more: Any) -> dict[str, Any]:
-    """The head of a new data set: spaces of gymnasium, the job as JSON (None where no job writes it), and more entries.
+    """Return the head of a new data set: gymnasium spaces, the job as JSON, and more entries.
 
     >>> make_head(spaces.Discrete(2), made_by="a test")["made_by"]
     'a test'
@@ -39,7 +39,7 @@ def make_head(observation_space: Any = None, action_space: Any = None, job: Any 
 
 
 def head_bytes(head: dict[str, Any]) -> bytes:
-    """The content of the file. Raises `DatasetError` where it is no head, or has what JSON has not."""
+    """Return the content of dataset.json. Raises `DatasetError` for an invalid head, or values outside JSON."""
     try:
         data = json.dumps(head, indent=2, allow_nan=False).encode() + b"\n"
         if len(data) > LARGEST_HEAD:
@@ -51,7 +51,7 @@ def head_bytes(head: dict[str, Any]) -> bytes:
 
 
 def read_head(folder: str | os.PathLike[str]) -> dict[str, Any]:
-    """The head of a folder. Raises `DatasetError` where there is none, or one of another kind."""
+    """Return the head of a folder. Raises `DatasetError` if the head is missing or invalid."""
     root = Path(folder)
     try:
         with SafeFolder(folder) as opened:
@@ -63,7 +63,7 @@ def read_head(folder: str | os.PathLike[str]) -> dict[str, Any]:
 
 
 def _checked(data: bytes) -> dict[str, Any]:
-    """The head. Raises `DatasetError` or ValueError where it is none of a data set that this version reads."""
+    """Parse a head. Raises `DatasetError` or ValueError if this version cannot read it."""
     head: dict[str, Any] = schema.parse(data)
     if type(head) is dict and head.get("format") == FORMAT["format"] and head.get("version") != FORMAT["version"]:
         raise DatasetError(
@@ -77,7 +77,7 @@ def _checked(data: bytes) -> dict[str, Any]:
 
 
 def changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    """Name the entries that differ, with both values.
+    """Return a text per different entry.
 
     >>> changes({"seed": 4, "env": "a"}, {"seed": 5, "env": "a"})
     ['seed was 4, and is 5']
@@ -92,25 +92,24 @@ def changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
 
 
 def head_changes(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
-    """Name what keeps a writer with the head `now` from going on with a data set: other spaces, or another job.
+    """Return the differences that prevent a resume: other spaces, or another job.
 
     >>> head_changes({"job": {"seed": 4, "env": "a"}}, {"job": {"seed": 5, "env": "a"}})
     ['job.seed was 4, and is 5']
     """
     entries = []
-    for head in (before, json.loads(json.dumps(now))):  # where tuples are lists
+    for head in (before, json.loads(json.dumps(now))):  # makes tuples lists
         job = {f"job.{name}": value for name, value in (head.get("job") or {}).items()}
         entries.append({**{key: head.get(key) for key in COMPARED}, **job})
     return changes(*entries)
 
 
 def spaces_of(head: Mapping[str, Any]) -> dict[str, spaces.Space[Any] | None]:
-    """Return the spaces of a head by name."""
     return {key: space_from_json(head.get(key)) for key in COMPARED}
 
 
 def space_to_json(space: Any) -> Any:
-    """A space as JSON; one without an array form (Graph, ...) as its text, which has no way back; None as null.
+    """Return a space as JSON. Spaces without arrays (such as Graph) are stored as text, and cannot be restored.
 
     >>> space_to_json(spaces.Discrete(2))
     {'type': 'Discrete', 'dtype': '<i8', 'n': 2}
@@ -136,7 +135,7 @@ def _form(space: Any) -> SpaceForm:
 
 
 def space_from_json(value: Any) -> spaces.Space[Any] | None:
-    """The space; None for null, and for a space that has no form in JSON. Raises `DatasetError` for all else.
+    """Return the space; None for null, and for a space stored as text. Raises `DatasetError` for invalid JSON.
 
     >>> space_from_json(space_to_json(spaces.Box(-1, 1, (2,))))
     Box(-1.0, 1.0, (2,), float32)
@@ -147,14 +146,14 @@ def space_from_json(value: Any) -> spaces.Space[Any] | None:
         return _space(schema.convert(value, SpaceForm))
     except DatasetError:
         raise
-    except Exception as error:  # gymnasium asserts, numpy overflows: the text describes no space
+    except Exception as error:  # gymnasium asserts, numpy overflows
         raise DatasetError(f"a space in it cannot be made: {type(error).__name__}: {error}") from None
 
 
 def _space(form: SpaceForm) -> spaces.Space[Any] | None:
     if form.type == "Box":
         return _box(form, np.dtype(form.dtype), _shape(form.shape))
-    if form.type == "Discrete":  # gymnasium before 1.2 has int64 only
+    if form.type == "Discrete":  # before 1.2, gymnasium has only int64
         wide: dict[str, Any] = {} if form.dtype == "<i8" else {"dtype": np.dtype(form.dtype).type}
         return spaces.Discrete(form.n, start=form.start, **wide)  # type: ignore[arg-type]
     if form.type == "MultiDiscrete":
@@ -170,7 +169,9 @@ def _space(form: SpaceForm) -> spaces.Space[Any] | None:
     parts = {key: _space(part) for key, part in parts.items()}
     if None in parts.values():
         return None
-    return spaces.Dict([*parts.items()]) if form.type == "Dict" else spaces.Tuple(parts.values())  # it sorts a dict
+    return (
+        spaces.Dict([*parts.items()]) if form.type == "Dict" else spaces.Tuple(parts.values())
+    )  # Dict would sort a dict
 
 
 def _text(dtype: Any) -> str:
@@ -178,13 +179,13 @@ def _text(dtype: Any) -> str:
 
 
 def _bound(bound: np.ndarray) -> Any:
-    """One number where all are equal (as in pictures), else a list in C order."""
+    """Return a number if all values are equal (as for images), else a list in C order."""
     flat = [each if math.isfinite(each) else "inf" if each > 0 else "-inf" for each in bound.reshape(-1).tolist()]
     return flat[0] if flat and flat.count(flat[0]) == len(flat) else flat
 
 
 def _box(form: SpaceForm, dtype: np.dtype, shape: tuple[int, ...]) -> spaces.Box:
-    """A Box whose bounds, where they are one number each, take no memory: a line of JSON may give them any shape."""
+    """Return a Box. Scalar bounds are broadcast, because hostile JSON could claim a huge shape."""
     low, high = (_as_bound(value, dtype, shape) for value in (form.low, form.high))
     if low.shape != high.shape:
         low, high = np.broadcast_to(low, shape), np.broadcast_to(high, shape)

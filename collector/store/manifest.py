@@ -1,6 +1,6 @@
-"""Read and write manifest.jsonl, which has one line per committed shard (see `schema`).
+"""Read and write manifest.jsonl, which has a line per committed shard (see `schema`).
 
-Bytes after the last line end belong to a line that is being written, or was when its writer was killed.
+Bytes after the last line end are ignored, because their writer was killed, or is still writing.
 """
 
 from __future__ import annotations
@@ -21,50 +21,47 @@ from collector.store.shard_layout import EpisodeLayout
 MANIFEST = "manifest.jsonl"
 LONGEST_LINE = 2**27
 BEST_COMPRESSION = 1032
-"""Deflate makes nothing smaller than by this factor, so nothing true is declared with more."""
+"""Maximum factor of deflate. A larger declared size is a lie."""
 
 
 INDEX = np.dtype(
     [("number", "i8"), ("length", "i8"), ("returns", "f8"), ("shard", "i8"), ("position", "i8"), ("first", "i8")]
 )
-"""An entry of the index, which has one for each episode, known without opening a shard: its number, steps and return,
-the index of its shard in the list of shards, its place among the episodes of it, and the row of its first step."""
+"""Index entry of an episode: number, steps, return, index of the shard, place in the shard, and row of the first step.
+"""
 
 
 @dataclass
 class Manifest:
-    """A manifest, line by line as it is read or written, and checked."""
+    """Checked content of a manifest, updated by each line that is read or written."""
 
     shards: list[ShardLine] = field(default_factory=list)
-    """Their lines; numbers, lengths and returns of the episodes are in the index."""
+    """Lines of the shards, without their episode lists, which the index holds."""
     layout: EpisodeLayout | None = None
-    """None as long as no shard is committed."""
     end: int | None = None
-    """Of a complete data set: numbers below this count."""
+    """Episodes with smaller numbers count. None if the data set is incomplete."""
     end_at: int = 0
-    """So many bytes are before the line of the end."""
+    """Bytes before the end line."""
     failed: dict[str, int] = field(default_factory=dict)
-    """Counts of failures, added up."""
     state: Any = None
-    """The last one that the writer left."""
     good_bytes: int = 0
-    """Size of the lines that are whole."""
+    """Bytes of the complete lines."""
     entries: list[np.ndarray] = field(default_factory=list)
-    """Of the index, by shard."""
+    """Parts of the index, by shard."""
     fd: int = -1
-    """The file, open for appending: it belongs to the writer."""
+    """Descriptor for appending, owned by the writer."""
     unknown: str = ""
-    """Not empty: the error after which it is not known what the file ends with."""
+    """Error after which the end of the file is unknown, or empty."""
 
     @property
     def index(self) -> np.ndarray:
-        """Its episodes, in the order of the lines: `INDEX` `(episodes,)`."""
+        """Episodes in the order of the lines: `INDEX` `(episodes,)`."""
         if len(self.entries) != 1:
             self.entries = [np.concatenate([np.zeros(0, INDEX), *self.entries])]
         return self.entries[0]
 
     def take(self, line: Line) -> None:
-        """Add one line. Raises `DatasetError`."""
+        """Add a line. Raises `DatasetError`."""
         if self.end is not None:
             raise DatasetError("it stands after the end")
         if isinstance(line, LayoutLine):
@@ -107,7 +104,7 @@ class Manifest:
         self.shards.append(line.without_episodes())
 
     def problem(self) -> str:
-        """A shard or an episode that is there twice, or ""."""
+        """Return the first problem between lines, such as a duplicate episode, or an empty text."""
         if len({line.shard for line in self.shards}) < len(self.shards):
             return "it names a shard twice"
         numbers = np.sort(self.index["number"])
@@ -116,20 +113,19 @@ class Manifest:
         return f"it ends with {self.end} episodes, and has none" if self.layout is None and self.end else ""
 
     def cut_off(self) -> None:
-        """Remove what follows the lines that have been read, before the first `append`."""
+        """Truncate the file after the complete lines."""
         if os.fstat(self.fd).st_size > self.good_bytes:
             safe_folder.truncate(self.fd, self.good_bytes)
         safe_folder.fsync(self.fd)
 
     def append(self, lines: Sequence[Line]) -> None:
-        """Add these lines, on the disk, or none of them: after an OSError the file is as it was, or `unknown`."""
+        """Append lines, and flush. After an OSError, the file is unchanged, or `unknown` is set."""
         data = b"".join(schema.dump(line) + b"\n" for line in lines)
         try:
             safe_folder.write(self.fd, data)
             safe_folder.fsync(self.fd)
         except OSError as error:
-            # Whether the lines are on the disk is not known. If they cannot be removed, only one who reads the file
-            # again can find out what is there.
+            # The lines may be on the disk. If truncating fails, only a new writer, which reads the file, can tell.
             try:
                 safe_folder.truncate(self.fd, self.good_bytes)
                 safe_folder.fsync(self.fd)
@@ -142,7 +138,6 @@ class Manifest:
 
 
 def file_name(array: str, compressed: bool) -> str:
-    """The file of an array in the folder of a shard."""
     return f"{array}.npy.gz" if compressed else f"{array}.npy"
 
 
@@ -162,12 +157,12 @@ def read_manifest(folder: str | os.PathLike[str]) -> Manifest:
 
 
 def read_lines(folder: str | os.PathLike[str]) -> Iterator[tuple[Line, int]]:
-    """Each whole line of the manifest of a folder, and its size. Raises `DatasetError`."""
+    """Yield each complete line, and its size. Raises `DatasetError`."""
     try:
         with SafeFolder(folder) as opened:
             fd = opened.open(MANIFEST)
     except FileNotFoundError:
-        return  # killed before its first line
+        return  # the writer was killed before its first line
     with os.fdopen(fd, "rb") as file:
         while line := file.readline(LONGEST_LINE + 1):
             if len(line) > LONGEST_LINE:

@@ -1,4 +1,4 @@
-"""`EpisodeRecorder`: keep the rows of each round, and pass finished episodes to a writer."""
+"""`EpisodeRecorder`: record rounds, and pass finished episodes to a `StoreWriter`."""
 
 from __future__ import annotations
 
@@ -23,14 +23,13 @@ from vecenv.nest import as_array
 
 ROUNDS = 1024
 _BYTES = 2**24
-"""The buffer holds so many rounds, or so many bytes of them, whichever is less."""
+"""Limits of the rollout buffer. The smaller limit applies."""
 
 
 def fit_rows(rows: Any, layout: Any) -> Any:
-    """Return observations `(k, ...)` as arrays of the shapes and dtypes of their space, whose tree of leaves is
-    `layout`.
+    """Return observations `(k, ...)` in the shapes and dtypes of `layout`, the tree of leaves of their space.
 
-    Raises `DatasetError` if that would change a value, apart from rounding to a float type.
+    Raises `DatasetError` if a value would change, except by rounding to a float type.
     """
     if isinstance(layout, dict):
         if not isinstance(rows, Mapping) or rows.keys() != layout.keys():
@@ -45,7 +44,7 @@ def fit_rows(rows: Any, layout: Any) -> Any:
         raise _misfit(layout.path, rows, f"{layout.dtype} in the shape {layout.shape}")
     if array.dtype == layout.dtype and array.shape[1:] == layout.shape:
         return array
-    if array.shape[1:] + layout.shape == (1,):  # as in the vector envs, () and (1,) are one
+    if array.shape[1:] + layout.shape == (1,):  # vector envs also treat () and (1,) as equal
         array = array.reshape(len(array), *layout.shape)
     cast = cast_exactly(array, layout.dtype) if array.shape[1:] == layout.shape else None
     if cast is None:
@@ -66,12 +65,12 @@ def _misfit(path: str, rows: Any, expected: str) -> DatasetError:
 
 
 class EpisodeRecorder:
-    """Records the episodes of `n` envs, whose rows have the `layout`, until `finish`.
+    """Recorder of the episodes of `n` envs, until `finish`.
 
-    The k-th row of an env since the last cut is in round k of a rollout buffer. For each env it is known in which round
-    its episode began, so an episode that ends is a run of rows; `cut` copies these runs to the writer. A shard is
-    committed when its episodes have `shard_bytes`, or when the first of them is `shard_seconds` old. Of episodes in
-    progress `memory` bytes are kept between two cuts.
+    Round k of an env since the last `cut` is in row k of a rollout buffer. Each env has the row in which its episode
+    began, so a finished episode is a range of rows. `cut` copies finished episodes to the writer, and keeps unfinished
+    episodes, up to `memory` bytes. A commit follows after `shard_bytes` of finished episodes, or `shard_seconds` after
+    the first.
     """
 
     def __init__(
@@ -80,32 +79,32 @@ class EpisodeRecorder:
         self.n, self._writer, self._layout, self._memory = n, writer, layout, memory
         self._shard_bytes, self._shard_seconds = shard_bytes, shard_seconds
         self.sent = nest.map(lambda leaf: np.zeros((n, *leaf.shape), leaf.dtype), layout.action)
-        """The latest action of each env."""
+        """Latest action of each env."""
         row = nest.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype).nbytes, (layout.obs, layout.action))
         self._buffer = RolloutBuffer(n, max(2, min(ROUNDS, _BYTES // (n * (sum(nest.leaves(row)) + 10)))))
         self._finished, self._pid = False, os.getpid()
         self._unfinished = UnfinishedEpisodes()
         self._all = np.arange(n)
         self._count = np.zeros(n, np.int64)
-        """Number of rounds of each env in the buffer."""
+        """Rounds per env in the buffer."""
         self._is_recorded = np.zeros(n, np.bool_)
-        """True if the episode in progress of an env is recorded. The next three arrays are for these envs."""
+        """True if the env is in a recorded episode. The next three arrays describe this episode."""
         self._first = np.zeros(n, np.int64)
-        """The first round of that episode in the buffer."""
+        """Row in which the episode began."""
         self._before = np.zeros(n, np.int64)
-        """Steps of that episode before the last cut."""
+        """Steps before the last cut."""
         self._seeds = np.full(n, -1)
-        """The seed of that episode."""
         self._together = True
-        """True if all envs took part in each round."""
+        """True if all envs took part in each round, so that a slice addresses their rows."""
         self._ended: list[tuple[Runs, Any]] = []
-        """The last steps of episodes that ended, and their last observations."""
+        """Finished episodes, and their last observations."""
         self._due = float("inf")
-        """The time at which the episodes that have ended are committed; infinite: there are none."""
+        """Time of the next commit; infinite if no episode has finished."""
 
     def actions(self, action: Any, ids: Sequence[int]) -> Any:
-        """The actions of these envs as they are stored: a tree of arrays. Raises as a vector env of vecenv does for
-        them, and `DatasetError` for those that the dtypes of the action space cannot hold.
+        """Return the actions of these envs in the stored dtypes.
+
+        Raises as vecenv's `step`, and `DatasetError` for actions that the dtypes of the action space cannot hold.
         """
         rows = batch_actions(action, ids, self._layout.action)
         if rows.__class__ is list:
@@ -120,9 +119,9 @@ class EpisodeRecorder:
             )
 
     def begin(self, ids: np.ndarray | None, obs: Any, seeds: Iterable[int | None] | None = None) -> None:
-        """Begin episodes of these envs (None: all) with these rows of observations; those in progress are abandoned.
+        """Begin episodes of these envs (None: all), and abandon their unfinished episodes.
 
-        `obs`: None where they are the last ones that `step` got.
+        `obs` are the first observations; None if `step` has recorded them.
         """
         self._check_open()
         envs = self._all if ids is None else ids
@@ -132,15 +131,13 @@ class EpisodeRecorder:
         self._first[envs], self._before[envs], self._is_recorded[envs] = self._count[envs], 0, True
 
     def discard(self, ids: Any = slice(None)) -> None:
-        """Abandon the episodes in progress of these envs: their next steps are not recorded until others begin."""
+        """Abandon the unfinished episodes of these envs. Steps are not recorded until `begin`."""
         self._is_recorded[ids] = False
 
     def step(
         self, ids: np.ndarray | None, action: Any, obs: Any, reward: Any, terminated: Any, truncated: Any
     ) -> np.ndarray:
-        """Record a step of each of these envs (None: all), with the observations after it; return the rows that ended
-        an episode, for `end`.
-        """
+        """Record a step of these envs (None: all). Return the rows that end episodes; pass these envs to `end`."""
         self._check_open()
         n, buffer, obs = self.n, self._buffer, fit_rows(obs, self._layout.obs)
         if time.monotonic() >= self._due or (self._count[0] if self._together else self._count.max()) == buffer.steps:
@@ -166,7 +163,7 @@ class EpisodeRecorder:
         return ended
 
     def _check_memory(self) -> None:
-        """Raise `DatasetError` after a cut where the episodes in progress are larger than the memory for them."""
+        """Raise `DatasetError` if unfinished episodes exceed the memory."""
         if (kept := self._unfinished.nbytes) > self._memory:
             steps = np.where(self._is_recorded, self._before, 0)
             env = int(steps.argmax())
@@ -177,18 +174,18 @@ class EpisodeRecorder:
             )
 
     def end(self, envs: np.ndarray, last_obs: Any) -> None:
-        """End the episodes of these envs with their last steps; `last_obs` are rows in memory of their own."""
+        """End the episodes of these envs. `last_obs` must not be views of a buffer that changes."""
         rows, known = fit_rows(last_obs, self._layout.obs), self._is_recorded[envs]
         self._ended.append((self._runs(envs[known], True), nest.take(rows, known)))
         self._is_recorded[envs] = False
         self._due = min(self._due, time.monotonic() + self._shard_seconds)
 
     def cut(self) -> None:
-        """Give the writer the episodes that have ended, and commit them where that is due.
+        """Pass finished episodes to the writer, and commit if due.
 
-        Raises `DatasetError` for one that it refuses (a reward that is NaN), which is left out, and for a full disk.
+        Raises `DatasetError` if the disk is full, or if an episode is refused (a NaN reward). Other episodes are kept.
         """
-        with sigint_deferred():  # Ctrl-C would leave rows and counts in different states, and end the writer
+        with sigint_deferred():  # Ctrl-C would leave rows and counts inconsistent, and break the writer
             whole = self._take() if self._count.any() else ()
             try:
                 if len(whole):
@@ -204,13 +201,13 @@ class EpisodeRecorder:
                     self._writer.commit()
 
     def _runs(self, envs: np.ndarray, ends: bool) -> Runs:
-        """The steps in the buffer of the episodes in progress of these envs, which end or go on."""
+        """Return the rows of the current episodes of these envs."""
         first, unknown = self._first[envs], np.full(len(envs), -1)
         rows, steps = first * self.n + envs, self._count[envs] - first
         return Runs(envs, rows, steps, self._before[envs], np.full(len(envs), ends), unknown, self._seeds[envs])
 
     def _take(self) -> EpisodeBatch:
-        """Copy the episodes that have ended out of the buffer, keep those in progress, and empty the buffer."""
+        """Copy finished episodes out of the buffer, keep unfinished episodes, and empty the buffer."""
         playing = self._is_recorded
         going = self._runs(np.flatnonzero(playing & (self._first < self._count)), False)
         runs = Runs(*map(np.concatenate, zip(*(runs for runs, _ in self._ended), going, strict=True)))
@@ -225,11 +222,11 @@ class EpisodeRecorder:
         return whole
 
     def finish(self, complete: bool) -> None:
-        """Commit what has ended, and give the folder back; once more, or in a forked process, does nothing."""
+        """Commit, and unlock the folder. Does nothing in a forked process, or if already called."""
         if self._finished or os.getpid() != self._pid:
             return
         self._finished = True
-        with sigint_deferred(), self._writer:  # which is closed, whatever happens
+        with sigint_deferred(), self._writer:  # close the writer in any case
             try:
                 self.cut()
             finally:
@@ -238,7 +235,7 @@ class EpisodeRecorder:
                 self._writer.end()
 
     def finish_after(self, error: BaseException) -> None:
-        """`finish` without an end; what cannot be committed then is a note at the exception that ended the loop."""
+        """Finish without completing the data set. An error of the commit becomes a note on `error`."""
         try:
             self.finish(complete=False)
         except DatasetError as refused:

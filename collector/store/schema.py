@@ -1,6 +1,6 @@
-"""Structs for the JSON of a data set: head, spaces and manifest lines. Each value is checked when it is read.
+"""Structs for the JSON of a data set: head, spaces and manifest lines. Values are checked when read.
 
-`line` is the kind of a line of manifest.jsonl::
+Lines of manifest.jsonl::
 
     {"line": "layout", "obs": {"image": "|u1 84 84", "speed": "<f4"}, "action": "<i8", "reward": "<f8"}
     {"line": "shard", "shard": "shards/000000", "files": {"obs.npy": [23456, "<sha256>"], ...}, "compressed": false,
@@ -8,8 +8,8 @@
     {"line": "note", "failed": {"env": 1}, "state": ...}
     {"line": "end", "episodes": 400}
 
-The layout comes before the first shard, the end last: of a data set that is complete, the episodes below that number
-count. "failed" and "state" (what the writer wants to find again) are optional.
+The layout comes before the first shard. A complete data set ends with "end": only episodes with smaller numbers count.
+"failed" and "state" (for the next writer) are optional.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ except ImportError as error:
     raise ImportError("data sets need msgspec: pip install vecenv[data]", name="msgspec") from error
 
 LARGEST = 2**53
-"""Numbers of episodes and counts are below it: what reads JSON with floats gets them exactly."""
+"""Limit of numbers and counts, which JSON readers with floats represent exactly."""
 LARGEST_SIZE = 2**48
-"""No array is declared larger; products of numbers below stay far from the limits of int64."""
+"""Limit of array sizes, so that products do not overflow int64."""
 DTYPES = ("|b1", "|i1", "|u1", "<i2", "<u2", "<i4", "<u4", "<i8", "<u8", "<f2", "<f4", "<f8")
 Count = Annotated[int, Meta(ge=0, lt=LARGEST)]
 Size = Annotated[int, Meta(ge=0, lt=LARGEST_SIZE)]
@@ -35,11 +35,11 @@ Sha256 = Annotated[str, Meta(pattern=r"^[0-9a-f]{64}\Z")]
 
 
 class Exact(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True, tag_field="line"):
-    """A line of the manifest."""
+    """Line of the manifest."""
 
 
 class LayoutLine(Exact, tag="layout"):
-    """The dtype and the shape of a row of observations, actions and rewards; trees of such (tuples are lists)."""
+    """Row dtype and shape of observations, actions and rewards, as trees (tuples are lists)."""
 
     obs: Any
     action: Any
@@ -47,19 +47,19 @@ class LayoutLine(Exact, tag="layout"):
 
 
 class Note(Exact, tag="note"):
-    """Counts of failures since the line before, and what the writer wants to find again."""
+    """Failures since the previous line, and state for the next writer."""
 
     failed: dict[str, Count] = {}
     state: Any = None
 
 
 class ShardLine(Note, tag="shard", kw_only=True):
-    """One committed shard."""
+    """Committed shard."""
 
     shard: Annotated[str, Meta(pattern=r"^shards/[0-9]{6,12}\Z")]
-    """Its folder."""
+    """Folder."""
     files: dict[str, tuple[Count, Sha256]]
-    """Size and hash of each file in it."""
+    """Size and hash of each file."""
     compressed: bool
     steps: Count
     episodes: Annotated[list[Count], Meta(min_length=1)]
@@ -68,16 +68,15 @@ class ShardLine(Note, tag="shard", kw_only=True):
 
     @property
     def nbytes(self) -> int:
-        """Size of its files."""
         return sum(size for size, _ in self.files.values())
 
     def without_episodes(self) -> ShardLine:
-        """The same without the lists that have an entry for each episode."""
+        """Return a copy without the lists that have an entry per episode."""
         return msgspec.structs.replace(self, episodes=[], lengths=[], returns=[])
 
 
 class End(Exact, tag="end"):
-    """The end of a data set that is complete: numbers below `episodes` count."""
+    """End of a complete data set."""
 
     episodes: Count
 
@@ -86,13 +85,13 @@ Line = LayoutLine | ShardLine | Note | End
 
 
 class SpaceForm(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
-    """A space of gymnasium: its type, and the arguments that make it; of another type its text, without a way back."""
+    """gymnasium space: type and arguments. Other types keep only a text."""
 
     type: Literal["Box", "Discrete", "MultiDiscrete", "MultiBinary", "Dict", "Tuple", "other"]
     dtype: Literal[("", *DTYPES)] = ""  # type: ignore[valid-type]
     shape: Shape = []
     low: Any = None
-    """A bound of a Box is one number, or a list in C order; infinity is "inf"."""
+    """Bound of a Box: a number, or a list in C order. Infinity is "inf"."""
     high: Any = None
     n: int | Shape = 0
     nvec: list[Any] = []
@@ -102,7 +101,7 @@ class SpaceForm(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
 
 
 class Head(msgspec.Struct):
-    """Entries of dataset.json that are checked; others may stand beside them."""
+    """Checked entries of dataset.json. Other entries are allowed."""
 
     format: Literal["vecenv dataset"]
     version: Literal[3]
@@ -113,13 +112,13 @@ class Head(msgspec.Struct):
 
 
 as_json = msgspec.to_builtins
-"""A struct as values of JSON."""
+"""Convert a struct to JSON values."""
 convert = msgspec.convert
-"""The inverse, for a value and a struct. Raises ValueError, and RecursionError where it is nested too deeply."""
+"""Convert JSON values to a struct. Raises ValueError, and RecursionError for deep nesting."""
 
 
 def parse(data: bytes, kind: Any = Any) -> Any:
-    """The value of a JSON text in UTF-8, which must be of that kind. Raises ValueError.
+    """Return the value of a JSON text in UTF-8, checked against `kind`. Raises ValueError.
 
     >>> parse(b'{"a": [1, 2.5]}')
     {'a': [1, 2.5]}
@@ -131,7 +130,7 @@ def parse(data: bytes, kind: Any = Any) -> Any:
 
 
 def dump(value: Any) -> bytes:
-    """One line of JSON, without its end. Raises ValueError for NaN and infinity, TypeError for other objects.
+    """Return a line of JSON without line end. Raises ValueError for NaN and infinity, TypeError for other objects.
 
     >>> dump({"a": (1, 2.5)})
     b'{"a": [1, 2.5]}'

@@ -1,7 +1,6 @@
-"""Write and read a shard: a folder with one .npy file (or .npy.gz, if compressed) per array of a `EpisodeLayout`.
+"""Write and read a shard: a folder with a .npy or .npy.gz file per array of an `EpisodeLayout`.
 
-Nothing in a shard is believed: sizes and hashes must be those of the manifest, dtypes and shapes those of the layout.
-Plain files are mapped, compressed ones inflated; both are read in the same way then.
+Sizes and hashes are checked against the manifest, dtypes and shapes against the layout. Plain files are memory-mapped.
 """
 
 from __future__ import annotations
@@ -28,20 +27,20 @@ from collector.store.schema import ShardLine
 from collector.store.shard_layout import batch_of, check_whole
 
 LARGEST_INFLATED = 2**32
-"""The most that a compressed shard may become in memory; a larger one is written plain."""
+"""Maximum bytes of a compressed shard in memory. Larger shards are written uncompressed."""
 LONGEST_HEADER = 4096
 SMALL = 2**17
-"""Files up to this size are read: a mapping costs a descriptor."""
+"""Smaller files are read, because a mapping costs a descriptor."""
 _UNTRACKED: dict[str, Any] = {"trackfd": False} if sys.version_info >= (3, 13) else {}
 
 
 def write_shard(
     folder: SafeFolder, name: str, columns: Mapping[str, Sequence[np.ndarray]], compress: bool
 ) -> tuple[dict[str, tuple[int, str]], bool]:
-    """Write a shard of this name into a folder, on the disk; its last act is the rename.
+    """Write a shard into `folder`, flush, and rename at the end.
 
-    An array is written as arrays that follow one another, which are not joined in memory. Returns size and hash of each
-    file, and whether they are compressed. The same arrays give the same bytes. Raises OSError.
+    Returns size and hash of each file, and whether the files are compressed. Equal arrays give equal bytes. Parts of an
+    array are not joined in memory. Raises OSError.
     """
     files, size = {}, sum(part.nbytes for parts in columns.values() for part in parts)
     compress = compress and size <= LARGEST_INFLATED
@@ -61,7 +60,7 @@ def write_shard(
 
 
 def _npy_header(parts: Sequence[np.ndarray]) -> bytes:
-    """The bytes that `numpy.save` writes before the data of an array that has these parts."""
+    """Return the header that `numpy.save` would write for the joined parts."""
     file, shape = io.BytesIO(), (sum(map(len, parts)), *parts[0].shape[1:])
     descr = np.lib.format.dtype_to_descr(parts[0].dtype)
     np.lib.format.write_array_header_1_0(file, {"descr": descr, "fortran_order": False, "shape": shape})
@@ -69,9 +68,9 @@ def _npy_header(parts: Sequence[np.ndarray]) -> bytes:
 
 
 def read_array(folder: SafeFolder, record: ShardLine, name: str, count: int, row: np.dtype, known: bool) -> np.ndarray:
-    """An array of a shard, with `count` such rows: a view of its file, or of the inflated content.
+    """Return an array with `count` rows, as a view of the file or of the decompressed content.
 
-    The hash is not computed where it is `known`. Raises `DatasetError`, and FileNotFoundError for another file.
+    The hash is skipped if `known`. Raises `DatasetError`, and FileNotFoundError if the file differs from the manifest.
     """
     size, sha256 = record.files[file_name(name, record.compressed)]
     fd, nbytes = folder.open(file_name(name, record.compressed)), count * row.itemsize
@@ -101,10 +100,10 @@ def read_array(folder: SafeFolder, record: ShardLine, name: str, count: int, row
 
 
 class Shards:
-    """Opens the shards of a data set when they are needed, and checks each against the manifest the first time.
+    """Open shards of a data set, each checked against the manifest the first time.
 
-    Those that were not used for the longest time are closed where all together, mapped or inflated, are larger than
-    `memory` bytes, so that memory stays below that and one shard. Pickled, it takes along which have been checked.
+    If all open shards exceed `memory` bytes, the least recently used shards are closed. Pickling keeps the record of
+    checked shards.
     """
 
     def __init__(self, root: Path, manifest: Manifest, memory: int) -> None:
@@ -121,7 +120,6 @@ class Shards:
         return {**vars(self), "_open": OrderedDict()}
 
     def nbytes(self, which: int) -> int:
-        """Size of the arrays of a shard."""
         assert self.layout is not None, "shards come after the layout"
         return self.layout.nbytes(self.records[which].steps, len(self._entries(which)))
 
@@ -139,7 +137,7 @@ class Shards:
         return self._open[which]
 
     def check(self, which: int) -> None:
-        """Read a shard and check all that is known of it, whether it has been checked before or not."""
+        """Read a shard and check everything, even if already checked."""
         self._checked.discard(which)
         self._open.pop(which, None)
         if not np.allclose(self[which].returns, self._entries(which)["returns"], rtol=1e-9, atol=1e-9):
@@ -171,7 +169,7 @@ class Shards:
                 check_whole(episodes, layout)
         except FileNotFoundError:
             raise mismatch(path) from None
-        except Exception as error:  # also of numpy and zlib: what is wrong with a file
+        except Exception as error:  # numpy and zlib raise many types for a damaged file
             reason = error if isinstance(error, DatasetError) else f"{type(error).__name__}: {error}"
             raise DatasetError(f"{path} is not a shard of this data set: {reason}") from None
         self._checked.add(which)
@@ -179,5 +177,5 @@ class Shards:
 
 
 def mismatch(path: Path) -> DatasetError:
-    """The error of a shard whose files are not those of its line."""
+    """Return the error for a shard that does not match the manifest."""
     return DatasetError(f"{path} is missing or does not match {MANIFEST}; restore it, or collect again")

@@ -1,18 +1,18 @@
 """`EpisodeLayout`: names, dtypes and shapes of the arrays of a shard; pack episodes into these arrays.
 
-A shard with E episodes of S steps in all holds
+A shard with E episodes and S steps holds
 
-    obs          (S + E, ...)   one more than it has steps for each episode, the last observation included
+    obs          (S + E, ...)   also the last observation of each episode
     action       (S, ...)
-    reward       (S,) float64, or (S, m) where rewards are vectors
+    reward       (S,) float64, or (S, m) for vector rewards
     terminated   (S,) bool
     truncated    (S,) bool
     offsets      (E + 1,) int64: episode e has the steps `offsets[e]:offsets[e + 1]`
-    episode      (E,) int64: its number in the data set
-    seed         (E,) int64: the seed of its reset; -1 where that is not known
-    env_id       (E,) int32: the env that it ran in
+    episode      (E,) int64: number of the episode
+    seed         (E,) int64: seed of the reset, or -1
+    env_id       (E,) int32
 
-Dict and Tuple observations are `obs.0`, `obs.1`, ... in the order of the tree, and actions likewise.
+Dict and Tuple observations and actions have an array per leaf: `obs.0`, `obs.1`, ...
 """
 
 from __future__ import annotations
@@ -39,19 +39,16 @@ DEEPEST = 32
 
 @dataclass(frozen=True)
 class EpisodeLayout:
-    """The arrays of steps and observations in every shard of a data set."""
+    """Arrays of steps and observations in every shard of a data set."""
 
     names: dict[str, Any]
-    """Of each column, a tree with the name of the array at each leaf."""
+    """Column to tree of array names."""
     rows: dict[str, np.dtype]
-    """By name, a row of the array: its dtype and shape, as a dtype with a shape."""
+    """Array name to a dtype with the shape of a row."""
 
     @classmethod
     def of(cls, episodes: Episode | EpisodeBatch | LayoutLine) -> EpisodeLayout:
-        """Layout of the arrays of episodes, or of a line of the manifest.
-
-        Raises `DatasetError` where they cannot be stored.
-        """
+        """Return the layout of episodes or of a manifest line. Raises `DatasetError` if they cannot be stored."""
         obs = episodes.obs_parts[0] if isinstance(episodes, EpisodeBatch) else episodes.obs
         trees = {"obs": _rows("obs", obs)} | {key: _rows(key, getattr(episodes, key)) for key in ("action", "reward")}
         trees |= {"reward": np.dtype(("<f8", trees["reward"].shape)), **dict.fromkeys(FLAGS, np.dtype("?"))}
@@ -59,18 +56,17 @@ class EpisodeLayout:
         return cls(names, dict(_pairs(names, trees)))
 
     def line(self) -> LayoutLine:
-        """The line of the manifest."""
+        """Return the manifest line."""
         texts = {name: _text(row) for name, row in self.rows.items()}
         return LayoutLine(*(nest.map(texts.__getitem__, self.names[key]) for key in ("obs", "action", "reward")))
 
     def arrays(self, steps: int, episodes: int) -> dict[str, tuple[int, np.dtype]]:
-        """All arrays of a shard by name: how many rows, and a row."""
+        """Return the number of rows and the row dtype of each array of a shard."""
         found = {name: (steps + episodes * is_of_obs(name), row) for name, row in self.rows.items()}
         found["offsets"] = episodes + 1, np.dtype("<i8")
         return found | {name: (episodes, np.dtype(dtype)) for name, dtype in OF_EPISODES.items()}
 
     def nbytes(self, steps: int, episodes: int) -> int:
-        """Size of the arrays of a shard."""
         return sum(count * row.itemsize for count, row in self.arrays(steps, episodes).values())
 
 
@@ -101,7 +97,7 @@ def row_layout(observation_spaces: Sequence[Any], action_spaces: Sequence[Any]) 
 
 
 def check_spaces(layout: EpisodeLayout, spaces: Mapping[str, Any]) -> None:
-    """Raise `DatasetError` if the arrays of a data set are not those of its `spaces`: by name, None if unknown."""
+    """Raise `DatasetError` if the arrays of a data set do not fit its spaces (None: unknown)."""
     for name, space in spaces.items():
         if space is None:
             continue
@@ -124,7 +120,7 @@ def _rows_of_leaves(name: str, tree: Any) -> Any:
 
 
 def is_of_obs(name: str) -> bool:
-    """True if an array has one row more for each episode."""
+    """Return whether an array has an additional row per episode."""
     return name == "obs" or name.startswith("obs.")
 
 
@@ -133,7 +129,7 @@ def _pairs(names: Any, tree: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _named(prefix: str, tree: Any) -> Any:
-    """A tree with the name of its array at each leaf.
+    """Return a tree of array names.
 
     >>> _named("obs", {"a": np.zeros(1), "b": (np.zeros(1),)})
     {'a': 'obs.0', 'b': ('obs.1',)}
@@ -143,9 +139,9 @@ def _named(prefix: str, tree: Any) -> Any:
 
 
 def _rows(name: str, tree: Any, depth: int = 0) -> Any:
-    """A tree with a row of each array; of arrays, or of JSON, where tuples are lists and rows text: "<f4 84 84".
+    """Return a tree of row dtypes, from a tree of arrays or from JSON (tuples as lists, rows as text: "<f4 84 84").
 
-    Raises `DatasetError` for what cannot be stored.
+    Raises `DatasetError` for data that cannot be stored.
     """
     if isinstance(tree, (dict, list, tuple)):
         if depth == DEEPEST:
@@ -173,7 +169,7 @@ def _rows(name: str, tree: Any, depth: int = 0) -> Any:
 
 
 def columns_of_shard(layout: EpisodeLayout, batches: Sequence[EpisodeBatch]) -> dict[str, list[np.ndarray]]:
-    """The arrays of a shard by name, each as arrays that follow one another."""
+    """Return the arrays of a shard, each as a list of consecutive parts."""
     columns: dict[str, list[np.ndarray]] = {name: [] for name in layout.rows}
     for batch in batches:
         trees = [("obs", part) for part in batch.obs_parts]
@@ -189,13 +185,13 @@ def columns_of_shard(layout: EpisodeLayout, batches: Sequence[EpisodeBatch]) -> 
 
 
 def arrays_of(episodes: EpisodeBatch) -> dict[str, np.ndarray]:
-    """The arrays by name, as a shard has them."""
+    """Return the arrays of a shard by name."""
     columns = columns_of_shard(EpisodeLayout.of(episodes), [episodes])
     return {name: parts[0] if len(parts) == 1 else np.concatenate(parts) for name, parts in columns.items()}
 
 
 def batch_of(layout: EpisodeLayout, arrays: Mapping[str, np.ndarray]) -> EpisodeBatch:
-    """The episodes of the arrays of a shard."""
+    """Return the episodes in the arrays of a shard."""
     about = {name: arrays[name] for name in OF_EPISODES}
     columns = nest.map(arrays.__getitem__, layout.names)
     obs_parts = [columns.pop("obs")]
@@ -203,7 +199,7 @@ def batch_of(layout: EpisodeLayout, arrays: Mapping[str, np.ndarray]) -> Episode
 
 
 def check_whole(episodes: EpisodeBatch, layout: EpisodeLayout) -> None:
-    """Raise `DatasetError` where these are no whole episodes, or have rewards or returns that are not finite."""
+    """Raise `DatasetError` if episodes are not whole, or have rewards or returns that are not finite."""
     steps, count, offsets = len(episodes.reward), len(episodes), episodes.offsets
     expected = layout.arrays(steps, count)
     columns = columns_of_shard(layout, [episodes])
@@ -229,10 +225,7 @@ def check_whole(episodes: EpisodeBatch, layout: EpisodeLayout) -> None:
 
 
 def pack(episodes: Sequence[Episode]) -> EpisodeBatch:
-    """Episodes as one batch, with the observations of each as they are.
-
-    Raises `DatasetError` where they do not fit together.
-    """
+    """Return episodes as a batch, without copying observations. Raises `DatasetError` if their arrays differ."""
     layout = EpisodeLayout.of(episodes[0])
     for episode in episodes:
         steps, rows = len(episode), [[*map(len, nest.leaves(tree))] for tree in (episode.obs, episode.action)]
@@ -253,7 +246,7 @@ def pack(episodes: Sequence[Episode]) -> EpisodeBatch:
 
 
 def in_shards(batches: Sequence[EpisodeBatch], most: int) -> Iterator[list[EpisodeBatch]]:
-    """Yield these batches in groups of `most` episodes, and the rest; a batch is split where it has to be."""
+    """Yield groups of `most` episodes, and a smaller last group. Batches are split if needed."""
     group, room = list[EpisodeBatch](), most
     for batch in batches:
         while len(batch) > room:

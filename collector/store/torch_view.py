@@ -1,4 +1,4 @@
-"""Torch datasets over a `Dataset`, for `torch.utils.data.DataLoader` with workers."""
+"""Torch datasets over a `Dataset`, for a DataLoader with workers."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def _tensors(columns: dict[str, Any]) -> dict[str, Any]:
 
 
 class TorchRows(TorchDataset[Any]):
-    """Every transition, or episode, by its number: a dict of tensors, of which those of episodes differ in length."""
+    """Transitions or episodes by index, as dicts of tensors. Episodes have different lengths."""
 
     def __init__(self, dataset: Dataset, of_episodes: bool) -> None:
         self._dataset, self._of_episodes = dataset, of_episodes
@@ -40,7 +40,7 @@ class TorchRows(TorchDataset[Any]):
         return self.__getitems__([range(len(self))[number]])[0]
 
     def __getitems__(self, numbers: list[int]) -> list[dict[str, Any]]:
-        """Several at once, as the DataLoader asks for them."""
+        """Return several items in one call, as the DataLoader does."""
         if self._of_episodes:
             episodes = [self._dataset[number] for number in numbers]
             return [{**_tensors(columns_of(episode)), "number": episode.number} for episode in episodes]
@@ -49,7 +49,7 @@ class TorchRows(TorchDataset[Any]):
 
 
 class TorchBatches(IterableDataset[Any]):
-    """Random batches, each a dict of tensors; of k workers each makes every k-th."""
+    """Random batches, as dicts of tensors. Each of k workers yields every k-th batch."""
 
     def __init__(self, dataset: Dataset, batch_size: int, seed: int, passes: int | None) -> None:
         self._dataset, self._batch_size, self._seed, self._passes = dataset, batch_size, seed, passes

@@ -12,23 +12,22 @@ from collector.store.dataset import Dataset
 from collector.store.safe_folder import DatasetError
 
 TARGETS = {"parquet": "arrow_files", "lerobot": "arrow_files", "minari": "minari_datasets"}
-"""The module of each format, with a function `write_FORMAT(dataset, path, name=, **options)`."""
+"""Module of each format, with a function `write_FORMAT(dataset, path, name=, **options)`."""
 
 
 def export(dataset: Dataset | str | os.PathLike[str], to: str, out: str | os.PathLike[str], **options: Any) -> Path:
-    """Write the episodes of a data set, or of a part of one, in another format; returns `out`.
+    """Write the episodes of a data set, or of a slice, in another format. Returns `out`.
 
-    `to`, and what `out` becomes (a shard itself is a folder of arrays for numpy):
+    Values of `to`, and the result:
 
-    - "parquet": a folder with steps.parquet (a row an observation) and episodes.parquet.
-    - "lerobot": a folder in LeRobot's format v3; options `fps` (30), `task` and `robot_type`. Its frames have no last
-      observation, and it has numbers only: what is lost is in docs/guides/datasets.md.
-    - "minari": a folder of a data set of Minari, loaded and compared before it gets its name; options `dataset_id`, and
-      what Minari notes (`description`, `algorithm_name`, ...). Below MINARI_DATASETS_PATH, as namespace/name-v0, it is
-      found by that id.
+    - "parquet": a folder with steps.parquet (a row per observation) and episodes.parquet.
+    - "lerobot": a folder in LeRobot's format v3. Options: `fps` (30), `task`, `robot_type`. The format has only
+      numbers, and no last observations (docs/guides/datasets.md).
+    - "minari": a Minari data set, read back and compared. Options: `dataset_id`, and Minari's metadata (`description`,
+      `algorithm_name`, ...). Minari finds the data set if `out` is MINARI_DATASETS_PATH/namespace/name-v0.
 
-    Raises ValueError for another `to`, `DatasetError` where `out` exists, the data set has no episodes or no spaces
-    where the format needs them, or the disk is full, ImportError with what to install.
+    Raises ValueError for an unknown `to`, `DatasetError` if `out` exists, if episodes or required spaces are missing,
+    or if the disk is full, and ImportError if a package is missing.
 
     Example::
 

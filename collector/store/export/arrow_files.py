@@ -1,8 +1,4 @@
-"""Export to Parquet: plain Parquet files, or the LeRobot format, version 3.
-
-The plain one has two files: steps.parquet with a row an observation, and episodes.parquet. LeRobot's has data and
-episodes in Parquet, pictures as PNG in them, and the rest in meta/.
-"""
+"""Export to Parquet files, or to the LeRobot format, version 3, which has Parquet files with PNG images."""
 
 from __future__ import annotations
 
@@ -37,11 +33,11 @@ _PNG = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
 
 
 def write_parquet(dataset: Dataset, out: Path, *, name: Path) -> None:
-    """See `export`.
+    """Write steps.parquet and episodes.parquet.
 
-    A row of steps.parquet is an observation with the action and what that gave; in the last row of an episode
-    (`is_last`) the observation alone means something. Vectors are lists of fixed size, pictures binary, others flat
-    lists; the metadata of each field have its dtype and shape.
+    A row of steps.parquet has an observation, the action, and the result of the step. The last row of an episode
+    (`is_last`) has only an observation. Vectors are fixed-size lists, images are binary, other arrays are flat lists.
+    Field metadata hold dtype and shape.
     """
     layout = dataset.layout
     assert layout is not None
@@ -66,9 +62,9 @@ def write_parquet(dataset: Dataset, out: Path, *, name: Path) -> None:
 
 
 def column_names(layout: EpisodeLayout) -> dict[str, str]:
-    """The column of each array of a shard: `obs.image` where the arrays of a Dict are numbered, as `obs.0`.
+    """Return the column name of each array: `obs.image` instead of `obs.0` for Dict spaces.
 
-    Keys that would give two columns one name leave the numbers.
+    If names would collide, the numbers stay.
     """
     names = {name: ".".join(map(str, path)) for name, path in _paths(layout.names)}
     return names if len({*names.values(), *_PLACE}) == len(names) + len(_PLACE) else {}
@@ -97,7 +93,7 @@ def _field(name: str, row: np.dtype) -> Any:
 
 
 def _column_of(array: np.ndarray, kind: Any) -> Any:
-    """Rows of an array as a column of Arrow."""
+    """Return an Arrow column."""
     array = np.ascontiguousarray(array)
     if pa.types.is_fixed_size_binary(kind):
         return pa.Array.from_buffers(kind, len(array), [None, pa.py_buffer(array.data.cast("B"))])
@@ -125,14 +121,14 @@ def _rows(block: EpisodeBatch, layout: EpisodeLayout) -> dict[str, np.ndarray]:
 def write_lerobot(
     dataset: Dataset, out: Path, *, name: Path, fps: int = 30, task: str = "", robot_type: str | None = None
 ) -> None:
-    """See `export`. `observation.state` or `observation.image`, or `observation.KEY` of trees; `action` likewise."""
+    """Write a LeRobot data set: `observation.state`, `observation.image` or `observation.KEY`, likewise `action`."""
     assert dataset.layout is not None
     _check_sizes(dataset.layout)
     job = dataset.head.get("job")
     task = task or (str(job.get("env", name.name)) if isinstance(job, dict) else name.name)
     ends, count = np.cumsum(dataset.lengths), len(dataset)
     begins = ends - dataset.lengths
-    # An episode is in one file.
+    # No episode spans two files.
     file = np.unique(begins * dataset.layout.nbytes(1, 0) // FILE_BYTES, return_inverse=True)[1]
     features: dict[str, Any] = {}
     parts: dict[str, list[Any]] = {}
@@ -177,7 +173,6 @@ def write_lerobot(
 
 
 def _write(table: Any, folder: Path, number: int) -> None:
-    """Write the file of this number."""
     chunk, file = divmod(number, FILES_A_CHUNK)
     path = folder / FILE.format(chunk_index=chunk, file_index=file)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -185,7 +180,7 @@ def _write(table: Any, folder: Path, number: int) -> None:
 
 
 def _columns(frames: Transitions) -> dict[str, np.ndarray]:
-    """The arrays by feature, a row a step."""
+    """Return the arrays by feature, with a row per step."""
     named = [*_named("observation", frames.obs), *_named("action", frames.action)]
     found = dict(named)
     if len(found) < len(named):
@@ -237,8 +232,8 @@ def _png(picture: np.ndarray) -> bytes:
 
 
 def _summary(array: np.ndarray) -> tuple[Any, ...]:
-    """Sums, sums of squares, least and largest of each number of a feature, and how many rows and frames these are of;
-    of pictures of each channel, from 0 to 1.
+    """Return sums, sums of squares, minima, maxima, rows and frames of a feature. Images are scaled to 0..1, and
+    summarised per channel.
     """
     is_picture = _is_picture(array)
     rows = array.reshape(-1, array.shape[-1]) / 255.0 if is_picture else array.reshape(len(array), -1).astype(float)
@@ -246,7 +241,7 @@ def _summary(array: np.ndarray) -> tuple[Any, ...]:
 
 
 def _stats(parts: list[Any], is_picture: bool) -> dict[str, Any]:
-    """The entry of a feature in meta/stats.json."""
+    """Return the feature's entry in meta/stats.json."""
     sums, squares, least, most, rows, frames = zip(*parts, strict=True)
     mean = sum(sums) / sum(rows)
     std = np.sqrt(np.maximum(sum(squares) / sum(rows) - mean**2, 0.0))
@@ -256,7 +251,7 @@ def _stats(parts: list[Any], is_picture: bool) -> dict[str, Any]:
 
 
 def _tasks(task: str) -> Any:
-    """The table of tasks, whose index in pandas is the text of each."""
+    """Return the table of tasks, with the text as pandas index."""
     name = "__index_level_0__"
     index = {"name": None, "field_name": name, "pandas_type": "unicode", "numpy_type": "object", "metadata": None}
     table = pa.table({"task_index": pa.array([0], pa.int64()), name: [task]})

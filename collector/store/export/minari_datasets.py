@@ -25,7 +25,7 @@ _ID = re.compile(r"[\w-]{2,}/[\w-]+-v\d+", re.ASCII)
 
 
 def write_minari(dataset: Dataset, out: Path, *, name: Path, dataset_id: str | None = None, **notes: Any) -> None:
-    """See `export`. Pictures are stored as they are, not as JPEG; the seeds are those of the episodes."""
+    """Write a Minari data set. Images are not compressed as JPEG, and seeds are kept."""
     spaces = dataset.observation_space, dataset.action_space
     if None in spaces:
         raise DatasetError(f"{dataset.folder} has no spaces in its head, and Minari needs them")
@@ -46,13 +46,13 @@ def write_minari(dataset: Dataset, out: Path, *, name: Path, dataset_id: str | N
 
 
 def id_of(out: Path) -> str:
-    """The id that Minari finds a folder by, if it is below MINARI_DATASETS_PATH."""
+    """Return the id under which Minari finds the folder, if it is inside MINARI_DATASETS_PATH."""
     ending = "/".join(out.absolute().parts[-2:])
     return ending if _ID.fullmatch(ending) else f"vecenv/{re.sub(r'[^A-Za-z0-9_-]', '-', out.name)}-v0"
 
 
 def _same(ours: Episode, theirs: Any, notes: dict[str, Any]) -> bool:
-    """True if two episodes are equal in every bit."""
+    """Return whether two episodes are bitwise equal."""
     named = theirs.observations, theirs.actions, theirs.rewards, theirs.terminations, theirs.truncations
     pairs: list[Any] = []
     nest.merge(lambda pair: pairs.append([*map(np.asarray, pair)]), [tuple(columns_of(ours).values()), named])
@@ -66,7 +66,7 @@ def _buffer(episode: Episode, place: int) -> Any:
 
 
 def _spec(head: dict[str, Any]) -> Any:
-    """The spec of the job's env, where gymnasium knows that already: a name in a data set is never imported."""
+    """Return the job env's spec if registered. Names in a data set are never imported."""
     job = head.get("job")
     name = job.get("env") if isinstance(job, dict) else None
     return gymnasium.registry.get(name) if isinstance(name, str) else None
