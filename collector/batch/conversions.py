@@ -1,7 +1,6 @@
 """Convert batches between the forms `(env, time, ...)`, flat, and one row per trajectory.
 
-These functions take a batch and return the columns of another by name, so `Rollout` and `FlatRollout` can be made of
-each other without their modules importing each other.
+The functions return columns by name, so that `rollout.py` can import this module without a cycle.
 """
 
 from __future__ import annotations
@@ -16,43 +15,43 @@ from vecenv.extending import cast_exactly
 
 
 def copy_of(rows: Any) -> Any:
-    """A copy of an array or a tensor, with the same layout in memory."""
+    """Return a copy of an array or a tensor, with the same memory layout."""
     return rows.copy(order="K") if isinstance(rows, np.ndarray) else rows.clone()
 
 
 def like(index: np.ndarray, array: Any) -> Any:
-    """An index array for `array`: a tensor on its device where that is a tensor."""
+    """Return an index for `array`: a tensor on its device if `array` is a tensor."""
     if isinstance(array, np.ndarray):
         return index
-    from collector.device.tensors import to_device  # torch is there, but not needed for arrays
+    from collector.device.tensors import to_device  # arrays need no torch
 
     return to_device(index, array.device)
 
 
 def pick(tree: Any, *index: np.ndarray) -> Any:
-    """The rows of a tree at an index array for each of the first dimensions; a copy."""
+    """Return a copy of the rows at these indices, an index array per leading dimension."""
     return nest.map(lambda rows: rows[tuple(like(each, rows) for each in index)], tree)
 
 
 def join(trees: Sequence[Any]) -> Any:
-    """Trees of `(k, ...)` arrays, joined along their first dimension."""
+    """Concatenate trees of `(k, ...)` arrays."""
     return nest.merge(np.concatenate, trees)
 
 
 COLUMNS = ["obs", "action", "reward", "terminated", "truncated", "traj_ids", "step_count", "policy_version", "extras"]
-"""The columns with a row for each step, in both forms."""
+"""Columns with a row per step, in both forms."""
 PADDING = {"terminated": False, "truncated": False, "traj_ids": -1}
-"""The fixed padding of these columns."""
+"""Columns with a fixed padding."""
 
 
 def flat_columns(rollout: Any) -> dict[str, Any]:
-    """The columns of a `FlatRollout` with the steps that the mask of a `Rollout` marks."""
+    """Return the columns of a `FlatRollout` with the steps in the mask of a `Rollout`."""
     mask = nest.as_array(rollout.mask)
     row, time = np.nonzero(mask)
     all_steps = len(row) == mask.size
 
     def steps(rows: Any) -> Any:
-        if all_steps and isinstance(rows, np.ndarray):  # in order, which is several times as fast as an index
+        if all_steps and isinstance(rows, np.ndarray):  # several times faster than an index
             return rows.copy().reshape(mask.size, *rows.shape[2:])
         return pick(rows, row, time)
 
@@ -75,7 +74,7 @@ def flat_columns(rollout: Any) -> dict[str, Any]:
 
 
 def tail_rows(columns: dict[str, Any]) -> np.ndarray:
-    """The rows of flat columns whose next observation is not that of the row below."""
+    """Return the flat rows whose next observation is not in the following row."""
     terminated, truncated, traj_ids = (nest.as_array(columns[name]) for name in ("terminated", "truncated", "traj_ids"))
     tail = terminated | truncated
     tail[:-1] |= np.diff(traj_ids) != 0
@@ -84,9 +83,9 @@ def tail_rows(columns: dict[str, Any]) -> np.ndarray:
 
 
 def trajectory_columns(flat: Any, pad_value: float) -> dict[str, Any]:
-    """The columns of a `Rollout` with a row for each trajectory of a `FlatRollout`; see `Rollout.split_trajectories`.
+    """Return the columns of a `Rollout` with a row per trajectory; see `Rollout.split_trajectories`.
 
-    A trajectory is a run of steps with one id; in a flat batch the steps of an env stand together, in order.
+    A flat batch is ordered by env and time, so a trajectory is a range of rows with the same id.
     """
     ids, done = nest.as_array(flat.traj_ids), nest.as_array(flat.done)
     starts = np.flatnonzero(np.r_[True, ids[1:] != ids[:-1]]) if len(ids) else np.zeros(0, np.int64)
@@ -130,13 +129,13 @@ def trajectory_columns(flat: Any, pad_value: float) -> dict[str, Any]:
 
 
 def _padding(rows: Any, wanted: float) -> Any:
-    """The value that rows are padded with: `wanted`, or zero where their dtype has no such value."""
+    """Return the padding value, or zero if the dtype cannot hold `wanted`."""
     value = cast_exactly(np.asarray(wanted), nest.as_array(rows[:0]).dtype)
     return 0 if value is None else value.item()
 
 
 def _with_last(obs: Any, after: Any, lengths: np.ndarray, pad_value: float) -> Any:
-    """Observations `(K, L+1, ...)`: one more column, which holds in each row the observation after its last step."""
+    """Append a time step, and write the observation after the last step of each row: `(K, L+1, ...)`."""
 
     def extend(rows: Any) -> Any:
         shape = (rows.shape[0], rows.shape[1] + 1, *rows.shape[2:])

@@ -12,23 +12,24 @@ from vecenv.nest import as_array
 
 
 class MultiStep:
-    """Makes each step of a batch one of up to `n` steps, for the `postproc` of a collector (as torchrl's MultiStep).
+    """Conversion of one-step transitions into transitions of up to `n` steps, for `postproc` of a collector.
 
         collector = SyncDataCollector(venv, policy, frames_per_batch=2048, postproc=MultiStep(3, gamma=0.99))
         for batch in collector:
             target = batch.reward + batch.extras["discount"] * ~batch.terminated * value(batch.next.obs)
 
-    Called with a `Rollout` or `FlatRollout`, it returns a `FlatRollout` with the same steps, in which the reward is
-    that of the step and, discounted, of the n - 1 after it; `next.obs`, `terminated` and `truncated` are those after
-    the last of these. Episodes are not left: near the end of one, and at the end of the batch, there are fewer steps.
-    `extras` has these entries more: `discount` (float64: `gamma` to the number of steps, for the value of `next.obs`),
-    `steps` (int64: how many; also as `steps_to_next_obs`, where torchrl's value estimators look), and
-    `original_reward`.
+    Takes a `Rollout` or `FlatRollout`, and returns a `FlatRollout` with the same steps. The reward becomes the
+    discounted sum of n rewards; `next.obs`, `terminated` and `truncated` belong to the last of the n steps. At the end
+    of an episode or batch, the sum is shorter. New entries of `extras`:
 
-    In torchrl's the flags stay those of the first step, and its targets go on from the last observation of an episode
-    that was terminated; here they end there.
+    - `discount`: float64, `gamma` to the number of steps, for the value of `next.obs`.
+    - `steps`: int64, the number of steps; also as `steps_to_next_obs`, for torchrl's value estimators.
+    - `original_reward`.
 
-    Arguments: n, at least 1; gamma, above 0 and at most 1. (torchrl's has them the other way round: a ValueError.)
+    In torchrl's MultiStep, the flags belong to the first step, so that targets continue after a terminated episode.
+
+    Raises ValueError if n is not an integer of at least 1, or if gamma is not above 0 and at most 1, for example
+    because the arguments have torchrl's order.
 
     >>> import gymnasium as gym
     >>> from collector import SyncDataCollector
@@ -74,7 +75,7 @@ class MultiStep:
         )
 
     def _last_rows(self, flat: FlatRollout) -> np.ndarray:
-        """The row of the last step that each step is joined with: rows of one trajectory follow each other."""
+        """Return the last row that each step is combined with."""
         trajectories = as_array(flat.traj_ids)
         ends = np.append(np.flatnonzero(np.diff(trajectories)), len(trajectories) - 1)
         rows = np.arange(len(trajectories))

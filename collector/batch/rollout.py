@@ -16,7 +16,7 @@ Self = TypeVar("Self", bound="Steps")
 
 
 class Next(NamedTuple):
-    """The observations, rewards and flags after each step of a batch."""
+    """Observations, rewards and flags after each step of a batch."""
 
     obs: Any
     reward: Any
@@ -26,47 +26,47 @@ class Next(NamedTuple):
 
     @property
     def done(self) -> Any:
-        """Bool: the episode was over after the step."""
+        """bool: the step ended the episode."""
         return self.terminated | self.truncated
 
 
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)
 class Steps(ABC):
-    """The base of `Rollout` and `FlatRollout`. Arrays have one entry for each step."""
+    """Base of `Rollout` and `FlatRollout`. Columns have an entry per step."""
 
     action: Any
-    """As the envs got it: an array, or a tree of arrays where the policy returned one (Dict and Tuple spaces)."""
+    """Actions that the envs received: an array, or a tree of arrays (Dict and Tuple spaces)."""
     reward: Any
-    """float64; with a last dimension `(m,)` where rewards are vectors."""
+    """float64, with a last dimension `(m,)` for vector rewards."""
     terminated: Any
     truncated: Any
     traj_ids: Any
-    """int64: the episode a step belongs to. The k-th episode of env n has the id `k * N + n`."""
+    """int64: the step's episode. The k-th episode of env n has the id `k * N + n`."""
     step_count: Any
-    """int64: how many steps of its episode came before."""
+    """int64: earlier steps of the episode."""
     policy_version: Any
-    """int64: how often the policy's weights had been updated; -1 where a random action took its place."""
+    """int64: number of earlier weight updates; -1 for a random action."""
     env_ids: Any
-    """int64: the env of each row, that is of each step of a `FlatRollout`."""
+    """int64: the env of each row."""
     broken_ids: np.ndarray
-    """The `traj_ids` of episodes that broke off here because their env failed. What came before in earlier batches has
-    these ids; where the env failed in its first row of a batch, the last step is there. A numpy array on every
-    device."""
+    """Numpy array: `traj_ids` of episodes that a failure of their env ended. Their earlier steps may be in earlier
+    batches.
+    """
     extras: dict[str, Any] = field(default_factory=dict)
-    """Extras that the policy returned with the action, and those of a step hook, by name."""
+    """Additional columns, from the policy or a step hook, by name."""
 
     @property
     def done(self) -> Any:
-        """Bool, one a step: it ended its episode."""
+        """bool: the step ended the episode."""
         return self.terminated | self.truncated
 
     @property
     def random(self) -> Any:
-        """Bool, one a step: the action was drawn at random, in place of the policy's."""
+        """bool: the action was random instead of the policy's."""
         return self.policy_version < 0
 
     def _followed_by(self, obs: Any) -> Next:
-        """`next`, with these observations; padding, which has no episode, counts no step."""
+        """Return `next` with these observations. Padding counts no step."""
         return Next(obs, self.reward, self.terminated, self.truncated, self.step_count + (self.traj_ids >= 0))
 
     def _broken_text(self) -> str:
@@ -75,23 +75,24 @@ class Steps(ABC):
 
     @abstractmethod
     def flatten(self) -> FlatRollout:
-        """The same steps in one dimension."""
+        """Return the steps in one dimension."""
 
     def split_trajectories(self, pad_value: float = 0) -> Rollout:
-        """A row for each trajectory, as long as the longest, padded; rows by env, then by time.
+        """Return a batch with a row per trajectory, padded to the longest. Rows are ordered by env, then by time.
 
-        `mask` marks what is no padding, `env_ids` holds the env of each. Padding has the `traj_ids` -1, and `pad_value`
-        elsewhere: zero where a dtype has no such value (-1 in uint8, NaN in integers); flags: False. Trajectories that
-        go on in the next batch are split there. Raises `ValueError` for a batch that `MultiStep` has made.
+        `mask` is False for padding, and `env_ids` has the env of each row. Padding is `pad_value` (zero if the dtype
+        cannot hold it), with `traj_ids` -1 and flags False. A trajectory that continues in the next batch is split.
+
+        Raises ValueError for a batch from `MultiStep`.
         """
         return Rollout(**trajectory_columns(self.flatten(), pad_value))
 
     def to(self: Self, device: Any) -> Self:
-        """The same batch as torch tensors on `device` (which share this memory where the device is the CPU).
+        """Return the batch as torch tensors on `device`. CPU tensors share memory with the arrays.
 
-        Raises `TypeError` that names the entry for which torch has no dtype (Python objects, text).
+        Raises `TypeError` for an entry without a torch dtype (objects, text).
         """
-        from collector.device.tensors import check_dtypes, to_device  # here, because numpy batches need no torch
+        from collector.device.tensors import check_dtypes, to_device  # numpy batches need no torch
 
         names = [each.name for each in fields(self) if each.name != "broken_ids"]
         for name in names:
@@ -101,18 +102,17 @@ class Steps(ABC):
 
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)
 class FlatRollout(Steps):
-    """F steps, `(F, ...)`: ordered by env, then by time; envs may have different numbers of steps.
+    """F steps `(F, ...)`, ordered by env, then by time.
 
-    What `AsyncDataCollector` collects, and what `Rollout.flatten` returns. Names mean what they mean in `Rollout`.
-    There is no padding, and no row for a step in which an env failed. The observation after a step is that before the
-    next row, and is stored in `tail_obs` where it is not.
+    `AsyncDataCollector` and `Rollout.flatten` return a `FlatRollout`. Columns are as in `Rollout`, but without padding
+    and without rows for failed steps. The next observation of a step is in the following row, or in `tail_obs`.
     """
 
     obs: Any
     tail_rows: Any
-    """int64 `(K,)`: the rows whose next observation is not that of the row below: episodes and envs end."""
+    """int64 `(K,)`: rows whose next observation is in `tail_obs`, because the episode or the env's steps end."""
     tail_obs: Any
-    """`(K, ...)`: the next observations of those rows."""
+    """`(K, ...)`: next observations of these rows."""
 
     def __repr__(self) -> str:
         envs, ended = len(np.unique(nest.as_array(self.env_ids))), int(self.done.sum())
@@ -120,54 +120,50 @@ class FlatRollout(Steps):
 
     @property
     def shape(self) -> tuple[int]:
-        """`(F,)`."""
         return (self.reward.shape[0],)
 
     @property
     def names(self) -> tuple[str]:
-        """The name of the dimension."""
+        """Name of the dimension."""
         return ("time",)
 
     @property
     def frames(self) -> int:
-        """Steps in the batch."""
+        """Number of steps."""
         return int(self.reward.shape[0])
 
     @property
     def mask(self) -> Any:
-        """Bool `(F,)`, all True: there is no padding."""
+        """bool `(F,)`: always True."""
         return self.step_count >= 0
 
     @property
     def broken(self) -> Any:
-        """Bool `(F,)`: the steps of episodes that broke off in this batch; see `Rollout`."""
+        """bool `(F,)`: the step's episode ended with a failure in this batch."""
         return like(np.isin(nest.as_array(self.traj_ids), self.broken_ids), self.reward)
 
     @property
     def dropped_rows(self) -> int:
-        """0: steps in which an env failed have no row."""
+        """Always 0: failed steps have no row."""
         return 0
 
     @property
     def next(self) -> Next:
-        """Observations, rewards and flags after each step. The observations are put together on each access, as a
-        copy.
-        """
+        """Observations (copied on each access), rewards and flags after each step."""
         order = np.minimum(np.arange(1, self.frames + 1), max(0, self.frames - 1))
         following = pick(self.obs, order)
         nest.put(following, self.tail_rows, self.tail_obs)
         return self._followed_by(following)
 
     def flatten(self) -> FlatRollout:
-        """This batch."""
+        """Return this batch."""
         return self
 
     def to_tensordict(self) -> Any:
-        """The batch as a `TensorDict` of shape `(F,)`; see `Rollout.to_tensordict`.
+        """Return a `TensorDict` of shape `(F,)`; see `Rollout.to_tensordict`.
 
-        A row whose episode goes on, but not in the row below (the last of each env), is marked there as `set_truncated`
-        marks it: truncated and done under "next". So what runs along "time" (GAE, TD(lambda), V-trace) never goes from
-        one env into the next. The batch itself does not change.
+        If an episode continues in the next batch, its last row is truncated and done in the result, so that GAE,
+        TD(lambda) and V-trace do not run from one env into the next.
         """
         from collector.batch.tensordict_form import as_tensordict  # here, because it needs tensordict
 
@@ -178,15 +174,13 @@ class FlatRollout(Steps):
 
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)
 class Rollout(Steps):
-    """Steps of N envs, T each: arrays of shape `(N, T, ...)`; the last of the two dimensions is time.
+    """T steps of each of N envs: arrays `(N, T, ...)`.
 
-    `obs[n, t]` is what the policy saw before `action[n, t]`, `next.obs[n, t]` what came after it; docs/guarantees.md
-    ("Batches of a collector") has the guarantees. Observations are stored once, in `all_obs`, and not a second time as
-    next ones.
+    The policy chose `action[n, t]` for `obs[n, t]`, and the env returned `next.obs[n, t]`. docs/guarantees.md has the
+    guarantees. `all_obs` stores each observation once.
 
-    Arrays are numpy, or torch tensors on `storing_device` when the collector has one. Observations are trees (a dict or
-    tuple of arrays) where the space is Dict or Tuple. After `split_trajectories` a row is a trajectory instead of an
-    env.
+    Arrays are numpy, or torch tensors on `storing_device`. Dict and Tuple observations are dicts and tuples of arrays.
+    After `split_trajectories`, a row is a trajectory instead of an env.
 
     Example::
 
@@ -196,22 +190,22 @@ class Rollout(Steps):
     """
 
     all_obs: Any
-    """`(N, T+1, ...)`: row t is the observation before step t; the last one what there was after the last step."""
+    """`(N, T+1, ...)`: observation before each step, and after the last step."""
     final_obs: Any
-    """`(K, ...)`: the last observations of the K episodes that ended here, ordered by time, then env."""
+    """`(K, ...)`: last observations of the K episodes that ended, ordered by time, then by env."""
     final_env: Any
-    """int64 `(K,)`: the row in which each of them ended."""
+    """int64 `(K,)`: rows of these episodes."""
     final_time: Any
-    """int64 `(K,)`: the step with which each of them ended."""
+    """int64 `(K,)`: last steps of these episodes."""
     mask: Any
-    """Bool `(N, T)`: False where no step was taken: the env failed (see `broken`), or had all its episodes. What a step
-    records is zero where an env had all its episodes; only the first such row of `obs` is not: it is what came after
-    the last step, as row T of `all_obs` is in a full batch."""
+    """bool `(N, T)`: False if no step was taken, because the env failed (see `broken`) or had no further episode. Rows
+    without an episode are zero, except the first `obs`, which follows the last step.
+    """
     broken: Any
-    """Bool `(N, T)`: True for the rows of an episode that broke off because its env failed, or another env of a worker
-    that died (a vector env with `on_error="restart"`). The row of the failure has the action that was chosen, `mask`
-    False, `truncated` True, no reward, and as `next.obs` its `obs`. The steps before it are real; the last of them is
-    `truncated`, where it is in the batch, and among `final_env` and `final_time`."""
+    """bool `(N, T)`: the episode ended because the env failed, or because its worker died (with `on_error="restart"`).
+    The failed step has its action, `mask` False, `truncated` True, no reward, and `next.obs` equal to `obs`. The step
+    before is real, `truncated`, and in `final_env` and `final_time`, if it is in the batch.
+    """
 
     def __repr__(self) -> str:
         n, steps = self.shape
@@ -220,54 +214,49 @@ class Rollout(Steps):
 
     @property
     def shape(self) -> tuple[int, int]:
-        """`(N, T)`."""
         return (self.reward.shape[0], self.reward.shape[1])
 
     @property
     def names(self) -> tuple[str, str]:
-        """The names of the two dimensions."""
+        """Names of the dimensions."""
         return ("env", "time")
 
     @property
     def frames(self) -> int:
-        """Steps in the batch, all envs together."""
+        """Number of steps of all envs."""
         return int(self.mask.sum())
 
     @property
     def dropped_rows(self) -> int:
-        """Rows for steps that were not taken because an env failed: one for each of `broken_ids` at most."""
+        """Number of failed steps, at most one per `broken_ids`."""
         return int((self.broken & ~self.mask).sum()) if len(self.broken_ids) else 0
 
     @property
     def obs(self) -> Any:
-        """`(N, T, ...)`: the observation before each step (a view of `all_obs`)."""
+        """`(N, T, ...)`: observation before each step, a view of `all_obs`."""
         return nest.map(lambda rows: rows[:, :-1], self.all_obs)
 
     @property
     def next(self) -> Next:
-        """Observations, rewards and flags after each step. The observations are put together on each access, as a
-        copy.
-        """
+        """Observations (copied on each access), rewards and flags after each step."""
         following = nest.map(lambda rows: copy_of(rows[:, 1:]), self.all_obs)
         nest.put(following, (self.final_env, self.final_time), self.final_obs)
-        if len(self.broken_ids):  # where no step was taken, the env was reset next
+        if len(self.broken_ids):  # after a failed step, `all_obs` has the observation of a reset
             failed = np.nonzero(nest.as_array(self.broken & ~self.mask))
             nest.put(following, tuple(like(each, self.reward) for each in failed), pick(self.obs, *failed))
         return self._followed_by(following)
 
     def flatten(self) -> FlatRollout:
-        """The steps that `mask` marks, `(frames, ...)`: by row, then by time. A copy."""
+        """Return a copy of the steps in `mask`: `(frames, ...)`."""
         return FlatRollout(**flat_columns(self))
 
     def to_tensordict(self) -> Any:
-        """The batch as torchrl's collectors return it: a `TensorDict` of shape `(N, T)`; needs `vecenv[torch]` and
-        tensordict.
+        """Return a `TensorDict` of shape `(N, T)` with the keys of torchrl's collectors. Needs tensordict.
 
-        Rewards and flags have a last dimension of 1, and rewards are float32 (also where they are vectors); those of
-        the batch stay float64. `next` holds what came after each step, and ("collector", "traj_ids") the episodes.
+        Rewards are float32. Rewards and flags have a last dimension of 1 (vector rewards: m). `next` has the results of
+        each step, ("collector", "traj_ids") the episodes.
 
-        Raises `TypeError` that names the entry where one is an array of objects or text, as is the `agent_id` of
-        `PettingZooEnv`.
+        Raises `TypeError` for an entry of objects or text, such as `agent_id` of `PettingZooEnv`.
         """
         from collector.batch.tensordict_form import as_tensordict  # here, because it needs tensordict
 
@@ -275,20 +264,20 @@ class Rollout(Steps):
 
 
 class RewardError(ValueError):
-    """A reward is NaN. `traj_id` is its episode; `policy`: whether the policy is to blame, which returned NaN."""
+    """A reward is NaN in episode `traj_id`. `policy` is True if the policy returned NaN."""
 
     traj_id = -1
     policy = False
 
 
 class RewardShape:
-    """The reward shape of a vector env: `(m,)` once an env has returned a vector, `()` before."""
+    """Reward shape of a vector env: `()` until an env returns a vector, then `(m,)`."""
 
     def __init__(self) -> None:
         self._shape: tuple[int, ...] = ()
 
     def fit(self, rewards: np.ndarray) -> np.ndarray:
-        """Rewards `(k, ...)` in that shape. Where all k envs failed before they returned a vector, they are `(k,)`."""
+        """Return rewards in this shape. Rewards `(k,)` of envs that all failed become zeros."""
         shape = rewards.shape[1:]
         if shape == self._shape:
             return rewards
@@ -299,7 +288,7 @@ class RewardShape:
 
 
 def check_rewards(batch: Rollout | FlatRollout) -> None:
-    """Raise `RewardError`, a `ValueError`, where a reward is NaN."""
+    """Raise `RewardError` if a reward is NaN."""
     reward = batch.reward
     if reward.dtype.kind != "f" or not np.isnan(reward).any():
         return
@@ -316,7 +305,7 @@ def check_rewards(batch: Rollout | FlatRollout) -> None:
 
 
 def truncate_last(batch: Rollout | FlatRollout) -> None:
-    """Mark the last step of each env as truncated; ends that are there stay, and no episode is reset."""
+    """Mark the last step of each env as truncated."""
     if isinstance(batch, Rollout):
         count = (batch.mask | batch.broken).sum(1)
         rows = np.flatnonzero(count)
@@ -326,9 +315,9 @@ def truncate_last(batch: Rollout | FlatRollout) -> None:
 
 
 def concatenate(batches: Sequence[FlatRollout], left_out: Sequence[np.ndarray] = ()) -> FlatRollout:
-    """Consecutive numpy batches of one collector as one, ordered by env again.
+    """Join consecutive numpy batches of one collector, ordered by env.
 
-    Episodes that broke off in a later one are left out of the earlier ones too, and those with ids in `left_out`.
+    Episodes that break off in a later batch, and episodes in `left_out`, are removed from all batches.
     """
     names = [each.name for each in fields(FlatRollout) if each.name not in ("tail_rows", "tail_obs", "broken_ids")]
     columns = {name: join([getattr(batch, name) for batch in batches]) for name in names}
@@ -339,7 +328,7 @@ def concatenate(batches: Sequence[FlatRollout], left_out: Sequence[np.ndarray] =
 
 
 def by_env(columns: dict[str, Any], broken_ids: np.ndarray) -> FlatRollout:
-    """A batch of columns by name, `next_obs` among them: ordered by env."""
+    """Return a batch of these columns (with `next_obs`), ordered by env."""
     columns = nest.take(columns, np.argsort(columns["env_ids"], kind="stable"))
     next_obs, tails = columns.pop("next_obs"), tail_rows(columns)
     return FlatRollout(
@@ -348,8 +337,9 @@ def by_env(columns: dict[str, Any], broken_ids: np.ndarray) -> FlatRollout:
 
 
 def without_failures(columns: dict[str, Any]) -> tuple[dict[str, Any], np.ndarray]:
-    """Columns of steps in the order in which they came, without the rows that their column `failed` marks; and the ids
-    of the episodes that broke off there. Those end with their last row.
+    """Remove the rows that the column `failed` marks, and truncate the step before.
+
+    Returns the columns, ordered by env, and the ids of the failed episodes.
     """
     columns = nest.take(columns, np.argsort(columns["env_ids"], kind="stable"))
     failed, ids = columns.pop("failed"), columns["traj_ids"]

@@ -1,19 +1,17 @@
-"""`RolloutBuffer`: the preallocated memory into which a collector records a batch.
+"""`RolloutBuffer`: preallocated memory into which a collector writes a batch.
 
-It is laid out time first, because that is how it is written: one row of all envs after another. What the user sees is
-env first, `(N, T, ...)`, as views of that memory::
+The memory is ordered by time, because each round writes a row per env. `Rollout` has views `(N, T, ...)`::
 
     buffer (flat)   t=0: env 0, env 1, ..., env N-1 | t=1: env 0, ... | ... | t=T: observations only
     rollout         obs[env, t], action[env, t], reward[env, t], ...
 
-An env that has all its episodes is not stepped any more. So a row is addressed by `time * N + env`, with one index
-array (or one slice, while all step).
+The row `time * N + env` is addressed with an index array, because envs without further episodes do not step, or with a
+slice while all envs step.
 
-The step in which an env fails (a vector env with `on_error="restart"`) is not taken. Those before it are, so the last
-of them ends the episode::
+A failed step (`on_error="restart"`) is masked, and the step before ends the episode::
 
     row          0    1    2    3     4    5
-    env 1        s0   s1   s2#  fails s0   s1     # = truncated; next.obs[2] is what the policy saw before row 3
+    env 1        s0   s1   s2#  fails s0   s1     # = truncated; next.obs[2] is obs[3]
     mask         T    T    T    F     T    T
     broken       T    T    T    T     F    F
 """
@@ -36,10 +34,7 @@ Numbers = Callable[[np.ndarray], tuple[np.ndarray, np.ndarray, np.ndarray | None
 
 
 class RolloutBuffer:
-    """Records one batch, row by row; the memory of a column is allocated when its first row is written.
-
-    A column is one array (or a tree of arrays) of `(T+1) * N` rows, so that `time * N + env` is where a row goes.
-    """
+    """Memory of one batch. The first write of a column allocates `(T+1) * N` rows."""
 
     def __init__(self, env_num: int, steps: int) -> None:
         self._env_num = env_num
@@ -50,13 +45,13 @@ class RolloutBuffer:
         self._failed: list[np.ndarray] = []
 
     def rewind(self) -> None:
-        """Record another batch in the same memory: the one before changes."""
+        """Reuse the memory for another batch. The previous batch becomes invalid."""
         self._spare |= self._columns
         self._columns = {}
         self._finals, self._failed = [], []
 
     def write(self, name: str, where: Where, rows: Any) -> None:
-        """Put `rows`, a tree of `(k, ...)` arrays, at the k indices `where`."""
+        """Write a tree of `(k, ...)` arrays at k indices."""
         column = self._columns[name] if name in self._columns else self._new_column(name, rows)
         if type(rows) is np.ndarray:
             column[where] = rows
@@ -64,9 +59,7 @@ class RolloutBuffer:
             nest.put(column, where, rows)
 
     def write_outputs(self, where: Where, outputs: dict[str, Any]) -> None:
-        """Put the outputs of the policy there, before the envs step: they may be views of the observations, which the
-        vector env writes over where it was made with `copy=False`.
-        """
+        """Write the policy's outputs before the step, because with `copy=False` the step may overwrite them."""
         if "action" not in self._columns:
             check_policy_names(outputs)
         for name, rows in outputs.items():
@@ -75,12 +68,12 @@ class RolloutBuffer:
     def write_step(
         self, where: Where, after: Where, obs: Any, reward: np.ndarray, terminated: np.ndarray, truncated: np.ndarray
     ) -> None:
-        """Put the results of one step there, and its observations into the rows `after`."""
+        """Write the results of a step at `where`, and its observations at `after`."""
         columns = self._columns
-        if "truncated" not in columns:  # the last of them: a Ctrl-C may have come after the first
+        if "truncated" not in columns:  # checks the last column, because Ctrl-C may interrupt the loop
             for name, rows in (("reward", reward), ("terminated", terminated), ("truncated", truncated)):
                 self._new_column(name, rows)
-        if reward.ndim > columns["reward"].ndim:  # no env had returned a vector until now
+        if reward.ndim > columns["reward"].ndim:  # the first vector reward
             columns["reward"] = self._allocate(reward)
             columns["reward"][...] = 0
         columns["reward"][where] = reward
@@ -89,7 +82,7 @@ class RolloutBuffer:
         self.write("obs", after, obs)
 
     def write_extras(self, where: Where, extras: dict[str, np.ndarray]) -> None:
-        """Put rows there, by name, that not every round has: the others are zero. Another dtype promotes the column."""
+        """Write columns that not every round has. Missing rows are zero; another dtype promotes the column."""
         for name, rows in extras.items():
             column = self._columns.get(name)
             if column is None:
@@ -100,16 +93,16 @@ class RolloutBuffer:
             self._columns[name] = column
 
     def has(self, name: str) -> bool:
-        """Return whether rows of that name have been written."""
         return name in self._columns
 
     def read(self, name: str, where: Where) -> Any:
-        """The rows at `where`: a copy where `where` is an index array."""
+        """Return the rows at `where`, copied if `where` is an index array."""
         return nest.take(self._columns[name], where)
 
     def end_episodes(self, rows: np.ndarray, obs: Any, failed: np.ndarray | None) -> None:
-        """Note that the steps in these rows ended their episodes, with these observations, which are kept: those of a
-        reset are written over them. `failed`: a mask of the rows in which the envs failed instead, or None.
+        """Record that these rows end episodes, with the last observations, because a reset overwrites the row of `obs`.
+
+        `failed` is a mask of the rows whose env failed, or None.
         """
         if failed is not None:
             self._failed.append(rows[failed])
@@ -117,11 +110,10 @@ class RolloutBuffer:
         self._finals.append((rows, obs))
 
     def finish(self, count: np.ndarray, numbers: Numbers, policy_version: int) -> Rollout:
-        """The batch, as views of this buffer. Episodes that broke off end with the row in which their env failed; see
-        `_end_before_failures`.
+        """Return the batch, as views of this buffer.
 
-        `count` `(N,)` are the steps recorded of each env; `numbers` gives ids of episodes, step counts and seeds (None:
-        not known) of the rows `(N, T)`, of which a mask ended their episodes.
+        `count` `(N,)` has the steps per env. `numbers(done)` returns episode ids, step counts and seeds (or None) `(N,
+        T)`.
         """
         n, steps = self._env_num, int(count.max())
         recorded = np.arange(steps) < count[:, None]
@@ -170,11 +162,11 @@ class RolloutBuffer:
         return np.empty(((self.steps + 1) * self._env_num, *rows.shape[1:]), rows.dtype)
 
     def _view(self, rows: np.ndarray, steps: int) -> np.ndarray:
-        """Rows as `(N, steps + 1, ...)`."""
+        """Return rows as `(N, steps + 1, ...)`."""
         return rows.reshape(self.steps + 1, self._env_num, *rows.shape[1:])[: steps + 1].swapaxes(0, 1)
 
     def _join_finals(self, all_obs: Any) -> tuple[np.ndarray, np.ndarray, Any]:
-        """Envs, times and last observations of the episodes that ended, ordered by time and env."""
+        """Return envs, times and last observations of the ended episodes, ordered by time and env."""
         ended = np.concatenate([np.zeros(0, np.int64), *(rows for rows, _ in self._finals)])
         obs = nest.map(lambda rows: np.empty((len(ended), *rows.shape[2:]), rows.dtype), all_obs)
         start = 0
@@ -187,7 +179,7 @@ class RolloutBuffer:
 
 
 def _end_before_failures(batch: Rollout) -> Rollout:
-    """The numpy batch in which each episode that broke off ends with its last real step, where that is in the batch."""
+    """Truncate the step before each failed step, if this step is in the batch and in the same episode."""
     failed = batch.broken & ~batch.mask
     ends = np.zeros_like(failed)
     ends[:, :-1] = failed[:, 1:] & batch.mask[:, :-1] & (batch.traj_ids[:, 1:] == batch.traj_ids[:, :-1])

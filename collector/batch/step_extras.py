@@ -1,4 +1,4 @@
-"""Extras: additional columns of a batch, from the policy, from a step hook, or from infos."""
+"""Extras: additional columns of a batch, from the policy, a step hook, or infos."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from collector.batch.rollout import Rollout
 from vecenv import nest
 
 EPISODE_SEED = "episode_seed"
-"""The entry of `extras` with the seed of each step's episode, where a collector has `episode_seeds`."""
+"""Entry of `extras` with the seed of each step's episode (with `episode_seeds`)."""
 
 RowLayout = tuple[tuple[int, ...], np.dtype[Any]]
-"""Shape of a row and dtype."""
+"""Shape and dtype of a row."""
 
 RESERVED = frozenset(
     {each.name for each in fields(Rollout)} | {"obs", "next", "done", "observation", "collector", EPISODE_SEED}
 )
-"""Names that a batch has already, or the `TensorDict` that it can be made into."""
+"""Names that a batch or its `TensorDict` already has."""
 
 
 class StepBatch(NamedTuple):
-    """One round, as a step hook gets it: the k envs that stepped, and what came of it.
+    """Round of a collector, as passed to a step hook. The k envs that stepped have a row each.
 
     Example::
 
@@ -38,27 +38,25 @@ class StepBatch(NamedTuple):
     env_id: np.ndarray
     """int64 `(k,)`."""
     obs: Any
-    """The observations before the step: `(k, ...)`, or a dict or tuple of such."""
+    """Observations before the step: `(k, ...)`, or a dict or tuple of arrays."""
     action: Any
-    """`(k, ...)`, or a dict or tuple of such, as in a batch."""
+    """`(k, ...)`, or a dict or tuple of arrays."""
     reward: np.ndarray
-    """float64 `(k,)`, or `(k, m)` where rewards are vectors."""
+    """float64 `(k,)` or `(k, m)`."""
     terminated: np.ndarray
     """bool `(k,)`, as `truncated`."""
     truncated: np.ndarray
     next_obs: Any
-    """The observation after the step: at an episode's end its true last observation."""
+    """Observations after the step; the last observation if the episode ended."""
     info: np.ndarray
-    """An object array of dicts `(k,)`."""
+    """Object array of dicts `(k,)`."""
 
 
 StepHook = Callable[[StepBatch], "dict[str, Any] | None"]
 
 
 def check_policy_names(outputs: Iterable[str]) -> None:
-    """Raise `ValueError` where the policy returned something under a name that a batch has already, and `TypeError`
-    where the name is no text.
-    """
+    """Raise `ValueError` if a batch already has an output's name, `TypeError` if the name is not text."""
     for name in outputs:
         if not isinstance(name, str):
             raise TypeError(f"the policy returned something under {name!r}; names are text")
@@ -66,11 +64,11 @@ def check_policy_names(outputs: Iterable[str]) -> None:
 
 
 class StepExtras:
-    """The columns of a round that are stored beside those of the policy: by a step hook, and from the envs' infos.
+    """Columns of a round from a step hook and from infos.
 
-    hook: gets copies of the round; what it returns is refused where it does not fit the round, or what it returned
-    before. keys: entries of the infos, see `InfoColumns`. info_layout: what is known of the keys, also by the next
-    object. policy_layout: returns the names, shapes and dtypes of what the policy returns.
+    hook: called with copies of the round. Results of the wrong length, or with a changed shape or dtype, are refused.
+    keys: entries of infos, see `InfoColumns`. info_layout: known layout of the keys, shared with the next object.
+    policy_layout: returns the layout of the policy's outputs.
     """
 
     def __init__(
@@ -87,11 +85,11 @@ class StepExtras:
 
     @property
     def layout(self) -> dict[str, RowLayout]:
-        """Shape of a row and dtype of each column until now."""
+        """Shape and dtype of a row of each column seen so far."""
         return {**self._hook_layout, **self._info_layout}
 
     def __call__(self, step: StepBatch, clock: Clock) -> dict[str, np.ndarray]:
-        """The columns of a round, as arrays of ours; `clock` is that of the collector, which counts the time."""
+        """Return the columns of a round. `clock` belongs to the collector."""
         clock.lap("storage")
         extras = {} if self._hook is None else self._of_hook(self._hook, step)
         if extras and self._keys:
@@ -125,7 +123,7 @@ class StepExtras:
         return extras
 
     def fill(self, extras: dict[str, Any], shape: tuple[int, ...]) -> None:
-        """Add zeros for columns that came in other rounds only; the order of names is always the same."""
+        """Add zeros for columns that only other rounds had, and keep the names in a fixed order."""
         for name, layout in self.layout.items():
             rows = extras.pop(name, None)
             if rows is None or rows.shape[len(shape) :] != layout[0] or not np.can_cast(rows.dtype, layout[1]):
@@ -134,11 +132,11 @@ class StepExtras:
 
 
 class InfoColumns:
-    """Makes an array `(k, ...)` of each of some entries of infos.
+    """Converter of info entries to arrays `(k, ...)`.
 
-    Arrays are bool for flags, int64 for integers and float64 for other numbers; a value that does not fit promotes its
-    column from then on. Values that are arrays keep the shape and dtype of the first. Rows of envs whose info has no
-    such entry are zero. layout: what is known of the keys. policy_layout: returns names that no key may have.
+    Flags become bool, integers int64, other numbers float64. A value outside the dtype promotes the column. Array
+    values must keep the first shape and dtype. Missing entries are zero. layout: known layout of the keys.
+    policy_layout: returns the names that keys must not use.
     """
 
     def __init__(
@@ -151,9 +149,9 @@ class InfoColumns:
         self._layout = {} if layout is None else layout
 
     def __call__(self, infos: Sequence[Mapping[str, Any]] | np.ndarray, env_ids: np.ndarray) -> dict[str, np.ndarray]:
-        """Return the columns of these infos. One is missing as long as no info had the entry.
+        """Return the columns. A column is missing until an info has its entry.
 
-        Raises `TypeError` for a value that is not a number or array, and for an array of another shape or dtype.
+        Raises `TypeError` if a value is not a number or an array, or if an array changes its shape or dtype.
         """
         columns = {key: self._column(key, infos, env_ids) for key in self._keys}
         return {key: column for key, column in columns.items() if column is not None}
@@ -185,7 +183,7 @@ class InfoColumns:
 
 
 def refuse_names(source: str, names: Iterable[str], taken: Iterable[str] = ()) -> None:
-    """Raise `ValueError` for a name that a batch has already, or that is among those `taken`."""
+    """Raise `ValueError` for a name that is reserved or taken."""
     for name in sorted({*names} & (RESERVED | {*taken})):
         raise ValueError(
             f"{source} {name!r}, which a batch has already: store it under another name (entries of infos by on_step=)"
@@ -193,7 +191,7 @@ def refuse_names(source: str, names: Iterable[str], taken: Iterable[str] = ()) -
 
 
 def check_info_keys(keys: Any) -> tuple[str, ...]:
-    """The keys as a tuple; `TypeError` or `ValueError` where they are no sequence of different names."""
+    """Return the keys as a tuple. Raises `TypeError` or `ValueError` unless they are a sequence of unique names."""
     if keys is None:
         return ()
     if isinstance(keys, str) or not isinstance(keys, Sequence) or not all(isinstance(key, str) for key in keys):
@@ -206,11 +204,11 @@ def check_info_keys(keys: Any) -> tuple[str, ...]:
 
 
 def _of_the_step(info: Mapping[str, Any], done: Any) -> Mapping[str, Any]:
-    """The info of the step, where the env was reset in the same round."""
+    """Return the info of the step, also if the env was reset in the same round."""
     last = info.get("final_info") if done and "final_obs" in info else None
     return last if isinstance(last, Mapping) else info
 
 
 def without_last(info: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the info of a reset, without what a step that reset its env adds."""
+    """Return the info of a reset without the entries of the previous episode."""
     return {key: value for key, value in info.items() if key not in ("final_obs", "final_info")}

@@ -1,4 +1,4 @@
-"""Convert batches to tensordicts, and call policies that take a `TensorDict`."""
+"""Convert batches to `TensorDict`s, and call policies that take a `TensorDict`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ except ImportError as error:
 
 
 def as_tensordict(batch: Any, shape: Sequence[int], names: Sequence[Any]) -> Any:
-    """The batch with the keys of torchrl's collectors; see `Rollout.to_tensordict`."""
+    """Return the batch with the keys of torchrl's collectors; see `Rollout.to_tensordict`."""
     batch = batch if isinstance(batch.reward, torch.Tensor) else batch.to("cpu")
     after = batch.next
     dims = len(shape)
@@ -27,7 +27,7 @@ def as_tensordict(batch: Any, shape: Sequence[int], names: Sequence[Any]) -> Any
     def flags(of: Any) -> dict[str, Any]:
         return {name: column(getattr(of, name)) for name in ("terminated", "truncated", "done", "step_count")}
 
-    start = column(torch.zeros_like(batch.terminated))  # flags are False after the reset of a finished env
+    start = column(torch.zeros_like(batch.terminated))  # before a step, the env is never finished
     step = {
         "action": _nested(batch.action),
         "terminated": start,
@@ -50,9 +50,7 @@ def as_tensordict(batch: Any, shape: Sequence[int], names: Sequence[Any]) -> Any
 
 
 def call_with_tensordict(policy: Any, obs: Any, interaction: str) -> dict[str, Any]:
-    """The action and what else the policy wrote into a `TensorDict` of the observations; `interaction` is the name of a
-    tensordict `InteractionType`.
-    """
+    """Return the entries that the policy wrote into a `TensorDict`. `interaction` names an `InteractionType`."""
     tensors = nest.map(torch.as_tensor, obs)
     first = next(nest.leaves(tensors))
     inputs = TensorDict(_observations(tensors), batch_size=[len(first)], device=first.device)
@@ -66,7 +64,7 @@ def call_with_tensordict(policy: Any, obs: Any, interaction: str) -> dict[str, A
 
 
 def _observations(tree: Any) -> dict[str, Any]:
-    """Entries for an observation: those of a dict, else one called `observation`."""
+    """Return the entries of an observation; an array gets the key `observation`."""
     return _nested(tree) if isinstance(tree, dict) else {"observation": _nested(tree)}
 
 
