@@ -1,15 +1,12 @@
-"""Control OpenMP and MKL under torch: number of threads, and bits that do not depend on the batch size.
+"""Control OpenMP and MKL under torch: thread counts, and results that do not depend on the batch.
 
-Threads: `torch.set_num_threads` sets the count of the calling thread in OpenMP and in MKL, and the one with which
-threads begin that use torch later. Here only the first two change, through the libraries themselves: what another
-thread does, or one that is born during a batch, has nothing to do with the policy. *Rejected:* setting 1 with torch,
-and from a short-lived second thread the old count for those to come; it takes 130 us a batch, and 10 ms beside a thread
-that runs Python.
+Threads: the counts of the calling thread are set in OpenMP and MKL directly. `torch.set_num_threads` would also change
+the count of threads that start during the batch. *Rejected:* restoring that count from a second thread, because this
+takes 130 us per batch, and 10 ms while another thread runs Python.
 
-Rows: kernels treat rows differently by where they lie in memory (MKL, as it comes), and the last ones of a batch
-differently where their number is not a multiple of four. So an episode would differ in its last bits where it is played
-in another env. Where MKL has not been used yet, it can be asked for its reproducible kernels; whether products are
-exact then is found by trying.
+Rows: MKL's kernels treat a row differently depending on its address, and the last rows of a batch depending on the
+batch size. The same episode would then differ in its last bits in another env. MKL has reproducible kernels, which must
+be requested before its first use. Whether products are then exact is tested.
 """
 
 from __future__ import annotations
@@ -25,41 +22,41 @@ from vecenv.extending import release_pool
 
 _MULTIPLE = 4
 _ANY_REPRODUCIBLE = 2
-"""MKL_CBWR_AUTO: as the environment variable MKL_CBWR=AUTO."""
+"""MKL_CBWR_AUTO, as the environment variable MKL_CBWR=AUTO."""
 
 
 def _function(name: str, otherwise: Callable[[int], Any]) -> Callable[[int], Any]:
-    """A function on a count, of the libraries that torch is linked with."""
-    # PyDLL keeps the interpreter lock: a call takes less than a microsecond, getting the lock again may take 5 ms.
+    """Return a function of the libraries that torch is linked with."""
+    # PyDLL keeps the interpreter lock, because the call takes < 1 us, and getting the lock back up to 5 ms.
     found: Callable[[int], Any] = getattr(ctypes.PyDLL(torch._C.__file__), name, otherwise)
     return found
 
 
-# In a build of torch that hides these, its own function stands in, which counts for threads born meanwhile too.
+# Some builds of torch hide these functions. torch's function then also affects threads that start meanwhile.
 _set_openmp = _function("omp_set_num_threads", torch.set_num_threads)
 _set_mkl = _function("MKL_Set_Num_Threads_Local", torch.set_num_threads if torch.backends.mkl.is_available() else int)
 
 
 @contextmanager
 def policy_threads(count: int) -> Iterator[None]:
-    """Run torch's CPU operations of the calling thread on `count` threads; one is the fastest for a small network.
+    """Run torch's CPU operations of this thread on `count` threads, and restore the count afterwards.
 
-    Where worker processes use the other CPUs, waiting for a second thread makes the network several times slower, and
-    what it leaves spinning slows down the workers. Afterwards the thread has its own count again.
+    A small network is fastest on one thread. With busy worker processes, waiting for a second thread makes the network
+    several times slower, and spinning threads slow down the workers.
 
     >>> with policy_threads(1):
     ...     torch.get_num_threads()
     1
     """
-    before = torch.get_num_threads()  # asked even if it were not used: a thread's first use of torch sets its count
+    before = torch.get_num_threads()  # must be called: a thread's first use of torch sets its count
     if count == 1:
-        release_pool()  # it is not used now, and its threads would spin on for milliseconds
+        release_pool()  # unused threads would spin for milliseconds
     try:
         _set_openmp(count)
         _set_mkl(count)
         yield
     finally:
-        # Ctrl-C can only raise after a call of a C function: both are called whenever it comes.
+        # Ctrl-C raises only after a C function returns, so both are called in any case.
         try:
             _set_openmp(before)
         finally:
@@ -67,15 +64,15 @@ def policy_threads(count: int) -> Iterator[None]:
 
 
 def full_rows(rows: int) -> int:
-    """The number of rows to which a batch of `rows` is filled up."""
+    """Return the number of rows to which a batch is padded."""
     return rows if rows == 1 else -(-rows // _MULTIPLE) * _MULTIPLE
 
 
 @lru_cache
 def rows_are_exact(rows: int, device: torch.device) -> bool:
-    """Return whether rows of products of `rows` rows do not depend on where they stand, as far as trying can find it.
+    """Test whether a row of a product is independent of its place in a batch of `rows` rows.
 
-    The first call asks MKL for reproducible kernels, for the whole process. MKL refuses once it has been used.
+    The first call requests MKL's reproducible kernels for the process, which has no effect after the first use of MKL.
     """
     _ask_for_reproducible()
     generator = torch.Generator().manual_seed(0)
@@ -93,6 +90,6 @@ def rows_are_exact(rows: int, device: torch.device) -> bool:
 
 
 def _ask_for_reproducible() -> None:
-    # What `mkl_cbwr_set` calls, which torch does not export; the variable in the environment counts where it is set.
+    # torch does not export `mkl_cbwr_set`, which calls this. The environment variable has priority.
     with suppress(AttributeError):
         ctypes.PyDLL(torch._C.__file__).mkl_serv_cbwr_set(_ANY_REPRODUCIBLE)

@@ -1,13 +1,13 @@
 """Convert arrays to tensors and back, and transfer rows between CPU and device.
 
-All modules that need torch import it from here, so that one message names what to install.
+All modules import torch from here, so that one message names the package to install.
 
-On the CPU nothing is copied: a tensor and its array share memory. On CUDA a round is one copy each way::
+On the CPU, a tensor and its array share memory. On CUDA, a round has one copy in each direction::
 
     obs (numpy) --memcpy--> pinned --copy--> device --policy--> action --copy--> pinned --event--> numpy
 
-Copies are queued on the device's current stream, so the policy runs after its input has arrived and the copy back after
-the policy; this process waits once a round, for the event behind the last copy.
+All copies are queued on the device's current stream, so that they run before and after the policy. The process waits
+once per round, for the event after the last copy.
 """
 
 from __future__ import annotations
@@ -29,29 +29,29 @@ except ImportError as error:
 
 
 def tensors_of(policy: Any) -> list[torch.Tensor]:
-    """The parameters and buffers of a module; nothing for another policy."""
+    """Return the parameters and buffers of a module, or an empty list for any other policy."""
     return [*policy.parameters(), *policy.buffers()] if isinstance(policy, torch.nn.Module) else []
 
 
 def is_lazy(policy: Any) -> bool:
-    """Return whether it is a module that makes some of its parameters in its first call."""
+    """Return whether the policy creates parameters in its first call."""
     return any(map(torch.nn.parameter.is_lazy, tensors_of(policy)))
 
 
 def moved(policy: Any, device: torch.device) -> Any:
-    """The policy, or a copy of it on the device where it is a module that is elsewhere."""
+    """Return the policy, or a copy on `device` if the module is on a different device."""
     if all(tensor.device == device for tensor in tensors_of(policy)):
         return policy
-    # The copy draws from the module's own generators: seeding one of those seeds the copy too.
+    # The copy shares the module's generators, so that seeding them also seeds the copy.
     values = [value for module in policy.modules() for value in vars(module).values()]
     kept = {id(value): value for value in values if isinstance(value, torch.Generator)}
     return copy.deepcopy(policy, kept).to(device)
 
 
 def resolve_device(device: Any) -> torch.device:
-    """`device` as a `torch.device` with an index where it is CUDA; "auto" is CUDA where there is one, else the CPU.
+    """Return a `torch.device`, with an index for CUDA. "auto" is CUDA if available, else the CPU.
 
-    Raises `ValueError` where a CUDA device is named that PyTorch does not see.
+    Raises `ValueError` for a CUDA device that PyTorch does not see.
     """
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
@@ -66,12 +66,12 @@ def resolve_device(device: Any) -> torch.device:
 
 
 def to_device(tree: Any, device: Any) -> Any:
-    """Numpy arrays or tensors as tensors on `device`; what is on the CPU and stays there shares memory."""
+    """Return arrays or tensors as tensors on `device`. CPU tensors share memory."""
     return nest.map(lambda leaf: (leaf if isinstance(leaf, torch.Tensor) else as_tensor(leaf)).to(device), tree)
 
 
 def check_dtypes(path: str, tree: Any) -> None:
-    """Raise `TypeError` that names the first array of a tree for which torch has no dtype; `path`: the tree's name."""
+    """Raise `TypeError` for the first array in the tree `path` without a torch dtype."""
     if isinstance(tree, dict):
         for key, child in tree.items():
             check_dtypes(f"{path}[{key!r}]", child)
@@ -89,10 +89,7 @@ def check_dtypes(path: str, tree: Any) -> None:
 
 
 def as_tensor(array: np.ndarray) -> torch.Tensor:
-    """The array as a CPU tensor on the same memory.
-
-    Raises `TypeError` where torch has no such dtype (Python objects, text).
-    """
+    """Return a CPU tensor that shares memory. Raises `TypeError` if torch has no such dtype (objects, text)."""
     if not array.flags.writeable:
         array = array.copy()
     try:
@@ -102,34 +99,30 @@ def as_tensor(array: np.ndarray) -> torch.Tensor:
 
 
 class Transfer:
-    """Moves rounds of rows to a device and back; this process waits for the device at most once a round.
+    """Transfer of rows to a device and back, with at most one wait per round.
 
-    No pinned buffer is written to while a copy may still read it, and nothing synchronises the whole
-    device. Dtypes stay as they are (uint8 is transferred as uint8), but bfloat16 comes back as float32.
-    Assumes one thread, and that the policy's work is queued on (or joined to) the device's current stream.
+    A pinned buffer is never overwritten while a copy may read it. Dtypes are kept, except that bfloat16 returns as
+    float32. Not thread-safe. The policy must use (or join) the device's current stream.
 
-    Tensors of `to_device` belong to the caller; those on the CPU share memory with the arrays. Arrays of `to_numpy` are
-    valid until its next call. Buffers are made in the first round, with `rows` rows; a round of k uses the first k.
+    Tensors of `to_device` belong to the caller (on the CPU, they share memory). Arrays of `to_numpy` are valid until
+    the next call. Buffers have `rows` rows; a round of k rows uses the first k.
     """
 
     def __init__(self, device: torch.device, rows: int) -> None:
         self.device, self._rows = device, rows
         self.is_staged = device.type == "cuda"
-        """True if copies go through pinned memory."""
+        """True if copies use pinned memory."""
         self._pinned: dict[int | str, torch.Tensor] = {}
-        """Buffers by the number of a leaf on its way to the device, and the name of an output."""
+        """Buffers by input leaf number, or by output name."""
         self._in_flight = False
         self._event: Any = None
         self._stream: Any = None
 
     def to_device(self, tree: Any) -> Any:
-        """A tree of `(k, ...)` arrays as tensors on the device: one copy a leaf, which does not block.
-
-        Leaves may be tensors. Raises `TypeError` where torch has no such dtype.
-        """
+        """Return `(k, ...)` arrays or tensors on the device, without blocking. Raises `TypeError` as `as_tensor`."""
         if not self.is_staged:
             return to_device(tree, self.device)
-        self.settle()  # a policy that raised may have left its input in flight
+        self.settle()  # after an error of the policy, its input may be in flight
         numbers = count()
         try:
             return nest.map(lambda leaf: self._send(leaf, next(numbers)), tree)
@@ -138,7 +131,7 @@ class Transfer:
             self._in_flight = True
 
     def to_numpy(self, outputs: dict[str, Any]) -> dict[str, np.ndarray]:
-        """Tensors of `(k, ...)` as arrays: one copy each, which does not block, then one wait for all of them."""
+        """Return tensors as arrays, after one wait for all copies."""
         if not self.is_staged:
             return {name: nest.as_array(value) for name, value in outputs.items()}
         arrays = {name: self._fetch(name, value) for name, value in outputs.items()}
@@ -148,7 +141,7 @@ class Transfer:
         return arrays
 
     def own_arrays(self, tree: Any) -> Any:
-        """The tree with arrays of the caller's own in place of tensors, after one wait; other leaves stay."""
+        """Replace tensors in a tree by arrays that belong to the caller, after one wait."""
         tensors = {str(i): leaf for i, leaf in enumerate(nest.leaves(tree)) if isinstance(leaf, torch.Tensor)}
         if not tensors:
             return tree
@@ -158,7 +151,7 @@ class Transfer:
         return nest.map(lambda leaf: arrays.get(str(next(numbers)), leaf), tree)
 
     def settle(self) -> None:
-        """Wait for the copies that are in flight; returns at once where there are none."""
+        """Wait for the copies in flight."""
         if self._in_flight:
             self.wait()
             self._in_flight = False
@@ -173,36 +166,35 @@ class Transfer:
     def _fetch(self, name: str, value: Any) -> np.ndarray:
         if not isinstance(value, torch.Tensor) or value.device != self.device or value.dim() == 0:
             return nest.as_array(value)
-        if value.dtype is torch.bfloat16:  # of which numpy has none
+        if value.dtype is torch.bfloat16:  # unknown to numpy
             value = value.float()
         target = self._buffer(name, value.shape, value.dtype)
         self.download(target, value.detach())
         return target.numpy()
 
     def _buffer(self, key: int | str, shape: Any, dtype: torch.dtype) -> torch.Tensor:
-        """The first rows of the buffer that is kept under a key, or of a new one where that does not fit."""
+        """Return the first rows of the buffer, reallocated if it does not fit."""
         rows, buffer = shape[0], self._pinned.get(key)
         if buffer is None or buffer.dtype != dtype or buffer.shape[1:] != shape[1:] or len(buffer) < rows:
-            with torch.inference_mode(False):  # so that it can be written to in any mode
+            with torch.inference_mode(False):  # so that it is writable in any mode
                 buffer = self._pinned[key] = self.pinned((max(self._rows, rows), *shape[1:]), dtype)
         return buffer[:rows]
 
-    # The calls of CUDA.
+    # Calls of CUDA
 
     def pinned(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-        """Memory of this process that the device can read and write by itself."""
         return torch.empty(shape, dtype=dtype, pin_memory=True)
 
     def upload(self, source: torch.Tensor) -> torch.Tensor:
-        """Queue a copy of pinned memory to the device."""
+        """Queue a copy from pinned memory to the device."""
         return source.to(self.device, non_blocking=True)
 
     def download(self, target: torch.Tensor, source: torch.Tensor) -> None:
-        """Queue a copy of a tensor on the device to pinned memory."""
+        """Queue a copy from the device to pinned memory."""
         target.copy_(source, non_blocking=True)
 
     def record(self) -> None:
-        """Record the event behind all copies so far on the current stream; those on another one have run then."""
+        """Record the event on the current stream. If the stream has changed, first wait for the earlier copies."""
         stream = torch.cuda.current_stream(self.device)
         if self._event is None:
             self._event = torch.cuda.Event()
@@ -212,5 +204,4 @@ class Transfer:
         self._stream = stream
 
     def wait(self) -> None:
-        """Return when the copies before the event have run."""
         self._event.synchronize()

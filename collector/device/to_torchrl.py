@@ -1,4 +1,4 @@
-"""`to_torchrl`: use a vector env as an env of TorchRL."""
+"""`to_torchrl`: use a vector env in TorchRL."""
 
 from __future__ import annotations
 
@@ -23,27 +23,27 @@ _RESERVED = frozenset({"action", "reward", "done", "terminated", "truncated", "n
 
 
 def to_torchrl(venv: Any, device: Any = "cpu") -> TorchRLVectorEnv:
-    """`venv`, any vector env of ours, as a `torchrl.envs.EnvBase` with the batch size `(n,)`.
+    """Return a vector env of vecenv as a `torchrl.envs.EnvBase` with the batch size `(n,)`.
 
         env = to_torchrl(ShmemVectorEnv([lambda: gym.make("CartPole-v1")] * 8))
         batch = env.rollout(100, policy, break_when_any_done=False)     # a TensorDict (8, 100)
 
-    Observations that are arrays have the key `observation`, those of a Dict space their own keys. Actions are those of
-    the env: integers for Discrete. Rewards are float32 (n, 1), or (n, m) where the envs have a `reward_space` of m
-    numbers; `done`, `terminated` and `truncated` are bool (n, 1). Infos are not passed on. TorchRL resets the envs
-    whose episodes are over, by the mask `_reset`; the rows of the others stay. `set_seed` is that of `venv`: a seed for
-    each env, and the next one is returned.
+    Array observations have the key `observation`, Dict observations keep their keys. Actions are unchanged: integers
+    for Discrete. Rewards are float32 (n, 1), or (n, m) if the envs have a `reward_space` of m numbers. `done`,
+    `terminated` and `truncated` are bool (n, 1). Infos are dropped. TorchRL resets finished envs with the mask
+    `_reset`. `set_seed` gives each env a seed, and returns the next seed.
 
-    `venv` belongs to the env, whose `close` closes it; it is `env.venv` with tensors on `device`. Raises TypeError for
-    what is no vector env, for spaces without a spec (Text, Graph, Tuple, a Discrete action space that does not begin at
-    0, ...) and for envs with unequal ones; ValueError for `wait_num` and `timeout`, and for a key of the observation
-    that TorchRL uses itself. ImportError without TorchRL.
+    `close` also closes `venv`. `env.venv` is the vector env with tensors on `device`.
+
+    Raises TypeError if `venv` is not a vector env, for spaces without a TorchRL spec (Text, Graph, Tuple, Discrete
+    actions that do not start at 0), and if the envs' spaces differ. Raises ValueError for `wait_num` and `timeout`, and
+    for observation keys that TorchRL uses. Raises ImportError without TorchRL.
     """
     return TorchRLVectorEnv(venv, device)
 
 
 class TorchRLVectorEnv(EnvBase):
-    """The env that `to_torchrl` returns."""
+    """Env that `to_torchrl` returns."""
 
     def __init__(self, venv: Any, device: Any = "cpu") -> None:
         if not isinstance(venv, TorchVectorEnv):
@@ -75,7 +75,7 @@ class TorchRLVectorEnv(EnvBase):
             done=flag, terminated=flag.clone(), truncated=flag.clone(), shape=(n,), device=self.device
         )
         self._latest: Any = None
-        """The observations of all envs, of which a reset of some changes these."""
+        """Observations of all envs. A partial reset replaces some rows."""
         self.is_closed = False
 
     def _reward_shape(self) -> tuple[int, ...]:
@@ -111,12 +111,12 @@ class TorchRLVectorEnv(EnvBase):
         self.venv.set_seed(seed)
 
     def set_seed(self, seed: int | None = None, static_seed: bool = False) -> int | None:
-        """Seed every env, by the chain that begins with `seed`, and return the next seed."""
+        """Seed all envs, starting with `seed`, and return the next seed."""
         following: int | None = self.venv.set_seed(seed, static_seed)
         return following
 
     def close(self, *, raise_if_closed: bool = True) -> None:
-        """Close the vector env. Safe to call again."""
+        """Close the vector env. Safe to call twice."""
         super().close(raise_if_closed=raise_if_closed)
         self.venv.close()
 
@@ -125,7 +125,7 @@ class TorchRLVectorEnv(EnvBase):
 
 
 def _spec(space: Any, n: int, device: Any, path: str) -> Any:
-    """The spec of a batch of elements of a space."""
+    """Return the spec of a batch of n elements of a space."""
     if isinstance(space, spaces.Dict):
         children = {key: _spec(child, n, device, f"{path}[{key!r}]") for key, child in space.spaces.items()}
         return Composite(children, shape=(n,), device=device)

@@ -19,7 +19,7 @@ TensorStep = tuple[Any, torch.Tensor, torch.Tensor, torch.Tensor, Any]
 
 
 class TorchVectorEnv(VectorEnvWrapper):
-    """Any vector env with tensors on `device` in place of arrays (what torchrl calls `env.to(device)`).
+    """Vector env with tensors on `device` instead of arrays (as torchrl's `env.to(device)`).
 
         venv = TorchVectorEnv(ShmemVectorEnv(env_fns), "cuda")
         obs, info = venv.reset(seed=0)
@@ -29,22 +29,20 @@ class TorchVectorEnv(VectorEnvWrapper):
             if done.any():
                 obs[done], _ = venv.reset(done)
 
-    Observations keep their dtype and shape (uint8 frames are transferred as uint8) and come as a tensor, or a dict or
-    tuple of tensors; `terminated` and `truncated` are bool. Rewards are cast to `reward_dtype` before they go to the
-    device: float32 by default; float64 keeps every bit. The `partial` of an error has tensors too. Infos stay an array
-    of dicts. Actions, ids and masks may be tensors on any device, or what `venv` takes. Everything else (spaces,
-    attributes, `seed`, `close`, ...) is that of `venv`.
+    Observations keep dtype, shape and tree (uint8 frames are transferred as uint8). `terminated` and `truncated` are
+    bool. Rewards are cast to `reward_dtype` on the CPU; float64 keeps every bit. `partial` of an error has tensors.
+    Infos stay an array of dicts. Actions, ids and masks may be tensors on any device. All other attributes come from
+    `venv`.
 
-    docs/guarantees.md ("Copies") says to whom tensors belong. On CUDA a step makes one copy a leaf and waits once.
+    docs/guarantees.md ("Copies") says who owns tensors. On CUDA, a step makes one copy per leaf and waits once.
 
-    With `transforms` (see `vecenv.transforms`) what is returned is transformed on the device, as by a
-    `TransformedVectorEnv`, whose `transform`, `append_transform`, `insert_transform`, `state_dict` and spaces this
-    object then has. Then `final_obs` in infos has tensors too.
+    `transforms` (see `vecenv.transforms`) run on the device. The object then has the methods and spaces of
+    `TransformedVectorEnv`, and `final_obs` in infos has tensors.
 
-    Assumes that `venv` itself is stepped and reset through this object only, and one thread.
+    Not thread-safe. Step and reset `venv` only through this object.
 
-    Raises `TypeError` for what is no vector env, for observations that cannot be tensors, and for a `reward_dtype` that
-    is no floating dtype; `ValueError` for a CUDA device that is not there.
+    Raises `TypeError` if `venv` is not a vector env, if observations cannot be tensors, or if `reward_dtype` is not a
+    floating dtype. Raises `ValueError` for a missing CUDA device.
 
     >>> import gymnasium as gym
     >>> from vecenv import DummyVectorEnv
@@ -73,40 +71,36 @@ class TorchVectorEnv(VectorEnvWrapper):
         super().__init__(venv)
 
     def to(self, device: Any) -> TorchVectorEnv:
-        """Another TorchVectorEnv around the same vector env, with tensors on `device` and clones of the transforms;
-        this one stays usable.
-        """
+        """Return a new object for the same vector env, with tensors on `device` and cloned transforms."""
         transforms = self.venv.transform.clone() if self._has_transforms else None
         return type(self)(self._inner, device, reward_dtype=self.reward_dtype, transforms=transforms)
 
     def get_state(self, id: Any = None) -> list[Any]:
-        """As `venv.get_state`, with what transforms keep along the episodes, in arrays."""
+        """Return `venv.get_state`, with the state of transforms as arrays."""
         states: list[Any] = self.venv.get_state(*_positional(id))
         return states
 
     def set_state(self, states: Sequence[Any], id: Any = None) -> None:
-        """As `venv.set_state`."""
         self.venv.set_state(states, *_positional(id))
 
     def reset(self, id: Any = None, **kwargs: Any) -> tuple[Any, Any]:
-        """As `venv.reset`; returns (obs, info) with tensors."""
+        """Reset as `venv.reset`, with tensors."""
         obs, info = self._checked(self.venv.reset, *_positional(id), **_on_host(kwargs))
         return obs if self._has_transforms else self._tensors(obs), info
 
     def step(self, action: Any, id: Any = None, **kwargs: Any) -> TensorStep:  # type: ignore[override]
-        """As `venv.step`; returns (obs, rew, terminated, truncated, info) with tensors, but for infos."""
+        """Step as `venv.step`, with tensors."""
         return self._result(self._checked(self.venv.step, self._actions(action), *_positional(id), **_on_host(kwargs)))
 
     def send(self, action: Any, id: Any = None, **kwargs: Any) -> None:
-        """As `venv.send`."""
         self.venv.send(self._actions(action), *_positional(id), **_on_host(kwargs))
 
     def recv(self) -> TensorStep:  # type: ignore[override]
-        """As `venv.recv`; returns what `step` does."""
+        """Receive as `venv.recv`, with tensors."""
         return self._result(self._checked(self.venv.recv))
 
     def _checked(self, call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """The result of `call`; the partial of its error as tensors."""
+        """Call, and convert the `partial` of an error to tensors."""
         try:
             return call(*args, **kwargs)
         except Exception as error:
@@ -116,12 +110,14 @@ class TorchVectorEnv(VectorEnvWrapper):
             raise
 
     def _actions(self, action: Any) -> Any:
-        """Actions as arrays, where no transform gets them first; the wait for them is the one of the step."""
+        """Return actions as arrays, unless transforms take tensors."""
         action = _stacked(action)
-        return action if self._has_transforms else self._transfer.own_arrays(action)  # own: an env may keep its action
+        return (
+            action if self._has_transforms else self._transfer.own_arrays(action)
+        )  # copies: an env may keep its action
 
     def _result(self, step: Any) -> TensorStep:
-        if self._has_transforms:  # these are tensors
+        if self._has_transforms:  # already tensors
             return step
         obs, rew, terminated, truncated, info = step
         rew = rew if rew.dtype == object else rew.astype(self._reward_dtype, copy=False)
@@ -142,7 +138,7 @@ class TorchVectorEnv(VectorEnvWrapper):
 
 
 def check_can_be_tensors(venv: Any, user: str) -> None:
-    """Raise `TypeError` for what is no vector env, or one whose observations cannot be tensors."""
+    """Raise `TypeError` if `venv` is not a vector env, or if observations cannot be tensors."""
     if isinstance(venv, TorchVectorEnv):
         raise TypeError("this is a TorchVectorEnv already; use its to(device) for another device")
     if not (hasattr(venv, "step") and (hasattr(venv, "env_num") or hasattr(venv, "num_envs"))):
@@ -163,7 +159,7 @@ def check_can_be_tensors(venv: Any, user: str) -> None:
 
 
 def _stacked(action: Any) -> Any:
-    """A list of equal tensors, one for each env, as one tensor: one copy instead of many."""
+    """Stack a list of equal tensors, because one copy is faster than many."""
     rows = action if isinstance(action, list) else ()  # a tuple of tensors may be the batches of a Tuple space
     if not rows or not all(isinstance(row, torch.Tensor) for row in rows):
         return action
@@ -172,12 +168,12 @@ def _stacked(action: Any) -> Any:
 
 
 def _positional(id: Any) -> tuple[Any, ...]:
-    """`id` as arguments: none where it was not given, for vector envs that take no ids."""
+    """Return `id` as arguments, empty for None, because some vector envs take no ids."""
     return () if id is None else (tensor_on_host(id),)
 
 
 def _on_host(kwargs: dict[str, Any]) -> dict[str, Any]:
-    """Ids and masks among keyword arguments as arrays."""
+    """Return keyword arguments with ids and masks as arrays."""
     return {name: tensor_on_host(value) for name, value in kwargs.items()}
 
 
@@ -188,14 +184,12 @@ def _numpy_dtype(dtype: Any) -> np.dtype[Any]:
 
 
 class TransformedOnDevice(TransformedVectorEnv):
-    """A TransformedVectorEnv whose transforms get tensors on `device`, and that returns arrays all the same.
+    """TransformedVectorEnv with transforms on `device`, which returns arrays.
 
         rows of the envs (numpy) --one copy a leaf--> device --transforms--> device --one copy a leaf--> numpy
 
-    What goes up is what the envs return (uint8 frames as uint8), in one wait for the device a round. Rewards are
-    float64 there too. Transforms of actions work on the arrays that the vector env takes.
-
-    Raises what TransformedVectorEnv and TorchVectorEnv raise.
+    Original dtypes are transferred (uint8 frames as uint8), with one wait per round. Rewards stay float64. Transforms
+    of actions get arrays. Raises as TransformedVectorEnv and TorchVectorEnv.
     """
 
     def __init__(self, venv: Any, transform: Any, device: Any) -> None:
@@ -206,21 +200,19 @@ class TransformedOnDevice(TransformedVectorEnv):
         super().__init__(venv, transform)
 
     def with_transforms(self, transforms: Any) -> TransformedOnDevice:
-        """Wrap the same base env anew, with these transforms on the same device."""
+        """Wrap the same base env with other transforms."""
         return TransformedOnDevice(self.base_env, transforms, self.device)
 
     def on_device(self, obs: Any) -> Any:
-        """The tensors of observations that are the very object which the latest call has returned, else None."""
+        """Return the tensors if `obs` is the object that the latest call returned, else None."""
         return self._latest[1] if obs is self._latest[0] else None
 
     def map_reset(self, obs: Any, info: np.ndarray) -> tuple[Any, np.ndarray]:
-        """The rows, transformed."""
         with torch.no_grad():
             tensors, info = super().map_reset(self._transfer.to_device(obs), info)
         return self._returned(tensors, self._transfer.own_arrays(tensors)), info
 
     def map_step(self, obs: Any, rew: Any, terminated: Any, truncated: Any, info: np.ndarray) -> Any:
-        """The rows, transformed."""
         with torch.no_grad():
             obs, rew, terminated, truncated = self._transfer.to_device((obs, rew, terminated, truncated))
             *tensors, info = super().map_step(obs, rew, terminated, truncated, info)
@@ -228,7 +220,6 @@ class TransformedOnDevice(TransformedVectorEnv):
         return self._returned(tensors[0], obs), *others, info
 
     def map_repeated(self, obs: Any, rew: Any, terminated: Any, truncated: Any, info: np.ndarray) -> Any:
-        """The rows, whose observations are transformed."""
         with torch.no_grad():
             columns = self._transfer.to_device((obs, rew, terminated, truncated))
             tensors = super().map_repeated(columns[0], columns[1], columns[2], columns[3], info)[0]
@@ -239,6 +230,5 @@ class TransformedOnDevice(TransformedVectorEnv):
         return obs
 
     def close(self) -> None:
-        """Close `venv`. Safe to call again."""
         self._latest = None, None
         super().close()

@@ -1,1 +1,1 @@
-"""Episodes: numbers, seeds, progress in each env, and whole episodes cut out of batches."""
+"""Episodes: numbers, seeds, the episode of each env, and whole episodes from batches."""

@@ -1,4 +1,4 @@
-"""`Episodes`: record which episode each env plays, how many steps it has, and whether it is over."""
+"""`Episodes`: record the episode of each env, its steps, and its end."""
 
 from __future__ import annotations
 
@@ -15,13 +15,12 @@ from vecenv.extending import is_repeated
 
 
 class Episodes:
-    """The episodes in progress of N envs.
+    """Current episodes of N envs.
 
-    The k-th episode of env n has the id `k * N + n`: unique within a collector, growing with time in each env, and the
-    same whatever the batches are. With `seeds`, pairs `(number, seed)`, an env takes the next pair whenever it has
-    none, and the id of an episode is its number; an env for which there is no further pair is idle. With `ahead` each
-    env in an episode also reserves its next pair; if no pair is left, an idle env takes over another env's. `limit`:
-    steps at which an episode is truncated, or 0.
+    The k-th episode of env n has the id `k * N + n`: unique in a collector, and independent of batches. With `seeds`,
+    pairs `(number, seed)`, an env without an episode takes the next pair, and the number becomes the id. If no pair is
+    left, the env is idle. With `ahead`, each env also reserves its next pair, and an idle env takes over a reservation.
+    Episodes are truncated at `limit` steps (0: never).
     """
 
     def __init__(
@@ -29,63 +28,61 @@ class Episodes:
     ) -> None:
         self.limit = limit
         self.obs: Any = None
-        """Observations from which the next batch goes on: a row for each env; None before there are some."""
+        """Observations with which the next batch starts, a row per env; None at first."""
         self.infos = np.full(env_num, None)
-        """The latest info of each env."""
+        """Latest info of each env."""
         self.reward_shape = RewardShape()
         self._envs, self._is_ahead = np.arange(env_num), ahead
         self._held: dict[int, tuple[int, int]] = {}
-        """The next episode of each env that holds one."""
+        """Reserved pair per env."""
         self._source: Iterator[tuple[int, int]] | None = None if seeds is None else iter(seeds)
         self._playing: set[int] = set()
         self.over = np.ones(env_num, np.bool_)
-        """True if an env has to be reset before its next step."""
+        """True if the env needs a reset."""
         self.ids = self._envs.copy() if seeds is None else np.full(env_num, -1)
-        """int64 `(N,)`: the episode that each env is in, or will begin; -1: none."""
+        """int64 `(N,)`: current or next episode; -1 if idle."""
         self.seeds = np.full(env_num, -1)
-        """int64 `(N,)`: the seed of that episode."""
+        """int64 `(N,)`: seed of this episode."""
         self.next_seeds = np.full(env_num, -1)
-        """int64 `(N,)`: that of the episode which each env holds; -1: none."""
+        """int64 `(N,)`: seed of the reserved episode, or -1."""
         self.taken = np.zeros(env_num, np.int64)
-        """int64 `(N,)`: steps taken in that episode."""
+        """int64 `(N,)`: steps of this episode."""
         self.broken = 0
-        """The number of episodes that broke off because their env failed."""
+        """Number of episodes that ended because their env failed."""
         self.first_failure = ""
-        """The first of these envs, with its error."""
+        """First failed env and its error."""
         self._log: list[tuple[np.ndarray, np.ndarray, np.ndarray]] = []
-        """Envs that began or went on to episodes in this batch, with their ids and seeds."""
+        """Envs, ids and seeds of the episodes in this batch, in the order in which they became current."""
         self._taken_before = self.taken
 
     def share(self, ids: np.ndarray, taken: np.ndarray) -> None:
-        """Keep the ids and the counts of steps in these arrays from now on, which keyed noise reads."""
+        """Use these arrays for ids and step counts, so that keyed noise reads them."""
         ids[:], taken[:] = self.ids, self.taken
         self.ids, self.taken = ids, taken
 
     def begin_batch(self) -> None:
-        """Number the steps that follow from here on. Envs that have no episode ask for one."""
+        """Start a batch. Idle envs ask for an episode."""
         if self._source is not None:
             self._assign(np.flatnonzero(self.ids < 0))
         self._log = [(self._envs, self.ids.copy(), self.seeds.copy())]
         self._taken_before = self.taken.copy()
 
     def begin(self, env_ids: np.ndarray, infos: np.ndarray) -> None:
-        """Record that the episodes of these envs begin, with these infos."""
+        """Record that the episodes of these envs begin."""
         self.over[env_ids] = False
-        # A step whose worker reset the env adds the last observation and info of the episode before.
+        # With autoreset, the info also has the last observation and info of the previous episode.
         self.infos[env_ids] = nest.object_array([without_last(info) for info in infos])
 
     @property
     def is_seeded(self) -> bool:
-        """Return whether episodes have seeds of their own."""
         return self._source is not None
 
     def count(
         self, ids: np.ndarray, reward: np.ndarray, terminated: np.ndarray, truncated: np.ndarray, resets: Any = None
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-        """Count the steps of a round, in which the envs in the mask `resets` did not step.
+        """Count the steps of a round; envs in the mask `resets` did not step.
 
-        Return the rewards in their shape, the flags with long episodes cut, and which episodes the envs themselves
-        have ended.
+        Returns rewards in their shape, both flags with the limit applied, and the ends from the envs.
         """
         taken = self.taken
         if resets is not None:
@@ -101,10 +98,7 @@ class Episodes:
         return self.reward_shape.fit(reward), terminated, truncated, by_env
 
     def end(self, ids: np.ndarray, ended: np.ndarray, info: Any, quota: np.ndarray | None) -> np.ndarray | None:
-        """End the episodes in the rows `ended` of a round, and count down `quota`.
-
-        Return in which of these rows the env failed: a mask, or None.
-        """
+        """End the episodes in the rows `ended`, and decrease `quota`. Return a mask of failed envs, or None."""
         failures = self._note_failures(ids, ended, info)
         over = ids[ended]
         self._advance(over)
@@ -114,17 +108,17 @@ class Episodes:
         return failed
 
     def put_obs(self, ids: np.ndarray, obs: Any) -> None:
-        """Set the observations from which the next batch goes on in these envs."""
+        """Set the observations with which the next batch starts."""
         if self.obs is None:
             self.obs = nest.map(self.zeros_like, obs)
         nest.put(self.obs, ids, obs)
 
     def zeros_like(self, rows: np.ndarray) -> np.ndarray:
-        """Return zeros for each env, of the shape and dtype of these rows."""
+        """Return zeros with a row per env, in the shape and dtype of `rows`."""
         return np.zeros((len(self._envs), *rows.shape[1:]), rows.dtype)
 
     def _advance(self, env_ids: np.ndarray) -> None:
-        """Record that the episodes of these envs are over; each env goes on to its next episode."""
+        """Move these envs to their next episodes."""
         self.over[env_ids] = True
         self.taken[env_ids] = 0
         if self._source is None:
@@ -136,7 +130,7 @@ class Episodes:
         self._log.append((env_ids, self.ids[env_ids], self.seeds[env_ids]))
 
     def _assign(self, env_ids: np.ndarray) -> None:
-        """Give each of these envs the next episode, as long as there are some."""
+        """Give these envs the next episodes."""
         for env_id in env_ids.tolist():
             pair = self._held.pop(env_id, None) or self._read()
             if pair is None and self._held:
@@ -159,21 +153,19 @@ class Episodes:
 
     @property
     def all_played(self) -> bool:
-        """Return whether no env is in an episode. It asks for more first, which there may be again."""
+        """True if all envs are idle. Asks for more episodes first, because a source may get new episodes."""
         if (self.ids < 0).all():
             self.begin_batch()
         return bool((self.ids < 0).all())
 
     def columns(self, done: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
-        """Episode ids, step counts and seeds (None: they have none) of the steps of this batch `(N, T)`, of which those
-        in `done` end an episode.
-        """
+        """Return ids, step counts and seeds (or None) of the batch, from the flags `done` `(N, T)`."""
         n, steps = done.shape
         envs, ids, seeds = (np.concatenate(column) for column in zip(*self._log, strict=True))
         order = np.argsort(envs, kind="stable")
         first = np.searchsorted(envs[order], self._envs)
         at = order[first[:, None] + done.cumsum(1) - done]
-        # The row in which the episode of a row began; below zero where that was in a batch before.
+        # Step at which the episode of a step began; negative for earlier batches.
         began = np.empty((n, steps), np.int64)
         began[:, 0] = -self._taken_before
         began[:, 1:] = np.where(done[:, :-1], np.arange(1, steps), np.iinfo(np.int64).min)
@@ -181,9 +173,8 @@ class Episodes:
         return ids[at], step_count, None if self._source is None else seeds[at]
 
     def abandon(self, env_ids: Any = slice(None)) -> None:
-        """Abandon the episodes in progress of these envs: they are reset, and get new ids.
-
-        Raises `RuntimeError` where one with a seed is in progress: it is played to its end.
+        """Abandon the episodes of these envs, which then need a reset. Raises `RuntimeError` for a seeded episode in
+        progress.
         """
         started = self._envs[env_ids][self.taken[env_ids] > 0]
         if self._source is not None:
@@ -199,20 +190,19 @@ class Episodes:
 
     @property
     def next_id(self) -> int:
-        """An id that is larger than all ids so far; 0 where ids are numbers of `seeds`."""
+        """Id above all used ids; 0 with `seeds`."""
         n = len(self._envs)
         return 0 if self._source is not None else (int(self.ids.max()) // n + 1) * n
 
     def skip_to(self, next_id: int) -> None:
-        """Use no id below this one from now on; numbers of `seeds` stay."""
+        """Use only ids from `next_id` on. Numbers of `seeds` do not change."""
         self.abandon()
         if self._source is None:
             n = len(self._envs)
             self.ids[:] = np.maximum(self.ids, -(-next_id // n) * n + self._envs)
 
     def _note_failures(self, env_ids: np.ndarray, rows: np.ndarray, info: Any) -> list[int]:
-        """Count those of these rows of a round that ended because their env failed (`on_error="restart"`)."""
-        # Both are there after a restart; the infos of an env may have one of these keys too.
+        """Return the rows whose env failed (`on_error="restart"`), and count them."""
         failed = [row for row in rows.tolist() if is_repeated(info[row])]
         if failed and not self.broken:
             last = info[failed[0]].get("final_info", info[failed[0]])

@@ -1,4 +1,4 @@
-"""`Episode`, `EpisodeCutter` and `CollectStats`: cut whole episodes out of batches and summarise them."""
+"""`Episode`, `EpisodeCutter` and `CollectStats`: whole episodes from batches, and their statistics."""
 
 from __future__ import annotations
 
@@ -21,24 +21,23 @@ EPISODE_COLUMNS = ("obs", "action", "reward", "terminated", "truncated")
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Episode:
-    """One episode from a reset to its end: L steps and L + 1 observations, as numpy arrays."""
+    """Episode from reset to end: L steps and L + 1 observations, as numpy arrays."""
 
     obs: Any
-    """`(L + 1, ...)`, or a dict or tuple of such: what each action was chosen for, then the last observation."""
+    """`(L + 1, ...)`, or a dict or tuple of arrays: the observation before each step, and the last."""
     action: Any
-    """`(L, ...)`, or a dict or tuple of such."""
+    """`(L, ...)`, or a dict or tuple of arrays."""
     reward: np.ndarray
-    """float64 `(L,)`; `(L, m)` where rewards are vectors."""
+    """float64 `(L,)`; `(L, m)` for vector rewards."""
     terminated: np.ndarray
-    """bool `(L,)`: True in the last row where the env reached a final state."""
+    """bool `(L,)`: True in the last row if the env reached a final state."""
     truncated: np.ndarray
-    """bool `(L,)`: True in the last row where it was stopped before one."""
+    """bool `(L,)`: True in the last row if the episode was stopped earlier."""
     env_id: int
-    """The env that it ran in."""
     number: int = -1
-    """Its number in `episode_seeds` of the collector; -1: it has none."""
+    """Number in the collector's `episode_seeds`, or -1."""
     seed: int | None = None
-    """The seed with which it was reset; None: it is not known."""
+    """Seed of the reset; None if unknown."""
 
     def __len__(self) -> int:
         return len(self.reward)
@@ -48,24 +47,23 @@ class Episode:
 
     @property
     def total_reward(self) -> float:
-        """The sum of the rewards: the episode's return. It may overflow to infinity."""
+        """Return of the episode; may overflow to infinity."""
         with np.errstate(over="ignore", invalid="ignore"):
             return float(self.reward.sum())
 
     @property
     def nbytes(self) -> int:
-        """Size of its arrays."""
         return sum(array.nbytes for array in nest.leaves(columns_of(self)))
 
 
 @dataclass(frozen=True, eq=False)
 class EpisodeBatch:
-    """E whole episodes of S steps in all, one after another in the same arrays; a sequence of `Episode`."""
+    """E episodes with S steps in consecutive rows; a sequence of `Episode`."""
 
     obs_parts: list[Any]
-    """`obs` as consecutive arrays, or trees of such: an episode that spans batches is not copied into one array."""
+    """`obs` in consecutive parts, so that an episode over several batches needs no copy."""
     action: Any
-    """`(S, ...)`, or a tree of such."""
+    """`(S, ...)`, or a tree of arrays."""
     reward: np.ndarray
     """float64 `(S,)` or `(S, m)`."""
     terminated: np.ndarray
@@ -73,13 +71,13 @@ class EpisodeBatch:
     truncated: np.ndarray
     """bool `(S,)`."""
     lengths: np.ndarray
-    """int64 `(E,)`: steps of each."""
+    """int64 `(E,)`: steps per episode."""
     episode: np.ndarray
-    """int64 `(E,)`: the number of each, -1 where it has none."""
+    """int64 `(E,)`: episode numbers, or -1."""
     seed: np.ndarray
-    """int64 `(E,)`: -1 where it is not known."""
+    """int64 `(E,)`: seeds, or -1."""
     env_id: np.ndarray
-    """int32 `(E,)`: the env that each ran in."""
+    """int32 `(E,)`."""
 
     def __len__(self) -> int:
         return len(self.lengths)
@@ -92,17 +90,17 @@ class EpisodeBatch:
 
     @cached_property
     def obs(self) -> Any:
-        """`(S + E, ...)`, or a tree of such: one more than it has steps for each episode."""
+        """`(S + E, ...)`, or a tree of arrays: also the last observation of each episode."""
         return self.obs_parts[0] if len(self.obs_parts) == 1 else join(self.obs_parts)
 
     @property
     def offsets(self) -> np.ndarray:
-        """int64 `(E + 1,)`: the row in which the steps of each begin, and the number of all steps."""
+        """int64 `(E + 1,)`: first row of each episode, and S."""
         return np.concatenate([[0], np.cumsum(self.lengths)]).astype(np.int64)
 
     @cached_property
     def returns(self) -> np.ndarray:
-        """float64 `(E,)`: the sum of the rewards of each, with the bits of `Episode.total_reward`."""
+        """float64 `(E,)`: sums of rewards, bitwise equal to `Episode.total_reward`."""
         reward, offsets = self.reward, self.offsets
         with np.errstate(over="ignore", invalid="ignore"):
             # Sums of integers are exact in any order.
@@ -113,11 +111,11 @@ class EpisodeBatch:
 
     @property
     def not_finite(self) -> np.ndarray:
-        """int64 `(k,)`: the episodes whose return, or one of their rewards, is NaN or infinite."""
+        """int64 `(k,)`: indices of episodes with a NaN or infinite return."""
         return np.flatnonzero(~np.isfinite(self.returns))
 
     def select(self, which: slice | np.ndarray) -> EpisodeBatch:
-        """Return some episodes. `which` is a slice, for views, or a mask `(E,)`, for copies."""
+        """Return episodes: views for a slice, copies for a mask `(E,)`."""
         steps: Any
         rows: Any
         if isinstance(which, slice):
@@ -132,7 +130,6 @@ class EpisodeBatch:
 
     @cached_property
     def _episodes(self) -> list[Episode]:
-        """Each as views of the arrays."""
         seeds = [None if seed < 0 else seed for seed in self.seed.tolist()]
         about = zip(self.lengths.tolist(), self.env_id.tolist(), self.episode.tolist(), seeds, strict=True)
         first, found = 0, list[Episode]()
@@ -145,12 +142,12 @@ class EpisodeBatch:
 
 
 def columns_of(steps: Episode | EpisodeBatch | FlatRollout) -> dict[str, Any]:
-    """The arrays, or trees of arrays, of steps by name."""
+    """Return the columns of steps by name."""
     return {name: getattr(steps, name) for name in EPISODE_COLUMNS}
 
 
 class Ended(NamedTuple):
-    """Episodes that ended: their envs, returns and lengths."""
+    """Envs, returns and lengths of ended episodes."""
 
     env_ids: np.ndarray
     returns: np.ndarray
@@ -158,34 +155,33 @@ class Ended(NamedTuple):
 
 
 class EpisodeCutter:
-    """Finds the whole episodes in the batches of one collector, which come in order: use `cut` or `totals` of one.
+    """Assembly of whole episodes from the consecutive batches of one collector. Use only `cut` or only `totals`.
 
-    An episode that is unfinished at the end of a batch is kept, and returned with the batch that ends it: at most one
-    for each env, in memory of its own. Discarded are those that break off because their env failed, that are abandoned
-    (the env is in another one), and whose first steps were in a batch before the first one that was passed.
+    An unfinished episode (at most one per env) is copied, and returned with the batch that ends it. An episode is
+    discarded if its env fails, if it is abandoned, or if its first steps came before the first batch.
 
     Example::
 
         cutter = EpisodeCutter()
         for batch in collector:
-            for episode in cutter.cut(batch):     # by the time of their end, then by env
+            for episode in cutter.cut(batch):     # ordered by end, then by env
                 save(episode)
     """
 
     def __init__(self) -> None:
         self._ids = np.zeros(0, np.int64)
-        """The episode in progress in each env; -1: none that is known from its reset on."""
+        """Current episode of each env; -1 if its start is unknown."""
         self._unfinished = UnfinishedEpisodes()
         self._returns: Any = None
-        """By env: the sum of its rewards until now."""
+        """Sum of rewards of each env's unfinished episode."""
 
     @property
     def unfinished_steps(self) -> int:
-        """Steps of episodes that have begun and not ended."""
+        """Steps of unfinished episodes."""
         return self._unfinished.steps
 
     def cut(self, batch: Rollout | FlatRollout) -> EpisodeBatch:
-        """The episodes that end in this batch, by the time of their end (of a flat batch: by env), in new memory."""
+        """Return the episodes that end in this batch, in new memory, ordered by their end (flat batches: by env)."""
         runs, usable = self._runs(*_step_columns(batch), batch.broken_ids)
         ended = (runs.ends & usable).nonzero()[0]
         last = (runs.start + runs.steps - 1)[ended]
@@ -211,13 +207,13 @@ class EpisodeCutter:
         )
 
     def totals(self, batch: Rollout | FlatRollout) -> Ended:
-        """Returns and lengths of the episodes that end in this batch, by env, then by time; no steps are kept."""
+        """Return returns and lengths of the episodes that end in this batch, ordered by env, without keeping steps."""
         steps = _step_columns(batch)
         reward = nest.as_array(batch.reward)[nest.as_array(batch.mask)]
         runs, usable = self._runs(*steps, batch.broken_ids)
         if self._returns is None or self._returns.shape != (len(self._ids), *reward.shape[1:]):
             known, self._returns = self._returns, np.zeros((len(self._ids), *reward.shape[1:]))
-            if known is not None and known.ndim == reward.ndim:  # else no env had returned a vector until now
+            if known is not None and known.ndim == reward.ndim:  # otherwise, the first vector reward
                 self._returns[: len(known)] = known
         if not len(reward):
             return Ended(runs.env, np.zeros((0, *reward.shape[1:])), np.zeros(0, np.int64))
@@ -232,9 +228,7 @@ class EpisodeCutter:
     def _runs(
         self, env_ids: Any, traj_ids: Any, step_count: Any, done: Any, broken_ids: np.ndarray
     ) -> tuple[Runs, np.ndarray]:
-        """The runs of a flat batch, by env, then by time, and a mask of those whose episodes are known from the reset
-        on and do not break off; notes which episodes are in progress after it.
-        """
+        """Return the runs of a batch, and a mask of runs from complete, unbroken episodes."""
         envs, ids, counts, done = map(nest.as_array, (env_ids, traj_ids, step_count, done))
         if len(new := np.arange(len(self._ids), envs.max(initial=-1) + 1)):
             self._ids = np.append(self._ids, np.full(len(new), -1))
@@ -246,13 +240,13 @@ class EpisodeCutter:
         usable = (before == 0) | (self._ids[env] == run_ids)
         if len(broken_ids):
             usable &= ~np.isin(run_ids, broken_ids)
-        self._ids[env] = np.where(usable & ~ends, run_ids, -1)  # of an env with several runs the last one counts
+        self._ids[env] = np.where(usable & ~ends, run_ids, -1)  # the last run of each env counts
         unknown = np.full(len(env), -1)
         return Runs(env, start, stop - start, before, ends, unknown, unknown), usable
 
 
 def _step_columns(batch: Rollout | FlatRollout) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """Envs, episodes, counts of steps and ends of the steps of a batch, by env, then by time."""
+    """Return envs, ids, step counts and ends, ordered by env, then by time."""
     mask = nest.as_array(batch.mask)
     ids, step_count, done = (nest.as_array(each)[mask] for each in (batch.traj_ids, batch.step_count, batch.done))
     env_ids = nest.as_array(batch.env_ids)
@@ -260,25 +254,25 @@ def _step_columns(batch: Rollout | FlatRollout) -> tuple[np.ndarray, np.ndarray,
 
 
 def _time_first(rows: Any) -> np.ndarray:
-    """Rows `(N, T, ...)` as `(T * N, ...)`: a view of what a collector has recorded."""
+    """Return `(N, T, ...)` as `(T * N, ...)`, without a copy of a collector's memory."""
     array = nest.as_array(rows).swapaxes(0, 1)
     return array.reshape(-1, *array.shape[2:])
 
 
 def _last_obs(batch: Rollout, env: np.ndarray, time: np.ndarray) -> Any:
-    """Return the observations after these steps, which end episodes."""
+    """Return the observations after these steps."""
     all_obs, final_obs = (nest.map(nest.as_array, tree) for tree in (batch.all_obs, batch.final_obs))
     finals = np.full(nest.as_array(batch.mask).shape, -1)
     finals[nest.as_array(batch.final_env), nest.as_array(batch.final_time)] = np.arange(len(batch.final_env))
     found, final = pick(all_obs, env, time + 1), finals[env, time]
-    known = np.flatnonzero(final >= 0)  # others are marked as truncated, and go on
+    known = np.flatnonzero(final >= 0)  # other episodes are truncated, and continue
     nest.put(found, known, nest.take(final_obs, final[known]))
     return found
 
 
 @dataclass(frozen=True)
 class SequenceSummaryStats:
-    """Mean, deviation, largest and smallest of some numbers; NaN where there are none (fields as in tianshou)."""
+    """Mean, standard deviation, maximum and minimum, or NaN without values (as in tianshou)."""
 
     mean: float
     std: float
@@ -298,7 +292,7 @@ class SequenceSummaryStats:
 
 @dataclass(frozen=True, repr=False)
 class CollectStats:
-    """The result of a `collect` (names as in tianshou). Entries of `returns` and `lens` go by env, then by time."""
+    """Result of `collect` (names as in tianshou). `returns` and `lens` are ordered by env, then by time."""
 
     n_collected_episodes: int
     """Episodes that ended."""
@@ -306,25 +300,23 @@ class CollectStats:
     collect_time: float
     """Seconds."""
     returns: np.ndarray
-    """float64 `(episodes,)`; `(episodes, m)` where rewards are vectors. An episode that began before counts whole."""
+    """float64 `(episodes,)` or `(episodes, m)`, including rewards of earlier batches."""
     lens: np.ndarray
     """int64 `(episodes,)`."""
     batch: Rollout | FlatRollout | None
-    """The steps; None with `keep=False`."""
+    """Steps; None with `keep=False`."""
 
     @property
     def collect_speed(self) -> float:
-        """Steps a second."""
+        """Steps per second."""
         return self.n_collected_steps / self.collect_time if self.collect_time else 0.0
 
     @property
     def returns_stat(self) -> SequenceSummaryStats:
-        """Summary of `returns`."""
         return SequenceSummaryStats.of(self.returns)
 
     @property
     def lens_stat(self) -> SequenceSummaryStats:
-        """Summary of `lens`."""
         return SequenceSummaryStats.of(self.lens)
 
     def __repr__(self) -> str:

@@ -1,9 +1,8 @@
-"""Number the episodes of a collector, and derive a seed and random bits for each.
+"""Number the episodes of a collector, and derive a seed and random bits for each episode.
 
-The bits depend on a key alone, (job seed, episode number, step): a generator that is advanced gives other numbers where
-episodes run in another order. They are a hash of where they are used, so that an episode gets the same ones in any env,
-on any backend, and after a job was killed. It is the finalizer of SplitMix64 (Steele, Lea and Flood, 2014) on 64-bit
-integers, whose arithmetic is exact: the bits are the same with every version of numpy.
+The bits are a hash of (job seed, episode number, step), because the state of a generator would depend on the order of
+episodes. So an episode gets the same bits in any env, on any backend, and after a resume. The hash is the finalizer of
+SplitMix64 (Steele, Lea and Flood, 2014), whose integer arithmetic is exact in every version of numpy.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ _MAX = 2**64 - 1
 
 
 def _mix(bits: np.ndarray) -> np.ndarray:
-    """A bijection of 64-bit integers that spreads each bit over all of them; writes into its argument."""
+    """Mix 64-bit integers in place, so that each input bit affects all output bits."""
     bits ^= bits >> _SHIFTS[0]
     bits *= _FACTORS[0]
     bits ^= bits >> _SHIFTS[1]
@@ -39,7 +38,7 @@ def _mix(bits: np.ndarray) -> np.ndarray:
 
 
 def _mix_one(bits: int) -> int:
-    """`_mix` of one Python integer, for which calls of numpy would take ten times as long."""
+    """Mix one Python integer, ten times faster than numpy."""
     bits = (bits ^ bits >> 30) * int(_FACTORS[0]) & _MAX
     bits = (bits ^ bits >> 27) * int(_FACTORS[1]) & _MAX
     return bits ^ bits >> 31
@@ -51,17 +50,16 @@ def _job_key(job_seed: int) -> int:
 
 
 def _seed(job_seed: int, number: int, purpose: int) -> int:
-    """A seed in 0 .. 2**31 - 1 for one purpose in an episode."""
     return _mix_one(_mix_one(_mix_one(number + int(_STEP) & _MAX) ^ _job_key(job_seed)) ^ purpose) >> 33
 
 
 def episode_keys(job_seed: int, numbers: np.ndarray) -> np.ndarray:
-    """The keys of episodes of a job, uint64 `(k,)`, for their numbers, int64 `(k,)`."""
+    """Return the keys of episodes, uint64 `(k,)`, for their numbers, int64 `(k,)`."""
     return _mix(_mix(numbers.view(np.uint64) + _STEP) ^ np.uint64(_job_key(job_seed)))
 
 
 def episode_seed(job_seed: int, number: int) -> int:
-    """The seed with which episode `number` of a job is reset: in 0 .. 2**31 - 1, from these two numbers alone.
+    """Return the seed in 0 .. 2**31 - 1 with which episode `number` of a job is reset.
 
     >>> [episode_seed(3, number) for number in range(3)]
     [1663660961, 1215352495, 974320961]
@@ -70,8 +68,7 @@ def episode_seed(job_seed: int, number: int) -> int:
 
 
 def action_seed(job_seed: int, number: int) -> int:
-    """The seed of the action space in episode `number` of a job, whose random actions are `space.sample()`: as
-    `episode_seed`, but another one, with which the env's own draws have nothing in common.
+    """Return the seed of `action_space` in episode `number`, for random actions independent of the env's draws.
 
     >>> [action_seed(3, number) for number in range(3)]
     [1665845680, 834886420, 186418047]
@@ -80,27 +77,26 @@ def action_seed(job_seed: int, number: int) -> int:
 
 
 def random_bits(keys: np.ndarray, steps: np.ndarray, words: int) -> np.ndarray:
-    """`words` random 64-bit integers for each step of these episodes: uint64 `(..., words)`.
+    """Return `words` random 64-bit integers per step: uint64 `(..., words)`.
 
-    `keys` `(...)` are those of `episode_keys`, `steps` `(...)` int64: how many steps of the episode came before.
+    `keys` `(...)` come from `episode_keys`; `steps` int64 `(...)` are the earlier steps of the episode.
     """
     state = _mix(keys + (steps.astype(np.int64).view(np.uint64) + np.uint64(1)) * _STEP)
     return _mix(state[..., None] + np.arange(1, words + 1, dtype=np.uint64) * _WORD)
 
 
 def uniforms(bits: np.ndarray) -> np.ndarray:
-    """Random bits as numbers above 0 and below 1: float64, multiples of 2**-53."""
+    """Return float64 numbers between 0 and 1 (exclusive), multiples of 2**-53."""
     return ((bits >> np.uint64(12)).astype(np.float64) + 0.5) * _SCALE
 
 
 class EpisodeSeeds:
-    """The episodes of a job, in order: an iterator of `(number, seed)` for `episode_seeds=` of a collector.
+    """Iterator of `(number, seed)` for `episode_seeds=` of a collector.
 
-    job_seed: the seed of each episode follows from this one and its number (`episode_seed`).
-    numbers: the episodes to be played, in this order; None: 0, 1, 2, ... without end.
-    skip: those that are left out, because an earlier run has played them.
+    job_seed: determines the seed of each episode (`episode_seed`). numbers: episodes to play, in this order; None: 0,
+    1, 2, ... without end. skip: episodes to leave out, for example because an earlier run has played them.
 
-    Raises `ValueError` for a seed or number that is negative or too large.
+    Raises `ValueError` for a negative or too large seed or number.
 
     >>> [number for number, seed in EpisodeSeeds(3, numbers=range(5), skip=[0, 2])]
     [1, 3, 4]
@@ -108,13 +104,12 @@ class EpisodeSeeds:
 
     def __init__(self, job_seed: int = 0, numbers: Iterable[int] | None = None, skip: Iterable[int] = ()) -> None:
         self.job_seed = check_seed(job_seed)
-        """The seed from which those of the episodes follow."""
         self._numbers: Iterator[int] = count() if numbers is None else iter(numbers)
         self._skip = {int(number) for number in skip}
         self._again: deque[int] = deque()
 
     def again(self, number: int) -> None:
-        """Play an episode again, before those that come next: one that broke off because its env failed."""
+        """Play an episode next, for example after a failure of its env."""
         self._again.append(_check_number(number))
 
     def __iter__(self) -> EpisodeSeeds:
@@ -136,7 +131,7 @@ def _check_number(number: Any) -> int:
 
 
 def read_pair(pair: Any) -> tuple[int, int]:
-    """A `(number, seed)` as whole numbers. Raises `TypeError` and `ValueError` for anything else."""
+    """Return a checked `(number, seed)`. Raises `TypeError` and `ValueError`."""
     try:
         number, seed = pair
     except (TypeError, ValueError):
