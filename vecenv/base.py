@@ -43,14 +43,14 @@ class BaseVectorEnv(LayerMark, EngineProperties):
     Arguments:
         env_fns: one callable per env, or an id for `gymnasium.make`, as in `["CartPole-v1"] * 8`. `EnvCreator` makes
             callables that share state.
-        worker_fn: a class or function that makes an `EnvWorker` from an env_fn, in place of `backend`.
+        worker_fn: a function that makes an `EnvWorker` from an env_fn, in place of `backend`.
         wait_num: minimum number of ready envs (1 to n) that `step` waits for.
         timeout: seconds after which `step` returns the ready rows. If no row is ready, `step` waits for the first.
         backend: a new `Backend`, or a function that makes a backend (required with `lazy`).
-        num_workers: number of workers that share the envs. Default: the CPUs of this process, or a worker per env with
-            `wait_num` or `timeout`.
+        num_workers: number of workers. Default: the CPUs of this process, or a worker per env with `wait_num` or
+            `timeout`.
         copy: False returns full batches as views, which are valid until the next call.
-        stack_obs: False returns Dict and Tuple observations as an object array, with one dict or tuple per env.
+        stack_obs: False returns Dict and Tuple observations as an object array.
         on_error: "raise", or "restart" to turn a failure into a truncated row with the previous observation,
             info["restarted"]=True and the message in info["error"] (in `final_info` with `autoreset`). Each round then
             copies the observations.
@@ -64,7 +64,7 @@ class BaseVectorEnv(LayerMark, EngineProperties):
     """
 
     outermost: Any = None
-    """Wrapper through which `seed` was called, if any, because its `reset` starts the episodes in all layers."""
+    """Wrapper through which `seed` was called, because its `reset` starts the episodes in all layers."""
     _warns_unclosed = True
     """True if an object that is dropped unclosed warns."""
 
@@ -121,8 +121,8 @@ class BaseVectorEnv(LayerMark, EngineProperties):
         """Reset the envs `id` (default: all), wait for them also in async mode, and return (obs, info).
 
         Rows follow the order of `id`. With an int `seed`, env i gets seed + i; a list has one seed per env. `options`
-        is a dict for all envs, or a list with one dict per env. Other arguments go to each `reset`. A failed env is
-        restarted. Raises RuntimeError if an env is still stepping.
+        is a dict, or a list with one dict per env. Other arguments go to each `reset`. A failed env is restarted.
+        Raises RuntimeError if an env is still stepping.
         """
         self.start()
         if self._in_call is not None:
@@ -139,7 +139,7 @@ class BaseVectorEnv(LayerMark, EngineProperties):
                 shape raise ValueError; (k,) and (k, 1) count as equal. `None` only waits for the envs in flight.
             id, env_id: ids or a mask; row j belongs to env id[j]. With `wait_num` or `timeout`, rows follow ascending
                 ids, and info[j]["env_id"] is the id.
-            reset: ids or a mask of envs to reset in this round instead of stepping. Their actions are ignored.
+            reset: ids or a mask of envs to reset in this round. Their actions are ignored.
             autoreset: True, or one seed per env (-1: no seed), resets envs whose episode ends in this step. The row
                 then has the first observation of the next episode, the reward and flags of the step, and the info of
                 the reset with the step's `final_obs` and `final_info` (as gymnasium's SAME_STEP).
@@ -178,12 +178,10 @@ class BaseVectorEnv(LayerMark, EngineProperties):
         """Start a step without waiting: the first half of `step`.
 
         `kwargs` are arguments for the envs in `reset`; a list `seed` follows the order of `reset`. `send(None,
-        reset=ids)` only resets. If `send` raises, no env was started.
+        reset=ids)` only resets.
 
-        Raises:
-            ValueError, IndexError, TypeError: wrong actions or ids.
-            RuntimeError: an env is still stepping.
-            The earlier error of an env that failed and was not reset.
+        Raises ValueError, IndexError or TypeError for wrong actions or ids, RuntimeError if an env is still stepping,
+        and the earlier error of a failed env. No env was started then.
         """
         ids = self._ids_of_round(action, id, env_id, reset)
         if action is not None:
@@ -282,7 +280,7 @@ class BaseVectorEnv(LayerMark, EngineProperties):
         return self._call(id, "get_env_attr", (key,))
 
     def set_env_attr(self, key: str, value: Any, id: Any = None) -> None:
-        """Set an attribute where `get_env_attr` finds it, or on the innermost env if the attribute is new."""
+        """Set an attribute where `get_env_attr` finds it, else on the innermost env."""
         self._call(id, "set_env_attr", (key, value))
 
     def call(self, name: str, /, *args: Any, id: Any = None, **kwargs: Any) -> list[Any]:
@@ -304,8 +302,8 @@ class BaseVectorEnv(LayerMark, EngineProperties):
     def get_state(self, id: Any = None) -> list[Any]:
         """Return the states of the envs `id` (default: all), for `set_state`.
 
-        A state holds the emulator's state (ale-py), the physics (gymnasium's MuJoCo envs) or the result of the env's
-        `get_state()`, and counters of wrappers and transforms. Raises NotImplementedError for other envs.
+        A state holds the emulator's state (ale-py), the physics (MuJoCo envs of gymnasium) or the result of the env's
+        `get_state()`, and counters of wrappers. Raises NotImplementedError for other envs.
         """
         return self._call(id, "get_state", ())
 
@@ -324,8 +322,8 @@ class BaseVectorEnv(LayerMark, EngineProperties):
         """Seed all envs and action spaces, and return the seeds. An int s gives s, s + 1, ...; a list has one seed per
         env.
 
-        An env without a `seed` method is reset with its seed, through the outermost wrapper. `None` does nothing.
-        Raises ValueError for a wrong count or seed, before any env is seeded.
+        An env without a `seed` method is reset with its seed. `None` does nothing. Raises ValueError for a wrong count
+        or seed, before any env is seeded.
         """
         self.start()
         self.engine.status.check_idle(None)

@@ -16,23 +16,22 @@ Kwargs = dict[str, Any]
 
 
 class EnvCreator:
-    """Function for `env_fns` whose envs share state, also across worker processes.
+    """Function for `env_fns` whose envs share state, also across processes.
 
         make_env = EnvCreator(lambda: TransformedEnv(gym.make("Pendulum-v1"), VecNorm()))
-        venv = ShmemVectorEnv([make_env] * 8)     # all eight are normalised by the same statistics
+        venv = ShmemVectorEnv([make_env] * 8)     # all eight share the statistics
 
-    State is shared by wrappers (`.env`) and transforms that have the methods `shared_state` and `bind_shared_state`
-    (see `vecenv.backends.memory.shared_state`).
+    Wrappers (`.env`) and transforms share state by the methods `shared_state` and `bind_shared_state` (see
+    `vecenv.backends.memory.shared_state`).
 
     Arguments:
         create_env_fn: a function (also a lambda or local function) or class that makes an env.
         create_env_kwargs: its arguments, or a list with one dict per env of `[creator] * n`.
         share_memory: False gives each env separate state.
-        kwargs: further arguments, if `create_env_kwargs` does not have the same name.
+        kwargs: further arguments.
 
-    With `share_memory`, the constructor calls `create_env_fn` once more, to find the state, and closes this env without
-    a reset. A vector env keeps the creator's arguments from its construction, also for restarts. docs/guarantees.md
-    ("Shared state") has the guarantees.
+    With `share_memory`, the constructor makes and closes one additional env. A vector env keeps the creator's arguments
+    from its construction. docs/guarantees.md ("Shared state") has the guarantees.
 
     Raises TypeError if `create_env_fn` is not callable or does not make an env. A creator with shared state can be
     pickled only to start a process (else TypeError), because unnamed memory cannot be found later.
@@ -57,13 +56,11 @@ class EnvCreator:
             raise TypeError(f"create_env_fn must be a callable that makes an env, got {create_env_fn!r}")
         self._shares = share_memory
         self._freezes = ""
-        """Parts to freeze: "", "shared" (parts that share state) or "all"."""
         self._fn, self._kwargs = create_env_fn, _merged(kwargs, {} if create_env_kwargs is None else create_env_kwargs)
         self._states: list[SharedState] | None = None
-        """Shared state of each part, outermost first, or None."""
         self._names: list[str] = []
         self._report: EnvReport | None = None
-        if isinstance(create_env_fn, EnvCreator):  # merge the arguments of both creators, and share the state
+        if isinstance(create_env_fn, EnvCreator):  # arguments of both, and the same state
             other = create_env_fn
             self._fn, self._kwargs = other._fn, _merged(self._kwargs, other._kwargs)
             self._freezes = other._freezes
@@ -77,8 +74,8 @@ class EnvCreator:
     def __call__(self, **kwargs: Any) -> Any:
         """Make an env with the shared state. The creator's arguments take precedence over `kwargs`.
 
-        Raises RuntimeError if the creator has a list of arguments (use `for_env`), and ValueError if names, shapes or
-        dtypes of the env's state differ from the shared state.
+        Raises RuntimeError if the creator has a list of arguments, and ValueError if the env's state differs in names,
+        shapes or dtypes.
         """
         if isinstance(self._kwargs, list):
             raise RuntimeError(
@@ -96,7 +93,7 @@ class EnvCreator:
         return env
 
     def for_env(self, i: int, n: int) -> EnvCreator:
-        """Return the creator of env `i` of `n`, with entry `i` of a list of arguments. Vector envs call this.
+        """Return the creator of env `i` of `n`, with entry `i` of a list of arguments.
 
         Raises ValueError if the list does not have `n` entries.
         """
@@ -107,10 +104,7 @@ class EnvCreator:
         return self._variant(_kwargs=kwargs)
 
     def make_variant(self, **kwargs: Any) -> EnvCreator:
-        """Return a creator with the same state and some different arguments.
-
-        Unlike torchrl's method, this creator stays unchanged.
-        """
+        """Return a creator with the same state and other arguments. Unlike torchrl's, this creator stays unchanged."""
         return self._variant(_kwargs=_merged(self._kwargs, kwargs))
 
     def _variant(self, **attributes: Any) -> EnvCreator:
@@ -119,21 +113,21 @@ class EnvCreator:
         return variant
 
     def unshared(self) -> EnvCreator:
-        """Return a creator whose envs have separate state, for measurements by `tune` and backend="auto"."""
+        """Return a creator whose envs have separate state, for measurements."""
         return self._variant(_shares=False, _states=None, _names=[])
 
     def frozen_copy(self, *, shared_only: bool = False) -> EnvCreator:
-        """Return a creator for evaluation envs. They share a copy of the current state, and parts that can be frozen
-        (`VecNorm`, `NormalizeReward`) are.
+        """Return a creator for evaluation envs, which share a copy of the state and freeze their statistics (`VecNorm`,
+        `NormalizeReward`).
 
         With `share_memory=False`, each env is frozen as `create_env_fn` makes it. With `shared_only`, parts without
-        shared statistics are not frozen, because the copy lacks their statistics.
+        shared statistics are not frozen.
         """
         states = self._states and [SharedState(state.read(), share=True) for state in self._states]
         return self._variant(_freezes="shared" if shared_only else "all", _states=states)
 
     def update_kwargs(self, kwargs: Kwargs | Sequence[Kwargs]) -> None:
-        """Replace these arguments for later vector envs and envs; a list has one dict per env.
+        """Replace these arguments for later envs; a list has one dict per env.
 
         Raises ValueError if the length differs from the creator's list.
         """
@@ -144,7 +138,7 @@ class EnvCreator:
     def state_dict(self) -> dict[str, np.ndarray]:
         """Return a copy of the shared state. Array `name` of part k, counted from the outermost, is "k.Class.name".
 
-        All arrays of a part are from the same update. The dict is empty without shared state.
+        All arrays of a part are from the same update.
         """
         return {
             f"{k}.{owner}.{name}": array
@@ -153,10 +147,7 @@ class EnvCreator:
         }
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Set the shared state of all envs to a `state_dict`.
-
-        Raises ValueError for other names or shapes, without changing anything.
-        """
+        """Set the shared state of all envs. Raises ValueError for other names or shapes, without changing anything."""
         now = self.state_dict()
         wrong = [*(now.keys() ^ state_dict.keys())]
         wrong += [key for key in now.keys() & state_dict.keys() if now[key].shape != np.shape(state_dict[key])]
@@ -177,7 +168,7 @@ class EnvCreator:
 
     @property
     def meta_data(self) -> EnvReport:
-        """Spaces, metadata, spec and reward_range of the (first) env. If needed, makes and closes an env."""
+        """Spaces, metadata, spec and reward_range of the (first) env. May make and close an env."""
         if self._report is None:
             self._look()
         assert self._report is not None
@@ -190,7 +181,7 @@ class EnvCreator:
         return f"{type(self).__name__}({', '.join(parts)}{'' if self._shares else ', share_memory=False'})"
 
     def _look(self) -> None:
-        """Make and close an env, to record its report and, the first time, its state."""
+        """Make and close an env, to record its report and state."""
         first = self._kwargs[0] if isinstance(self._kwargs, list) else self._kwargs
         env = self._fn(**first)
         check_env(env, "create_env_fn(...)")
@@ -240,9 +231,7 @@ class EnvCreator:
 
 
 def stateful_parts(env: Any) -> list[Stateful]:
-    """Return the parts of an env with state: wrappers, outermost first, then the env. A `TransformedEnv` gives its
-    transforms.
-    """
+    """Return the parts of an env with state: wrappers and transforms, outermost first, then the env."""
     found: list[Stateful] = []
     for part in parts(env):
         if isinstance(part, Stateful) and not any(part is other for other in found):
@@ -251,8 +240,7 @@ def stateful_parts(env: Any) -> list[Stateful]:
 
 
 def _merged(kwargs: Kwargs | Sequence[Kwargs], first: Kwargs | Sequence[Kwargs]) -> Any:
-    """Return both dicts merged, with precedence for `first`, or a list with one dict per env if either argument is a
-    list.
+    """Return both dicts merged, with precedence for `first`, or a list with one dict per env.
 
     Raises TypeError for other types, and ValueError if two lists differ in length.
     """

@@ -1,15 +1,15 @@
 """Errors of vecenv, and warnings that point to the user's line.
 
     VectorEnvError(RuntimeError)
-    ├── EnvStepError          the env raised an exception that cannot be pickled
-    ├── WorkerDiedError       a worker process ended
-    ├── WorkerTimeoutError    an env exceeded `step_timeout`   (also TimeoutError)
-    ├── EnvContractError      an env broke the gymnasium API
-    │   └── ObservationError  an observation does not fit the observation space
-    ├── ClosedError           the vector env is closed, or belongs to another process
-    ├── NotStartedError       the vector env has lazy=True and no envs yet                (also AttributeError)
-    ├── ConcurrentCallError   another thread waits for the vector env
-    └── SharedMemoryError     the system refused the memory for the batch             (also OSError)
+    ├── EnvStepError
+    ├── WorkerDiedError
+    ├── WorkerTimeoutError    also TimeoutError
+    ├── EnvContractError
+    │   └── ObservationError
+    ├── ClosedError
+    ├── NotStartedError       also AttributeError
+    ├── ConcurrentCallError
+    └── SharedMemoryError     also OSError
 
 Mistakes of the caller raise plain ValueError, TypeError, IndexError and RuntimeError. If an env's exception can be
 pickled, the caller gets the same class, with the worker's traceback as its cause and the env id in a note.
@@ -28,9 +28,8 @@ from vecenv import nest
 
 
 class Partial(NamedTuple):
-    """Results of the other envs of a failed call: the error's `partial`, or None if no env has returned.
-
-    Rows follow the order of `env_id`. `merge_into` makes a whole batch.
+    """Results of the other envs of a failed call, in the order of `env_id`: the error's `partial`. `merge_into` makes a
+    whole batch.
     """
 
     env_id: Any
@@ -53,11 +52,11 @@ class Partial(NamedTuple):
             if (done := terminated | truncated).any():
                 obs[done], info[done] = venv.reset(done)  # restarts the failed envs
 
-        Failed envs get truncated rows, as with `on_error="restart"`: their row of `obs` (the batch from before the
-        step), reward 0, and an info with `restarted` False, because they still need a reset.
+        Failed envs get truncated rows: their row of `obs` (the batch from before the step, which is copied), reward 0,
+        and an info with `restarted` False, because they still need a reset. `id`: the envs of the rows of `obs`, if not
+        all.
 
-        `id`: the envs of the rows of `obs`, if not all. `obs` is not changed. Raises ValueError for a wrong number of
-        rows or envs, and TypeError if the batches are dicts, as in games and other libraries' interfaces.
+        Raises ValueError for a wrong number of rows or envs, and TypeError if the batches are dicts, as in games.
 
         >>> obs, one = np.array([[1.0], [2.0]]), np.ones(1)
         >>> partial = Partial(np.array([1]), one[None] * 7, one, one > 9, one > 9, np.array([{"env_id": 1}]))
@@ -80,7 +79,7 @@ class Partial(NamedTuple):
             )
         rows = [row_of[i] for i in self.env_id.tolist()]
         merged = nest.map(lambda leaf: leaf.clone() if hasattr(leaf, "clone") else np.array(leaf), obs)
-        # take copies rows in the array library and on the device of the columns
+        # copies of rows, in the array library and on the device of the columns
         rew, terminated, truncated = nest.take((self.rew, self.terminated, self.truncated), np.zeros(n, np.int64))
         rew[:], terminated[:], truncated[:] = 0, False, True
         info = nest.object_array([{"env_id": i, "restarted": False} for i in ids])
@@ -166,8 +165,8 @@ def warn_caller(text: str) -> None:
 class WorkerWarnings(list[str]):
     """Repeated warnings of workers, of which only the first is shown.
 
-    They are collected when results arrive, and shown when results are read, because a filter may turn a warning into an
-    exception, which must not lose results.
+    They are shown after results are read, because a filter may make the warning an exception, which must not lose
+    results.
     """
 
     _shown = False

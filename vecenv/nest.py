@@ -18,7 +18,7 @@ def map(function: Callable[[Any], Any], tree: Tree) -> Tree:
     >>> map(lambda x: x + 1, {"a": 1, "b": (2, 3)})
     {'a': 2, 'b': (3, 4)}
     """
-    if tree.__class__ is np.ndarray:  # the usual case first
+    if tree.__class__ is np.ndarray:
         return function(tree)
     if isinstance(tree, dict):
         return {key: map(function, child) for key, child in tree.items()}
@@ -40,12 +40,12 @@ def leaves(tree: Tree) -> Iterator[Any]:
 
 
 def take(tree: Tree, index: Any) -> Tree:
-    """Index each leaf: return row `index` of each array, or a batch of rows for an array `index`.
+    """Index each leaf: return row `index`, or a batch of rows for an array `index`.
 
     >>> take({"a": np.arange(3), "b": (np.zeros((3, 2)),)}, 1)["a"]
     np.int64(1)
     """
-    if tree.__class__ is np.ndarray:  # the usual case first
+    if tree.__class__ is np.ndarray:
         if tree.ndim > 1 and index.__class__ is np.ndarray and index.dtype.kind == "i":
             flags = tree.flags
             if flags.c_contiguous and flags.aligned:  # `take` copies any other array as a whole
@@ -90,7 +90,7 @@ def stack(trees: Sequence[Tree]) -> Tree:
 
 
 def tree_of(space: Any) -> Any:
-    """Return the tree of a space: dicts and tuples for Dict and Tuple spaces, other spaces as leaves."""
+    """Return the tree of a space: dicts and tuples in place of Dict and Tuple spaces."""
     if isinstance(space, spaces.Dict):
         return {key: tree_of(child) for key, child in space.spaces.items()}
     return tuple(tree_of(child) for child in space.spaces) if isinstance(space, spaces.Tuple) else space
@@ -105,7 +105,7 @@ def space_of(tree: Any) -> Any:
 
 
 def object_array(values: Sequence[Any]) -> np.ndarray:
-    """Return a 1-D object array of the values (numpy alone would convert nested sequences)."""
+    """Return a 1-D object array of the values, which numpy would convert if nested."""
     array = np.empty(len(values), dtype=object)
     for i, value in enumerate(values):
         array[i] = value
@@ -113,11 +113,9 @@ def object_array(values: Sequence[Any]) -> np.ndarray:
 
 
 def tensor_on_host(value: Any) -> Any:
-    """Return a tensor of torch (or of a library with `detach`, `cpu` and `numpy`) as an array, and other objects
-    unchanged.
+    """Return a tensor (torch's, or with `detach`, `cpu` and `numpy`) as an array, and other objects unchanged.
 
-    The tensor may be on any device and require a gradient. A CPU tensor of torch shares its memory. bfloat16 becomes
-    float32, without loss.
+    A CPU tensor of torch shares its memory. bfloat16 becomes float32, without loss.
     """
     if value.__class__ is np.ndarray or not (hasattr(value, "detach") and hasattr(value, "cpu")):
         return value
@@ -130,7 +128,6 @@ def tensor_on_host(value: Any) -> Any:
 
 
 def as_array(value: Any) -> np.ndarray:
-    """Return a tensor or any array-like object as an array."""
     return np.asarray(tensor_on_host(value))
 
 

@@ -16,13 +16,11 @@ from vecenv.wrappers import RowWiseWrapper
 
 
 class VectorEnvNormObs(RowWiseWrapper):
-    """Wrapper that normalises observations by their running mean and deviation (as tianshou's, also for Dict and Tuple
-    spaces).
+    """Wrapper that normalises observations by their running mean and deviation (as tianshou's).
 
     Each returned batch first updates the statistics, unless `update_obs_rms` is False. `get_obs_rms` and `set_obs_rms`
-    share statistics, for example with a test env. Floats keep their dtype; other numbers become float64. Envs without
-    an observation space must return arrays of one shape. For rewards use `TransformedVectorEnv(venv,
-    NormalizeReward())`.
+    share statistics, for example with a test env. Floats keep their dtype; other numbers become float64. For rewards
+    use `TransformedVectorEnv(venv, NormalizeReward())`.
 
     Raises ValueError for an observation that is not numeric, and TypeError for a gymnasium env or vector env.
 
@@ -62,7 +60,7 @@ class VectorEnvNormObs(RowWiseWrapper):
             return self.map_step(obs, rew, terminated, truncated, info)
 
     def seeded(self, seed: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """Seed without updates, because no caller gets the observations of these resets (as tianshou)."""
+        """Seed without updates, because these observations are not returned (as tianshou)."""
         with self._no_updates():
             return super().seeded(seed, *args, **kwargs)
 
@@ -87,11 +85,11 @@ class VectorEnvNormObs(RowWiseWrapper):
         return nest.merge(lambda pair: pair[0].norm(pair[1]), [self.obs_rms, obs])
 
     def get_obs_rms(self) -> Any:
-        """Return the statistics: a RunningMeanStd, or a tree of these for Dict and Tuple spaces."""
+        """Return the RunningMeanStd, or a tree of these."""
         return self.obs_rms
 
     def set_obs_rms(self, obs_rms: Any) -> None:
-        """Use these statistics without a copy. With None, observations are not normalised."""
+        """Use these statistics. With None, observations are not normalised."""
         self.obs_rms = obs_rms
 
 
@@ -108,7 +106,7 @@ def _new_statistics(venv: Any) -> Any:
                 f"VectorEnvNormObs cannot normalise {leaf.path}: it is not an array of numbers with the same shape and "
                 "dtype in all envs; take it out of the observation, with gymnasium.wrappers.FilterObservation"
             )
-    engine = getattr(venv, "engine", None)  # an object that only has the methods of a vector env has none
+    engine = getattr(venv, "engine", None)  # other objects may have no engine
     if isinstance(tree, (dict, tuple)) and engine is not None and engine.results.splits:
         raise ValueError(
             "VectorEnvNormObs takes Dict and Tuple observations stacked: make the venv with stack_obs=True"

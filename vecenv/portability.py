@@ -1,6 +1,6 @@
 """System calls that exist only on Linux. If a function returns None or False, the caller uses a fallback.
 
-`VECENV_PORTABLE=1`, set before Python starts, disables these calls, so that Linux can test the fallbacks for macOS (see
+`VECENV_PORTABLE=1`, set before Python starts, disables these calls, to test the fallbacks (see
 docs/explanation/design.md).
 """
 
@@ -22,12 +22,11 @@ _fcntl: Any = fcntl
 
 
 def _call(name: str) -> Callable[..., Any] | None:
-    """Return the function of `os`, or None. Looked up at each use, because tests set `PORTABLE`."""
+    """Return the function of `os`, or None. No cache, because tests set `PORTABLE`."""
     return None if PORTABLE else getattr(os, name, None)
 
 
 def eventfd() -> int | None:
-    """Return a new non-blocking eventfd."""
     create = _call("eventfd")
     return None if create is None else create(0, _os.EFD_CLOEXEC | _os.EFD_NONBLOCK)
 
@@ -39,7 +38,7 @@ def memfd(name: str) -> int | None:
 
 
 def seal_size(fd: int) -> None:
-    """Forbid all processes to change the size of a memory file, if the system has memfd."""
+    """Forbid changes of a memory file's size, if the system has memfd."""
     if not PORTABLE and hasattr(os, "memfd_create") and hasattr(fcntl, "F_ADD_SEALS"):
         fcntl.fcntl(fd, fcntl.F_ADD_SEALS, _fcntl.F_SEAL_SHRINK | _fcntl.F_SEAL_GROW)
 
@@ -53,7 +52,6 @@ def allocate(fd: int, size: int) -> bool:
 
 
 def pidfd(pid: int) -> int | None:
-    """Return a descriptor that becomes readable when the child ends."""
     open_child = _call("pidfd_open")
     try:
         return None if open_child is None else int(open_child(pid))
@@ -62,12 +60,11 @@ def pidfd(pid: int) -> int | None:
 
 
 def has_pidfds() -> bool:
-    """Return True if pidfds are used to watch processes."""
     return _call("pidfd_open") is not None
 
 
 def signal_at_end_of_starter(number: int) -> bool:
-    """Let the kernel send a signal to this process when the thread that started it ends, or return False."""
+    """Let the kernel signal this process when the thread that started it ends, or return False."""
     if not signals_at_end_of_starter():
         return False
     set_parent_death_signal = 1
@@ -76,20 +73,18 @@ def signal_at_end_of_starter(number: int) -> bool:
 
 
 def signals_at_end_of_starter() -> bool:
-    """Return True if `signal_at_end_of_starter` works here."""
     return not PORTABLE and sys.platform == "linux"
 
 
 def polls_for_hangup() -> bool:
     """Return True if `poll` reports the hang-up of a socket without other events.
 
-    On macOS, `poll` never reports a hang-up for the event mask 0, and not for POLLHUP after data has arrived.
+    On macOS, `poll` ignores the event mask 0, and POLLHUP after data has arrived.
     """
     return not PORTABLE and sys.platform != "darwin"
 
 
 def allowed_cpus(pid: int = 0) -> set[int] | None:
-    """Return the CPUs on which a process may run."""
     ask = _call("sched_getaffinity")
     return None if ask is None else ask(pid)
 
@@ -100,19 +95,17 @@ def allow_cpus(pid: int, cpus: set[int]) -> None:
 
 
 def binds_to_cpus() -> bool:
-    """Return True if `allow_cpus` works here."""
     return _call("sched_setaffinity") is not None
 
 
 def system_file(path: str) -> str | None:
-    """Return the text of a file in /proc or /sys."""
     with contextlib.suppress(OSError):
         return None if PORTABLE else Path(path).read_text(errors="replace")
     return None
 
 
 def thread_ids() -> list[int] | None:
-    """Return the ids of all threads of this process, including threads that C libraries started."""
+    """Return the ids of all threads, also of C libraries."""
     if not PORTABLE and os.path.isdir("/proc/self/task"):
         return [int(name) for name in os.listdir("/proc/self/task")]
     return None
@@ -126,4 +119,4 @@ def path_of_descriptor(fd: int) -> str | None:
 
 
 IN_ORDER = not PORTABLE and platform.machine() in ("x86_64", "AMD64")
-"""True if the processor executes writes in program order, and reads too. A write before a read still needs a fence."""
+"""True if the processor keeps the order of writes and of reads. A read after a write still needs a fence."""

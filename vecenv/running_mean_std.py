@@ -14,7 +14,7 @@ from vecenv import nest
 
 Self = TypeVar("Self", bound="RunningMeanStd")
 PARTS = ("mean", "var", "count", "skipped")
-"""Names of the float64 arrays of statistics. `count` and `skipped` have the shape ()."""
+"""Names of the float64 arrays of statistics."""
 LARGEST = 1e100
 """Rows with a larger number are skipped, because the sum of squares may overflow."""
 TINY = 1e-300
@@ -25,9 +25,9 @@ SET_ITEM: Callable[..., None] = operator.setitem
 class RunningMeanStd:
     """Running mean and variance of rows, and `norm` to standardise with them (as tianshou's RunningMeanStd).
 
-    `mean` and `var` are float64 arrays with the shape of a row. `eps` is added to the variance in `norm`, and
-    `clip_max` (None: no limit) bounds the result. Rows with NaN, infinity or a number above 1e100 are skipped and
-    counted. Updates are in place, so that views of `mean` and `var` stay valid after the first row.
+    `mean` and `var` are float64 in the shape of a row. `eps` is added to the variance, and `clip_max` (`None`: no
+    limit) bounds `norm`. Rows with NaN, infinity or a number above 1e100 are skipped and counted. Updates are in place,
+    so views stay valid after the first row.
 
     >>> rms = RunningMeanStd()
     >>> rms.update(np.array([[1.0], [3.0], [np.nan]]))
@@ -50,7 +50,7 @@ class RunningMeanStd:
 
     @classmethod
     def of(cls: type[Self], arrays: Mapping[str, Any], name: str) -> Self:
-        """Return statistics on the arrays "<name>_mean" and so on, which updates change."""
+        """Return statistics that update the arrays "<name>_mean" and so on."""
         self = cls.__new__(cls)
         self.mean, self.var = arrays[f"{name}_mean"], arrays[f"{name}_var"]
         self._count, self._skipped = arrays[f"{name}_count"], arrays[f"{name}_skipped"]
@@ -63,7 +63,6 @@ class RunningMeanStd:
 
     @property
     def skipped(self) -> int:
-        """Number of skipped rows."""
         return int(self._skipped)
 
     def __repr__(self) -> str:
@@ -71,7 +70,7 @@ class RunningMeanStd:
         return f"{type(self).__name__}(shape={self.mean.shape}, count={self.count:g}{skipped})"
 
     def update(self, batch: np.ndarray) -> None:
-        """Add the rows of `batch` (k, ...). The result does not depend on how rows are split into batches."""
+        """Add the rows of `batch` (k, ...), which may be split into batches in any way."""
         batch = np.asarray(batch, dtype=np.float64)
         if not len(batch):
             return
@@ -81,9 +80,9 @@ class RunningMeanStd:
         self.add(batch)
 
     def add(self, rows: Any, decay: float = 1.0) -> Any:
-        """Add rows (k, ...) of float64, and return the rows minus the new mean.
+        """Add rows (k, ...) of float64, with earlier rows weighted by `decay`. Return the rows minus the new mean.
 
-        Earlier rows are weighted by `decay`. Tensors are never read, so a device need not be synchronised.
+        Tensors are never read, so a device need not be synchronised.
         """
         if isinstance(rows, np.ndarray) and (before := float(self._count) * decay):
             centred = rows - self.mean
@@ -106,7 +105,7 @@ class RunningMeanStd:
         return rows - self.mean
 
     def merge(self, count: Any, mean: Any, var: Any, decay: float = 1.0, skipped: Any = 0) -> None:
-        """Add `count` rows with this mean and variance, which may be tensors (Chan's formula)."""
+        """Add `count` rows with this mean and variance (Chan's formula), which may be tensors."""
         total = self._count * decay + count
         new = count / (total + TINY)
         old = 1 - new
@@ -115,7 +114,7 @@ class RunningMeanStd:
         self._change(self.mean + new * delta, var, total, self._skipped + skipped)
 
     def _change(self, *new: Any) -> None:
-        """Write all four arrays in one C call, so that an interrupt cannot come in between."""
+        """Write all arrays in one C call, so that no interrupt comes in between."""
         own: Any = self.mean, self.var, self._count, self._skipped
         IN_ONE_CALL(map(SET_ITEM, own, repeat(...), new))
 
@@ -133,9 +132,7 @@ class RunningMeanStd:
         return {"mean": self.mean.copy(), "var": self.var.copy(), "count": self.count, "skipped": self.skipped}
 
     def load_state_dict(self, state: Mapping[str, Any], shape: tuple[int, ...] | None = None) -> None:
-        """Set the statistics to a `state_dict`. Raises ValueError for other names, or rows in another shape than
-        `shape`.
-        """
+        """Set the statistics to a `state_dict`. Raises ValueError for other names or a wrong shape."""
         check_keys(self, PARTS, state)
         mean, var = np.array(state["mean"], dtype=np.float64), np.array(state["var"], dtype=np.float64)
         if not mean.shape == var.shape == (mean.shape if shape is None else shape):
@@ -148,7 +145,7 @@ class RunningMeanStd:
 
     @staticmethod
     def merged(states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-        """Return the state of statistics over the rows of several `state_dict`s."""
+        """Return the state of statistics over the rows of several states."""
         together = RunningMeanStd()
         together.load_state_dict(states[0])
         for state in states[1:]:
@@ -162,11 +159,10 @@ def _sum(rows: np.ndarray) -> Any:
 
 
 def _sum_of_squares(array: np.ndarray) -> Any:
-    # BLAS is faster for few numbers. For many, BLAS would wake threads that keep CPUs busy for milliseconds.
+    # BLAS is faster for few numbers, but for many it wakes threads that keep CPUs busy.
     return np.vdot(array, array) if array.size <= 8192 else np.einsum("i,i->", array.ravel(), array.ravel())
 
 
 def check_keys(owner: Any, expected: Sequence[str], state: Mapping[str, Any]) -> None:
-    """Raise ValueError if the names in `state` differ from `expected`."""
     if set(state) != set(expected):
         raise ValueError(f"the state does not fit {owner}: expected {sorted(expected)}, got {sorted(state)}")

@@ -29,12 +29,11 @@ except ImportError as error:
 class AgentMonitor(VecMonitor):
     """SB3's `VecMonitor` for rows that are agents: skips rows with `active` False in their info.
 
-    `venv` is `SB3VecEnv(flatten_agents(env, own_episodes=True))`. Return and length count only the steps in which the
-    agent was alive. Rows without `active` count, so any `VecEnv` works. The arguments are as in VecMonitor.
+    `venv` is `SB3VecEnv(flatten_agents(env, own_episodes=True))`, or any `VecEnv`. The arguments are as in VecMonitor.
     """
 
     active: np.ndarray
-    """Mask of the rows of the last step whose agent was alive, bool (num_envs,)."""
+    """Mask of the rows of the last step with a living agent, bool (num_envs,)."""
 
     def __init__(self, venv: VecEnv, filename: str | None = None, info_keywords: tuple[str, ...] = ()) -> None:
         super().__init__(venv, filename, info_keywords)
@@ -54,7 +53,7 @@ class AgentMonitor(VecMonitor):
         return obs, rewards, dones, infos
 
     def _episode(self, i: int, info: dict[str, Any]) -> dict[str, Any]:
-        """Return the `episode` for the info of row i, and write it into the file."""
+        """Return the `episode` of row i, and write it into the file."""
         seconds = round(time.time() - self.t_start, 6)
         episode = {"r": self.episode_returns[i], "l": self.episode_lengths[i], "t": seconds}
         episode |= {key: info[key] for key in self.info_keywords}
@@ -80,12 +79,10 @@ class AgentRolloutBuffer(RolloutBuffer):
         super().__init__(*args, **kwargs)
 
     def reset(self) -> None:
-        """Empty the buffer."""
         super().reset()
         self.active = np.zeros((self.buffer_size, self.n_envs), dtype=np.bool_)
 
     def add(self, *args: Any, **kwargs: Any) -> None:
-        """Store the latest step of the envs."""
         self.active[self.pos] = self._monitor.active
         super().add(*args, **kwargs)
 
@@ -122,8 +119,8 @@ class _OwningVecEnv(SB3VecEnv):
 class DummyVecEnv(_OwningVecEnv):
     """All envs in this process, one after the other, as SB3's `DummyVecEnv`.
 
-    Keywords are options of DummyVectorEnv, such as `on_error="restart"`. `envs` are the env objects. Raises ValueError
-    if two env_fns return the same object.
+    Keywords are options of DummyVectorEnv. `envs` are the env objects. Raises ValueError if two env_fns return the same
+    object.
 
     >>> import gymnasium as gym
     >>> env = DummyVecEnv([lambda: gym.make("CartPole-v1")] * 2)
@@ -140,9 +137,8 @@ class SubprocVecEnv(_OwningVecEnv):
     """Envs in worker processes, as SB3's `SubprocVecEnv`. Each worker hosts a block of envs.
 
     Arguments:
-        start_method: "forkserver" (default), "fork" or "spawn". None of these needs an `if __name__ == "__main__"`
-            guard.
-        shared_memory: True for ShmemVectorEnv, False for SubprocVectorEnv, which uses sockets.
+        start_method: "forkserver" (default), "fork" or "spawn". No `if __name__ == "__main__"` guard is needed.
+        shared_memory: False uses sockets (SubprocVectorEnv).
         options: of ShmemVectorEnv, such as `num_workers`, `step_timeout` and `on_error="restart"`.
 
     >>> import gymnasium as gym

@@ -17,8 +17,8 @@ from vecenv.nest import tree_of
 def is_in(space: spaces.Space[Any], value: Any) -> bool:
     """Return True if `value` is an element of the space, or a batch `(..., *space.shape)` of elements.
 
-    Unlike `space.contains`, accepts each dtype and array library if the space's dtype can hold the numbers: 1.0 is in
-    Discrete(2), 0.5 is not. Raises TypeError for spaces without an array form (Text, Graph, ...).
+    Accepts each dtype and array library if the space's dtype can hold the numbers: 1.0 is in Discrete(2), 0.5 is not.
+    Raises TypeError for spaces without an array form (Text, Graph, ...).
 
     >>> box = spaces.Box(-2, 2, (1,))
     >>> is_in(box, [1.5]), is_in(box, np.zeros((4, 1))), is_in(box, [3.0]), is_in(box, 1.5)
@@ -42,8 +42,8 @@ def is_in(space: spaces.Space[Any], value: Any) -> bool:
 def project(space: spaces.Space[Any], value: Any) -> Any:
     """Return the nearest element of the space in its dtype, for an element or a batch `(..., *space.shape)`.
 
-    Numbers are clipped to the bounds, and rounded for integer spaces (halves to even). NaN stays NaN in float spaces,
-    and raises ValueError in integer spaces. Raises ValueError for a wrong shape, and TypeError as `is_in`.
+    Numbers are clipped, and rounded for integer spaces (halves to even). NaN stays NaN in float spaces. Raises
+    ValueError for NaN in integer spaces or a wrong shape, and TypeError as `is_in`.
 
     >>> project(spaces.Box(-2, 2, (1,)), [3.0]), project(spaces.Discrete(4, start=1), 9)
     (array([2.], dtype=float32), array(4))
@@ -62,8 +62,7 @@ def project(space: spaces.Space[Any], value: Any) -> Any:
 
 
 def rand(space: spaces.Space[Any], n: int | None = None) -> Any:
-    """Return a sample of the space, or a stacked batch of `n` samples (a dict or tuple of batches for Dict and Tuple
-    spaces).
+    """Return a sample of the space, or a stacked batch of `n` samples.
 
     >>> rand(spaces.Discrete(3), 5).shape
     (5,)
@@ -77,9 +76,7 @@ def rand(space: spaces.Space[Any], n: int | None = None) -> Any:
 
 
 def separate_generators(given: Sequence[Any]) -> None:
-    """Give a space a new random generator if its generator is a copy of an earlier space's.
-
-    Copies would draw equal values. The new seeds come from the copied generator.
+    """Give a space a new random generator if it copies an earlier space's, because copies would draw equal values.
 
     >>> first = spaces.Discrete(1000, seed=0)
     >>> copies = [first, copy.deepcopy(first)]
@@ -100,7 +97,6 @@ def separate_generators(given: Sequence[Any]) -> None:
 
 
 def _generators(space: Any) -> Iterator[np.random.Generator]:
-    """Yield the existing random generators of a space and its parts."""
     if (own := getattr(space, "_np_random", None)) is not None:
         yield own
     parts = getattr(space, "spaces", ())
@@ -115,7 +111,7 @@ def _bounds(space: spaces.Space[Any]) -> tuple[np.ndarray, np.ndarray]:
 
 
 def bounds_of(space: Any) -> tuple[np.ndarray, np.ndarray] | None:
-    """Return the smallest and largest element in the space's dtype, or None for a space without an array form."""
+    """Return the smallest and largest element, or None for a space without an array form."""
     if isinstance(space, spaces.Box):
         return space.low, space.high
     if isinstance(space, spaces.Discrete):

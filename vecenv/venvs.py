@@ -136,13 +136,13 @@ class ShmemVectorEnv(ProcessVectorEnv):
     Arguments besides BaseVectorEnv's:
         context: "forkserver" (default), "fork" or "spawn". The default needs an `if __name__ == "__main__"` guard. With
             "fork", env_fns need not be picklable.
-        start_timeout: seconds for the constructors of all envs together (120).
-        step_timeout: seconds until a hanging worker is killed and a WorkerTimeoutError shows the env's stack. By
-            default, vecenv waits, and a warning shows the stack each minute. The time counts between calls too. The
-            error is raised by a call that waits (up to a fifth of `step_timeout` late) or by the next call.
+        start_timeout: seconds for the constructors of all envs (120).
+        step_timeout: seconds until a hanging worker is killed and a WorkerTimeoutError shows the env's stack. The time
+            counts between calls too; a call that waits (up to a fifth later) or the next call raises. By default,
+            vecenv waits, and a warning shows the stack each minute.
         affinity: bind each worker to one CPU.
         release_openmp: end OpenMP threads of this process (torch's) and let OpenBLAS's (numpy's) sleep sooner, if they
-            take CPUs from the workers by spinning after an operation. False leaves them.
+            take the workers' CPUs by spinning.
 
     >>> import gymnasium as gym
     >>> with ShmemVectorEnv([lambda: gym.make("CartPole-v1")] * 8) as venv:
@@ -159,20 +159,19 @@ class ThreadVectorEnv(WorkersVectorEnv):
     """Envs in threads of this process, for envs that wait (for example for a server) or that release the interpreter
     lock.
 
-    Each env stays in the same thread. Nothing is pickled. Envs that use the global generators of `random` or
-    `numpy.random` are not reproducible.
+    Each env stays in one thread. Nothing is pickled. Envs that use the global generators of `random` or `numpy.random`
+    are not reproducible.
 
-    Envs must be thread-safe. pygame's gfxdraw (used by gymnasium's CartPole) is not, so vecenv serialises `render`, and
-    `from_pixels` of GymEnv once gfxdraw is imported. Put envs that render within a step, for example with
-    AddRenderObservation, into processes.
+    Envs must be thread-safe. pygame's gfxdraw (gymnasium's CartPole) is not, so vecenv serialises `render` and
+    `from_pixels` of GymEnv. Put envs that render within a step (AddRenderObservation) into processes.
 
     Arguments besides BaseVectorEnv's:
         num_workers: number of threads. Default: one per CPU, or one per env with `wait_num` or `timeout`. Use one per
             env for envs that wait.
-        start_timeout: seconds for the constructors of all envs together (120).
+        start_timeout: seconds for the constructors of all envs (120).
         step_timeout: seconds until a hanging env is abandoned and a WorkerTimeoutError shows its stack. A thread cannot
-            be killed: when its step returns, the thread closes its envs and ends. By default, vecenv waits, and a
-            warning shows the stack each minute.
+            be killed; it ends when its step returns. By default, vecenv waits, and a warning shows the stack each
+            minute.
 
     >>> import gymnasium as gym
     >>> with ThreadVectorEnv([lambda: gym.make("CartPole-v1")] * 4, wait_num=2) as venv:
@@ -186,15 +185,15 @@ class ThreadVectorEnv(WorkersVectorEnv):
 
 
 class RayVectorEnv(WorkersVectorEnv):
-    """Envs in Ray actors, on one machine or on the nodes of a cluster (see docs/guides/collecting.md).
+    """Envs in Ray actors, on one machine or a cluster (see docs/guides/collecting.md).
 
-    Uses the cluster of `ray.init` or `RAY_ADDRESS`, else starts a local cluster, which ends with the last vector env on
-    it. Actors on this node share memory with this process. On other nodes, each round is a call of the actors.
+    Uses the cluster of `ray.init` or `RAY_ADDRESS`, else a local cluster, which ends with the last vector env on it.
+    Actors on this node share memory with this process. On other nodes, a round is a call of the actors.
 
     Arguments besides BaseVectorEnv's:
         num_workers: number of actors. Default: the number that the nodes or the placement group have room for, up to
             one per env.
-        num_cpus, resources, runtime_env: reserved for each actor, as in `ray.remote`.
+        num_cpus, resources, runtime_env: for each actor, as in `ray.remote`.
         scheduling: "SPREAD" (over the nodes), "DEFAULT" (nodes are filled in turn), or a strategy of Ray.
         placement_group: bundles for the actors, used in place of `scheduling`.
         start_timeout: seconds to place all actors and construct their envs (120).

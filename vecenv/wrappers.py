@@ -20,7 +20,7 @@ from vecenv.nest import tensor_on_host
 
 
 class Forwarded:
-    """Descriptor that reads `name` from `self.venv`, with the docstring of BaseVectorEnv."""
+    """Descriptor that reads `name` from `self.venv`."""
 
     def __init__(self, name: str) -> None:
         self._of, self.__doc__ = attrgetter(f"venv.{name}"), getattr(BaseVectorEnv, name).__doc__
@@ -31,8 +31,6 @@ class Forwarded:
 
 class VectorEnvWrapper(BaseVectorEnv):
     """Wrapper of a vector env. Methods and attributes that a subclass does not define come from `venv`.
-
-    `venv` is any object with the methods of a vector env. A wrapper is a `BaseVectorEnv` too.
 
     >>> import gymnasium as gym
     >>> from vecenv import DummyVectorEnv
@@ -74,7 +72,7 @@ class VectorEnvWrapper(BaseVectorEnv):
             base.outermost = None
 
     def note_exception(self, error: BaseException) -> None:
-        # an object that only resembles a vector env may lack the method
+        # other objects may lack the method
         if (note := getattr(self.venv, "note_exception", None)) is not None:
             note(error)
 
@@ -92,8 +90,6 @@ for _name in FORWARDED.split():  # BaseVectorEnv defines these, so Python would 
 
 
 class LayerState:
-    """State of an env (`below`) with the state of a wrapper around it (`own`)."""
-
     def __init__(self, below: Any, own: dict[str, Any]) -> None:
         self.below, self.own = below, own
 
@@ -102,14 +98,11 @@ class RowWiseWrapper(VectorEnvWrapper):
     """Base of wrappers that change rows, but not the way in which envs are stepped.
 
     A subclass overrides `map_action`, `map_reset` or `map_step`. Each returned row passes `map_reset` or `map_step`
-    once, also in the `partial` of an error and in resets by `seed`.
+    once, also in the `partial` of an error and in resets by `seed`. If episodes begin in a round of steps, first the
+    steps are mapped (with `final_obs` as the observation of ended episodes), then the resets. If `keeps_autoreset` is
+    False, `autoreset=True` raises TypeError.
 
-    If episodes begin in a round of steps, the rows pass both: first the steps, with `final_obs` as the last observation
-    of an ended episode, then the resets. So `autoreset=True` works, unless `keeps_autoreset` is False, which makes it a
-    TypeError.
-
-    A wrapper with state along an episode also overrides `map_repeated`, for rows of failed envs (`on_error="restart"`),
-    and `episode_state` and `set_episode_state`, for `get_state` and `set_state`.
+    A wrapper with state along an episode also overrides `map_repeated`, `episode_state` and `set_episode_state`.
 
     >>> import gymnasium as gym
     >>> from vecenv import DummyVectorEnv
@@ -146,10 +139,10 @@ class RowWiseWrapper(VectorEnvWrapper):
         return obs, rew, terminated, truncated, info
 
     def note_reset(self, id: Any, kwargs: dict[str, Any]) -> None:
-        """Handle the arguments of `reset` before the call is passed on."""
+        """Handle the arguments of `reset` before the call."""
 
     def note_round(self, action: Any, id: Any, kwargs: dict[str, Any]) -> None:
-        """Handle the arguments of `step` or `send` before the round. An override must call this method too."""
+        """Handle the arguments of `step` or `send` before the round. An override must call this method."""
         if not kwargs and not self._resets:
             return
         asks = all(kwargs.get("autoreset") is not no for no in (None, False, np.False_))
@@ -167,7 +160,9 @@ class RowWiseWrapper(VectorEnvWrapper):
         self._resets = (self._resets - asked) | asked.intersection(resets)
 
     def map_repeated(self, obs: Any, rew: Any, terminated: Any, truncated: Any, info: np.ndarray) -> Any:
-        """Return the caller's rows (k, ...) for failed envs, whose `obs` repeats the previous observation."""
+        """Return the caller's rows for failed envs (`on_error="restart"`), whose `obs` repeats the previous
+        observation.
+        """
         return self.map_step(obs, rew, terminated, truncated, info)
 
     def episode_state(self, ids: np.ndarray) -> dict[Any, Any]:
@@ -178,18 +173,13 @@ class RowWiseWrapper(VectorEnvWrapper):
         """Set the episode state of these envs, from `episode_state`."""
 
     def get_state(self, id: Any = None) -> list[Any]:
-        """Return the states of `venv.get_state` with the episode state of this wrapper.
-
-        Raises NotImplementedError if the wrapper's state cannot be saved.
-        """
+        """Return the states with the episode state of this wrapper, or raise NotImplementedError."""
         own = self.episode_state(self._ids(id))
         below = self.venv.get_state(id)
         return [LayerState(each, nest.take(own, slice(i, i + 1))) for i, each in enumerate(below)] if own else below
 
     def set_state(self, states: Sequence[Any], id: Any = None) -> None:
-        """Set states of `get_state`. Raises ValueError if a state lacks the parts of this wrapper or has
-        other parts.
-        """
+        """Set states of `get_state`. Raises ValueError if a state has other parts than this wrapper."""
         ids = self._ids(id)
         if expected := self.episode_state(ids).keys():
             for state in states:
@@ -211,7 +201,6 @@ class RowWiseWrapper(VectorEnvWrapper):
         return np.arange(len(self)) if id is None else as_ids(tensor_on_host(id), len(self))
 
     def reset(self, id: Any = None, **kwargs: Any) -> tuple[Any, np.ndarray]:
-        """Reset as `venv.reset`, with the rows of `map_reset`."""
 
         def reset() -> tuple[Any, np.ndarray]:
             self.note_reset(id, kwargs)
@@ -222,7 +211,6 @@ class RowWiseWrapper(VectorEnvWrapper):
 
     @sets_mark
     def step(self, action: Any, id: Any = None, **kwargs: Any) -> Any:
-        """Step as `venv.step`, with the rows of `map_step`."""
         # Inlined `_as_one_call`, which would cost two more calls per round.
         if self._in_call is not None:
             self._recover(sys._getframe(1))
@@ -238,7 +226,6 @@ class RowWiseWrapper(VectorEnvWrapper):
         return rows
 
     def send(self, action: Any, id: Any = None, **kwargs: Any) -> None:
-        """Send as `venv.send`."""
 
         def send() -> None:
             self.note_round(action, id, kwargs)
@@ -247,12 +234,10 @@ class RowWiseWrapper(VectorEnvWrapper):
         self._as_one_call((action, id, kwargs), send)
 
     def recv(self) -> Any:
-        """Receive as `venv.recv`, with the rows of `map_step`."""
         asked: tuple[Any, Any, dict[str, Any]] = (), self.venv.waiting_id, {}
         return self._as_one_call(asked, lambda: self._mapped(self.map_round, self.venv.recv))
 
     def _mapped(self, mapped: Callable[..., Any], call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """Return the mapped rows of a call. If the call fails, map its error's `partial`."""
         try:
             rows = call(*args, **kwargs)
         except Exception as error:
@@ -277,7 +262,7 @@ class RowWiseWrapper(VectorEnvWrapper):
         self._in_call = None
 
     def _reset_rows(self, info: np.ndarray) -> np.ndarray | None:
-        """Return a mask of the rows that were reset, or None if there is no such row."""
+        """Return a mask of the rows that were reset, or None."""
         ids = [row["env_id"] for row in info]
         rows = np.array([i in self._resets for i in ids], np.bool_)
         self._resets.difference_update(ids)
@@ -298,10 +283,8 @@ class RowWiseWrapper(VectorEnvWrapper):
     def _map_mixed(
         self, columns: Any, info: np.ndarray, resets: np.ndarray, ended: list[int], repeated: list[int]
     ) -> Any:
-        """Map a round with several kinds of rows.
-
-        `resets`: mask of envs that were only reset. `ended`: rows with a reset after the step. `repeated`: rows of
-        failed envs.
+        """Map a round with rows of envs that stepped, were only reset (`resets`), were reset after the step (`ended`)
+        or failed (`repeated`).
         """
         is_stepped, begins = ~resets, resets.copy()
         is_stepped[repeated], begins[ended] = False, True
@@ -321,7 +304,7 @@ class RowWiseWrapper(VectorEnvWrapper):
                 info[row]["final_obs"] = nest.map(_own, nest.take(mapped[-1][1][0], at))
         if len(first):
             mapped.append((first, (self.map_reset(begun, info[first])[0],)))
-        # Start with rows of the right array library, and overwrite all of them.
+        # Rows of the right array library, which are overwritten.
         joined = nest.take(mapped[0][1], np.zeros(len(info), np.int64))
         joined = joined if len(joined) > 1 else (*joined, *nest.map(_own, columns[1:]))
         for column in joined[1:]:
@@ -334,7 +317,7 @@ class RowWiseWrapper(VectorEnvWrapper):
 def resets_in_step(venv: Any) -> bool:
     """Return True if `venv.step(action, autoreset=True)` resets an env in the round of its last step.
 
-    False if a layer overrides `reset`, `step`, `send` or `recv`, or ends episodes, or if the backend lacks this.
+    False if a layer overrides a method of rounds or ends episodes, or if the backend lacks this.
     """
     while isinstance(venv, VectorEnvWrapper):
         base = RowWiseWrapper if isinstance(venv, RowWiseWrapper) else VectorEnvWrapper
@@ -347,9 +330,9 @@ def resets_in_step(venv: Any) -> bool:
 
 
 def check_send_and_recv(venv: Any, user: str) -> None:
-    """Raise TypeError if a layer overrides `step` or `reset` but neither `send` nor `recv`.
+    """Raise TypeError if a layer overrides `step` or `reset` but neither `send` nor `recv`, which `user` calls.
 
-    `user` calls `send` and `recv`, and would bypass the override. Wrappers written for tianshou are like this.
+    Wrappers written for tianshou are like this.
     """
     while True:
         for cls in type(venv).__mro__:
@@ -369,7 +352,6 @@ def check_send_and_recv(venv: Any, user: str) -> None:
 
 
 def _own(leaf: Any) -> Any:
-    """Return a copy of an array or tensor, or any other object unchanged."""
     if isinstance(leaf, np.ndarray):
         return leaf.copy()
     return leaf.clone() if hasattr(leaf, "clone") else leaf

@@ -1,6 +1,5 @@
 """Test tools for vector envs: envs that misbehave, gates that hold envs, and the contract.
 
-
     check_vector_env(lambda env_fns, **options: BaseVectorEnv(env_fns, backend=MyBackend(), **options))
 
 >>> from vecenv import SubprocVectorEnv

@@ -102,8 +102,6 @@ def check_stats(factory: Factory) -> None:
 
 
 class _Described(CountingEnv):
-    """Env with a spec, and frames of the caller's shade."""
-
     spec = EnvSpec("Described-v0")
 
     def render(self, shade: int = 0) -> np.ndarray:
@@ -134,9 +132,7 @@ def check_rejected_calls(factory: Factory) -> None:
 
 
 def check_env_errors(factory: Factory) -> None:
-    """Check that an env's error keeps its class, `partial` has the other rows, and the env then accepts only
-    a reset.
-    """
+    """Check that an env's error keeps its class, `partial` has the other rows, and the env then needs a reset."""
     twins = Twins(infos=False)
     env_fns = [*twins.env_fns[:2], functools.partial(RaisesOnStep, 2, at=2, infos=False), *twins.env_fns[3:]]
     with factory(env_fns) as venv:
@@ -159,10 +155,7 @@ def check_env_errors(factory: Factory) -> None:
 
 
 def check_workers_that_end(factory: Factory) -> None:
-    """Check that the end of an env's process raises, `alive` is False, and a reset makes the env again.
-
-    Skipped for envs in the test's process.
-    """
+    """Check that the end of an env's process raises, and that a reset makes the env. Skips envs in this process."""
     twins = Twins(infos=False)
     env_fns = [*twins.env_fns[:2], functools.partial(_EndsItsProcess, 2, at=2, infos=False), *twins.env_fns[3:]]
     with factory(env_fns) as venv:
@@ -183,15 +176,12 @@ def check_workers_that_end(factory: Factory) -> None:
 
 
 class _EndsItsProcess(ExitsOnStep):
-    """Env that returns its pid."""
-
     @property
     def pid(self) -> int:
         return os.getpid()
 
 
 def check_errors_of_constructors(factory: Factory) -> None:
-    """Check that the error of an env_fn keeps its class."""
     error = assert_raises(
         ValueError, "an env_fn that raises", lambda: factory([CountingEnv, RaisesInConstructor]).close()
     )
@@ -207,7 +197,7 @@ def check_env_fns_are_called_once(factory: Factory) -> None:
 
 
 def check_close(factory: Factory) -> None:
-    """Check that `close` closes all envs, also in flight and twice, in bounded time, and that later calls raise."""
+    """Check that `close` closes all envs, also in flight and twice, and that later calls raise."""
     for in_flight in (False, True):
         with tempfile.TemporaryDirectory() as folder:
             _check_close(factory([functools.partial(_NotesClose, folder, i) for i in range(N)]), in_flight)
@@ -239,8 +229,6 @@ def _check_close(venv: BaseVectorEnv, in_flight: bool) -> None:
 
 
 class _NotesClose(CountingEnv):
-    """Env that creates a file in `close`."""
-
     def __init__(self, folder: str, env_id: int) -> None:
         super().__init__(env_id)
         self.folder = folder
@@ -250,6 +238,5 @@ class _NotesClose(CountingEnv):
 
 
 def _noted(folder: str, i: int) -> CountingEnv:
-    """Make an env, and a file that records this."""
     tempfile.NamedTemporaryFile(prefix=f"{i}-", dir=folder, delete=False).close()
     return CountingEnv(i)

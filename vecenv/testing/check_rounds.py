@@ -22,7 +22,7 @@ GATE_PATIENCE = 10.0
 
 
 def check_rows(factory: Factory) -> None:
-    """Check each row, for all ids, some ids and any order, and for all forms of observations."""
+    """Check each row, for different ids and orders, and all forms of observations."""
     for form in ("array", "dict", "object"):
         twins = Twins(form=form)
         with factory(twins.env_fns) as venv:
@@ -38,7 +38,7 @@ def check_rows(factory: Factory) -> None:
 
 
 def check_options_of_reset(factory: Factory) -> None:
-    """Check that `seed` is spread over the ids, and that each env gets all other arguments."""
+    """Check that `seed` is spread over the ids, and other arguments go to each env."""
     twins = Twins()
     with factory(twins.env_fns) as venv:
         options = {"t": 3}
@@ -50,7 +50,7 @@ def check_options_of_reset(factory: Factory) -> None:
 
 
 def check_mixed_rounds(factory: Factory) -> None:
-    """Check rounds with steps and resets, and calls of other envs between send and recv."""
+    """Check rounds with steps and resets, and calls between send and recv."""
     twins = Twins()
     with factory(twins.env_fns) as venv:
         twins.compare(range(N), venv.reset(), [twins.reset(i) for i in range(N)])
@@ -69,7 +69,7 @@ def check_mixed_rounds(factory: Factory) -> None:
 
 
 def check_autoreset(factory: Factory) -> None:
-    """Check that `autoreset` resets an env in the round of its last step, or is refused before the envs step."""
+    """Check that `autoreset` resets in the round of the last step, or is refused before the envs step."""
     for form in ("array", "dict", "object"):
         twins = Twins(form=form, length=2, infos=form != "array")
         with factory(twins.env_fns) as venv:
@@ -111,7 +111,7 @@ def _compare_ends(twins: Twins, asked: Sequence[int], result: tuple[Any, ...], w
 
 
 def check_async(factory: Factory) -> None:
-    """Check that `wait_num` and `timeout` return each accepted action's result exactly once."""
+    """Check that `wait_num` and `timeout` return each action's result exactly once."""
     for wait_num, timeout in ((1, None), (3, None), (None, 0.01), (2, 0.01)):
         twins = Twins(length=1000)
         with factory(twins.env_fns, wait_num=wait_num, timeout=timeout) as venv:
@@ -149,12 +149,12 @@ def check_waiting(factory: Factory) -> None:
         ):
             venv.reset()
             if venv.get_env_attr("ran_in", [0]) == [(os.getpid(), threading.get_ident())]:
-                return  # no env is slower than the call if the caller's thread runs the envs
+                return  # envs in the caller's thread are never slower than the call
             for i in range(N):
                 twins.reset(i)
             want = [twins.step(i, i) for i in range(N)]
             gates.open(*quick)
-            # Opened late, so that a vector env that waits for all envs fails this check instead of hanging.
+            # Opened late, so that a vector env that waits for all envs fails instead of hanging.
             late = threading.Timer(GATE_PATIENCE, gates.open, slow)
             late.start()
             try:
@@ -184,7 +184,7 @@ DTYPES = ("bool", "uint8", "int64", "float16", "float32", "float64")
 
 
 def check_returned_arrays_stay(factory: Factory) -> None:
-    """Check that returned arrays do not change later, even if the caller or the env writes into its arrays."""
+    """Check that returned arrays do not change later, even if the caller or the env writes into arrays."""
     for form in ("array", "dict", "object"):
         twins = Twins(form=form)
         with factory(twins.env_fns) as venv:
@@ -211,7 +211,7 @@ def check_returned_arrays_stay(factory: Factory) -> None:
 
 
 def check_infos(factory: Factory) -> None:
-    """Check that each info is a new dict with `env_id`, never changes later, and leaves the env's info unchanged."""
+    """Check that each info is a new dict with `env_id`, and that the env's info is unchanged."""
     twins = Twins()
     with factory(twins.env_fns) as venv:
         kept: list[tuple[dict[str, Any], dict[str, Any]]] = []
@@ -240,7 +240,7 @@ def check_vector_rewards(factory: Factory) -> None:
 
 
 def check_observations_fit_their_space(factory: Factory) -> None:
-    """Check that observations keep the space's dtype and shape, and that a change of value raises ObservationError."""
+    """Check that observations keep dtype and shape, and that a change of value raises ObservationError."""
     with factory([_Emits] * 2) as venv:
         obs, _ = venv.reset()
         assert_same(obs, {name: np.ones((2, 2), name) for name in DTYPES}, "an observation of each dtype")
@@ -260,8 +260,6 @@ def check_actions_are_the_envs_own(factory: Factory) -> None:
 
 
 class _WritesOver(CountingEnv):
-    """Env that returns the same array each time."""
-
     def __init__(self, env_id: int) -> None:
         super().__init__(env_id)
         box = spaces.Box(0, 99, (1,), np.int64)
@@ -277,8 +275,6 @@ class _WritesOver(CountingEnv):
 
 
 class _VectorRewards(CountingEnv):
-    """Env with the reward (env_id, t)."""
-
     def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
         obs, _, terminated, truncated, info = super().step(action)
         return obs, np.array([self.env_id, self.t], np.float64), terminated, truncated, info
@@ -297,7 +293,7 @@ class _Emits(CountingEnv):
 
 
 class _WritesToAction(CountingEnv):
-    """Env that observes its action and overwrites it; observes -1s if the previous action has changed since."""
+    """Env that observes and overwrites its action; observes -1s if the previous action has changed since."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,6 +1,6 @@
-"""The contract of a vector env, as a list of checks for any backend.
+"""The contract of a vector env, as checks for any backend.
 
-Each check opens a vector env of CountingEnvs and compares each row with the same envs, called directly in this process.
+Each check compares a vector env of CountingEnvs with the same envs, called directly in this process.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def check_vector_env(factory: Factory, checks: Iterable[str] | None = None, pati
 
 
 def _run(check: Callable[[Factory], None], factory: Factory, patience: float) -> BaseException | None:
-    """Return the exception of a check. The check runs in a thread, because a lost answer would block forever."""
+    """Return the exception of a check. A thread, because a lost answer would block forever."""
     raised: list[BaseException | None] = []
 
     def run() -> None:

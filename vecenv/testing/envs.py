@@ -1,6 +1,5 @@
-"""Envs for tests: `CountingEnv`, envs that misbehave, and gates.
-
-A gate holds an env in the middle of a step, so that a test controls the order of events without sleeping.
+"""Envs for tests: `CountingEnv`, envs that misbehave, and gates, which hold envs in a step to control the order of
+events.
 """
 
 from __future__ import annotations
@@ -24,9 +23,9 @@ class CountingEnv(gymnasium.Env):
     """Env whose observations have its id, episode, time, seed and last action, so that lost, stale or swapped rows
     show.
 
-    `form` is the form of these five integers: "array" (int64), "dict" (a Dict that contains a Tuple) or "object" (a
-    Sequence). The reward is `env_id + t / 1024`, exact in float32. Even episodes are terminated after `length` steps,
-    odd episodes truncated. With `infos`, each second step has an info. `reset(options={"t": 3})` begins at t = 3.
+    `form` of these integers: "array" (int64), "dict" (a Dict with a Tuple) or "object" (a Sequence). The reward is
+    `env_id + t / 1024`. Even episodes are terminated after `length` steps, odd episodes truncated. With `infos`, each
+    second step has an info. `reset(options={"t": 3})` begins at t = 3.
     """
 
     metadata = {"render_modes": ["rgb_array"], "render_fps": 30}
@@ -39,7 +38,6 @@ class CountingEnv(gymnasium.Env):
         self.episode = self.seeded = self.action = -1
         self.t = 0
         self.calls = 0
-        """Number of calls of `reset` and `step`."""
         self.own_info: dict[str, Any] = {}
         """The latest info, as the same object."""
 
@@ -61,7 +59,6 @@ class CountingEnv(gymnasium.Env):
         return self._observation(), self.env_id + self.t / 1024, terminated, truncated, self.own_info
 
     def render(self) -> np.ndarray:
-        """Return a frame with the env's id as its colour."""
         return np.full((2, 3, 3), self.env_id, dtype=np.uint8)
 
     def _space(self) -> spaces.Space[Any]:
@@ -120,20 +117,20 @@ class RaisesOnStep(_Misbehaves):
 
 
 class RaisesOnReset(_Misbehaves):
-    """Env that raises ValueError("boom in reset") in the reset of episode `at`, and in later resets."""
+    """Env that raises ValueError("boom in reset") in the reset of episode `at` and in later resets."""
 
     where = "reset"
 
 
 class ExitsOnStep(_Misbehaves):
-    """Env that ends its process in step `at` of an episode, like a crash. Not for the test's process."""
+    """Env that ends its process in step `at` of an episode, like a crash."""
 
     def misbehave(self) -> None:
         os._exit(7)
 
 
 class ExitsOnReset(ExitsOnStep):
-    """Env that ends its process in the reset of episode `at`. Not for the test's process."""
+    """Env that ends its process in the reset of episode `at`."""
 
     where = "reset"
 
@@ -146,9 +143,8 @@ class HangsOnStep(_Misbehaves):
 
 
 class GateEnv(CountingEnv):
-    """CountingEnv that waits at its gate in each of `ops` ("step", "reset", "echo"). Made by `Gates.env_fn`.
-
-    `ran_in` is the (process, thread) of the last operation.
+    """CountingEnv that waits at its gate in each of `ops` ("step", "reset", "echo"). `ran_in` is its last (process,
+    thread).
     """
 
     def __init__(self, folder: str, env_id: int, ops: Sequence[str] = ("step", "reset"), **options: Any) -> None:
@@ -181,12 +177,11 @@ class GateEnv(CountingEnv):
 
 
 class Gates:
-    """Gates for `n` envs, closed at first. They are named pipes, so that they work between processes.
+    """Gates for `n` envs: named pipes, which work between processes, and are closed at first.
 
         with Gates(2) as gates, ShmemVectorEnv(gates.env_fns, wait_num=1) as venv: ...
 
-    `options` are arguments of GateEnv. Open the gates of envs in flight before closing the vector env, or their workers
-    are killed.
+    `options` are arguments of GateEnv. Open the gates of envs in flight before closing the vector env.
     """
 
     def __init__(self, n: int, **options: Any) -> None:
@@ -197,16 +192,14 @@ class Gates:
             paths = _pipes(self.folder, i)
             for path in paths:
                 os.mkfifo(path)
-            # Both directions, so that opening does not block, and written bytes stay until they are read.
+            # Both directions, so that opening does not block and bytes stay until they are read.
             self._fds.append((os.open(paths[0], os.O_RDWR), os.open(paths[1], os.O_RDWR)))
 
     @property
     def env_fns(self) -> list[Callable[[], GateEnv]]:
-        """Functions that make the envs."""
         return [self.env_fn(i) for i in range(len(self._fds))]
 
     def env_fn(self, i: int) -> Callable[[], GateEnv]:
-        """Return a function that makes the env of gate i."""
         return functools.partial(GateEnv, self.folder, i, **self._options)
 
     def open(self, *ids: int, times: int = 1) -> None:

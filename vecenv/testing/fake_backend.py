@@ -13,9 +13,8 @@ from vecenv.backends.memory.arena import Arena, Layout
 
 
 class FakeBackend(DummyBackend):
-    """Envs in this process that run only during a wait, in the order of their ids.
-
-    So `wait_num` and `timeout` give the same result in each run: the lowest ids in flight finish first.
+    """Envs in this process that run only during a wait, lowest id first, so that `wait_num` and `timeout` are
+    reproducible.
 
     >>> from vecenv import BaseVectorEnv
     >>> from vecenv.testing import CountingEnv, FakeBackend

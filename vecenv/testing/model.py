@@ -51,7 +51,6 @@ class Twins:
 
 
 def assert_columns(k: int, rew: Any, terminated: Any, truncated: Any, info: Any) -> None:
-    """Assert the types of a batch of k rows."""
     columns = (
         ("rew", rew, np.float64),
         ("terminated", terminated, np.bool_),

@@ -1,7 +1,6 @@
 """`backend="auto"`: chooses this process, worker processes or, on free-threaded Python, threads.
 
-One env is stepped in a worker, so that a crash or hang cannot affect the program. Its cost predicts the time of a
-round. Predictions are rough; `vecenv.tune` measures.
+One env is measured in a worker, where a crash or hang does no harm. `vecenv.tune` measures better.
 """
 
 from __future__ import annotations
@@ -36,17 +35,15 @@ SECONDS = 0.15
 MAKE_TIMEOUT, TIMEOUT = 5.0, 1.0
 """Seconds for making one env, imports included, and for stepping and closing it."""
 DUMMY_ROUND, SHMEM_ROUND = 10e-6, 250e-6
-"""Seconds of a round besides the steps. The value for workers assumes that they sleep, because the caller has computed
-for 0.3 ms or more. Measured on two CPUs: 80 to 250 us after a sleep, 250 to 450 us after numpy or torch, which use the
-workers' CPUs.
+"""Seconds of a round besides the steps. Workers are assumed to sleep, because the caller has computed for 0.3 ms or
+more. Measured on two CPUs: 80 to 250 us after a sleep, 250 to 450 us after numpy or torch.
 """
 ROW = 1e-6
-"""Seconds per env and round besides the step."""
 GAIN = 0.9
-"""Workers must shorten a round to this share, because predictions are rough and one process is simpler."""
+"""Workers must shorten a round to this share, because predictions are rough."""
 MOST_WORKERS = 64
 LEAST_STEPS = 40
-"""Minimum steps of a measurement and of each of its parts, so that each part has its share of slow steps."""
+"""Minimum steps of a measurement and of each part."""
 PARTS = 10
 """Maximum number of parts, from which the median is taken."""
 
@@ -55,16 +52,15 @@ ONLY_PROCESSES: Mapping[str, Any] = {
     "affinity": False,
     "on_error": "raise",
 }
-"""Arguments that ask for worker processes, each with the value that does not. `wait_num` and `timeout` ask too, because
-they need envs that run in parallel.
+"""Arguments that ask for worker processes, with their defaults. `wait_num` and `timeout` need envs that run in
+parallel.
 """
 
 
 LOCKED = "the interpreter lock is on"
-"""Reason against threads on most builds of Python."""
 EXTENSIONS = tuple(importlib.machinery.EXTENSION_SUFFIXES)
 KNOWN = {*sys.stdlib_module_names, "numpy"}
-"""Packages with extension modules that are safe in threads without the interpreter lock."""
+"""Packages with extension modules that are safe without the interpreter lock."""
 
 
 class EnvCost(NamedTuple):
@@ -73,7 +69,7 @@ class EnvCost(NamedTuple):
     wall: float
     """Seconds on a free CPU, without the time of other programs."""
     cpu: float
-    """Seconds of computing: less than `wall` if the env waits, for example for a socket."""
+    """Seconds of computing: less than `wall` if the env waits."""
     slow_steps: int
     """Number of first steps that are slower, because they compile or fill caches."""
     no_threads: str = LOCKED
@@ -81,27 +77,22 @@ class EnvCost(NamedTuple):
 
     @property
     def waits(self) -> bool:
-        """True if the env waits more than it computes."""
         return self.cpu < 0.5 * self.wall
 
     def round_seconds(self, n: int, workers: int | None, cpus: int) -> float:
-        """Predict the seconds of a round of `n` envs, in this process (`workers=None`) or in blocks in workers.
-
-        With workers, the largest block or the number of CPUs is the limit.
-        """
+        """Predict the seconds of a round of `n` envs, in this process (`workers=None`) or in blocks in workers."""
         if workers is None:
             return DUMMY_ROUND + n * (self.wall + ROW)
         return SHMEM_ROUND + max(-(-n // workers) * (self.wall + ROW), n * (self.cpu + ROW) / cpus)
 
 
 def measure_cost(env_fn: Callable[[], Any], seconds: float, make_timeout: float, timeout: float) -> EnvCost | str:
-    """Measure the cost of one env in a worker process: step it with random actions for about `seconds`.
+    """Measure the cost of one env in a worker process, by random actions for about `seconds`.
 
     Returns the cost, or the reason why it could not be measured.
 
     Raises:
-        The error of the constructor.
-        TypeError: the env_fn cannot be sent to a worker.
+        TypeError, or the constructor's error: the env cannot be sent or made.
         WorkerDiedError: the worker ended.
         WorkerTimeoutError: making the env took more than `make_timeout` seconds, or the rest more than `timeout`.
 
@@ -120,13 +111,12 @@ def measure_cost(env_fn: Callable[[], Any], seconds: float, make_timeout: float,
 
 
 class Measured(gymnasium.Env[Any, Any]):
-    """Env for the worker, which only measures the env of `env_fn`."""
+    """Env for the worker that measures the env of `env_fn`."""
 
     def __init__(self, env_fn: Callable[[], Any], seconds: float) -> None:
         self._env, self._seconds = env_fn(), seconds
 
     def measure(self) -> EnvCost | str:
-        """Return the cost of a step, or the reason why it could not be measured. Closes the env."""
         try:
             cost = time_steps(self._env, self._seconds)
             return cost._replace(no_threads=reason_against_threads(self._env))
@@ -140,8 +130,8 @@ class Measured(gymnasium.Env[Any, Any]):
 def reason_against_threads(env: Any) -> str:
     """Return the reason why envs like this one, which ran in this process, should not run in threads, or "".
 
-    Without the interpreter lock, threads are possible for pure Python and if the env's `thread_safe` is True. An env is
-    pure Python if only extension modules of Python and numpy are loaded.
+    Without the interpreter lock, an env may if its `thread_safe` is True, or if only extension modules of Python and
+    numpy are loaded.
     """
     if has_gil():
         return f"importing {gil_modules[0]!r} has turned the interpreter lock on" if gil_modules else LOCKED
@@ -157,7 +147,7 @@ def time_steps(env: Any, seconds: float) -> EnvCost:
     """Measure `env` for `seconds`, or longer for 40 steps, up to `4 * seconds`."""
     space, clock = env.action_space, time.perf_counter
     space.seed(0)
-    actions = [space.sample() for _ in range(64)]  # drawn in advance, because a sample may take longer than a step
+    actions = [space.sample() for _ in range(64)]  # in advance, because a sample may be slower than a step
     env.reset()
     begin, own = clock(), time.thread_time()
     before, delayed = resource.getrusage(resource.RUSAGE_SELF), _preempted()
@@ -174,12 +164,12 @@ def time_steps(env: Any, seconds: float) -> EnvCost:
             in_resets += now
     after, delay, count = resource.getrusage(resource.RUSAGE_SELF), _preempted(), len(steps)
     own, total = time.thread_time() - own, clock() - begin
-    # The mean of resets, because most parts may have no reset. The median of parts excludes a preemption.
+    # The mean of resets, because most parts may have none. The median of parts excludes a preemption.
     wall = _usual(steps[slow_steps(steps) :]) + in_resets / count
     if delay is not None and delayed is not None:
         wall = max(own / count, min(wall, (total - (delay - delayed)) / count))
     cpu = (after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime) / count
-    # An env that never yields its CPU does not wait, even if a host takes CPUs from a virtual machine.
+    # An env that never yields its CPU does not wait, even if a host takes the CPU from a virtual machine.
     yields = after.ru_nvcsw - before.ru_nvcsw
     waits = yields >= count / 2 or (delay is not None and yields > 0 and cpu < 0.5 * wall)
     return EnvCost(wall, min(cpu, wall) if waits else wall, slow_steps(steps))
@@ -193,13 +183,13 @@ def _usual(steps: Sequence[float]) -> float:
 
 
 def _preempted() -> float | None:
-    """Return the seconds in which other programs ran instead of this process, or None if unknown."""
+    """Return the seconds in which other programs ran instead of this process."""
     found = system_file("/proc/self/schedstat")
     return float(found.split()[1]) / 1e9 if found else None
 
 
 def slow_steps(steps: Sequence[float]) -> int:
-    """Return the number of steps before five with a median nearly as fast as the last half."""
+    """Return the number of steps before five whose median is nearly as fast as the last half."""
     usual = median(steps[len(steps) // 2 :])
     return next((i for i in range(len(steps)) if median(steps[i : i + 5]) <= 2 * usual), 0)
 
@@ -218,16 +208,14 @@ def make_auto(
     classes: Mapping[str, Callable[..., Any]] = BACKENDS,
     only_processes: Mapping[str, Any] = ONLY_PROCESSES,
 ) -> Any:
-    """Make the vector env of `choose_backend`. `options` in `only_processes` are passed only to the class
-    with workers.
-    """
+    """Make the vector env of `choose_backend`. Only the class with workers gets options in `only_processes`."""
     backend, num_workers, _ = choose_backend(env_fns, options, only_processes)
     own = {name: value for name, value in options.items() if backend == "shmem" or name not in only_processes}
     return classes[backend](env_fns, **own, **({} if num_workers is None else {"num_workers": num_workers}))
 
 
 def auto_vector_env(env_fns: EnvFns, **options: Any) -> BaseVectorEnv:
-    """Make the vector env that `choose_backend` chooses for these envs, with these options.
+    """Make the vector env that `choose_backend` chooses.
 
     >>> import gymnasium as gym
     >>> with auto_vector_env([lambda: gym.make("CartPole-v1")] * 2) as venv:
@@ -247,14 +235,10 @@ def choose_backend(
 ) -> Choice:
     """Choose "dummy", "shmem" or "thread" for these envs, and log the choice as info.
 
-    This makes an additional env in a worker (up to 5 s), and steps and closes it (up to 1 s). The rules, in order:
-
     - shmem, if one of `options` asks for processes
-    - dummy, if there is one env, or if an env cannot be sent to a worker or made there, because an error would be worse
-    - shmem, if the env hangs, crashes, is too slow, or cannot be stepped with random actions
-    - the prediction, with threads instead of workers if `reason_against_threads` finds no reason
-
-    Raises the errors of `check_env_fns`.
+    - dummy for one env, or if an env cannot be sent to a worker or made there, because an error would be worse
+    - shmem, if one more env in a worker (5 s to make, 1 s to step and close) hangs, crashes or cannot be stepped
+    - else the prediction, with threads instead of workers if `reason_against_threads` is ""
     """
     fns = check_env_fns(env_fns)
     asks = [name for name, value in only_processes.items() if options.get(name, value) != value]

@@ -35,11 +35,9 @@ TIE, TIE_WITH_THREADS = 0.95, 0.9
 thread-safe.
 """
 OFTEN = 0.5
-"""If this share of the rounds has resets, each slice has enough resets for its own rate."""
+"""If this share of rounds has resets, each slice has enough resets for its rate."""
 NOISE = 0.3
-"""A candidate also ties if it was fastest in this share of the slices, because a median proves little on a noisy
-machine.
-"""
+"""A candidate also ties if it was fastest in this share of the slices."""
 ACTION_ROWS = 16
 BAR = 40
 THREAD_SAFE = "envs must be thread-safe"
@@ -58,19 +56,16 @@ class TuneRow(NamedTuple):
 
     @property
     def kwargs(self) -> dict[str, Any]:
-        """Arguments for the vector env besides the env_fns."""
         return {} if self.num_workers is None else {"num_workers": self.num_workers}
 
     @property
     def name(self) -> str:
-        """Name of the class and number of workers, for the table."""
         kind, k = BACKENDS[self.backend].__name__, self.num_workers
         unit = "thread" if self.backend == "thread" else "worker"
         return kind if k is None else f"{kind}, {k} {unit}{'s' * (k > 1)}"
 
     @property
     def line(self) -> str:
-        """Code that makes the vector env."""
         arguments = ["env_fns", *(f"{name}={value}" for name, value in self.kwargs.items())]
         return f"vecenv.{BACKENDS[self.backend].__name__}({', '.join(arguments)})"
 
@@ -89,11 +84,10 @@ class TuneResult:
 
     @property
     def kwargs(self) -> dict[str, Any]:
-        """Arguments of the best row."""
         return self.best.kwargs
 
     def make(self, **options: Any) -> BaseVectorEnv:
-        """Make a vector env of the same env_fns with the best arguments and these options."""
+        """Make a vector env of the env_fns with the best arguments and `options`."""
         return BACKENDS[self.best.backend](self.env_fns, **{**self.kwargs, **options})
 
     def __str__(self) -> str:
@@ -119,13 +113,12 @@ def tune(env_fns: EnvFns, *, pause: float = 0.3e-3, seconds: float = 2.0) -> Tun
     """Measure DummyVectorEnv, ShmemVectorEnv and ThreadVectorEnv on these envs, and return a table with the best.
 
     pause: seconds of CPU time per round for the caller, for example for its policy.
-    seconds: seconds of all measurements together. Starting the envs of all candidates (all open at the same time),
-    their first rounds (up to three times `seconds` each) and measuring one more env in a worker take additional time.
+    seconds: seconds of all measurements. Starting all envs (open at the same time) and the first rounds take additional
+    time, up to three times `seconds` per candidate for the rounds. One more env is measured in a worker.
 
-    Steps are random actions with a fixed seed, with autoreset. Speeds include the caller's work. The best is the
-    simplest candidate within 5 % of the fastest (Dummy, then Shmem, then Thread). Thread must gain more than 10 %,
-    because its envs must be thread-safe and run in this process. Envs that wait are also measured with one worker per
-    env. A failed candidate becomes a row with the reason. All envs are closed.
+    Steps are random actions with autoreset. Speeds include the caller's work. The best is the simplest candidate within
+    5 % of the fastest (Dummy, Shmem, Thread). Thread must gain more than 10 %, because its envs must be thread-safe.
+    Envs that wait also run with one worker per env. A failed candidate is a row with the reason.
 
     Raises:
         ValueError, TypeError: wrong arguments.
@@ -177,8 +170,6 @@ def candidates(cost: EnvCost | None, n: int) -> list[tuple[str, int | None]]:
 
 
 class Rounds(NamedTuple):
-    """A number of rounds, and their seconds."""
-
     number: int
     seconds: float
 
@@ -195,7 +186,6 @@ class _Loop:
         self.slices: list[tuple[Rounds, Rounds]] = []
         """Rounds of each slice without and with resets."""
         self.first_reset = 0.0
-        """Seconds of the first reset of all envs."""
         self.rates: list[float] = []
         """Steps per second in each slice (see `rate`)."""
         self.rounds_before = ROUNDS_BEFORE + (cost.slow_steps if cost else 0)
@@ -232,8 +222,8 @@ class _Loop:
     def rate(self, share: float) -> None:
         """Set the rates of the slices. `share` of all rounds have resets.
 
-        If resets are rare, each slice gets their mean time, because most slices have no reset and the median would
-        exclude resets. For a candidate without a reset, the time of its first reset is used.
+        If resets are rare, each slice gets their mean time (or the first reset's), because most slices have no reset
+        and the median would exclude resets.
         """
         if share >= OFTEN:
             self.rates = [
@@ -247,7 +237,6 @@ class _Loop:
         self.rates = [self.n / ((1 - share) * each + share * with_resets) for each in usual or [with_resets]]
 
     def fail(self, error: Exception) -> None:
-        """Record the error, so that the candidate is not measured further."""
         self.failure = f"{type(error).__name__}: {error}".partition("\n")[0]
 
     def row(self) -> TuneRow:
@@ -259,7 +248,7 @@ class _Loop:
 
 
 def _open(loops: Sequence[_Loop], env_fns: Sequence[Callable[[], Any]], opened: ExitStack, seconds: float) -> None:
-    """Open the candidates, in this process last, and only if no env has hung or crashed in a worker."""
+    """Open the candidates, in this process last, and only if no env hung or crashed in a worker."""
     harmful = ""
     for loop in sorted(loops, key=lambda loop: ["shmem", "thread", "dummy"].index(loop.backend)):
         try:
@@ -289,9 +278,7 @@ def _measure(loops: Sequence[_Loop], seconds: float) -> None:
 
 
 def _rate(loops: Sequence[_Loop]) -> None:
-    """Set the rates of all slices. All candidates use the same share of rounds with resets, because they have the same
-    envs.
-    """
+    """Set the rates of all slices with one share of rounds with resets, because all candidates have the same envs."""
     measured = [loop for loop in loops if loop.slices]
     slices = [each for loop in measured for each in loop.slices]
     with_resets = sum(resets.number for _, resets in slices)
@@ -329,7 +316,7 @@ def draw_actions(spaces: Sequence[Any]) -> list[Any]:
 
 
 def compute(seconds: float) -> None:
-    """Use `seconds` of CPU time of this thread, as a policy does. A sleep would leave the CPU to the workers."""
+    """Use CPU time of this thread, as a policy does. A sleep would leave the CPU to the workers."""
     end = time.thread_time() + seconds
     while time.thread_time() < end:
         pass
