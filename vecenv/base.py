@@ -41,7 +41,7 @@ class BaseVectorEnv(LayerMark, EngineProperties):
                 obs[done], info[done] = venv.reset(done)
 
     Arguments:
-        env_fns: one callable per env, or an id for `gymnasium.make`, as in `["CartPole-v1"] * 8`. `EnvCreator` makes
+        env_fns: a callable per env, or an id for `gymnasium.make`, as in `["CartPole-v1"] * 8`. `EnvCreator` makes
             callables that share state.
         worker_fn: a function that makes an `EnvWorker` from an env_fn, in place of `backend`.
         wait_num: minimum number of ready envs (1 to n) that `step` waits for.
@@ -120,8 +120,8 @@ class BaseVectorEnv(LayerMark, EngineProperties):
     def reset(self, id: Any = None, *, env_id: Any = None, **kwargs: Any) -> tuple[Any, np.ndarray]:
         """Reset the envs `id` (default: all), wait for them also in async mode, and return (obs, info).
 
-        Rows follow the order of `id`. With an int `seed`, env i gets seed + i; a list has one seed per env. `options`
-        is a dict, or a list with one dict per env. Other arguments go to each `reset`. A failed env is restarted.
+        Rows follow the order of `id`. With an int `seed`, env i gets seed + i; a list has a seed per env. `options`
+        is a dict, or a list with a dict per env. Other arguments go to each `reset`. A failed env is restarted.
         Raises RuntimeError if an env is still stepping.
         """
         self.start()
@@ -135,12 +135,12 @@ class BaseVectorEnv(LayerMark, EngineProperties):
         """Step the envs `id` (default: all), and return (obs, rew, terminated, truncated, info).
 
         Arguments:
-            action: one row per env, of any array library, cast to the dtype of the action space. Numbers in a wrong
+            action: a row per env, of any array library, cast to the dtype of the action space. Numbers in a wrong
                 shape raise ValueError; (k,) and (k, 1) count as equal. `None` only waits for the envs in flight.
             id, env_id: ids or a mask; row j belongs to env id[j]. With `wait_num` or `timeout`, rows follow ascending
                 ids, and info[j]["env_id"] is the id.
             reset: ids or a mask of envs to reset in this round. Their actions are ignored.
-            autoreset: True, or one seed per env (-1: no seed), resets envs whose episode ends in this step. The row
+            autoreset: True, or a seed per env (-1: no seed), resets envs whose episode ends in this step. The row
                 then has the first observation of the next episode, the reward and flags of the step, and the info of
                 the reset with the step's `final_obs` and `final_info` (as gymnasium's SAME_STEP).
 
@@ -319,7 +319,7 @@ class BaseVectorEnv(LayerMark, EngineProperties):
     # Seeds.
 
     def seed(self, seed: Any = None) -> list[int | None]:
-        """Seed all envs and action spaces, and return the seeds. An int s gives s, s + 1, ...; a list has one seed per
+        """Seed all envs and action spaces, and return the seeds. An int s gives s, s + 1, ...; a list has a seed per
         env.
 
         An env without a `seed` method is reset with its seed. `None` does nothing. Raises ValueError for a wrong count

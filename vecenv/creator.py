@@ -26,7 +26,7 @@ class EnvCreator:
 
     Arguments:
         create_env_fn: a function (also a lambda or local function) or class that makes an env.
-        create_env_kwargs: its arguments, or a list with one dict per env of `[creator] * n`.
+        create_env_kwargs: its arguments, or a list with a dict per env of `[creator] * n`.
         share_memory: False gives each env separate state.
         kwargs: further arguments.
 
@@ -104,7 +104,9 @@ class EnvCreator:
         return self._variant(_kwargs=kwargs)
 
     def make_variant(self, **kwargs: Any) -> EnvCreator:
-        """Return a creator with the same state and other arguments. Unlike torchrl's, this creator stays unchanged."""
+        """Return a creator with the same state and changed arguments. Unlike torchrl's, this creator
+        stays unchanged.
+        """
         return self._variant(_kwargs=_merged(self._kwargs, kwargs))
 
     def _variant(self, **attributes: Any) -> EnvCreator:
@@ -113,12 +115,11 @@ class EnvCreator:
         return variant
 
     def unshared(self) -> EnvCreator:
-        """Return a creator whose envs have separate state, for measurements."""
+        """Return a creator of envs with separate state, for measurements."""
         return self._variant(_shares=False, _states=None, _names=[])
 
     def frozen_copy(self, *, shared_only: bool = False) -> EnvCreator:
-        """Return a creator for evaluation envs, which share a copy of the state and freeze their statistics (`VecNorm`,
-        `NormalizeReward`).
+        """Return a creator for evaluation envs, which share a copy of the state and freeze their statistics.
 
         With `share_memory=False`, each env is frozen as `create_env_fn` makes it. With `shared_only`, parts without
         shared statistics are not frozen.
@@ -127,7 +128,7 @@ class EnvCreator:
         return self._variant(_freezes="shared" if shared_only else "all", _states=states)
 
     def update_kwargs(self, kwargs: Kwargs | Sequence[Kwargs]) -> None:
-        """Replace these arguments for later envs; a list has one dict per env.
+        """Replace these arguments for later envs; a list has a dict per env.
 
         Raises ValueError if the length differs from the creator's list.
         """
@@ -147,7 +148,7 @@ class EnvCreator:
         }
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Set the shared state of all envs. Raises ValueError for other names or shapes, without changing anything."""
+        """Set the shared state of all envs. Raises ValueError for wrong names or shapes, without changing anything."""
         now = self.state_dict()
         wrong = [*(now.keys() ^ state_dict.keys())]
         wrong += [key for key in now.keys() & state_dict.keys() if now[key].shape != np.shape(state_dict[key])]
@@ -240,7 +241,7 @@ def stateful_parts(env: Any) -> list[Stateful]:
 
 
 def _merged(kwargs: Kwargs | Sequence[Kwargs], first: Kwargs | Sequence[Kwargs]) -> Any:
-    """Return both dicts merged, with precedence for `first`, or a list with one dict per env.
+    """Return both dicts merged, with precedence for `first`, or a list with a dict per env.
 
     Raises TypeError for other types, and ValueError if two lists differ in length.
     """

@@ -91,8 +91,8 @@ class Partial(NamedTuple):
 class VectorEnvError(RuntimeError):
     """Base of vecenv's errors.
 
-    Attributes: `env_id` (int or None), `env_ids` (all affected envs), `op` ("step", "reset", ...), `pid` of the worker
-    or None, `bystander`, and `partial` (a `Partial` with the results of the other envs, or None).
+    Attributes: `env_id`, `env_ids` (all affected envs), `op` ("step", "reset", ...), `pid` of the worker, `bystander`,
+    and `partial` (a `Partial` with the results of the remaining envs, or None).
     """
 
     env_id: int | None = None
@@ -129,7 +129,7 @@ CLOSED_MEANWHILE = "the vector env was closed while this call waited for its env
 
 
 class ClosedError(VectorEnvError):
-    """The vector env is closed, or belongs to another process."""
+    """The vector env is closed, or belongs to a different process."""
 
 
 class NotStartedError(VectorEnvError, AttributeError):
@@ -163,10 +163,8 @@ def warn_caller(text: str) -> None:
 
 
 class WorkerWarnings(list[str]):
-    """Repeated warnings of workers, of which only the first is shown.
-
-    They are shown after results are read, because a filter may make the warning an exception, which must not lose
-    results.
+    """Repeated warnings of workers. Only the first is shown, after results are read, because a filter may make it an
+    exception.
     """
 
     _shown = False

@@ -76,7 +76,7 @@ class RunningMeanStd:
             return
         if self.mean.shape != batch.shape[1:]:  # the first rows determine the shape
             mean, var = (np.broadcast_to(part, batch.shape[1:]).copy() for part in (self.mean, self.var))
-            vars(self).update(mean=mean, var=var)  # both in one call, in case of an interrupt
+            vars(self).update(mean=mean, var=var)  # in a single call, in case of an interrupt
         self.add(batch)
 
     def add(self, rows: Any, decay: float = 1.0) -> Any:
@@ -105,7 +105,7 @@ class RunningMeanStd:
         return rows - self.mean
 
     def merge(self, count: Any, mean: Any, var: Any, decay: float = 1.0, skipped: Any = 0) -> None:
-        """Add `count` rows with this mean and variance (Chan's formula), which may be tensors."""
+        """Add `count` rows with this mean and variance (Chan's formula)."""
         total = self._count * decay + count
         new = count / (total + TINY)
         old = 1 - new
@@ -114,12 +114,12 @@ class RunningMeanStd:
         self._change(self.mean + new * delta, var, total, self._skipped + skipped)
 
     def _change(self, *new: Any) -> None:
-        """Write all arrays in one C call, so that no interrupt comes in between."""
+        """Write all arrays in a single C call, so that no interrupt comes in between."""
         own: Any = self.mean, self.var, self._count, self._skipped
         IN_ONE_CALL(map(SET_ITEM, own, repeat(...), new))
 
     def norm(self, batch: np.ndarray) -> np.ndarray:
-        """Return the standardised, clipped batch. Floats keep their dtype; other numbers become float64."""
+        """Return the standardised, clipped batch. Floats keep their dtype."""
         batch = np.asarray(batch)
         dtype = batch.dtype if np.issubdtype(batch.dtype, np.floating) else np.dtype(np.float64)
         scaled = (batch - self.mean) / np.sqrt(self.var + self.eps)

@@ -40,7 +40,7 @@ class AgentMonitor(VecMonitor):
         self.active = np.ones(self.num_envs, dtype=np.bool_)
 
     def step_wait(self) -> Any:
-        """Return the step, with `episode` in the info of each agent whose episode ended."""
+        """Return the step, with `episode` in the infos of agents that ended their episode."""
         obs, rewards, dones, infos = self.venv.step_wait()
         infos = list(infos)
         self.active = np.array([bool(info.get("active", True)) for info in infos])

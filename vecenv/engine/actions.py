@@ -50,7 +50,7 @@ class Actions:
 def batch_actions(action: Any, ids: Sequence[int], layout: Any) -> Any:
     """Return `action` as a tree of arrays `(k, *shape)` with the dtypes of the action space, or as a list of k objects.
 
-    For Dict and Tuple spaces, pass a tree of batches or one dict or tuple per env. If the dtype cannot hold a value,
+    For Dict and Tuple spaces, pass a tree of batches or a dict or tuple per env. If the dtype cannot hold a value,
     actions stay objects, and the env decides.
 
     Raises:
@@ -142,7 +142,7 @@ def _array(action: Any, ids: Sequence[int], leaf: Leaf) -> Any:
 
 
 def _checked_rows(action: Any, ids: Sequence[int], leaf: Leaf) -> list[Any]:
-    """Return one object per env. Raise ValueError for numbers in a wrong shape."""
+    """Return an object per env. Raise ValueError for numbers in a wrong shape."""
     rows = _as_rows(action, ids)
     for i, row in zip(ids, rows, strict=True):
         try:

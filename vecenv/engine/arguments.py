@@ -42,12 +42,12 @@ def _maker_of(env_id: str) -> Callable[[], Any]:
     if ":" not in env_id and env_id not in gymnasium.registry:  # the env's process imports the module of "module:id"
         namespace, name, version = parse_env_id(env_id)
         if version is not None or find_highest_version(namespace, name) is None:
-            gymnasium.spec(env_id)  # raises, and suggests another id
+            gymnasium.spec(env_id)  # raises, and suggests an id
     return partial(gymnasium.make, env_id)
 
 
 def own_env_fns(env_fns: Sequence[Callable[..., Any]]) -> list[Callable[..., Any]]:
-    """Return one function per env. If an entry has `for_env` (`EnvCreator`), use `for_env(i, n)`."""
+    """Return a function per env. If an entry has `for_env` (`EnvCreator`), use `for_env(i, n)`."""
     n = len(env_fns)
     return [fn.for_env(i, n) if hasattr(fn, "for_env") else fn for i, fn in enumerate(env_fns)]
 
@@ -93,8 +93,7 @@ def check_spaces_equal(reports: Sequence[EnvReport]) -> None:
 def as_ids(id: Any, n: int) -> np.ndarray:
     """Return `id` (an int, a sequence or array of ints, or a bool mask) as a new int64 array (k,).
 
-    Raises IndexError if an id is out of range, ValueError for no ids, equal ids or a wrong mask, and TypeError for
-    other types.
+    Raises IndexError if an id is out of range, ValueError for no ids, equal ids or a wrong mask, else TypeError.
     """
     if isinstance(id, np.ma.MaskedArray):
         raise TypeError("env ids must not be a masked array, whose mask has no meaning here; pass ids.compressed()")
@@ -129,9 +128,7 @@ def _are_integers(array: np.ndarray, id: Any) -> bool:
 
 
 def reset_arguments(asked: Sequence[int], kwargs: dict[str, Any]) -> dict[int, dict[str, Any]]:
-    """Return the reset arguments per env: `seed` and a list of `options` are spread over the ids; other arguments are
-    shared.
-    """
+    """Return the reset arguments per env: `seed` and a list of `options` are spread over the ids."""
     options = kwargs.get("options")
     if isinstance(options, (list, tuple)):
         if len(options) != len(asked):
@@ -220,7 +217,7 @@ def check_seed(seed: Any) -> int:
 
 
 def spread_seeds(seed: Any, env_ids: Iterable[int]) -> list[int | None]:
-    """Return one seed per env: for an int s, env i gets s + i; an iterable gives its entries in order.
+    """Return a seed per env: for an int s, env i gets s + i; an iterable gives its entries in order.
 
     Raises ValueError for a wrong count or a bad seed.
 
@@ -242,7 +239,7 @@ def spread_seeds(seed: Any, env_ids: Iterable[int]) -> list[int | None]:
 
 
 def next_seed(seed: int) -> int:
-    """Return the seed after `seed`, from 0 to 2**32 - 2 (the same as in torchrl's `set_seed`).
+    """Return the seed after `seed`, from 0 to 2**32 - 2 (as torchrl's `set_seed`).
 
     >>> next_seed(0)
     795726461

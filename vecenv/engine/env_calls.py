@@ -128,7 +128,7 @@ def reported(name: str, doc: str) -> Any:
 
 
 class EngineProperties:
-    """Properties of a vector env, with one entry per env, and its env ids."""
+    """Properties of a vector env, with an entry per env, and its env ids."""
 
     action_space = reported(
         "action_space",

@@ -2,8 +2,7 @@
 
     mark.is_set = get_ident()   -> status bytes, frames, extras, counters ->   mark.is_set = False
 
-A signal handler may raise (KeyboardInterrupt) between any two bytecodes. The mark then stays set, and the next call
-recovers first.
+A signal handler may raise between any two bytecodes. The mark then stays set, and the next call recovers first.
 """
 
 from __future__ import annotations
@@ -37,7 +36,6 @@ class Mark:
         """Ident of the thread whose call has set the mark; True if an exception ended this call."""
         self.ids: Collection[int] = ()
         self.cause = SIGNAL
-        """Name of the exception that ended this call."""
         self.closed: str | None = None
         """Message of the ClosedError to raise after `close`."""
 
@@ -50,7 +48,7 @@ class Mark:
         return not owner or _is_elsewhere(owner) or _is_in(frame or sys._getframe(1), self)
 
     def await_end(self, timeout: float) -> None:
-        """Wait up to `timeout` seconds until a call of another thread ends."""
+        """Wait up to `timeout` seconds until a call of a different thread ends."""
         deadline = time.monotonic() + timeout
         while time.monotonic() < deadline and _is_elsewhere(self.is_set):
             time.sleep(1e-3)  # polled, because a signal from the call would slow down every round
@@ -61,7 +59,7 @@ class Mark:
             self.is_set = True
         if self.closed is not None:
             if isinstance(error, Exception) and not isinstance(error, ClosedError):
-                raise ClosedError(CLOSED_MEANWHILE) from None  # another thread has closed the vector env
+                raise ClosedError(CLOSED_MEANWHILE) from None
         # A filter made this warning an exception. vecenv warns only while the state is consistent.
         elif isinstance(error, Warning):
             self.is_set = False
@@ -70,7 +68,7 @@ class Mark:
 
 
 def _is_elsewhere(owner: int) -> bool:
-    """Return True if `owner`, the value of a mark, is the ident of another living thread."""
+    """Return True if `owner` is the ident of a different living thread."""
     return owner not in (False, True, threading.get_ident()) and owner in sys._current_frames()
 
 
@@ -119,7 +117,7 @@ class LayerMark:
             self._abandon(None)
 
     def _abandon(self, error: BaseException | None) -> None:
-        """Abandon the envs in flight. `_in_call` is cleared last, in case of another interrupt."""
+        """Abandon the envs in flight. `_in_call` is cleared last, in case of an interrupt."""
         engine: Any = self.engine  # type: ignore[attr-defined]
         if not engine.closed:
             engine.abandon(error)
@@ -129,7 +127,7 @@ class LayerMark:
 def _is_on_a_stack(owner: Mark | LayerMark, frame: FrameType) -> bool:
     """Return True if a call that has set this mark is on a stack.
 
-    Other threads are searched only with the interpreter lock, because without the lock their frames change meanwhile.
+    Without the interpreter lock, only this thread is searched, because frames of running threads change.
     """
     others = sys._current_frames() if has_gil() else {}
     return any(_is_in(each, owner) for each in {**others, threading.get_ident(): frame}.values())

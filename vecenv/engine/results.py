@@ -30,7 +30,7 @@ OwnStep = tuple[Any, np.ndarray, np.ndarray, np.ndarray, Mapping[int, dict[str, 
 class Results:
     """Builder of the batches that an engine returns (copies, or views of the arena).
 
-    `spaced`: the envs have observation spaces. Without spaces, observations are stacked while all have one shape.
+    If not `spaced`, the envs have no observation spaces, and observations are stacked while all have the same shape.
     """
 
     def __init__(
@@ -123,10 +123,7 @@ class Results:
         return vectors
 
     def _wrong_rewards(self, asked: Sequence[int], extras: Mapping[int, Extra], unstepped: Any) -> dict[int, Extra]:
-        """Return a failure for each env whose reward shape differs from the first step's.
-
-        Workers do not check this, because no worker sees all rewards.
-        """
+        """Return a failure for each env with another reward shape than the first step. No worker sees all rewards."""
         if self._reward_shape == ():  # a row without an extra has a scalar
             asked = [i for i, extra in extras.items() if extra.reward is not None]
         shapes: dict[int, tuple[int, ...]] = {}
@@ -151,7 +148,7 @@ class Results:
         return *self._columns(ids, taken.extras), self.infos.by_id(taken)
 
     def settle(self, ids: np.ndarray | None, asked: list[int], taken: Taken) -> Taken:
-        """Return the results after recovery. Raise the first failure, with the other results in `partial`."""
+        """Return the results after recovery. Raise the first failure, with the remaining results in `partial`."""
         recovery = self._recovery
         rows: dict[int, Extra] = {}
         if recovery.rows:
@@ -218,7 +215,7 @@ class Statistics:
         self.round_seconds: deque[float] = deque(maxlen=KEPT_ROUNDS)
 
     def _last_rounds(self) -> list[float]:
-        """Return the seconds of the last rounds, even if another thread adds one."""
+        """Return the seconds of the last rounds, while a second thread may add a round."""
         while True:
             with suppress(RuntimeError):  # without the interpreter lock, the deque may change during iteration
                 return list(self.round_seconds)

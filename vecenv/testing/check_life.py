@@ -47,7 +47,7 @@ def check_attributes(factory: Factory) -> None:
 
 
 def check_reports(factory: Factory) -> None:
-    """Check that spaces, metadata and specs have one entry per env."""
+    """Check that spaces, metadata and specs have an entry per env."""
     env = _Described()
     with factory([functools.partial(_Described, i) for i in range(N)]) as venv:
         for name in ("observation_space", "action_space", "metadata", "spec"):

@@ -20,8 +20,7 @@ from gymnasium import spaces
 
 
 class CountingEnv(gymnasium.Env):
-    """Env whose observations have its id, episode, time, seed and last action, so that lost, stale or swapped rows
-    show.
+    """Env that observes its id, episode, time, seed and last action, so that lost, stale or swapped rows show.
 
     `form` of these integers: "array" (int64), "dict" (a Dict with a Tuple) or "object" (a Sequence). The reward is
     `env_id + t / 1024`. Even episodes are terminated after `length` steps, odd episodes truncated. With `infos`, each
@@ -39,7 +38,6 @@ class CountingEnv(gymnasium.Env):
         self.t = 0
         self.calls = 0
         self.own_info: dict[str, Any] = {}
-        """The latest info, as the same object."""
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         super().reset(seed=seed)

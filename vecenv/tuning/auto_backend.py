@@ -35,15 +35,14 @@ SECONDS = 0.15
 MAKE_TIMEOUT, TIMEOUT = 5.0, 1.0
 """Seconds for making one env, imports included, and for stepping and closing it."""
 DUMMY_ROUND, SHMEM_ROUND = 10e-6, 250e-6
-"""Seconds of a round besides the steps. Workers are assumed to sleep, because the caller has computed for 0.3 ms or
-more. Measured on two CPUs: 80 to 250 us after a sleep, 250 to 450 us after numpy or torch.
+"""Seconds of a round besides the steps, with sleeping workers. Measured on two CPUs: 80 to 250 us after a sleep of the
+caller, 250 to 450 us after numpy or torch.
 """
 ROW = 1e-6
 GAIN = 0.9
 """Workers must shorten a round to this share, because predictions are rough."""
 MOST_WORKERS = 64
 LEAST_STEPS = 40
-"""Minimum steps of a measurement and of each part."""
 PARTS = 10
 """Maximum number of parts, from which the median is taken."""
 
@@ -52,9 +51,7 @@ ONLY_PROCESSES: Mapping[str, Any] = {
     "affinity": False,
     "on_error": "raise",
 }
-"""Arguments that ask for worker processes, with their defaults. `wait_num` and `timeout` need envs that run in
-parallel.
-"""
+"""Arguments that ask for worker processes, with their defaults. `wait_num` and `timeout` need parallel envs."""
 
 
 LOCKED = "the interpreter lock is on"
@@ -67,13 +64,12 @@ class EnvCost(NamedTuple):
     """Seconds per step of one env with random actions, resets included."""
 
     wall: float
-    """Seconds on a free CPU, without the time of other programs."""
+    """Seconds on a free CPU."""
     cpu: float
     """Seconds of computing: less than `wall` if the env waits."""
     slow_steps: int
-    """Number of first steps that are slower, because they compile or fill caches."""
+    """Number of slow first steps, which compile or fill caches."""
     no_threads: str = LOCKED
-    """Reason against threads; empty if threads are possible."""
 
     @property
     def waits(self) -> bool:
@@ -87,14 +83,10 @@ class EnvCost(NamedTuple):
 
 
 def measure_cost(env_fn: Callable[[], Any], seconds: float, make_timeout: float, timeout: float) -> EnvCost | str:
-    """Measure the cost of one env in a worker process, by random actions for about `seconds`.
+    """Measure the cost of an env in a worker process, by random actions for about `seconds`.
 
-    Returns the cost, or the reason why it could not be measured.
-
-    Raises:
-        TypeError, or the constructor's error: the env cannot be sent or made.
-        WorkerDiedError: the worker ended.
-        WorkerTimeoutError: making the env took more than `make_timeout` seconds, or the rest more than `timeout`.
+    Returns the cost, or the reason why it could not be measured. Raises TypeError or the constructor's error if the env
+    cannot be made, WorkerDiedError, and WorkerTimeoutError after `make_timeout` or `timeout` seconds.
 
     >>> cost = measure_cost(lambda: gymnasium.make("CartPole-v1"), seconds=0.05, make_timeout=30, timeout=30)
     >>> 0 < cost.wall < 1
@@ -111,8 +103,6 @@ def measure_cost(env_fn: Callable[[], Any], seconds: float, make_timeout: float,
 
 
 class Measured(gymnasium.Env[Any, Any]):
-    """Env for the worker that measures the env of `env_fn`."""
-
     def __init__(self, env_fn: Callable[[], Any], seconds: float) -> None:
         self._env, self._seconds = env_fn(), seconds
 
@@ -128,7 +118,7 @@ class Measured(gymnasium.Env[Any, Any]):
 
 
 def reason_against_threads(env: Any) -> str:
-    """Return the reason why envs like this one, which ran in this process, should not run in threads, or "".
+    """Return the reason why envs like this one should not run in threads, or "".
 
     Without the interpreter lock, an env may if its `thread_safe` is True, or if only extension modules of Python and
     numpy are loaded.
@@ -169,7 +159,7 @@ def time_steps(env: Any, seconds: float) -> EnvCost:
     if delay is not None and delayed is not None:
         wall = max(own / count, min(wall, (total - (delay - delayed)) / count))
     cpu = (after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime) / count
-    # An env that never yields its CPU does not wait, even if a host takes the CPU from a virtual machine.
+    # An env that never yields does not wait, even if a host takes the CPU from a virtual machine.
     yields = after.ru_nvcsw - before.ru_nvcsw
     waits = yields >= count / 2 or (delay is not None and yields > 0 and cpu < 0.5 * wall)
     return EnvCost(wall, min(cpu, wall) if waits else wall, slow_steps(steps))
@@ -189,7 +179,7 @@ def _preempted() -> float | None:
 
 
 def slow_steps(steps: Sequence[float]) -> int:
-    """Return the number of steps before five whose median is nearly as fast as the last half."""
+    """Return the number of steps before five that are nearly as fast as the last half."""
     usual = median(steps[len(steps) // 2 :])
     return next((i for i in range(len(steps)) if median(steps[i : i + 5]) <= 2 * usual), 0)
 
@@ -235,9 +225,9 @@ def choose_backend(
 ) -> Choice:
     """Choose "dummy", "shmem" or "thread" for these envs, and log the choice as info.
 
-    - shmem, if one of `options` asks for processes
-    - dummy for one env, or if an env cannot be sent to a worker or made there, because an error would be worse
-    - shmem, if one more env in a worker (5 s to make, 1 s to step and close) hangs, crashes or cannot be stepped
+    - shmem, if `options` ask for processes
+    - dummy for a single env, or if an env cannot be made in a worker, because an error would be worse
+    - shmem, if the env in the worker (5 s to make, 1 s to step) hangs, crashes or cannot be stepped
     - else the prediction, with threads instead of workers if `reason_against_threads` is ""
     """
     fns = check_env_fns(env_fns)

@@ -1,8 +1,8 @@
 """`tune`: measures the speed of each vector env in a loop that computes between rounds.
 
-cost of one env (auto_backend)  ->  candidates
-open all, some rounds each  ->  failed candidates become rows with the reason
-slice of each, eight times  ->  the median counts; slices alternate, so that noise affects all candidates
+cost of an env (auto_backend)  ->  candidates
+open all, some rounds each  ->  failed candidates become rows
+slice of each, eight times  ->  the median counts; slices alternate, so that noise affects all
 """
 
 from __future__ import annotations
@@ -31,9 +31,7 @@ PASSES = 8
 ROUNDS_BEFORE = 3
 """Rounds before the first slice, besides the slow first steps of an env."""
 TIE, TIE_WITH_THREADS = 0.95, 0.9
-"""The simplest candidate with this share of the best speed wins. Threads must gain more, because envs must be
-thread-safe.
-"""
+"""The simplest candidate with this share of the best speed wins."""
 OFTEN = 0.5
 """If this share of rounds has resets, each slice has enough resets for its rate."""
 NOISE = 0.3
@@ -49,7 +47,6 @@ class TuneRow(NamedTuple):
     backend: str
     """"dummy", "shmem" or "thread", as in `vecenv.make_vec`."""
     num_workers: int | None
-    """Number of workers or threads, or None for Dummy."""
     steps_per_second: float | None
     """Env steps per second of the caller's loop, or None for a failed candidate."""
     note: str
@@ -76,7 +73,6 @@ class TuneResult:
 
     env_fns: Sequence[Callable[[], Any]]
     pause: float
-    """Seconds of the caller's work per round."""
     rows: list[TuneRow]
     """All candidates, fastest first."""
     best: TuneRow
@@ -113,17 +109,15 @@ def tune(env_fns: EnvFns, *, pause: float = 0.3e-3, seconds: float = 2.0) -> Tun
     """Measure DummyVectorEnv, ShmemVectorEnv and ThreadVectorEnv on these envs, and return a table with the best.
 
     pause: seconds of CPU time per round for the caller, for example for its policy.
-    seconds: seconds of all measurements. Starting all envs (open at the same time) and the first rounds take additional
-    time, up to three times `seconds` per candidate for the rounds. One more env is measured in a worker.
+    seconds: seconds of all measurements. Starting all envs (open at the same time), their first rounds (up to three
+    times `seconds` per candidate) and measuring an env in a worker take additional time.
 
-    Steps are random actions with autoreset. Speeds include the caller's work. The best is the simplest candidate within
-    5 % of the fastest (Dummy, Shmem, Thread). Thread must gain more than 10 %, because its envs must be thread-safe.
-    Envs that wait also run with one worker per env. A failed candidate is a row with the reason.
+    Steps are random actions with autoreset. The best is the simplest candidate within 5 % of the fastest (Dummy, Shmem,
+    Thread). Thread must gain more than 10 %, because its envs must be thread-safe. Envs that wait also run with a
+    worker per env. A failed candidate is a row with the reason.
 
-    Raises:
-        ValueError, TypeError: wrong arguments.
-        WorkerTimeoutError, WorkerDiedError: one env, alone in a worker, hangs or crashes.
-        VectorEnvError: all candidates failed.
+    Raises ValueError and TypeError for wrong arguments, WorkerTimeoutError or WorkerDiedError if an env, alone in a
+    worker, hangs or crashes, and VectorEnvError if all candidates fail.
 
     >>> import gymnasium as gym
     >>> result = tune([lambda: gym.make("CartPole-v1")] * 2, seconds=0.2)
@@ -158,7 +152,6 @@ def tune(env_fns: EnvFns, *, pause: float = 0.3e-3, seconds: float = 2.0) -> Tun
 
 
 def candidates(cost: EnvCost | None, n: int) -> list[tuple[str, int | None]]:
-    """Return the (backend, num_workers) to measure, simplest first."""
     cpus = usable_cpus()
     each = [min(n, MOST_WORKERS)] if cost is None or cost.waits else []
     shmem = dict.fromkeys([*(min(n, k) for k in (cpus, max(1, cpus // 2), 2 * cpus)), *each])
@@ -220,10 +213,9 @@ class _Loop:
         self.slices.append((plain, resets))
 
     def rate(self, share: float) -> None:
-        """Set the rates of the slices. `share` of all rounds have resets.
+        """Set the rates of the slices, of which a `share` of the rounds has resets.
 
-        If resets are rare, each slice gets their mean time (or the first reset's), because most slices have no reset
-        and the median would exclude resets.
+        If resets are rare, each slice gets their mean time, because the median of slices would exclude resets.
         """
         if share >= OFTEN:
             self.rates = [
@@ -278,7 +270,7 @@ def _measure(loops: Sequence[_Loop], seconds: float) -> None:
 
 
 def _rate(loops: Sequence[_Loop]) -> None:
-    """Set the rates of all slices with one share of rounds with resets, because all candidates have the same envs."""
+    """Set all rates. The share of rounds with resets is common, because all candidates have the same envs."""
     measured = [loop for loop in loops if loop.slices]
     slices = [each for loop in measured for each in loop.slices]
     with_resets = sum(resets.number for _, resets in slices)
