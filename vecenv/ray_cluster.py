@@ -1,9 +1,7 @@
-"""Connect to Ray, and place workers on its nodes. The only file that imports ray.
+"""Connection to Ray, and placement of workers on its nodes. Only this file imports ray.
 
-`connect()` joins the cluster that `ray.init`, its address or `RAY_ADDRESS` gave, or starts a local one; the last
-`release()` undoes what `connect()` did, and nothing else. Actors are made with `actor_options`: Ray never restarts them
-and never repeats a call, because a fresh env in place of the old one has to be reset first, and a call that ran twice
-steps an env twice.
+Ray never restarts the actors of `actor_options` and never repeats a call, because a new env needs a reset first, and a
+repeated call would step an env twice.
 """
 
 from __future__ import annotations
@@ -21,28 +19,27 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 NICENESS = "RAY_worker_niceness"
-"""The environment variable of a Ray that is started."""
+"""Environment variable for a Ray that starts."""
 RECORDS = "vecenv"
-"""The namespace of the records of `put_record`."""
 NOTICED_WITHIN = 1.0
-"""Seconds in which Ray notices that the CPUs of an actor that was ended are free."""
+"""Seconds until Ray notices that the CPUs of an ended actor are free."""
 
 _lock = threading.Lock()
 _users = 0
 _address: str | None = None
-"""The cluster that `connect()` has started or joined; None where the program had called `ray.init` before."""
+"""Cluster that `connect()` started or joined; None if the program had called `ray.init`."""
 _ended_at = -NOTICED_WITHIN
-"""The time at which an actor was ended last."""
+"""Time of the latest end of an actor."""
 ANSWERS_WITHIN = 1.0
-"""Seconds in which a node accepts a connection."""
+"""Seconds for a node to accept a connection."""
 LOOK_EVERY = 1.0
-"""Seconds for which the result of `unreachable_nodes` holds."""
+"""Seconds for which the result of `unreachable_nodes` is valid."""
 _unreachable: set[str] = set()
 _looked_at = -LOOK_EVERY
 
 
 class RayCluster:
-    """The use of a Ray cluster, from `connect()` to `release()`. `cluster.ray` is the module `ray`."""
+    """Use of a Ray cluster, from `connect()` to `release()`. `cluster.ray` is the module `ray`."""
 
     def __init__(self, ray: Any) -> None:
         self.ray = ray
@@ -55,8 +52,10 @@ class RayCluster:
         self.release()
 
     def release(self) -> None:
-        """End this use. The last one shuts down the local cluster that was started here, or leaves the one that was
-        joined here by `RAY_ADDRESS`; a cluster of `ray.init` stays connected. Safe to call again.
+        """End this use. Repeated calls do nothing.
+
+        The last release ends the local cluster, or leaves the cluster that `connect()` joined. A cluster of `ray.init`
+        stays connected.
         """
         global _users, _address
         with _lock:
@@ -66,26 +65,24 @@ class RayCluster:
             _users -= 1
             if _users == 0 and _address is not None:
                 ours, _address = _address, None
-                # The program may have left that cluster by itself, and joined another one.
+                # The program may have joined a different cluster meanwhile.
                 if self.ray.is_initialized() and self.ray.get_runtime_context().gcs_address == ours:
                     self.ray.shutdown()
 
 
 def connect(address: str | None = None) -> RayCluster:
-    """Use the cluster that `ray.init` has connected to, else the one at `address`.
+    """Use the cluster of `ray.init`, else the cluster at `address`.
 
-    address: as for `ray.init`. "auto" is the cluster of `RAY_ADDRESS`, else the one that runs on this machine, else a
-    local one. None: that of `RAY_ADDRESS`, else a local one. Local ones are started without dashboard and without the
-    output of their processes.
+    address: as in `ray.init`. "auto" tries `RAY_ADDRESS`, then a cluster on this machine. None tries `RAY_ADDRESS`.
+    Both then start a local cluster, without dashboard and log output.
 
-    Raises `ImportError` where ray is not installed, and what `ray.init` raises: `ConnectionError` where there is no
-    cluster at the address.
+    Raises ImportError without ray, and the errors of `ray.init`, such as ConnectionError.
     """
     global _users, _address
     ray = import_ray()
     with _lock:
         if not ray.is_initialized():
-            # Without an address Ray would also join any cluster that runs on this machine: another user's, too.
+            # Without an address, Ray would also join another user's cluster on this machine.
             of_environment = bool(os.environ.get("RAY_ADDRESS"))
             if address is None and not of_environment:
                 address = "local"
@@ -102,7 +99,7 @@ def connect(address: str | None = None) -> RayCluster:
 
 def _init(ray: Any, address: str | None) -> None:
     starts = address == "local"
-    # A Ray that is started here runs actors at niceness 0, unless the user has set it; Ray's default is 15.
+    # Actors run at niceness 0 unless the user has set another. Ray's default is 15.
     sets = starts and NICENESS not in os.environ
     if sets:
         os.environ[NICENESS] = "0"
@@ -119,7 +116,6 @@ def _init(ray: Any, address: str | None) -> None:
 
 
 def import_ray() -> Any:
-    """The module `ray`, or an `ImportError` that says what to install."""
     try:
         import ray
     except ImportError as error:
@@ -136,10 +132,10 @@ def actor_options(
     scheduling: Any = "SPREAD",
     placement_group: Any = None,
 ) -> dict[str, Any]:
-    """Arguments for `ray.remote(cls).options(...)` of an actor that Ray neither restarts nor calls again.
+    """Return arguments for `ray.remote(cls).options(...)`, without restarts and retries.
 
-    `scheduling` is "SPREAD", "DEFAULT" or a strategy of `ray.util.scheduling_strategies`; a `placement_group` takes its
-    place, and its bundles are used in turn.
+    `scheduling` is "SPREAD", "DEFAULT" or a strategy of Ray. A `placement_group` replaces the strategy; its bundles are
+    used in turn.
     """
     if placement_group is not None:
         import_ray()
@@ -156,37 +152,36 @@ def actor_options(
 
 
 def is_loss(error: BaseException) -> bool:
-    """Return whether an exception of `ray.get` means that the actor, its node or the object is gone. Exceptions of the
-    actor's code, and a wait that took too long (`GetTimeoutError`), are no loss.
+    """Return True if an exception of `ray.get` means that the actor, its node or the object is lost.
+
+    Exceptions of the actor's code and `GetTimeoutError` are not a loss.
     """
     exceptions = import_ray().exceptions
-    # The first: it died, or is out of reach. ObjectLostError: its owner died, or it could not be fetched.
+    # RayActorError: dead or unreachable. ObjectLostError: the owner died, or the object cannot be fetched.
     lost = exceptions.RayActorError, exceptions.WorkerCrashedError, exceptions.NodeDiedError, exceptions.ObjectLostError
     return isinstance(error, (*lost, exceptions.OutOfMemoryError, exceptions.OutOfDiskError))
 
 
 def cause_of(error: BaseException) -> BaseException:
-    """The exception that the code of an actor raised; the same exception where it is no `RayTaskError`."""
+    """Return the exception that an actor's code raised, or `error` if it is not a `RayTaskError`."""
     cause = getattr(error, "cause", None)
     return cause if isinstance(error, import_ray().exceptions.RayTaskError) and cause is not None else error
 
 
 def assigned_cpus() -> float | None:
-    """Return the CPUs that Ray has assigned to the actor or task in which this is called; None anywhere else. Ray is
-    not imported for that.
-    """
+    """Return the CPUs that Ray has assigned to this actor or task, or None elsewhere. Does not import ray."""
     ray = sys.modules.get("ray")
     if ray is None or not ray.is_initialized():
         return None
     context = ray.get_runtime_context()
-    if context.worker.mode != ray.WORKER_MODE:  # a driver, to which nothing is assigned
+    if context.worker.mode != ray.WORKER_MODE:  # a driver has no assigned CPUs
         return None
     cpus: float = context.get_assigned_resources().get("CPU", 0.0)
     return cpus
 
 
 def unscheduled(count: int, of: int, options: Mapping[str, Any], seconds: float) -> str:
-    """The text of the error for actors that have not started in time: what was asked for, and what there is."""
+    """Return the error message for actors that did not start in time."""
     ray = import_ray()
     nodes, free = sum(bool(node["Alive"]) for node in ray.nodes()), ray.available_resources()
     has = [
@@ -199,44 +194,42 @@ def unscheduled(count: int, of: int, options: Mapping[str, Any], seconds: float)
     return (
         f"{count} of {of} actors have not started within {seconds:g} s. Each asks for {each or 'no resources'}; the "
         f"cluster has {nodes} node{'s' * (nodes != 1)} with {', '.join(has) or 'no CPU'}. Ask for fewer actors or less "
-        "for each, or raise start_timeout where the cluster still grows"
+        "for each, or raise start_timeout if the cluster still grows"
     )
 
 
 def own_node() -> tuple[str, str]:
-    """Return the id and the address of the node of this process, a driver or an actor."""
     ray = import_ray()
     return ray.get_runtime_context().get_node_id(), ray.util.get_node_ip_address()
 
 
 def put_record(key: str, text: str | None = None) -> None:
-    """Record a text in the cluster, by default the id of the node on which this runs. Nothing is done without Ray."""
+    """Store a text in the cluster (default: the id of this node). Does nothing without Ray."""
     ray = sys.modules.get("ray")
     if ray is not None and ray.is_initialized():
         ray.experimental.internal_kv._internal_kv_put(key, text or own_node()[0], namespace=RECORDS)
 
 
 def get_record(key: str) -> str:
-    """Return the text that `put_record` recorded, "" if there is none."""
+    """Return the text of `put_record`, or ""."""
     ray = import_ray()
     found = ray.experimental.internal_kv._internal_kv_get(key, namespace=RECORDS) if ray.is_initialized() else None
     return (found or b"").decode()
 
 
 def remove_record(key: str) -> None:
-    """Remove what `put_record` recorded."""
     ray = import_ray()
     if ray.is_initialized():
         ray.experimental.internal_kv._internal_kv_del(key, namespace=RECORDS)
 
 
 def dead_nodes() -> set[str]:
-    """Return the ids of the nodes that Ray has declared dead. A node that returns gets another id."""
+    """Return the ids of the nodes that Ray has declared dead. A node that returns gets a new id."""
     return {node["NodeID"] for node in import_ray().nodes() if not node["Alive"]}
 
 
 def missing_package(error: BaseException) -> str:
-    """Return what to do if a node of the cluster lacks vecenv; "" for any other error."""
+    """Return advice if a node lacks vecenv, or "" for other errors."""
     found = re.search(r"No module named '(vecenv|collector)\b", str(error))
     if found is None:
         return ""
@@ -247,12 +240,13 @@ def missing_package(error: BaseException) -> str:
 
 
 def unreachable_nodes() -> set[str]:
-    """Return the ids of the nodes that Ray lists as alive, but that do not answer. Ray declares a silent node dead
-    after about a minute, and places actors on it until then.
+    """Return the ids of nodes that do not answer although Ray lists them as alive.
+
+    Ray declares a silent node dead after about a minute, and places actors on it until then.
     """
     global _unreachable, _looked_at
     ray = import_ray()
-    if ray.util.client.ray.is_connected():  # through a proxy, from where nodes need not be reached
+    if ray.util.client.ray.is_connected():  # through a proxy, which may be the only host that reaches the nodes
         return set()
     if time.monotonic() > _looked_at + LOOK_EVERY:
         nodes = [node for node in ray.nodes() if node["Alive"]]
@@ -264,7 +258,7 @@ def unreachable_nodes() -> set[str]:
 
 
 def is_silent(address: str) -> bool:
-    """Return whether the node at an address does not answer."""
+    """Return True if the node at `address` does not answer."""
     found = [node for node in import_ray().nodes() if node["NodeManagerAddress"] == address and node["Alive"]]
     return bool(found) and {node["NodeID"] for node in found} <= unreachable_nodes()
 
@@ -278,9 +272,7 @@ def _answers(node: Mapping[str, Any]) -> bool:
 
 
 def _placed(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the options with a strategy that leaves out the nodes that do not answer, if the options leave the choice
-    of a node to Ray.
-    """
+    """Return the options with a strategy that avoids silent nodes, if Ray may choose the node."""
     if options.get("scheduling_strategy") not in ("SPREAD", "DEFAULT") or not (silent := unreachable_nodes()):
         return dict(options)
     from ray.util.scheduling_strategies import NodeLabelSchedulingStrategy, NotIn
@@ -289,26 +281,24 @@ def _placed(options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def make_actor(cls: type, options: Mapping[str, Any], *arguments: Any) -> Any:
-    """An actor `cls(*arguments)`; Ray starts it when it finds a place, on a node that answers."""
+    """Make an actor `cls(*arguments)`, which Ray starts on a node that answers as soon as there is room."""
     return _remote(cls).options(**_placed(options)).remote(*arguments)
 
 
 def start_task(function: Callable[..., Any], options: Mapping[str, Any], *arguments: Any) -> Any:
-    """The reference of what `function(*arguments)` returns, as a task that Ray starts when it finds a place, and never
-    repeats.
-    """
+    """Start `function(*arguments)` as a task without retries, and return the reference to its result."""
     options = _placed({"scheduling_strategy": "SPREAD", **options})
     return _remote(function).options(**options, max_retries=0).remote(*arguments)
 
 
 @functools.cache
 def _remote(code: Callable[..., Any]) -> Any:
-    """A class of actors or a function, made once: Ray sends the code of each that is made to the cluster."""
+    """Return the remote class or function. Cached, because Ray sends the code of each to the cluster."""
     return import_ray().remote(code)
 
 
 def end_actor(actor: Any) -> None:
-    """End an actor by force. It is safe to call again, and after `ray.shutdown()`."""
+    """End an actor by force. Safe to repeat, also after `ray.shutdown()`."""
     global _ended_at
     ray = import_ray()
     if ray.is_initialized():
@@ -317,16 +307,14 @@ def end_actor(actor: Any) -> None:
 
 
 def free_places(options: Mapping[str, Any]) -> int:
-    """Return the number of actors with these options for which nodes, or the bundles of their placement group, have
-    free CPUs, GPUs, memory and other resources: 0 or more.
-    """
+    """Return the number of actors with these options for which nodes or their placement group have room."""
     asked = {"CPU": options["num_cpus"], "GPU": options["num_gpus"], "memory": options.get("memory", 0)}
     asked = {name: amount for name, amount in (asked | options.get("resources", {})).items() if amount}
     total = import_ray().cluster_resources().get("CPU", 0)
     if not asked:
         return int(total)
     group = getattr(options.get("scheduling_strategy"), "placement_group", None)
-    # Ray counts CPUs a moment after they have become free, and has no event for that.
+    # Ray counts CPUs a moment after they become free, and has no event for this.
     while _free_cpus() < total and time.monotonic() < _ended_at + NOTICED_WITHIN:
         time.sleep(0.05)
     places = _free_of_nodes() if group is None else _free_of_bundles(group)
@@ -339,13 +327,12 @@ def _free_cpus() -> float:
 
 
 def _free_of_nodes() -> list[dict[str, float]]:
-    """Return the free resources of each node that answers."""
     found, silent = import_ray()._private.state.available_resources_per_node(), unreachable_nodes()
     return [resources for node, resources in found.items() if node not in silent]
 
 
 def _free_of_bundles(group: Any) -> list[dict[str, float]]:
-    """Return the free resources of each bundle of a placement group. Ray names them "CPU_group_0_<id>"."""
+    """Return the free resources of each bundle, which Ray names "CPU_group_0_<id>"."""
     free = import_ray().available_resources()
     names = {name for bundle in group.bundle_specs for name in bundle}
     of_bundle = [{name: f"{name}_group_{k}_{group.id.hex()}" for name in names} for k in range(group.bundle_count)]
@@ -353,7 +340,7 @@ def _free_of_bundles(group: Any) -> list[dict[str, float]]:
 
 
 def reason_of(error: BaseException) -> str:
-    """Return what Ray reports about the end of an actor, in one line."""
+    """Return Ray's report about the end of an actor as one line."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     kept = [line for line in lines if not line.startswith(("class_name:", "actor_id:", "pid:", "namespace:", "ip:"))]
     text = " ".join(kept).partition(" Some common causes include")[0]
