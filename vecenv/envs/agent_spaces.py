@@ -31,11 +31,10 @@ def make_env(kind: str, env_id: str) -> Any:
 class AgentSpaces:
     """Spaces of all agents of an env, in the order of `agents`.
 
-    The action mask is removed from the observation space. If "observation" is the only other entry, it becomes the
-    observation space. `mask_size` has the lengths of the masks, for Discrete action spaces.
+    The action mask is removed from the observation space. If only "observation" is left, it becomes the observation
+    space. `mask_size` has the lengths of masks, for Discrete actions.
 
-    `kind` is "aec" or "parallel". `agents` has all possible agents (`None`: the env's `possible_agents`). TypeError for
-    an env of another kind or without agents.
+    `kind` is "aec" or "parallel". TypeError for an env of another kind or without possible agents.
     """
 
     def __init__(self, env: Any, kind: str, agents: Sequence[Any] | None) -> None:
@@ -78,7 +77,6 @@ class AgentSpaces:
         return obs, array, info
 
     def position(self, agent: Any) -> int:
-        """Return the index of an agent. EnvContractError for an unknown agent."""
         if agent not in self.index:
             raise EnvContractError(
                 f"the agent {agent!r} is not one of the possible agents {self.agents}; pass possible_agents=[...] with "
@@ -91,7 +89,6 @@ class AgentSpaces:
         return all(space == first for space in others)
 
     def shared(self, kind: str, hint: str) -> Any:
-        """Return the space that all agents share, or raise ValueError with the hint."""
         found = getattr(self, kind)
         if not self.equal(kind):
             raise ValueError(f"the agents differ in their {kind} space; {hint}. Their spaces: {found}")
@@ -220,7 +217,6 @@ class AgentActions:
 
 
 def _fitting(batch: Any, asked: list[int], layout: Any, path: str) -> Any:
-    """Return an agent's actions as a tree of arrays, or as a list if there is no fixed shape."""
     try:
         if not _is_arrays(layout):
             return batch_actions(batch, asked, None)

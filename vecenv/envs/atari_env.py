@@ -35,20 +35,19 @@ class AtariVectorEnv(_AleVectorEnv, VectorEnv):  # skrl looks only at direct bas
 
     Differences from ALE's class:
         - rewards are float64.
-        - infos have a mask `_key` per key. In SAME_STEP mode, `final_obs` is an object array with the mask
-          `_final_obs`. `final_info` is empty, because ALE drops the last infos.
+        - infos have a mask `_key` per key. In SAME_STEP mode, `final_obs` is an object array. `final_info` is empty,
+          because ALE drops the last infos.
         - `metadata` belongs to the object. ALE changes the metadata of all vector envs.
         - seeds are an int s (env i gets s + i), or a seed per env, modulo 2**31.
         - actions outside the space, on which ALE hangs, raise ValueError or TypeError.
-        - a reset never returns results of an earlier episode. Between `send` and `recv`, `send` and `reset` raise
-          AlreadyPendingCallError. With `batch_size` below `num_envs`, a second reset makes new envs.
+        - a reset never returns old results. Before `recv`, a second `send` and `reset` raise AlreadyPendingCallError.
+          With `batch_size` below `num_envs`, a second reset makes new envs.
         - ResetNeeded for a step before a reset, NoAsyncCallError for a `recv` without `send`, ClosedEnvironmentError
           after `close`.
 
-    `autoreset_mode` is NEXT_STEP (default) or SAME_STEP. DISABLED raises ValueError, because ALE always resets: use
-    `ShmemVectorEnv([lambda: gym.make("ALE/Breakout-v5")] * n)`. `reset(options={"reset_mask": mask})` resets some envs,
-    and returns the current rows of the others. With `batch_size` below `num_envs`, a batch and the next actions are for
-    the envs `info["env_id"]`.
+    `autoreset_mode` is NEXT_STEP (default) or SAME_STEP. DISABLED raises ValueError, because ALE always resets.
+    `reset(options={"reset_mask": mask})` returns the current rows of envs without reset. With `batch_size` below
+    `num_envs`, a batch and the next actions are for the envs `info["env_id"]`.
 
     >>> envs = AtariVectorEnv("breakout", num_envs=2)
     >>> obs, infos = envs.reset(seed=0)
@@ -110,7 +109,6 @@ class AtariVectorEnv(_AleVectorEnv, VectorEnv):  # skrl looks only at direct bas
         self._in_flight += self.batch_size
 
     def recv(self) -> VectorStep:
-        """Return the results of `send`."""
         self._check_open()
         if self._in_flight < self.batch_size:
             raise NoAsyncCallError(
@@ -165,6 +163,5 @@ def _rom(game: str) -> str:
 
 
 def _with_masks(infos: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Add gymnasium's masks: ALE's infos have a value in each row."""
     masks = {f"_{key}": np.ones(len(column), dtype=np.bool_) for key, column in infos.items()}
     return {**infos, **masks}

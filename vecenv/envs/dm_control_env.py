@@ -76,7 +76,7 @@ class DMControlEnv(gymnasium.Env):
     """Gymnasium env for a task of dm_control's suite (arguments and keys of torchrl's DMControlEnv).
 
     Arguments:
-        domain, task: for example "cartpole", "swingup". `DMControlEnv.available_envs` has a list of tasks per domain.
+        domain, task: for example "cartpole", "swingup". `DMControlEnv.available_envs` has the tasks per domain.
             RuntimeError for an unknown pair.
         from_pixels: observe frames, uint8 (height, width, 3), under the key "pixels".
         pixels_only: frames replace the task's observations. False adds them.
@@ -88,12 +88,11 @@ class DMControlEnv(gymnasium.Env):
         task_kwargs, environment_kwargs: arguments of dm_control's `suite.load`.
 
     Observations are a dict of float64 copies. Numbers have the shape (1,). As in dm_env, an end with a discount below 1
-    is `terminated`, and otherwise `truncated`. `step` before a reset or after an end raises RuntimeError, because
-    dm_control would silently start an episode. `reset(seed=s)` starts the episode of `task_kwargs={"random": s}`. A
-    random model (lqr) stays the same.
+    is `terminated`, and otherwise `truncated`. RuntimeError for a step before a reset or after an end, because
+    dm_control would silently start an episode. `reset(seed=s)` starts the episode of `task_kwargs={"random": s}`.
 
-    Without a display, MUJOCO_GL is set to "egl" or "osmesa" if it is not set. RuntimeError with advice if rendering
-    fails. ImportError without dm_control: `pip install 'vecenv[dmcontrol]'`, on Python 3.11 or 3.12.
+    Without a display, MUJOCO_GL is set to "egl" or "osmesa". RuntimeError with advice if rendering fails. ImportError
+    without dm_control: `pip install 'vecenv[dmcontrol]'`, on Python 3.11 or 3.12.
 
     >>> env = DMControlEnv("cartpole", "swingup", frame_skip=2)
     >>> obs, info = env.reset(seed=0)
@@ -164,13 +163,11 @@ class DMControlEnv(gymnasium.Env):
         return self._observation(timestep), reward, terminated, timestep.last() and not terminated, {}
 
     def render(self) -> np.ndarray:
-        """Render a frame, uint8 (height, width, 3)."""
         if self.render_mode is None:
             raise RuntimeError('render() needs an env that was made for it: DMControlEnv(..., render_mode="rgb_array")')
         return self._frame()
 
     def close(self) -> None:
-        """Free the memory and the OpenGL context."""
         if self._over != _CLOSED:
             self._over = _CLOSED
             self._env.physics.free()
@@ -248,7 +245,6 @@ def _load(domain: str, task: str, task_kwargs: Mapping[str, Any], environment_kw
 
 
 def _space(spec: Any) -> spaces.Box:
-    """Return the Box of a dm_env spec. Numbers have the shape (1,)."""
     low, high = getattr(spec, "minimum", -np.inf), getattr(spec, "maximum", np.inf)
     shape = spec.shape or (1,)
     return spaces.Box(

@@ -27,7 +27,7 @@ class ContinuousToDiscrete(gymnasium.ActionWrapper, RecordConstructorArgs):
     """Wrapper that offers a Box action space as MultiDiscrete (as tianshou's).
 
     In dimension i, the choices 0 .. action_per_dim[i] - 1 are evenly spaced from low to high. As in tianshou, actions
-    are float64 if all dimensions have the same number of choices, and otherwise have the dtype of the Box.
+    are float64 if dimensions have equal numbers of choices, and otherwise have the dtype of the Box.
 
     Arguments:
         env: an env whose action space is a Box of shape (d,) with finite bounds. TypeError or ValueError otherwise.
@@ -137,7 +137,7 @@ class TruncatedAsTerminated(gymnasium.Wrapper, RecordConstructorArgs):
 
 
 class _MadeByCreators(BaseVectorEnv):
-    """Base class of ParallelEnv and SerialEnv, which make their envs with `EnvCreator`s."""
+    """Base class of ParallelEnv and SerialEnv."""
 
     def __init__(
         self,
@@ -173,14 +173,13 @@ class _MadeByCreators(BaseVectorEnv):
 class ParallelEnv(_MadeByCreators, ShmemVectorEnv):
     """Vector env with `num_workers` envs in worker processes, which start when needed (arguments of torchrl's).
 
-    The methods are the same as for `ShmemVectorEnv`: `get_env_attr("frame_skip")`, `call("method")` and
-    `collector.rollout(env, 20)` replace `env.frame_skip`, `env.method()` and `env.rollout(20)`. For PettingZoo use
-    `ParallelVectorEnv`.
+    Use the methods of `ShmemVectorEnv`: `get_env_attr("frame_skip")`, `call("method")` and `collector.rollout(env, 20)`
+    replace `env.frame_skip`, `env.method()` and `env.rollout(20)`. For PettingZoo use `ParallelVectorEnv`.
 
     Arguments:
         num_workers: number of envs, on as many processes as there are CPUs.
-        create_env_fn: a function, class or `EnvCreator` that makes an env, or a list with one per env.
-        create_env_kwargs: a dict of arguments, or a list of dicts. Arguments of an `EnvCreator` override them.
+        create_env_fn: a function, class or `EnvCreator` that makes an env, or a list of them.
+        create_env_kwargs: a dict of arguments, or a list of dicts. An `EnvCreator` overrides them.
         lazy: False starts the processes now, and refuses a restart after `close`.
         options: options of `ShmemVectorEnv`.
 

@@ -37,16 +37,15 @@ class EnvPoolVectorEnv(BaseVectorEnv):
 
     `pool` must be new, made with env_type="gymnasium", and have one player per env. It then belongs to the vector env.
     If its `batch_size` is below `num_envs`, the vector env is async with this `wait_num`, on a new pool with
-    `batch_size - 1` spare envs, so that a reset of few envs need not wait for more. `info` has a dict per env, with
-    `elapsed_step` and the task's infos.
+    `batch_size - 1` spare envs, so that a reset of few envs need not wait. `info` has a dict per env.
 
-    EnvPool answers the step of a finished env with a reset. Here such a step raises RuntimeError: use `reset(ids)`, or
+    EnvPool answers the step of a finished env with a reset. Here it raises RuntimeError: use `reset(ids)`, or
     `step(action, reset=ids)` in the same round. Calls on which EnvPool would crash, hang or guess raise: unknown ids,
-    actions outside a Discrete space, fractions for integers, wrong shapes. Unbounded observations have infinite bounds.
+    actions outside a Discrete space, fractions for integers, wrong shapes.
 
-    A pool's seeds are fixed, so `seed`, `set_seed` and `reset(seed=)` make a new pool, for all envs (ValueError for
-    some). Seeds are modulo 2**31. Env i with seed s equals env i of `envpool.make(..., seed=[..., s, ...])`. Reset the
-    envs after `seed` and `set_seed`.
+    `seed`, `set_seed` and `reset(seed=)` make a new pool, for all envs (ValueError for some), and reduce seeds modulo
+    2**31. Env i with seed s equals env i of `envpool.make(..., seed=[..., s, ...])`. Reset the envs after `seed` and
+    `set_seed`.
 
     The C++ envs have no attributes, and their crashes end the process. TypeError unless `pool` is a pool. ValueError
     for several players. ImportError without EnvPool: `pip install 'vecenv[envpool]'`.
@@ -65,7 +64,6 @@ class EnvPoolVectorEnv(BaseVectorEnv):
 
 
 def check_pool(pool: Any) -> None:
-    """Raise TypeError unless `pool` is a pool, and ValueError if its envs have several players."""
     if not all(hasattr(type(pool), name) for name in _POOL_PARTS):  # on the type, because reading the spaces may warn
         raise TypeError(
             f'expected a pool of envpool.make(..., env_type="gymnasium"), got an object of {type(pool).__name__}'

@@ -22,16 +22,16 @@ def flatten_agents(env: ParallelVectorEnv, *, own_episodes: bool = False, mask_i
 
     If an agent dies, its row has zeros until no agent is alive (SuperSuit's `black_death`). The episode of the row
     ends:
-        own_episodes=False: with the env's episode, with the agent's flags (terminated if it never appeared). Returns
-        are right without a mask.
+        own_episodes=False: with the env's episode and the agent's flags (terminated if it never appeared). Returns are
+        right without a mask.
         own_episodes=True: with the agent. The zeros are a separate episode, which terminates with the env's. Lengths
         and value targets are right, but training must leave out rows without `active`, as AgentMonitor and
-        AgentRolloutBuffer of `vecenv.sb3` do. ValueError in DISABLED mode, because an agent cannot be reset alone.
+        AgentRolloutBuffer of `vecenv.sb3` do. ValueError in DISABLED mode.
 
     `infos["active"]` and `infos["alive"]`, bool (num_envs,): the agent acted in this step, and acts in the next.
-    `final_info` (SAME_STEP mode) has `active` too. `infos["action_mask"]`, bool (num_envs, n): legal Discrete actions.
-    `mask_in_obs` makes the observation a dict of `observation` and `action_mask`, so that policies and the collector's
-    random actions use the mask. ValueError unless actions are Discrete.
+    `final_info` has `active` too. `infos["action_mask"]`, bool (num_envs, n): legal Discrete actions. `mask_in_obs`
+    makes the observation a dict of `observation` and `action_mask`, so that random actions use the mask. ValueError
+    unless actions are Discrete.
 
     >>> with ParallelVectorEnv(["classic/rps-v2"] * 3, backend="dummy") as venv:
     ...     envs = flatten_agents(venv)
@@ -180,7 +180,6 @@ class FlattenedAgents(VectorEnv):
         return obs, row_infos
 
     def _add_env_infos(self, row_infos: dict[str, Any], infos: dict[str, Any], ids: np.ndarray) -> None:
-        """Add the agents' infos and the ends of episodes, in gymnasium's form."""
         final = infos.get("_final_obs", np.zeros(len(ids), np.bool_))
         final_obs = self._as_rows(infos["final_obs"]) if final.any() else None
         for at, i in enumerate(ids.tolist()):
@@ -196,7 +195,6 @@ class FlattenedAgents(VectorEnv):
                 self._add_info(row_infos, found, i * self._shape[1] + j)
 
     def _info_of(self, info: dict[Any, Any], j: int) -> dict[str, Any]:
-        """Return the info of agent j with the entries of the whole env."""
         shared = {key: value for key, value in info.items() if key not in self._agents and key != "env_id"}
         return {**shared, **info.get(self._agents[j], {})}
 

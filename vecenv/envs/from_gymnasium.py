@@ -31,7 +31,7 @@ def from_gymnasium(
     """Return a BaseVectorEnv around any `gymnasium.vector.VectorEnv`: no autoreset, ids, float64 rewards.
 
     Use it for vector envs that step in C++, JAX or numpy, and for `flatten_agents`. For single envs ShmemVectorEnv is
-    faster. `envs` belongs to the vector env, which closes it.
+    faster. The vector env closes `envs`.
 
     Arguments:
         autoreset_mode: mode of `envs`. Default: the mode in its metadata.
@@ -40,10 +40,10 @@ def from_gymnasium(
 
     `step` steps all envs. Finished envs must be reset before the next step or, in NEXT_STEP mode, in it: `step(action,
     reset=ids)` with exactly these ids. With `resets_by_id`, `step(action, autoreset=True)` and any `reset(ids)` work
-    too. In SAME_STEP mode both work for finished envs. Other calls raise ValueError before `envs` is called.
+    too, and in SAME_STEP mode for finished envs. Other calls raise ValueError before `envs` is called.
 
-    With `resets_by_id` there is a seed per env. Otherwise the first seed starts a random stream for all envs. After an
-    exception of `envs`, reset all envs.
+    Without `resets_by_id`, the first seed starts a random stream for all envs. After an exception of `envs`, reset all
+    envs.
 
     Raises TypeError unless `envs` is a VectorEnv with arrays of a fixed shape. ValueError for an unknown
     `autoreset_mode`, and for gymnasium's AsyncVectorEnv without shared memory in NEXT_STEP mode, because its workers
@@ -74,7 +74,6 @@ def from_gymnasium(
 
 
 def _checked_mode(envs: Any, autoreset_mode: AutoresetMode | str | None) -> AutoresetMode:
-    """Return the autoreset mode. Raise unless it is known and the batches of `envs` are arrays."""
     mode = envs.metadata.get("autoreset_mode") if autoreset_mode is None else autoreset_mode
     if mode is None:
         raise ValueError(
@@ -97,7 +96,6 @@ class NativeVectorEnv(BaseVectorEnv):
     _warns_unclosed = False
 
     steps_together = True
-    """A step always steps all envs."""
 
     def __init__(self, envs: Any, mode: AutoresetMode, resets_by_id: bool) -> None:
         self._name = type(envs.unwrapped).__name__

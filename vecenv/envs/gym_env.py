@@ -36,22 +36,22 @@ class GymEnv(gymnasium.ObservationWrapper, RecordConstructorArgs):
     """Gymnasium env made by its name (arguments of torchrl's GymEnv). `gymnasium.make(env.spec)` makes an equal env.
 
     Pixel observations are a dict with the key `pixels`, uint8 (height, width, 3), also if the env itself observes
-    images (Atari).
+    images.
 
     Arguments:
         env_name: id of a registered env, `module:id` to import `module` first, or an env. `ALE/` needs no import.
-        frame_skip: frames per action. Rewards are summed until the last frame or the end of the episode. An env with
-            `frameskip` (Atari) or a frame-skipping wrapper of gymnasium gets no second skip.
+        frame_skip: frames per action. Rewards are summed until the last frame or the end of the episode. An env that
+            skips frames already (Atari, gymnasium's wrappers) gets no second skip.
         from_pixels: observe the rendered image, with `render_mode="rgb_array"`.
         pixels_only: with `from_pixels`, drop the env's observation. False keeps it as `observation`, or under its keys.
         render_kwargs: arguments of the env's `render`. Most envs take width and height in `kwargs` instead.
-        env: an env, in place of `env_name`, as `gymnasium.make` passes it.
+        env: an env, in place of `env_name`.
         kwargs: arguments of `gymnasium.make`.
 
     `GymEnv.available_envs` lists the registered ids.
 
-    Raises ValueError for a `frame_skip` that is not a positive integer or contradicts the env, or if the env cannot
-    render. TypeError unless `env_name` is a name or an env. ImportError for an Atari env without ale-py.
+    ValueError for a `frame_skip` that is not a positive integer or contradicts the env, or if the env cannot render.
+    TypeError unless `env_name` is a name or an env. ImportError for an Atari env without ale-py.
 
     >>> env = GymEnv("Pendulum-v1", frame_skip=4)
     >>> obs, info = env.reset(seed=0)
@@ -116,7 +116,6 @@ class GymEnv(gymnasium.ObservationWrapper, RecordConstructorArgs):
 
 
 def _make(name: str, frame_skip: int | None, kwargs: dict[str, Any]) -> Env:
-    """Make the env, with `frameskip` if its constructor takes it."""
     module, _, env_id = name.rpartition(":")
     if not module and env_id.startswith("ALE/") and env_id not in gymnasium.registry:
         module = "ale_py"
@@ -195,7 +194,6 @@ class SkipFrames(gymnasium.Wrapper):
 
 
 def check_frame_skip(frame_skip: Any) -> int:
-    """Return `frame_skip` as a positive int, 1 for `None`, or raise ValueError."""
     if frame_skip is None:
         return 1
     try:

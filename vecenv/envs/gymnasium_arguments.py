@@ -28,7 +28,6 @@ def as_autoreset_mode(mode: Any) -> AutoresetMode:
 
 
 def as_seeds(seed: Any, n: int) -> list[int | None] | None:
-    """Return a seed per env, or `None`. ValueError for a wrong number or type."""
     if seed is None:
         return None
     if np.ndim(seed) == 0:
@@ -41,10 +40,7 @@ def as_seeds(seed: Any, n: int) -> list[int | None] | None:
 
 
 def split_options(options: Mapping[str, Any] | None, n: int) -> tuple[np.ndarray | None, dict[str, Any] | None]:
-    """Return (reset_mask or `None`, a new dict of the other options or `None`).
-
-    TypeError unless `options` is a dict. TypeError or ValueError unless the mask is a bool array (n,) with a True.
-    """
+    """Return (reset_mask or `None`, other options or `None`). TypeError or ValueError for a bad mask."""
     if options is None:
         return None, None
     if not isinstance(options, Mapping):

@@ -240,12 +240,11 @@ class PettingZooEnv(gymnasium.Env):
     """Gymnasium env around a PettingZoo AECEnv, with a turn per step (as tianshou's PettingZooEnv).
 
     The observation is a dict for the agent to move: `agent_id` (name), `obs` and, for Discrete actions, `mask` (bool
-    (n,); all True if the env has no mask). `step` takes the action of this agent. The reward is float64 (num_agents,),
-    in the order of `agents`, since the previous step.
+    (n,); all True if the env has no mask). The reward is float64 (num_agents,), in the order of `agents`, since the
+    previous step.
 
     Dead agents have no turn. When no agent is alive, `terminated` or `truncated` becomes True, and the results are for
-    the env's last `agent_selection`. PettingZoo's TerminateIllegalWrapper, which the classic games have, ends the
-    episode at an illegal move, with -1 for the offender. Without this wrapper the env may raise.
+    the env's last `agent_selection`. For illegal moves see AECVectorEnv.
 
     Arguments:
         env: an AECEnv, or an id of PettingZoo's registry. ValueError if its agents' spaces differ: use AECVectorEnv.

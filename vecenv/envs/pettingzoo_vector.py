@@ -25,7 +25,7 @@ from vecenv.wrappers import Forwarded
 NOT_OFFERED = frozenset({"copy", "stack_obs", "check_actions", "check_spaces", "worker_fn", "strict"})
 
 NEXT_EPISODE = frozenset({"obs", "action_mask", "agent", "alive"})
-"""Parts of a row that SAME_STEP mode takes from the reset. The step supplies all other parts."""
+"""Parts of a row that SAME_STEP mode takes from the reset."""
 
 Rows = TypeVar("Rows")
 MultiAgentStep = tuple[Any, Any, Any, Any, dict[str, Any]]
@@ -37,7 +37,6 @@ class MultiAgentVectorEnv(LayerMark):
     """
 
     rows_class: type[ParallelRows | AECRows]
-    """Class of the env in a worker."""
 
     def __init__(
         self,
@@ -177,7 +176,7 @@ class MultiAgentVectorEnv(LayerMark):
         return {"env_id": ids, "done": self._done[ids], "info": info}
 
     def _reset_done(self, raw: Any, infos: dict[str, Any]) -> None:
-        """Reset the finished envs (SAME_STEP mode), and put their first observations into the rows."""
+        """Reset finished envs, and put their first observations into the rows (SAME_STEP)."""
         ids, done, info = infos["env_id"], infos["done"], infos["info"]
         try:
             first, first_info = self.venv.reset(ids[done])
@@ -240,17 +239,16 @@ class ParallelVectorEnv(MultiAgentVectorEnv):
         terminations, truncations: {agent: bool (k,)}, True only in the agent's last step.
         infos: `active` and `alive`, {agent: bool (k,)}: the agent acted in this step, and acts in the next.
             `action_mask`, {agent: bool (k, n)}, for Discrete actions. All True if the env has no mask.
-            `done`, bool (k,): no agent is alive. `env_id`, int (k,). `info`, object (k,): {agent: info, "env_id": id},
-            without empty infos.
+            `done`, bool (k,): no agent is alive. `env_id`, int (k,). `info`, object (k,): {agent: info, "env_id": id}.
             In SAME_STEP mode, also `final_obs`, its mask `_final_obs`, and `final_info`.
     The row of a dead or absent agent has zeros and a mask of True. Its action is ignored.
 
-    Errors name the env and the agent, and are raised before anything is sent: ValueError for an unknown agent, missing
-    actions or a wrong shape, TypeError for a wrong dtype, RuntimeError for an env that needs a reset. If an env fails,
-    its error has the results of the other envs as `partial`. After Ctrl-C, reset the envs of the call.
+    Errors name the env and the agent, and nothing is sent: ValueError for an unknown agent, missing actions or a wrong
+    shape, TypeError for a wrong dtype, RuntimeError for an env that needs a reset. If an env fails, its error has the
+    other envs' results as `partial`. After Ctrl-C, reset the envs of the call.
 
-    `get_env_attr`, `set_env_attr`, `call`, `render`, `alive`, `stats`, `ready_id`, `waiting_id` and `failed_id` are
-    forwarded to the vector env `venv`.
+    Other methods are forwarded to the vector env `venv`: `get_env_attr`, `set_env_attr`, `call`, `render`, `alive`,
+    `stats`, `ready_id`, `waiting_id`, `failed_id`.
 
     >>> with ParallelVectorEnv(["classic/rps-v2"] * 3, backend="dummy") as venv:
     ...     obs, infos = venv.reset(seed=0)
@@ -272,10 +270,9 @@ class AECVectorEnv(MultiAgentVectorEnv):
     """Vector env of PettingZoo AECEnvs. In each step, one agent per env takes its turn.
 
     The arguments are the same as for ParallelVectorEnv. Dead agents are removed in the worker. For k envs:
-        obs: (k, *shape), for the agent to move. If the agents' spaces differ: {agent: (k, *shape)}, with zeros for
-            other agents.
-        actions: (k, ...), for the agents to move. If the agents' spaces differ: {agent: (k, ...)}. Rows of other agents
-            are ignored, and agents without a turn may be left out.
+        obs: (k, *shape), for the agent to move. If spaces differ: {agent: (k, *shape)}, with zeros for other agents.
+        actions: (k, ...), for the agents to move. If spaces differ: {agent: (k, ...)}, in which other rows are ignored
+            and agents without a turn may be left out.
         rewards: float64 (k, num_agents), since the previous step. Their sum over an episode equals the sum of the
             rewards from PettingZoo's `last()`.
         terminations, truncations: bool (k, num_agents), True only in the agent's last step.
@@ -285,7 +282,7 @@ class AECVectorEnv(MultiAgentVectorEnv):
             `final_agent` is the agent of `final_obs`. Other entries as in ParallelVectorEnv.
 
     PettingZoo's TerminateIllegalWrapper, which the classic games have, ends the episode at an illegal move, with -1 for
-    the offender. Without this wrapper the env may raise. `check_legal=True` refuses the move.
+    the offender. Without it the env may raise. `check_legal=True` refuses the move.
 
     >>> with AECVectorEnv(["classic/tictactoe-v3"] * 2, backend="dummy") as venv:
     ...     obs, infos = venv.reset(seed=0)

@@ -133,7 +133,7 @@ class AsyncCalls(LayerMark, AnyVectorEnv):
         return self._answers(called)
 
     def _start_call(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Start a call of all envs. A wrapper's `call` has no halves, so it runs to its end."""
+        """Start a call, or run it if a wrapper's `call` has no halves."""
         self._begin("call_async")
         if name in self._refused_calls:
             raise ValueError(f"Trying to call function `{name}` with `call`, use `{name}` directly instead.")

@@ -26,7 +26,6 @@ _ARRAYS = (spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary
 
 
 def check_observation_mode(mode: Any) -> None:
-    """Raise ValueError or TypeError unless `mode` is "same", "different" or a pair of spaces."""
     if isinstance(mode, tuple) and len(mode) == 2:
         if not all(isinstance(space, Space) for space in mode):
             raise TypeError(

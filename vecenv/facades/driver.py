@@ -28,7 +28,7 @@ NOT_OFFERED = {
 
 
 class Driver:
-    """Steps and resets `venv`. Infos are dicts by env id, without the `env_id` that the engine adds.
+    """Steps and resets `venv`. Infos are dicts by env id, without the engine's `env_id`.
 
     As in the facades' libraries, envs get actions in the caller's types, and envs in this process share the objects of
     calls and options with the caller.
@@ -36,7 +36,7 @@ class Driver:
     If the vector env returns views, steps are copied, because a second round would overwrite them. With `copy=False`,
     observations stay views.
 
-    `engine` is `None` if a wrapper or a subclass changes the vector env's methods.
+    `engine` is `None` if a wrapper or a subclass changes the methods.
     """
 
     def __init__(self, venv: Any, copy: bool = True) -> None:

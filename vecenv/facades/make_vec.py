@@ -208,7 +208,7 @@ def make_vec(
             argument asks for processes, "auto" is "shmem".
         wrappers: sequence of wrappers for each env.
         venv_kwargs: arguments of AsyncVectorEnv or, for other backends, of SyncVectorEnv.
-        vector_kwargs: the same under gymnasium's name, which `gym.make_vec` does not pass on.
+        vector_kwargs: gymnasium's name for `venv_kwargs`.
         kwargs: arguments of `gym.make`.
 
     ValueError for an unknown backend. TypeError for wrong types, or both `venv_kwargs` and `vector_kwargs`. gymnasium's
@@ -248,7 +248,6 @@ def make_vec(
 
 
 def _check(num_envs: Any, backend: Any, wrappers: Any, **options: Any) -> None:
-    """Raise ValueError or TypeError for wrong arguments of make_vec itself."""
     check_count("num_envs", num_envs)
     if backend not in BACKENDS:
         raise ValueError(f"backend must be one of {list(BACKENDS)}, got {backend!r}")

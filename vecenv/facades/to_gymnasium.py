@@ -43,7 +43,6 @@ def check_arguments(
     random_initial_steps: Any = 0,
     **unchecked: Any,
 ) -> None:
-    """Raise ValueError or TypeError for arguments that are wrong for every vector env."""
     check_observation_mode(observation_mode)
     mode = as_autoreset_mode(autoreset_mode)
     if final_info_format not in ("dict", "list"):
@@ -66,17 +65,16 @@ class GymnasiumVectorEnv(AsyncCalls, AnyVectorEnv):
             reset these envs before the next `step`.
         observation_mode: "same", "different", or (batched space, single space), as in gymnasium.
         autoreset_mode: an AutoresetMode, its value, or its name in any case. NEXT_STEP resets a finished env while the
-            other envs step. SAME_STEP resets the env in the round of its last step, or in a second round with
-            `seed_episodes` or a wrapper around `venv`. With DISABLED, a step of a finished env raises ResetNeeded.
+            other envs step. SAME_STEP resets it in the round of its last step, or in a second round with
+            `seed_episodes` or a wrapper around `venv`. With DISABLED, its next step raises ResetNeeded.
         copy: False returns the views of a venv with copy=False, which are valid until the next call.
         final_info_format: "list" (for SAME_STEP) returns `final_observation` and a list in `final_info`, as gymnasium
             0.29.
-        seed_episodes: seed every reset, also in autoreset, with `next_seed` of the env's previous seed, so that an
-            episode can be replayed from `np_random_seed`.
+        seed_episodes: seed every reset, also in autoreset, with `next_seed` of the env's previous seed. An episode can
+            then be replayed from `np_random_seed`.
         random_initial_steps: maximum of random steps per env after a full reset, so that episodes do not end together.
 
-    In contrast to gymnasium, infos keep their values in every dtype, a wait can be repeated after its timeout, and the
-    caller's `options` are not modified.
+    In contrast to gymnasium, infos keep their values in every dtype, and a wait can be repeated after its timeout.
 
     >>> import gymnasium as gym
     >>> from vecenv import DummyVectorEnv
@@ -240,7 +238,6 @@ class GymnasiumVectorEnv(AsyncCalls, AnyVectorEnv):
         return self._finish(self._ended)
 
     def _results(self, step: OwnStep, deadline: float | None) -> VectorStep:
-        """Convert a step of the engine to the results of `step`."""
         obs, rew, terminated, truncated, infos = step
         episodes = self._episodes
         episodes.note_all(terminated | truncated, obs)
@@ -250,7 +247,7 @@ class GymnasiumVectorEnv(AsyncCalls, AnyVectorEnv):
         return obs if self._is_tree else self._joined(obs), rew, terminated, truncated, batch
 
     def _end_episodes(self, step: OwnStep, deadline: float | None) -> VectorStep:
-        """Return the results of a step that ended episodes, after a reset of envs that it has not reset."""
+        """Return the results of a step that ended episodes, after a reset of their envs."""
         episodes = self._episodes
         ids = episodes.ended
         ended = EndedStep(step, ids, self.venv.failed_id if self._one_round else ids, self._as_ints)

@@ -37,7 +37,7 @@ class SB3VecEnv(LayerMark, VecEnv):
 
     Results equal SB3's DummyVecEnv bit for bit: rewards float32 (n,), `dones` bool (n,), infos a list of dicts with
     `TimeLimit.truncated`. A step that ends an episode also resets the env. `infos[i]` then has `terminal_observation`;
-    the row and `reset_infos[i]` belong to the next episode. `seed` and `set_options` apply to the next `reset` only.
+    the row and `reset_infos[i]` belong to the next episode.
 
     Arguments:
         venv: a sync vector env with equal spaces, a gymnasium facade such as AsyncVectorEnv (any autoreset mode), or
@@ -135,7 +135,6 @@ class SB3VecEnv(LayerMark, VecEnv):
         return self._results(self._driver.receive(range(self.num_envs)))
 
     def _results(self, results: OwnStep) -> tuple[Any, np.ndarray, np.ndarray, list[dict[str, Any]]]:
-        """Convert a step of the engine to SB3's form."""
         obs, rewards, terminated, truncated, env_infos = results
         if rewards.ndim != 1:
             raise EnvContractError(f"the envs return rewards of shape {rewards.shape[1:]}, SB3 needs one number an env")
@@ -168,7 +167,6 @@ class SB3VecEnv(LayerMark, VecEnv):
             }
 
     def _abandon(self, error: BaseException | None) -> None:
-        """Abandon an interrupted call. All envs need a reset."""
         if not self.closed:
             self.venv.engine.abandon(error, self.venv.engine.all_ids)
         self._pending = False
@@ -267,7 +265,6 @@ class SB3VecEnv(LayerMark, VecEnv):
         return self.venv.render()
 
     def _ask(self, indices: Any, op: str, *args: Any) -> list[Any]:
-        """Run an operation of ENV_CALLS on the envs `indices`."""
         calls = self.venv.engine.calls
         return self._each(indices, lambda ids: calls.run(np.array(ids), op, args))
 
@@ -303,7 +300,6 @@ def _is_facade_of_ours(venv: Any) -> TypeGuard[GymnasiumVectorEnv]:
 
 
 def _checked(venv: Any) -> BaseVectorEnv:
-    """Return a vector env that SB3 can train on, or raise."""
     if isinstance(venv, VectorEnv):
         if (mode := venv.metadata.get("autoreset_mode")) is not AutoresetMode.SAME_STEP:
             raise ValueError(

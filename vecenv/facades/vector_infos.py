@@ -95,7 +95,6 @@ def _uneven_infos(rows: Iterable[tuple[int, Mapping[Any, Any]]], n: int) -> dict
 
 
 def batch_infos(infos: Mapping[int, Mapping[Any, Any]], n: int) -> dict[Any, Any]:
-    """Return `vector_infos` of infos by env id, by column for `InfoColumns`."""
     if not isinstance(infos, InfoColumns):
         return vector_infos(infos.items(), n)
     keys = infos.schema.keys
@@ -128,7 +127,6 @@ def ended_infos(ended: EndedStep, n: int, as_list: bool) -> dict[Any, Any]:
 
 
 def object_column(ids: Sequence[int], values: Sequence[Any], n: int) -> np.ndarray:
-    """Return the values in an object array (n,), with `None` for other envs."""
     if len(ids) == n:
         return np.fromiter(values, object, n)
     column = np.full(n, None, dtype=object)

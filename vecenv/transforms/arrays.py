@@ -19,7 +19,6 @@ from vecenv.backends.memory.arena import Leaf, ObjectLeaf
 from vecenv.nest import as_array, namespace
 
 Array = Any
-"""numpy array or torch tensor."""
 Path = tuple[Any, ...]
 """Keys to a part of an observation; () for the whole."""
 

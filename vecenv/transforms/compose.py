@@ -48,11 +48,9 @@ class Compose(Transform):
             transform.repeat(rows)
 
     def episode_state(self, ids: np.ndarray) -> dict[Any, Any]:
-        """Return the states of transforms by place and class, without empty states."""
         return self._named(lambda each: each.episode_state(ids))
 
     def set_episode_state(self, ids: np.ndarray, state: dict[Any, Any]) -> None:
-        """Restore the states of an equal chain. ValueError for another chain."""
         for transform, each in self._fitting(self.episode_state(ids), state):
             transform.set_episode_state(ids, each)
 
@@ -72,11 +70,9 @@ class Compose(Transform):
         return space
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the statistics of transforms by place and class."""
         return self._named(lambda each: each.state_dict())
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Load the `state_dict` of an equal chain. ValueError for another chain."""
         for transform, each in self._fitting(self.state_dict(), state):
             transform.load_state_dict(each)
 
@@ -85,7 +81,6 @@ class Compose(Transform):
         return {name: state for name, state in states.items() if state}
 
     def _fitting(self, own: dict[str, Any], state: dict[str, Any]) -> list[tuple[Transform, Any]]:
-        """Return (transform, its part of `state`) pairs."""
         if own.keys() != state.keys():
             raise ValueError(f"the state is of {sorted(state)}, these transforms have states of {sorted(own)}")
         return [(self.transforms[int(name.partition(".")[0])], each) for name, each in state.items()]
@@ -137,7 +132,7 @@ class HasTransforms:
         """Insert a transform before index `index`. Later transforms lose the state of their episodes.
 
         IndexError for an index out of range. RuntimeError if the transform belongs to an env: pass a clone. ValueError
-        if it does not fit the spaces.
+        if it does not fit.
         """
         n = len(self.transform)
         if not -n <= index <= n:
@@ -159,7 +154,6 @@ class HasTransforms:
         return self
 
     def env_before(self, transform: Transform) -> Any:
-        """Return the same base env with clones of the earlier transforms."""
         index = next(i for i, each in enumerate(self.transform) if each is transform)
         return self.with_transforms(self.transform[:index])
 

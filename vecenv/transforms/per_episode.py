@@ -176,8 +176,8 @@ class NormalizeReward(PerEpisode, Freezable):
     """Divide rewards by the running deviation of the discounted return (as SB3's VecNormalize).
 
     The return of an env is `gamma * return + reward`, from the reset to the end of the episode. A batch is first added
-    to the statistics. Then `reward / sqrt(var + epsilon)` is clipped to `clip`, unless `clip` is `None`. No mean is
-    subtracted (unlike `VecNorm`), so the optimal policy stays the same.
+    to the statistics. Then `reward / sqrt(var + epsilon)` is clipped to `clip`, unless `clip` is `None`. Without a
+    subtraction (unlike `VecNorm`), the optimal policy stays the same.
 
     In a `TransformedVectorEnv` the statistics see whole batches. In workers, each env has separate statistics. `freeze`
     stops the updates. For a test env use `frozen_copy()`. ValueError for vector rewards.
@@ -226,7 +226,6 @@ class NormalizeReward(PerEpisode, Freezable):
         return self.return_rms.state_dict()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Load a `state_dict`. ValueError for anything else."""
         self.return_rms.load_state_dict(state, shape=())
 
     merged = staticmethod(RunningMeanStd.merged)

@@ -28,7 +28,6 @@ AnyFreezable = TypeVar("AnyFreezable", bound="Freezable")
 Place = tuple[Path, Path]
 """Path to read, and path to write."""
 Keys = Sequence[Any] | None
-"""Names of parts of the observation."""
 
 
 class Rows:
@@ -55,13 +54,12 @@ class Rows:
 
     @property
     def ids(self) -> np.ndarray:
-        """Env ids of the rows, int64 (k,)."""
+        """Env ids, int64 (k,)."""
         if self._ids is None:
             self._ids = np.fromiter((row["env_id"] for row in self.info), np.int64, len(self.info))
         return self._ids
 
     def check_reward(self, transform: Transform, hint: str = "") -> None:
-        """Raise ValueError with the hint if the rewards are vectors."""
         if self.reward.ndim != 1:
             shape = tuple(self.reward.shape[1:])
             raise ValueError(f"{transform} needs rewards that are numbers, got the shape {shape}{hint}")
@@ -75,7 +73,6 @@ class Transform:
     - Rows: `reset(rows)`, `step(rows)` and `transform_observation_space`. With a state per episode also `repeat(rows)`,
       `episode_state(ids)` and `set_episode_state(ids, state)`.
     - Actions: `inv(action)` and `transform_action_space`.
-    - A wrapper of a single env: derive from `EnvTransform`.
 
     Arguments:
         in_keys: keys of the observation to read. A tuple of keys names a nested part. "observation" names an

@@ -30,12 +30,12 @@ class TransformedEnv(HasTransforms, Wrapper):
 
         env_fns = [lambda: TransformedEnv(gym.make("ALE/Pong-v5"), Compose(GrayScale(), Resize(84)))] * 8
 
-    `env.transform[0].parent` is the env with the transforms before `env.transform[0]`, and `env.base_env` the env
-    without transforms.
+    `env.transform[0].parent` is the env with the transforms before `env.transform[0]`, `env.base_env` the env without
+    transforms.
 
-    TypeError for an object that is not a gymnasium env or a transform. ValueError if a transform does not fit, or for
-    the shape of an action. RuntimeError if a transform belongs to another env. ObservationError for an observation
-    outside the env's space. EnvContractError for a reward that is not a number or a flag that is not a bool.
+    TypeError for an object that is not a gymnasium env or a transform. ValueError if a transform does not fit, or for a
+    wrong shape of an action. RuntimeError if a transform belongs to another env. ObservationError for an observation
+    outside the env's space. EnvContractError for a bad reward or flag.
 
     >>> from vecenv.transforms.shapes import UnsqueezeTransform
     >>> env = TransformedEnv(gymnasium.make("CartPole-v1"), UnsqueezeTransform(0))
@@ -59,7 +59,6 @@ class TransformedEnv(HasTransforms, Wrapper):
         return self.env
 
     def rebuild(self, transforms: list[Transform]) -> list[tuple[Any, Any]]:
-        """Wrap the env in these transforms. Return the spaces below each transform."""
         chain, below = self.env, list[tuple[Any, Any]]()
         for each in transforms:
             below.append((chain.observation_space, chain.action_space))
@@ -84,7 +83,7 @@ class TransformedEnv(HasTransforms, Wrapper):
         return self.transform.episode_state(ONLY_ENV)
 
     def set_episode_state(self, state: dict[str, Any]) -> None:
-        """Restore the `episode_state` of an equal chain. ValueError for another chain."""
+        """Restore the `episode_state` of an equal chain."""
         self.transform.set_episode_state(ONLY_ENV, state)
 
     def __repr__(self) -> str:
@@ -124,7 +123,6 @@ class TransformedRows(Wrapper):
         return nest.take(rows.obs, 0), reward, bool(rows.terminated[0]), bool(rows.truncated[0]), info
 
     def _batch(self, obs: Any) -> Any:
-        """Return a batch of 1 in the dtypes of the space."""
         try:
             return _as_rows(self._tree, obs)
         except (ValueError, TypeError, ObservationError) as error:

@@ -31,9 +31,8 @@ class TransformedVectorEnv(HasTransforms, RowWiseWrapper):
     If a transform ends episodes (`TimeLimit`), no env is reset in the round of its last step, because the worker does
     not know of this end.
 
-    TypeError for an object that is not a vecenv vector env, and for `FrameSkip`, `NoopReset` and `PixelObservation`,
-    which need a `TransformedEnv`. ValueError if a transform does not fit. RuntimeError for a transform that belongs to
-    another env.
+    TypeError unless `venv` is a vecenv vector env, and for `FrameSkip`, `NoopReset` and `PixelObservation`, which need
+    a `TransformedEnv`. ValueError if a transform does not fit. RuntimeError if it belongs to another env.
 
     >>> import gymnasium as gym
     >>> from vecenv import DummyVectorEnv
@@ -81,7 +80,6 @@ class TransformedVectorEnv(HasTransforms, RowWiseWrapper):
         return own if self._action_space is None else self._action_space
 
     def rebuild(self, transforms: list[Transform]) -> list[tuple[Any, Any]]:
-        """Set the spaces for these transforms. Return the spaces of env 0 below each transform."""
         for each in transforms:
             if isinstance(each, EnvTransform):
                 raise TypeError(
@@ -110,7 +108,6 @@ class TransformedVectorEnv(HasTransforms, RowWiseWrapper):
     # Rounds.
 
     def map_action(self, action: Any) -> Any:
-        """Return the actions for the envs. ValueError for a wrong shape."""
         if not self.transform.changes_actions:
             return action
         if isinstance(action, (list, tuple)) and not is_tree_of_batches(action, self._actions):
@@ -138,11 +135,9 @@ class TransformedVectorEnv(HasTransforms, RowWiseWrapper):
     # Seeds and state.
 
     def episode_state(self, ids: np.ndarray) -> dict[str, Any]:
-        """Return the transforms' state of these envs' episodes."""
         return self.transform.episode_state(ids)
 
     def set_episode_state(self, ids: np.ndarray, state: dict[str, Any]) -> None:
-        """Restore the `episode_state` of an equal chain."""
         self.transform.set_episode_state(ids, state)
 
     def seed(self, seed: Any = None) -> Any:

@@ -53,10 +53,8 @@ class VecNorm(Freezable):
 
     Floats keep their dtype, other numbers become float32. In a `TransformedVectorEnv` the statistics see whole batches.
     In workers, each env has separate statistics, unless `EnvCreator` makes the envs. `freeze` stops the updates.
-    `state_dict` has `<name>_mean`, `<name>_var`, `<name>_count` and `<name>_skipped` per entry, for example "deep.y"
-    for the part "y" of "deep".
-
-    ValueError for vector rewards (leave out "reward"), or if the statistics do not match the env.
+    `state_dict` has `<name>_mean`, `<name>_var`, `<name>_count` and `<name>_skipped` per entry. ValueError for vector
+    rewards (leave out "reward"), or if the statistics do not match the env.
 
     >>> import gymnasium as gym
     >>> from vecenv import DummyVectorEnv
@@ -252,7 +250,7 @@ class VecNorm(Freezable):
     # For processes that share it.
 
     def shared_state(self) -> dict[str, np.ndarray]:
-        """Return the live arrays, which `bind_shared_state` replaces."""
+        """Return the live arrays."""
         return self._read()
 
     def bind_shared_state(self, state: Any) -> None:
