@@ -60,7 +60,7 @@ class AgentSpaces:
     def split(self, agent: Any, obs: Any, info: Mapping[str, Any]) -> tuple[Any, np.ndarray | None, Mapping[str, Any]]:
         """Take the action mask out of the observation or info. Return (obs, mask, info).
 
-        The mask is all True if the env has no mask, and `None` for other spaces than Discrete.
+        The mask is all True if the env has none, and `None` unless the space is Discrete.
         """
         size = self.mask_size.get(agent)
         if size is None:
@@ -96,7 +96,6 @@ class AgentSpaces:
 
 
 def common_spaces(found: Sequence[AgentSpaces]) -> AgentSpaces:
-    """Return the spaces of all envs. ValueError if an env differs from the first env."""
     first = found[0]
     for i, other in enumerate(found):
         if other.agents != first.agents:
@@ -156,7 +155,6 @@ class AgentActions:
         self._masks: Any = None
 
     def note(self, raw: Any, ids: np.ndarray) -> None:
-        """Record which agents act next in the envs `ids`, and their masks."""
         acts = raw["alive"]
         self._acts[ids] = acts & (raw["agent"][:, None] == np.arange(acts.shape[1])) if "agent" in raw else acts
         if self._check_legal and "action_mask" in raw:

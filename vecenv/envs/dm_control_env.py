@@ -1,7 +1,7 @@
 """`DMControlEnv`: a task of the DeepMind control suite as a gymnasium env.
 
-MUJOCO_GL must be set before an import of MuJoCo's renderer. Without a display, the renderer otherwise picks GLFW and
-ends the process at the first frame.
+MUJOCO_GL must be set before MuJoCo's renderer is imported. Otherwise the first frame ends the process if there is no
+display.
 """
 
 from __future__ import annotations

@@ -97,7 +97,7 @@ class MultiDiscreteToDiscrete(gymnasium.ActionWrapper, RecordConstructorArgs):
         self.action_space = spaces.Discrete(combinations)
 
     def action(self, action: Any) -> np.ndarray:
-        """Return the choices (d,) of a number, or (n, d) of numbers (n,). ValueError for an unknown number."""
+        """Return the choices (d,) of a number, or (n, d) of numbers. ValueError for an unknown number."""
         number = np.asarray(action)
         if number.dtype.kind not in "iu":
             raise ValueError(f"an action must be an integer, got {action!r}")
@@ -137,8 +137,6 @@ class TruncatedAsTerminated(gymnasium.Wrapper, RecordConstructorArgs):
 
 
 class _MadeByCreators(BaseVectorEnv):
-    """Base class of ParallelEnv and SerialEnv."""
-
     def __init__(
         self,
         num_workers: int,
@@ -158,9 +156,8 @@ class _MadeByCreators(BaseVectorEnv):
         super().__init__(self._creators, lazy=lazy, **options)
 
     def update_kwargs(self, kwargs: Kwargs | Sequence[Kwargs]) -> None:
-        """Replace these arguments in all envs, or with a list per env, from the next start.
-
-        ValueError for a list of the wrong length.
+        """Replace these arguments in all envs, or with a list per env, from the next start. ValueError for a wrong
+        length.
         """
         n = len(self._creators)
         each = [kwargs] * n if isinstance(kwargs, dict) else list(kwargs)

@@ -39,9 +39,9 @@ class EnvPoolVectorEnv(BaseVectorEnv):
     If its `batch_size` is below `num_envs`, the vector env is async with this `wait_num`, on a new pool with
     `batch_size - 1` spare envs, so that a reset of few envs need not wait. `info` has a dict per env.
 
-    EnvPool answers the step of a finished env with a reset. Here it raises RuntimeError: use `reset(ids)`, or
-    `step(action, reset=ids)` in the same round. Calls on which EnvPool would crash, hang or guess raise: unknown ids,
-    actions outside a Discrete space, fractions for integers, wrong shapes.
+    EnvPool answers the step of a finished env with a reset. Here this step raises RuntimeError: use `reset(ids)`, or
+    `step(action, reset=ids)` in the same round. Unknown ids, actions outside a Discrete space, fractions for integers
+    and wrong shapes raise, because EnvPool would crash, hang or guess.
 
     `seed`, `set_seed` and `reset(seed=)` make a new pool, for all envs (ValueError for some), and reduce seeds modulo
     2**31. Env i with seed s equals env i of `envpool.make(..., seed=[..., s, ...])`. Reset the envs after `seed` and

@@ -113,9 +113,7 @@ class FlattenedAgents(VectorEnv):
         return obs, self._as_rows(rewards), terminated.reshape(-1), truncated.reshape(-1), rows
 
     def _begin_zeros(self, early: list[int], obs: Any, rows: dict[str, Any], infos: dict[str, Any]) -> None:
-        """Add the final infos of agents that ended before their env, and set their observations to zeros (SAME_STEP
-        mode).
-        """
+        """Set rows of agents that ended before their env to zeros, and add their final infos (SAME_STEP)."""
         for row in early:
             i, j = divmod(row, self._shape[1])
             info = {**self._info_of(infos["info"][i], j), "active": bool(rows["active"][row])}
@@ -163,7 +161,6 @@ class FlattenedAgents(VectorEnv):
         return array.reshape(*self._shape, *array.shape[1:])
 
     def _take(self, obs: Any, infos: dict[str, Any], ids: np.ndarray) -> tuple[Any, dict[str, Any]]:
-        """Return (obs, infos) of all rows, new for the envs `ids`."""
         rows = np.arange(self.num_envs).reshape(self._shape)[ids].reshape(-1)
         by_agent = {"obs": obs, **{name: infos[name] for name in ("active", "alive", "action_mask")}}
         new = {name: self._as_rows(part) for name, part in by_agent.items() if part}

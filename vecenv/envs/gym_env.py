@@ -132,10 +132,7 @@ def _make(name: str, frame_skip: int | None, kwargs: dict[str, Any]) -> Env:
 
 
 def find_spec(env_id: str) -> EnvSpec:
-    """Return the spec of a registered env, by default the latest version. "module:id" imports the module.
-
-    Raises gymnasium's errors for an unknown id.
-    """
+    """Return the spec of a registered env, by default the latest version. "module:id" imports the module."""
     module, _, own_id = env_id.rpartition(":")
     try:
         if module:
@@ -203,7 +200,6 @@ def check_frame_skip(frame_skip: Any) -> int:
 
 
 def skip_frames(env: Env, frame_skip: int | None) -> Env:
-    """Return an env that skips `frame_skip` frames. ValueError if the env already skips another number."""
     own = _own_skips(env)
     if frame_skip is None or (frame_skip == 1 and not own):
         return env
@@ -218,7 +214,6 @@ def skip_frames(env: Env, frame_skip: int | None) -> Env:
 
 
 def _own_skips(env: Env) -> list[Any]:
-    """Return the frame skips of the env and of known wrappers, which multiply."""
     skips: list[Any] = []
     while isinstance(env, gymnasium.Wrapper):
         skips += [getattr(env, _SKIPPING[cls.__name__], None) for cls in type(env).__mro__ if cls.__name__ in _SKIPPING]
@@ -240,8 +235,7 @@ class Pixels(gymnasium.ObservationWrapper):
     """Wrapper that adds rendered frames to the observation under `key`, or with `only` replaces it.
 
     An observation that is not a dict gets the key "observation". Unlike gymnasium's AddRenderObservation, this wrapper
-    checks and copies frames, and passes `render_kwargs`. Without `shape`, the env is reset to see a frame. ValueError
-    if the env cannot render.
+    checks and copies frames. Without `shape`, the env is reset to see a frame. ValueError if the env cannot render.
 
     After an import of pygame's gfxdraw, which is not thread-safe, threads render in turn.
     """

@@ -40,7 +40,6 @@ def as_seeds(seed: Any, n: int) -> list[int | None] | None:
 
 
 def split_options(options: Mapping[str, Any] | None, n: int) -> tuple[np.ndarray | None, dict[str, Any] | None]:
-    """Return (reset_mask or `None`, other options or `None`). TypeError or ValueError for a bad mask."""
     if options is None:
         return None, None
     if not isinstance(options, Mapping):

@@ -1,6 +1,6 @@
-"""PettingZoo envs as gymnasium envs: `PettingZooEnv`, and `ParallelRows` and `AECRows` in the workers of vector envs.
+"""`PettingZooEnv`: a PettingZoo env as a gymnasium env. `ParallelRows` and `AECRows` are the envs in workers.
 
-The Dict observation of ParallelRows and AECRows carries the values of all agents:
+The observation of ParallelRows and AECRows is a Dict, so that arrays of the engine carry all values:
 
     obs         ParallelRows: {agent: observation}. AECRows: observation of the agent to move, or a dict if spaces
         differ
@@ -66,12 +66,10 @@ class ParallelRows(_Rows):
         self.observation_space = self._space(obs=_by_agent(known.observation), action_mask=_by_agent(masks))
 
     def reset(self, **kwargs: Any) -> tuple[Row, dict[Any, Any]]:
-        """Start an episode. No agent is `active`."""
         obs, infos = self.env.reset(**kwargs)
         return self._row((), obs, {}, {}, {}, infos)
 
     def step(self, action: Mapping[Any, Any]) -> tuple[Row, float, bool, bool, dict[Any, Any]]:
-        """Step the living agents, and ignore other actions."""
         active = list(self.env.agents)
         row, infos = self._row(active, *self.env.step({agent: action[agent] for agent in active}))
         return row, 0.0, not row["alive"].any(), False, infos
@@ -206,7 +204,7 @@ class AECRows(_Rows):
         row["obs"] = turns.obs if self._single_obs else {**self._zeros, turns.agent: turns.obs}
         row["agent"] = known.index[turns.agent]
         if known.mask_size:
-            # The mask is as wide as the largest action space. An agent's illegal actions include the rest.
+            # The mask is as wide as the largest action space. The rest is illegal.
             row["action_mask"] = np.zeros(max(known.mask_size.values()), dtype=np.bool_)
             if turns.mask is not None:  # if no agent is alive, all are legal: policies need a legal action
                 row["action_mask"][: len(turns.mask)] = turns.mask | turns.done

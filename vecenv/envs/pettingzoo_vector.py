@@ -32,9 +32,7 @@ MultiAgentStep = tuple[Any, Any, Any, Any, dict[str, Any]]
 
 
 class MultiAgentVectorEnv(LayerMark):
-    """Base class of ParallelVectorEnv and AECVectorEnv. `venv` is the vector env that hosts the ParallelRows or
-    AECRows.
-    """
+    """Base class of ParallelVectorEnv and AECVectorEnv. `venv` hosts the ParallelRows or AECRows."""
 
     rows_class: type[ParallelRows | AECRows]
 
@@ -76,15 +74,14 @@ class MultiAgentVectorEnv(LayerMark):
         self._done = np.zeros(n, dtype=np.bool_)
 
     def _results(self, raw: Any, infos: dict[str, Any]) -> MultiAgentStep:
-        """Convert rows of the engine to the results of `step`, and add to `infos`."""
         raise NotImplementedError
 
     def observation_space(self, agent: Any) -> Any:
-        """Return the observation space of an agent in one env, without its action mask."""
+        """Return the observation space of an agent, without its action mask."""
         return self.agent_spaces.observation[agent]
 
     def action_space(self, agent: Any) -> Any:
-        """Return the action space of an agent in one env. `seed` seeds this space too."""
+        """Return the action space of an agent. `seed` seeds this space too."""
         return self.agent_spaces.action[agent]
 
     @sets_mark
@@ -106,7 +103,7 @@ class MultiAgentVectorEnv(LayerMark):
         return self._call(range(self.num_envs) if id is None else as_ids(id, self.num_envs).tolist(), reset)
 
     def step(self, actions: Any, id: Any = None) -> MultiAgentStep:
-        """Step the envs `id` (default: all) by `send` and `recv`. If `actions` is None, only call `recv`."""
+        """Step the envs `id` (default: all). If `actions` is `None`, only call `recv`."""
         return self.recv() if actions is None else self._halves(lambda: self.send(actions, id), self.recv)
 
     def send(self, actions: Any, id: Any = None) -> None:
@@ -119,7 +116,7 @@ class MultiAgentVectorEnv(LayerMark):
 
     @sets_mark
     def recv(self) -> MultiAgentStep:
-        """Wait for the envs in flight, or for the number that `wait_num` and `timeout` ask for. Return their results.
+        """Return the results of the envs in flight, or of the number that `wait_num` and `timeout` ask for.
 
         RuntimeError if no env is in flight. The error of a failed env has the results of the other envs as `partial`.
         """
@@ -135,7 +132,7 @@ class MultiAgentVectorEnv(LayerMark):
         return self._results(raw, infos)
 
     def _call(self, asked: Sequence[int], call: Callable[[], Rows]) -> Rows:
-        """Make a call of the envs `asked`, and convert the `partial` of its error to the results of this class.
+        """Make a call of the envs `asked`, and convert the `partial` of its error.
 
         After an interrupt these envs need a reset, because their masks and flags may be outdated.
         """
@@ -176,7 +173,6 @@ class MultiAgentVectorEnv(LayerMark):
         return {"env_id": ids, "done": self._done[ids], "info": info}
 
     def _reset_done(self, raw: Any, infos: dict[str, Any]) -> None:
-        """Reset finished envs, and put their first observations into the rows (SAME_STEP)."""
         ids, done, info = infos["env_id"], infos["done"], infos["info"]
         try:
             first, first_info = self.venv.reset(ids[done])

@@ -25,7 +25,6 @@ AnyVectorEnv = VectorEnv[Any, Any, np.ndarray]
 
 
 def as_deadline(timeout: Any) -> float | None:
-    """Return when a wait of `timeout` seconds ends, in time.monotonic(). ValueError for a bad timeout."""
     if timeout is None:
         return None
     is_number = isinstance(timeout, (int, float, np.integer, np.floating)) and not isinstance(timeout, bool)
@@ -70,12 +69,9 @@ class AsyncCalls(LayerMark, AnyVectorEnv):
     venv: Any = None
     _driver: Driver
     _pending: str | None = None
-    """Name of the pending call: "reset", "step" or "call"."""
     _called: Any = None
     """Call that `call_async` started: (engine, call), or (None, values) if finished."""
     _refused_calls = frozenset({"reset", "step", "close", "_setattr", "_check_spaces"})
-
-    # The pending call.
 
     def _begin(self, name: str) -> None:
         self._check_open()
@@ -90,7 +86,6 @@ class AsyncCalls(LayerMark, AnyVectorEnv):
             raise NoAsyncCallError(f"Calling `{call}_wait` without any prior call to `{call}_async`.", call)
 
     def _await(self, call: str, deadline: float | None) -> None:
-        """Wait until the deadline in time.monotonic(). After a timeout, the call stays pending."""
         if deadline is not None and not self._has_answered(deadline):
             raise multiprocessing.TimeoutError(
                 f"The call to `{call}_wait` has timed out; nothing is lost: call `{call}_wait` again, or `close`."
@@ -174,15 +169,11 @@ class AsyncCalls(LayerMark, AnyVectorEnv):
 
     @property
     def np_random_seed(self) -> tuple[int | None, ...]:  # type: ignore[override]
-        """Seeds of the envs' random generators."""
         return self.get_attr("np_random_seed")
 
     @property  # type: ignore[misc]  # cannot be set, as in gymnasium's classes
     def np_random(self) -> tuple[np.random.Generator, ...]:  # type: ignore[override]
-        """Random generators of the envs, copies if the envs live in other processes."""
         return self.get_attr("np_random")
-
-    # The end.
 
     def close_extras(self, timeout: float | None = None, terminate: bool = False) -> None:
         """Close the envs, by force after five seconds.

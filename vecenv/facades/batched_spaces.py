@@ -77,7 +77,6 @@ def _batch_of_different(found: Sequence[Any]) -> Any:
 
 
 def action_spaces(found: Sequence[Any]) -> tuple[Any, Any]:
-    """Return (batched, single) action spaces. RuntimeError if the spaces `found` differ."""
     _check_present("action_space", found)
     for i, space in enumerate(found):
         if space != found[0]:
@@ -95,12 +94,10 @@ def _check_present(name: str, found: Sequence[Any]) -> None:
 
 
 def takes_arrays(batched: Any, single: Any) -> bool:
-    """Return whether an array with a row per env can be used unchanged."""
     return _is_array_space(single) and _is_gymnasiums(iterate, batched)
 
 
 def is_tree_of_arrays(space: Any) -> bool:
-    """Return whether a batch of the space consists of arrays, dicts and tuples."""
     if isinstance(space, (spaces.Dict, spaces.Tuple)) and _is_joined_by_gymnasium(space):
         children = space.spaces.values() if isinstance(space, spaces.Dict) else space.spaces
         return all(is_tree_of_arrays(child) for child in children)
@@ -121,9 +118,9 @@ def _is_gymnasiums(function: Any, space: Any) -> bool:
 
 
 def split_actions(actions: Any, batched: Any, single: Any, as_arrays: bool) -> Any:
-    """Return `actions` as an array or a list. The engine checks their number.
+    """Return `actions` as an array or a list. TypeError for an object that cannot be iterated.
 
-    TypeError for an object that cannot be iterated. `as_arrays` is `takes_arrays` of the spaces.
+    `as_arrays` is `takes_arrays` of the spaces.
     """
     if as_arrays:
         if hasattr(actions, "__len__") and getattr(actions, "ndim", True):

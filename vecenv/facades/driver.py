@@ -30,11 +30,10 @@ NOT_OFFERED = {
 class Driver:
     """Steps and resets `venv`. Infos are dicts by env id, without the engine's `env_id`.
 
-    As in the facades' libraries, envs get actions in the caller's types, and envs in this process share the objects of
-    calls and options with the caller.
+    As in the facades' libraries, envs get actions in the caller's types, and envs in this process share objects with
+    the caller.
 
-    If the vector env returns views, steps are copied, because a second round would overwrite them. With `copy=False`,
-    observations stay views.
+    Views are copied, because a second round would overwrite them. With `copy=False`, observations stay views.
 
     `engine` is `None` if a wrapper or a subclass changes the methods.
     """
@@ -76,7 +75,6 @@ class Driver:
         return venv.engine if type(venv).call is BaseVectorEnv.call else venv
 
     def reset(self, ids: Sequence[int] | None, **kwargs: Any) -> tuple[Any, list[dict[str, Any]]]:
-        """Reset these envs (`None`: all). Return (obs, infos) with an info per env."""
         obs, rows = self._venv.reset(ids, **kwargs)
         infos = list(rows)
         self._restore_infos(self._ids if ids is None else ids, infos)
@@ -143,13 +141,11 @@ class Episodes:
             engine.results.repeats_objects = True  # for `latest_obs`
 
     def note_all(self, over: np.ndarray, obs: Any) -> None:
-        """Record the mask of finished envs and the observations of a step of all envs."""
         self.over, self.ended = over, over.nonzero()[0].tolist()
         if self._keeps:
             self._keep(slice(None), obs)
 
     def note(self, ids: Any, over: Any, obs: Any = None) -> None:
-        """Record which envs of `ids` have finished, and new observations."""
         self.over = self.over.copy()
         self.over[ids] = over
         self.ended = self.over.nonzero()[0].tolist()
@@ -167,7 +163,6 @@ class Episodes:
         return nest.map(own_objects, self._kept) if self._keeps else self._venv.engine.results.obs(None, {})
 
     def seeds_for(self, ids: Sequence[int], given: Sequence[int | None] | None = None) -> dict[str, list[int | None]]:
-        """Return the `seed` argument, if any, for a reset of these envs."""
         if not self._seeded:
             return {} if given is None else {"seed": list(given)}
         seeds = [None] * len(ids) if given is None else list(given)
@@ -221,7 +216,6 @@ class EndedStep:
         self.last_infos = [infos.get(i, {}) if i in left else infos[i].pop("final_info") for i in ids]
 
     def begin(self, first_obs: Any, first_infos: Mapping[int, dict[str, Any]]) -> None:
-        """Record the results of the reset of `left`."""
         nest.put(self.step[0], self.left, first_obs)
         self.infos.update({i: first_infos.get(i, {}) for i in self.left})
 
@@ -261,10 +255,7 @@ def _as_int(value: Any) -> Any:
 
 
 def check_facade_options(facade: type[Any], kind: type[Any], options: Mapping[str, Any], **not_offered: str) -> None:
-    """Raise TypeError for options that `facade` and its vector env class `kind` do not take.
-
-    `not_offered` adds to NOT_OFFERED.
-    """
+    """Raise TypeError for options that neither `facade` nor its vector env class `kind` takes."""
     not_offered |= NOT_OFFERED
     for name in sorted(not_offered.keys() & options.keys()):
         raise TypeError(f"{facade.__name__} has no argument {name!r}: {not_offered[name]}")

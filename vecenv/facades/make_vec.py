@@ -32,8 +32,6 @@ FACADE_OPTIONS = ("final_info_format", "seed_episodes", "random_initial_steps")
 
 
 class _OwningVectorEnv(GymnasiumVectorEnv):
-    """Base class of facades that create their vector env."""
-
     env_fns: EnvFns
     _kind: type[BaseVectorEnv]
 
@@ -50,7 +48,7 @@ class _OwningVectorEnv(GymnasiumVectorEnv):
         self._open(self._kind, check_env_fns(env_fns), options, **arguments)
 
     def _open(self, kind: Any, env_fns: EnvFns, options: dict[str, Any], **arguments: Any) -> None:
-        """Create the vector env after the checks that need no env. Close it if a later check fails."""
+        """Create the vector env after the checks that need no env."""
         check_facade_options(type(self), kind, options)
         arguments |= {name: options.pop(name) for name in FACADE_OPTIONS if name in options}
         check_arguments(**arguments)
@@ -65,8 +63,7 @@ class _OwningVectorEnv(GymnasiumVectorEnv):
 class SyncVectorEnv(_OwningVectorEnv, AnyVectorEnv):
     """Vector env with all envs in this process: `gymnasium.vector.SyncVectorEnv` with its arguments.
 
-    Other keyword arguments: `final_info_format`, `seed_episodes`, `random_initial_steps` of GymnasiumVectorEnv, and
-    options of DummyVectorEnv.
+    Other keyword arguments belong to GymnasiumVectorEnv or DummyVectorEnv.
 
     >>> import gymnasium as gym
     >>> with_seeds = SyncVectorEnv([lambda: gym.make("CartPole-v1")] * 2, seed_episodes=True)
@@ -97,8 +94,8 @@ class AsyncVectorEnv(_OwningVectorEnv, AnyVectorEnv):
         worker: refused. Use `BaseVectorEnv(env_fns, worker_fn)`.
         max_concurrency: number of workers.
 
-    Other keyword arguments: `final_info_format`, `seed_episodes`, `random_initial_steps` of GymnasiumVectorEnv, and
-    options of ShmemVectorEnv, such as `num_workers`, `on_error="restart"`, `step_timeout`.
+    Other keyword arguments, such as `seed_episodes`, `num_workers` or `on_error="restart"`, belong to
+    GymnasiumVectorEnv or ShmemVectorEnv.
 
     >>> import gymnasium as gym
     >>> envs = AsyncVectorEnv([lambda: gym.make("CartPole-v1")] * 4, max_concurrency=2)
@@ -171,7 +168,6 @@ def auto_vector_env(env_fns: Sequence[Callable[[], Any]], **options: Any) -> Gym
 
 
 def _facade_of(kind: type[BaseVectorEnv]) -> Callable[..., GymnasiumVectorEnv]:
-    """Return gymnasium's class for this kind, or a new class like SyncVectorEnv."""
     if issubclass(kind, ProcessVectorEnv):
         return AsyncVectorEnv if kind is ShmemVectorEnv else functools.partial(AsyncVectorEnv, shared_memory=False)
     if kind is DummyVectorEnv:
@@ -262,7 +258,6 @@ def _check(num_envs: Any, backend: Any, wrappers: Any, **options: Any) -> None:
 
 
 def _blame_misplaced(error: TypeError, kwargs: dict[str, Any]) -> None:
-    """Add a hint to the error of an env that got a keyword of the vector env."""
     for name, value in kwargs.items():
         if repr(name) in str(error) and (meant := option_meant(name, AsyncVectorEnv, ShmemVectorEnv)) is not None:
             where = f"make_vec(venv_kwargs={{{meant!r}: {value!r}}}) is for the vector env"

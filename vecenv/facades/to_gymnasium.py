@@ -109,7 +109,7 @@ class GymnasiumVectorEnv(AsyncCalls, AnyVectorEnv):
             observation_mode, venv.observation_space, type(self).__name__
         )
         self.action_space, self.single_action_space = action_spaces(venv.action_space)
-        self.venv = venv  # from here on `close` closes it: nothing is refused any more
+        self.venv = venv  # from here on `close` closes it, so all checks come before
         self._driver = Driver(venv, copy)
         self._final_as_list = final_info_format == "list"
         self._random_initial_steps = random_initial_steps
@@ -135,8 +135,6 @@ class GymnasiumVectorEnv(AsyncCalls, AnyVectorEnv):
         self._ended: EndedStep | None = None
         """Step that ended episodes, while its envs are being reset."""
         self._pending = self._called = None
-
-    # Reset.
 
     def reset(self, *, seed: Any = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         """Reset all envs, or the envs of `options["reset_mask"]` (bool, (n,)). Return (obs, infos) of all envs.
@@ -180,15 +178,13 @@ class GymnasiumVectorEnv(AsyncCalls, AnyVectorEnv):
             obs = nest.map(np.copy, obs)
         return self._joined(obs), batch_infos(infos, self.num_envs)
 
-    # Step.
-
     @sets_mark
     def step(self, actions: Any) -> VectorStep:
         """Step all envs. Return (obs, rewards, terminations, truncations, infos).
 
         `actions` is a batch of the action space or a sequence with an action per env, of any array library. Envs get
-        the types of the batch, as in gymnasium. rewards: float64 (n,), or (n, m) for vector rewards, which gymnasium's
-        wrappers refuse. terminations, truncations: bool (n,). TypeError or ValueError unless there are n actions.
+        these types, as in gymnasium. rewards: float64 (n,), or (n, m) for vector rewards, which gymnasium's wrappers
+        refuse. terminations, truncations: bool (n,). TypeError or ValueError unless there are n actions.
         """
         if self._in_call is not None:
             self._recover(sys._getframe(1))
@@ -247,7 +243,6 @@ class GymnasiumVectorEnv(AsyncCalls, AnyVectorEnv):
         return obs if self._is_tree else self._joined(obs), rew, terminated, truncated, batch
 
     def _end_episodes(self, step: OwnStep, deadline: float | None) -> VectorStep:
-        """Return the results of a step that ended episodes, after a reset of their envs."""
         episodes = self._episodes
         ids = episodes.ended
         ended = EndedStep(step, ids, self.venv.failed_id if self._one_round else ids, self._as_ints)
@@ -278,12 +273,10 @@ class GymnasiumVectorEnv(AsyncCalls, AnyVectorEnv):
             return self._join(obs)
         return join_rows(obs, self.single_observation_space, self.num_envs, self._reused)
 
-    # The engine.
-
     def _send(
         self, call: str, actions: Any, resets: Sequence[int] = (), reset: Any = None, given: Any = None, **kwargs: Any
     ) -> None:
-        """Start a round that resets the envs `resets` with the seeds `given`, and set `call` as pending."""
+        """Start a round that resets the envs `resets`, and set `call` as pending."""
         seeds = self._episodes.seeds_for(resets, given) if len(resets) else {}
         autoreset = self._one_round and actions is not None
         try:
@@ -295,7 +288,7 @@ class GymnasiumVectorEnv(AsyncCalls, AnyVectorEnv):
         self._episodes.begin(resets, seeds)
 
     def _receive(self, ids: Sequence[int]) -> OwnStep:
-        """Return the results of the round of `ids`. If a warning is raised as an error, the call stays pending."""
+        """Return the results of the round of `ids`. If a warning raises, the call stays pending."""
         try:
             step = self._driver.receive(ids)
         except BaseException as error:
@@ -340,7 +333,6 @@ def _render_mode(venv: Any) -> str | None:
 
 
 def _check_vector_env(venv: Any) -> None:
-    """Raise TypeError for objects other than vecenv's vector envs, ValueError for batches other than gymnasium's."""
     engine = getattr(venv, "engine", None)
     if not isinstance(engine, (Engine, NotStarted)):
         raise TypeError(

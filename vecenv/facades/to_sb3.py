@@ -67,8 +67,7 @@ class SB3VecEnv(LayerMark, VecEnv):
         self.venv: Any = _checked(venv if self._facade is None else self._facade.venv)
         self._driver = Driver(self.venv)
         engine = self._driver.engine
-        # `send` and `recv` would bypass a subclass or wrapper that overrides only `step`, as tianshou's do. Such a
-        # vector env is stepped in `step_wait`.
+        # `send` and `recv` would bypass a subclass or wrapper that overrides only `step`, as tianshou's do.
         self._has_own_step = engine is None
         self._one_round = self._driver.autoresets
         self._copies_infos = self.venv.engine.backend.hosts_here
@@ -84,8 +83,6 @@ class SB3VecEnv(LayerMark, VecEnv):
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.venv!r})"
-
-    # Stepping.
 
     @is_half
     def reset(self) -> Any:
@@ -151,7 +148,6 @@ class SB3VecEnv(LayerMark, VecEnv):
         return obs, rewards.astype(np.float32), dones, infos
 
     def _end_episodes(self, step: OwnStep, ids: list[int], infos: list[dict[str, Any]]) -> None:
-        """Reset the envs of `ids` that need it, and write last observations and infos into `infos`."""
         failed = self.venv.failed_id if self._one_round else ids  # with on_error="restart" a failed env is done
         ended = EndedStep(step, ids, failed, self._as_ints)
         if ended.left:
@@ -202,7 +198,7 @@ class SB3VecEnv(LayerMark, VecEnv):
         return super().seed(None if seed is None else check_seed(seed))
 
     def set_options(self, options: list[dict[str, Any]] | dict[str, Any] | None = None) -> None:
-        """Set options of the next reset: a dict, or a list with a dict per env, which resets envs one by one."""
+        """Set options of the next reset: a dict, or a list with a dict per env."""
         each = options if isinstance(options, (list, tuple)) else [options or {}]
         if not all(isinstance(entry, dict) for entry in each):
             raise TypeError(f"set_options() takes one dict, or a list of one dict for each env; got {options!r}")
@@ -212,8 +208,6 @@ class SB3VecEnv(LayerMark, VecEnv):
         if together and any(entry is not each[0] and (entry or each[0]) for entry in each):
             raise ValueError(f"{self.venv!r} resets all its envs at once: pass one dict of options for all")
         super().set_options(options)
-
-    # Attributes.
 
     @property
     def envs(self) -> list[Any]:
@@ -226,7 +220,6 @@ class SB3VecEnv(LayerMark, VecEnv):
         return list(envs)
 
     def get_attr(self, attr_name: str, indices: Any = None) -> list[Any]:
-        """Return the attribute of the envs `indices`: an int or several, negative from the end."""
         return self._each(indices, lambda ids: self.venv.get_env_attr(attr_name, ids))
 
     def set_attr(self, attr_name: str, value: Any, indices: Any = None) -> None:
@@ -234,7 +227,6 @@ class SB3VecEnv(LayerMark, VecEnv):
         self.env_method("__setattr__", attr_name, value, indices=indices)
 
     def has_attr(self, attr_name: str) -> bool:
-        """Return whether all envs or their wrappers have the attribute."""
         return all(self._ask(None, "has_attr", attr_name))
 
     def env_method(self, method_name: str, *method_args: Any, indices: Any = None, **method_kwargs: Any) -> list[Any]:
@@ -269,7 +261,6 @@ class SB3VecEnv(LayerMark, VecEnv):
         return self._each(indices, lambda ids: calls.run(np.array(ids), op, args))
 
     def _each(self, indices: Any, call: Callable[[list[int]], list[Any]]) -> list[Any]:
-        """Return `call(ids)` for `indices`. Repeated indices need several calls."""
         ids = self._ids(indices)
         values, left = [None] * len(ids), list(range(len(ids)))
         while left:
@@ -292,7 +283,6 @@ class SB3VecEnv(LayerMark, VecEnv):
 
 
 def _is_facade_of_ours(venv: Any) -> TypeGuard[GymnasiumVectorEnv]:
-    """Return whether `venv` is a plain facade, so that its vector env can be used directly."""
     return isinstance(venv, GymnasiumVectorEnv) and (type(venv).step, type(venv).reset) == (
         GymnasiumVectorEnv.step,
         GymnasiumVectorEnv.reset,

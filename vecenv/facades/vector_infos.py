@@ -31,7 +31,7 @@ def vector_infos(rows: Iterable[tuple[int, Mapping[Any, Any]]], n: int) -> dict[
 def _batched(ids: Sequence[int], infos: Sequence[Mapping[Any, Any]], n: int, mask: np.ndarray) -> dict[Any, Any]:
     if n > 1 and len(set(map(tuple, infos))) > 1:
         return _uneven_infos(zip(ids, infos, strict=True), n)
-    # The usual case, all infos have the same keys: avoid a Python loop over the values.
+    # Usually all infos have the same keys: no Python loop over the values.
     batch: dict[Any, Any] = {}
     keys, is_whole = infos[0].keys(), len(ids) == n
     for key, values in zip(keys, zip(*[info.values() for info in infos], strict=True), strict=True):
@@ -61,7 +61,6 @@ def _numbers(values: Sequence[Any], dtype: np.dtype) -> np.ndarray | None:
 
 
 def _arrays(values: Sequence[np.ndarray]) -> np.ndarray | None:
-    """Return the stacked arrays, or `None` for the slow path."""
     shape, dtype = values[0].shape, values[0].dtype
     if not shape or dtype.kind not in "biufc":
         return None

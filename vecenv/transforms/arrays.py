@@ -1,6 +1,6 @@
 """Functions for transforms, for numpy and torch: parts of an observation by path, bounds of spaces, casts.
 
-torch is not imported, and tensors are not copied to numpy.
+torch is not imported.
 """
 
 from __future__ import annotations
@@ -27,7 +27,6 @@ WHOLE = "observation"
 
 
 def bounds_of(space: Any) -> tuple[np.ndarray, np.ndarray]:
-    """Return the bounds of an array space, in its dtype. ValueError for other spaces."""
     if (bounds := spaces_of_numbers.bounds_of(space)) is None:
         raise ValueError(f"a space of arrays of numbers is needed, got {space}")
     return bounds
@@ -80,7 +79,6 @@ def leaves_of(tree: Any, path: Path = ()) -> Iterator[tuple[Path, Any]]:
 
 
 def row_of(leaf: Any) -> tuple[tuple[int, ...], str] | None:
-    """Return shape and dtype of a row of a leaf, or `None` for objects."""
     if isinstance(leaf, Leaf):
         return leaf.shape, leaf.dtype.name
     if isinstance(leaf, ObjectLeaf):
@@ -97,7 +95,6 @@ def part(tree: Any, path: Path) -> Any:
 
 
 def with_part(tree: Any, path: Path, value: Any) -> Any:
-    """Return a copy of the tree with `value` at the path. Other parts are shared."""
     if not path or (path == (WHOLE,) and not isinstance(tree, dict)):
         return value
     key, *rest = path

@@ -100,8 +100,6 @@ class Compose(Transform):
 
 
 class FunctionTransform(Transform):
-    """Function of a batch of observations, which keeps the space."""
-
     def __init__(self, function: Callable[[Any], Any]) -> None:
         super().__init__(in_keys=[])
         self.function = function
@@ -111,8 +109,6 @@ class FunctionTransform(Transform):
 
 
 class HasTransforms:
-    """Base class of an env or vector env with transforms."""
-
     transform: Compose
 
     @property
@@ -158,7 +154,6 @@ class HasTransforms:
         return self.with_transforms(self.transform[:index])
 
     def with_transforms(self: Self, transforms: Any) -> Self:
-        """Return a new wrapper of the base env with these transforms."""
         return type(self)(self.base_env, transforms)  # type: ignore[call-arg]
 
     def state_dict(self) -> dict[str, Any]:
@@ -171,7 +166,6 @@ class HasTransforms:
 
 
 def flat(transform: Any) -> list[Transform]:
-    """Return the transforms of a transform, a Compose, a list, or a function of observations, or raise TypeError."""
     if isinstance(transform, Compose):
         return list(transform.transforms)
     if isinstance(transform, Transform):

@@ -19,13 +19,12 @@ from vecenv.transforms.arrays import Array, Constants, bounds_of, box, cast, dty
 from vecenv.transforms.transform import Keys, Place, Transform
 
 WEIGHTS = {"601": (0.299, 0.587, 0.114), "709": (0.2125, 0.7154, 0.0721)}
-"""Weights of red, green and blue by ITU-R 601 (OpenCV, torchvision) and 709 (gymnasium, scikit-image)."""
+"""Weights of red, green and blue by ITU-R 601 and 709."""
 SHIFT = 15
 """Gray values of integers are sums in units of 2**-15, as in OpenCV: exact in every batch."""
 HALF = 1 << SHIFT - 1
 UNITS = {"601": (9798, 19235, 3735), "709": (6963, 23442, 2363)}
 LARGE = ("int32", "uint32", "int64", "uint64")
-"""Dtypes that need 64 bits for the computation."""
 
 
 class ImageTransform(Transform):
@@ -373,7 +372,6 @@ def one_by_one(images: np.ndarray, shape: Sequence[int], write: Callable[[Any, A
 
 
 def size_of(height: Any, width: Any) -> tuple[int, int]:
-    """Return (height, width) of a number, two numbers or a pair, or raise ValueError."""
     size = (
         height if isinstance(height, (tuple, list)) and width is None else (height, height if width is None else width)
     )

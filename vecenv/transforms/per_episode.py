@@ -61,8 +61,8 @@ class PerEpisode(Transform):
 class EpisodeSum(PerEpisode):
     """Base class of transforms that sum a number along each episode.
 
-    The sum becomes the entry `key` of the observation, with shape (1,), unless `key` is `None`. Another observation
-    than a dict gets the key "observation". At `max_steps`, the episode is truncated.
+    The sum becomes the entry `key` of the observation, with shape (1,), unless `key` is `None`. At `max_steps`, the
+    episode is truncated.
     """
 
     def __init__(self, key: str | None, entry: spaces.Box | None = None, max_steps: int | None = None) -> None:
@@ -148,8 +148,8 @@ class StepCounter(EpisodeSum):
 class RewardSum(EpisodeSum):
     """Add the sum of rewards since the reset to the observation: float32 (1,) (as torchrl's RewardSum).
 
-    An observation that is not a dict becomes a dict with the key "observation". `out_keys` has one key, by default
-    "episode_reward". ValueError for vector rewards.
+    `out_keys` has one key, by default "episode_reward". For observations that are not a dict, see `StepCounter`.
+    ValueError for vector rewards.
 
     >>> import gymnasium as gym
     >>> from vecenv.transforms.transformed_env import TransformedEnv
@@ -179,8 +179,8 @@ class NormalizeReward(PerEpisode, Freezable):
     to the statistics. Then `reward / sqrt(var + epsilon)` is clipped to `clip`, unless `clip` is `None`. Without a
     subtraction (unlike `VecNorm`), the optimal policy stays the same.
 
-    In a `TransformedVectorEnv` the statistics see whole batches. In workers, each env has separate statistics. `freeze`
-    stops the updates. For a test env use `frozen_copy()`. ValueError for vector rewards.
+    In workers, each env has separate statistics. `freeze` stops the updates. For a test env use `frozen_copy()`.
+    ValueError for vector rewards.
 
     >>> import gymnasium as gym
     >>> from vecenv import DummyVectorEnv

@@ -64,10 +64,10 @@ class Flatten(Transform):
     """Flatten observations to vectors.
 
     Without `in_keys`, the whole observation becomes a vector in the order of the space, with one-hot Discrete and
-    MultiDiscrete parts (as gymnasium's FlattenObservation). This needs a TransformedEnv or TransformedVectorEnv,
-    because the space is needed. With `in_keys`, each part becomes a vector.
+    MultiDiscrete parts (as gymnasium's FlattenObservation). This works only in an env, because the space is needed.
+    With `in_keys`, each part becomes a vector.
 
-    ValueError for an observation that is not numeric (Text, Sequence, ...), or if the vectors of envs differ
+    ValueError for observations that are not numeric (Text, Sequence, ...), or if the vectors of envs differ
     (Discrete(2) and Discrete(4)).
 
     >>> Flatten(in_keys=["a"])({"a": np.zeros((2, 3, 4))})["a"].shape
@@ -125,7 +125,6 @@ class Flatten(Transform):
 
 
 def axis_of(dim: int, ndim: int, transform: Transform) -> int:
-    """Return a batch's axis for dimension `dim` of an observation. ValueError if out of range."""
     axis = dim + 1 if dim >= 0 else dim + ndim
     if not 1 <= axis < ndim:
         raise ValueError(f"{transform} got dim={dim} for observations with {ndim - 1} dimensions")
@@ -140,11 +139,11 @@ class CatTensors(Transform):
         out_key: name of the result.
         dim: dimension to join along, without the batch.
         del_keys: remove the parts.
-        unsqueeze_if_oor: add dimensions of size 1 in front of parts with too few dimensions.
+        unsqueeze_if_oor: add dimensions of size 1 in front if a part has too few.
         sort: False joins in the order of `in_keys`.
 
     The result has numpy's promoted dtype. A Tuple becomes a Dict, with its other parts as the tuple "observation".
-    ValueError for a missing key or for parts that cannot be joined.
+    ValueError for a missing key or parts that cannot be joined.
 
     >>> import numpy as np
     >>> CatTensors(["v", "x"])({"x": np.zeros((2, 3)), "v": np.ones((2, 1))})["observation_vector"]

@@ -133,7 +133,7 @@ class Transform:
     def episode_state(self, ids: np.ndarray) -> dict[Any, Any]:
         """Return the state of these envs' episodes, a tree of numpy arrays (k, ...), empty without a state.
 
-        NotImplementedError if `has_state` is True and the class does not define this method.
+        NotImplementedError if `has_state` is True and the class does not define it.
         """
         if self.has_state:
             name = type(self).__name__
@@ -184,13 +184,11 @@ class Transform:
     # For subclasses and callers to use.
 
     def cached_places(self, obs: Any) -> list[Place]:
-        """Return the places to read and write, cached from the first observation."""
         if self._places is None:
             self._places = self.find_places(obs)
         return self._places
 
     def transform_observation(self, obs: Any) -> Any:
-        """Return the observation, a tree of arrays (k, ...), with transformed parts."""
         return self.with_parts(obs, self.apply)
 
     def with_parts(self, obs: Any, apply: Callable[[Array], Array]) -> Any:
@@ -268,7 +266,7 @@ class EnvTransform(Transform):
 
 
 class Freezable(Transform):
-    """Base class of transforms that learn statistics from each step unless they are `frozen`."""
+    """Base class of transforms that learn statistics unless they are `frozen`."""
 
     frozen = False
 
@@ -309,7 +307,6 @@ def _paths(keys: Keys) -> list[Path] | None:
 
 
 def _find(tree: Any, path: Path, transform: Transform) -> Path:
-    """Return the path, or () for an observation that is not a dict. ValueError for a missing part."""
     if path == (WHOLE,) and not isinstance(tree, (dict, tuple)):
         return ()
     try:

@@ -171,8 +171,8 @@ class NoopReset(EnvTransform):
         random: draw the number uniformly between 0 and `noops`.
         action: "random" (torchrl), or an action: 0 does nothing in Atari (gymnasium, SB3).
 
-    Numbers and actions depend only on the seed of `reset`. If the episode ends meanwhile, the env is reset up to 10
-    times, then RuntimeError. Earlier transforms see the steps.
+    The seed of `reset` decides numbers and actions. If the episode ends meanwhile, the env is reset up to 10 times,
+    then RuntimeError. Earlier transforms see the steps.
 
     >>> from vecenv.transforms.per_episode import StepCounter
     >>> env = TransformedEnv(gymnasium.make("CartPole-v1"), [StepCounter(), NoopReset(5, random=False)])
@@ -194,7 +194,7 @@ class _NoopReset(Wrapper):
     def __init__(self, env: Env, transform: NoopReset) -> None:
         super().__init__(env)
         self._noops, self._is_random, self._action = transform.noops, transform.random, transform.action
-        # Separate random draws, so that the env and its action space draw the same numbers as without this transform.
+        # Separate draws, so that the env and its action space draw the same numbers as without this transform.
         self._draws: np.random.Generator | None = None
         self._actions = copy.deepcopy(env.action_space)
 

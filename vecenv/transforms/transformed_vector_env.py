@@ -54,7 +54,6 @@ class TransformedVectorEnv(HasTransforms, RowWiseWrapper):
         self._observation_space: list[Any] | None = None
         self._action_space: list[Any] | None = None
         self._actions: Any = None
-        """Leaves of the action space, for all envs."""
         if transform is not None:
             self.append_transform(transform)
 
@@ -104,8 +103,6 @@ class TransformedVectorEnv(HasTransforms, RowWiseWrapper):
         self._action_space = [copy.deepcopy(space) for space in actions] if changes else None
         separate_generators(self._action_space or ())
         return below
-
-    # Rounds.
 
     def map_action(self, action: Any) -> Any:
         if not self.transform.changes_actions:
@@ -176,7 +173,6 @@ class TransformedVectorEnv(HasTransforms, RowWiseWrapper):
 
 
 def _check_equal_parts(transform: Transform, spaces: list[Any]) -> None:
-    """Raise ValueError if envs differ in shapes or other properties on which the transform depends."""
     if any(space is None for space in spaces):
         raise ValueError(f"{transform} needs envs with an observation_space")
     decides, own = transform.common_properties, transform.common_properties(spaces[0])

@@ -85,8 +85,6 @@ class VecNorm(Freezable):
         if len(set(self.in_keys or ())) < len(self.in_keys or ()):
             raise ValueError(f"in_keys={in_keys!r} names a part twice, whose rows would count twice")
 
-    # As a transform.
-
     def takes(self, shape: tuple[int, ...], dtype: str) -> bool:
         return dtype != "bool"
 
@@ -137,7 +135,6 @@ class VecNorm(Freezable):
         rows.obs = moved_parts(rows.obs, (), written)
 
     def _normed(self, name: str, array: Array) -> Array:
-        """Return normalised rows, after an update unless frozen."""
         dtype = dtype_name(array) if is_float(array) else "float32"
         rows = cast(array, "float64")
         if self.frozen:
@@ -209,7 +206,6 @@ class VecNorm(Freezable):
         return chain[0] if len(chain) == 1 else Compose(*chain)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the statistics as numpy copies."""
         return {key: np.array(as_array(array)) for key, array in self._read().items()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -274,7 +270,6 @@ def _names(state: Mapping[str, Any]) -> list[str]:
 
 
 def _of_one(state: Mapping[str, Any], name: str) -> Mapping[str, Any]:
-    """Return the part of the only VecNorm in the state of an `EnvCreator`, or else the state."""
     found = [re.fullmatch(r"(\d+)\.([^.]+)\.(.*)", key, re.DOTALL) for key in state]
     own = [match for match in found if match and match[2] == name]
     if not all(found) or len({match[1] for match in own}) != 1:
@@ -296,7 +291,6 @@ def _is_plain(key: Any) -> bool:
 
 
 def _path(name: str) -> Path:
-    """Return the path of a name. Numbers are places in a Tuple. ValueError for an unreadable name."""
     if not name.startswith("("):
         return tuple(int(key) if key.isdecimal() else key for key in name.split("."))
     try:
