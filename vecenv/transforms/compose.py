@@ -157,7 +157,6 @@ class HasTransforms:
         return type(self)(self.base_env, transforms)  # type: ignore[call-arg]
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the transforms' statistics."""
         return self.transform.state_dict()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
