@@ -41,7 +41,7 @@ class BaseVectorEnv(LayerMark, EngineProperties):
                 obs[done], info[done] = venv.reset(done)
 
     Arguments:
-        env_fns: a callable per env, or an id for `gymnasium.make`, as in `["CartPole-v1"] * 8`. `EnvCreator` makes
+        env_fns: one callable per env, or an id for `gymnasium.make`, as in `["CartPole-v1"] * 8`. `EnvCreator` makes
             callables that share state.
         worker_fn: a function that makes an `EnvWorker` from an env_fn, in place of `backend`.
         wait_num: minimum number of ready envs (1 to n) that `step` waits for.
@@ -52,12 +52,11 @@ class BaseVectorEnv(LayerMark, EngineProperties):
         copy: False returns full batches as views, which are valid until the next call.
         stack_obs: False returns Dict and Tuple observations as an object array.
         on_error: "raise", or "restart" to turn a failure into a truncated row with the previous observation,
-            info["restarted"]=True and the message in info["error"] (in `final_info` with `autoreset`). Each round then
-            copies the observations.
+            `info["restarted"]=True` and the message in `info["error"]` (in `final_info` with `autoreset`).
         max_restarts: failures per env and minute that "restart" absorbs. The next failure raises.
         strict: refuse to step an env that was not reset, or whose episode is over.
         check_spaces: refuse envs with different spaces.
-        check_actions: refuse actions outside the action space. By default, only wrong shapes are refused.
+        check_actions: refuse actions outside the action space, not only wrong shapes.
         lazy: make the envs in the first `start`, `reset` or `seed`, also after `close`.
 
     docs/guarantees.md has all guarantees.
@@ -66,7 +65,6 @@ class BaseVectorEnv(LayerMark, EngineProperties):
     outermost: Any = None
     """Wrapper through which `seed` was called, because its `reset` starts the episodes in all layers."""
     _warns_unclosed = True
-    """True if an object that is dropped unclosed warns."""
 
     def __init__(
         self,
@@ -135,18 +133,18 @@ class BaseVectorEnv(LayerMark, EngineProperties):
         """Step the envs `id` (default: all), and return (obs, rew, terminated, truncated, info).
 
         Arguments:
-            action: a row per env, of any array library, cast to the dtype of the action space. Numbers in a wrong
-                shape raise ValueError; (k,) and (k, 1) count as equal. `None` only waits for the envs in flight.
-            id, env_id: ids or a mask; row j belongs to env id[j]. With `wait_num` or `timeout`, rows follow ascending
-                ids, and info[j]["env_id"] is the id.
+            action: one row per env, of any array library, cast to the dtype of the action space. Numbers in a wrong
+                shape raise ValueError; `(k,)` and `(k, 1)` count as equal. `None` only waits for the envs in flight.
+            id, env_id: ids or a mask; row j belongs to env `id[j]`. With `wait_num` or `timeout`, rows follow ascending
+                ids, and `info[j]["env_id"]` is the id.
             reset: ids or a mask of envs to reset in this round. Their actions are ignored.
-            autoreset: True, or a seed per env (-1: no seed), resets envs whose episode ends in this step. The row
+            autoreset: True, or one seed per env (-1: no seed), resets envs whose episode ends in this step. The row
                 then has the first observation of the next episode, the reward and flags of the step, and the info of
                 the reset with the step's `final_obs` and `final_info` (as gymnasium's SAME_STEP).
 
         Returns:
-            obs: (k, ...), a dict or tuple of such arrays, or an object array if observations cannot be stacked.
-            rew: float64 (k,) or (k, m). terminated, truncated: bool (k,). info: object array of dicts.
+            obs: `(k, ...)`, a dict or tuple of such arrays, or an object array if observations cannot be stacked.
+            rew: float64 `(k,)` or `(k, m)`. terminated, truncated: bool `(k,)`. info: object array of dicts.
         """
         engine = self.engine
         if self._exchanges and action is not None and id is None and env_id is None:
@@ -214,7 +212,6 @@ class BaseVectorEnv(LayerMark, EngineProperties):
     # The ids of a call.
 
     def _as_ids(self, id: Any, env_id: Any = None) -> np.ndarray | None:
-        """Return the ids of a call (`None`: all, in order)."""
         if env_id is not None:
             if id is not None:
                 raise TypeError("pass id or env_id, which are two names of one argument, not both")
@@ -388,7 +385,6 @@ class BaseVectorEnv(LayerMark, EngineProperties):
 
 
 def overrides_nothing(venv: Any, *methods: str) -> bool:
-    """Return True if the class of `venv` overrides none of these methods."""
     return all(getattr(type(venv), name, None) is getattr(BaseVectorEnv, name) for name in methods)
 
 

@@ -21,12 +21,11 @@ class EnvCreator:
         make_env = EnvCreator(lambda: TransformedEnv(gym.make("Pendulum-v1"), VecNorm()))
         venv = ShmemVectorEnv([make_env] * 8)     # all eight share the statistics
 
-    Wrappers (`.env`) and transforms share state by the methods `shared_state` and `bind_shared_state` (see
-    `vecenv.backends.memory.shared_state`).
+    Wrappers and transforms share state by the methods `shared_state` and `bind_shared_state`.
 
     Arguments:
-        create_env_fn: a function (also a lambda or local function) or class that makes an env.
-        create_env_kwargs: its arguments, or a list with a dict per env of `[creator] * n`.
+        create_env_fn: a function (also a lambda) or class that makes an env.
+        create_env_kwargs: its arguments, or a list with one dict per env of `[creator] * n`.
         share_memory: False gives each env separate state.
         kwargs: further arguments.
 
@@ -34,7 +33,7 @@ class EnvCreator:
     from its construction. docs/guarantees.md ("Shared state") has the guarantees.
 
     Raises TypeError if `create_env_fn` is not callable or does not make an env. A creator with shared state can be
-    pickled only to start a process (else TypeError), because unnamed memory cannot be found later.
+    pickled only to start a process, because unnamed memory cannot be found later.
 
     >>> import gymnasium as gym
     >>> from vecenv import DummyVectorEnv
@@ -182,7 +181,6 @@ class EnvCreator:
         return f"{type(self).__name__}({', '.join(parts)}{'' if self._shares else ', share_memory=False'})"
 
     def _look(self) -> None:
-        """Make and close an env, to record its report and state."""
         first = self._kwargs[0] if isinstance(self._kwargs, list) else self._kwargs
         env = self._fn(**first)
         check_env(env, "create_env_fn(...)")

@@ -52,11 +52,10 @@ class Partial(NamedTuple):
             if (done := terminated | truncated).any():
                 obs[done], info[done] = venv.reset(done)  # restarts the failed envs
 
-        Failed envs get truncated rows: their row of `obs` (the batch from before the step, which is copied), reward 0,
-        and an info with `restarted` False, because they still need a reset. `id`: the envs of the rows of `obs`, if not
-        all.
+        Failed envs get truncated rows: their row of `obs` (the batch before the step), reward 0, and an info with
+        `restarted` False, because they still need a reset. `id`: the envs of the rows of `obs`, if not all.
 
-        Raises ValueError for a wrong number of rows or envs, and TypeError if the batches are dicts, as in games.
+        Raises ValueError for wrong rows or envs, and TypeError if the batches are dicts, as in games.
 
         >>> obs, one = np.array([[1.0], [2.0]]), np.ones(1)
         >>> partial = Partial(np.array([1]), one[None] * 7, one, one > 9, one > 9, np.array([{"env_id": 1}]))

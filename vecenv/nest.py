@@ -28,7 +28,6 @@ def map(function: Callable[[Any], Any], tree: Tree) -> Tree:
 
 
 def leaves(tree: Tree) -> Iterator[Any]:
-    """Yield the leaves of a tree, in order."""
     if isinstance(tree, dict):
         for child in tree.values():
             yield from leaves(child)
@@ -55,7 +54,6 @@ def take(tree: Tree, index: Any) -> Tree:
 
 
 def put(tree: Tree, index: Any, value: Tree) -> None:
-    """Write `value`, a tree of the same form, to the rows `index` of each leaf."""
     if isinstance(tree, dict):
         for key, child in tree.items():
             put(child, index, value[key])
@@ -97,7 +95,6 @@ def tree_of(space: Any) -> Any:
 
 
 def space_of(tree: Any) -> Any:
-    """Return the space of a tree: the inverse of `tree_of`."""
     if isinstance(tree, dict):
         # a list of pairs, because gymnasium sorts a dict
         return spaces.Dict([(key, space_of(child)) for key, child in tree.items()])

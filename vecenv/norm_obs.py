@@ -85,7 +85,6 @@ class VectorEnvNormObs(RowWiseWrapper):
         return nest.merge(lambda pair: pair[0].norm(pair[1]), [self.obs_rms, obs])
 
     def get_obs_rms(self) -> Any:
-        """Return the RunningMeanStd, or a tree of these."""
         return self.obs_rms
 
     def set_obs_rms(self, obs_rms: Any) -> None:
@@ -94,7 +93,6 @@ class VectorEnvNormObs(RowWiseWrapper):
 
 
 def _new_statistics(venv: Any) -> Any:
-    """Return a RunningMeanStd for each leaf of the observation."""
     found = getattr(venv, "observation_space", None)
     each = found if isinstance(found, list) else [found]
     if all(space is None for space in each):

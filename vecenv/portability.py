@@ -105,7 +105,6 @@ def system_file(path: str) -> str | None:
 
 
 def thread_ids() -> list[int] | None:
-    """Return the ids of all threads, also of C libraries."""
     if not PORTABLE and os.path.isdir("/proc/self/task"):
         return [int(name) for name in os.listdir("/proc/self/task")]
     return None

@@ -22,7 +22,6 @@ NICENESS = "RAY_worker_niceness"
 """Environment variable for a Ray that starts."""
 RECORDS = "vecenv"
 NOTICED_WITHIN = 1.0
-"""Seconds until Ray notices that the CPUs of an ended actor are free."""
 
 _lock = threading.Lock()
 _users = 0
@@ -229,7 +228,6 @@ def dead_nodes() -> set[str]:
 
 
 def missing_package(error: BaseException) -> str:
-    """Return advice if a node lacks vecenv, or "" for other errors."""
     found = re.search(r"No module named '(vecenv|collector)\b", str(error))
     if found is None:
         return ""
@@ -258,7 +256,6 @@ def unreachable_nodes() -> set[str]:
 
 
 def is_silent(address: str) -> bool:
-    """Return True if the node at `address` does not answer."""
     found = [node for node in import_ray().nodes() if node["NodeManagerAddress"] == address and node["Alive"]]
     return bool(found) and {node["NodeID"] for node in found} <= unreachable_nodes()
 

@@ -50,7 +50,6 @@ class RunningMeanStd:
 
     @classmethod
     def of(cls: type[Self], arrays: Mapping[str, Any], name: str) -> Self:
-        """Return statistics that update the arrays "<name>_mean" and so on."""
         self = cls.__new__(cls)
         self.mean, self.var = arrays[f"{name}_mean"], arrays[f"{name}_var"]
         self._count, self._skipped = arrays[f"{name}_count"], arrays[f"{name}_skipped"]

@@ -163,7 +163,7 @@ class ThreadVectorEnv(WorkersVectorEnv):
     are not reproducible.
 
     Envs must be thread-safe. pygame's gfxdraw (gymnasium's CartPole) is not, so vecenv serialises `render` and
-    `from_pixels` of GymEnv. Put envs that render within a step (AddRenderObservation) into processes.
+    `from_pixels`. Put envs that render within a step into processes.
 
     Arguments besides BaseVectorEnv's:
         num_workers: number of threads. Default: one per CPU, or one per env with `wait_num` or `timeout`. Use one per

@@ -142,7 +142,6 @@ def _array(action: Any, ids: Sequence[int], leaf: Leaf) -> Any:
 
 
 def _checked_rows(action: Any, ids: Sequence[int], leaf: Leaf) -> list[Any]:
-    """Return an object per env. Raise ValueError for numbers in a wrong shape."""
     rows = _as_rows(action, ids)
     for i, row in zip(ids, rows, strict=True):
         try:
@@ -229,7 +228,6 @@ def _rows_of_tree(action: Any, ids: Sequence[int], form: Any) -> list[Any]:
 
 
 def _batches(tree: Any, form: Any) -> Any:
-    """Return the tree with an array in place of each batch."""
     if isinstance(tree, dict):
         return {key: _batches(child, form.get(key) if isinstance(form, dict) else None) for key, child in tree.items()}
     if isinstance(form, ObjectLeaf) and isinstance(tree, (list, tuple)):

@@ -54,7 +54,6 @@ class Lifetime:
 
 @atexit.register
 def _close_all() -> None:
-    """Close open vector envs at interpreter exit, without warnings."""
     for owner in list(_open):
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")

@@ -89,7 +89,6 @@ class LayerMark:
 
     @sets_mark
     def _as_one_call(self, asked: Any, work: Callable[[], Result]) -> Result:
-        """Return the result of `work`, which changes state for the envs `asked`."""
         if self._in_call is not None:
             self._recover(sys._getframe(1))
         self._in_call = asked

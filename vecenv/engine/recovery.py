@@ -55,7 +55,6 @@ class Recovery:
         """Number of failures that were not raised."""
         self.resets: dict[int, dict[str, Any]] = {}
         self._autoresets = np.zeros(0, np.bool_)
-        """Mask of the envs whose latest operation is a step with autoreset."""
         self._last: list[tuple[np.ndarray, np.ndarray]] = []
         """Arrays of observations, with a copy from before the operation in flight."""
 

@@ -50,7 +50,6 @@ class Results:
         self.infos = ReturnedInfos(arena, self._all)
         self._objects = [leaf for leaf in nest.leaves(arena.obs) if leaf.dtype == object]
         self.splits = not stack_obs and isinstance(layout.obs, (dict, tuple))
-        """True if Dict and Tuple observations become an object array."""
         self._unspaced = not spaced and isinstance(layout.obs, ObjectLeaf)
         self._single = arena.obs if isinstance(arena.obs, np.ndarray) and not self._unspaced else None
         self._whole: tuple[np.ndarray, ...] | None = None

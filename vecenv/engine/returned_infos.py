@@ -28,7 +28,6 @@ class ReturnedInfos:
         """`final_obs` of the last batch and, if its types differ, the env's observation, by env id."""
 
     def rows(self, asked: Sequence[int], taken: Taken) -> np.ndarray:
-        """Return an object array (k,) of new dicts, each with its `env_id`."""
         if self.own_ids or self.lasts:
             self.own_ids, self.lasts = {}, {}
         if not taken.extras and len(taken.infos) == 1:

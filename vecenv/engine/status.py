@@ -55,7 +55,6 @@ class EnvStatus:
 
     @property
     def interrupted_ids(self) -> list[int]:
-        """Ids of the envs that need a reset after an interrupt."""
         return sorted({*self._mark.ids, *self._busy_ids()})
 
     def recover(self, caller: FrameType) -> None:
@@ -118,7 +117,6 @@ class EnvStatus:
         return [i for i in self.all_ids if i not in busy and i not in failed]
 
     def check_idle(self, ids: np.ndarray | None) -> None:
-        """Raise RuntimeError if one of these envs (`None`: any) is still stepping."""
         if self.bytes.tobytes() == self.all_idle:
             return
         busy = np.flatnonzero(self._array[... if ids is None else ids] != opcodes.IDLE)

@@ -18,7 +18,6 @@ from vecenv.testing.envs import CountingEnv, Gates
 from vecenv.testing.model import Factory, N, Twins, assert_raises, assert_same
 
 GATE_PATIENCE = 10.0
-"""Seconds until a step fails that waits for held envs."""
 
 
 def check_rows(factory: Factory) -> None:

@@ -81,8 +81,6 @@ class CountingEnv(gymnasium.Env):
 
 
 class RaisesInConstructor(CountingEnv):
-    """Env with a constructor that raises ValueError("boom in __init__")."""
-
     def __init__(self, env_id: int = 0, **options: Any) -> None:
         raise ValueError("boom in __init__")
 
@@ -227,5 +225,4 @@ class Gates:
 
 
 def _pipes(folder: str, env_id: int) -> tuple[Path, Path]:
-    """Return the pipes that open a gate and announce an arrival."""
     return Path(folder, f"gate-{env_id}"), Path(folder, f"arrived-{env_id}")

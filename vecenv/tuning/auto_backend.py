@@ -40,11 +40,9 @@ caller, 250 to 450 us after numpy or torch.
 """
 ROW = 1e-6
 GAIN = 0.9
-"""Workers must shorten a round to this share, because predictions are rough."""
 MOST_WORKERS = 64
 LEAST_STEPS = 40
 PARTS = 10
-"""Maximum number of parts, from which the median is taken."""
 
 ONLY_PROCESSES: Mapping[str, Any] = {
     **dict.fromkeys(["num_workers", "context", "start_timeout", "step_timeout", "wait_num", "timeout"]),
@@ -66,9 +64,7 @@ class EnvCost(NamedTuple):
     wall: float
     """Seconds on a free CPU."""
     cpu: float
-    """Seconds of computing: less than `wall` if the env waits."""
     slow_steps: int
-    """Number of slow first steps, which compile or fill caches."""
     no_threads: str = LOCKED
 
     @property
@@ -166,7 +162,6 @@ def time_steps(env: Any, seconds: float) -> EnvCost:
 
 
 def _usual(steps: Sequence[float]) -> float:
-    """Return the median of the mean step times of parts."""
     parts = max(1, min(PARTS, len(steps) // LEAST_STEPS))
     bounds = [round(k * len(steps) / parts) for k in range(parts + 1)]
     return median(sum(steps[a:b]) / (b - a) for a, b in pairwise(bounds))
@@ -185,8 +180,6 @@ def slow_steps(steps: Sequence[float]) -> int:
 
 
 class Choice(NamedTuple):
-    """A backend with its `num_workers` (None: default), and the reason."""
-
     backend: str
     num_workers: int | None
     reason: str

@@ -1,8 +1,8 @@
 """`tune`: measures the speed of each vector env in a loop that computes between rounds.
 
-cost of an env (auto_backend)  ->  candidates
-open all, some rounds each  ->  failed candidates become rows
-slice of each, eight times  ->  the median counts; slices alternate, so that noise affects all
+1. The cost of one env (auto_backend) gives the candidates.
+2. Each candidate is opened and makes some rounds. A failed candidate becomes a row.
+3. Slices of all candidates alternate, so that noise affects all. The median of eight slices counts.
 """
 
 from __future__ import annotations
@@ -26,7 +26,6 @@ from vecenv.tuning.auto_backend import MOST_WORKERS, EnvCost, measure_cost
 from vecenv.venvs import BACKENDS, START_TIMEOUT, EnvFns
 
 STEP_TIMEOUT = 20.0
-"""Seconds until a step of a candidate counts as hung."""
 PASSES = 8
 ROUNDS_BEFORE = 3
 """Rounds before the first slice, besides the slow first steps of an env."""
@@ -48,7 +47,6 @@ class TuneRow(NamedTuple):
     """"dummy", "shmem" or "thread", as in `vecenv.make_vec`."""
     num_workers: int | None
     steps_per_second: float | None
-    """Env steps per second of the caller's loop, or None for a failed candidate."""
     note: str
 
     @property
@@ -109,15 +107,14 @@ def tune(env_fns: EnvFns, *, pause: float = 0.3e-3, seconds: float = 2.0) -> Tun
     """Measure DummyVectorEnv, ShmemVectorEnv and ThreadVectorEnv on these envs, and return a table with the best.
 
     pause: seconds of CPU time per round for the caller, for example for its policy.
-    seconds: seconds of all measurements. Starting all envs (open at the same time), their first rounds (up to three
-    times `seconds` per candidate) and measuring an env in a worker take additional time.
+    seconds: seconds of all measurements, besides starting all envs (open at the same time) and their first rounds.
 
     Steps are random actions with autoreset. The best is the simplest candidate within 5 % of the fastest (Dummy, Shmem,
-    Thread). Thread must gain more than 10 %, because its envs must be thread-safe. Envs that wait also run with a
-    worker per env. A failed candidate is a row with the reason.
+    Thread). Thread must gain more than 10 %, because its envs must be thread-safe. A failed candidate is a row with the
+    reason.
 
-    Raises ValueError and TypeError for wrong arguments, WorkerTimeoutError or WorkerDiedError if an env, alone in a
-    worker, hangs or crashes, and VectorEnvError if all candidates fail.
+    Raises ValueError and TypeError for wrong arguments, WorkerTimeoutError or WorkerDiedError if an env hangs or
+    crashes alone in a worker, and VectorEnvError if all candidates fail.
 
     >>> import gymnasium as gym
     >>> result = tune([lambda: gym.make("CartPole-v1")] * 2, seconds=0.2)
@@ -184,7 +181,6 @@ class _Loop:
         self.rounds_before = ROUNDS_BEFORE + (cost.slow_steps if cost else 0)
 
     def open(self, env_fns: Sequence[Callable[[], Any]], opened: ExitStack, seconds: float) -> None:
-        """Make the envs and run the first rounds, for at most `seconds`."""
         options: dict[str, Any] = (
             {} if self.backend == "dummy" else {"num_workers": self.num_workers, "step_timeout": STEP_TIMEOUT}
         )
@@ -280,7 +276,6 @@ def _rate(loops: Sequence[_Loop]) -> None:
 
 
 def _rank(loops: Sequence[_Loop]) -> tuple[list[TuneRow], TuneRow | None]:
-    """Return the rows, fastest first, and the best row."""
     measured = [loop for loop in loops if loop.rates and not loop.failure]
     rows = sorted((loop.row() for loop in loops), key=lambda row: -(row.steps_per_second or 0.0))
     if not measured:
@@ -296,7 +291,6 @@ def _rank(loops: Sequence[_Loop]) -> tuple[list[TuneRow], TuneRow | None]:
 
 
 def draw_actions(spaces: Sequence[Any]) -> list[Any]:
-    """Draw batches of random actions for several rounds, stacked if possible."""
     for i, space in enumerate(spaces):
         if space is None:
             raise ValueError(f"env {i} has no action_space to draw random actions from")
