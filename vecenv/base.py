@@ -113,8 +113,6 @@ class BaseVectorEnv(LayerMark, EngineProperties):
         self.engine = new_engine()
         self.num_workers = self.engine.num_workers
 
-    # Stepping.
-
     def reset(self, id: Any = None, *, env_id: Any = None, **kwargs: Any) -> tuple[Any, np.ndarray]:
         """Reset the envs `id` (default: all), wait for them also in async mode, and return (obs, info).
 
@@ -209,8 +207,6 @@ class BaseVectorEnv(LayerMark, EngineProperties):
         spaces = self.action_space
         return self.step([spaces[i].sample() for i in self._wrap_id(id)], id, **kwargs)
 
-    # The ids of a call.
-
     def _as_ids(self, id: Any, env_id: Any = None) -> np.ndarray | None:
         if env_id is not None:
             if id is not None:
@@ -225,8 +221,6 @@ class BaseVectorEnv(LayerMark, EngineProperties):
         """Return the ids of a call as a list. Subclasses written for tianshou use this name."""
         ids = self._as_ids(id)
         return list(self.engine.all_ids) if ids is None else ids.tolist()
-
-    # Counts and states.
 
     @property
     def workers(self) -> list[Any]:
@@ -266,8 +260,6 @@ class BaseVectorEnv(LayerMark, EngineProperties):
           `wait_num` and `timeout`)
         """
         return self.engine.stats()
-
-    # Attributes.
 
     def get_env_attr(self, key: str, id: Any = None) -> list[Any]:
         """Return the attribute `key` of the envs `id` (default: all), found through wrappers, in the order of `id`.
@@ -313,8 +305,6 @@ class BaseVectorEnv(LayerMark, EngineProperties):
         self.engine.check_open()
         return self.engine.calls.run(self._as_ids(id), op, args)
 
-    # Seeds.
-
     def seed(self, seed: Any = None) -> list[int | None]:
         """Seed all envs and action spaces, and return the seeds. An int s gives s, s + 1, ...; a list has a seed per
         env.
@@ -345,8 +335,6 @@ class BaseVectorEnv(LayerMark, EngineProperties):
         chain = [check_seed(seed)] * (self.env_num + 1) if static_seed else seed_chain(seed, self.env_num)
         self._seed(chain[:-1])
         return chain[-1]
-
-    # Life.
 
     def start(self) -> None:
         """Make the envs if needed. Without `lazy`, raises ClosedError after `close`."""

@@ -68,8 +68,6 @@ class EnvCreator:
         if share_memory and self._states is None:
             self._look()
 
-    # Envs.
-
     def __call__(self, **kwargs: Any) -> Any:
         """Make an env with the shared state. The creator's arguments take precedence over `kwargs`.
 
@@ -133,8 +131,6 @@ class EnvCreator:
         """
         self._kwargs, self._report = _merged(self._kwargs, kwargs), None
 
-    # State.
-
     def state_dict(self) -> dict[str, np.ndarray]:
         """Return a copy of the shared state. Array `name` of part k, counted from the outermost, is "k.Class.name".
 
@@ -158,8 +154,6 @@ class EnvCreator:
             with state.update() as arrays:
                 for name in arrays:
                     arrays[name][...] = state_dict[f"{k}.{owner}.{name}"]
-
-    # The envs as they report themselves.
 
     @property
     def create_env_kwargs(self) -> Kwargs | list[Kwargs]:

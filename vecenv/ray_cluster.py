@@ -38,8 +38,6 @@ _looked_at = -LOOK_EVERY
 
 
 class RayCluster:
-    """Use of a Ray cluster, from `connect()` to `release()`. `cluster.ray` is the module `ray`."""
-
     def __init__(self, ray: Any) -> None:
         self.ray = ray
         self._released = False
@@ -180,7 +178,6 @@ def assigned_cpus() -> float | None:
 
 
 def unscheduled(count: int, of: int, options: Mapping[str, Any], seconds: float) -> str:
-    """Return the error message for actors that did not start in time."""
     ray = import_ray()
     nodes, free = sum(bool(node["Alive"]) for node in ray.nodes()), ray.available_resources()
     has = [

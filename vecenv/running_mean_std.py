@@ -57,7 +57,6 @@ class RunningMeanStd:
 
     @property
     def count(self) -> float:
-        """Number of rows, or their weight with a `decay`."""
         return float(self._count)
 
     @property

@@ -53,7 +53,6 @@ class AgentMonitor(VecMonitor):
         return obs, rewards, dones, infos
 
     def _episode(self, i: int, info: dict[str, Any]) -> dict[str, Any]:
-        """Return the `episode` of row i, and write it into the file."""
         seconds = round(time.time() - self.t_start, 6)
         episode = {"r": self.episode_returns[i], "l": self.episode_lengths[i], "t": seconds}
         episode |= {key: info[key] for key in self.info_keywords}
@@ -102,8 +101,6 @@ EnvFns = Sequence[Callable[[], Any] | str]
 
 
 class _OwningVecEnv(SB3VecEnv):
-    """SB3VecEnv that makes and owns its vector env."""
-
     def _open(self, kind: Any, env_fns: EnvFns, options: dict[str, Any], **arguments: Any) -> None:
         """Refuse wrong arguments before making envs. Close the envs if they do not fit SB3."""
         context = "SB3 calls it start_method, and only SubprocVecEnv has it"

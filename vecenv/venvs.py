@@ -168,10 +168,8 @@ class ThreadVectorEnv(WorkersVectorEnv):
     Arguments besides BaseVectorEnv's:
         num_workers: number of threads. Default: one per CPU, or one per env with `wait_num` or `timeout`. Use one per
             env for envs that wait.
-        start_timeout: seconds for the constructors of all envs (120).
-        step_timeout: seconds until a hanging env is abandoned and a WorkerTimeoutError shows its stack. A thread cannot
-            be killed; it ends when its step returns. By default, vecenv waits, and a warning shows the stack each
-            minute.
+        start_timeout, step_timeout: as in ShmemVectorEnv, but a hanging env is abandoned, because a thread cannot be
+            killed. Its thread ends when the step returns.
 
     >>> import gymnasium as gym
     >>> with ThreadVectorEnv([lambda: gym.make("CartPole-v1")] * 4, wait_num=2) as venv:
@@ -191,15 +189,14 @@ class RayVectorEnv(WorkersVectorEnv):
     Actors on this node share memory with this process. On other nodes, a round is a call of the actors.
 
     Arguments besides BaseVectorEnv's:
-        num_workers: number of actors. Default: the number that the nodes or the placement group have room for, up to
-            one per env.
+        num_workers: number of actors. Default: the number that there is room for, up to one per env.
         num_cpus, resources, runtime_env: for each actor, as in `ray.remote`.
         scheduling: "SPREAD" (over the nodes), "DEFAULT" (nodes are filled in turn), or a strategy of Ray.
         placement_group: bundles for the actors, used in place of `scheduling`.
         start_timeout: seconds to place all actors and construct their envs (120).
         step_timeout: seconds until a hanging actor is ended and a WorkerTimeoutError names it. By default, vecenv
             waits. A host without power is noticed after 2 s, a silent host after about 65 s or `step_timeout`. `reset`
-            then starts its envs on another host.
+            then uses another host.
         release_openmp: as in ShmemVectorEnv.
 
     Raises ImportError without ray, and WorkerTimeoutError if the cluster has no room for the actors.

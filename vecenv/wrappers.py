@@ -262,14 +262,12 @@ class RowWiseWrapper(VectorEnvWrapper):
         self._in_call = None
 
     def _reset_rows(self, info: np.ndarray) -> np.ndarray | None:
-        """Return a mask of the rows that were reset, or None."""
         ids = [row["env_id"] for row in info]
         rows = np.array([i in self._resets for i in ids], np.bool_)
         self._resets.difference_update(ids)
         return rows if rows.any() else None
 
     def map_round(self, obs: Any, rew: Any, terminated: Any, truncated: Any, info: np.ndarray) -> Any:
-        """Map a round of steps by `map_step`, and by `map_reset` if envs were reset."""
         resets = self._reset_rows(info) if self._resets else None
         if resets is None and terminated.__class__ is np.ndarray and not (terminated | truncated).nonzero()[0].size:
             return self.map_step(obs, rew, terminated, truncated, info)
@@ -290,12 +288,12 @@ class RowWiseWrapper(VectorEnvWrapper):
         is_stepped[repeated], begins[ended] = False, True
         stepped, first, again = is_stepped.nonzero()[0], begins.nonzero()[0], np.array(repeated, np.int64)
         begun = nest.take(columns[0], first)
-        mapped: list[tuple[np.ndarray, tuple[Any, ...]]] = []  # rows, and their columns
+        mapped: list[tuple[np.ndarray, tuple[Any, ...]]] = []
         kinds: list[tuple[np.ndarray, Callable[..., Any]]] = [(stepped, self.map_step), (again, self.map_repeated)]
         for rows, function in kinds:
             if not len(rows):
                 continue
-            obs, *others = nest.take(columns, rows)  # copies
+            obs, *others = nest.take(columns, rows)
             last = [(at, row) for at, row in enumerate(rows.tolist()) if row in ended]
             for at, row in last:
                 nest.put(obs, at, info[row]["final_obs"])

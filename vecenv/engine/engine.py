@@ -153,7 +153,6 @@ class Engine:
 
     @is_one_call
     def receive(self, own: bool = False) -> Any:
-        """Wait as `wait_num` and `timeout` require, and return the rows."""
         return self._receive(own)
 
     @is_one_call
@@ -179,8 +178,6 @@ class Engine:
         mark = self.mark
         mark.ids, mark.is_set = ids, get_ident()
 
-    # Recovery.
-
     def abandon(self, error: BaseException | None, asked: Sequence[int] = ()) -> None:
         """Set the mark after an exception in a layer above, so that the envs in flight and `asked` need a reset."""
         if not self.closed and not isinstance(error, (ClosedError, ConcurrentCallError, Warning)):
@@ -193,8 +190,6 @@ class Engine:
         """Recover from an interrupted call. `caller` is the frame of the method's caller."""
         self.check_open()
         self.status.recover(caller)
-
-    # Rounds.
 
     def _send(self, action: Any, ids: np.ndarray | None, reset: Any, autoreset: Any, kwargs: dict[str, Any]) -> None:
         begin = perf_counter()
@@ -348,7 +343,6 @@ class Engine:
         )
 
     def alive(self) -> list[bool]:
-        """Return for each env whether its worker still runs, without waiting."""
         self.check_open()
         ended = self.backend.ended()
         self._saw_end = self._saw_end or len(ended) > len(self.backend.lost)

@@ -18,8 +18,6 @@ from vecenv.errors import VectorEnvError
 
 
 class EnvCalls:
-    """Runner of operations (`ENV_CALLS`) on idle envs, in all workers in parallel."""
-
     def __init__(
         self, backend: Backend, recovery: Recovery, reports: Sequence[EnvReport], status: EnvStatus, mark: Mark
     ) -> None:
@@ -114,7 +112,6 @@ class EnvCalls:
 
 
 def of_engine(read: Callable[[Any], list[Any]], doc: str) -> Any:
-    """Return a property that reads the engine of an open vector env."""
 
     def get(venv: Any) -> list[Any]:
         venv.engine.check_open()

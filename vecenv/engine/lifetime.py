@@ -44,7 +44,6 @@ class Lifetime:
         self._finalizer.detach()
 
     def close(self) -> None:
-        """Close the backend, and warn about each problem."""
         backend, self._backend = self._backend, None
         if backend is None or self._finalizer.detach() is None or self.pid != os.getpid():
             return

@@ -48,7 +48,6 @@ class Mark:
         return not owner or _is_elsewhere(owner) or _is_in(frame or sys._getframe(1), self)
 
     def await_end(self, timeout: float) -> None:
-        """Wait up to `timeout` seconds until a call of a different thread ends."""
         deadline = time.monotonic() + timeout
         while time.monotonic() < deadline and _is_elsewhere(self.is_set):
             time.sleep(1e-3)  # polled, because a signal from the call would slow down every round

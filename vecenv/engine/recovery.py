@@ -59,7 +59,6 @@ class Recovery:
         """Arrays of observations, with a copy from before the operation in flight."""
 
     def note_lost(self) -> None:
-        """Record that the envs of ended workers have failed."""
         if self._backend.lost and (lost := [i for i in self._backend.lost if i not in self.errors]):
             logger.warning("envs %s are lost: %s", lost, str(self._backend.lost[lost[0]]))
             for i in lost:

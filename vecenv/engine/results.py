@@ -69,7 +69,6 @@ class Results:
         return *self._columns(ids, taken.extras), self.infos.rows(asked, taken)
 
     def _columns(self, ids: np.ndarray | None, extras: Mapping[int, Extra]) -> Any:
-        """Return (obs, rew, terminated, truncated)."""
         if ids is None and self._whole is not None:
             return map(np.ndarray.copy, self._whole)
         terminated, truncated = self._rows(self._arena.terminated, ids), self._rows(self._arena.truncated, ids)

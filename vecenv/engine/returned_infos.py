@@ -13,12 +13,9 @@ from vecenv.backends.host.row_writer import Final
 from vecenv.backends.memory.arena import Arena
 
 COPIES = np.frompyfunc(dict.copy, 1, 1)
-"""Copies an array of dicts without a Python loop over envs."""
 
 
 class ReturnedInfos:
-    """Infos of a batch in two forms: for callers, and as the envs returned them."""
-
     def __init__(self, arena: Arena, all_ids: list[int]) -> None:
         self._final, self._all = arena.final, all_ids
         self._empty = nest.object_array([{"env_id": i} for i in all_ids])

@@ -105,7 +105,6 @@ class EnvStatus:
 
     @property
     def failed_ids(self) -> list[int]:
-        """Ids of the failed envs, which accept only a reset."""
         if self.was_interrupted:
             return sorted({*self._recovery.errors, *self.interrupted_ids})
         waiting = self.waiting_ids

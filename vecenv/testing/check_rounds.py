@@ -94,7 +94,6 @@ def check_autoreset(factory: Factory) -> None:
 
 
 def _compare_ends(twins: Twins, asked: Sequence[int], result: tuple[Any, ...], want: list[tuple[Any, ...]]) -> None:
-    """Compare rows with the steps in `want` and, if an episode ended, with the following reset."""
     for j, (i, (obs, reward, terminated, truncated, info)) in enumerate(zip(asked, want, strict=True)):
         row = result[4][j]
         final_obs, final_info = row.pop("final_obs", None), row.pop("final_info", None)

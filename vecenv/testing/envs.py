@@ -109,11 +109,11 @@ class _Misbehaves(CountingEnv):
 
 
 class RaisesOnStep(_Misbehaves):
-    """Env that raises ValueError("boom in step") in step `at` of an episode."""
+    """Env that raises ValueError in step `at` of an episode."""
 
 
 class RaisesOnReset(_Misbehaves):
-    """Env that raises ValueError("boom in reset") in the reset of episode `at` and in later resets."""
+    """Env that raises ValueError in the reset of episode `at` and in later resets."""
 
     where = "reset"
 

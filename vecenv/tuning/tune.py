@@ -44,7 +44,6 @@ class TuneRow(NamedTuple):
     """A candidate with its speed, or the reason why it has none."""
 
     backend: str
-    """"dummy", "shmem" or "thread", as in `vecenv.make_vec`."""
     num_workers: int | None
     steps_per_second: float | None
     note: str
