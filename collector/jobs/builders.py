@@ -138,7 +138,7 @@ def check_env(job: Job) -> None:
         find_spec(name)
     except gymnasium.error.Error as error:
         raise JobError(
-            f"there is no env {job.env}: {error} One that a package registers is found as package:{job.env}"
+            f"there is no env {job.env}: {error} If a package registers the env, use package:{job.env}"
         ) from None
 
 
@@ -202,7 +202,7 @@ def make_policy(job: Job, venv: Any, device: str) -> Any:
     elif kwargs:
         raise JobError(f"policy_kwargs are for a class, and {policy} is {made!r}")
     if not callable(made):
-        raise JobError(f"{policy} is no policy: {made!r} cannot be called with observations")
+        raise JobError(f"{policy} is not a policy: {made!r} cannot be called with observations")
     if job.checkpoint is not None:
         _load_weights(made, job.checkpoint)
     if hasattr(made, "parameters") and hasattr(made, "to"):
@@ -253,8 +253,8 @@ def check_cluster(job: Job, cluster: str | None, actors: int | None) -> None:
         raise JobError(f"cluster_actors must be at least 1, got {actors}")
     if names := with_statistics(job):
         raise JobError(
-            f"the statistics of {', '.join(names)} go from one episode to the next, and each task on a cluster would "
-            'have its own: freeze them (frozen = "statistics.json"), or run the job without --cluster'
+            f"the statistics of {', '.join(names)} would differ between the tasks of a cluster: freeze "
+            'them (frozen = "statistics.json"), or run the job without --cluster'
         )
     if job.backend == "ray":
         raise JobError(

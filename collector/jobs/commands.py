@@ -94,7 +94,7 @@ RunningFlags = Annotated[Running, arg(name="")]
 def _job_of(file: Path | None, settings: list[str], flags: Flags) -> Job:
     settings = [*settings, *(f"{name}={text}" for name, text in flags.items())]
     if file is not None and ":" in file.name and not file.exists():
-        raise JobError(f"{file} is no job file; an env is named by a flag: --env {file}")
+        raise JobError(f"{file} is not a job file; to name an env, pass --env {file}")
     return load_job(file, settings) if file is not None else job_of_settings(settings)
 
 
@@ -129,7 +129,7 @@ def run(
     wanted = _job_of(job, set, flags)
     folder = out or Path("data") / (job.stem if job is not None else re.sub(r"[/:]", "-", wanted.env))
     if resume and overwrite:
-        raise JobError("--resume goes on with what --overwrite would replace: pass one of them")
+        raise JobError("--resume continues the data that --overwrite would replace: pass only one of them")
     if dry_run:
         check_env(wanted)
         check_cluster(wanted, running.cluster, running.cluster_actors)

@@ -84,7 +84,7 @@ def statistics_in_words(job: dict[str, Any]) -> list[str]:
     """Describe each listed transform of a job that has statistics.
 
     >>> statistics_in_words({"transforms": ["ToTensorImage", "VecNorm"]})
-    ['VecNorm goes on with its statistics when the job is resumed; not repeatable']
+    ['VecNorm continues its statistics when the job is resumed; not repeatable']
     """
     found = []
     for each in as_shown(job)["transforms"]:
@@ -93,7 +93,7 @@ def statistics_in_words(job: dict[str, Any]) -> list[str]:
         if frozen is not None:
             found.append(f"{name} frozen, as in {frozen}")
         elif is_listed(TRANSFORM, name) and issubclass(find_class(TRANSFORM, name), Freezable):
-            found.append(f"{name} goes on with its statistics when the job is resumed; not repeatable")
+            found.append(f"{name} continues its statistics when the job is resumed; not repeatable")
     return found
 
 

@@ -164,7 +164,9 @@ class Job(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
                 'step_timeout: the dummy backend cannot end an env that hangs; use backend = "shmem" or "subproc"'
             )
         if self.num_workers is not None and self.num_workers > self.num_envs:
-            raise JobError(f"num_workers: {self.num_workers} workers for {self.num_envs} envs; one each is the most")
+            raise JobError(
+                f"num_workers: {self.num_workers} workers for {self.num_envs} envs; pass at most one per env"
+            )
         if self.policy not in POLICIES and ":" not in self.policy:
             raise JobError(f'policy must be "random", "mlp" or "module:attr", got {self.policy!r}')
         if self.policy == "random" and (self.checkpoint or self.policy_kwargs):
@@ -205,7 +207,7 @@ def _name_of(setting: str, value: Any) -> str:
         found = getattr(found, part, None)
     if found is None or found is not value:
         raise JobError(
-            f"{setting}: {value!r} has no name by which workers, and a job that is resumed, find it: pass a function "
+            f"{setting}: {value!r} cannot be imported by workers and resumed jobs: pass a function "
             'or class from the top of a module, or its name, "module:name"'
         )
     return f"{home}:{name}"

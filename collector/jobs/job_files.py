@@ -40,17 +40,17 @@ def load_job(path: str | os.PathLike[str], settings: Iterable[str] = ()) -> Job:
     file = Path(path)
     read = READERS.get(file.suffix.lower())
     if read is None:
-        raise JobError(f"{file} is no job file: its name must end in {', '.join(READERS)}")
+        raise JobError(f"{file} is not a job file: its name must end in {', '.join(READERS)}")
     try:
         if file.stat().st_size > LARGEST_FILE:
-            raise JobError(f"{file} is no job file: it has more than {LARGEST_FILE:,} bytes")
+            raise JobError(f"{file} is not a job file: it has more than {LARGEST_FILE:,} bytes")
         content = read(file.read_text("utf-8"))
     except OSError as error:
         raise JobError(f"{file} cannot be read: {error.strerror or error}") from None
     except (ImportError, ValueError, RecursionError) as error:  # from a reader; YAML's needs PyYAML
         raise JobError(f"{file} cannot be read: {error}") from None
     if not isinstance(content, dict):
-        raise JobError(f"{file} is no job: it holds a {type(content).__name__}, and a job is names with values")
+        raise JobError(f"{file} is not a job: it holds a {type(content).__name__} instead of names with values")
     return with_frozen(make_job(_with_settings(content, settings), str(file)), file.parent)
 
 
@@ -120,7 +120,7 @@ def _value(name: str, text: str) -> Any:
         return json.loads(text, parse_constant=lambda name: name)
     except (ValueError, RecursionError) as error:
         if text[:1] in ("{", "["):
-            raise JobError(f"{name}: {text} is no JSON: {error}") from None
+            raise JobError(f"{name}: {text} is not JSON: {error}") from None
         digits = text.replace(",", "")
         return int(digits) if digits.isdecimal() and digits.isascii() else text
 

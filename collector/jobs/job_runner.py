@@ -99,14 +99,14 @@ def resume_job(
     runner = JobRunner(wanted, folder, cluster, cluster_actors, tensorboard, on_progress)
     if names := wrappers_with_statistics(wanted):
         raise JobError(
-            f"{', '.join(names)} had statistics of the episodes before, which a job that is resumed has not; "
-            "run it again with the transforms VecNorm or NormalizeReward, whose statistics are stored"
+            f"the statistics of {', '.join(names)} were not stored, so the job cannot be resumed; "
+            "collect again with the transforms VecNorm or NormalizeReward, whose statistics are stored"
         )
     manifest = read_manifest(folder)
     runner.state.repeatable = head["repeatable"]
     if manifest.end is not None:
         runner.restore(manifest)
-        runner.state.notes.append("it was complete already")
+        runner.state.notes.append("the job was already complete")
         return runner.completed()
     store = StoreWriter(folder, head, resume=True, compress=wanted.compress, check=runner.restore)
     with closing(store):
@@ -204,7 +204,7 @@ class JobRunner:
         """End the data set. Raises `JobFailedError` if every episode failed."""
         if not writer.end():
             number, error = max(self.state.skipped.items())
-            raise JobFailedError(f"each of its episodes failed; episode {number}, as the last one, with {error}")
+            raise JobFailedError(f"all episodes failed; the last, episode {number}, with {error}")
         self.completed()
 
     def completed(self) -> JobState:

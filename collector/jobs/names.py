@@ -88,8 +88,8 @@ def find_class(kind: Kind, name: str) -> Any:
     if ":" in name:
         return load_attr(name)
     close = difflib.get_close_matches(name, kind.names, n=1)
-    hint = f"did you mean {close[0]!r}?" if close else "any other is module:name"
-    raise JobError(f"there is no {kind.word} {name!r} in {kind.module} that goes by its name alone; {hint}")
+    hint = f"did you mean {close[0]!r}?" if close else "name any other class as module:name"
+    raise JobError(f"there is no {kind.word} {name!r} in the list of {kind.module}; {hint}")
 
 
 def load_attr(name: str) -> Any:
@@ -98,7 +98,7 @@ def load_attr(name: str) -> Any:
     found = _import(module, name)
     for part in attr.split("."):
         if not hasattr(found, part):
-            here = " (here that is another program than the one that made the job: put it into a module)"
+            here = " (__main__ is another program here: put it into a module)"
             raise JobError(
                 f"there is no {part!r} in {name.rpartition(part)[0].rstrip('.:')}, which the job names"
                 + here * (module == "__main__")
@@ -143,25 +143,25 @@ def check_names(job: Job, allow_import: Iterable[str], where: Any) -> None:
             env_id
         )  # without a version, such an id looks like a class
         if not (is_env or CODE.fullmatch(name)) or is_by_kwargs:
-            known = f"one of {kind.module} that takes data alone" if kind.module else "one that is known by its name"
+            known = f"a listed class of {kind.module}" if kind.module else "a listed name"
             raise JobError(
-                f"{named} {name!r} as a {kind.word}, which no --allow-import allows: it is neither {known}, nor a "
-                "class or function of a module (module:name, without dots behind the colon). Where you have it, go on "
-                f"with the job file that made it: run JOB --out {where} --resume"
+                f"{named} {name!r} as a {kind.word}, which --allow-import cannot allow: it is neither {known}, nor a "
+                "class or function of a module (module:name, without dots after the colon). If you have the job file, "
+                f"resume with it: run JOB --out {where} --resume"
             )
     modules = dict.fromkeys(name.partition(":")[0] for _, name in code)
     if missing := [module for module in modules if module not in allowed]:
         unknown = ", ".join(repr(name) for _, name in code if name.partition(":")[0] in missing)
         flags = " ".join(f"--allow-import {module}" for module in missing)
         raise JobError(
-            f"{named} {unknown}, which is code: where you trust the folder, pass {flags} (in a program: "
+            f"{named} {unknown}, which is code: if you trust the folder, pass {flags} (in a program: "
             f"allow_import={missing})"
         )
     homes = {name: _home(kind, name, allowed, named) for kind, name in code}
     if elsewhere := {name: home for name, home in homes.items() if home not in allowed}:
         defined = ", ".join(f"{name!r}, which is defined in {home}" for name, home in elsewhere.items())
         flags = " ".join(f"--allow-import {home}" for home in dict.fromkeys(elsewhere.values()))
-        raise JobError(f"{named} {defined}: where you trust that, pass {flags} too")
+        raise JobError(f"{named} {defined}: if you trust that module, pass {flags} too")
 
 
 def _short(kind: Kind, name: str) -> str:
@@ -187,7 +187,7 @@ def _home(kind: Kind, name: str, allowed: set[str], named: str) -> str:
     if not isinstance(found, (type, FunctionType)) or (
         is_elsewhere and getattr(sys.modules.get(home), found.__qualname__, None) is not found
     ):
-        raise JobError(f"{named} {name!r}, which is {found!r}, and no class or function that a module defines")
+        raise JobError(f"{named} {name!r}, which is {found!r}, not a class or function that a module defines")
     return home
 
 

@@ -70,12 +70,12 @@ def skipped_in(state: Any) -> set[int]:
     {3, 7}
     >>> skipped_in({"skipped": 3})  # doctest: +ELLIPSIS
     Traceback (most recent call last):
-    collector.store.safe_folder.DatasetError: its state is no state of a job: Expected `array`, got `int`...
+    collector.store.safe_folder.DatasetError: its state is not the state of a job: Expected `array`, got `int`...
     """
     try:
         return {*msgspec.convert({} if state is None else state, dict[str, list[int]]).get("skipped", ())}
     except msgspec.ValidationError as error:
-        raise DatasetError(f"its state is no state of a job: {error}") from None
+        raise DatasetError(f"its state is not the state of a job: {error}") from None
 
 
 class EpisodeWriter:

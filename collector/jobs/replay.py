@@ -51,8 +51,8 @@ def replay_episodes(folder: str | os.PathLike[str], count: int, allow_import: It
         return {}
     if names := with_statistics(job):
         raise JobError(
-            f"the episodes of {folder} cannot be played again: {', '.join(names)} had statistics of the episodes "
-            "before each; with statistics that are frozen they could"
+            f"the episodes of {folder} cannot be replayed: {', '.join(names)} carried statistics from one episode "
+            "to the next; collect with frozen statistics instead"
         )
     chosen = {int(i) for i in np.linspace(0, len(data) - 1, num=min(count, len(data))).round()}
     stored = {episode.number: episode for episode in (data[i] for i in sorted(chosen))}

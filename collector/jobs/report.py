@@ -107,10 +107,10 @@ def summary(state: JobState, info: dict[str, Any] | None) -> Group:
     if state.status == "complete":
         return Group("Collected:", table_of(rows))
     if (modules := flags_of(job, state.out)) is None:
-        advice = f"Go on, with the job file or program that began it, by: run JOB --out {folder} --resume"
+        advice = f"Resume with the job file or program that began it: run JOB --out {folder} --resume"
     else:
         flags = (f" --allow-import {module}" for module in modules)
-        advice = f"Go on with: python -m collector resume {folder}{''.join(flags)}"
+        advice = f"Resume with: python -m collector resume {folder}{''.join(flags)}"
     return Group("Interrupted; collected until then, and kept:", table_of(rows), advice)
 
 

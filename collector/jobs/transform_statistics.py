@@ -133,12 +133,12 @@ def _with_content(each: str | Call, folder: Path) -> str | Call:
     except (OSError, ValueError) as error:
         raise JobError(f"{where} cannot be read: {getattr(error, 'strerror', None) or error}") from None
     if not isinstance(state, dict) or not state:
-        raise JobError(f"{where} has no statistics; collector.save_statistics writes such a file")
+        raise JobError(f"{where} has no statistics; write the file with collector.save_statistics")
     if state.keys() == {ENVS}:  # the file of a job, per env
         name = each.call.rpartition(":")[2]
         raise JobError(
-            f"{where} has the statistics of the transforms of a job, and not those of one {name}; "
-            "collector.save_statistics writes such a file"
+            f"{where} has the statistics of all transforms of a job, not of one {name}; "
+            "write the file with collector.save_statistics"
         )
     return msgspec.structs.replace(each, frozen=Frozen(each.frozen, hashlib.sha256(content).hexdigest(), state))
 
@@ -173,8 +173,8 @@ def read_statistics(folder: str | os.PathLike[str], num_envs: int) -> States:
         states = msgspec.convert(content, dict[str, States]).get(ENVS, [])
     except FileNotFoundError:
         raise DatasetError(
-            f"{path} is missing, the statistics with which the transforms of the job are to go on; restore "
-            "it, or collect again, with --overwrite"
+            f"{path} is missing: it has the statistics of the job's transforms; restore it, or collect again with "
+            "--overwrite"
         ) from None
     except ValueError as error:
         raise DatasetError(f"{path} cannot be read: {error}; collect again, with --overwrite") from None

@@ -55,7 +55,7 @@ backends = pytest.mark.parametrize(
     ],
 )
 TOO_MANY = r"3 episodes failed, and max_failed is 2; .* OverflowError: the episode"
-ALL_FAILED = r"each of its episodes failed; episode 2, as the last one, with .*Over"
+ALL_FAILED = r"all episodes failed; the last, episode 2, with .*Over"
 RAISED = {"episodes": 400, "on_error": "raise"}
 
 
@@ -292,7 +292,7 @@ class TestGoingOn:
     def test_one_that_is_complete_stays_as_it_is(self, uninterrupted: Path) -> None:
         before = {path: path.read_bytes() for path in uninterrupted.rglob("*") if path.is_file()}
         state = resume_job(uninterrupted, allow_import=[HERE])
-        assert (state.status, state.episodes, state.notes) == ("complete", 40, ["it was complete already"])
+        assert (state.status, state.episodes, state.notes) == ("complete", 40, ["the job was already complete"])
         assert state.repeatable
         assert {path: path.read_bytes() for path in before} == before
 
@@ -344,7 +344,7 @@ class TestGoingOn:
         changes: dict[str, Any] = {"wrappers": ("gymnasium.wrappers:NormalizeObservation",), "episodes": 500}
         state = run_job(job(**changes), tmp_path / "a", on_progress=stop_at(5))
         assert not state.repeatable
-        with pytest.raises(JobError, match="NormalizeObservation had statistics of the episodes before"):
+        with pytest.raises(JobError, match="the statistics of NormalizeObservation were not stored"):
             resume_job(tmp_path / "a")
 
 
@@ -456,7 +456,7 @@ class TestSignals:
         assert running.returncode == 128 + signum
         assert error.split("\n") == ["", NOTICE, ""]
         assert "Interrupted; collected until then, and kept:" in out
-        assert f"Go on with: python -m collector resume {tmp_path / 'a'}" in out.replace("\n", "")
+        assert f"Resume with: python -m collector resume {tmp_path / 'a'}" in out.replace("\n", "")
         data = Dataset(tmp_path / "a")
         assert len(data) > 10
         assert_whole(data)

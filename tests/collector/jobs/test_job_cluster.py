@@ -63,7 +63,7 @@ def test_a_task_skips_what_fails(uninterrupted: Path, tmp_path: Path) -> None:
 
 def test_jobs_that_are_not_for_actors_are_refused_before_anything_is_done(tmp_path: Path) -> None:
     refused: tuple[tuple[dict[str, Any], dict[str, Any], str], ...] = (
-        ({"transforms": ("VecNorm",)}, {}, "the statistics of VecNorm go from one episode to the next"),
+        ({"transforms": ("VecNorm",)}, {}, "the statistics of VecNorm would differ between the tasks of a cluster"),
         ({"backend": "ray"}, {}, "leave it out, or name the backend of each task"),
         ({"device": "cuda:1"}, {}, "a task sees its own GPU only"),
         ({}, {"cluster_actors": 0}, "must be at least 1, got 0"),

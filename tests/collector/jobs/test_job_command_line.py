@@ -128,7 +128,7 @@ def make_env(**kwargs):
         assert abs(every.obs[every.step == 0] - 1).max() <= 0.05
         assert set(every.reward) == {0.0, -1.0}
         assert main(["resume", str(here / "a")]) == 2
-        assert "which is code: where you trust the folder, pass --allow-import mine" in capsys.readouterr().err
+        assert "which is code: if you trust the folder, pass --allow-import mine" in capsys.readouterr().err
 
     def test_several_of_them_and_with_arguments(self, here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         wrappers = '["gymnasium.wrappers:FlattenObservation", {"call": "mine:Shifted", "kwargs": {"by": 5.0}}]'
@@ -149,9 +149,9 @@ def make_env(**kwargs):
             (["--wrapper", "mine:Shifter"], "there is no 'Shifter' in mine, which the job names"),
             (
                 ["--wrapper", "Shifted"],
-                "there is no wrapper 'Shifted' in gymnasium.wrappers that goes by its name alone; any other is",
+                "there is no wrapper 'Shifted' in the list of gymnasium.wrappers; name any other class as",
             ),
-            (["--transform", "VecNom"], "that goes by its name alone; did you mean 'VecNorm'?"),
+            (["--transform", "VecNom"], "in the list of vecenv.transforms; did you mean 'VecNorm'?"),
             (["--env-kwargs", "3"], "env_kwargs: Expected `object`, got `int`"),
             (["--env-kwargs", '{"gravity": 3}'], "unexpected keyword argument 'gravity'"),
         ):

@@ -156,9 +156,9 @@ class TestPrograms:
             ({"backend": "shm"}, "backend: Invalid enum value 'shm'; it is one of auto, dummy, ray, shmem,"),
             (
                 {"env": lambda: Cell()},
-                "env: <function .* has no name by which workers, and a job that is resumed, find it",
+                "env: <function .* cannot be imported by workers and resumed jobs",
             ),
-            ({"policy": 3}, "policy: 3 has no name by which"),
+            ({"policy": 3}, "policy: 3 cannot be imported"),
             ({"wrappers": [{"call": "ClipAction", "frozen": "a.json"}]}, "wrappers: `frozen` is for transforms"),
         ],
     )
@@ -211,7 +211,7 @@ class TestCommandLine:
         assert main(["plot", str(folder), "--out", str(tmp_path / "b.png")]) == 0
         assert (tmp_path / "b.png").is_file()
         assert main(["resume", str(folder), "--no-plot"]) == 0
-        assert "it was complete already" in capsys.readouterr().out
+        assert "the job was already complete" in capsys.readouterr().out
         assert main(["run", str(file), "--out", str(folder)]) == 1
         assert "--overwrite" in capsys.readouterr().err
         assert main(["run", str(file), "--resume", "--set", "seed=5", "--out", str(folder)]) == 2
@@ -249,13 +249,13 @@ class TestCommandLine:
             ("run --env CartPole-v1", "a job has either episodes = N or steps = N"),
             ("run --env CartPoll-v1 --steps 3", "there is no env CartPoll-v1: "),
             ("run --env CartPole-v1 --steps 0", "steps: Expected `int` >= 1, got 0"),
-            ("run --env CartPole-v1 --steps 3 --wrapper {call:x}", "wrappers: {call:x} is no JSON: "),
+            ("run --env CartPole-v1 --steps 3 --wrapper {call:x}", "wrappers: {call:x} is not JSON: "),
             (f"run --env {HERE}:Wlak --steps 3 --backend dummy", f"there is no 'Wlak' in {HERE}, which the job names"),
             ("run --env CartPole-v1 --steps 3 --backend ship", "backend: Invalid enum value 'ship'"),
             ("run --env none:X-v0 --steps 3 --backend dummy", "No module named 'none'"),
             (f'run --env CartPole-v1 --steps 3 --policy {HERE}:Mean --policy-kwargs {{"size":3}}', "argument 'size'"),
             ("run none.toml", "none.toml cannot be read: No such file"),
-            (f"run {HERE}:Counting", f"is no job file; an env is named by a flag: --env {HERE}:Counting"),
+            (f"run {HERE}:Counting", f"is not a job file; to name an env, pass --env {HERE}:Counting"),
             ("resume none", "none holds no collected episodes"),
             ("info none", "none holds no collected episodes"),
             ("verify none --replay -1", "--replay must be at least 0, got -1"),

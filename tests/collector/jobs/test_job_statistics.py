@@ -96,7 +96,7 @@ class TestLearning:
     def test_without_the_file_it_is_refused(self, tmp_path: Path) -> None:
         run_job(learning(), tmp_path / "a", on_progress=stop_at(20))
         (tmp_path / "a" / KEPT).rename(tmp_path / "kept")
-        with pytest.raises(DatasetError, match=rf"{KEPT} is missing, the statistics .* --overwrite"):
+        with pytest.raises(DatasetError, match=rf"{KEPT} is missing: .* the statistics .* --overwrite"):
             resume_job(tmp_path / "a")
         for content in ("[]", '{"envs": [{}]}', '{"envs": 4}', '{"envs": [1, 2, 3, 4]}', "{", '{"envs": NaN}'):
             (tmp_path / "a" / KEPT).write_text(content)
@@ -114,11 +114,11 @@ class TestLearning:
     def test_what_cannot_be_said_again_is_said(self, tmp_path: Path, capsys: Any) -> None:
         run_job(learning(episodes=8), tmp_path / "a")
         assert dataset_info(tmp_path / "a")["statistics"] == [
-            "VecNorm goes on with its statistics when the job is resumed; not repeatable"
+            "VecNorm continues its statistics when the job is resumed; not repeatable"
         ]
         assert main(["verify", str(tmp_path / "a")]) == 0
         assert main(["verify", str(tmp_path / "a"), "--replay", "2"]) == 2
-        assert "VecNorm had statistics of the episodes before each" in capsys.readouterr().err
+        assert "VecNorm carried statistics from one episode to the next" in capsys.readouterr().err
 
 
 @FULL
@@ -218,7 +218,7 @@ class TestFrozen:
         for content, message in (
             (None, "cartpole.json cannot be read: No such file or directory"),
             ("{", "cartpole.json cannot be read: "),
-            ("[1, 2]", "cartpole.json has no statistics; collector.save_statistics writes such a file"),
+            ("[1, 2]", "cartpole.json has no statistics; write the file with collector.save_statistics"),
             ("{}", "cartpole.json has no statistics"),
             ('{"envs": [{"0.VecNorms": {}}]}', "and not those of one VecNorm; collector.save_statistics writes"),
             ('{"mean": 1.0}', r"cartpole.json does not fit VecNorm: .* expected {'obser.*, got {'mean': \(\)}"),
