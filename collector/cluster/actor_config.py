@@ -1,4 +1,4 @@
-"""`ActorConfig`: the checked arguments of `RayCollector` that concern its actors."""
+"""`ActorConfig`: options of a `RayCollector`'s actors, and checks of the collector's arguments."""
 
 from __future__ import annotations
 
@@ -13,31 +13,29 @@ from vecenv.extending import actor_options, check_count, check_timeout
 OF_ACTORS = ["backend", "compile_policy", "cudagraph_policy", "env_device", "exploration_mode", "exploration_type"]
 OF_ACTORS += ["info_keys", "max_frames_per_traj", "policy_threads", "reset_at_each_iter", "reset_when_done"]
 OF_ACTORS += ["set_truncated"]
-"""Arguments of `SyncDataCollector` that go on to the actors as they are."""
+"""Arguments of `SyncDataCollector` that are passed to the actors."""
 
 OF_RAY = ("num_cpus", "num_gpus", "resources", "runtime_env", "scheduling", "placement_group")
-"""Fields of `ActorConfig` that are for Ray."""
+"""Fields of `ActorConfig` that are passed to Ray."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ActorConfig:
-    """Options of the actors of a `RayCollector`: their places, their time limits, and what follows a failure.
+    """Options of the actors of a `RayCollector`: place, time limits, and reaction to failures.
 
     Args:
-        num_cpus, num_gpus: what Ray reserves for each actor; it limits nothing. A policy on "cuda" needs `num_gpus`:
-            0.25 puts four actors on a GPU.
-        resources, runtime_env, scheduling, placement_group: passed to Ray, see `vecenv.ray_cluster.actor_options`.
-        start_timeout: seconds until an actor must run, and then until its vector env must be made; None: any time.
-        rollout_timeout: seconds that an actor may take for a rollout before it is killed as one that failed; None: any
-            time.
-        on_worker_failure: what happens where an actor dies, hangs or loses the workers of its envs: "restart" it with
-            new envs; "drop" it and go on with the others; or "raise" `WorkerDiedError` or `WorkerTimeoutError`, which
-            names the actor and its env ids. With "restart", a replacement for which the cluster has no place within
-            `start_timeout` waits for one, while the others collect. What the code of an env or the policy raises is
-            always raised.
-        max_restarts: of an actor without a rollout in between; the next failure is raised.
+        num_cpus, num_gpus: Resources that Ray reserves per actor; they limit nothing. A policy on "cuda" needs
+            `num_gpus`, for example 0.25 for four actors per GPU.
+        resources, runtime_env, scheduling, placement_group: Passed to Ray, see `vecenv.ray_cluster.actor_options`.
+        start_timeout: Seconds until an actor must run, and then until its vector env must be ready; None: no limit.
+        rollout_timeout: Seconds after which a rollout counts as hanging, and the actor is killed; None: no limit.
+        on_worker_failure: Reaction if an actor dies, hangs or loses the workers of its envs. "restart": with new envs.
+            "drop": continue with the other actors. "raise": `WorkerDiedError` or `WorkerTimeoutError`, with actor and
+            env ids. A restarted actor without a place waits, while the others collect. Exceptions of an env or the
+            policy are always raised.
+        max_restarts: Restarts of an actor without a rollout in between, before a failure is raised.
 
-    Raises `ValueError` or `TypeError` for values that are none of these.
+    Raises `ValueError` or `TypeError` for invalid values.
     """
 
     num_cpus: float = 1
@@ -75,7 +73,7 @@ def check_arguments(
     policy_device: Any,
     options: Mapping[str, Any],
 ) -> None:
-    """Raise `TypeError` or `ValueError` for what a `RayCollector` does not take."""
+    """Raise `TypeError` or `ValueError` for invalid arguments of a `RayCollector`."""
     many = isinstance(make_venv, Sequence) and not isinstance(make_venv, str)
     if (not callable(make_venv) and not many) or (hasattr(make_venv, "step") and not isinstance(make_venv, type)):
         raise TypeError(

@@ -1,8 +1,7 @@
-"""`ActorPool`: start Ray actors, call them, watch them, and replace actors that die.
+"""`ActorPool` starts Ray actors, calls them, detects failures, and replaces actors that die.
 
-An actor answers its calls in order, so only its oldest call is waited for: what comes after a call that fails is lost
-with the actor, and nothing is taken twice. Whatever fails, the actor is killed before anything else is done, because a
-call that has taken too long still runs.
+An actor answers calls in order, so the pool waits only for its oldest call. After a failure the pool kills the actor
+first, because a call that took too long still runs. Later calls are lost with the actor.
 """
 
 from __future__ import annotations
@@ -32,43 +31,43 @@ from vecenv.extending import (
 )
 
 CLOSE_LIMIT = 5.0
-"""Seconds that actors have for closing their vector envs before they are killed."""
+"""Seconds until actors that close their vector envs are killed."""
 logger = logging.getLogger("vecenv")
 
 
 class ActorCall(NamedTuple):
-    """A call that an actor has not answered yet."""
+    """Unanswered call of an actor."""
 
     kind: str
-    """"placement" (any answer: it runs), "start", "rollout", or "reset" (a call of all actors)."""
+    """"placement" (any answer: the actor runs), "start", "rollout", or "reset" (a call of all actors)."""
     reference: Any
     number: int
-    """Calls of all actors are numbered in the order in which they were made."""
+    """Number of the call among the calls of all actors."""
     frames: int
 
 
 @dataclass
 class Actor:
-    """One place among the actors, which a restarted actor keeps."""
+    """Place among the actors. A restarted actor keeps it."""
 
     index: int
     handle: Any = None
     calls: deque[ActorCall] = field(default_factory=deque)
     started: Started | None = None
-    """The answer of its `start`."""
+    """Result of `start`."""
     restarts_in_a_row: int = 0
-    """Restarts since its last rollout."""
+    """Restarts since the last rollout."""
     restarts_since_seed: int = 0
-    """Restarts since the last `set_seed` of the collector."""
+    """Restarts since the last `set_seed`."""
     dropped: bool = False
     has_no_place: bool = False
-    """True if the cluster had no place for its replacement; it waits for one, and is not asked for rollouts."""
+    """True if the cluster has no place for a replacement. The replacement waits, without rollouts."""
     weights: Any = None
-    """Reference to the weights that it was sent last; None: none were sent."""
+    """Reference to the weights that were sent last."""
     next_index: int = 0
-    """Index above those of all episodes in the rollouts that have arrived."""
+    """Index above the episodes of all received rollouts."""
     in_progress: list[int] = field(default_factory=list)
-    """The `traj_ids` of the episodes that go on in its next rollout."""
+    """`traj_ids` of the unfinished episodes, which the next rollout continues."""
     oldest_since: float = 0.0
     stats: ActorStats = field(init=False)
 
@@ -77,17 +76,17 @@ class Actor:
 
     @property
     def rollouts(self) -> int:
-        """Rollouts that it was asked for and that have not arrived."""
+        """Number of rollouts in flight."""
         return sum(call.kind == "rollout" for call in self.calls)
 
     @property
     def starts(self) -> bool:
-        """True until its `start` has returned."""
+        """True until `start` has returned."""
         return bool(self.calls) and self.calls[0].kind in ("placement", "start")
 
     @property
     def env_ids(self) -> tuple[int, ...]:
-        """The ids of its envs among those of all actors; none before the first `start` has returned."""
+        """Ids of this actor's envs among all envs; empty before `start` has returned."""
         env_num = 0 if self.started is None else self.started.env_num
         return tuple(range(self.index * env_num, (self.index + 1) * env_num))
 
@@ -98,13 +97,13 @@ class Actor:
         return self.calls.popleft()
 
     def clear(self) -> int:
-        """Remove all calls; returns their frames."""
+        """Remove all calls, and return their frames."""
         frames, self.stats.in_flight = self.stats.in_flight, 0
         self.calls.clear()
         return frames
 
     def figures(self) -> ActorStats:
-        """Return a copy of the figures."""
+        """Return a copy of the statistics."""
         state = (
             "dropped"
             if self.dropped
@@ -119,7 +118,6 @@ class Actor:
         return replace(self.stats, state=state)
 
     def __str__(self) -> str:
-        """Name the actor, where it runs, and its envs."""
         where = f"pid {self.stats.pid} on {self.stats.node}" if self.stats.pid else "not placed yet"
         ids = self.env_ids
         envs = f"; envs {ids[0]} to {ids[-1]}" if ids else ""
@@ -127,7 +125,7 @@ class Actor:
 
 
 class Arrived(NamedTuple):
-    """A rollout that was asked for. Its arrays are read-only, and lie in Ray's store."""
+    """A received rollout. Its arrays are read-only views of Ray's store."""
 
     actor: Actor
     report: RolloutReport
@@ -136,9 +134,9 @@ class Arrived(NamedTuple):
 
 
 class ActorPool:
-    """`count` actors on a Ray cluster.
+    """Pool of `count` actors on a Ray cluster.
 
-    start_arguments: returns the arguments of `RolloutActor.start` for an actor.
+    `start_arguments` returns the arguments of `RolloutActor.start` for an actor.
     """
 
     def __init__(
@@ -153,12 +151,12 @@ class ActorPool:
         self.actors = [Actor(index) for index in range(count)]
         self.failures: deque[ActorFailure] = deque(maxlen=100)
         self.broken: list[int] = []
-        """The `traj_ids` of the episodes that broke off with their actor; for the caller to empty."""
+        """`traj_ids` of episodes that ended with their actor. The caller empties the list."""
         self._calls = 0
         self._starting = True
 
     def start(self) -> None:
-        """Start all actors. Raises `WorkerTimeoutError` where that takes too long, and what `start` raises."""
+        """Start all actors. Raises `WorkerTimeoutError` if this takes too long, and the errors of `start`."""
         for actor in self.actors:
             self._launch(actor)
         while any(actor.calls for actor in self.actors):
@@ -167,29 +165,29 @@ class ActorPool:
 
     @property
     def alive(self) -> list[Actor]:
-        """The actors that are not dropped."""
+        """Actors that are not dropped."""
         return [actor for actor in self.actors if not actor.dropped]
 
     @property
     def usable(self) -> list[Actor]:
-        """The actors that are not dropped and do not wait for a place."""
+        """Actors that are neither dropped nor wait for a place."""
         return [actor for actor in self.alive if not actor.has_no_place]
 
     @property
     def frames_in_flight(self) -> int:
-        """Steps that actors were asked for and that have not arrived."""
+        """Steps of all rollouts in flight."""
         return sum(actor.stats.in_flight for actor in self.actors)
 
     def ask(self, actor: Actor, frames: int, *arguments: Any) -> None:
-        """Ask for a rollout of so many frames; the arguments are those of `RolloutActor.collect`."""
+        """Request a rollout of `frames` steps, with arguments for `RolloutActor.collect`."""
         self._call(actor, "rollout", "collect", arguments, frames)
 
     def next_answer(self, timeout: float | None = None) -> Arrived | None:
-        """Wait until an actor has answered its oldest call, or has failed, at most `timeout` seconds. Answers come in
-        the order in which they were asked for, as far as several are there.
+        """Wait until an actor answers its oldest call or fails, at most `timeout` seconds. Ready answers are taken in
+        the order of their calls.
 
-        Returns the rollout, if it is one; None else, also where nothing is asked for. Raises what the
-        code of an actor raises, which goes on, and the failure of an actor where it is not absorbed.
+        Returns a rollout, or None for any other event. Raises exceptions of the actor's code, after which the actor
+        continues, and failures of an actor that must not be absorbed.
         """
         busy = sorted((actor for actor in self.actors if actor.calls), key=lambda actor: actor.calls[0].number)
         if not busy:
@@ -199,7 +197,7 @@ class ActorPool:
         wait = None if end == math.inf else max(0.0, end - now)
         references = [actor.calls[0].reference for actor in busy]
         ready, _ = self._ray.wait(references, num_returns=1, timeout=wait, fetch_local=False)
-        if ready:  # the first of those in the list that are ready
+        if ready:  # the first ready call in the list
             return self._take(busy[references.index(ready[0])])
         overdue = next((actor for actor in busy if self._deadline(actor) <= time.monotonic()), None)
         if overdue is not None:
@@ -211,11 +209,11 @@ class ActorPool:
         return None
 
     def _may_wait(self, actor: Actor) -> bool:
-        """Return whether a replacement may wait for a place, because others collect meanwhile."""
+        """Return whether a replacement may wait for a place, because other actors collect meanwhile."""
         return self._config.on_worker_failure == "restart" and any(other is not actor for other in self.usable)
 
     def _await_place(self, actor: Actor, failure: VectorEnvError) -> None:
-        """Ask for a place again: the nodes may be others by now."""
+        """Restart the request for a place, because the nodes may have changed."""
         self._kill(actor)
         actor.stats.lost += actor.clear()
         if not actor.has_no_place:
@@ -224,11 +222,12 @@ class ActorPool:
         self._launch(actor)
 
     def run(self, method: str, arguments: Callable[[Actor], tuple[Any, ...]]) -> None:
-        """Call a method of each actor, and wait for all. What they were collecting is discarded. An actor that fails
-        meanwhile is restarted with its start arguments, and is not called.
+        """Call a method of each actor, wait for all, and discard rollouts in flight.
+
+        An actor that fails meanwhile is restarted with current start arguments instead.
         """
         for actor in self.alive:
-            if actor.has_no_place:  # its start arguments are those of now
+            if actor.has_no_place:  # a relaunch uses current arguments
                 self._kill(actor)
                 actor.stats.lost += actor.clear()
                 self._launch(actor)
@@ -241,17 +240,17 @@ class ActorPool:
             actor.in_progress = []
 
     def close(self) -> None:
-        """Close the vector envs, and end all actors: after some seconds, whatever they do."""
+        """Close the vector envs, and kill all actors after a few seconds."""
         alive = [actor for actor in self.alive if actor.handle is not None]
         made = [actor for actor in alive if not actor.starts]
         left = [call.reference for actor in alive for call in actor.calls]
         for actor in alive:
             actor.stats.discarded += actor.clear()
         if not self._ray.is_initialized():
-            return  # the program has shut Ray down, and the actors with it
+            return  # Ray's shutdown ended the actors
         if closing := [actor.handle.close.remote() for actor in made]:
             self._ray.wait(closing, num_returns=len(closing), timeout=CLOSE_LIMIT, fetch_local=False)
-        if left:  # Ray prints errors that were not fetched
+        if left:  # otherwise Ray prints errors
             for reference in self._ray.wait(left, num_returns=len(left), timeout=0, fetch_local=False)[0]:
                 with suppress(Exception):
                     self._ray.get(reference, timeout=0)
@@ -273,7 +272,7 @@ class ActorPool:
         actor.stats.in_flight += frames
 
     def _limit(self, actor: Actor) -> float:
-        """Seconds that the oldest call may take."""
+        """Return the seconds that the oldest call may take."""
         limit = self._config.start_timeout if actor.starts else self._config.rollout_timeout
         return math.inf if limit is None else limit
 
@@ -281,7 +280,7 @@ class ActorPool:
         return actor.oldest_since + self._limit(actor)
 
     def _take(self, actor: Actor) -> Arrived | None:
-        """Take the answer to the oldest call, which is ready."""
+        """Take the ready answer to the oldest call."""
         try:
             value = self._ray.get(actor.calls[0].reference, timeout=self._config.rollout_timeout)
         except Exception as error:
@@ -298,11 +297,11 @@ class ActorPool:
             return Arrived(actor, report, columns, call.frames)
         return None
 
-    # Failures.
+    # Failures
 
     def _failure_of(self, actor: Actor, error: Exception) -> VectorEnvError:
-        """Return the failure of the actor that an exception of `ray.get` means. Raises what the code of an actor has
-        raised, and what means neither.
+        """Convert an exception of `ray.get` to a failure of the actor. Raises exceptions of the actor's code, and all
+        other exceptions.
         """
         if is_loss(error):
             reason = str(error).strip()
@@ -314,19 +313,19 @@ class ActorPool:
             raise error
         trace = RemoteTraceback(getattr(error, "traceback_str", str(error)))
         if isinstance(cause, (WorkerDiedError, WorkerTimeoutError)):
-            # The envs' own worker is gone, and with it the vector env of the actor.
+            # The vector env of the actor has lost a worker.
             failure = _named(actor, type(cause), f"in {actor}: {cause}")
             failure.__cause__ = trace
             return failure
-        actor.stats.lost += actor.pop().frames  # that call is over; the actor is not
-        if isinstance(cause, self._ray.exceptions.RayError):  # the exception itself could not be pickled
+        actor.stats.lost += actor.pop().frames  # the actor survives
+        if isinstance(cause, self._ray.exceptions.RayError):  # the exception could not be pickled
             cause = EnvStepError(str(cause))
         ids = actor.env_ids
         add_note(cause, f"raised in {actor}" + (f"; its env 0 is env {ids[0]} here" if ids else ""))
         raise cause from trace
 
     def _timeout_error(self, actor: Actor) -> VectorEnvError:
-        """The failure of an actor whose oldest call has taken too long."""
+        """Build the error for an oldest call that took too long."""
         kind, limit = actor.calls[0].kind, self._limit(actor)
         if kind == "placement":
             waiting = sum(bool(each.calls) and each.calls[0].kind == "placement" for each in self.actors)
@@ -337,12 +336,12 @@ class ActorPool:
         return _named(actor, WorkerTimeoutError, text)
 
     def _fail(self, actor: Actor, failure: VectorEnvError) -> None:
-        """Kill an actor that has failed, and do what `on_worker_failure` says; raises the failure if that is so."""
+        """Kill a failed actor, and restart it, drop it or raise, as `on_worker_failure` says."""
         self._kill(actor)
         self.broken += actor.in_progress
         actor.in_progress, lost, config = [], actor.clear(), self._config
         actor.stats.lost += lost
-        # A node that is silent, and that Ray still lists, is no fault of the program.
+        # A silent node that Ray still lists is not the program's fault.
         answer = "raise" if self._starting and not unreachable_nodes() else config.on_worker_failure
         if answer == "restart" and actor.restarts_in_a_row >= config.max_restarts:
             answer = "raise"
@@ -364,14 +363,14 @@ class ActorPool:
         self._launch(actor)
 
     def _kill(self, actor: Actor) -> None:
-        """End an actor by Ray, which then reports no death to the terminal; nothing where it is gone."""
+        """End an actor through Ray, so that Ray does not print a death."""
         handle, actor.handle = actor.handle, None
         if handle is not None:
             end_actor(handle)
 
 
 def _named(actor: Actor, kind: type[VectorEnvError], text: str) -> VectorEnvError:
-    """An error that names the envs and the process of the actor."""
+    """Build an error that names the actor's envs and process."""
     failure = kind(text)
     failure.env_ids, failure.pid, failure.op = actor.env_ids, actor.stats.pid or None, "rollout"
     failure.env_id = next(iter(failure.env_ids), None)

@@ -1,4 +1,4 @@
-"""Statistics of a `RayCollector`: frames and actors, as numbers, a table and a progress bar."""
+"""Statistics of a `RayCollector`: numbers, a table and a progress bar."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ HEADINGS = ("actor", "node", "pid", "state", "frames", "lost", "in flight", "ste
 
 @dataclass(frozen=True)
 class ActorFailure:
-    """One entry of the report on actors that died, or did not answer in time."""
+    """Report of an actor that died, or did not answer in time."""
 
     actor: int
     env_ids: tuple[int, ...]
@@ -19,30 +19,30 @@ class ActorFailure:
     reason: str
     frames_lost: int
     answer: str
-    """The action that followed: "restart", "drop" or "raise"."""
+    """Reaction: "restart", "drop" or "raise"."""
 
 
 @dataclass(kw_only=True)
 class FrameCounts:
-    """Steps of whole rollouts: `requested == delivered + lost + discarded + in_flight` at all times."""
+    """Steps of rollouts. Always `requested == delivered + lost + discarded + in_flight`."""
 
     requested: int = 0
     delivered: int = 0
-    """Steps that the driver has taken over; each once."""
+    """Steps that the driver has received."""
     lost: int = 0
-    """Steps of the rollouts that an actor had been asked for when it was killed, and of a rollout that raised an error:
-    the actor may not have taken all of them."""
+    """Steps requested from an actor that was killed, or of a rollout that raised. The actor may have taken fewer."""
     discarded: int = 0
-    """Steps of rollouts that were in flight at `set_seed`, `reset`, `load_state_dict` or `shutdown`, and of a batch
-    that an exception ended."""
+    """Steps in flight at `set_seed`, `reset`, `load_state_dict` or `shutdown`, or of a batch that an exception
+    ended.
+    """
     in_flight: int = 0
-    """Steps of rollouts that are being collected, or wait in the object store."""
+    """Steps of rollouts in progress or in the object store."""
     restarts: int = 0
 
 
 @dataclass(kw_only=True)
 class ActorStats(FrameCounts):
-    """One actor, its restarts included."""
+    """Statistics of an actor, restarts included."""
 
     actor: int
     state: str = "waits"
@@ -52,29 +52,29 @@ class ActorStats(FrameCounts):
     collecting: float = 0.0
     """Seconds spent collecting."""
     waiting: float = 0.0
-    """Seconds in which the actor had nothing to do."""
+    """Idle seconds."""
 
     @property
     def steps_per_second(self) -> float:
-        """Steps a second while it collects."""
+        """Steps per second of collecting."""
         return self.delivered / self.collecting if self.collecting else 0.0
 
     @property
     def waiting_share(self) -> float:
-        """The share of its time in which the actor had nothing to do."""
+        """Idle share of the time."""
         seconds = self.collecting + self.waiting
         return self.waiting / seconds if seconds else 0.0
 
 
 @dataclass(kw_only=True)
 class ClusterStats(FrameCounts):
-    """All actors of a `RayCollector`, and the sums of their counts; `print(stats)` is a table."""
+    """Statistics of all actors of a `RayCollector`, and their sums; `print(stats)` prints a table."""
 
     actors: tuple[ActorStats, ...]
     weight_puts: int = 0
-    """Number of times that weights were put into the object store: at most once a version."""
+    """Number of times that weights were put into the object store, at most once per version."""
     failures: tuple[ActorFailure, ...] = ()
-    """The last failures of actors, 100 at most."""
+    """The last failures of actors, at most 100."""
 
     def __post_init__(self) -> None:
         for each in fields(FrameCounts):
@@ -82,7 +82,7 @@ class ClusterStats(FrameCounts):
 
     @property
     def steps_per_second(self) -> float:
-        """Steps a second of all actors that are not dropped."""
+        """Steps per second of all actors that are not dropped."""
         return sum(each.steps_per_second for each in self.actors if each.state != "dropped")
 
     def __str__(self) -> str:
@@ -100,7 +100,7 @@ def _numbers(stats: ActorStats | ClusterStats) -> tuple[str, ...]:
 
 
 class ProgressBar:
-    """Shows on the terminal the frames that are collected, and how fast actors are; needs rich."""
+    """Progress bar with frames and speed of the actors; needs rich."""
 
     def __init__(self, total: int, console: Any = None) -> None:
         try:
@@ -113,7 +113,6 @@ class ProgressBar:
         self._bar.start()
 
     def show(self, frames: int, stats: ClusterStats) -> None:
-        """Show how far the collector is."""
         alive = sum(each.state not in ("dropped", "no place") for each in stats.actors)
         text = f"{frames:,} frames  {stats.steps_per_second:,.0f} steps/s  {alive} actors"
         if stats.restarts:
@@ -121,5 +120,5 @@ class ProgressBar:
         self._bar.update(self._task, completed=frames, description=text)
 
     def close(self) -> None:
-        """Leave the last state on the terminal."""
+        """Leave the final state on the terminal."""
         self._bar.stop()

@@ -1,6 +1,6 @@
-"""`RayCollector`: collect batches with actors on a Ray cluster. Each actor has its own envs and policy.
+"""`RayCollector`: collect batches with actors on a Ray cluster. Each actor has separate envs and a copy of the policy.
 
-driver          weights --put once a version--> object store --read by--> actors
+driver          weights --put once per version--> object store --read by--> actors
 RayCollector    batch <--one copy-- object store <--whole rollouts-- actors
 """
 
@@ -30,38 +30,38 @@ from collector.policy.weights import PublishedWeights
 from vecenv.extending import check_seed, connect, seed_chain, worker_seeds
 
 OF_EVALUATION = ("info_keys", "max_frames_per_traj", "policy_threads")
-"""Arguments of the actors' collectors that hold for `evaluate` too."""
+"""Arguments of the actors that `evaluate` uses too."""
 PARTS_OF_STORE = 4
-"""By default, rollouts in flight take at most a quarter of the cluster's object store."""
+"""By default, rollouts in flight take at most a quarter of the object store."""
 
 
 class RayCollector(BaseCollector):
-    """Collects batches of rollouts from `num_actors` Ray actors.
+    """Collector of batches from `num_actors` Ray actors.
 
-    docs/guarantees.md ("Batches of a collector") has the guarantees: when batches are the same, which ids envs and
-    trajectories have, and what becomes of each frame.
+    docs/guarantees.md ("Batches of a collector") says when batches are equal, which ids envs and trajectories have, and
+    which frames may be lost.
 
     Args:
-        make_venv: makes the local vector env of an actor, in the actor; or a list of callables that make an env each.
-        policy: as for `SyncDataCollector`; the driver's module is never changed.
-        num_actors: how many actors.
-        frames_per_batch: steps in a batch: of all actors together with `sync`, else of one actor.
-        total_frames: as for `SyncDataCollector`, of all actors together.
-        sync: True: a batch has a rollout of each actor, with the newest weights; False: the first that was finished.
-        actors: where actors run, how long they may take, and what follows a failure, see `ActorConfig`.
-        max_in_flight: rollouts that an actor may be asked for before the driver takes the first; 1 with `sync`, else 2.
-        max_bytes_in_flight: bytes of rollouts in flight, all actors together; None: a quarter of the object store.
-        straggler_timeout: with `sync`, seconds that a batch waits for the others once the first rollout has come.
-        progress: show a progress bar; needs `vecenv[job]`.
-        device, storing_device: as for `SyncDataCollector`, on the driver.
-        policy_device: as for `SyncDataCollector`, on the actors.
-        create_env_kwargs: keyword arguments for `make_venv`; a list has those of each actor.
-        init_random_frames: as for `SyncDataCollector`, of all actors together.
-        postproc, split_trajs: as for `SyncDataCollector`.
-        options: other arguments of `SyncDataCollector`, for the actors, but `interruptor` and `return_same_td`.
+        make_venv: Makes the vector env of an actor, in the actor; or a list of callables that make one env each.
+        policy: As for `SyncDataCollector`; the driver's module is never changed.
+        num_actors: Number of actors.
+        frames_per_batch: Steps in a batch: of all actors with `sync`, else of one actor.
+        total_frames: As for `SyncDataCollector`, for all actors together.
+        sync: True: a batch has a rollout of each actor, with the newest weights; False: the rollout that finished
+            first.
+        actors: Place, time limits and failures of actors, see `ActorConfig`.
+        max_in_flight: Maximum number of rollouts in flight per actor; None: 1 with `sync`, else 2.
+        max_bytes_in_flight: Maximum bytes of all rollouts in flight; None: a quarter of the object store.
+        straggler_timeout: With `sync`, seconds that a batch waits for the others after the first rollout has arrived.
+        progress: Show a progress bar; needs `vecenv[job]`.
+        device, storing_device: As for `SyncDataCollector`, on the driver.
+        policy_device: As for `SyncDataCollector`, on the actors.
+        create_env_kwargs: Keyword arguments for `make_venv`; or a list with a dict per actor.
+        init_random_frames: As for `SyncDataCollector`, for all actors together.
+        postproc, split_trajs: As for `SyncDataCollector`.
+        options: Other arguments of `SyncDataCollector` for the actors, except `interruptor` and `return_same_td`.
 
-    Raises `ImportError` where ray is not installed, `WorkerTimeoutError` where actors cannot be scheduled, and what
-    `make_venv` raises.
+    Raises `ImportError` without ray, `WorkerTimeoutError` if actors cannot be scheduled, and errors of `make_venv`.
 
     Example::
 
@@ -69,7 +69,7 @@ class RayCollector(BaseCollector):
             collector.set_seed(0)
             for batch in collector:
                 learn(batch)                        # a Rollout: batch.obs, batch.env_ids, batch.policy_version, ...
-                collector.update_policy_weights_()  # those of `policy`, which has learned
+                collector.update_policy_weights_()  # the learned weights of `policy`
             print(collector.stats())
     """
 
@@ -102,13 +102,15 @@ class RayCollector(BaseCollector):
         policy_device = device if policy_device is None else policy_device
         count, kwargs, flow = num_actors, create_env_kwargs, (max_in_flight, max_bytes_in_flight, straggler_timeout)
         check_arguments(make_venv, count, sync, *flow, actors, kwargs, policy_device, options)
-        config = CollectorConfig.of("RayCollector", {**locals(), "policy_device": None})  # which is one of the actors
+        config = CollectorConfig.of(
+            "RayCollector", {**locals(), "policy_device": None}
+        )  # the driver has no policy device
         super().__init__(policy, config)
         self._count, self._sync = count, sync
         self._env_kwargs = [*kwargs] if isinstance(kwargs, Sequence) else [kwargs or {}] * count
         self._env_num = self._frames = 0
         self._first_id = 0
-        """Lowest id that a state, which was loaded, has not used."""
+        """Lowest episode id that a loaded state has not used."""
         self._seed: tuple[int, bool] | None = None
         make_env = VectorEnvMaker(SyncDataCollector, options.get("backend"), "dummy", {})
         self._evaluation = Evaluation(make_venv, partial(make_vector_env, kwargs=self._env_kwargs[0], make=make_env))
@@ -121,7 +123,7 @@ class RayCollector(BaseCollector):
         self._start(make_venv, options, actors, flow, progress)
 
     def _start(self, make_venv: Any, options: dict[str, Any], config: ActorConfig, flow: Any, progress: bool) -> None:
-        """Connect to the cluster, and start the actors with the arguments of their collectors."""
+        """Connect to the cluster, and start the actors."""
         with ExitStack() as opened:
             cluster = opened.enter_context(connect())
             ray = cluster.ray
@@ -143,7 +145,9 @@ class RayCollector(BaseCollector):
             self._opened = opened.pop_all()
 
     def _start_arguments(self, actor: Actor) -> tuple[Any, ...]:
-        """Return the arguments of `RolloutActor.start`. A restarted actor has other seeds: it would repeat episodes."""
+        """Return the arguments of `RolloutActor.start`. A restarted actor gets new seeds, so that it does not repeat
+        episodes.
+        """
         entropy = self._entropy(actor)
         seed = None
         if self._seed is not None:
@@ -155,18 +159,18 @@ class RayCollector(BaseCollector):
 
     @property
     def _next_id(self) -> int:
-        """An id that is larger than all that have come so far."""
+        """Episode id above all received ids."""
         index = max((actor.next_index for actor in self._pool.actors), default=0)
         return max(self._first_id, index * self._count * self._env_num)
 
     def _entropy(self, actor: Actor) -> list[int]:
-        """Return the entropy of the generators in the actor's process; without a seed it follows from the driver's."""
+        """Return the entropy of an actor's generators. Without a seed, it depends on the driver's generators."""
         if self._seed is not None:
             return [self._seed[0], actor.restarts_since_seed]
         return [int.from_bytes(worker_seeds(actor.index)[0], "little")]
 
     def _first_seed(self, index: int) -> int:
-        """The seed of the actor's first env, in the chain of all envs."""
+        """Return the seed of an actor's first env, from the seeds of all envs."""
         assert self._seed is not None
         seed, static_seed = self._seed
         return seed if static_seed else seed_chain(seed, index * self._env_num)[-1]
@@ -182,7 +186,7 @@ class RayCollector(BaseCollector):
         users = f"{self._count} actors" if self._sync else "an actor"
         self._warn_of_rounding(f"the envs of {users}, {self._env_num} each")
 
-    # Batches.
+    # Batches
 
     @property
     def frames_per_batch(self) -> int:
@@ -214,7 +218,7 @@ class RayCollector(BaseCollector):
 
     @contextmanager
     def _in_use(self) -> Iterator[None]:
-        """Raise `RuntimeError` if the collector is shut down, and shut it down where an exception passes."""
+        """Raise `RuntimeError` after a shutdown. If an exception passes, shut down."""
         self._check_open()
         try:
             yield
@@ -223,18 +227,18 @@ class RayCollector(BaseCollector):
             self.shutdown()
             raise
 
-    # Episodes and seeds.
+    # Episodes and seeds
 
     def reset(self) -> None:
-        """Abandon the episodes in progress, and what is in flight."""
+        """Abandon the episodes and rollouts in progress."""
         with self._in_use():
             self._pool.run("reset", lambda actor: ())
 
     def set_seed(self, seed: int, static_seed: bool = False) -> int:
-        """Seed all envs and what policies draw from (the global generators of the actors, torch's too), and reset.
+        """Seed all envs and the actors' global generators (torch's too), from which policies draw. Reset the envs.
 
-        Envs get the seeds that those of one vector env would get (`SyncDataCollector.set_seed`); what is in flight is
-        discarded. Returns the seed after the last one, to go on with.
+        Envs get the same seeds as in a single vector env (`SyncDataCollector.set_seed`). Rollouts in flight are
+        discarded. Returns the next unused seed.
         """
         checked = check_seed(seed), static_seed
         with self._in_use():
@@ -244,12 +248,12 @@ class RayCollector(BaseCollector):
             self._pool.run("set_seed", lambda actor: (self._entropy(actor), self._first_seed(actor.index), static_seed))
         return seed if static_seed else seed_chain(seed, self._count * self._env_num)[-1]
 
-    # State.
+    # State
 
     def load_state_dict(self, state_dict: dict[str, Any], strict: bool = True) -> None:
-        """Go on from a `state_dict`: its weights, its count of frames, and ids of episodes that it has not used.
+        """Continue from a `state_dict`: weights, frame count and unused episode ids.
 
-        The envs begin new episodes; what is in flight is discarded.
+        The envs begin new episodes. Rollouts in flight are discarded.
         """
         self._check_open()
         self._load_progress(state_dict, strict, "frames", "iter")
@@ -258,13 +262,15 @@ class RayCollector(BaseCollector):
             self._pool.run("skip_to", lambda actor: (next_id,))
 
     def stats(self) -> ClusterStats:
-        """Return the figures of each actor, and the last failures; `print(collector.stats())` is a table."""
+        """Return statistics of each actor, and the last failures; `print(collector.stats())` prints a table."""
         actors = tuple(actor.figures() for actor in self._pool.actors)
         return ClusterStats(actors=actors, weight_puts=self._weights.puts, failures=tuple(self._pool.failures))
 
     def shutdown(self) -> None:
-        """End the actors, and leave the cluster; a local one that this collector started is shut down unless others use
-        it. Safe to call again, and after any failure.
+        """End the actors, and leave the cluster. If this collector started the cluster, and no other object uses it,
+        the cluster is shut down.
+
+        Safe to call repeatedly, and after any failure.
         """
         if not self._closed:
             self._closed = True

@@ -1,7 +1,7 @@
-"""Actor of a `RayCollector`: a local collector that runs in a Ray worker process.
+"""Actor of a `RayCollector`: a `SyncDataCollector` in a Ray worker process.
 
-Actor a of A, with N envs, has the envs a * N ... a * N + N - 1 of a vector env of A * N. Nothing here imports ray: the
-class also works as it is, in the process that makes it.
+With N envs per actor, actor a has the envs a * N to a * N + N - 1. This module does not import ray, so the class also
+works in any process.
 """
 
 from __future__ import annotations
@@ -26,30 +26,30 @@ from vecenv.extending import seed_generators
 Columns = dict[str, Any]
 STEPS = ["all_obs", "action", "reward", "terminated", "truncated", "traj_ids", "step_count", "policy_version"]
 STEPS += ["mask", "broken", "extras"]
-"""The entries of a rollout with a row for each env and a column for each step."""
+"""Entries of a rollout with a row per env and a column per step."""
 OTHERS = ["env_ids", "broken_ids", "final_obs", "final_env", "final_time"]
-"""Entries that belong to envs, or to ends of episodes."""
+"""Entries per env, or per end of an episode."""
 
 
 class Started(NamedTuple):
-    """Report of an actor once its vector env is made."""
+    """Result of `RolloutActor.start`."""
 
     env_num: int
     frames: int
-    """Steps in each of its rollouts."""
+    """Steps per rollout."""
 
 
 class RolloutReport(NamedTuple):
-    """Report of an actor with each rollout, beside its arrays."""
+    """Times of a rollout."""
 
     seconds: float
     """Seconds of collecting."""
     waited: float
-    """Seconds in which the actor had nothing to do before."""
+    """Seconds that the actor was idle before."""
 
 
 class RolloutActor:
-    """Collects rollouts with a vector env and a copy of the policy of its own."""
+    """Collector of rollouts with a separate vector env and a copy of the policy."""
 
     def __init__(self, index: int, count: int) -> None:
         self._index, self._count = index, count
@@ -57,7 +57,7 @@ class RolloutActor:
         self._idle_since = 0.0
 
     def whereabouts(self) -> tuple[int, str]:
-        """The pid of this process, and the name of its machine."""
+        """Return the pid, and the name of the machine."""
         return os.getpid(), socket.gethostname()
 
     def start(
@@ -69,19 +69,23 @@ class RolloutActor:
         next_id: int,
         import_path: Sequence[str] = (),
     ) -> Started:
-        """Make the vector env and the collector. Constructors raise here, not in `__init__`, so that their exception
-        reaches the driver as it is.
+        """Make the vector env and the collector. This is not part of `__init__`, so that exceptions reach the driver
+        unchanged.
 
-        pickled: `(make_venv, policy, options)`, the arguments of a `SyncDataCollector`. seed: as for `set_seed`, or
-        None. env_kwargs: for `make_venv`. next_id: episodes get no id below it. import_path: `sys.path` of the driver,
-        searched last: Ray passes on no more of it than the folder of the script and the current one.
+        Args:
+            pickled: `(make_venv, policy, options)`, arguments of a `SyncDataCollector`.
+            env_kwargs: Arguments for `make_venv`.
+            entropy: Seeds the generators.
+            seed: Arguments for `set_seed`, or None.
+            next_id: Lowest episode id.
+            import_path: The driver's `sys.path`, searched last. Ray itself passes only two folders of it.
         """
         sys.path += [folder for folder in import_path if folder not in sys.path]
         make_venv, policy, options = cloudpickle.loads(pickled)
         self._seed_generators(entropy)
         with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", message="frames_per_batch=")  # the driver warns, once
-            # Recorded in the same memory each time: Ray copies a rollout into its store before the next begins.
+            warnings.filterwarnings("ignore", message="frames_per_batch=")  # only the driver warns
+            # Rollouts reuse memory, because Ray copies each before the next begins.
             self._collector = SyncDataCollector(
                 make_venv, policy, create_env_kwargs=env_kwargs, return_same_td=True, **options
             )
@@ -93,8 +97,8 @@ class RolloutActor:
         return Started(self._collector.env.env_num, self._collector.frames_per_batch)
 
     def set_seed(self, entropy: Sequence[int], first: int, static_seed: bool) -> None:
-        """Seed the envs with the chain that begins with `first`, and the generators of this process, from which the
-        policy may draw.
+        """Seed the envs with the chain that begins with `first`, and this process's generators, from which policies may
+        draw.
         """
         self._collector.set_seed(first, static_seed)
         self._seed_generators(entropy)
@@ -104,16 +108,16 @@ class RolloutActor:
         self._collector.reset()
 
     def skip_to(self, next_id: int) -> None:
-        """Abandon the episodes in progress, and use no id below this one from now on."""
+        """Abandon the episodes in progress. New episodes get ids from `next_id` on."""
         index = -(-next_id // (self._count * self._collector.env.env_num))
         nothing: dict[str, Any] = {"env_state_dict": {}, "frames": 0, "iter": 0}
         self._collector.load_state_dict({**nothing, "traj_pool": index * self._collector.env.env_num})
 
     def collect(self, version: int, weights: Any, random_actions: bool) -> tuple[RolloutReport, Columns]:
-        """Collect a rollout with the weights of this version; None: those that the actor has are these.
+        """Collect a rollout with the policy `weights` of this version; None: the weights have not changed.
 
-        Its arrays are time first, as they lie in memory, so that they travel without a copy; its envs and episodes have
-        the ids that they have among those of all actors.
+        Arrays have the shape `(time, env, ...)`, as in memory, so Ray needs no extra copy. Ids are global: unique among
+        all actors.
         """
         begin = time.perf_counter()
         waited = begin - self._idle_since
@@ -134,7 +138,6 @@ class RolloutActor:
         return RolloutReport(self._idle_since - begin, waited), columns
 
     def close(self) -> None:
-        """Close the vector env."""
         if self._collector is not None:
             self._collector.shutdown()
 
@@ -144,7 +147,7 @@ class RolloutActor:
         return (index * self._count + self._index) * env_num + env
 
     def _seed_generators(self, entropy: Sequence[int]) -> None:
-        """Seed the global generators, torch's too: without it each process has the same, and actors draw the same."""
+        """Seed the global generators differently in each actor. Otherwise all processes would draw the same numbers."""
         state = np.random.SeedSequence([*entropy, self._index]).generate_state(18)
         seed_generators((state[:8].tobytes(), state[8:16].tobytes()))
         if (torch := sys.modules.get("torch")) is not None:

@@ -1,10 +1,10 @@
-"""Decide which actors collect the next rollouts, and combine rollouts into batches.
+"""Request rollouts from actors, and combine them into batches.
 
-With `sync` a batch has a rollout of each actor, and nothing is in flight between batches but those that came too late.
-Without, a batch is the rollout that was finished first, and actors always have another one to collect.
+With `sync`, a batch has a rollout of each actor, and only late rollouts stay in flight between batches. Otherwise a
+batch is the rollout that finished first, and every actor has a next rollout to collect.
 
-Arrays travel time first, `(T, N, ...)`, as they lie in the actor's memory. Those that arrive are read-only views of
-Ray's store; each is copied once, into its columns of the batch, so that the store is free again at once::
+Arrays arrive as `(T, N, ...)`, in read-only memory of Ray's store. Each is copied once, into its columns of the batch,
+which frees the store::
 
     batch (T, A * N, ...)   | actor 0: N columns | actor 1 | ... | actor A-1 |
 """
@@ -26,10 +26,12 @@ from vecenv import nest
 
 
 class RolloutBatches:
-    """Asks the actors of a pool for rollouts of `frames` steps, and makes batches of what they return.
+    """Source of batches from the rollouts of a pool, each of `frames` steps.
 
-    depth: rollouts that an actor may have in flight. max_bytes: those of all actors together; one is always asked for.
-    straggler_timeout: seconds that a batch of all actors waits once the first rollout has come; None: for all.
+    Args:
+        depth: Maximum number of rollouts in flight per actor.
+        max_bytes: Maximum bytes in flight of all actors. One rollout is always allowed.
+        straggler_timeout: Seconds that a sync batch waits after its first rollout; None: no limit.
     """
 
     def __init__(
@@ -44,14 +46,14 @@ class RolloutBatches:
         self._pool, self._weights, self._frames = pool, weights, frames
         self._depth, self._max_bytes, self._straggler_timeout = depth, max_bytes, straggler_timeout
         self._taken: list[Arrived] = []
-        """The rollouts of the batch that is being made."""
+        """Rollouts of the batch in progress."""
         self._rollout_bytes = 0
-        """Bytes of the largest rollout so far."""
+        """Size of the largest rollout."""
 
     def of_all(self, random_frames: int) -> Rollout:
-        """Return a rollout of each actor, without actors that are dropped meanwhile, wait for a place or come too late.
+        """Return a batch with a rollout of each actor, except dropped, waiting and late actors.
 
-        Actions are random in all that are asked for, where fewer than so many steps are in flight before.
+        All requested rollouts have random actions if fewer than `random_frames` steps are in flight.
         """
         batch = Assembler(len(self._pool.actors))
         all_or_none = math.inf if self._pool.frames_in_flight < random_frames else 0
@@ -68,26 +70,27 @@ class RolloutBatches:
         return self._finish(batch)
 
     def first(self, random_frames: int) -> Rollout:
-        """The rollout that was finished first. Actions are random in each that is asked for while fewer than so many
-        steps, of all actors together, are in flight.
+        """Return the rollout that finished first.
+
+        A requested rollout has random actions if fewer than `random_frames` steps are in flight.
         """
         batch = Assembler(1)
         while not batch.slots:
             self._ask(self._in_turn(), random_frames)
             if (arrived := self._pool.next_answer()) is not None:
                 self._add(batch, 0, arrived)
-        # Before the batch is learned from: its actor collects meanwhile.
+        # The actor collects while the caller learns.
         self._ask(self._in_turn(), random_frames - self._frames)
         return self._finish(batch)
 
     def _in_turn(self) -> list[Actor]:
-        """The actors, those first that were asked for the least: the bytes in flight may not be enough for all."""
+        """Sort the actors by requested steps, because `max_bytes` may not allow a rollout of each."""
         return sorted(self._pool.usable, key=lambda actor: actor.stats.requested)
 
     def _ask(self, actors: Sequence[Actor], random_frames: float) -> None:
-        """Ask these actors for as many rollouts as they may have in flight, those with the fewest first."""
-        version, weights = self._weights.reference()  # an update may come meanwhile
-        most = self._depth if self._rollout_bytes else 1  # until it is known what a rollout takes
+        """Request rollouts up to the limits, in turn."""
+        version, weights = self._weights.reference()  # read once: an update may arrive
+        most = self._depth if self._rollout_bytes else 1  # its size is unknown before the first rollout
         asked = [actor.rollouts for actor in self._pool.actors]
         in_flight = sum(asked)
         for depth in range(1, most + 1):
@@ -102,7 +105,7 @@ class RolloutBatches:
                     self._pool.ask(actor, self._frames, version, new, is_random)
 
     def _add(self, batch: Assembler, slot: int, arrived: Arrived) -> None:
-        """Take over a rollout, and note which episodes of its actor go on in the next one."""
+        """Add a rollout to the batch, and record which episodes of its actor continue."""
         self._taken.append(arrived)
         actor, report, columns, _ = arrived
         self._rollout_bytes = max(self._rollout_bytes, sum(leaf.nbytes for leaf in nest.leaves(columns)))
@@ -123,23 +126,23 @@ class RolloutBatches:
         return finished
 
     def discard(self) -> None:
-        """Count the rollouts of a batch that an exception ended."""
+        """Count the rollouts of a failed batch as discarded."""
         taken, self._taken = self._taken, []
         for arrived in taken:
             arrived.actor.stats.discarded += arrived.frames
 
 
 class Assembler:
-    """Puts rollouts of as many steps and envs each side by side, in arrays that belong to the caller."""
+    """Batch under construction: rollouts of equal size side by side, in new arrays."""
 
     def __init__(self, count: int) -> None:
         self._count = count
         self._steps: Columns = {}
         self.slots: dict[int, Columns] = {}
-        """The entries that do not belong to steps, of the rollouts that have been added."""
+        """Entries that are not per step, by slot."""
 
     def add(self, slot: int, columns: Columns) -> None:
-        """Copy a rollout into its slot. Raises `ValueError` where its arrays have not the form of those before."""
+        """Copy a rollout into its slot. Raises `ValueError` if its arrays do not match the earlier rollouts."""
         env_num = len(columns["env_ids"])
         own = slice(slot * env_num, (slot + 1) * env_num)
 
@@ -149,20 +152,20 @@ class Assembler:
         steps = {name: columns[name] for name in STEPS}
         if not self._steps:
             self._steps = nest.map(zeros, steps)
-        # An actor knows the extras of `info_keys` once an info had them; before that they are zero.
+        # An actor adds the extras of `info_keys` when an info first has them. Earlier rows are zero.
         extras = self._steps["extras"]
         extras |= {name: nest.map(zeros, rows) for name, rows in steps["extras"].items() if name not in extras}
-        for name, rows in steps["extras"].items():  # ... and one has seen floats in a column where others have integers
+        for name, rows in steps["extras"].items():  # actors may have seen different dtypes
             if isinstance(rows, np.ndarray) and rows.dtype != extras[name].dtype:
                 dtype = np.promote_types(rows.dtype, extras[name].dtype)
                 extras[name], steps["extras"][name] = extras[name].astype(dtype), rows.astype(dtype)
         targets = {**self._steps, "extras": {name: extras[name] for name in steps["extras"]}}
         nest.merge(lambda pair: _copy(pair[0], own, pair[1]), [targets, steps])
-        # These are small, and copied when they are joined; the store would keep all of them while one is in use.
+        # Copied, because a view would keep the whole rollout in the store.
         self.slots[slot] = nest.map(np.array, {name: rows for name, rows in columns.items() if name not in STEPS})
 
     def finish(self, broken: Sequence[int] = ()) -> Rollout:
-        """The batch of the slots that are filled, in their order. broken: episodes that broke off between rollouts."""
+        """Return the batch of the filled slots. `broken` are episodes that broke off between rollouts."""
         parts = [self.slots[slot] for slot in sorted(self.slots)]
         env_num = len(parts[0]["env_ids"])
         for place, part in enumerate(parts):
@@ -180,7 +183,7 @@ class Assembler:
 
 
 def _copy(own: np.ndarray, envs: slice, rows: np.ndarray) -> None:
-    """Copy the rows of one actor into their columns."""
+    """Copy an actor's rows into its columns."""
     if (own.dtype, own.shape[0], own.shape[2:]) != (rows.dtype, rows.shape[0], rows.shape[2:]):
         raise ValueError(
             f"rollouts of actors do not fit together: arrays of {own.dtype} {(own.shape[0], *own.shape[2:])} and of "

@@ -1,11 +1,11 @@
-"""`RayPlayer`: run a job on a Ray cluster. Tasks play ranges of episodes, and the driver merges their shards.
+"""`RayPlayer` runs a job on a Ray cluster: tasks play ranges of episodes, and the driver adopts their shards.
 
-    driver  --numbers-->  play_range  --whole episodes-->  shards/w001/, a data set of its own
+    driver  --numbers-->  play_range  --whole episodes-->  shards/w001/, a separate data set
       shards/000000/  <-------------- adopts its shards --------'
 
-An episode is committed once the driver has adopted its shard, which it does when the task has ended, or has died: what
-that had not committed is handed out again. Where the driver dies, what it had not adopted is removed when the job is
-resumed, and played again. So each episode is there once, whichever tasks play, and whatever becomes of them.
+An episode is committed when the driver adopts its shard, after the task has ended or died. Episodes that a dead task
+had not committed are handed out to other tasks. If the driver dies, a resumed job removes the shards that were not
+adopted, and plays their episodes. So each episode is stored exactly once.
 """
 
 from __future__ import annotations
@@ -52,24 +52,24 @@ from vecenv.extending import (
 )
 
 SEES_WITHIN = 10.0
-"""Seconds in which a file of the driver is to be seen: file systems over a network are late."""
+"""Seconds until a file of another node must be visible, because network file systems are slow."""
 SHARED = (
     "the folder of a job on a cluster lies on a file system that all its nodes share; choose such a folder with --out"
 )
 PLACED_WITHIN = 120.0
-"""Seconds in which the first task is to find a place."""
+"""Seconds until the first task must have a place."""
 NOTICE_WITHIN = 0.5
-"""Seconds in which a signal is noticed while no task ends."""
+"""Seconds until a signal is noticed if no task ends."""
 LOOK_EVERY = 1.0
-"""Seconds between two looks for nodes that were lost: Ray itself reports a task of a silent node after minutes."""
+"""Seconds between checks for lost nodes. Ray itself reports tasks of a silent node after minutes."""
 LAST_COMMITS = 12.0
-"""Seconds that tasks have, after a signal or an error, for the round in progress and the last commit."""
+"""Seconds that tasks have for their last round and commit, after a signal or an error."""
 ENDED_WITHIN = 5.0
-"""Seconds in which tasks that are killed have ended."""
+"""Seconds until killed tasks must have ended."""
 
 
 def task_options(job: Job) -> dict[str, Any]:
-    """Return what Ray reserves for each task, and its environment, as `ray.remote` takes them."""
+    """Return the resources and environment of each task, as for `ray.remote`."""
     ray, options = job.ray, dict[str, Any]()
     options["num_cpus"] = (job.num_workers or 1) if ray.num_cpus is None else ray.num_cpus
     options["num_gpus"] = int(device_of_tasks(job) == "cuda") if ray.num_gpus is None else ray.num_gpus
@@ -78,52 +78,52 @@ def task_options(job: Job) -> dict[str, Any]:
 
 
 def device_of_tasks(job: Job) -> str:
-    """The device of the policies: a GPU only where the job asks for them."""
+    """Return the device of the tasks' policies. "auto" is the CPU, because Ray reserves no GPU unless the job asks."""
     return "cpu" if job.device == "auto" else job.device
 
 
-# The task.
+# The task
 
 
 @dataclass
 class Range:
-    """A range of episodes for a task, and the place where it runs."""
+    """Range of episodes for a task."""
 
     job: Job
     part: str
-    """The folder of its own data set, which the driver has made."""
+    """Folder of the task's data set, created by the driver."""
     head: dict[str, Any] | None
-    """Head of the data set; None: it is not known yet, and the task only finds it out."""
+    """Head of the data set. For the first task it is None: this task finds the head, and stores nothing."""
     numbers: Sequence[int]
     skipped: Sequence[int] = ()
-    """The episodes that the job has given up so far."""
+    """Episodes that the job has skipped."""
     key: str = ""
-    """The name under which the task records its node in the cluster."""
+    """Name under which the task records its node in the cluster."""
     here: str = "."
     import_path: Sequence[str] = ()
-    """The current folder and `sys.path` of the driver."""
+    """Current folder and `sys.path` of the driver."""
 
 
 @dataclass(kw_only=True)
 class RangeResult(JobProgress):
-    """The result of a task."""
+    """Result of a task."""
 
     episodes: int = 0
-    """Number of episodes that the task has committed."""
+    """Number of committed episodes."""
     head: dict[str, Any] = field(default_factory=dict)
-    """The head of the data set as this task would write it; empty where no batch was collected."""
+    """Head of the data set as seen by this task; empty without a batch."""
     node: str = ""
     seconds: float = 0.0
 
 
 def play_range(task: Range) -> RangeResult:
-    """Play these episodes, and commit them to a data set of this task. SIGINT ends it after the round in progress.
+    """Play a range of episodes, and commit them to the task's data set. SIGINT ends the task after the current round.
 
-    Raises as `Player.play`, and `DatasetError` where the folder is not seen here.
+    Raises as `Player.play`, and `DatasetError` if this node does not see the folder.
     """
     sys.path += [path for path in task.import_path if path not in sys.path]
     with suppress(OSError):
-        os.chdir(task.here)  # names of files in a job are seen from there
+        os.chdir(task.here)  # a job's file names are relative to it
     put_record(task.key)
     job, began, stop = task.job, time.monotonic(), Stopping()
     result = RangeResult(node=socket.gethostname())
@@ -133,7 +133,7 @@ def play_range(task: Range) -> RangeResult:
         )
     plan = Plan(job.seed, numbers=task.numbers)
     plan.skipped.update(task.skipped)
-    # The driver counts the failures.
+    # The driver, not this writer, counts failures.
     writer = EpisodeWriter(job, plan, JobProgress(), Path(task.part))
     player = Player(job, plan, stop, result, device_of_tasks(job))
     previous = signal.signal(signal.SIGINT, lambda *_: stop.stop_collection())
@@ -154,22 +154,22 @@ def play_range(task: Range) -> RangeResult:
 
 
 def _becomes_true(check: Callable[[], bool]) -> bool:
-    """Return True as soon as the check does, False where it does not within `SEES_WITHIN`."""
+    """Return whether the check succeeds within `SEES_WITHIN`."""
     until = time.monotonic() + SEES_WITHIN
     while not (found := check()) and time.monotonic() < until:
         time.sleep(0.1)
     return found
 
 
-# The driver.
+# The driver
 
 
 @dataclass
 class RayPlayer:
-    """Plays what is left of a plan, as `Player` does, by tasks on a cluster, into `folder`.
+    """Player of a plan on a cluster, by tasks that store episodes in `folder`.
 
-    `writer` is opened with the head that the first task finds out. `count`: number of tasks that play at once; None: as
-    many as find a place.
+    The first task finds the head with which `writer` is opened. `count` is the number of parallel tasks; None: as many
+    as fit.
     """
 
     job: Job
@@ -186,24 +186,24 @@ class RayPlayer:
         self._options = task_options(job)
         most = max(1, free_places(self._options)) if self.count is None else self.count
         self.places = min(most, job.episodes or most)
-        """The number of tasks that play at once."""
+        """Number of parallel tasks."""
         self._tasks: dict[Any, Range] = {}
-        """Ranges that are played, by the reference of the answer."""
+        """Ranges in progress, by the reference of their result."""
         self._deaths: Counter[int] = Counter()
         self._losses = Counter[str]()
-        """Tasks that were lost, by the node on which they ran."""
+        """Number of lost tasks per node."""
         self._parts = 0
         self._look_at, self._run = 0.0, secrets.token_hex(8)
         self._pace = 0.0
-        """Episodes that a task plays in a second."""
+        """Episodes per second of a task."""
         self._head: dict[str, Any] | None = None
 
     def play(self) -> Generator[PlayedEpisodes, None, None]:
-        """Yield the episodes of each shard that a task committed, until the plan is complete, or a signal came. The
-        shards are in the manifest by then.
+        """Yield the committed episodes of each task, after writing them to the manifest, until the plan is complete or
+        a signal arrives.
 
-        Raises as `Player.play`; `DatasetError` where a task cannot write to the folder, `WorkerTimeoutError` where the
-        first one finds no place. Whole episodes until then are in the manifest, but for those of tasks that do not end.
+        Raises as `Player.play`, `DatasetError` if a task cannot write to the folder, and `WorkerTimeoutError` if the
+        first task finds no place. Before it raises, it adopts the whole episodes of all tasks that end in time.
         """
         errors = list[Exception]()
         try:
@@ -212,15 +212,15 @@ class RayPlayer:
             except Exception as error:
                 errors.append(error)
             yield from self._last_answers(errors)
-        except GeneratorExit:  # an error of the caller: no one takes what is yielded
+        except GeneratorExit:  # the caller failed: adopt episodes, yield them to nobody
             if not self.stop.is_stopped:
                 for _ in self._last_answers(errors):
                     pass
             raise
-        finally:  # also at a second Ctrl-C: the cluster may go on without this job
+        finally:  # also after a second Ctrl-C, because the cluster may outlive this job
             for reference in self._tasks:
                 self._ray.cancel(reference, force=True)
-        if self._tasks:  # once they have ended, nothing is written to what is removed
+        if self._tasks:  # so that no task writes to a folder that is removed
             self._ray.wait(list(self._tasks), num_returns=len(self._tasks), timeout=ENDED_WITHIN)
         for task in self._tasks.values():
             with suppress(DatasetError):
@@ -241,7 +241,7 @@ class RayPlayer:
                 raise WorkerTimeoutError(unscheduled(1, self.places, self._options, PLACED_WITHIN))
 
     def _last_answers(self, errors: list[Exception]) -> Iterator[PlayedEpisodes]:
-        """End the tasks, which commit their whole episodes, and adopt these; add what goes wrong to `errors`."""
+        """End the tasks, which commit whole episodes, and adopt these episodes. Append errors to `errors`."""
         for reference in self._tasks:
             self._ray.cancel(reference, force=self.plan.is_complete)
         until = time.monotonic() + LAST_COMMITS * (not self.plan.is_complete)
@@ -252,19 +252,19 @@ class RayPlayer:
                 errors.append(error)
 
     def _hand_out(self) -> None:
-        """Give ranges to the places that have none: first one task finds out the head."""
+        """Start a task for each free place. The first task runs alone, to find the head."""
         job = self.job
-        if job.backend == "auto" and self._head is not None:  # the first task has measured it
+        if job.backend == "auto" and self._head is not None:  # use the first task's measurement
             ran_on = self._head["ran_on"]
             is_dummy = ran_on["vector_env"] == DummyVectorEnv.__name__
             found = ("dummy", None) if is_dummy else ("shmem", ran_on["num_workers"])
             job = msgspec.structs.replace(job, backend=found[0], num_workers=found[1])
         elif job.num_workers is None and job.backend not in ("auto", "dummy"):
-            job = msgspec.structs.replace(job, num_workers=1)  # a task has one CPU
+            job = msgspec.structs.replace(job, num_workers=1)  # Ray reserves one CPU
         while len(self._tasks) < (1 if self._head is None else self.places):
             size = self.job.num_envs
-            if not self.plan.waiting:  # otherwise a task has failed, perhaps because of one of these
-                # As many as are played until a shard is due; and all are to end together.
+            if not self.plan.waiting:  # after a failure, ranges stay small
+                # One shard's worth, or less, so that all tasks end together.
                 size = max(size, int(min(self._pace * self.job.shard_seconds, self.plan.left / self.places)))
             numbers = [number for number, _ in islice(self.plan, size)]
             if not numbers:
@@ -279,7 +279,7 @@ class RayPlayer:
             self._tasks[start_task(play_range, self._options, task)] = task
 
     def _next_answer(self, timeout: float) -> Iterator[PlayedEpisodes]:
-        """Adopt the episodes of the next task that ends, if one does in time."""
+        """Adopt the episodes of the next task that ends within `timeout`."""
         ready, _ = self._ray.wait(list(self._tasks), num_returns=1, timeout=timeout)
         for reference in ready:
             task = self._tasks.pop(reference)
@@ -301,7 +301,7 @@ class RayPlayer:
             yield from self._lose_nodes()
 
     def _lose_nodes(self) -> Iterator[PlayedEpisodes]:
-        """Hand out again what the tasks of lost nodes had."""
+        """Hand out the episodes of tasks on lost nodes."""
         if not (lost := dead_nodes()):
             return
         for reference, task in list(self._tasks.items()):
@@ -312,7 +312,7 @@ class RayPlayer:
                 self._lose(task, f"its node {node} was lost")
 
     def _accept(self, task: Range, result: RangeResult) -> Iterator[PlayedEpisodes]:
-        """Count what a task did, and adopt its episodes."""
+        """Count a task's work, and adopt its episodes."""
         self.progress.frames += result.frames
         self.progress.retried += result.retried
         self.progress.bottleneck = result.bottleneck or self.progress.bottleneck
@@ -328,10 +328,12 @@ class RayPlayer:
             raise too_many
         if result.head:
             self._compare_head(result.node, result.head)
-        self.writer.commit()  # the failures
+        self.writer.commit()  # records the failures
 
     def _adopt(self, task: Range, result: RangeResult) -> Iterator[PlayedEpisodes]:
-        """Move what a task has committed into the folder, yield it, and hand out the rest again."""
+        """Move a task's committed episodes into the folder, yield them, and return the rest of its range to the
+        plan.
+        """
         if (store := self.writer.store) is not None:
             lines, part = list[ShardLine](), os.path.relpath(task.part, self._folder)
 
@@ -350,12 +352,12 @@ class RayPlayer:
                     f"a task on the node {result.node} has committed {result.episodes} episodes to "
                     f"{task.part}, and not all of them are seen here: {SHARED}"
                 )
-            with suppress(OSError):  # a task that is killed may still be writing
+            with suppress(OSError):  # a killed task may still write
                 store.opened.remove(part)
         self.plan.again(self.plan.playing.intersection(task.numbers))
 
     def _compare_head(self, node: str, head: dict[str, Any]) -> None:
-        """Open the folder with the first head; the others are to be the same."""
+        """Open the folder with the first head. Later heads must not differ."""
         if self._head is None:
             self._head = {**head, "job": as_record(self.job), "ran_on": {**head["ran_on"], "actors": self.places}}
             self.writer.open(self._head)
@@ -363,7 +365,7 @@ class RayPlayer:
         self.progress.notes += [note for note in found if note not in self.progress.notes]
 
     def _lose(self, task: Range, reason: str) -> None:
-        """Record that a task has died with its episodes."""
+        """Record that a task died with its episodes. Raises `JobFailedError` if an episode has lost too many tasks."""
         self._losses[get_record(task.key)] += 1
         remove_record(task.key)
         self._deaths.update(task.numbers)

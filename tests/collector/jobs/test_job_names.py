@@ -329,7 +329,10 @@ class TestAllowed:
             (wrapper("own_package:os"), "not a class or function that"),
             (wrapper("own_package:instance"), "not a class or function that"),
             (policy("own_package:bound"), "not a class or function that"),
-            (wrapper("own_package:loads"), "is defined in json: if you trust that module, pass --allow-import json too"),
+            (
+                wrapper("own_package:loads"),
+                "is defined in json: if you trust that module, pass --allow-import json too",
+            ),
             (wrapper("own_package:JSONDecoder"), r"defined in json\.decoder: where .*--allow-import json\.decoder too"),
             (wrapper("own_package:Shifted"), inner),
             (env("own_package:make_inner"), inner),
