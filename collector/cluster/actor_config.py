@@ -16,24 +16,23 @@ OF_ACTORS += ["set_truncated"]
 """Arguments of `SyncDataCollector` that are passed to the actors."""
 
 OF_RAY = ("num_cpus", "num_gpus", "resources", "runtime_env", "scheduling", "placement_group")
-"""Fields of `ActorConfig` that are passed to Ray."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ActorConfig:
-    """Options of the actors of a `RayCollector`: place, time limits, and reaction to failures.
+    """Options of the actors of a `RayCollector`: places, time limits, and reaction to failures.
 
     Args:
         num_cpus, num_gpus: Resources that Ray reserves per actor; they limit nothing. A policy on "cuda" needs
-            `num_gpus`, for example 0.25 for four actors per GPU.
-        resources, runtime_env, scheduling, placement_group: Passed to Ray, see `vecenv.ray_cluster.actor_options`.
+            `num_gpus`; 0.25 puts four actors on a GPU.
+        resources, runtime_env, scheduling, placement_group: See `vecenv.ray_cluster.actor_options`.
         start_timeout: Seconds until an actor must run, and then until its vector env must be ready; None: no limit.
-        rollout_timeout: Seconds after which a rollout counts as hanging, and the actor is killed; None: no limit.
-        on_worker_failure: Reaction if an actor dies, hangs or loses the workers of its envs. "restart": with new envs.
-            "drop": continue with the other actors. "raise": `WorkerDiedError` or `WorkerTimeoutError`, with actor and
-            env ids. A restarted actor without a place waits, while the others collect. Exceptions of an env or the
-            policy are always raised.
-        max_restarts: Restarts of an actor without a rollout in between, before a failure is raised.
+        rollout_timeout: Seconds after which an actor is killed because its rollout hangs; None: no limit.
+        on_worker_failure: Reaction if an actor dies, hangs or loses a worker: "restart" (with new envs), "drop"
+            (continue without the actor), "raise" (`WorkerDiedError` or `WorkerTimeoutError`, with actor and env ids). A
+            restarted actor may wait for a place while the others collect. Exceptions of envs and policy are always
+            raised.
+        max_restarts: Restarts of an actor without a rollout in between. The next failure is raised.
 
     Raises `ValueError` or `TypeError` for invalid values.
     """

@@ -36,8 +36,6 @@ logger = logging.getLogger("vecenv")
 
 
 class ActorCall(NamedTuple):
-    """Unanswered call of an actor."""
-
     kind: str
     """"placement" (any answer: the actor runs), "start", "rollout", or "reset" (a call of all actors)."""
     reference: Any
@@ -54,20 +52,18 @@ class Actor:
     handle: Any = None
     calls: deque[ActorCall] = field(default_factory=deque)
     started: Started | None = None
-    """Result of `start`."""
     restarts_in_a_row: int = 0
     """Restarts since the last rollout."""
     restarts_since_seed: int = 0
-    """Restarts since the last `set_seed`."""
     dropped: bool = False
     has_no_place: bool = False
-    """True if the cluster has no place for a replacement. The replacement waits, without rollouts."""
+    """True if a replacement waits for a place."""
     weights: Any = None
-    """Reference to the weights that were sent last."""
+    """The weights that were sent last."""
     next_index: int = 0
-    """Index above the episodes of all received rollouts."""
+    """Index above all received episodes."""
     in_progress: list[int] = field(default_factory=list)
-    """`traj_ids` of the unfinished episodes, which the next rollout continues."""
+    """`traj_ids` of episodes that the next rollout continues."""
     oldest_since: float = 0.0
     stats: ActorStats = field(init=False)
 
@@ -81,17 +77,15 @@ class Actor:
 
     @property
     def starts(self) -> bool:
-        """True until `start` has returned."""
         return bool(self.calls) and self.calls[0].kind in ("placement", "start")
 
     @property
     def env_ids(self) -> tuple[int, ...]:
-        """Ids of this actor's envs among all envs; empty before `start` has returned."""
+        """Ids among the envs of all actors; empty until `start` has returned."""
         env_num = 0 if self.started is None else self.started.env_num
         return tuple(range(self.index * env_num, (self.index + 1) * env_num))
 
     def pop(self) -> ActorCall:
-        """Remove the oldest call."""
         self.oldest_since = time.monotonic()
         self.stats.in_flight -= self.calls[0].frames
         return self.calls.popleft()
@@ -103,7 +97,6 @@ class Actor:
         return frames
 
     def figures(self) -> ActorStats:
-        """Return a copy of the statistics."""
         state = (
             "dropped"
             if self.dropped
@@ -125,7 +118,7 @@ class Actor:
 
 
 class Arrived(NamedTuple):
-    """A received rollout. Its arrays are read-only views of Ray's store."""
+    """Received rollout. Its arrays are read-only views of Ray's store."""
 
     actor: Actor
     report: RolloutReport
@@ -136,7 +129,7 @@ class Arrived(NamedTuple):
 class ActorPool:
     """Pool of `count` actors on a Ray cluster.
 
-    `start_arguments` returns the arguments of `RolloutActor.start` for an actor.
+    `start_arguments(actor)` returns the arguments of `RolloutActor.start`.
     """
 
     def __init__(
@@ -151,12 +144,12 @@ class ActorPool:
         self.actors = [Actor(index) for index in range(count)]
         self.failures: deque[ActorFailure] = deque(maxlen=100)
         self.broken: list[int] = []
-        """`traj_ids` of episodes that ended with their actor. The caller empties the list."""
+        """`traj_ids` of episodes that broke off with an actor. The caller empties the list."""
         self._calls = 0
         self._starting = True
 
     def start(self) -> None:
-        """Start all actors. Raises `WorkerTimeoutError` if this takes too long, and the errors of `start`."""
+        """Start all actors. Raises `WorkerTimeoutError` if this takes too long."""
         for actor in self.actors:
             self._launch(actor)
         while any(actor.calls for actor in self.actors):
@@ -165,29 +158,24 @@ class ActorPool:
 
     @property
     def alive(self) -> list[Actor]:
-        """Actors that are not dropped."""
         return [actor for actor in self.actors if not actor.dropped]
 
     @property
     def usable(self) -> list[Actor]:
-        """Actors that are neither dropped nor wait for a place."""
         return [actor for actor in self.alive if not actor.has_no_place]
 
     @property
     def frames_in_flight(self) -> int:
-        """Steps of all rollouts in flight."""
         return sum(actor.stats.in_flight for actor in self.actors)
 
     def ask(self, actor: Actor, frames: int, *arguments: Any) -> None:
-        """Request a rollout of `frames` steps, with arguments for `RolloutActor.collect`."""
         self._call(actor, "rollout", "collect", arguments, frames)
 
     def next_answer(self, timeout: float | None = None) -> Arrived | None:
-        """Wait until an actor answers its oldest call or fails, at most `timeout` seconds. Ready answers are taken in
-        the order of their calls.
+        """Wait until an actor answers its oldest call or fails, or until `timeout` (seconds). Prefer the earliest call.
 
-        Returns a rollout, or None for any other event. Raises exceptions of the actor's code, after which the actor
-        continues, and failures of an actor that must not be absorbed.
+        Returns a rollout, or None for all other events. Raises exceptions of the actor's code, which keeps running, and
+        failures that are not absorbed.
         """
         busy = sorted((actor for actor in self.actors if actor.calls), key=lambda actor: actor.calls[0].number)
         if not busy:
@@ -209,11 +197,11 @@ class ActorPool:
         return None
 
     def _may_wait(self, actor: Actor) -> bool:
-        """Return whether a replacement may wait for a place, because other actors collect meanwhile."""
+        """Return whether a replacement may wait for a place while other actors collect."""
         return self._config.on_worker_failure == "restart" and any(other is not actor for other in self.usable)
 
     def _await_place(self, actor: Actor, failure: VectorEnvError) -> None:
-        """Restart the request for a place, because the nodes may have changed."""
+        """Request a place anew, because the nodes may have changed."""
         self._kill(actor)
         actor.stats.lost += actor.clear()
         if not actor.has_no_place:
@@ -222,9 +210,8 @@ class ActorPool:
         self._launch(actor)
 
     def run(self, method: str, arguments: Callable[[Actor], tuple[Any, ...]]) -> None:
-        """Call a method of each actor, wait for all, and discard rollouts in flight.
-
-        An actor that fails meanwhile is restarted with current start arguments instead.
+        """Call a method of each actor, wait for all, and discard rollouts in flight. An actor that fails is restarted
+        instead, with current start arguments.
         """
         for actor in self.alive:
             if actor.has_no_place:  # a relaunch uses current arguments
@@ -250,7 +237,7 @@ class ActorPool:
             return  # Ray's shutdown ended the actors
         if closing := [actor.handle.close.remote() for actor in made]:
             self._ray.wait(closing, num_returns=len(closing), timeout=CLOSE_LIMIT, fetch_local=False)
-        if left:  # otherwise Ray prints errors
+        if left:  # fetch errors, because Ray prints errors that nobody fetched
             for reference in self._ray.wait(left, num_returns=len(left), timeout=0, fetch_local=False)[0]:
                 with suppress(Exception):
                     self._ray.get(reference, timeout=0)
@@ -272,7 +259,6 @@ class ActorPool:
         actor.stats.in_flight += frames
 
     def _limit(self, actor: Actor) -> float:
-        """Return the seconds that the oldest call may take."""
         limit = self._config.start_timeout if actor.starts else self._config.rollout_timeout
         return math.inf if limit is None else limit
 
@@ -280,7 +266,7 @@ class ActorPool:
         return actor.oldest_since + self._limit(actor)
 
     def _take(self, actor: Actor) -> Arrived | None:
-        """Take the ready answer to the oldest call."""
+        """Take the answer to the oldest call."""
         try:
             value = self._ray.get(actor.calls[0].reference, timeout=self._config.rollout_timeout)
         except Exception as error:
@@ -300,9 +286,7 @@ class ActorPool:
     # Failures
 
     def _failure_of(self, actor: Actor, error: Exception) -> VectorEnvError:
-        """Convert an exception of `ray.get` to a failure of the actor. Raises exceptions of the actor's code, and all
-        other exceptions.
-        """
+        """Convert an exception of `ray.get` to a failure of the actor. Raise exceptions of the actor's code."""
         if is_loss(error):
             reason = str(error).strip()
             return _named(actor, WorkerDiedError, f"{actor} died during its {actor.calls[0].kind}: {reason}")
@@ -325,7 +309,6 @@ class ActorPool:
         raise cause from trace
 
     def _timeout_error(self, actor: Actor) -> VectorEnvError:
-        """Build the error for an oldest call that took too long."""
         kind, limit = actor.calls[0].kind, self._limit(actor)
         if kind == "placement":
             waiting = sum(bool(each.calls) and each.calls[0].kind == "placement" for each in self.actors)
@@ -336,7 +319,7 @@ class ActorPool:
         return _named(actor, WorkerTimeoutError, text)
 
     def _fail(self, actor: Actor, failure: VectorEnvError) -> None:
-        """Kill a failed actor, and restart it, drop it or raise, as `on_worker_failure` says."""
+        """Kill a failed actor, then follow `on_worker_failure`."""
         self._kill(actor)
         self.broken += actor.in_progress
         actor.in_progress, lost, config = [], actor.clear(), self._config
@@ -363,14 +346,13 @@ class ActorPool:
         self._launch(actor)
 
     def _kill(self, actor: Actor) -> None:
-        """End an actor through Ray, so that Ray does not print a death."""
+        """End an actor through Ray, which then prints no death."""
         handle, actor.handle = actor.handle, None
         if handle is not None:
             end_actor(handle)
 
 
 def _named(actor: Actor, kind: type[VectorEnvError], text: str) -> VectorEnvError:
-    """Build an error that names the actor's envs and process."""
     failure = kind(text)
     failure.env_ids, failure.pid, failure.op = actor.env_ids, actor.stats.pid or None, "rollout"
     failure.env_id = next(iter(failure.env_ids), None)

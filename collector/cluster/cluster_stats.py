@@ -10,8 +10,6 @@ HEADINGS = ("actor", "node", "pid", "state", "frames", "lost", "in flight", "ste
 
 @dataclass(frozen=True)
 class ActorFailure:
-    """Report of an actor that died, or did not answer in time."""
-
     actor: int
     env_ids: tuple[int, ...]
     node: str
@@ -30,7 +28,7 @@ class FrameCounts:
     delivered: int = 0
     """Steps that the driver has received."""
     lost: int = 0
-    """Steps requested from an actor that was killed, or of a rollout that raised. The actor may have taken fewer."""
+    """Steps requested from a killed actor, or of a rollout that raised. The actor may have taken fewer."""
     discarded: int = 0
     """Steps in flight at `set_seed`, `reset`, `load_state_dict` or `shutdown`, or of a batch that an exception
     ended.
@@ -42,17 +40,13 @@ class FrameCounts:
 
 @dataclass(kw_only=True)
 class ActorStats(FrameCounts):
-    """Statistics of an actor, restarts included."""
-
     actor: int
     state: str = "waits"
     """"starts", "collects", "waits", "no place" or "dropped"."""
     node: str = "?"
     pid: int = 0
     collecting: float = 0.0
-    """Seconds spent collecting."""
     waiting: float = 0.0
-    """Idle seconds."""
 
     @property
     def steps_per_second(self) -> float:
@@ -61,20 +55,19 @@ class ActorStats(FrameCounts):
 
     @property
     def waiting_share(self) -> float:
-        """Idle share of the time."""
         seconds = self.collecting + self.waiting
         return self.waiting / seconds if seconds else 0.0
 
 
 @dataclass(kw_only=True)
 class ClusterStats(FrameCounts):
-    """Statistics of all actors of a `RayCollector`, and their sums; `print(stats)` prints a table."""
+    """Statistics of all actors of a `RayCollector`, and their sums, printed as a table."""
 
     actors: tuple[ActorStats, ...]
     weight_puts: int = 0
-    """Number of times that weights were put into the object store, at most once per version."""
+    """Number of times that weights were put into the object store."""
     failures: tuple[ActorFailure, ...] = ()
-    """The last failures of actors, at most 100."""
+    """The last 100 failures."""
 
     def __post_init__(self) -> None:
         for each in fields(FrameCounts):
@@ -100,7 +93,7 @@ def _numbers(stats: ActorStats | ClusterStats) -> tuple[str, ...]:
 
 
 class ProgressBar:
-    """Progress bar with frames and speed of the actors; needs rich."""
+    """Progress bar with frames and speed; needs rich."""
 
     def __init__(self, total: int, console: Any = None) -> None:
         try:
@@ -120,5 +113,4 @@ class ProgressBar:
         self._bar.update(self._task, completed=frames, description=text)
 
     def close(self) -> None:
-        """Leave the final state on the terminal."""
         self._bar.stop()

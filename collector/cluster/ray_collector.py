@@ -32,34 +32,30 @@ from vecenv.extending import check_seed, connect, seed_chain, worker_seeds
 OF_EVALUATION = ("info_keys", "max_frames_per_traj", "policy_threads")
 """Arguments of the actors that `evaluate` uses too."""
 PARTS_OF_STORE = 4
-"""By default, rollouts in flight take at most a quarter of the object store."""
 
 
 class RayCollector(BaseCollector):
     """Collector of batches from `num_actors` Ray actors.
 
     docs/guarantees.md ("Batches of a collector") says when batches are equal, which ids envs and trajectories have, and
-    which frames may be lost.
+    which frames may be lost. Arguments that are not listed are as for `SyncDataCollector`, for all actors together;
+    `device`, `storing_device`, `postproc` and `split_trajs` apply on the driver.
 
     Args:
         make_venv: Makes the vector env of an actor, in the actor; or a list of callables that make one env each.
-        policy: As for `SyncDataCollector`; the driver's module is never changed.
+        policy: Policy or module. The driver's module is never changed.
         num_actors: Number of actors.
         frames_per_batch: Steps in a batch: of all actors with `sync`, else of one actor.
-        total_frames: As for `SyncDataCollector`, for all actors together.
         sync: True: a batch has a rollout of each actor, with the newest weights; False: the rollout that finished
             first.
-        actors: Place, time limits and failures of actors, see `ActorConfig`.
-        max_in_flight: Maximum number of rollouts in flight per actor; None: 1 with `sync`, else 2.
+        actors: Places, time limits and failures of actors, see `ActorConfig`.
+        max_in_flight: Maximum rollouts in flight per actor; None: 1 with `sync`, else 2.
         max_bytes_in_flight: Maximum bytes of all rollouts in flight; None: a quarter of the object store.
-        straggler_timeout: With `sync`, seconds that a batch waits for the others after the first rollout has arrived.
+        straggler_timeout: With `sync`, seconds that a batch waits after its first rollout.
         progress: Show a progress bar; needs `vecenv[job]`.
-        device, storing_device: As for `SyncDataCollector`, on the driver.
-        policy_device: As for `SyncDataCollector`, on the actors.
+        policy_device: Device of the actors' policies.
         create_env_kwargs: Keyword arguments for `make_venv`; or a list with a dict per actor.
-        init_random_frames: As for `SyncDataCollector`, for all actors together.
-        postproc, split_trajs: As for `SyncDataCollector`.
-        options: Other arguments of `SyncDataCollector` for the actors, except `interruptor` and `return_same_td`.
+        options: Arguments of `SyncDataCollector` for the actors, except `interruptor` and `return_same_td`.
 
     Raises `ImportError` without ray, `WorkerTimeoutError` if actors cannot be scheduled, and errors of `make_venv`.
 
@@ -123,7 +119,6 @@ class RayCollector(BaseCollector):
         self._start(make_venv, options, actors, flow, progress)
 
     def _start(self, make_venv: Any, options: dict[str, Any], config: ActorConfig, flow: Any, progress: bool) -> None:
-        """Connect to the cluster, and start the actors."""
         with ExitStack() as opened:
             cluster = opened.enter_context(connect())
             ray = cluster.ray
@@ -145,9 +140,7 @@ class RayCollector(BaseCollector):
             self._opened = opened.pop_all()
 
     def _start_arguments(self, actor: Actor) -> tuple[Any, ...]:
-        """Return the arguments of `RolloutActor.start`. A restarted actor gets new seeds, so that it does not repeat
-        episodes.
-        """
+        """Return the arguments of `RolloutActor.start`. New seeds keep a restarted actor from repeating episodes."""
         entropy = self._entropy(actor)
         seed = None
         if self._seed is not None:
@@ -159,18 +152,18 @@ class RayCollector(BaseCollector):
 
     @property
     def _next_id(self) -> int:
-        """Episode id above all received ids."""
+        """Id above all received episodes."""
         index = max((actor.next_index for actor in self._pool.actors), default=0)
         return max(self._first_id, index * self._count * self._env_num)
 
     def _entropy(self, actor: Actor) -> list[int]:
-        """Return the entropy of an actor's generators. Without a seed, it depends on the driver's generators."""
+        """Return the entropy of an actor's generators. Without a seed, the driver's generators provide it."""
         if self._seed is not None:
             return [self._seed[0], actor.restarts_since_seed]
         return [int.from_bytes(worker_seeds(actor.index)[0], "little")]
 
     def _first_seed(self, index: int) -> int:
-        """Return the seed of an actor's first env, from the seeds of all envs."""
+        """Return the seed of an actor's first env."""
         assert self._seed is not None
         seed, static_seed = self._seed
         return seed if static_seed else seed_chain(seed, index * self._env_num)[-1]
@@ -218,7 +211,7 @@ class RayCollector(BaseCollector):
 
     @contextmanager
     def _in_use(self) -> Iterator[None]:
-        """Raise `RuntimeError` after a shutdown. If an exception passes, shut down."""
+        """Raise `RuntimeError` after a shutdown, and shut down after an exception."""
         self._check_open()
         try:
             yield
@@ -235,10 +228,9 @@ class RayCollector(BaseCollector):
             self._pool.run("reset", lambda actor: ())
 
     def set_seed(self, seed: int, static_seed: bool = False) -> int:
-        """Seed all envs and the actors' global generators (torch's too), from which policies draw. Reset the envs.
+        """Seed all envs and the actors' global generators (torch's too), and reset. Rollouts in flight are discarded.
 
-        Envs get the same seeds as in a single vector env (`SyncDataCollector.set_seed`). Rollouts in flight are
-        discarded. Returns the next unused seed.
+        Envs get the same seeds as in one vector env (`SyncDataCollector.set_seed`). Returns the next unused seed.
         """
         checked = check_seed(seed), static_seed
         with self._in_use():
@@ -262,13 +254,13 @@ class RayCollector(BaseCollector):
             self._pool.run("skip_to", lambda actor: (next_id,))
 
     def stats(self) -> ClusterStats:
-        """Return statistics of each actor, and the last failures; `print(collector.stats())` prints a table."""
+        """Return statistics of each actor, and the last failures, printed as a table."""
         actors = tuple(actor.figures() for actor in self._pool.actors)
         return ClusterStats(actors=actors, weight_puts=self._weights.puts, failures=tuple(self._pool.failures))
 
     def shutdown(self) -> None:
-        """End the actors, and leave the cluster. If this collector started the cluster, and no other object uses it,
-        the cluster is shut down.
+        """End the actors, and leave the cluster. A cluster that this collector started is shut down unless it has other
+        users.
 
         Safe to call repeatedly, and after any failure.
         """

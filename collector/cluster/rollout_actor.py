@@ -1,7 +1,6 @@
 """Actor of a `RayCollector`: a `SyncDataCollector` in a Ray worker process.
 
-With N envs per actor, actor a has the envs a * N to a * N + N - 1. This module does not import ray, so the class also
-works in any process.
+With N envs per actor, actor a has the envs a * N to a * N + N - 1. The class does not need ray.
 """
 
 from __future__ import annotations
@@ -32,16 +31,12 @@ OTHERS = ["env_ids", "broken_ids", "final_obs", "final_env", "final_time"]
 
 
 class Started(NamedTuple):
-    """Result of `RolloutActor.start`."""
-
     env_num: int
     frames: int
     """Steps per rollout."""
 
 
 class RolloutReport(NamedTuple):
-    """Times of a rollout."""
-
     seconds: float
     """Seconds of collecting."""
     waited: float
@@ -49,7 +44,7 @@ class RolloutReport(NamedTuple):
 
 
 class RolloutActor:
-    """Collector of rollouts with a separate vector env and a copy of the policy."""
+    """Collector of rollouts with a vector env and a copy of the policy."""
 
     def __init__(self, index: int, count: int) -> None:
         self._index, self._count = index, count
@@ -69,8 +64,7 @@ class RolloutActor:
         next_id: int,
         import_path: Sequence[str] = (),
     ) -> Started:
-        """Make the vector env and the collector. This is not part of `__init__`, so that exceptions reach the driver
-        unchanged.
+        """Make the vector env and the collector. Exceptions here, unlike in `__init__`, reach the driver unchanged.
 
         Args:
             pickled: `(make_venv, policy, options)`, arguments of a `SyncDataCollector`.
@@ -78,7 +72,7 @@ class RolloutActor:
             entropy: Seeds the generators.
             seed: Arguments for `set_seed`, or None.
             next_id: Lowest episode id.
-            import_path: The driver's `sys.path`, searched last. Ray itself passes only two folders of it.
+            import_path: The driver's `sys.path`, searched last. Ray passes only part of it.
         """
         sys.path += [folder for folder in import_path if folder not in sys.path]
         make_venv, policy, options = cloudpickle.loads(pickled)
@@ -97,14 +91,11 @@ class RolloutActor:
         return Started(self._collector.env.env_num, self._collector.frames_per_batch)
 
     def set_seed(self, entropy: Sequence[int], first: int, static_seed: bool) -> None:
-        """Seed the envs with the chain that begins with `first`, and this process's generators, from which policies may
-        draw.
-        """
+        """Seed the envs, beginning with `first`, and this process's generators, from which policies may draw."""
         self._collector.set_seed(first, static_seed)
         self._seed_generators(entropy)
 
     def reset(self) -> None:
-        """Abandon the episodes in progress."""
         self._collector.reset()
 
     def skip_to(self, next_id: int) -> None:
@@ -114,10 +105,9 @@ class RolloutActor:
         self._collector.load_state_dict({**nothing, "traj_pool": index * self._collector.env.env_num})
 
     def collect(self, version: int, weights: Any, random_actions: bool) -> tuple[RolloutReport, Columns]:
-        """Collect a rollout with the policy `weights` of this version; None: the weights have not changed.
+        """Collect a rollout with new `weights`, or with the current weights if None.
 
-        Arrays have the shape `(time, env, ...)`, as in memory, so Ray needs no extra copy. Ids are global: unique among
-        all actors.
+        Arrays have the shape `(time, env, ...)`, as in memory, to save a copy. Ids are unique among all actors.
         """
         begin = time.perf_counter()
         waited = begin - self._idle_since
@@ -147,7 +137,7 @@ class RolloutActor:
         return (index * self._count + self._index) * env_num + env
 
     def _seed_generators(self, entropy: Sequence[int]) -> None:
-        """Seed the global generators differently in each actor. Otherwise all processes would draw the same numbers."""
+        """Seed the global generators, so that actors draw different numbers."""
         state = np.random.SeedSequence([*entropy, self._index]).generate_state(18)
         seed_generators((state[:8].tobytes(), state[8:16].tobytes()))
         if (torch := sys.modules.get("torch")) is not None:

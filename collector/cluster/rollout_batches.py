@@ -1,10 +1,9 @@
 """Request rollouts from actors, and combine them into batches.
 
 With `sync`, a batch has a rollout of each actor, and only late rollouts stay in flight between batches. Otherwise a
-batch is the rollout that finished first, and every actor has a next rollout to collect.
+batch is the rollout that finished first, and actors keep collecting.
 
-Arrays arrive as `(T, N, ...)`, in read-only memory of Ray's store. Each is copied once, into its columns of the batch,
-which frees the store::
+Arrays arrive as `(T, N, ...)`, in read-only memory of Ray's store. Each is copied once, which frees the store::
 
     batch (T, A * N, ...)   | actor 0: N columns | actor 1 | ... | actor A-1 |
 """
@@ -26,10 +25,10 @@ from vecenv import nest
 
 
 class RolloutBatches:
-    """Source of batches from the rollouts of a pool, each of `frames` steps.
+    """Source of batches, made of rollouts with `frames` steps.
 
     Args:
-        depth: Maximum number of rollouts in flight per actor.
+        depth: Maximum rollouts in flight per actor.
         max_bytes: Maximum bytes in flight of all actors. One rollout is always allowed.
         straggler_timeout: Seconds that a sync batch waits after its first rollout; None: no limit.
     """
@@ -51,9 +50,9 @@ class RolloutBatches:
         """Size of the largest rollout."""
 
     def of_all(self, random_frames: int) -> Rollout:
-        """Return a batch with a rollout of each actor, except dropped, waiting and late actors.
+        """Return a rollout of each actor, except dropped, waiting and late actors.
 
-        All requested rollouts have random actions if fewer than `random_frames` steps are in flight.
+        If fewer than `random_frames` steps are in flight, all actions are random.
         """
         batch = Assembler(len(self._pool.actors))
         all_or_none = math.inf if self._pool.frames_in_flight < random_frames else 0
@@ -72,7 +71,7 @@ class RolloutBatches:
     def first(self, random_frames: int) -> Rollout:
         """Return the rollout that finished first.
 
-        A requested rollout has random actions if fewer than `random_frames` steps are in flight.
+        Requested rollouts have random actions if fewer than `random_frames` steps are in flight.
         """
         batch = Assembler(1)
         while not batch.slots:
@@ -84,11 +83,11 @@ class RolloutBatches:
         return self._finish(batch)
 
     def _in_turn(self) -> list[Actor]:
-        """Sort the actors by requested steps, because `max_bytes` may not allow a rollout of each."""
+        """Sort the actors by requested steps, because `max_bytes` may not suffice for all."""
         return sorted(self._pool.usable, key=lambda actor: actor.stats.requested)
 
     def _ask(self, actors: Sequence[Actor], random_frames: float) -> None:
-        """Request rollouts up to the limits, in turn."""
+        """Request rollouts in turn, up to the limits."""
         version, weights = self._weights.reference()  # read once: an update may arrive
         most = self._depth if self._rollout_bytes else 1  # its size is unknown before the first rollout
         asked = [actor.rollouts for actor in self._pool.actors]
@@ -105,7 +104,7 @@ class RolloutBatches:
                     self._pool.ask(actor, self._frames, version, new, is_random)
 
     def _add(self, batch: Assembler, slot: int, arrived: Arrived) -> None:
-        """Add a rollout to the batch, and record which episodes of its actor continue."""
+        """Add a rollout, and record which episodes of its actor continue."""
         self._taken.append(arrived)
         actor, report, columns, _ = arrived
         self._rollout_bytes = max(self._rollout_bytes, sum(leaf.nbytes for leaf in nest.leaves(columns)))
@@ -133,7 +132,7 @@ class RolloutBatches:
 
 
 class Assembler:
-    """Batch under construction: rollouts of equal size side by side, in new arrays."""
+    """Batch under construction: rollouts side by side, in new arrays."""
 
     def __init__(self, count: int) -> None:
         self._count = count
@@ -142,7 +141,7 @@ class Assembler:
         """Entries that are not per step, by slot."""
 
     def add(self, slot: int, columns: Columns) -> None:
-        """Copy a rollout into its slot. Raises `ValueError` if its arrays do not match the earlier rollouts."""
+        """Copy a rollout into its slot. Raises `ValueError` if its arrays do not match earlier rollouts."""
         env_num = len(columns["env_ids"])
         own = slice(slot * env_num, (slot + 1) * env_num)
 
@@ -152,7 +151,7 @@ class Assembler:
         steps = {name: columns[name] for name in STEPS}
         if not self._steps:
             self._steps = nest.map(zeros, steps)
-        # An actor adds the extras of `info_keys` when an info first has them. Earlier rows are zero.
+        # An actor adds extras when an info first has them. Earlier rows are zero.
         extras = self._steps["extras"]
         extras |= {name: nest.map(zeros, rows) for name, rows in steps["extras"].items() if name not in extras}
         for name, rows in steps["extras"].items():  # actors may have seen different dtypes
@@ -183,7 +182,6 @@ class Assembler:
 
 
 def _copy(own: np.ndarray, envs: slice, rows: np.ndarray) -> None:
-    """Copy an actor's rows into its columns."""
     if (own.dtype, own.shape[0], own.shape[2:]) != (rows.dtype, rows.shape[0], rows.shape[2:]):
         raise ValueError(
             f"rollouts of actors do not fit together: arrays of {own.dtype} {(own.shape[0], *own.shape[2:])} and of "

@@ -3,9 +3,9 @@
     driver  --numbers-->  play_range  --whole episodes-->  shards/w001/, a separate data set
       shards/000000/  <-------------- adopts its shards --------'
 
-An episode is committed when the driver adopts its shard, after the task has ended or died. Episodes that a dead task
-had not committed are handed out to other tasks. If the driver dies, a resumed job removes the shards that were not
-adopted, and plays their episodes. So each episode is stored exactly once.
+The driver adopts a task's shards when the task has ended or died, which commits their episodes. Other tasks play the
+rest of the range. If the driver dies, a resumed job removes shards that were not adopted, and plays their episodes. So
+each episode is stored exactly once.
 """
 
 from __future__ import annotations
@@ -52,24 +52,24 @@ from vecenv.extending import (
 )
 
 SEES_WITHIN = 10.0
-"""Seconds until a file of another node must be visible, because network file systems are slow."""
+"""Seconds until files of other nodes must be visible: network file systems are slow."""
 SHARED = (
     "the folder of a job on a cluster lies on a file system that all its nodes share; choose such a folder with --out"
 )
 PLACED_WITHIN = 120.0
 """Seconds until the first task must have a place."""
 NOTICE_WITHIN = 0.5
-"""Seconds until a signal is noticed if no task ends."""
+"""Seconds until a signal is noticed."""
 LOOK_EVERY = 1.0
-"""Seconds between checks for lost nodes. Ray itself reports tasks of a silent node after minutes."""
+"""Seconds between checks for lost nodes. Ray reports tasks of a silent node after minutes."""
 LAST_COMMITS = 12.0
-"""Seconds that tasks have for their last round and commit, after a signal or an error."""
+"""Seconds for the last round and commit of tasks after a signal or an error."""
 ENDED_WITHIN = 5.0
 """Seconds until killed tasks must have ended."""
 
 
 def task_options(job: Job) -> dict[str, Any]:
-    """Return the resources and environment of each task, as for `ray.remote`."""
+    """Return the options of each task, as for `ray.remote`."""
     ray, options = job.ray, dict[str, Any]()
     options["num_cpus"] = (job.num_workers or 1) if ray.num_cpus is None else ray.num_cpus
     options["num_gpus"] = int(device_of_tasks(job) == "cuda") if ray.num_gpus is None else ray.num_gpus
@@ -78,7 +78,7 @@ def task_options(job: Job) -> dict[str, Any]:
 
 
 def device_of_tasks(job: Job) -> str:
-    """Return the device of the tasks' policies. "auto" is the CPU, because Ray reserves no GPU unless the job asks."""
+    """Return the device of the tasks' policies. "auto" takes no GPU, because Ray does not reserve one by default."""
     return "cpu" if job.device == "auto" else job.device
 
 
@@ -87,37 +87,32 @@ def device_of_tasks(job: Job) -> str:
 
 @dataclass
 class Range:
-    """Range of episodes for a task."""
-
     job: Job
     part: str
-    """Folder of the task's data set, created by the driver."""
+    """Folder of the task's data set."""
     head: dict[str, Any] | None
-    """Head of the data set. For the first task it is None: this task finds the head, and stores nothing."""
+    """None for the first task, which finds the head and stores nothing."""
     numbers: Sequence[int]
     skipped: Sequence[int] = ()
-    """Episodes that the job has skipped."""
     key: str = ""
     """Name under which the task records its node in the cluster."""
     here: str = "."
     import_path: Sequence[str] = ()
-    """Current folder and `sys.path` of the driver."""
+    """The driver's current folder and `sys.path`."""
 
 
 @dataclass(kw_only=True)
 class RangeResult(JobProgress):
-    """Result of a task."""
-
     episodes: int = 0
     """Number of committed episodes."""
     head: dict[str, Any] = field(default_factory=dict)
-    """Head of the data set as seen by this task; empty without a batch."""
+    """The head that this task would write; empty without a batch."""
     node: str = ""
     seconds: float = 0.0
 
 
 def play_range(task: Range) -> RangeResult:
-    """Play a range of episodes, and commit them to the task's data set. SIGINT ends the task after the current round.
+    """Play and commit a range of episodes in a Ray task. SIGINT ends the task after the current round.
 
     Raises as `Player.play`, and `DatasetError` if this node does not see the folder.
     """
@@ -166,10 +161,9 @@ def _becomes_true(check: Callable[[], bool]) -> bool:
 
 @dataclass
 class RayPlayer:
-    """Player of a plan on a cluster, by tasks that store episodes in `folder`.
+    """Player of a plan by tasks on a cluster, which store episodes in `folder`.
 
-    The first task finds the head with which `writer` is opened. `count` is the number of parallel tasks; None: as many
-    as fit.
+    The first task finds the head for `writer`. `count` is the number of parallel tasks; None: as many as fit.
     """
 
     job: Job
@@ -188,10 +182,10 @@ class RayPlayer:
         self.places = min(most, job.episodes or most)
         """Number of parallel tasks."""
         self._tasks: dict[Any, Range] = {}
-        """Ranges in progress, by the reference of their result."""
+        """Running ranges, by Ray reference."""
         self._deaths: Counter[int] = Counter()
         self._losses = Counter[str]()
-        """Number of lost tasks per node."""
+        """Lost tasks per node."""
         self._parts = 0
         self._look_at, self._run = 0.0, secrets.token_hex(8)
         self._pace = 0.0
@@ -199,11 +193,10 @@ class RayPlayer:
         self._head: dict[str, Any] | None = None
 
     def play(self) -> Generator[PlayedEpisodes, None, None]:
-        """Yield the committed episodes of each task, after writing them to the manifest, until the plan is complete or
-        a signal arrives.
+        """Yield committed episodes, which are in the manifest, until the plan is complete or a signal arrives.
 
         Raises as `Player.play`, `DatasetError` if a task cannot write to the folder, and `WorkerTimeoutError` if the
-        first task finds no place. Before it raises, it adopts the whole episodes of all tasks that end in time.
+        first task finds no place. Before it raises, it adopts the episodes of all tasks that end in time.
         """
         errors = list[Exception]()
         try:
@@ -217,10 +210,10 @@ class RayPlayer:
                 for _ in self._last_answers(errors):
                     pass
             raise
-        finally:  # also after a second Ctrl-C, because the cluster may outlive this job
+        finally:  # also after a second Ctrl-C: the cluster may outlive this job
             for reference in self._tasks:
                 self._ray.cancel(reference, force=True)
-        if self._tasks:  # so that no task writes to a folder that is removed
+        if self._tasks:  # no task may write to a folder that is removed
             self._ray.wait(list(self._tasks), num_returns=len(self._tasks), timeout=ENDED_WITHIN)
         for task in self._tasks.values():
             with suppress(DatasetError):
@@ -241,7 +234,7 @@ class RayPlayer:
                 raise WorkerTimeoutError(unscheduled(1, self.places, self._options, PLACED_WITHIN))
 
     def _last_answers(self, errors: list[Exception]) -> Iterator[PlayedEpisodes]:
-        """End the tasks, which commit whole episodes, and adopt these episodes. Append errors to `errors`."""
+        """Let the tasks commit whole episodes and end. Adopt their episodes, and append errors to `errors`."""
         for reference in self._tasks:
             self._ray.cancel(reference, force=self.plan.is_complete)
         until = time.monotonic() + LAST_COMMITS * (not self.plan.is_complete)
@@ -252,7 +245,7 @@ class RayPlayer:
                 errors.append(error)
 
     def _hand_out(self) -> None:
-        """Start a task for each free place. The first task runs alone, to find the head."""
+        """Start tasks. The first task runs alone, to find the head."""
         job = self.job
         if job.backend == "auto" and self._head is not None:  # use the first task's measurement
             ran_on = self._head["ran_on"]
@@ -279,7 +272,7 @@ class RayPlayer:
             self._tasks[start_task(play_range, self._options, task)] = task
 
     def _next_answer(self, timeout: float) -> Iterator[PlayedEpisodes]:
-        """Adopt the episodes of the next task that ends within `timeout`."""
+        """Adopt the episodes of the next task that ends."""
         ready, _ = self._ray.wait(list(self._tasks), num_returns=1, timeout=timeout)
         for reference in ready:
             task = self._tasks.pop(reference)
@@ -301,7 +294,6 @@ class RayPlayer:
             yield from self._lose_nodes()
 
     def _lose_nodes(self) -> Iterator[PlayedEpisodes]:
-        """Hand out the episodes of tasks on lost nodes."""
         if not (lost := dead_nodes()):
             return
         for reference, task in list(self._tasks.items()):
@@ -312,7 +304,6 @@ class RayPlayer:
                 self._lose(task, f"its node {node} was lost")
 
     def _accept(self, task: Range, result: RangeResult) -> Iterator[PlayedEpisodes]:
-        """Count a task's work, and adopt its episodes."""
         self.progress.frames += result.frames
         self.progress.retried += result.retried
         self.progress.bottleneck = result.bottleneck or self.progress.bottleneck
@@ -331,9 +322,7 @@ class RayPlayer:
         self.writer.commit()  # records the failures
 
     def _adopt(self, task: Range, result: RangeResult) -> Iterator[PlayedEpisodes]:
-        """Move a task's committed episodes into the folder, yield them, and return the rest of its range to the
-        plan.
-        """
+        """Move a task's committed episodes into the folder, yield them, and return the rest to the plan."""
         if (store := self.writer.store) is not None:
             lines, part = list[ShardLine](), os.path.relpath(task.part, self._folder)
 
@@ -357,7 +346,7 @@ class RayPlayer:
         self.plan.again(self.plan.playing.intersection(task.numbers))
 
     def _compare_head(self, node: str, head: dict[str, Any]) -> None:
-        """Open the folder with the first head. Later heads must not differ."""
+        """Open the folder with the first head. Later heads must match."""
         if self._head is None:
             self._head = {**head, "job": as_record(self.job), "ran_on": {**head["ran_on"], "actors": self.places}}
             self.writer.open(self._head)
@@ -365,7 +354,7 @@ class RayPlayer:
         self.progress.notes += [note for note in found if note not in self.progress.notes]
 
     def _lose(self, task: Range, reason: str) -> None:
-        """Record that a task died with its episodes. Raises `JobFailedError` if an episode has lost too many tasks."""
+        """Record the death of a task. Raises `JobFailedError` if an episode has lost too many tasks."""
         self._losses[get_record(task.key)] += 1
         remove_record(task.key)
         self._deaths.update(task.numbers)
