@@ -49,8 +49,8 @@ class RayCollector(BaseCollector):
         sync: True: a batch has a rollout of each actor, with the newest weights; False: the rollout that finished
             first.
         actors: Places, time limits and failures of actors, see `ActorConfig`.
-        max_in_flight: Maximum rollouts in flight per actor; None: 1 with `sync`, else 2.
-        max_bytes_in_flight: Maximum bytes of all rollouts in flight; None: a quarter of the object store.
+        max_in_flight: Maximum rollouts in flight per actor; default: 1 with `sync`, else 2.
+        max_bytes_in_flight: Maximum bytes of all rollouts in flight; default: a quarter of the object store.
         straggler_timeout: With `sync`, seconds that a batch waits after its first rollout.
         progress: Show a progress bar; needs `vecenv[job]`.
         policy_device: Device of the actors' policies.

@@ -70,7 +70,7 @@ class RolloutActor:
             pickled: `(make_venv, policy, options)`, arguments of a `SyncDataCollector`.
             env_kwargs: Arguments for `make_venv`.
             entropy: Seeds the generators.
-            seed: Arguments for `set_seed`, or None.
+            seed: Optional arguments for `set_seed`.
             next_id: Lowest episode id.
             import_path: The driver's `sys.path`, searched last. Ray passes only part of it.
         """

@@ -20,10 +20,10 @@ from vecenv import transforms
 from vecenv.extending import VECTOR_ENVS, find_spec, flat
 
 WITH_STATISTICS = ("NormalizeObservation", "NormalizeReward")
-"""Wrappers of gymnasium that carry statistics from one episode to the next."""
+"""gymnasium's wrappers that carry statistics from one episode to the next."""
 MLP = "collector.policy.mlp:MLPPolicy"
 MAX_RESTARTS = 10
-"""Failures of an env per minute that the vector env tolerates. After more failures, the job recreates all envs."""
+"""Failures of an env per minute. After more failures, the job recreates all envs."""
 
 
 # Envs
@@ -32,9 +32,9 @@ MAX_RESTARTS = 10
 def make_env(
     job: Job, render_mode: str | None = None, statistics: dict[str, Any] | None = None, program: Mapping[str, Any] = {}
 ) -> gymnasium.Env[Any, Any]:
-    """Create one env of a job, with wrappers and transforms.
+    """Create an env of a job, with wrappers and transforms.
 
-    `statistics`: stored statistics of the transforms, as JSON types. `program`: objects from `__main__`, by name.
+    `statistics`: stored statistics, as JSON types. `program`: objects of `__main__`, by name.
     """
     kwargs = job.env_kwargs | ({} if render_mode is None else {"render_mode": render_mode})
     factory = program.get(job.env) or _factory(job.env)
@@ -84,7 +84,6 @@ def _transformed(
 
 
 def make_transform(each: Call, program: Mapping[str, Any] = {}) -> transforms.Transform:
-    """Create the transform of an entry of `Job.transforms`."""
     try:
         made: transforms.Transform = (program.get(each.call) or find_class(TRANSFORM, each.call))(**each.kwargs)
     except (TypeError, ValueError) as error:
@@ -102,9 +101,9 @@ def env_fn(job: Job, statistics: dict[str, Any] | None = None) -> Callable[[], g
 
 
 def make_venv(job: Job, statistics: Sequence[dict[str, Any]] | None = None) -> Any:
-    """Create the vector env of a job. With `on_error="retry"` it restarts failed envs.
+    """Create the vector env of a job, which restarts failed envs if `on_error="retry"`.
 
-    `statistics`: stored statistics of the transforms of each env.
+    `statistics`: stored statistics of each env's transforms.
     """
     check_env(job)
     each_of = [None] * job.num_envs if statistics is None else statistics[: job.num_envs]
@@ -152,13 +151,13 @@ def full_id(env: str) -> str:
 
 
 def wrappers_with_statistics(job: Job) -> list[str]:
-    """Return the wrappers that carry statistics from one episode to the next. These cannot be stored."""
+    """Return the wrappers with statistics, which cannot be stored."""
     names = [as_call(each).call for each in job.wrappers]
     return [name for name in names if name.rpartition(":")[2] in WITH_STATISTICS]
 
 
 def transforms_with_statistics(job: Job) -> list[str]:
-    """Return the transforms that update statistics. These are stored with the episodes."""
+    """Return the transforms that update statistics, which are stored."""
     calls = [each for each in map(as_call, job.transforms) if each.frozen is None]
     base = transforms.Transform.state_dict
     return [
@@ -184,12 +183,12 @@ def resolve_device(job: Job) -> str:
     except (ImportError, ValueError) as error:
         of_torch = job.policy == "mlp" or job.checkpoint or job.device.startswith("cuda")
         if isinstance(error, ImportError) and not of_torch:
-            return "cpu"  # a policy without torch
+            return "cpu"  # policies without torch need no device
         raise JobError(str(error)) from None
 
 
 def make_policy(job: Job, venv: Any, device: str) -> Any:
-    """Create the policy of a job; None for random actions.
+    """Create the policy of a job, if actions are not random.
 
     Raises `JobError` if the spaces or the checkpoint do not fit.
     """
@@ -235,7 +234,7 @@ def _load_weights(policy: Any, checkpoint: str) -> None:
         raise JobError(f"checkpoint: there is no file {path}")
     try:
         weights = torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:  # torch raises many classes
+    except Exception as error:  # torch raises many kinds of errors
         raise JobError(f"checkpoint: {path} cannot be read with weights_only=True: {error}") from None
     try:
         policy.load_state_dict(weights)

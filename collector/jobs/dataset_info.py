@@ -21,12 +21,11 @@ from vecenv.extending import Freezable
 PICTURE = "returns.png"
 LARGEST_LINE = 4096
 SHOWN = ("time", "seconds", "steps_per_second")
-"""Numbers that are drawn and printed."""
 LARGEST_NUMBER = 2.0**53
 
 
 def read_metrics(folder: str | os.PathLike[str]) -> list[dict[str, Any]]:
-    """Return the valid lines of a folder's `metrics.jsonl`; [] if there is no file.
+    """Return the valid lines of a folder's `metrics.jsonl`, if the file exists.
 
     Raises `DatasetError` if it is not a regular file.
     """
@@ -138,7 +137,6 @@ def plot_dataset(folder: str | os.PathLike[str], out: str | os.PathLike[str] | N
 
 
 def _draw_episodes(axes: Any, values: np.ndarray, name: str) -> None:
-    """Draw a dot per episode, and the moving mean."""
     axes.plot(values, ".", color="tab:blue", alpha=0.25, markersize=4, label="an episode", rasterized=True)
     window = max(1, min(len(values) // 10, 500))
     if window > 1:

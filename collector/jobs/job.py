@@ -14,7 +14,6 @@ except ImportError as error:
 from vecenv.extending import VECTOR_ENVS
 
 POLICIES = ("random", "mlp")
-"""Policies that need no module name."""
 NAMED_IN = {"wrappers": "gymnasium.wrappers", "transforms": "vecenv.transforms"}
 """Module of the classes that a setting may name without a module."""
 FREE_SETTINGS = frozenset(
@@ -61,8 +60,8 @@ class RayOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_d
     """Options of the tasks of a job on a Ray cluster, as in `ray.remote`.
 
     Args:
-        num_cpus: CPUs per task; None: one per worker, or 1 without workers.
-        num_gpus: GPUs per task; None: 1 if the job's device is "cuda".
+        num_cpus: CPUs per task; default: one per worker, or 1 without workers.
+        num_gpus: GPUs per task; default: 1 if the job's device is "cuda".
         memory: Bytes of memory per task.
         resources: Other resources, by name.
         runtime_env: Environment of the tasks, such as {"pip": ["vecenv"]}.
@@ -98,18 +97,18 @@ class Job(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
         num_envs: Number of envs that step in parallel.
         backend: "dummy" (in this process), "thread" (in its threads), "subproc" or "shmem" (in worker processes), "ray"
             (in actors); "auto": "dummy" or "shmem", whichever is faster, measured with an additional env.
-        num_workers: Worker processes, threads or actors; None: the backend decides.
+        num_workers: Worker processes, threads or actors; by default the backend decides.
         policy: "random": uniform random actions. "mlp": a small network with random weights, or with `checkpoint`.
             "my_module:policy": a policy (see `collector.policy`), or a class that takes the observation space, the
             action space and `policy_kwargs`.
         checkpoint: File with the policy's `state_dict()` from `torch.save`, read with `weights_only=True`.
         device: Device of the policy: "auto" (CUDA if available), "cpu", "cuda", "cuda:1".
-        max_episode_steps: Truncate episodes at this length; None: at the env's limit.
+        max_episode_steps: Truncate episodes at this length; default: the env's limit.
         on_error: "retry": if an env fails, its episode is retried alone, then skipped and counted. "raise": the env's
             error ends the job, which keeps whole episodes.
         retries: Number of retries per episode.
         max_failed: If more episodes are skipped, earlier runs included, the job ends.
-        step_timeout: Seconds after which a hanging env counts as failed; None: no limit. Not for backend "dummy".
+        step_timeout: Seconds after which a hanging env counts as failed; default: no limit. Not for backend "dummy".
         shard_bytes: Commit a shard when its episodes have this many bytes,
         shard_seconds: or when its oldest episode is this old. A kill loses only uncommitted episodes.
         compress: Compress the shards: pictures become smaller, writing and reading slower.

@@ -55,7 +55,7 @@ def load_job(path: str | os.PathLike[str], settings: Iterable[str] = ()) -> Job:
 
 
 def make_job(content: Mapping[str, Any], source: str) -> Job:
-    """Build a job from names and values. Raises `JobError`, which begins with `source`, if they are invalid.
+    """Build a job. The message of a `JobError` begins with `source`.
 
     >>> make_job({"env": "CartPole-v1", "episods": 3}, "job.toml")
     Traceback (most recent call last):
@@ -82,7 +82,7 @@ def job_of_settings(settings: Iterable[str]) -> Job:
 
 
 def with_settings(job: Job, settings: Iterable[str]) -> Job:
-    """Return the job with some settings replaced, each given as "name=value" or "name.key=value".
+    """Return the job with settings replaced, each given as "name=value" or "name.key=value".
 
     A value is parsed as JSON, or else taken as text. Raises `JobError` for a wrong value.
 
@@ -115,7 +115,7 @@ def _with_settings(content: dict[str, Any], settings: Iterable[str]) -> dict[str
 
 
 def _value(name: str, text: str) -> Any:
-    """Parse JSON, or return the text. Raises `JobError` for broken JSON."""
+    """Parse JSON, or return the text."""
     try:
         return json.loads(text, parse_constant=lambda name: name)
     except (ValueError, RecursionError) as error:
@@ -193,7 +193,7 @@ def job_head(job: Job, batches: Any, device: str, policy_hash: str | None) -> di
         repeatable=not reason,
         not_repeatable_because=reason,
     )
-    # torch may change bits, too.
+    # torch may change bits, too
     head["versions"] |= {"vecenv": vecenv.__version__, **({} if torch is None else {"torch": str(torch.__version__)})}
     return head
 
@@ -211,11 +211,7 @@ def cpu_capability() -> str:
     return " ".join([platform.machine(), *found, *more])
 
 
-# Changes of a resumed job
-
-
 def check_unchanged(folder: Path, stored: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:
-    """Raise `JobError` if any value differs."""
     if found := changes(stored, wanted):
         advice = "choose another folder, or replace what is there with --overwrite"
         raise JobError(f"the job of {folder} has changed: {'; '.join(found)}; {advice}")

@@ -21,13 +21,11 @@ METRICS = "metrics.jsonl"
 METRICS_SECONDS = 1.0
 RECENT = 100
 LARGEST_SQUARED = 1e140
-"""The sum of squares of such numbers is finite."""
+"""Sums of squares of such numbers are finite."""
 
 
 @dataclass(kw_only=True)
 class JobProgress:
-    """Counts of one run."""
-
     frames: int = 0
     """Steps of this run, unfinished episodes included."""
     retried: int = 0
@@ -40,7 +38,7 @@ class JobProgress:
 
 @dataclass(repr=False, kw_only=True)
 class JobState(JobProgress):
-    """Progress of a job. It is passed to `on_progress` and returned at the end."""
+    """Progress of a job, passed to `on_progress` and returned at the end."""
 
     job: Job
     out: Path
@@ -119,7 +117,7 @@ class JobState(JobProgress):
 
 
 def spread(values: np.ndarray) -> dict[str, float] | None:
-    """Return mean, deviation, min and max; None without values.
+    """Return statistics of values, if there are any.
 
     >>> spread(np.array([1.0, 3.0]))
     {'mean': 2.0, 'std': 1.0, 'min': 1.0, 'max': 3.0}
@@ -152,10 +150,7 @@ class Metrics:
             self.close = files.pop_all().close
 
     def write(self, read: Callable[[], dict[str, Any]], now: bool = False) -> None:
-        """Write a line with the result of `read` if a second has passed, or `now`.
-
-        Raises `DatasetError` if the disk refuses the line.
-        """
+        """Write the result of `read`, if a second has passed or `now`. Raises `DatasetError` if the disk refuses."""
         if not now and time.monotonic() < self._next:
             return
         self._next = time.monotonic() + METRICS_SECONDS

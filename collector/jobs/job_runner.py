@@ -52,7 +52,7 @@ def run_job(
 
     `overwrite` replaces an earlier data set. `cluster` is the address of a Ray cluster, as for `ray.init`; "auto" is
     the cluster of this machine, else a new cluster. The cluster runs `cluster_actors` tasks in parallel, each with all
-    envs of the job; None: one task per free CPU. All nodes must see `out`. `on_progress` is called after every batch.
+    envs of the job (default: one task per free CPU). All nodes must see `out`. `on_progress` is called after every batch.
 
     A signal (in the main thread) or an exception commits the whole episodes; `resume_job` continues. Raises
     `DatasetError` if the folder cannot be used, `JobError` if settings or env do not allow the job, `JobFailedError` if
@@ -115,7 +115,7 @@ def resume_job(
 
 @dataclass
 class JobRunner:
-    """One run of a job, new or resumed."""
+    """One run of a job."""
 
     job: Job
     out: Path
@@ -138,7 +138,7 @@ class JobRunner:
         """None until the first batch opens the folder."""
 
     def restore(self, manifest: Manifest) -> None:
-        """Continue after the episodes of an earlier run. Raises `DatasetError`."""
+        """Continue after the episodes of an earlier run."""
         index = manifest.index
         try:
             self.plan.restore(index["number"], index["length"], skipped_in(manifest.state))
@@ -208,7 +208,6 @@ class JobRunner:
         self.completed()
 
     def completed(self) -> JobState:
-        """Return the state with the counts of the whole job."""
         plan, state = self.plan, self.state
         state.status, state.steps, state.episodes = "complete", plan.end_steps, plan.end_episodes
         return state

@@ -63,7 +63,6 @@ POLICY = Kind("policy", "", frozenset(POLICIES))
 
 
 def as_call(each: str | Call) -> Call:
-    """Convert an entry of `wrappers` or `transforms` to a `Call`."""
     return Call(each) if isinstance(each, str) else each
 
 
@@ -82,7 +81,7 @@ def is_listed(kind: Kind, name: str) -> bool:
 
 
 def find_class(kind: Kind, name: str) -> Any:
-    """Return the class or function that a job names as a wrapper or transform. Raises `JobError`."""
+    """Return the class or function of a wrapper or transform. Raises `JobError`."""
     if is_listed(kind, name):
         return getattr(importlib.import_module(kind.module), _short(kind, name))
     if ":" in name:
@@ -93,7 +92,7 @@ def find_class(kind: Kind, name: str) -> Any:
 
 
 def load_attr(name: str) -> Any:
-    """Import the object `module:attr`; attr may have dots. Raises `JobError` if there is no such object."""
+    """Import `module:attr`; attr may have dots. Raises `JobError` if it does not exist."""
     module, _, attr = name.partition(":")
     found = _import(module, name)
     for part in attr.split("."):
@@ -108,14 +107,14 @@ def load_attr(name: str) -> Any:
 
 
 def code_of(job: Job) -> list[tuple[Kind, str]]:
-    """List the names in a job that stand for code of a module: `module:attr`, and env ids with a module."""
+    """List the names in a job that stand for code: `module:attr`, and env ids with a module."""
     calls = [(WRAPPER, each) for each in job.wrappers] + [(TRANSFORM, each) for each in job.transforms]
     names = [(ENV, job.env), *((kind, as_call(each).call) for kind, each in calls), (POLICY, job.policy)]
     return [(kind, name) for kind, name in names if not is_listed(kind, name)]
 
 
 def flags_of(job: Job, where: Any) -> list[str] | None:
-    """Return the modules that a resumed job needs in `allow_import`; None if `allow_import` cannot allow the job."""
+    """Return the modules that a resumed job needs in `allow_import`, unless it cannot be allowed."""
     names = [name for _, name in code_of(job)]
     modules = {name.partition(":")[0] for name in names}
     for name in names:
@@ -171,7 +170,7 @@ def _short(kind: Kind, name: str) -> str:
 def _home(kind: Kind, name: str, allowed: set[str], named: str) -> str:
     """Import the trusted module of a name. Return the module that defines the object or registers the env.
 
-    If another trusted module defines the object, the object must be found there by its qualified name.
+    An object that another trusted module defines must be found there by its qualified name.
     """
     module, _, attr = name.partition(":")
     imported = _import(module, name)

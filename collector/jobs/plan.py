@@ -1,4 +1,4 @@
-"""`Plan`: the episodes of a job that remain to be played, and the outcome of the others."""
+"""`Plan`: the remaining episodes of a job, and the outcome of the others."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from collector.episodes.seeds import episode_seed
 from collector.store.safe_folder import DatasetError
 
 MOST_AT_ONCE = 2**24
-"""Number of episodes beyond the needed ones that a job may have handed out."""
+"""Maximum number of unneeded episodes that a job may have handed out."""
 
 
 class Plan:
@@ -38,17 +38,16 @@ class Plan:
         self, seed: int, episodes: int | None = None, steps: int | None = None, numbers: Iterable[int] | None = None
     ) -> None:
         self.job_seed = seed
-        """Seed of the job, from which the seeds of its episodes are derived."""
         self.waiting = sorted(numbers or ())
-        """Sorted numbers to hand out before new numbers."""
+        """Sorted numbers that come before new numbers."""
         self._wanted, self._count = steps, len(self.waiting) if episodes is None else episodes
         self._next, self._no_more = 0, 0 if episodes is None else episodes
         self._beyond: dict[int, int] = {}
         """Length of each known episode from `end` on."""
         self.playing: set[int] = set()
-        """Numbers of the episodes in progress."""
+        """Episodes in progress."""
         self.skipped: set[int] = set()
-        """Numbers of the skipped episodes, earlier runs included."""
+        """Skipped episodes, earlier runs included."""
         self.steps = 0
         """Steps of all finished episodes."""
         self.end, self.end_steps, self.end_episodes = 0, 0, 0
@@ -106,30 +105,27 @@ class Plan:
 
     @property
     def is_complete(self) -> bool:
-        """Return whether all episodes of the job are known."""
         if self._wanted is not None:
             return self.end_steps >= self._wanted
         return self.end + len(self._beyond) >= self._count
 
     @property
     def is_exhausted(self) -> bool:
-        """Return whether no episode is in progress and none can be handed out, because the rest is set aside or
+        """Return whether the plan has no episode in progress and none to hand out. The rest is set aside or
         complete.
         """
         return not self.playing and not self.waiting and not self._has_new()
 
     @property
     def left(self) -> float:
-        """Estimate how many episodes are still to be handed out."""
+        """Estimate how many episodes remain to be handed out."""
         if self._wanted is None:
             return len(self.waiting) + self._no_more - self._next
         mean_length = self.steps / max(1, self.end_episodes + len(self._beyond))
         return (self._wanted - self.steps) / max(1.0, mean_length) - len(self.playing)
 
     def _has_new(self) -> bool:
-        """Advance `_next` to the first number that was never handed out, and return whether the job needs this
-        episode.
-        """
+        """Advance `_next` to the first new number, and return whether the job needs this episode."""
         while self._next < self.end or self._next in self._beyond:
             self._next += 1
         return self._next < self._no_more if self._wanted is None else self.steps < self._wanted

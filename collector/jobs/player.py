@@ -60,11 +60,8 @@ class PlayedEpisodes:
     """Statistics of each env's transforms after these episodes."""
 
 
-# Storing
-
-
 def skipped_in(state: Any) -> set[int]:
-    """Return the skipped episodes of earlier runs from a manifest's state.
+    """Return the skipped episodes in a manifest's state.
 
     >>> skipped_in({"skipped": [3, 7]})
     {3, 7}
@@ -97,7 +94,6 @@ class EpisodeWriter:
         self._job, self._plan, self._progress = job, plan, progress
         self._folder, self._overwrite, self._resumed = folder, overwrite, resumed
         self.store: StoreWriter | None = None
-        """None until the first episodes arrive."""
         self.head: dict[str, Any] = {}
         self._counted = {"retried": 0, "skipped": 0}
         """Failures that are in the manifest."""
@@ -127,7 +123,6 @@ class EpisodeWriter:
             self.commit()
 
     def commit(self) -> None:
-        """Commit stored episodes and failures. Raises `DatasetError` if the disk refuses."""
         if self.store is None:
             return
         self._due = float("inf")
@@ -156,9 +151,6 @@ class EpisodeWriter:
     def __exit__(self, error: object, *_: object) -> None:
         with suppress(DatasetError) if error is not None else nullcontext():  # the first error is more useful
             self.commit()
-
-
-# Playing
 
 
 @dataclass
@@ -257,7 +249,6 @@ class Player:
             plan.finished(number, length)
 
     def _play_alone(self, number: int) -> Iterator[PlayedEpisodes]:
-        """Retry one episode until it succeeds, or skip it."""
         reason = "its env failed"
         for _ in range(self.job.retries):
             self.progress.retried += 1
@@ -295,7 +286,7 @@ def give_up(job: Job, plan: Plan, progress: JobProgress, failed: dict[int, str])
 
 
 def is_of_env(error: BaseException) -> bool:
-    """Return whether an env raised this error, not the policy. Vector envs mark such errors."""
+    """Return whether an env raised this error. Vector envs mark such errors."""
     if isinstance(error, RewardError):
         return not error.policy
     return isinstance(error, VectorEnvError) or hasattr(error, "partial")

@@ -163,7 +163,7 @@ def _becomes_true(check: Callable[[], bool]) -> bool:
 class RayPlayer:
     """Player of a plan by tasks on a cluster, which store episodes in `folder`.
 
-    The first task finds the head for `writer`. `count` is the number of parallel tasks; None: as many as fit.
+    The first task finds the head for `writer`. `count` is the number of parallel tasks; by default, as many as fit.
     """
 
     job: Job

@@ -120,7 +120,7 @@ def equal_rows(stored: Any, other: Any) -> bool:
 
 
 def _row(rows: Any, step: int) -> Any:
-    """Return a row; None past the end."""
+    """Return a row, or None past the end."""
     if isinstance(rows, list):
         return rows[step] if step < len(rows) else None
     return nest.take(rows, step) if step < len(next(iter(nest.leaves(rows)))) else None
@@ -130,8 +130,6 @@ def _row(rows: Any, step: int) -> Any:
 
 
 class Video(NamedTuple):
-    """Video of an episode."""
-
     number: int
     path: str
     difference: str
@@ -177,8 +175,6 @@ def make_videos(
 
 
 class Renderer(gymnasium.Wrapper[Any, Any, Any, Any]):
-    """Worker's env that renders episodes."""
-
     def __init__(self, job: Job, episodes: Sequence[Episode], where: tuple[str, str]) -> None:
         for name, value in HEADLESS.items():
             os.environ.setdefault(name, value)

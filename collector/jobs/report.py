@@ -34,7 +34,6 @@ def make_console(stderr: bool = False) -> Console:
 
 
 def wanted(job: Job) -> str:
-    """Describe the amount that a job collects."""
     return f"{job.episodes:,} episodes" if job.episodes is not None else f"{job.steps:,} steps"
 
 
@@ -89,10 +88,7 @@ def _figures(state: JobState) -> str:
 
 
 def summary(state: JobState, info: dict[str, Any] | None) -> Group:
-    """Build the final output of a job: its end, and a table of the folder and this run.
-
-    `info` is the result of `dataset_info`; None if there is no folder yet.
-    """
+    """Build the final output of a job. `info` is the result of `dataset_info`, if the folder exists."""
     job, folder = state.job, shlex.quote(str(state.out))
     where = f"{state.workers} workers" if state.workers else "this process"
     where = f"each of {state.actors} tasks" if state.actors else where
@@ -115,7 +111,6 @@ def summary(state: JobState, info: dict[str, Any] | None) -> Group:
 
 
 def rows_of(info: dict[str, Any]) -> list[tuple[str, str]]:
-    """Convert the result of `dataset_info` to names and texts."""
     job, speed = info["job"] or {}, info["steps_per_second"]
     how_many = {name: job[name] for name in ("episodes", "steps") if type(job.get(name)) is int}
     asked = ", ".join(f"{count:,} {name}" for name, count in how_many.items())
@@ -153,7 +148,6 @@ def table_of(rows: list[tuple[str, str]]) -> Table:
 
 
 def interval_of(values: dict[str, float] | None, count: int) -> str:
-    """Describe the 95 % confidence interval of a mean of `count` values."""
     if values is None or count < 2:
         return ""
     half = 1.96 * values["std"] / (count - 1) ** 0.5
@@ -161,7 +155,6 @@ def interval_of(values: dict[str, float] | None, count: int) -> str:
 
 
 def spread_of(values: dict[str, float] | None) -> str:
-    """Describe mean, deviation, min and max."""
     if values is None:
         return "-"
     mean, std, low, high = (values[name] for name in ("mean", "std", "min", "max"))

@@ -1,10 +1,10 @@
 """Save and load the statistics of transforms as JSON.
 
-*Frozen* statistics are read with the job file, stored in the job, and never updated.
+*Frozen* statistics are stored in the job, and never updated.
 
-*Kept* statistics belong to each env. Their file is replaced before each commit. If the job is killed between the two,
-it resumes with statistics that include steps which are then repeated, so such a job is not repeatable. If a worker is
-restarted, its envs begin with the statistics from the start of the run or of the vector env.
+*Kept* statistics belong to each env. Their file is replaced before each commit. After a kill between the two, they
+include steps that the resumed job repeats, so such a job is not repeatable. Envs of a restarted worker begin with the
+statistics from the start of the run or vector env.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ States = list[dict[str, Any]]
 def to_json(state: Any) -> Any:
     """Convert the state of a transform to JSON types. Floats keep every bit; NaN and infinities become texts.
 
-    Raises TypeError for values other than arrays, numbers, texts and dicts.
+    Raises TypeError for other values.
 
     >>> to_json({"mean": np.array([0.5, np.inf]), "count": 3.0})
     {'mean': [0.5, 'inf'], 'count': 3.0}
@@ -72,11 +72,11 @@ def from_json(state: Any) -> Any:
 
 
 def save_statistics(transform: Any, path: str | os.PathLike[str]) -> None:
-    """Write the statistics of a transform (VecNorm, NormalizeReward) to a file that `frozen` in a job can name. An
-    `EnvCreator` whose envs share a VecNorm works too.
+    """Write a transform's statistics to a file that `frozen` in a job can name. An `EnvCreator` whose envs share a
+    VecNorm works too.
 
-    The file is the transform's `state_dict` as JSON, written atomically. Raises ValueError if there are no statistics
-    yet, and OSError if the file cannot be written.
+    The file is the `state_dict` as JSON, written atomically. Raises ValueError without statistics, and OSError if the
+    file cannot be written.
 
     Example::
 
@@ -96,7 +96,7 @@ def save_statistics(transform: Any, path: str | os.PathLike[str]) -> None:
 
 
 def with_frozen(job: Job, folder: Path = Path()) -> Job:
-    """Return the job with the content of the statistics files that its transforms name, relative to `folder`.
+    """Return the job with the content of its statistics files, which are relative to `folder`.
 
     Raises `JobError` if a file cannot be read or has no statistics.
     """
@@ -104,9 +104,9 @@ def with_frozen(job: Job, folder: Path = Path()) -> Job:
 
 
 def freeze(transform: Any, call: Call) -> None:
-    """Load the job's frozen statistics into a transform, and end its updates.
+    """Load frozen statistics into a transform, and end its updates.
 
-    Raises `JobError` if they belong to another transform or other observations.
+    Raises `JobError` if they do not fit.
     """
     if not isinstance(call.frozen, Frozen):
         raise JobError(f"{call.call}: the file {call.frozen!r} was not read; see collector.load_job")
@@ -147,7 +147,7 @@ def _with_content(each: str | Call, folder: Path) -> str | Call:
 
 
 def statistics_of(venv: Any) -> States | None:
-    """Return the statistics of a job's envs from their workers; None if a failed env has no statistics."""
+    """Return the statistics of a job's envs, unless an env has failed."""
     try:
         states = venv.call("state_dict")
     except (VectorEnvError, RuntimeError):
@@ -159,13 +159,12 @@ def statistics_of(venv: Any) -> States | None:
 
 
 def write_statistics(folder: SafeFolder, states: States) -> None:
-    """Replace a folder's file of kept statistics. Raises `DatasetError` if it cannot be written."""
     with writing(folder.path, "the episodes committed before are kept"):
         folder.write(KEPT, schema.dump({ENVS: states}) + b"\n")
 
 
 def read_statistics(folder: str | os.PathLike[str], num_envs: int) -> States:
-    """Read the kept statistics of `num_envs` envs. Raises `DatasetError` if the file is missing or does not fit."""
+    """Read the kept statistics. Raises `DatasetError` if the file is missing or does not fit."""
     path = Path(folder) / KEPT
     try:
         with SafeFolder(folder) as opened:
