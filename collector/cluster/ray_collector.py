@@ -38,14 +38,14 @@ class RayCollector(BaseCollector):
     """Collector of batches from `num_actors` Ray actors.
 
     docs/guarantees.md ("Batches of a collector") says when batches are equal, which ids envs and trajectories have, and
-    which frames may be lost. Arguments that are not listed are as for `SyncDataCollector`, for all actors together;
-    `device`, `storing_device`, `postproc` and `split_trajs` apply on the driver.
+    which frames may be lost.
 
     Args:
         make_venv: Makes the vector env of an actor, in the actor; or a list of callables that make one env each.
         policy: Policy or module. The driver's module is never changed.
         num_actors: Number of actors.
         frames_per_batch: Steps in a batch: of all actors with `sync`, else of one actor.
+        total_frames, init_random_frames: As for `SyncDataCollector`, for all actors together.
         sync: True: a batch has a rollout of each actor, with the newest weights; False: the rollout that finished
             first.
         actors: Places, time limits and failures of actors, see `ActorConfig`.
@@ -54,6 +54,7 @@ class RayCollector(BaseCollector):
         straggler_timeout: With `sync`, seconds that a batch waits after its first rollout.
         progress: Show a progress bar; needs `vecenv[job]`.
         policy_device: Device of the actors' policies.
+        device, storing_device, postproc, split_trajs: As for `SyncDataCollector`, on the driver.
         create_env_kwargs: Keyword arguments for `make_venv`; or a list with a dict per actor.
         options: Arguments of `SyncDataCollector` for the actors, except `interruptor` and `return_same_td`.
 

@@ -50,13 +50,18 @@ def run_job(
 ) -> JobState:
     """Collect the episodes of a job into the folder `out`, and return the final state.
 
-    `overwrite` replaces an earlier data set. `cluster` is the address of a Ray cluster, as for `ray.init`; "auto" is
-    the cluster of this machine, else a new cluster. The cluster runs `cluster_actors` tasks in parallel, each with all
-    envs of the job (default: one task per free CPU). All nodes must see `out`. `on_progress` is called after every batch.
+    A signal (in the main thread) or an exception commits the whole episodes; `resume_job` continues.
 
-    A signal (in the main thread) or an exception commits the whole episodes; `resume_job` continues. Raises
-    `DatasetError` if the folder cannot be used, `JobError` if settings or env do not allow the job, `JobFailedError` if
-    too many episodes failed, `WorkerTimeoutError` if no task finds a place, and errors of the policy.
+    Args:
+        out: Folder of the data set. On a cluster, all nodes must see the folder.
+        overwrite: Replace an earlier data set.
+        cluster: Address of a Ray cluster, as for `ray.init`; "auto" is the cluster of this machine, else a new cluster.
+        cluster_actors: Number of parallel tasks on the cluster, each with all envs; default: one per free CPU.
+        on_progress: Called after every batch.
+
+    Raises `DatasetError` if the folder cannot be used, `JobError` if settings or env do not allow the job,
+    `JobFailedError` if too many episodes failed, `WorkerTimeoutError` if no task finds a place, and errors of the
+    policy.
 
     Example::
 
@@ -81,10 +86,14 @@ def resume_job(
 ) -> JobState:
     """Resume the job of a folder. Committed episodes are neither lost nor played twice.
 
-    Without `job`, the stored job is run. A folder may come from anybody, so modules that the stored job names must be
-    in `allow_import`. With `job`, `JobError` says how the stored job differs. `settings`, as in `load_job`, may only
-    change settings that do not change episodes (`backend`, `num_workers`, ...). The other arguments, and errors, are as
-    for `run_job`; they may differ from the earlier run.
+    Args:
+        job: The expected job. `JobError` says how the stored job differs. By default, the stored job is run.
+        settings: Changes of settings that do not change episodes (`backend`, `num_workers`, ...), as for `load_job`.
+        allow_import: Trusted modules. A folder may come from anybody, so the stored job may name only code of these
+            modules.
+        cluster, cluster_actors, tensorboard, on_progress: As for `run_job`; may differ from the earlier run.
+
+    Raises as `run_job`.
 
     Example::
 
