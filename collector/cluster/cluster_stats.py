@@ -25,6 +25,7 @@ class FrameCounts:
     """Steps of rollouts. Always `requested == delivered + lost + discarded + in_flight`."""
 
     requested: int = 0
+    """Steps of all requested rollouts."""
     delivered: int = 0
     """Steps that the driver has received."""
     lost: int = 0
