@@ -13,7 +13,7 @@ from typing import Any
 import gymnasium
 
 from collector.jobs.job import POLICIES, Call, Job, JobError
-from collector.jobs.names import ATARI_MODULE, TRANSFORM, WRAPPER, as_call, code_of, find_class, load_attr
+from collector.jobs.names import ATARI_MODULE, TRANSFORM, WRAPPER, as_call, code_names, find_class, load_attr
 from collector.jobs.transform_statistics import freeze, from_json
 from collector.policy.keyed_noise import generators_kept
 from vecenv import transforms
@@ -37,9 +37,9 @@ def make_env(
     `statistics`: stored statistics, as JSON types. `program`: objects of `__main__`, by name.
     """
     kwargs = job.env_kwargs | ({} if render_mode is None else {"render_mode": render_mode})
-    factory = program.get(job.env) or _factory(job.env)
+    factory = program.get(job.env) or _env_function(job.env)
     if factory is None:
-        env = gymnasium.make(full_id(job.env), max_episode_steps=job.max_episode_steps, **kwargs)
+        env = gymnasium.make(id_with_module(job.env), max_episode_steps=job.max_episode_steps, **kwargs)
     else:
         env = factory(**kwargs)
     try:
@@ -47,13 +47,13 @@ def make_env(
             env = gymnasium.wrappers.TimeLimit(env, job.max_episode_steps)
         for each in map(as_call, job.wrappers):
             env = (program.get(each.call) or find_class(WRAPPER, each.call))(env, **each.kwargs)
-        return _transformed(env, job, statistics, program) if job.transforms else env
+        return _add_transforms(env, job, statistics, program) if job.transforms else env
     except BaseException:
         env.close()
         raise
 
 
-def _factory(name: str) -> Any:
+def _env_function(name: str) -> Any:
     """Return the function `module:function`, or None for an env id."""
     module, _, attr = name.rpartition(":")
     if not module or not attr.isidentifier():
@@ -67,7 +67,7 @@ def _factory(name: str) -> Any:
         raise
 
 
-def _transformed(
+def _add_transforms(
     env: Any, job: Job, statistics: dict[str, Any] | None, program: Mapping[str, Any]
 ) -> gymnasium.Env[Any, Any]:
     chain = [make_transform(each, program) for each in map(as_call, job.transforms)]
@@ -95,9 +95,9 @@ def env_fn(job: Job, statistics: dict[str, Any] | None = None) -> Callable[[], g
     """Return the function that creates one env. If possible this is `gymnasium.make`, so that workers import less."""
     if job.wrappers or job.transforms or job.env.rpartition(":")[2].isidentifier():
         # Workers do not run the user's program, so they receive its objects by value.
-        program = {name: load_attr(name) for _, name in code_of(job) if name.startswith("__main__:")}
+        program = {name: load_attr(name) for _, name in code_names(job) if name.startswith("__main__:")}
         return partial(make_env, job, statistics=statistics, program=program)
-    return partial(gymnasium.make, full_id(job.env), max_episode_steps=job.max_episode_steps, **job.env_kwargs)
+    return partial(gymnasium.make, id_with_module(job.env), max_episode_steps=job.max_episode_steps, **job.env_kwargs)
 
 
 def make_venv(job: Job, statistics: Sequence[dict[str, Any]] | None = None) -> Any:
@@ -128,7 +128,7 @@ def make_venv(job: Job, statistics: Sequence[dict[str, Any]] | None = None) -> A
 
 def check_env(job: Job) -> None:
     """Raise `JobError` if gymnasium has no such env. Names with a module are checked in the workers."""
-    name = full_id(job.env)
+    name = id_with_module(job.env)
     if name.startswith(ATARI_MODULE) and importlib.util.find_spec(ATARI_MODULE[:-1]) is None:
         raise JobError(f"{job.env} needs ale-py: pip install 'vecenv[atari]'")
     if ":" in name:
@@ -141,10 +141,10 @@ def check_env(job: Job) -> None:
         ) from None
 
 
-def full_id(env: str) -> str:
+def id_with_module(env: str) -> str:
     """Return the id of an env, with the module that registers it if known.
 
-    >>> full_id("ALE/Pong-v5"), full_id("CartPole-v1")
+    >>> id_with_module("ALE/Pong-v5"), id_with_module("CartPole-v1")
     ('ale_py:ALE/Pong-v5', 'CartPole-v1')
     """
     return f"{ATARI_MODULE}{env}" if env.startswith("ALE/") else env
@@ -165,7 +165,7 @@ def transforms_with_statistics(job: Job) -> list[str]:
     ]
 
 
-def with_statistics(job: Job) -> list[str]:
+def names_with_statistics(job: Job) -> list[str]:
     return [*wrappers_with_statistics(job), *transforms_with_statistics(job)]
 
 
@@ -250,7 +250,7 @@ def check_cluster(job: Job, cluster: str | None, actors: int | None) -> None:
         return
     if actors is not None and actors < 1:
         raise JobError(f"cluster_actors must be at least 1, got {actors}")
-    if names := with_statistics(job):
+    if names := names_with_statistics(job):
         raise JobError(
             f"the statistics of {', '.join(names)} would differ between the tasks of a cluster: freeze "
             'them (frozen = "statistics.json"), or run the job without --cluster'

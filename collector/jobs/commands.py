@@ -27,8 +27,8 @@ from tyro.conf import Positional, arg
 
 from collector.jobs.builders import check_cluster, check_env
 from collector.jobs.dataset_info import dataset_info, import_figure, plot_dataset, statistics_in_words
-from collector.jobs.job import Job, JobError, as_record, as_shown
-from collector.jobs.job_files import job_of, job_of_settings, load_job, with_settings
+from collector.jobs.job import Job, JobError, as_display_record, as_record
+from collector.jobs.job_files import job_from_settings, load_job, load_stored_job, with_settings
 from collector.jobs.job_progress import JobState
 from collector.jobs.job_runner import resume_job, run_job
 from collector.jobs.player import JobFailedError
@@ -95,7 +95,7 @@ def _job_of(file: Path | None, settings: list[str], flags: Flags) -> Job:
     settings = [*settings, *(f"{name}={text}" for name, text in flags.items())]
     if file is not None and ":" in file.name and not file.exists():
         raise JobError(f"{file} is not a job file; to name an env, pass --env {file}")
-    return load_job(file, settings) if file is not None else job_of_settings(settings)
+    return load_job(file, settings) if file is not None else job_from_settings(settings)
 
 
 def _check_count(name: str, value: int, least: int) -> None:
@@ -133,7 +133,7 @@ def run(
     if dry_run:
         check_env(wanted)
         check_cluster(wanted, running.cluster, running.cluster_actors)
-        shown = as_shown(as_record(wanted))
+        shown = as_display_record(as_record(wanted))
         plan = {"out": str(folder), "job": shown, "statistics": statistics_in_words(shown)}
         if running.cluster is not None:
             plan["cluster"] = {"address": running.cluster, "actors": running.cluster_actors or "one for each free CPU"}
@@ -153,7 +153,7 @@ def resume(folder: Folder, *, set: Settings = [], allow_import: Modules = [], ru
         allow_import: a trusted module whose classes and functions the stored job may import.
         running: how it runs.
     """
-    job = with_settings(job_of(folder, allow_import), set)
+    job = with_settings(load_stored_job(folder, allow_import), set)
     return _collect(job, folder, running, partial(resume_job, folder, None, set, allow_import=allow_import))
 
 
@@ -275,7 +275,7 @@ def _collect(job: Job, folder: Path, running: Running, play: Callable[..., JobSt
         import_figure()  # fail before the collection, not after it
     console = make_console(stderr=running.json)
     if not running.json:
-        settings = as_shown(as_record(job)).items()
+        settings = as_display_record(as_record(job)).items()
         changed = {name: each for name, each in settings if each != DEFAULTS.get(name) and each not in ([], {})}
         console.print(f"Job: {json.dumps(changed)}", highlight=False, soft_wrap=True, markup=False)
     where = "" if running.cluster is None else " in each task"

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from collector.jobs.job import as_shown
+from collector.jobs.job import as_display_record
 from collector.jobs.job_progress import METRICS, spread
 from collector.jobs.names import TRANSFORM, find_class, is_listed
 from collector.store import schema
@@ -65,7 +65,7 @@ def dataset_info(folder: str | os.PathLike[str]) -> dict[str, Any]:
     return {
         "folder": os.fspath(folder),
         "status": "complete" if data.complete else "incomplete",
-        "job": as_shown(job) if job else None,
+        "job": as_display_record(job) if job else None,
         "statistics": statistics_in_words(job),
         "episodes": len(data),
         "steps": data.steps,
@@ -86,7 +86,7 @@ def statistics_in_words(job: dict[str, Any]) -> list[str]:
     ['VecNorm continues its statistics when the job is resumed; not repeatable']
     """
     found = []
-    for each in as_shown(job)["transforms"]:
+    for each in as_display_record(job)["transforms"]:
         entry = each if isinstance(each, dict) else {"call": each}
         name, frozen = str(entry.get("call")), entry.get("frozen")
         if frozen is not None:

@@ -14,9 +14,9 @@ except ImportError as error:
 from vecenv.extending import VECTOR_ENVS
 
 POLICIES = ("random", "mlp")
-NAMED_IN = {"wrappers": "gymnasium.wrappers", "transforms": "vecenv.transforms"}
+DEFAULT_MODULES = {"wrappers": "gymnasium.wrappers", "transforms": "vecenv.transforms"}
 """Module of the classes that a setting may name without a module."""
-FREE_SETTINGS = frozenset(
+CHANGEABLE_SETTINGS = frozenset(
     {"backend", "num_workers", "step_timeout", "on_error", "retries", "max_failed"}
     | {"shard_bytes", "shard_seconds", "compress", "ray"}
 )
@@ -33,8 +33,8 @@ class JobError(RuntimeError):
     """A job cannot run with its settings. The message says what to change."""
 
 
-class Frozen(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Frozen statistics of a transform, stored in the job."""
+class FrozenStatistics(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """FrozenStatistics statistics of a transform, stored in the job."""
 
     file: str
     sha256: str
@@ -53,7 +53,7 @@ class Call(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_default
 
     call: str
     kwargs: dict[str, Any] = {}
-    frozen: str | Frozen | None = None
+    frozen: str | FrozenStatistics | None = None
 
 
 class RayOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -152,7 +152,7 @@ class Job(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
 
     def __post_init__(self) -> None:
         for field in msgspec.structs.fields(self):
-            value = _converted(field.name, getattr(self, field.name), field.type)
+            value = _convert(field.name, getattr(self, field.name), field.type)
             msgspec.structs.force_setattr(self, field.name, value)
         if (self.episodes is None) == (self.steps is None):
             raise JobError("a job has either episodes = N or steps = N" + (", not both" if self.steps else ""))
@@ -176,13 +176,13 @@ class Job(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
             raise JobError("wrappers: `frozen` is for transforms, which have statistics")
 
 
-def _converted(name: str, value: Any, kind: Any) -> Any:
+def _convert(name: str, value: Any, kind: Any) -> Any:
     """Convert a value of a setting to its type. Raises `JobError`."""
     if name in ("env", "policy") and not isinstance(value, str):
-        value = _name_of(name, value)
-    elif name in NAMED_IN:  # a single entry needs no list
+        value = _import_name(name, value)
+    elif name in DEFAULT_MODULES:  # a single entry needs no list
         entries = value if isinstance(value, (list, tuple)) else [value]
-        value = [each if isinstance(each, (str, dict, Call)) else _name_of(name, each) for each in entries]
+        value = [each if isinstance(each, (str, dict, Call)) else _import_name(name, each) for each in entries]
     elif isinstance(value, float) and value.is_integer():
         value = int(value)  # for example 1e6
     try:
@@ -196,11 +196,11 @@ def _converted(name: str, value: Any, kind: Any) -> Any:
         raise JobError(f"{name}{path.rstrip('`')}: {text}") from None
 
 
-def _name_of(setting: str, value: Any) -> str:
+def _import_name(setting: str, value: Any) -> str:
     """Return the name by which workers and resumed jobs import a class or function. Raises `JobError`."""
     home, name = getattr(value, "__module__", None), getattr(value, "__qualname__", None)
-    if isinstance(name, str) and getattr(sys.modules.get(NAMED_IN.get(setting, "")), name, None) is value:
-        return f"{NAMED_IN[setting]}:{name}"
+    if isinstance(name, str) and getattr(sys.modules.get(DEFAULT_MODULES.get(setting, "")), name, None) is value:
+        return f"{DEFAULT_MODULES[setting]}:{name}"
     found: Any = sys.modules.get(str(home))
     for part in str(name).split("."):
         found = getattr(found, part, None)
@@ -225,11 +225,11 @@ def as_record(job: Job) -> dict[str, Any]:
     return record
 
 
-def as_shown(record: dict[str, Any]) -> dict[str, Any]:
+def as_display_record(record: dict[str, Any]) -> dict[str, Any]:
     """Replace frozen statistics in the result of `as_record` by the name of their file.
 
     >>> frozen = {"file": "a.json", "sha256": "0123456789abcdef0", "state": {}}
-    >>> as_shown({"transforms": ["DoubleToFloat", {"call": "VecNorm", "frozen": frozen}]})["transforms"][1]
+    >>> as_display_record({"transforms": ["DoubleToFloat", {"call": "VecNorm", "frozen": frozen}]})["transforms"][1]
     {'call': 'VecNorm', 'frozen': 'a.json (sha256 0123456789abcdef)'}
     """
 

@@ -15,16 +15,16 @@ import msgspec
 import numpy as np
 
 import vecenv
-from collector.jobs.builders import with_statistics
-from collector.jobs.job import FREE_SETTINGS, Job, JobError, as_record, as_shown
+from collector.jobs.builders import names_with_statistics
+from collector.jobs.job import CHANGEABLE_SETTINGS, Job, JobError, as_display_record, as_record
 from collector.jobs.names import check_names
-from collector.jobs.transform_statistics import with_frozen
+from collector.jobs.transform_statistics import load_frozen_statistics
 from collector.store.dataset_head import HEAD, changes, make_head, read_head
 from collector.store.safe_folder import DatasetError
 
-LARGEST_FILE = 2**20
+MAX_FILE_BYTES = 2**20
 JSON, TOML, YAML = msgspec.json.decode, msgspec.toml.decode, msgspec.yaml.decode
-READERS: dict[str, Callable[[str], Any]] = {".toml": TOML, ".json": JSON, ".yaml": YAML, ".yml": YAML}
+PARSERS: dict[str, Callable[[str], Any]] = {".toml": TOML, ".json": JSON, ".yaml": YAML, ".yml": YAML}
 
 
 def load_job(path: str | os.PathLike[str], settings: Iterable[str] = ()) -> Job:
@@ -38,12 +38,12 @@ def load_job(path: str | os.PathLike[str], settings: Iterable[str] = ()) -> Job:
         run_job(job, "data/cartpole")
     """
     file = Path(path)
-    read = READERS.get(file.suffix.lower())
+    read = PARSERS.get(file.suffix.lower())
     if read is None:
-        raise JobError(f"{file} is not a job file: its name must end in {', '.join(READERS)}")
+        raise JobError(f"{file} is not a job file: its name must end in {', '.join(PARSERS)}")
     try:
-        if file.stat().st_size > LARGEST_FILE:
-            raise JobError(f"{file} is not a job file: it has more than {LARGEST_FILE:,} bytes")
+        if file.stat().st_size > MAX_FILE_BYTES:
+            raise JobError(f"{file} is not a job file: it has more than {MAX_FILE_BYTES:,} bytes")
         content = read(file.read_text("utf-8"))
     except OSError as error:
         raise JobError(f"{file} cannot be read: {error.strerror or error}") from None
@@ -51,7 +51,7 @@ def load_job(path: str | os.PathLike[str], settings: Iterable[str] = ()) -> Job:
         raise JobError(f"{file} cannot be read: {error}") from None
     if not isinstance(content, dict):
         raise JobError(f"{file} is not a job: it holds a {type(content).__name__} instead of names with values")
-    return with_frozen(make_job(_with_settings(content, settings), str(file)), file.parent)
+    return load_frozen_statistics(make_job(_with_settings(content, settings), str(file)), file.parent)
 
 
 def make_job(content: Mapping[str, Any], source: str) -> Job:
@@ -72,13 +72,13 @@ def make_job(content: Mapping[str, Any], source: str) -> Job:
         raise JobError(f"{source}: {error}") from None
 
 
-def job_of_settings(settings: Iterable[str]) -> Job:
+def job_from_settings(settings: Iterable[str]) -> Job:
     """Build a job from settings alone, as `with_settings`.
 
-    >>> job_of_settings(["env=CartPole-v1", "steps=1e3"]).steps
+    >>> job_from_settings(["env=CartPole-v1", "steps=1e3"]).steps
     1000
     """
-    return with_frozen(make_job(_with_settings({}, settings), "the command line"))
+    return load_frozen_statistics(make_job(_with_settings({}, settings), "the command line"))
 
 
 def with_settings(job: Job, settings: Iterable[str]) -> Job:
@@ -107,14 +107,14 @@ def _with_settings(content: dict[str, Any], settings: Iterable[str]) -> dict[str
             if not isinstance(inner, dict):
                 raise JobError(f"--set {setting}: {name} is {inner!r}, which has no {names[-1]!r}")
             place[name] = place = dict(inner)
-        place[names[-1]] = _value(names[0], text.strip())
+        place[names[-1]] = _parse_value(names[0], text.strip())
         if names in (["steps"], ["episodes"]) and place[names[0]] is not None:
             # Steps and episodes exclude each other.
             content["episodes" if names == ["steps"] else "steps"] = None
     return content
 
 
-def _value(name: str, text: str) -> Any:
+def _parse_value(name: str, text: str) -> Any:
     """Parse JSON, or return the text."""
     try:
         return json.loads(text, parse_constant=lambda name: name)
@@ -159,7 +159,7 @@ def read_job(folder: Path) -> tuple[Job, dict[str, Any]]:
         raise DatasetError(f"{folder / HEAD} is not the head of a job: {error}; restore it, or collect again") from None
 
 
-def job_of(folder: Path, allow_import: Iterable[str] = ()) -> Job:
+def load_stored_job(folder: Path, allow_import: Iterable[str] = ()) -> Job:
     """Read a folder's job in order to run it.
 
     Raises `DatasetError` as `read_job`, and `JobError` if the job names code that is neither in the closed list of
@@ -179,7 +179,7 @@ def job_head(job: Job, batches: Any, device: str, policy_hash: str | None) -> di
     venv, policy, torch = batches.env, batches.policy, sys.modules.get("torch")
     # `repeatable = True` promises that actions depend only on inputs.
     reason = "" if getattr(policy, "repeatable", False) is True else batches.not_keyed_because
-    if not reason and (carried := with_statistics(job)):
+    if not reason and (carried := names_with_statistics(job)):
         reason = f"{', '.join(carried)} carries statistics from one episode to the next; frozen ones do not"
     name = f" ({torch.cuda.get_device_name(device)})" if torch is not None and device.startswith("cuda") else ""
     head = make_head(
@@ -217,11 +217,11 @@ def check_unchanged(folder: Path, stored: Mapping[str, Any], wanted: Mapping[str
         raise JobError(f"the job of {folder} has changed: {'; '.join(found)}; {advice}")
 
 
-def compared(job: Job) -> dict[str, Any]:
+def fixed_settings(job: Job) -> dict[str, Any]:
     """Return the settings that a resumed job may not change. Each transform has a separate name, for messages."""
-    record = as_shown(as_record(job))
+    record = as_display_record(as_record(job))
     entries = {f"transforms[{i}]": each for i, each in enumerate(record.pop("transforms"))}
-    return {name: value for name, value in {**record, **entries}.items() if name not in FREE_SETTINGS}
+    return {name: value for name, value in {**record, **entries}.items() if name not in CHANGEABLE_SETTINGS}
 
 
 def check_head(folder: Path, stored: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:

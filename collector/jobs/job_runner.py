@@ -21,13 +21,13 @@ from collector.jobs.builders import (
     wrappers_with_statistics,
 )
 from collector.jobs.job import Job, JobError
-from collector.jobs.job_files import check_unchanged, compared, read_job, with_settings
+from collector.jobs.job_files import check_unchanged, fixed_settings, read_job, with_settings
 from collector.jobs.job_progress import JobState, Metrics, import_tensorboard
 from collector.jobs.names import check_names
 from collector.jobs.plan import Plan
 from collector.jobs.player import EpisodeWriter, JobFailedError, PlayedEpisodes, Player, skipped_in
 from collector.jobs.ray_player import RayPlayer, device_of_tasks
-from collector.jobs.transform_statistics import States, read_statistics, with_frozen
+from collector.jobs.transform_statistics import States, load_frozen_statistics, read_statistics
 from collector.store.dataset_folder import check_folder
 from collector.store.manifest import MANIFEST, Manifest, read_manifest
 from collector.store.safe_folder import DatasetError
@@ -68,7 +68,7 @@ def run_job(
         state = run_job(Job(env="CartPole-v1", episodes=400), "data/cartpole")
         print(state.status, state.steps)
     """
-    runner = JobRunner(with_frozen(job), Path(out), cluster, cluster_actors, tensorboard, on_progress)
+    runner = JobRunner(load_frozen_statistics(job), Path(out), cluster, cluster_actors, tensorboard, on_progress)
     check_folder(runner.out, overwrite)
     return runner.run(overwrite=overwrite)
 
@@ -103,8 +103,8 @@ def resume_job(
     stored, head = read_job(folder)
     if job is None:
         check_names(stored, allow_import, folder)
-    wanted = with_settings(stored if job is None else with_frozen(job), settings)
-    check_unchanged(folder, compared(stored), compared(wanted))
+    wanted = with_settings(stored if job is None else load_frozen_statistics(job), settings)
+    check_unchanged(folder, fixed_settings(stored), fixed_settings(wanted))
     runner = JobRunner(wanted, folder, cluster, cluster_actors, tensorboard, on_progress)
     if names := wrappers_with_statistics(wanted):
         raise JobError(

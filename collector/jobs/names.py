@@ -77,13 +77,13 @@ def is_listed(kind: Kind, name: str) -> bool:
     if kind is ENV:
         env_id = name.removeprefix(ATARI_MODULE) if name.startswith(f"{ATARI_MODULE}ALE/") else name
         return bool(ENV_ID.fullmatch(env_id)) and not ENVS_BY_KWARGS.fullmatch(env_id)
-    return _short(kind, name) in kind.names
+    return _bare_name(kind, name) in kind.names
 
 
 def find_class(kind: Kind, name: str) -> Any:
     """Return the class or function of a wrapper or transform. Raises `JobError`."""
     if is_listed(kind, name):
-        return getattr(importlib.import_module(kind.module), _short(kind, name))
+        return getattr(importlib.import_module(kind.module), _bare_name(kind, name))
     if ":" in name:
         return load_attr(name)
     close = difflib.get_close_matches(name, kind.names, n=1)
@@ -106,16 +106,16 @@ def load_attr(name: str) -> Any:
     return found
 
 
-def code_of(job: Job) -> list[tuple[Kind, str]]:
+def code_names(job: Job) -> list[tuple[Kind, str]]:
     """List the names in a job that stand for code: `module:attr`, and env ids with a module."""
     calls = [(WRAPPER, each) for each in job.wrappers] + [(TRANSFORM, each) for each in job.transforms]
     names = [(ENV, job.env), *((kind, as_call(each).call) for kind, each in calls), (POLICY, job.policy)]
     return [(kind, name) for kind, name in names if not is_listed(kind, name)]
 
 
-def flags_of(job: Job, where: Any) -> list[str] | None:
+def modules_to_allow(job: Job, where: Any) -> list[str] | None:
     """Return the modules that a resumed job needs in `allow_import`, unless it cannot be allowed."""
-    names = [name for _, name in code_of(job)]
+    names = [name for _, name in code_names(job)]
     modules = {name.partition(":")[0] for name in names}
     for name in names:
         with suppress(JobError):
@@ -134,7 +134,7 @@ def check_names(job: Job, allow_import: Iterable[str], where: Any) -> None:
     envs. All names are checked before the first import.
     """
     allowed, named = {*allow_import}, f"the job that is stored in {where} names"
-    code = code_of(job)
+    code = code_names(job)
     for kind, name in code:
         module, _, env_id = name.partition(":")
         is_env = kind is ENV and CODE.fullmatch(f"{module}:x") and is_listed(ENV, env_id)
@@ -156,18 +156,18 @@ def check_names(job: Job, allow_import: Iterable[str], where: Any) -> None:
             f"{named} {unknown}, which is code: if you trust the folder, pass {flags} (in a program: "
             f"allow_import={missing})"
         )
-    homes = {name: _home(kind, name, allowed, named) for kind, name in code}
+    homes = {name: _defining_module(kind, name, allowed, named) for kind, name in code}
     if elsewhere := {name: home for name, home in homes.items() if home not in allowed}:
         defined = ", ".join(f"{name!r}, which is defined in {home}" for name, home in elsewhere.items())
         flags = " ".join(f"--allow-import {home}" for home in dict.fromkeys(elsewhere.values()))
         raise JobError(f"{named} {defined}: if you trust that module, pass {flags} too")
 
 
-def _short(kind: Kind, name: str) -> str:
+def _bare_name(kind: Kind, name: str) -> str:
     return name.removeprefix(f"{kind.module}:") if kind.module else name
 
 
-def _home(kind: Kind, name: str, allowed: set[str], named: str) -> str:
+def _defining_module(kind: Kind, name: str, allowed: set[str], named: str) -> str:
     """Import the trusted module of a name. Return the module that defines the object or registers the env.
 
     An object that another trusted module defines must be found there by its qualified name.

@@ -9,7 +9,7 @@ import numpy as np
 from collector.episodes.seeds import episode_seed
 from collector.store.safe_folder import DatasetError
 
-MOST_AT_ONCE = 2**24
+MAX_UNNEEDED = 2**24
 """Maximum number of unneeded episodes that a job may have handed out."""
 
 
@@ -40,9 +40,9 @@ class Plan:
         self.job_seed = seed
         self.waiting = sorted(numbers or ())
         """Sorted numbers that come before new numbers."""
-        self._wanted, self._count = steps, len(self.waiting) if episodes is None else episodes
-        self._next, self._no_more = 0, 0 if episodes is None else episodes
-        self._beyond: dict[int, int] = {}
+        self._wanted_steps, self._count = steps, len(self.waiting) if episodes is None else episodes
+        self._next, self._limit = 0, 0 if episodes is None else episodes
+        self._known_lengths: dict[int, int] = {}
         """Length of each known episode from `end` on."""
         self.playing: set[int] = set()
         """Episodes in progress."""
@@ -70,7 +70,7 @@ class Plan:
     def finished(self, number: int, length: int) -> None:
         """Record an episode with `length` steps; 0: it was skipped."""
         self.playing.discard(number)
-        self._beyond[number] = length
+        self._known_lengths[number] = length
         self.steps += length
         if not length:
             self.skipped.add(number)
@@ -80,18 +80,18 @@ class Plan:
         """Record the episodes of an earlier run. Raises `DatasetError` if its numbers are impossible."""
         self.skipped |= {*skipped}
         known = dict(zip(numbers.tolist(), lengths.tolist(), strict=True))
-        most = self._count if self._wanted is None else self._wanted + len(self.skipped) + MOST_AT_ONCE
+        most = self._count if self._wanted_steps is None else self._wanted_steps + len(self.skipped) + MAX_UNNEEDED
         for number in (*known, *self.skipped):
             if not 0 <= number < most:
                 raise DatasetError(f"it has episode {number}, and the numbers of its job are below {most}")
         if twice := sorted(known.keys() & self.skipped):
             raise DatasetError(f"it has episode {twice[0]}, which it says was skipped")
-        self._beyond |= known | dict.fromkeys(self.skipped, 0)
+        self._known_lengths |= known | dict.fromkeys(self.skipped, 0)
         self.steps += int(lengths.sum())
         self._advance()
-        if self._wanted is not None and self._beyond:  # earlier episodes may be missing
-            self._next = max(self._beyond) + 1
-            self.waiting = [number for number in range(self.end, self._next) if number not in self._beyond]
+        if self._wanted_steps is not None and self._known_lengths:  # earlier episodes may be missing
+            self._next = max(self._known_lengths) + 1
+            self.waiting = [number for number in range(self.end, self._next) if number not in self._known_lengths]
 
     def again(self, numbers: Iterable[int]) -> None:
         """Return unfinished episodes to the plan, which hands them out before new episodes."""
@@ -105,9 +105,9 @@ class Plan:
 
     @property
     def is_complete(self) -> bool:
-        if self._wanted is not None:
-            return self.end_steps >= self._wanted
-        return self.end + len(self._beyond) >= self._count
+        if self._wanted_steps is not None:
+            return self.end_steps >= self._wanted_steps
+        return self.end + len(self._known_lengths) >= self._count
 
     @property
     def is_exhausted(self) -> bool:
@@ -119,20 +119,20 @@ class Plan:
     @property
     def left(self) -> float:
         """Estimate how many episodes remain to be handed out."""
-        if self._wanted is None:
-            return len(self.waiting) + self._no_more - self._next
-        mean_length = self.steps / max(1, self.end_episodes + len(self._beyond))
-        return (self._wanted - self.steps) / max(1.0, mean_length) - len(self.playing)
+        if self._wanted_steps is None:
+            return len(self.waiting) + self._limit - self._next
+        mean_length = self.steps / max(1, self.end_episodes + len(self._known_lengths))
+        return (self._wanted_steps - self.steps) / max(1.0, mean_length) - len(self.playing)
 
     def _has_new(self) -> bool:
         """Advance `_next` to the first new number, and return whether the job needs this episode."""
-        while self._next < self.end or self._next in self._beyond:
+        while self._next < self.end or self._next in self._known_lengths:
             self._next += 1
-        return self._next < self._no_more if self._wanted is None else self.steps < self._wanted
+        return self._next < self._limit if self._wanted_steps is None else self.steps < self._wanted_steps
 
     def _advance(self) -> None:
-        while (self._wanted is None or self.end_steps < self._wanted) and self.end in self._beyond:
-            length = self._beyond.pop(self.end)
+        while (self._wanted_steps is None or self.end_steps < self._wanted_steps) and self.end in self._known_lengths:
+            length = self._known_lengths.pop(self.end)
             self.end_steps += length
             self.end_episodes += length > 0
             self.end += 1

@@ -31,7 +31,7 @@ from collector.jobs.job import Job, JobError
 from collector.jobs.job_files import check_head, job_head
 from collector.jobs.job_progress import JobProgress
 from collector.jobs.plan import Plan
-from collector.jobs.transform_statistics import States, statistics_of, write_statistics
+from collector.jobs.transform_statistics import States, venv_statistics, write_statistics
 from collector.policy.policy_state import hash_of
 from collector.store.safe_folder import DatasetError
 from collector.store.shard_layout import row_layout
@@ -95,10 +95,10 @@ class EpisodeWriter:
         self._folder, self._overwrite, self._resumed = folder, overwrite, resumed
         self.store: StoreWriter | None = None
         self.head: dict[str, Any] = {}
-        self._counted = {"retried": 0, "skipped": 0}
+        self._recorded_failures = {"retried": 0, "skipped": 0}
         """Failures that are in the manifest."""
         self._statistics: States | None = None
-        self._due = float("inf")
+        self._commit_due = float("inf")
 
     def open(self, head: dict[str, Any]) -> StoreWriter:
         """Open the folder. Raises `DatasetError` as `StoreWriter`, and `JobError` if a resumed job's head has
@@ -117,21 +117,25 @@ class EpisodeWriter:
         store = self.store or self.open(played.head)
         if played.episodes is not None and len(played.episodes):
             store.add(played.episodes)
-            self._due = min(self._due, time.monotonic() + self._job.shard_seconds)
+            self._commit_due = min(self._commit_due, time.monotonic() + self._job.shard_seconds)
             self._statistics = played.statistics
-        if store.waiting_bytes >= self._job.shard_bytes or time.monotonic() >= self._due:
+        if store.waiting_bytes >= self._job.shard_bytes or time.monotonic() >= self._commit_due:
             self.commit()
 
     def commit(self) -> None:
         if self.store is None:
             return
-        self._due = float("inf")
+        self._commit_due = float("inf")
         if self._statistics is not None:
             write_statistics(self.store.opened, self._statistics)
         now = {"retried": self._progress.retried, "skipped": len(self._progress.skipped)}
-        failed = {name: count - self._counted[name] for name, count in now.items() if count > self._counted[name]}
+        failed = {
+            name: count - self._recorded_failures[name]
+            for name, count in now.items()
+            if count > self._recorded_failures[name]
+        }
         self.store.commit(failed=failed, state={"skipped": sorted(self._plan.skipped)} if failed else None)
-        self._counted, self._statistics = now, None
+        self._recorded_failures, self._statistics = now, None
 
     def end(self) -> bool:
         """Commit, and end the data set. Return False if nothing was stored."""
@@ -206,11 +210,11 @@ class Player:
                 batches = SyncDataCollector(env, policy, frames_per_batch=size, interruptor=self.stop, **options)
                 with batches:
                     for episodes in self._play_batches(batches, job, plan, suspects):
-                        yield from self._handed_over(batches, policy_hash, plan, episodes)
+                        yield from self._deliver(batches, policy_hash, plan, episodes)
         except Exception as error:
-            if job.on_error == "raise" or not plan.playing or not is_of_env(error):
+            if job.on_error == "raise" or not plan.playing or not is_env_error(error):
                 raise
-            self._suspect(plan, suspects, [error.traj_id] if isinstance(error, RewardError) else [*plan.playing])
+            self._add_suspects(plan, suspects, [error.traj_id] if isinstance(error, RewardError) else [*plan.playing])
         finally:
             plan.again(plan.playing)  # unfinished episodes
 
@@ -224,20 +228,20 @@ class Player:
             self.stop.begin_slice()
             batch = batches.rollout()
             self.progress.frames += batch.frames
-            self._suspect(plan, suspects, batch.broken_ids.tolist())
+            self._add_suspects(plan, suspects, batch.broken_ids.tolist())
             whole = cutter.cut(batch)
             infinite = whole.episode[whole.not_finite].tolist()
-            self._suspect(plan, suspects, infinite)
+            self._add_suspects(plan, suspects, infinite)
             yield whole.select(~np.isin(whole.episode, infinite)) if infinite else whole
             if infinite and job.on_error == "raise":
                 raise RewardError(f"episode {infinite[0]} has an infinite reward or return")
 
-    def _handed_over(
+    def _deliver(
         self, batches: SyncDataCollector, policy_hash: str | None, plan: Plan, episodes: EpisodeBatch
     ) -> Iterator[PlayedEpisodes]:
         """Yield episodes, and tell the plan when the caller has stored them."""
         with self.stop.finishing():
-            if self._has_statistics and len(episodes) and (found := statistics_of(batches.env)) is not None:
+            if self._has_statistics and len(episodes) and (found := venv_statistics(batches.env)) is not None:
                 # A retry plays one env. The other envs keep their statistics.
                 self.statistics = [*found, *(self.statistics or [])[len(found) :]]
             self.progress.bottleneck = batches.stats().bottleneck_share
@@ -254,9 +258,9 @@ class Player:
             self.progress.retried += 1
             plan = Plan(self.plan.job_seed, numbers=[number])
             try:
-                yield from self._play_together(_alone(self.job), plan, set())
+                yield from self._play_together(_retry_job(self.job), plan, set())
             except Exception as error:
-                if not is_of_env(error):
+                if not is_env_error(error):
                     raise
                 reason = f"{type(error).__name__}: {error}"
             if plan.is_complete:
@@ -267,7 +271,7 @@ class Player:
         self._suspects.discard(number)
         return give_up(self.job, self.plan, self.progress, {number: reason})
 
-    def _suspect(self, plan: Plan, suspects: set[int], numbers: list[int]) -> None:
+    def _add_suspects(self, plan: Plan, suspects: set[int], numbers: list[int]) -> None:
         suspects.update(numbers)
         plan.set_aside(numbers)
 
@@ -285,14 +289,14 @@ def give_up(job: Job, plan: Plan, progress: JobProgress, failed: dict[int, str])
         )
 
 
-def is_of_env(error: BaseException) -> bool:
+def is_env_error(error: BaseException) -> bool:
     """Return whether an env raised this error. Vector envs mark such errors."""
     if isinstance(error, RewardError):
         return not error.policy
     return isinstance(error, VectorEnvError) or hasattr(error, "partial")
 
 
-def _alone(job: Job) -> Job:
+def _retry_job(job: Job) -> Job:
     """Return the job that retries one episode.
 
     A policy still gets `num_envs` rows, because their number may change the bits of its outputs.

@@ -16,9 +16,9 @@ import numpy as np
 
 from collector.basics.interruptor import Stopping
 from collector.episodes.episode import Episode, columns_of
-from collector.jobs.builders import make_env, resolve_device, with_statistics
+from collector.jobs.builders import make_env, names_with_statistics, resolve_device
 from collector.jobs.job import Job, JobError
-from collector.jobs.job_files import job_of
+from collector.jobs.job_files import load_stored_job
 from collector.jobs.job_progress import JobProgress
 from collector.jobs.plan import Plan
 from collector.jobs.player import Player
@@ -46,10 +46,10 @@ def replay_episodes(folder: str | os.PathLike[str], count: int, allow_import: It
 
         assert not any(replay_episodes("data/cartpole", 10).values())
     """
-    data, job = Dataset(folder), job_of(Path(folder), allow_import)
+    data, job = Dataset(folder), load_stored_job(Path(folder), allow_import)
     if not len(data):
         return {}
-    if names := with_statistics(job):
+    if names := names_with_statistics(job):
         raise JobError(
             f"the episodes of {folder} cannot be replayed: {', '.join(names)} carried statistics from one episode "
             "to the next; collect with frozen statistics instead"
@@ -97,7 +97,7 @@ def difference(stored: Episode, played: Mapping[str, Any]) -> str:
     """Describe the first difference between an episode and replayed rows; "" if equal."""
     for step in range(len(stored) + 1):
         for name, rows in played.items():
-            if not equal_rows(_row(getattr(stored, name), step), _row(rows, step)):
+            if not equal_rows(_row_at(getattr(stored, name), step), _row_at(rows, step)):
                 return f"{name} differs from step {step} on"
     return ""
 
@@ -119,7 +119,7 @@ def equal_rows(stored: Any, other: Any) -> bool:
     return own.size == row.size and np.array_equal(own.ravel(), row.ravel(), equal_nan=own.dtype.kind == "f")
 
 
-def _row(rows: Any, step: int) -> Any:
+def _row_at(rows: Any, step: int) -> Any:
     """Return a row, or None past the end."""
     if isinstance(rows, list):
         return rows[step] if step < len(rows) else None
@@ -157,14 +157,14 @@ def make_videos(
         print(video.path, video.difference or "as it was")
     """
     _import_imageio()
-    data, job = Dataset(folder), job_of(Path(folder), allow_import)
+    data, job = Dataset(folder), load_stored_job(Path(folder), allow_import)
     places = {int(number): i for i, number in enumerate(data.numbers)}
     if numbers is None:
         numbers = [int(data.numbers[int(np.argmax(data.returns))])] if len(data) else []
     if missing := [number for number in numbers if number not in places]:
         raise JobError(f"{folder} has no episode {missing[0]}; it has {len(data)}")
     where = (str(data.folder), VIDEOS) if out is None else (os.path.abspath(out), "")
-    _open(where).close()
+    _open_video_folder(where).close()
     episodes = [data[places[number]] for number in dict.fromkeys(numbers)]
     if not episodes:
         return []
@@ -182,7 +182,7 @@ class Renderer(gymnasium.Wrapper[Any, Any, Any, Any]):
         self._job, self._episodes, self._where = job, episodes, where
 
     def render_all(self) -> list[Video]:
-        with _open(self._where) as folder:
+        with _open_video_folder(self._where) as folder:
             return [self._record(episode, folder) for episode in self._episodes]
 
     def _record(self, episode: Episode, folder: SafeFolder) -> Video:
@@ -197,7 +197,7 @@ class Renderer(gymnasium.Wrapper[Any, Any, Any, Any]):
                 ) from error
             if not isinstance(picture, np.ndarray) or picture.ndim != 3:
                 raise JobError(f"{self._job.env} renders no pictures: render() returned {type(picture).__name__}")
-            writer.append_data(even(np.asarray(picture, np.uint8)))
+            writer.append_data(pad_to_even(np.asarray(picture, np.uint8)))
 
         with tempfile.TemporaryDirectory() as scratch:  # ffmpeg needs a path
             path = Path(scratch, name)
@@ -210,16 +210,16 @@ class Renderer(gymnasium.Wrapper[Any, Any, Any, Any]):
         return Video(int(episode.number), str(folder.path / name), differs)
 
 
-def _open(where: tuple[str, str]) -> SafeFolder:
+def _open_video_folder(where: tuple[str, str]) -> SafeFolder:
     """Open the folder for videos without following links inside a data set."""
     with SafeFolder.make(where[0]) as root:
         return root.inside(where[1], make=True)
 
 
-def even(picture: np.ndarray) -> np.ndarray:
+def pad_to_even(picture: np.ndarray) -> np.ndarray:
     """Repeat the last row and column of a picture (height, width, 3) if needed, because video needs even sizes.
 
-    >>> even(np.zeros((3, 5, 3), np.uint8)).shape
+    >>> pad_to_even(np.zeros((3, 5, 3), np.uint8)).shape
     (4, 6, 3)
     """
     height, width = picture.shape[:2]

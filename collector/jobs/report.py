@@ -11,7 +11,7 @@ from typing import Any
 
 from collector.jobs.job import Job
 from collector.jobs.job_progress import JobState
-from collector.jobs.names import flags_of
+from collector.jobs.names import modules_to_allow
 
 try:
     from rich.console import Console, Group
@@ -55,7 +55,7 @@ class Report:
         self._task = self._bar.add_task("", total=1.0)
 
     def __enter__(self) -> Report:
-        self._say(self._heading)
+        self._print(self._heading)
         self._bar.start()
         return self
 
@@ -67,15 +67,15 @@ class Report:
         if not self._console.is_terminal and state.seconds >= self._next_line:
             # Lines become rarer, down to one per minute.
             self._next_line = state.seconds + min(max(1.0, state.seconds / 2), 60.0)
-            self._say(f"{state.done:.0%} of {wanted(self._job)}: {state.steps:,} steps  {_figures(state)}")
+            self._print(f"{state.done:.0%} of {wanted(self._job)}: {state.steps:,} steps  {_figures(state)}")
         if not state.returns and not self._warned and state.frames >= (self._job.steps or 100_000):
             self._warned = True
-            self._say(
+            self._print(
                 f"note: no episode has ended in {state.frames:,} steps, and only whole episodes are stored; "
                 "--max-episode-steps ends them"
             )
 
-    def _say(self, line: str) -> None:
+    def _print(self, line: str) -> None:
         self._console.print(line, highlight=False, soft_wrap=True, markup=False)
 
 
@@ -102,7 +102,7 @@ def summary(state: JobState, info: dict[str, Any] | None) -> Group:
     ]
     if state.status == "complete":
         return Group("Collected:", table_of(rows))
-    if (modules := flags_of(job, state.out)) is None:
+    if (modules := modules_to_allow(job, state.out)) is None:
         advice = f"Resume with the job file or program that began it: run JOB --out {folder} --resume"
     else:
         flags = (f" --allow-import {module}" for module in modules)
@@ -123,8 +123,8 @@ def rows_of(info: dict[str, Any]) -> list[tuple[str, str]]:
         ("repeatable", repeatable_in_words(info)),
         ("episodes", f"{info['episodes']:,}" + (f" of a job of {asked}" if asked else "")),
         ("steps", f"{info['steps']:,}"),
-        ("return", spread_of(info["returns"]) + interval_of(info["returns"], info["episodes"])),
-        ("length", spread_of(info["lengths"])),
+        ("return", spread_in_words(info["returns"]) + interval_in_words(info["returns"], info["episodes"])),
+        ("length", spread_in_words(info["lengths"])),
         ("failures", ", ".join(f"{count:,} {name}" for name, count in info["failed"].items()) or "none"),
         ("speed", "?" if speed is None else f"{speed:,.0f} steps/s in the last run"),
         ("size", f"{info['shards']} shard{'s' * (info['shards'] != 1)}, {decimal(info['bytes'])}"),
@@ -147,14 +147,14 @@ def table_of(rows: list[tuple[str, str]]) -> Table:
     return table
 
 
-def interval_of(values: dict[str, float] | None, count: int) -> str:
+def interval_in_words(values: dict[str, float] | None, count: int) -> str:
     if values is None or count < 2:
         return ""
     half = 1.96 * values["std"] / (count - 1) ** 0.5
     return f" (95 % interval of the mean: {values['mean'] - half:,.1f} to {values['mean'] + half:,.1f})"
 
 
-def spread_of(values: dict[str, float] | None) -> str:
+def spread_in_words(values: dict[str, float] | None) -> str:
     if values is None:
         return "-"
     mean, std, low, high = (values[name] for name in ("mean", "std", "min", "max"))

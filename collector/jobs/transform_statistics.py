@@ -1,6 +1,6 @@
 """Save and load the statistics of transforms as JSON.
 
-*Frozen* statistics are stored in the job, and never updated.
+*FrozenStatistics* statistics are stored in the job, and never updated.
 
 *Kept* statistics belong to each env. Their file is replaced before each commit. After a kill between the two, they
 include steps that the resumed job repeats, so such a job is not repeatable. Envs of a restarted worker begin with the
@@ -17,7 +17,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from collector.jobs.job import Call, Frozen, Job, JobError
+from collector.jobs.job import Call, FrozenStatistics, Job, JobError
 from collector.store import schema
 from collector.store.dataset_folder import writing
 from collector.store.safe_folder import DatasetError, SafeFolder
@@ -26,9 +26,9 @@ from vecenv.extending import Freezable
 
 KEPT = "statistics.json"
 ENVS = "envs"
-LARGEST_FROZEN = 2**23
+MAX_FROZEN_BYTES = 2**23
 """Bytes. The head of the folder stores a copy."""
-LARGEST_KEPT = 2**27
+MAX_KEPT_BYTES = 2**27
 States = list[dict[str, Any]]
 """Statistics of the transforms of each env, as JSON types."""
 
@@ -68,7 +68,7 @@ def from_json(state: Any) -> Any:
     return array if array.dtype.kind in "bif" else np.array(state, np.float64)
 
 
-# Frozen
+# FrozenStatistics
 
 
 def save_statistics(transform: Any, path: str | os.PathLike[str]) -> None:
@@ -95,12 +95,14 @@ def save_statistics(transform: Any, path: str | os.PathLike[str]) -> None:
         folder.write(Path(path).name, schema.dump(state) + b"\n")
 
 
-def with_frozen(job: Job, folder: Path = Path()) -> Job:
+def load_frozen_statistics(job: Job, folder: Path = Path()) -> Job:
     """Return the job with the content of its statistics files, which are relative to `folder`.
 
     Raises `JobError` if a file cannot be read or has no statistics.
     """
-    return msgspec.structs.replace(job, transforms=tuple(_with_content(each, folder) for each in job.transforms))
+    return msgspec.structs.replace(
+        job, transforms=tuple(_load_statistics_file(each, folder) for each in job.transforms)
+    )
 
 
 def freeze(transform: Any, call: Call) -> None:
@@ -108,7 +110,7 @@ def freeze(transform: Any, call: Call) -> None:
 
     Raises `JobError` if they do not fit.
     """
-    if not isinstance(call.frozen, Frozen):
+    if not isinstance(call.frozen, FrozenStatistics):
         raise JobError(f"{call.call}: the file {call.frozen!r} was not read; see collector.load_job")
     if not isinstance(transform, Freezable):
         raise JobError(f"{call.call} cannot be frozen: it has no statistics; remove `frozen`")
@@ -119,16 +121,16 @@ def freeze(transform: Any, call: Call) -> None:
     transform.freeze()
 
 
-def _with_content(each: str | Call, folder: Path) -> str | Call:
+def _load_statistics_file(each: str | Call, folder: Path) -> str | Call:
     if not isinstance(each, Call) or not isinstance(each.frozen, str):
         return each
     path = folder / each.frozen
     where = f"{each.call}: frozen: {path}"
     try:
         with open(path, "rb") as file:
-            content = file.read(LARGEST_FROZEN + 1)
-        if len(content) > LARGEST_FROZEN:
-            raise ValueError(f"it has more than {LARGEST_FROZEN:,} bytes")
+            content = file.read(MAX_FROZEN_BYTES + 1)
+        if len(content) > MAX_FROZEN_BYTES:
+            raise ValueError(f"it has more than {MAX_FROZEN_BYTES:,} bytes")
         state = schema.parse(content)
     except (OSError, ValueError) as error:
         raise JobError(f"{where} cannot be read: {getattr(error, 'strerror', None) or error}") from None
@@ -140,13 +142,15 @@ def _with_content(each: str | Call, folder: Path) -> str | Call:
             f"{where} has the statistics of all transforms of a job, not of one {name}; "
             "write the file with collector.save_statistics"
         )
-    return msgspec.structs.replace(each, frozen=Frozen(each.frozen, hashlib.sha256(content).hexdigest(), state))
+    return msgspec.structs.replace(
+        each, frozen=FrozenStatistics(each.frozen, hashlib.sha256(content).hexdigest(), state)
+    )
 
 
 # Kept
 
 
-def statistics_of(venv: Any) -> States | None:
+def venv_statistics(venv: Any) -> States | None:
     """Return the statistics of a job's envs, unless an env has failed."""
     try:
         states = venv.call("state_dict")
@@ -168,7 +172,7 @@ def read_statistics(folder: str | os.PathLike[str], num_envs: int) -> States:
     path = Path(folder) / KEPT
     try:
         with SafeFolder(folder) as opened:
-            content = schema.parse(opened.read(KEPT, LARGEST_KEPT))
+            content = schema.parse(opened.read(KEPT, MAX_KEPT_BYTES))
         states = msgspec.convert(content, dict[str, States]).get(ENVS, [])
     except FileNotFoundError:
         raise DatasetError(
