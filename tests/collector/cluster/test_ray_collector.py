@@ -1,4 +1,4 @@
-"""RayCollector on real clusters: three nodes on this machine, actors that are killed, held or impossible."""
+"""RayCollector on real clusters: three nodes on this machine, and actors that are killed, held or cannot be placed."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tests.support.rollout_envs import gated, signed
 from vecenv import ShmemVectorEnv, WorkerDiedError, WorkerTimeoutError
 from vecenv.testing import Gates
 
-# Ray warns of what it will change, and leaves files and sockets to the garbage collector.
+# Ray warns of future changes, and leaves files and sockets to the garbage collector.
 pytestmark = [
     pytest.mark.ray,
     pytest.mark.timeout(180),
@@ -36,7 +36,7 @@ NODES = 3
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Any]:
-    """A head and two nodes with two CPUs each; the head has the resource "head", and says that it has a GPU."""
+    """Start a head and two nodes with two CPUs each. The head has the resource "head", and claims a GPU."""
     ray = pytest.importorskip("ray")
     from ray.cluster_utils import Cluster
 
@@ -52,7 +52,7 @@ def cluster() -> Iterator[Any]:
 
 @pytest.fixture(autouse=True)
 def no_leaks(cluster: Any) -> Iterator[None]:
-    """In place of the check for all tests, which counts Ray's own processes and files: no actor is left."""
+    """Replace the general leak check, which would count Ray's processes and files: only actors must end."""
     yield
     children = psutil.Process().children(recursive=True)
     _, left = psutil.wait_procs([child for child in children if is_actor(child)], timeout=30)
@@ -60,7 +60,7 @@ def no_leaks(cluster: Any) -> Iterator[None]:
 
 
 def is_actor(process: psutil.Process) -> bool:
-    """Ray names its processes after the method that they run, or their class."""
+    """Return whether Ray has named the process after the actor's class or method."""
     try:
         return "RolloutActor" in " ".join(process.cmdline())
     except psutil.Error:
@@ -69,19 +69,19 @@ def is_actor(process: psutil.Process) -> bool:
 
 @pytest.fixture
 def ledger(tmp_path: Path) -> str:
-    """A file to which each step of an env adds a byte."""
+    """Return the path of a file to which each step of an env appends a byte."""
     return str(tmp_path / "steps")
 
 
 def held(ledger: str, gates: Gates, **config: Any) -> RayCollector:
-    """Two actors of one env each, whose steps wait at gates 0 and 1; four steps a rollout, one rollout in flight."""
+    """Create two actors with one env each, which step only when gates 0 and 1 open. Rollouts have four steps."""
     options: dict[str, Any] = {"num_actors": 2, "sync": False, "frames_per_batch": 4, "max_in_flight": 1}
     options |= {"actors": ActorConfig(**config), "create_env_kwargs": [{"gate": index} for index in range(2)]}
     return RayCollector(partial(gated, ledger, gates.folder), **options)
 
 
 class Log:
-    """Takes batches, and checks that each step comes once, and each id of an episode from one actor."""
+    """Receiver of batches. It checks that each step comes once, and that each episode id belongs to one actor."""
 
     def __init__(self, collector: RayCollector, ledger: str) -> None:
         self.collector, self.ledger = collector, Path(ledger)
@@ -98,7 +98,9 @@ class Log:
         return batch
 
     def check(self) -> None:
-        """Frames that actors were asked for are delivered, lost, discarded or in flight; those that they took, too."""
+        """Check that all requested frames are delivered, lost, discarded or in flight, and that the envs took the
+        delivered steps.
+        """
         stats = self.collector.stats()
         assert stats.requested == stats.delivered + stats.lost + stats.discarded + stats.in_flight
         assert stats.delivered == len(self.steps)
@@ -115,7 +117,7 @@ class Draws(torch.nn.Module):
 
 
 def test_with_one_seed_the_batches_are_the_same_on_one_node_and_on_three(cluster: Any) -> None:
-    """A policy that draws from torch's generator, so that each actor's own has to be seeded."""
+    """The policy draws from torch's generator, so each actor must seed this generator."""
     import ray
 
     seen, nodes, policy = [], [], Draws()
@@ -136,7 +138,7 @@ def test_an_actor_that_is_killed_in_mid_rollout(ledger: str, answer: str) -> Non
         log = Log(collector, ledger)
         gates.open(1, times=4)
         first = log.next()
-        assert (first.env_ids.tolist(), first.done[0, -1]) == ([1], False)  # the other is held
+        assert (first.env_ids.tolist(), first.done[0, -1]) == ([1], False)  # actor 0 is held
         for _ in range(4):
             gates.await_arrival(1)
         gates.open(1, times=2)
@@ -206,14 +208,14 @@ def test_a_dead_worker_of_the_envs_is_a_failure_of_the_actor(ledger: str) -> Non
 
 
 class GpuEnv(gymnasium.ObservationWrapper):
-    """Observes the number of the GPU that its process may use, -1 for none."""
+    """Env that observes the index of its process's GPU, or -1."""
 
     def observation(self, observation: Any) -> Any:
         return observation * 0 + int(os.environ.get("CUDA_VISIBLE_DEVICES") or -1)
 
 
 def test_actors_share_a_gpu_by_fractions_and_what_the_cluster_cannot_give_is_an_error_with_what_it_has() -> None:
-    """The GPU is that of Ray, by its index, and the policy needs none, so that no GPU has to be there."""
+    """Ray assigns the GPU by index. The policy needs no GPU, so the machine may have none."""
     text = rf"2 of 2 actors have not started within 1.5 s. Each asks for 64 CPU.* {NODES} nodes with 6 CPU \(6 free\)"
     with pytest.raises(WorkerTimeoutError, match=text):
         RayCollector(cartpoles(1), num_actors=2, frames_per_batch=4, actors=ActorConfig(num_cpus=64, start_timeout=1.5))
@@ -290,7 +292,7 @@ def test_a_local_ray_is_started_silently_and_ended_by_its_last_user_alone() -> N
 
 
 def test_the_actor_of_a_node_that_is_lost_goes_on_elsewhere(cluster: Any) -> None:
-    """The last test, because the cluster counts that node for a while."""
+    """This test runs last, because the cluster counts the lost node for a while."""
     nodes = [cluster.add_node(num_cpus=1, resources={"extra": 1}) for _ in range(2)]
     placed = ActorConfig(resources={"extra": 0.6})
     with RayCollector(cartpoles(2), lean, num_actors=1, frames_per_batch=8, actors=placed) as collector:
@@ -299,7 +301,7 @@ def test_the_actor_of_a_node_that_is_lost_goes_on_elsewhere(cluster: Any) -> Non
         parent = psutil.Process(pid).ppid()
         own = [{info.process.pid for infos in node.all_processes.values() for info in infos} for node in nodes]
         cluster.remove_node(nodes.pop(0 if parent in own[0] else 1), allow_graceful=False)
-        while not collector.stats().restarts:  # the actor's process may outlive its node for a moment
+        while not collector.stats().restarts:  # the actor may outlive its node for a moment
             assert collector.next().frames == 8
         assert collector.next().frames == 8
         assert collector.stats().failures[0].pid == pid

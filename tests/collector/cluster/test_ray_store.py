@@ -1,4 +1,4 @@
-"""RayCollector where rollouts do not fit into Ray's object store: they go to disk and back, and none is lost."""
+"""RayCollector with rollouts that exceed Ray's object store: Ray spills them to disk, and no rollout is lost."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ pytestmark = [
     pytest.mark.ray,
     pytest.mark.own_ray,
     pytest.mark.timeout(240),
-    pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::ResourceWarning"),  # Ray warns of what it will change
+    pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::ResourceWarning"),  # Ray warns of future changes
 ]
 STORE = 80 << 20
-"""Bytes of the object store, nearly the least that Ray takes."""
+"""Bytes of the object store, close to Ray's minimum."""
 SIZE, STEPS, DEPTH = 2 << 20, 4, 8
-"""Bytes of an observation, steps of a rollout, rollouts in flight of each of two actors: twice what the store holds."""
+"""Bytes of an observation, steps of a rollout, and rollouts in flight per actor. Together they need twice the store."""
 
 
 @pytest.fixture(scope="module")
 def own_ray(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """A Ray with a small object store; the folder to which it moves objects."""
+    """Start a Ray with a small object store, and return the folder to which it spills."""
     import ray
     from ray.cluster_utils import Cluster
 
@@ -38,7 +38,9 @@ def own_ray(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     head["object_spilling_directory"] = str(folder)
     cluster = Cluster(initialize_head=True, head_node_args=head)
     ray.init(address=cluster.address, log_to_driver=False, logging_level=logging.ERROR)
-    with RayCollector([Large], num_actors=1, frames_per_batch=STEPS) as collector:  # what Ray opens first is there
+    with RayCollector(
+        [Large], num_actors=1, frames_per_batch=STEPS
+    ) as collector:  # Ray's first descriptors are now open
         collector.next()
     yield folder
     ray.shutdown()
@@ -46,7 +48,7 @@ def own_ray(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 
 class Large(gymnasium.Env):
-    """Each number of an observation is how many steps the env has taken."""
+    """Env with large observations. Every element is the number of steps."""
 
     observation_space: Any = spaces.Box(0, 2**40, (SIZE // 8,), np.int64)
     action_space: Any = spaces.Discrete(2)
@@ -66,7 +68,7 @@ class Large(gymnasium.Env):
 
 
 def spilled(folder: Path) -> int:
-    """Bytes that Ray has moved to disk and not yet deleted."""
+    """Return the bytes on disk that Ray has spilled and not yet deleted."""
     return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
 
 
@@ -82,7 +84,7 @@ def test_rollouts_that_do_not_fit_into_the_store_all_arrive_once_and_in_order(ow
     with RayCollector([Large], num_actors=2, frames_per_batch=STEPS, sync=False, **bounds) as collector:
         take()
         deadline = time.monotonic() + 120
-        while spilled(own_ray) < STORE // 2:  # the actors go on by themselves
+        while spilled(own_ray) < STORE // 2:  # the actors continue without calls
             assert time.monotonic() < deadline, "nothing was spilled"
             time.sleep(0.1)
         for _ in range(4 * DEPTH):

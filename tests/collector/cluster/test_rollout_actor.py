@@ -1,4 +1,4 @@
-"""RayCollector without Ray: its actors in this process, by a stand-in for the few functions of Ray that it calls."""
+"""RayCollector without Ray: the actors live in this process, and a stand-in replaces Ray's functions."""
 
 from __future__ import annotations
 
@@ -25,12 +25,14 @@ from vecenv.transforms import CatFrames, TransformedVectorEnv, VecNorm
 
 
 class LostError(Exception):
-    """An actor is gone."""
+    """An actor was lost."""
 
 
 class LocalRay:
-    """Stands in for Ray: a call runs when it is waited for. Actors with an index in `late` do not answer, those in
-    `dead` are lost with their next answer, and `first` is ready before the others.
+    """Stand-in for Ray: a call runs when its result is fetched.
+
+    Actors in `late` do not answer. Actors in `dead` are lost at their next answer. Actor `first` is ready before the
+    others.
     """
 
     exceptions = SimpleNamespace(GetTimeoutError=TimeoutError, RayError=LostError)
@@ -90,7 +92,7 @@ def ray(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Loca
 
 
 class Constant(torch.nn.Module):
-    """Takes the action that its weight is; a Countdown rewards with it."""
+    """Policy that returns its weight as the action. A Countdown env returns the action as the reward."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -101,7 +103,7 @@ class Constant(torch.nn.Module):
 
 
 def parts(make: Callable[..., Any], *own: Any) -> dict[str, Any]:
-    """Arguments for actors of which each makes its envs of its own argument."""
+    """Return arguments for a collector with one actor per value of `own`."""
     kwargs = [{"own": each} for each in own]
     return {"make_venv": lambda own: make(own), "num_actors": len(own), "create_env_kwargs": kwargs}
 
@@ -132,7 +134,7 @@ class TestBatches:
         ],
     )
     def test_they_are_those_of_one_collector_with_all_envs(self, env_fns: Any, frames: int, broken: list[int]) -> None:
-        """Episodes of different lengths, so that ids, ends and last observations differ from env to env."""
+        """Episodes have different lengths, so ids, ends and last observations differ between envs."""
         make, seen = partial(DummyVectorEnv, on_error="restart"), []
         with (
             RayCollector(
@@ -250,7 +252,7 @@ class TestBatches:
 
 
 class TellsLate(Countdown):
-    """Only its last info has `left`."""
+    """Env that has `left` only in the last info of an episode."""
 
     def step(self, action: Any) -> Any:
         obs, reward, terminated, truncated, _ = super().step(action)
@@ -259,7 +261,7 @@ class TellsLate(Countdown):
 
 @pytest.mark.parametrize("depth", [1, 2])
 def test_random_frames_are_those_of_all_actors_together(depth: int) -> None:
-    """Rounded up to whole rollouts, whatever is in flight."""
+    """The number is rounded up to whole rollouts, whatever is in flight."""
     options = {"num_actors": 8, "frames_per_batch": 20, "sync": False, "max_in_flight": depth}
     with RayCollector(cartpoles(2), lean, init_random_frames=50, **options) as collector:
         batches = [collector.next() for _ in range(30)]
@@ -338,7 +340,7 @@ class TestFailures:
 def test_a_version_is_that_of_the_weights_that_were_sent_and_the_drivers_policy_stays(
     ray: LocalRay, sync: bool
 ) -> None:
-    """The learner updates in another thread while actors are asked."""
+    """The learner updates the policy in a second thread while rollouts are requested."""
     policy = Constant()
     with RayCollector(countdowns(99), policy, num_actors=2, frames_per_batch=20, sync=sync) as collector:
 
@@ -364,7 +366,7 @@ def test_a_version_is_that_of_the_weights_that_were_sent_and_the_drivers_policy_
 
 
 class TestEvaluation:
-    """In the driver's process."""
+    """Evaluation in the driver's process."""
 
     @pytest.mark.parametrize("make_venv", [cartpoles(2), lambda: DummyVectorEnv(cartpoles(2))])
     def test_it_is_that_of_a_local_collector_and_counts_nothing(self, make_venv: Any) -> None:
@@ -373,7 +375,7 @@ class TestEvaluation:
             expected = local.evaluate(5, seed=3)
         assert expected.lens.max() <= 20
         with RayCollector(make_venv, lean, num_actors=1, **options) as collector:
-            for _ in range(3):  # the same envs again; and after the last batch
+            for _ in range(3):  # reuses its envs, also after the last batch
                 np.testing.assert_array_equal(collector.evaluate(5, seed=3).returns, expected.returns)
                 collector.next()
             assert collector.frames == 8

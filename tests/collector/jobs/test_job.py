@@ -1,4 +1,4 @@
-"""Collection jobs: which episodes they write, how they fail, stop and go on."""
+"""Collection jobs: the episodes that they write, and how they fail, stop and resume."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ class TestWhatAJobWrites:
     def test_weights_are_drawn_from_the_seed_and_not_from_the_programs_stream(
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """Also where there are several GPUs, of which none is in use."""
+        """Also on machines with several GPUs that are not used."""
         torch, _ = torch_and_mlp()
         monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
         before = torch.get_rng_state()
@@ -282,7 +282,7 @@ class TestGoingOn:
         assert_same(tmp_path / "a", tmp_path / "whole")
 
     def test_a_job_of_steps_plays_what_is_missing_before_episodes_that_were_committed(self) -> None:
-        """Such as an episode whose env had failed, if a signal came before it was played again."""
+        """An episode is missing if its env failed, and a signal came before the retry."""
         plan = Plan(0, steps=10)
         plan.restore(np.array([0, 2, 4]), np.array([3, 9, 9]))
         assert [number for number, _ in plan] == [1, 3]
@@ -304,7 +304,7 @@ class TestGoingOn:
         *lines, end = (folder / "manifest.jsonl").read_text().splitlines(keepends=True)
         assert end.startswith('{"line": "end"')
         (folder / "manifest.jsonl").write_text("".join(lines))
-        if fails:  # all that is left to play is an episode whose env fails before the first batch
+        if fails:  # the only remaining episode fails before the first batch
             change_job(folder, episodes=41, env_kwargs={"every": episode_seed(0, 40), "at": "reset"})
         state = resume_job(folder, allow_import=[HERE])
         assert (state.status, state.episodes, state.repeatable) == ("complete", 40, True)
@@ -365,7 +365,7 @@ class TestFolders:
     def test_a_job_that_does_not_begin_leaves_the_lock_of_another(
         self, error: type[BaseException] | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """The other job begins in the same new folder while this one plays its first batch."""
+        """The other job begins in the same new folder while this job plays its first batch."""
         writers: list[StoreWriter] = []
 
         def act(obs: Any) -> Any:
@@ -389,12 +389,12 @@ class TestFolders:
 
 
 def command(folder: Path, *options: str) -> Any:
-    """`run` in a process of its own."""
+    """Start `run` in a separate process."""
     return process("-m", "collector", "run", *options, "--out", str(folder), "--no-plot")
 
 
 def ended_by(signum: int, running: Any) -> tuple[str, str]:
-    """Send a signal to a command, and return the rest of its output; no worker is left behind."""
+    """Send a signal to a command, check that no worker is left, and return the rest of its output."""
     workers = psutil.Process(running.pid).children(recursive=True)
     running.send_signal(signum)
     output = running.communicate(timeout=60)
@@ -467,7 +467,7 @@ class TestSignals:
             pytest.param("dummy", "hang", 143, marks=FULL),
             pytest.param("shmem", "hang", 143, marks=pytest.mark.slow),
             pytest.param("shmem", "hold", 143, marks=pytest.mark.slow),
-            pytest.param("dummy", "hold", -9, marks=pytest.mark.slow),  # nothing else can end such a process
+            pytest.param("dummy", "hold", -9, marks=pytest.mark.slow),  # only SIGKILL ends such a process
         ],
     )
     def test_one_signal_is_enough_where_an_env_hangs(

@@ -1,4 +1,4 @@
-"""Jobs on a Ray cluster: the episodes of a local job, whichever actors play them, and whatever becomes of these."""
+"""Jobs on a Ray cluster collect the episodes of a local job, even if tasks and nodes die."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ from tests.support.backends import FULL
 from tests.support.job_envs import HERE, assert_same, assert_whole, counting, job, process, stop_at
 from vecenv.ray_cluster import missing_package
 
-EPISODES = 40  # of the job `uninterrupted`
+EPISODES = 40  # number of episodes of the job `uninterrupted`
 
 
 # The task, in this process.
 
 
 def play(part: Path, head: Any, numbers: Iterable[int], **changes: Any) -> RangeResult:
-    """Play these episodes; without a head it is only found out."""
+    """Play these episodes. Without a head, only the head is found."""
     wanted = job(**{**counting(), "episodes": EPISODES, **changes})
     return play_range(Range(wanted, str(part), head, [*numbers]))
 
@@ -76,7 +76,7 @@ def test_jobs_that_are_not_for_actors_are_refused_before_anything_is_done(tmp_pa
 
 
 class RayHere:
-    """In the place of Ray: tasks run in this process, end in any order, and die at any moment."""
+    """Stand-in for Ray: tasks run in this process, end in any order, and die at any moment."""
 
     class exceptions:
         TaskCancelledError = type("TaskCancelledError", (Exception,), {})
@@ -90,7 +90,7 @@ class RayHere:
         monkeypatch.setattr(ray_player, "LOOK_EVERY", 0.0)
         monkeypatch.setattr(job_runner, "connect_to", lambda address: nullcontext(self))
         self.silent: set[str] = set()
-        """Keys of the tasks whose node falls silent."""
+        """Keys of the tasks on silent nodes."""
         self.ray = self
         self._rng, self._deadly = random.Random(seed), deadly
         self._calls: dict[int, bytes] = {}
@@ -102,7 +102,7 @@ class RayHere:
         return len(self._calls) - 1
 
     def tasks(self) -> list[Range]:
-        """The tasks so far."""
+        """All tasks until now."""
         return [pickle.loads(blob) for blob in self._calls.values()]
 
     def wait(self, tasks: list[int], num_returns: int, timeout: float) -> Any:
@@ -115,7 +115,7 @@ class RayHere:
             raise ConnectionError("it died before it had done anything")
         played = play_range(pickle.loads(self._calls[task]))
         if moment < self._deadly:
-            raise ConnectionError("it died when it had committed everything")  # which is not lost
+            raise ConnectionError("it died when it had committed everything")  # the task is not lost
         found: RangeResult = pickle.loads(pickle.dumps(played))
         return found
 
@@ -154,7 +154,7 @@ def test_what_the_tasks_of_a_lost_node_had_is_played_again_at_once(
     here = RayHere(0.0, 0, monkeypatch)
 
     def start_task(function: Any, options: Any, task: Range) -> int:
-        if len(here.tasks()) == 1:  # the first of those that play
+        if len(here.tasks()) == 1:  # the first task after the task that finds the head
             here.silent.add(task.key)
         return here.start_task(function, options, task)
 
@@ -208,7 +208,7 @@ def test_a_second_ctrl_c_ends_the_tasks_on_a_cluster_that_stays(
 
 
 def tasks_of(folder: Path) -> list[int]:
-    """The pids of the tasks that play for a folder, on this machine."""
+    """Return the pids of this machine's tasks that play for a folder."""
     locks = (path.read_text().split() for path in (folder / "shards").glob("w*/writer.lock"))
     return sorted(int(words[1]) for words in locks if len(words) > 1 and psutil.pid_exists(int(words[1])))
 
@@ -301,10 +301,10 @@ LONG = ("--env", "CartPole-v1", "--steps", "100000000", "--cluster-actors", "2",
 
 @pytest.fixture
 def running(ray_address: str, tmp_path: Path) -> Iterator[Any]:
-    """A command on the cluster that has committed something."""
+    """Start a command on the cluster, and wait for its first commit."""
     folder = tmp_path / "a"
     with process("-m", "collector", "run", *LONG, "--cluster", ray_address, "--out", str(folder)) as started:
-        # Between two ranges a place has no task.
+        # A place has no task between two ranges.
         while not (folder / "manifest.jsonl").exists() or len(Dataset(folder)) < 100 or len(tasks_of(folder)) < 2:
             assert started.poll() is None
             time.sleep(0.05)
@@ -342,7 +342,7 @@ def test_actors_end_with_a_driver_that_is_killed_and_the_job_goes_on_at_once(run
 
 
 def assert_gone(pids: list[int]) -> None:
-    """They end in a while."""
+    """Wait until the processes have ended."""
     deadline = time.monotonic() + 30
     while any(psutil.pid_exists(pid) for pid in pids):
         assert time.monotonic() < deadline

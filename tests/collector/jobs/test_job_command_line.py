@@ -1,4 +1,4 @@
-"""The command line with envs, policies and wrappers of one's own, and the size of what a job writes."""
+"""The command line with the user's envs, policies and wrappers, and the size of data sets."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ PONG = ["--env", "ALE/Pong-v5", "--num-envs", "2", "--max-episode-steps", "30"]
 
 
 def collect(folder: Path, *arguments: str) -> Dataset:
-    """The output of `run` with these arguments."""
+    """Return the output of `run` with these arguments."""
     assert main(["run", *arguments, "--no-plot", "--out", str(folder)]) == 0
     return Dataset(folder)
 
 
 def fresh(*arguments: str, cwd: Path = ROOT) -> subprocess.CompletedProcess[str]:
-    """The command in a process of its own, in which nothing is imported yet."""
+    """Run the command in a new process without imported modules."""
     command = [sys.executable, "-m", "collector", *arguments]
     env = {"PYTHONPATH": str(ROOT), "PATH": "/usr/bin:/bin"}
     return subprocess.run(command, cwd=cwd, env=env, capture_output=True, text=True, timeout=120, check=False)
@@ -87,7 +87,7 @@ class TestHelp:
 
 
 class TestOwnCode:
-    """A module in the current folder, as the first thing that a user tries."""
+    """Code in a module of the current folder, which users try first."""
 
     MODULE = """
 import gymnasium

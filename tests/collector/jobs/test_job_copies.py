@@ -1,4 +1,4 @@
-"""An observation of a job is copied three times: into the rollout buffer, out of it, and into the file."""
+"""A job copies an observation three times: into the rollout buffer, out of the buffer, and into the file."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ ENVS = 4  # a network gets a multiple of four rows
 
 
 class Memory:
-    """All blocks of memory that held observations of one form, in this process and outside of the arena."""
+    """Record of all memory blocks outside the arena that held observations of one shape."""
 
     def __init__(self, shape: tuple[int, ...], dtype: Any) -> None:
         self._shape, self._dtype, self._nbytes = shape, np.dtype(dtype), int(np.prod(shape)) * np.dtype(dtype).itemsize
@@ -33,7 +33,9 @@ class Memory:
 
     @contextmanager
     def watched(self) -> Iterator[Memory]:
-        """Look at all that functions of the project get, hold and return. Blocks are kept, so none is used twice."""
+        """Inspect the arguments, locals and results of all functions of the project. Blocks are kept, so that none is
+        reused.
+        """
 
         def look(frame: FrameType, event: str, arg: Any) -> None:
             if event in ("call", "return") and frame.f_code.co_filename.startswith(CODE):
@@ -58,7 +60,7 @@ class Memory:
                     self._blocks[id(leaf)] = leaf
 
     def count(self) -> Counter[bytes]:
-        """In how many blocks each observation is."""
+        """Return the number of blocks that hold each observation."""
         found: Counter[bytes] = Counter()
         for block in self._blocks.values():
             data = block if isinstance(block, bytes) else block.tobytes()
@@ -86,9 +88,9 @@ def test_three_copies_of_an_observation(
     shape, dtype = ((4,), np.float32) if env == "CartPole-v1" else ((84, 84, 4), np.uint8)
     wanted = Job(env=env, episodes=10_000, num_envs=ENVS, num_workers=1, backend="shmem", policy=policy, device="cpu")
     with Memory(shape, dtype).watched() as memory:
-        run_job(wanted, tmp_path / "a", on_progress=stop_at(episodes))  # while all envs have a next episode
+        run_job(wanted, tmp_path / "a", on_progress=stop_at(episodes))  # as long as each env has a next episode
     blocks = memory.count()
     inside = [row.tobytes() for episode in Dataset(tmp_path / "a") for row in episode.obs[:-1]]
     assert min(blocks[row] for row in inside) == 2, "the buffer, and the memory of the episode"
-    # The last rows of a batch are the first of the next one.
+    # The last observations of a batch are also the first of the next batch.
     assert sum(blocks[row] > 2 for row in inside) <= ENVS * batches

@@ -1,4 +1,4 @@
-"""Jobs as files and as command lines: what they may say, and what is said where they cannot be."""
+"""Jobs as files and command lines: accepted values, and error messages."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ class TestFiles:
 
 
 class Cell(gymnasium.Env):
-    """An env that a program passes as it is."""
+    """Env class that a program passes to `Job` as an object."""
 
     observation_space, action_space = gymnasium.spaces.Box(0, 9, (1,)), gymnasium.spaces.Discrete(2)
 
@@ -302,7 +302,7 @@ class TestCommandLine:
 
     @FULL
     def test_help_needs_few_libraries_and_an_error_names_those_that_a_run_needs(self, tmp_path: Path) -> None:
-        """One program, with a child for each library that is missing."""
+        """One program forks a child for each missing library."""
         command = f"run --env CartPole-v1 --steps 9 --out {tmp_path / 'a'}".split()
         code = (
             "import os, sys\n"

@@ -1,6 +1,6 @@
-"""Jobs that are killed by SIGKILL at any moment: nothing committed is lost, nothing comes twice.
+"""Jobs that SIGKILL ends at any moment lose no committed episode, and store none twice.
 
-`python -m tests.fuzz.kills` does it 200 times.
+`python -m tests.fuzz.kills` kills 200 times.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def test_killed_drivers_and_actors_on_ray_lose_and_repeat_nothing(count: int, ra
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("when", ["before", "within", "after"])
 def test_after_each_system_call_the_folder_is_whole(when: str, tmp_path: Path) -> None:
-    """The first commits of a job, call by call: write, fsync and rename of the head and of a shard, and the line."""
+    """The calls of the first commits: write, fsync and rename of head and shard, and the manifest's line."""
     kills.finish(kills.start(tmp_path / "whole", "dummy", 20))
     for call in range(1, 17):
         out = tmp_path / str(call)

@@ -1,4 +1,4 @@
-"""Looking at what a job has collected: numbers, pictures, videos, and episodes played again."""
+"""Inspect a collected data set: numbers, charts, videos and replays."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ DRAWN = {"env": f"{HERE}:Drawn", "episodes": 3}
 
 
 def rows_of(table: str) -> dict[str, str]:
-    """A table of names and values, as it is printed."""
+    """Return the names and values of a printed table."""
     cells = (line.split("│")[1:3] for line in table.splitlines() if line.count("│") == 3)
     return {name.strip(): value.strip() for name, value in cells}
 
@@ -50,7 +50,7 @@ class TestReplay:
         assert str(shard.parent) in capsys.readouterr().out
 
     def test_it_is_played_on_the_device_of_the_job(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        """As where a job ran without a GPU, and is verified where there is one."""
+        """A job ran without a GPU, and is verified on a machine with a GPU."""
         pytest.importorskip("torch")
         run_job(job(policy="mlp", device="cpu", episodes=3), tmp_path)
         monkeypatch.setattr("collector.jobs.replay.resolve_device", lambda job: "cuda")
@@ -114,7 +114,7 @@ def test_tensorboard_reads_what_a_job_wrote_for_it(tmp_path: Path) -> None:
     events = EventAccumulator(str(tmp_path / "a/tensorboard")).Reload()
     data, last = Dataset(tmp_path / "a"), read_metrics(tmp_path / "a")[-1]
     numbers = {name for name, value in last.items() if isinstance(value, (int, float))}
-    numbers.remove("time")  # TensorBoard has its own
+    numbers.remove("time")  # TensorBoard adds a wall time
     assert set(events.Tags()["scalars"]) == {f"job/{name}" for name in numbers}
     for name in numbers:
         newest = events.Scalars(f"job/{name}")[-1]
@@ -184,7 +184,7 @@ class TestPictures:
 
 
 class TestProgress:
-    """The texts of the mean return while a job runs and at its end."""
+    """Texts of the mean return, during a job and at its end."""
 
     @pytest.mark.parametrize(
         ("returns", "text"),
@@ -213,7 +213,11 @@ class TestTables:
     @pytest.mark.parametrize("size", [{"episodes": 40}, pytest.param({"steps": 900}, marks=FULL)], ids=str)
     def test_the_last_one_of_a_job_and_info_say_the_same(self, size: Any, tmp_path: Path, capsys: Any) -> None:
         run_job(job(**size), tmp_path / "a", on_progress=stop_at(9))
-        for command in (["resume", "--no-plot"], ["resume", "--no-plot"], ["info"]):  # the second has nothing to do
+        for command in (
+            ["resume", "--no-plot"],
+            ["resume", "--no-plot"],
+            ["info"],
+        ):  # the second `resume` has nothing to do
             capsys.readouterr()
             assert main([*command, str(tmp_path / "a")]) == 0
             rows = rows_of(capsys.readouterr().out)

@@ -1,4 +1,4 @@
-"""The names in a stored job: which of them run, and that all others run and import nothing."""
+"""Names in a stored job: listed and trusted names run; all other names neither run nor import code."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ pytest.importorskip("imageio_ffmpeg")
 pytest.importorskip("imageio.v2")
 
 MODULE = "imports_leave_a_file"
-"""A module that anything may name: its import makes the file CANARY."""
+"""Module that a stored job may name. Its import creates the file CANARY."""
 CALLED = {"path": "CANARY"}
 
 
@@ -54,17 +54,17 @@ def policy(name: str, /, **kwargs: Any) -> dict[str, Any]:
 
 
 NAMES: dict[str, dict[str, Any]] = {
-    # Attributes of attributes.
+    # Attributes of attributes
     "a_module_in_a_module": transform("vecenv.engine.engine:os.mkdir", **CALLED),
     "a_submodule": transform("gymnasium.wrappers:rendering.os.mkdir", **CALLED),
     "an_import_by_a_module": transform("gymnasium.envs.registration:importlib.import_module", name=MODULE),
     "an_env_by_a_walk": env("gymnasium:envs.registration.make", id=f"{MODULE}:X-v0"),
     "a_policy_by_a_walk": policy("gymnasium.wrappers.rendering:os.mkdir"),
-    # Names with two underscores.
+    # Names with two underscores
     "a_loader_alone": transform("__loader__"),
     "a_class_of_a_module": transform("__class__", name="x"),
     "the_globals_of_a_function": transform("vecenv.transforms:VecNorm.__init__.__globals__", **CALLED),
-    # Other modules' functions, from where they are imported.
+    # Functions that a module has imported
     "a_loader_of_envs": transform("gymnasium.envs.registration:load_env_creator", name=f"{MODULE}:x"),
     "make": transform("gymnasium.envs.registration:make", id=f"{MODULE}:X-v0"),
     "make_as_an_env": env("gymnasium:make", id=f"{MODULE}:X-v0"),
@@ -76,7 +76,7 @@ NAMES: dict[str, dict[str, Any]] = {
     "an_env_that_its_kwargs_name": env("GymV26Environment-v0", env_id=f"{MODULE}:X-v0"),
     "the_same_of_any_version": env("GymV21Environment", env_id=f"{MODULE}:X-v0"),
     "a_loader_of_jobs": transform("collector.jobs.names:load_attr", name=f"{MODULE}:x", what="x"),
-    # Python's own.
+    # Builtins
     "partial": transform("functools:partial", **CALLED),
     "mkdir": transform("os:mkdir", **CALLED),
     "mkdir_by_its_other_name": transform("posix:mkdir", **CALLED),
@@ -88,7 +88,7 @@ NAMES: dict[str, dict[str, Any]] = {
     "a_script": transform("runpy:run_path", path_name="MODULE.py"),
     "a_module_that_runs": transform("runpy:run_module", mod_name=MODULE),
     "a_joke": env("this:X-v0"),
-    # Modules of the stranger.
+    # Modules that come with the folder
     "an_id_with_a_module": env(f"{MODULE}:X-v0"),
     "a_function": env(f"{MODULE}:make"),
     "a_wrapper": wrapper(f"{MODULE}:Wrapper"),
@@ -100,7 +100,7 @@ NAMES: dict[str, dict[str, Any]] = {
     "a_relative_module": wrapper(f".{MODULE}:Wrapper"),
     "no_module": wrapper(":Wrapper"),
     "no_name": wrapper(f"{MODULE}:"),
-    # Classes beside those of the list.
+    # Classes that are not in the list
     "a_video": wrapper("gymnasium.wrappers:RecordVideo", video_folder="CANARY"),
     "a_video_by_its_name": wrapper("RecordVideo", video_folder="CANARY"),
     "a_function_of_observations": wrapper("TransformObservation", func="print", observation_space=None),
@@ -110,7 +110,7 @@ NAMES: dict[str, dict[str, Any]] = {
     "a_module_that_is_no_transform": transform("images"),
     "an_id_that_no_env_has": env("CartPole-v1\nthis:X-v0"),
 }
-"""Changes to a stored job, by what they name."""
+"""Changes of a stored job, by the kind of name."""
 
 QUICK = (
     *("a_module_in_a_module", "a_submodule", "an_env_by_a_walk", "a_policy_by_a_walk", "a_loader_alone"),
@@ -129,14 +129,14 @@ DATA: dict[str, dict[str, Any]] = {
     "pickled_weights": {"policy": "mlp", "device": "cpu", "checkpoint": "CANARY.pickle"},
     "pickled_weights_elsewhere": {"policy": "mlp", "device": "cpu", "checkpoint": "FOLDER/shards/../../canary.pickle"},
 }
-"""Names that are known, with values that are not: data that is called by nobody."""
+"""Listed names with hostile values. Values are data, and are never called."""
 
 USES: tuple[Callable[[Path], Any], ...] = (resume_job, lambda folder: replay_episodes(folder, 1), make_videos)
 
 
 @pytest.fixture(scope="module")
 def good(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A data set that is not complete."""
+    """An incomplete data set."""
     folder = tmp_path_factory.mktemp("good") / "data"
     run_job(job(episodes=3, num_envs=1), folder)
     lines = (folder / "manifest.jsonl").read_text().splitlines(keepends=True)
@@ -164,7 +164,7 @@ def folder(good: Path, tmp_path: Path) -> Path:
 
 @pytest.fixture
 def canary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """The file that nothing makes."""
+    """File that must not be created."""
     path = tmp_path / "canary"
     code = f"from pathlib import Path\nPath({str(path)!r}).touch()\nmake = Wrapper = policy = x = print\n"
     (tmp_path / f"{MODULE}.py").write_text(code)

@@ -1,4 +1,4 @@
-"""Jobs whose policy changes while it acts: they are resumed, and the data set says that they are not repeatable."""
+"""Jobs with policies that change while they act: they resume, and the data set is not repeatable."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Transforms with statistics in jobs: what they have learnt is stored and goes on, or is frozen and repeats itself."""
+"""Transforms with statistics in jobs: kept statistics continue in a resumed job, frozen statistics make it
+repeatable.
+"""
 
 from __future__ import annotations
 
@@ -40,12 +42,12 @@ def learning(**changes: Any) -> Job:
 
 
 def seen(folder: Path, key: str = "reward_count", place: str = "0.VecNorm", num_envs: int = 4) -> float:
-    """The number of rows that the statistics in the folder have seen, those of all envs together."""
+    """Return the number of rows in the stored statistics of all envs."""
     return sum(state[place][key] for state in read_statistics(folder, num_envs))
 
 
 def assert_nothing_is_lost(folder: Path) -> None:
-    """The statistics have seen every row of every episode that is committed; perhaps others too."""
+    """Check that the statistics include at least every row of every committed episode."""
     data = Dataset(folder)
     assert seen(folder) >= data.steps
     assert seen(folder, "observation_count") >= data.steps + len(data)
@@ -126,9 +128,9 @@ class TestLearning:
 class TestKilled:
     @pytest.mark.parametrize(
         ("call", "when"),
-        [  # The head and its manifest are 8 calls; then the statistics, the shard and the line, of each commit.
-            (9, "within"),  # the first statistics are half written
-            (13, "before"),  # they are there, and no shard is
+        [  # Head and manifest need 8 calls. Each commit then writes statistics, shard and line.
+            (9, "within"),  # within the first statistics
+            (13, "before"),  # after the statistics, before the shard
             pytest.param(20, "before", marks=pytest.mark.slow),
             *(pytest.param(n, when, marks=pytest.mark.slow) for n in range(9, 30, 2) for when in ("after", "within")),
         ],
@@ -139,7 +141,7 @@ class TestKilled:
         committed = kills.check(out, set())
         if committed:
             assert_nothing_is_lost(out)
-        # once more, somewhere among the commits of the next run
+        # kill the next run too, during its commits
         kills.finish(kills.start(out, "dummy", 60, f"{call + 3}:after", chain), (0, -signal.SIGKILL))
         committed = kills.check(out, committed)
         if committed:
@@ -151,7 +153,7 @@ class TestKilled:
 
 @pytest.fixture
 def file(tmp_path: Path) -> Path:
-    """A job file with frozen statistics, of steps with `VecNorm` in the parent."""
+    """Write a job file with steps and with statistics that `VecNorm` learned in this process."""
     (tmp_path / "stats").mkdir()
     norm = VecNorm(decay=1.0)
     with TransformedVectorEnv(DummyVectorEnv([lambda: gymnasium.make("CartPole-v1")] * 4), norm) as venv:
