@@ -26,8 +26,8 @@ class ActorConfig:
         num_cpus, num_gpus: Resources that Ray reserves per actor; they limit nothing. A policy on "cuda" needs
             `num_gpus`; 0.25 puts four actors on a GPU.
         resources, runtime_env, scheduling, placement_group: See `vecenv.ray_cluster.actor_options`.
-        start_timeout: Seconds until an actor must run, and then until its vector env must be ready; None: no limit.
-        rollout_timeout: Seconds after which an actor is killed because its rollout hangs; None: no limit.
+        start_timeout: Seconds until an actor must run, and then until the vector env must be ready; None: no limit.
+        rollout_timeout: Seconds after which an actor is killed because a rollout hangs; None: no limit.
         on_worker_failure: Reaction if an actor dies, hangs or loses a worker: "restart" (with new envs), "drop"
             (continue without the actor), "raise" (`WorkerDiedError` or `WorkerTimeoutError`, with actor and env ids). A
             restarted actor may wait for a place while the others collect. Exceptions of envs and policy are always

@@ -1,6 +1,6 @@
 """`ActorPool` starts Ray actors, calls them, detects failures, and replaces actors that die.
 
-An actor answers calls in order, so the pool waits only for its oldest call. After a failure the pool kills the actor
+An actor answers calls in order, so the pool waits only for the oldest call. After a failure the pool kills the actor
 first, because a call that took too long still runs. Later calls are lost with the actor.
 """
 
@@ -31,7 +31,6 @@ from vecenv.extending import (
 )
 
 CLOSE_LIMIT = 5.0
-"""Seconds until actors that close their vector envs are killed."""
 logger = logging.getLogger("vecenv")
 
 
@@ -40,7 +39,6 @@ class ActorCall(NamedTuple):
     """"placement" (any answer: the actor runs), "start", "rollout", or "reset" (a call of all actors)."""
     reference: Any
     number: int
-    """Number of the call among the calls of all actors."""
     frames: int
 
 
@@ -53,7 +51,6 @@ class Actor:
     calls: deque[ActorCall] = field(default_factory=deque)
     started: Started | None = None
     restarts_in_a_row: int = 0
-    """Restarts since the last rollout."""
     restarts_since_seed: int = 0
     dropped: bool = False
     has_no_place: bool = False
@@ -72,7 +69,6 @@ class Actor:
 
     @property
     def rollouts(self) -> int:
-        """Number of rollouts in flight."""
         return sum(call.kind == "rollout" for call in self.calls)
 
     @property
@@ -91,7 +87,7 @@ class Actor:
         return self.calls.popleft()
 
     def clear(self) -> int:
-        """Remove all calls, and return their frames."""
+        """Remove all calls, and return the frames."""
         frames, self.stats.in_flight = self.stats.in_flight, 0
         self.calls.clear()
         return frames
@@ -174,8 +170,8 @@ class ActorPool:
     def next_answer(self, timeout: float | None = None) -> Arrived | None:
         """Wait until an actor answers its oldest call or fails, or until `timeout` (seconds). Prefer the earliest call.
 
-        Returns a rollout, or None for all other events. Raises exceptions of the actor's code, which keeps running, and
-        failures that are not absorbed.
+        Returns a rollout if one has arrived. Raises exceptions of the actor's code, which keeps running, and failures
+        that are not absorbed.
         """
         busy = sorted((actor for actor in self.actors if actor.calls), key=lambda actor: actor.calls[0].number)
         if not busy:
@@ -237,7 +233,7 @@ class ActorPool:
             return  # Ray's shutdown ended the actors
         if closing := [actor.handle.close.remote() for actor in made]:
             self._ray.wait(closing, num_returns=len(closing), timeout=CLOSE_LIMIT, fetch_local=False)
-        if left:  # fetch errors, because Ray prints errors that nobody fetched
+        if left:  # Ray prints errors that are not fetched
             for reference in self._ray.wait(left, num_returns=len(left), timeout=0, fetch_local=False)[0]:
                 with suppress(Exception):
                     self._ray.get(reference, timeout=0)
@@ -282,8 +278,6 @@ class ActorPool:
             report, columns = value
             return Arrived(actor, report, columns, call.frames)
         return None
-
-    # Failures
 
     def _failure_of(self, actor: Actor, error: Exception) -> VectorEnvError:
         """Convert an exception of `ray.get` to a failure of the actor. Raise exceptions of the actor's code."""

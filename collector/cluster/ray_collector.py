@@ -158,7 +158,7 @@ class RayCollector(BaseCollector):
         return max(self._first_id, index * self._count * self._env_num)
 
     def _entropy(self, actor: Actor) -> list[int]:
-        """Return the entropy of an actor's generators. Without a seed, the driver's generators provide it."""
+        """Return the entropy of an actor's generators. Without a seed, the driver's generators provide the entropy."""
         if self._seed is not None:
             return [self._seed[0], actor.restarts_since_seed]
         return [int.from_bytes(worker_seeds(actor.index)[0], "little")]
@@ -179,8 +179,6 @@ class RayCollector(BaseCollector):
         self._env_num, self._frames = started[0]
         users = f"{self._count} actors" if self._sync else "an actor"
         self._warn_of_rounding(f"the envs of {users}, {self._env_num} each")
-
-    # Batches
 
     @property
     def frames_per_batch(self) -> int:
@@ -221,8 +219,6 @@ class RayCollector(BaseCollector):
             self.shutdown()
             raise
 
-    # Episodes and seeds
-
     def reset(self) -> None:
         """Abandon the episodes and rollouts in progress."""
         with self._in_use():
@@ -240,8 +236,6 @@ class RayCollector(BaseCollector):
                 actor.restarts_since_seed = 0
             self._pool.run("set_seed", lambda actor: (self._entropy(actor), self._first_seed(actor.index), static_seed))
         return seed if static_seed else seed_chain(seed, self._count * self._env_num)[-1]
-
-    # State
 
     def load_state_dict(self, state_dict: dict[str, Any], strict: bool = True) -> None:
         """Continue from a `state_dict`: weights, frame count and unused episode ids.

@@ -1,4 +1,4 @@
-"""Request rollouts from actors, and combine them into batches.
+"""Combine the rollouts of actors into batches.
 
 With `sync`, a batch has a rollout of each actor, and only late rollouts stay in flight between batches. Otherwise a
 batch is the rollout that finished first, and actors keep collecting.
@@ -45,9 +45,7 @@ class RolloutBatches:
         self._pool, self._weights, self._frames = pool, weights, frames
         self._depth, self._max_bytes, self._straggler_timeout = depth, max_bytes, straggler_timeout
         self._taken: list[Arrived] = []
-        """Rollouts of the batch in progress."""
         self._rollout_bytes = 0
-        """Size of the largest rollout."""
 
     def of_all(self, random_frames: int) -> Rollout:
         """Return a rollout of each actor, except dropped, waiting and late actors.
@@ -89,7 +87,7 @@ class RolloutBatches:
     def _ask(self, actors: Sequence[Actor], random_frames: float) -> None:
         """Request rollouts in turn, up to the limits."""
         version, weights = self._weights.reference()  # read once: an update may arrive
-        most = self._depth if self._rollout_bytes else 1  # its size is unknown before the first rollout
+        most = self._depth if self._rollout_bytes else 1  # the size of a rollout is unknown at first
         asked = [actor.rollouts for actor in self._pool.actors]
         in_flight = sum(asked)
         for depth in range(1, most + 1):

@@ -54,7 +54,6 @@ def make_env(
 
 
 def _env_function(name: str) -> Any:
-    """Return the function `module:function`, or None for an env id."""
     module, _, attr = name.rpartition(":")
     if not module or not attr.isidentifier():
         return None
@@ -173,7 +172,7 @@ def names_with_statistics(job: Job) -> list[str]:
 
 
 def resolve_device(job: Job) -> str:
-    """Return the device of the policy. Raises `JobError` if it does not exist."""
+    """Return the device of the policy. Raises `JobError` without this device."""
     if job.policy == "random":
         return "cpu"
     try:

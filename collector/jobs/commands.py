@@ -8,7 +8,7 @@ tyro builds the command line from the arguments and docstrings of these function
 - 130, 143: ended by SIGINT (Ctrl-C) or SIGTERM. `resume` continues.
 """
 
-# ruff: noqa: B006, B008 (tyro reads defaults, and nothing writes to them)
+# ruff: noqa: B006, B008 (tyro reads defaults, and never writes to defaults)
 from __future__ import annotations
 
 import json
@@ -122,7 +122,7 @@ def run(
         set: NAME=VALUE or NAME.KEY=VALUE, overrides the file.
         resume: continue an earlier run of the same job, if there is one.
         overwrite: replace the data of an earlier job.
-        dry_run: print the job; run and write nothing.
+        dry_run: only print the job.
         running: how it runs.
         flags: settings of the job.
     """
@@ -272,7 +272,7 @@ def _collect(job: Job, folder: Path, running: Running, play: Callable[..., JobSt
     from collector.jobs.report import Report, make_console, summary, wanted  # --help works without rich
 
     if not running.no_plot:
-        import_figure()  # fail before the collection, not after it
+        import_figure()  # fail before the collection
     console = make_console(stderr=running.json)
     if not running.json:
         settings = as_display_record(as_record(job)).items()

@@ -56,7 +56,7 @@ def dataset_info(folder: str | os.PathLike[str]) -> dict[str, Any]:
     - `job`, `repeatable`, `versions`, ...: as stored in the head.
     - `statistics`: a line for each transform with statistics.
     - `episodes`, `steps`, `shards`, `bytes`: counts.
-    - `returns`, `lengths`: mean, deviation, min and max; None without episodes.
+    - `returns`, `lengths`: mean, deviation, min and max; null without episodes.
     - `failed`: counts by kind.
     - `seconds`, `steps_per_second`: of the last run, if there are metrics.
     """

@@ -34,8 +34,6 @@ class JobError(RuntimeError):
 
 
 class FrozenStatistics(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """FrozenStatistics statistics of a transform, stored in the job."""
-
     file: str
     sha256: str
     state: dict[str, Any]
@@ -177,7 +175,6 @@ class Job(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
 
 
 def _convert(name: str, value: Any, kind: Any) -> Any:
-    """Convert a value of a setting to its type. Raises `JobError`."""
     if name in ("env", "policy") and not isinstance(value, str):
         value = _import_name(name, value)
     elif name in DEFAULT_MODULES:  # a single entry needs no list
@@ -210,9 +207,6 @@ def _import_name(setting: str, value: Any) -> str:
             'or class from the top of a module, or its name, "module:name"'
         )
     return f"{home}:{name}"
-
-
-# Jobs as JSON
 
 
 def as_record(job: Job) -> dict[str, Any]:

@@ -131,8 +131,6 @@ def _suggestion(name: str) -> str:
 
 
 class JobHead(msgspec.Struct, frozen=True):
-    """Entries that a job adds to the head of its folder."""
-
     job: dict[str, Any]
     observation_space: dict[str, Any]
     action_space: dict[str, Any]
@@ -173,8 +171,8 @@ def load_stored_job(folder: Path, allow_import: Iterable[str] = ()) -> Job:
 def job_head(job: Job, batches: Any, device: str, policy_hash: str | None) -> dict[str, Any]:
     """Build the head of a job's folder, from which another run can produce the same episodes.
 
-    `batches` is the collector after its first batch. `policy_hash` was computed before it, because a policy may change
-    while it acts.
+    `batches` is the collector after its first batch. `policy_hash` was computed before this batch, because a policy may
+    change while acting.
     """
     venv, policy, torch = batches.env, batches.policy, sys.modules.get("torch")
     # `repeatable = True` promises that actions depend only on inputs.

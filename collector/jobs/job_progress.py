@@ -1,4 +1,4 @@
-"""Counts and speed of a running job: `JobProgress`, `JobState`, and `Metrics`, which writes them to the folder."""
+"""Counts and speed of a running job: `JobProgress`, `JobState`, and `Metrics`, which writes to the folder."""
 
 from __future__ import annotations
 
@@ -45,7 +45,6 @@ class JobState(JobProgress):
     steps: int = 0
     """Steps of whole episodes, earlier runs included."""
     episodes: int = 0
-    """Whole episodes, earlier runs included."""
     returns: list[float] = field(default_factory=list)
     """Returns of this run's episodes, in the order of their ends."""
     lengths: list[int] = field(default_factory=list)

@@ -144,7 +144,7 @@ class JobRunner:
         self.state = JobState(job=self.job, out=self.out, device=device)
         self._statistics: States | None = None
         self._metrics: Metrics | None = None
-        """None until the first batch opens the folder."""
+        """Opened with the folder, after the first batch."""
 
     def restore(self, manifest: Manifest) -> None:
         """Continue after the episodes of an earlier run."""
@@ -160,7 +160,7 @@ class JobRunner:
     def run(self, *, overwrite: bool = False, resumed: StoreWriter | None = None) -> JobState:
         """Play the remaining episodes into the folder, and return the state.
 
-        `resumed` is the open folder of a resumed job. If no episode remains, it is only ended.
+        `resumed` is the open folder of a resumed job. If no episode remains, the folder is only ended.
         """
         with ExitStack() as context:
             writer = EpisodeWriter(self.job, self.plan, self.state, self.out, overwrite=overwrite, resumed=resumed)
@@ -229,7 +229,7 @@ def connect_to(address: str) -> RayCluster:
             host, port = address.split(":")
             socket.create_connection((host, int(port)), timeout=5.0).close()  # Ray would try for minutes
         return connect(address)
-    except SystemExit:  # Ray turns a SIGTERM during its start into SystemExit
+    except SystemExit:  # Ray turns a SIGTERM while starting into SystemExit
         raise SystemExit(128 + signal.SIGTERM) from None
     except OSError as error:
         raise JobError(

@@ -92,7 +92,7 @@ def find_class(kind: Kind, name: str) -> Any:
 
 
 def load_attr(name: str) -> Any:
-    """Import `module:attr`; attr may have dots. Raises `JobError` if it does not exist."""
+    """Import `module:attr`; attr may have dots. Raises `JobError` if the object does not exist."""
     module, _, attr = name.partition(":")
     found = _import(module, name)
     for part in attr.split("."):
@@ -114,7 +114,7 @@ def code_names(job: Job) -> list[tuple[Kind, str]]:
 
 
 def modules_to_allow(job: Job, where: Any) -> list[str] | None:
-    """Return the modules that a resumed job needs in `allow_import`, unless it cannot be allowed."""
+    """Return the modules that a resumed job needs in `allow_import`, unless the job cannot be allowed."""
     names = [name for _, name in code_names(job)]
     modules = {name.partition(":")[0] for name in names}
     for name in names:

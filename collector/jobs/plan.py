@@ -16,10 +16,10 @@ MAX_UNNEEDED = 2**24
 class Plan:
     """Iterator of the `(number, seed)` of episodes to play. The caller reports how each episode ended.
 
-    - With `episodes`, the plan hands out all numbers below it.
-    - With `steps`, it hands out numbers until the known episodes have enough steps. The job is complete if the first
-      episodes, without a gap, have enough.
-    - With `numbers`, it hands out these numbers.
+    - With `episodes`, the plan hands out all smaller numbers.
+    - With `steps`, the plan hands out numbers until the known episodes have enough steps. The job is complete if the
+      first episodes, without a gap, have enough.
+    - With `numbers`, the plan hands out these numbers.
 
     Numbers that are returned by `again` come first, so the iterator may continue after its end.
 
@@ -45,11 +45,8 @@ class Plan:
         self._known_lengths: dict[int, int] = {}
         """Length of each known episode from `end` on."""
         self.playing: set[int] = set()
-        """Episodes in progress."""
         self.skipped: set[int] = set()
-        """Skipped episodes, earlier runs included."""
         self.steps = 0
-        """Steps of all finished episodes."""
         self.end, self.end_steps, self.end_episodes = 0, 0, 0
         """All episodes below `end` are known. They have `end_steps` steps, and `end_episodes` were not skipped."""
 
@@ -111,9 +108,7 @@ class Plan:
 
     @property
     def is_exhausted(self) -> bool:
-        """Return whether the plan has no episode in progress and none to hand out. The rest is set aside or
-        complete.
-        """
+        """Return whether no episode is in progress or left to hand out. The rest is set aside or complete."""
         return not self.playing and not self.waiting and not self._has_new()
 
     @property

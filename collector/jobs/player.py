@@ -49,7 +49,7 @@ class JobFailedError(JobError):
 
 @dataclass(frozen=True)
 class PlayedEpisodes:
-    """Whole episodes (possibly none) that a player yields."""
+    """Whole episodes that a player yields, possibly an empty batch."""
 
     head: dict[str, Any]
     lengths: list[int]
@@ -57,7 +57,6 @@ class PlayedEpisodes:
     episodes: EpisodeBatch | None = None
     """None if a task on a cluster has stored the episodes."""
     statistics: States | None = None
-    """Statistics of each env's transforms after these episodes."""
 
 
 def skipped_in(state: Any) -> set[int]:
@@ -138,7 +137,7 @@ class EpisodeWriter:
         self._recorded_failures, self._statistics = now, None
 
     def end(self) -> bool:
-        """Commit, and end the data set. Return False if nothing was stored."""
+        """Commit, and end the data set. Return False without a data set."""
         self.store = self.store or self._resumed  # no batch was left to play
         self.commit()
         if self.store is not None:
@@ -173,7 +172,6 @@ class Player:
 
     def __post_init__(self) -> None:
         self._suspects: set[int] = set()
-        """Episodes to retry alone."""
         self._head: dict[str, Any] | None = None
         self._has_statistics = bool(transforms_with_statistics(self.job))
 
@@ -277,7 +275,7 @@ class Player:
 
 
 def give_up(job: Job, plan: Plan, progress: JobProgress, failed: dict[int, str]) -> None:
-    """Skip episodes, and record their errors. Raises `JobFailedError` if too many were skipped."""
+    """Skip episodes, and record the errors. Raises `JobFailedError` if too many were skipped."""
     progress.skipped.update(failed)
     for number in failed:
         plan.finished(number, 0)
@@ -299,7 +297,7 @@ def is_env_error(error: BaseException) -> bool:
 def _retry_job(job: Job) -> Job:
     """Return the job that retries one episode.
 
-    A policy still gets `num_envs` rows, because their number may change the bits of its outputs.
+    A policy still gets `num_envs` rows, because the number of rows may change bits of the outputs.
     """
     backend = "shmem" if job.backend == "auto" else job.backend  # "auto" could choose this process
     few: dict[str, Any] = {"num_envs": 1, "num_workers": None} if job.policy == "random" else {}

@@ -91,7 +91,7 @@ class Range:
     part: str
     """Folder of the task's data set."""
     head: dict[str, Any] | None
-    """None for the first task, which finds the head and stores nothing."""
+    """None for the first task, which only finds the head."""
     numbers: Sequence[int]
     skipped: Sequence[int] = ()
     key: str = ""
@@ -196,7 +196,8 @@ class RayPlayer:
         """Yield committed episodes, which are in the manifest, until the plan is complete or a signal arrives.
 
         Raises as `Player.play`, `DatasetError` if a task cannot write to the folder, and `WorkerTimeoutError` if the
-        first task finds no place. Before it raises, it adopts the episodes of all tasks that end in time.
+        first task finds no place. Before an error is raised, the player adopts the episodes of all tasks that end in
+        time.
         """
         errors = list[Exception]()
         try:
@@ -205,7 +206,7 @@ class RayPlayer:
             except Exception as error:
                 errors.append(error)
             yield from self._last_answers(errors)
-        except GeneratorExit:  # the caller failed: adopt episodes, yield them to nobody
+        except GeneratorExit:  # the caller failed: adopt episodes without yielding
             if not self.stop.is_stopped:
                 for _ in self._last_answers(errors):
                     pass

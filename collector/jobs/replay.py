@@ -120,7 +120,7 @@ def equal_rows(stored: Any, other: Any) -> bool:
 
 
 def _row_at(rows: Any, step: int) -> Any:
-    """Return a row, or None past the end."""
+    """Return a row, if there is one."""
     if isinstance(rows, list):
         return rows[step] if step < len(rows) else None
     return nest.take(rows, step) if step < len(next(iter(nest.leaves(rows)))) else None

@@ -29,7 +29,6 @@ CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
 
 def make_console(stderr: bool = False) -> Console:
-    """Create a console for standard output, or for standard error if standard output is JSON."""
     return Console(stderr=stderr)
 
 

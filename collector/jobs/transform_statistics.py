@@ -27,10 +27,8 @@ from vecenv.extending import Freezable
 KEPT = "statistics.json"
 ENVS = "envs"
 MAX_FROZEN_BYTES = 2**23
-"""Bytes. The head of the folder stores a copy."""
 MAX_KEPT_BYTES = 2**27
 States = list[dict[str, Any]]
-"""Statistics of the transforms of each env, as JSON types."""
 
 
 def to_json(state: Any) -> Any:
@@ -66,9 +64,6 @@ def from_json(state: Any) -> Any:
         return float(state) if state in ("nan", "inf", "-inf") else state
     array = np.array(state) if state else np.zeros(0)
     return array if array.dtype.kind in "bif" else np.array(state, np.float64)
-
-
-# FrozenStatistics
 
 
 def save_statistics(transform: Any, path: str | os.PathLike[str]) -> None:
@@ -145,9 +140,6 @@ def _load_statistics_file(each: str | Call, folder: Path) -> str | Call:
     return msgspec.structs.replace(
         each, frozen=FrozenStatistics(each.frozen, hashlib.sha256(content).hexdigest(), state)
     )
-
-
-# Kept
 
 
 def venv_statistics(venv: Any) -> States | None:
