@@ -104,7 +104,6 @@ class Range:
 @dataclass(kw_only=True)
 class RangeResult(JobProgress):
     episodes: int = 0
-    """Number of committed episodes."""
     head: dict[str, Any] = field(default_factory=dict)
     """The head that this task would write; empty without a batch."""
     node: str = ""
@@ -180,16 +179,12 @@ class RayPlayer:
         self._options = task_options(job)
         most = max(1, free_places(self._options)) if self.count is None else self.count
         self.places = min(most, job.episodes or most)
-        """Number of parallel tasks."""
         self._tasks: dict[Any, Range] = {}
-        """Running ranges, by Ray reference."""
         self._deaths: Counter[int] = Counter()
         self._losses = Counter[str]()
-        """Lost tasks per node."""
         self._parts = 0
         self._look_at, self._run = 0.0, secrets.token_hex(8)
         self._pace = 0.0
-        """Episodes per second of a task."""
         self._head: dict[str, Any] | None = None
 
     def play(self) -> Generator[PlayedEpisodes, None, None]:

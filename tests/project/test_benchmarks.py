@@ -1,4 +1,4 @@
-"""The benchmarks run from end to end; what they measure here means nothing."""
+"""The benchmarks run from end to end. Their results here have no meaning."""
 
 import importlib
 import importlib.util
@@ -74,7 +74,7 @@ def test_calls_are_counted_in_the_workers_too(tmp_path):
         after = counted(str(tmp_path))
     assert len(list(tmp_path.iterdir())) == 2
     assert after["socket"] > before["socket"]
-    # The call is read, its arguments are read for each of two envs, each value is written, and so is the reply.
+    # Reads: the call and its arguments for two envs. Writes: each value and the reply.
     assert after["pickle"] - before["pickle"] >= 6
 
 
@@ -86,7 +86,7 @@ def test_the_table_of_the_collector_names_both_sides(capsys):
     assert all("vecenv Dummy" in line and "by hand" in line for line in lines)
 
 
-# Two checkouts held against each other.
+# Comparison of two checkouts
 
 
 @pytest.mark.parametrize(
@@ -114,7 +114,7 @@ def test_a_process_that_imports_another_checkout_is_an_error(tmp_path, monkeypat
         paired.timed_in(tmp_path, "dummy-8", 1, 0.0)
 
 
-# The device, and where there is no GPU.
+# The device, also without a GPU
 
 
 @needs_torch

@@ -1,4 +1,4 @@
-"""The examples in docstrings: each of them runs, and gives what it says."""
+"""The examples in docstrings run, and print the expected results."""
 
 import ast
 import doctest
@@ -35,7 +35,9 @@ def test_the_examples_in_docstrings_are_true(name):
 
 
 def test_no_docstring_begins_with_a_question():
-    """Its first word is the verb or the thing; also of attributes: a string below an assignment."""
+    """A docstring begins with a verb or a noun. This includes docstrings of attributes: a string below an
+    assignment.
+    """
     folders = ("vecenv", "collector", "tests", "benchmarks", "docs", "examples")
     trees = {path: ast.parse(path.read_text("utf-8")) for folder in folders for path in (ROOT / folder).rglob("*.py")}
     docstrings = [

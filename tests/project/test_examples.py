@@ -1,4 +1,4 @@
-"""The programs in examples/ and the Python blocks of the README and the docs run as they stand, without a warning."""
+"""The programs in examples/, and the Python blocks of the README and the docs, run unchanged and without a warning."""
 
 import json
 import os
@@ -15,9 +15,9 @@ from tests.support.backends import FULL, NEEDS_DM_CONTROL, RAY
 from tests.support.paths import ROOT
 
 PATIENCE = 500
-"""Seconds: a machine on which much else runs takes many times as long as a quiet one."""
+"""Seconds. A busy machine takes many times as long as an idle machine."""
 pytestmark = pytest.mark.timeout(PATIENCE + 60)
-HEADLESS = {**os.environ, "SDL_VIDEODRIVER": "dummy"}  # else pygame complains where there is no display
+HEADLESS = {**os.environ, "SDL_VIDEODRIVER": "dummy"}  # pygame needs a driver without a display
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
 NOTEBOOKS = sorted((ROOT / "examples").glob("*.ipynb"))
 DOCS = sorted(path.relative_to(ROOT).as_posix() for path in (ROOT / "docs").rglob("*.md") if path.parent.name != "api")
@@ -26,23 +26,23 @@ ON_RAY = re.compile(r"\bRay[A-Z]|\bray\b")
 
 
 def run(*arguments: str, cwd: Path, program: str | None = None, **env: str) -> subprocess.CompletedProcess[str]:
-    """A fresh interpreter with warnings as errors."""
+    """Run a new interpreter with warnings as errors."""
     command = [sys.executable, "-W", "error", *arguments]
     env = {**HEADLESS, **env}
     return subprocess.run(command, cwd=cwd, input=program, capture_output=True, text=True, timeout=PATIENCE, env=env)
 
 
 def printed(*arguments: str, cwd: Path, program: str | None = None) -> str:
-    """Its output; it must end well and say nothing on stderr."""
+    """Return the output of a program that must succeed with an empty stderr."""
     done = run(*arguments, cwd=cwd, program=program)
     assert (done.returncode, done.stderr) == (0, "")
     return done.stdout
 
 
 SHORTEST = 8
-"""An episode that CartPole's dynamics allow is no shorter; its reward is 1 a step."""
+"""Lower bound on the length of a CartPole episode, and on its return."""
 
-# What each program prints, `#` being an integer and `~` a number with decimals, and what holds for these numbers.
+# Output of each program (`#` is an integer, `~` a number with decimals), and a check of the numbers.
 PROGRAMS = {
     "sync": (
         "# steps, # episodes, mean return ~\n",
@@ -66,13 +66,13 @@ PROGRAMS = {
     ),
     "sb3_vecnormalize": (
         "512 steps, then a mean return of -~ over 8 episodes (deviation ~)\n",
-        lambda mean, _: 100 < mean < 1900,  # true returns, not normalised ones; the worst of Pendulum is near -1,900
+        lambda mean, _: 100 < mean < 1900,  # raw returns, not normalised: the worst is about -1,900
     ),
     "gymnasium_wrappers": (
         None,
         lambda episodes, mean, rewards, deviation: (
             episodes >= 8
-            and mean > 300  # pushing to where the pole falls keeps it up
+            and mean > 300  # pushing towards the falling side balances the pole
             and rewards <= 600 * 8 * 0.5
             and 0.5 < deviation < 2  # normalised
         ),
@@ -88,7 +88,7 @@ PROGRAMS = {
     "tianshou_dqn": ("1 epochs, test return ~ +- ~\n", lambda mean, _: mean > SHORTEST),
     "lstm_policy": (
         "20 batches, then right in #% of 64 episodes\n",
-        lambda percent: 20 < percent <= 100,  # a guess is right in half of them
+        lambda percent: 20 < percent <= 100,  # a guess is right half of the time
     ),
     "record_agents": ("# episodes of # rounds, mean return -?~\n", lambda episodes, *_: episodes >= 8),
     "ray_rollouts": (
@@ -98,7 +98,7 @@ PROGRAMS = {
 }
 TIERS = {"sync": [], "collect": [], "sb3_ppo": [], "sb3_vecnormalize": [pytest.mark.slow]}
 TIERS["ray_rollouts"] = [pytest.mark.ray]
-"""The marks of those that are not in the full tier."""
+"""Marks of the programs that are not in the full tier."""
 
 
 @pytest.mark.parametrize("name", [pytest.param(name, marks=TIERS.get(name, FULL)) for name in PROGRAMS])
@@ -137,7 +137,7 @@ def test_dict_text_spaces(tmp_path):
 @FULL
 @NEEDS_DM_CONTROL
 def test_dm_control_pixels(tmp_path):
-    """Without OpenGL it ends with what to install."""
+    """Without OpenGL, the program says which package to install."""
     done = run(str(ROOT / "examples/dm_control_pixels.py"), "--fast", cwd=tmp_path)
     if done.returncode:
         assert re.fullmatch(r"no pixels: .*apt-get install libegl1.*\n", done.stderr)
@@ -148,7 +148,7 @@ def test_dm_control_pixels(tmp_path):
 
 @pytest.mark.slow
 def test_ppo_halfcheetah(tmp_path):
-    """MuJoCo itself warns of gymnasium's models on stderr."""
+    """stderr may have warnings, because MuJoCo warns about gymnasium's models."""
     done = run(str(ROOT / "examples/ppo_halfcheetah.py"), "--fast", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     found = re.fullmatch(r"8192 steps, 8 episodes, mean return of the last 8: (-?\d+\.\d)\n", done.stdout)
@@ -157,7 +157,7 @@ def test_ppo_halfcheetah(tmp_path):
 
 @pytest.mark.slow
 def test_notebook(tmp_path):
-    """In a fresh kernel, as `jupyter execute` does; it stops at the first cell that raises."""
+    """Run in a new kernel, like `jupyter execute`. The run stops at the first cell that raises."""
     notebook = tmp_path / "notebook.ipynb"
     notebook.write_bytes((ROOT / "examples/notebook.ipynb").read_bytes())
     command = [sys.executable, "-c", "from nbclient.cli import main; main()", str(notebook), "--inplace"]
@@ -176,10 +176,12 @@ def test_notebook(tmp_path):
 
 @pytest.mark.slow
 def test_pictures(tmp_path):
-    """Blocks of the pages draw each picture of the pages again."""
+    """The blocks of the pages can draw every picture of the pages."""
     assert printed(str(ROOT / "docs/pictures.py"), "pictures", cwd=tmp_path) == ""
     pictures = list((tmp_path / "pictures").iterdir())
-    drawn = {path.name for path in (ROOT / "docs/images").glob("*.png")} - {"ppo_cleanrl.png"}  # minutes of training
+    drawn = {path.name for path in (ROOT / "docs/images").glob("*.png")} - {
+        "ppo_cleanrl.png"
+    }  # needs minutes of training
     assert drawn == {path.name for path in pictures}
     for picture in pictures:
         assert picture.read_bytes().startswith(b"\x89PNG")
@@ -188,7 +190,7 @@ def test_pictures(tmp_path):
 
 @pytest.mark.slow
 def test_rllib_ppo(tmp_path):
-    """RLlib itself warns of much."""
+    """Warnings are ignored, because RLlib itself warns often."""
     command = [sys.executable, "-W", "ignore", str(ROOT / "examples/rllib_ppo.py"), "--fast"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=PATIENCE)
     assert done.returncode == 0, done.stderr
@@ -209,7 +211,7 @@ JOBS = {
 
 @pytest.mark.parametrize("job", [pytest.param(job, marks=mark) for job, (_, mark) in JOBS.items()])
 def test_job(job, tmp_path, request):
-    """With small numbers. Where the machine has no OpenGL, that of dm_control ends with what to install."""
+    """Run each job file with small numbers. Without OpenGL, the dm_control job says which package to install."""
     settings = [f"--set={setting}" for setting in JOBS[job][0]]
     if job == "ray":
         settings += [f"--cluster={request.getfixturevalue('ray_address')}", "--cluster-actors=1"]
@@ -235,7 +237,7 @@ def test_every_example_has_a_test_and_is_short():
 
 @pytest.mark.slow
 def test_the_recording_of_a_killed_job(tmp_path):
-    """The script that wrote it into Home writes the same, but for what was committed at the kill, and the CPUs."""
+    """The script reproduces the recording in Home, except for the commits before the kill, and the CPUs."""
     home, page = (ROOT / "docs/index.md").read_text("utf-8"), tmp_path / "page.md"
     page.write_text(re.sub(r"(?s)(<!-- killed: begin -->).*(<!-- killed: end -->)", r"\1\2", home), "utf-8")
     assert printed(str(ROOT / "docs/killed_job.py"), str(page), cwd=tmp_path) == ""
@@ -272,7 +274,7 @@ def parts_of_pages():
 
 
 def follow(page, steps, folder):
-    """Do what the page says, in its order: save its job files, run its commands and its programs."""
+    """Follow a page in order: save its job files, and run its commands and programs."""
     for kind, group in groupby(steps, key=itemgetter(1)):
         group = list(group)
         if kind == "toml":
@@ -290,7 +292,7 @@ def follow(page, steps, folder):
                     assert done.returncode == 0, (command, done.stdout, done.stderr)
         else:
             blocks = [text for _, _, text, _ in group]
-            # Each block has a `__main__` of its own, which has no file and needs no guard.
+            # Each block is a separate `__main__` without a file, so it needs no guard.
             output = printed("-", program=RUN_BLOCKS.format(page=page, blocks=blocks, end=END), cwd=folder)
             outputs = output.split(END + "\n")[:-1]
             for (_, _, block, shown), text in zip(group, outputs, strict=True):
@@ -307,7 +309,7 @@ def test_a_page_can_be_followed_from_top_to_bottom_twice(page, steps, tmp_path):
 
 
 def test_code_of_pages_fits_into_a_page():
-    """A wider line is clipped at a window of 1400 pixels."""
+    """Longer lines are clipped in a window of 1400 pixels."""
     for page in PAGES:
         blocks = re.findall(r"^```(?!\{)\w+\n(.*?)^```$", (ROOT / page).read_text("utf-8"), re.M | re.S)
         assert [line for block in blocks for line in block.splitlines() if len(line) > 88] == [], page

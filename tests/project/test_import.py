@@ -1,4 +1,4 @@
-"""The cost of importing the packages, and what it brings: nothing beyond numpy and gymnasium, and every public name."""
+"""Importing the packages is cheap, loads no heavy library, and provides every public name."""
 
 import importlib
 import json
@@ -25,8 +25,8 @@ PUBLIC = {
     "collector": {"Rollout", "SyncDataCollector"},
 }
 
-# An attempt counts, so that a library need not be installed for its import to be noticed. In the end none of the heavy
-# ones can be imported.
+# The program notes attempts to import, so it notices libraries that are not installed.
+# At the end, heavy libraries cannot be imported.
 PROGRAM = """
 import contextlib, importlib, json, sys
 class Notes:
@@ -62,7 +62,7 @@ print(json.dumps(found))
 
 
 def fresh(program: str, **env: str) -> str:
-    """The output of the program in an interpreter of its own."""
+    """Return the output of a program in a new interpreter."""
     command = [sys.executable, "-c", program]
     done = subprocess.run(command, cwd=ROOT, env={**os.environ, **env}, capture_output=True, text=True, timeout=110)
     assert done.returncode == 0, done.stderr
@@ -75,7 +75,7 @@ def test_the_packages_need_and_bring_nothing_but_their_core_libraries():
     assert {"numpy", "gymnasium", "cloudpickle"} <= set(core)
     assert set(vecenv) - set(core) == {"vecenv"}
     assert {*core, *vecenv, *collector}.isdisjoint(HEAVY)
-    assert attempts == ["gymnasium", "no_such_library", "numpy"]  # those that fail and those in packages are seen
+    assert attempts == ["gymnasium", "no_such_library", "numpy"]  # notes failed imports and submodules too
     assert public == ["ShmemVectorEnv", "AsyncVectorEnv", "PettingZooEnv"]
     assert all("PyTorch: pip install" in error for error in need_torch), need_torch
     assert "PyTorch: pip install 'vecenv[torch]'" in devices
@@ -83,9 +83,9 @@ def test_the_packages_need_and_bring_nothing_but_their_core_libraries():
 
 @FULL
 def test_importing_vecenv_takes_at_most_50_ms_more_than_numpy_and_gymnasium(tmp_path):
-    """CPU time. Where these two take more than 150 ms, the machine is slow, and it may take a third of what they take.
+    """Measured in CPU time. On a slow machine, the limit is a third of the time of numpy and gymnasium.
 
-    Noise only ever adds time, so the best run counts. The first one fills a cache of bytecode that all share.
+    The best run counts, because noise only adds time. The first run fills the shared bytecode cache.
     """
     program = "from time import process_time as now; start = now(); import numpy, gymnasium\n"
     program += "middle = now(); import vecenv; print(middle - start, now() - middle)"
@@ -107,7 +107,7 @@ def defined_in(package: str, value: object) -> bool:
 def test_all_is_sorted_complete_and_documented(package):
     module = importlib.import_module(package)
     names = module.__all__
-    loaded_late = {"AtariVectorEnv", "SB3VecEnv", "to_torchrl"}  # they need libraries beyond the core
+    loaded_late = {"AtariVectorEnv", "SB3VecEnv", "to_torchrl"}  # need optional libraries
     public = {name for name, value in vars(module).items() if not name.startswith("_") and defined_in(package, value)}
     assert names == sorted(set(names))
     assert (public - loaded_late) | PUBLIC[package] <= set(names)
@@ -125,5 +125,5 @@ def test_all_is_sorted_complete_and_documented(package):
     ],
 )
 def test_documented_import_paths_work(module, names):
-    """The order of imports makes no difference: test_layers.py finds no cycle."""
+    """One order of imports is enough, because test_layers.py finds no cycle."""
     assert all(hasattr(importlib.import_module(module), name) for name in names)

@@ -1,6 +1,6 @@
-"""The layers and the layout of docs/explanation/design.md, held against the code: no library need be installed.
+"""The code keeps the layers and the layout of docs/explanation/design.md. The check needs no optional library.
 
-Each rule is itself tested, on a small project that breaks it.
+Each rule is itself tested on a small project that breaks the rule.
 """
 
 import ast
@@ -17,8 +17,8 @@ import pytest
 
 from tests.support.paths import ROOT
 
-# A module may import from its own row and from those on the left of it (lower layers), never from one on the right.
-# An entry stands for the module and everything inside it, `vecenv` and `collector` for their `__init__` alone.
+# A module may import from its row and the rows to the left (lower layers), not from rows to the right.
+# An entry stands for the module and all modules inside, but `vecenv` and `collector` only for `__init__`.
 LAYERS = """
     vecenv.errors vecenv.nest vecenv.spaces vecenv.portability vecenv.ray_cluster
     vecenv.running_mean_std
@@ -35,7 +35,7 @@ MOST_FILES = {"vecenv": 115, "collector": 89}
 MOST_IN_A_FOLDER, LINES = 15, range(40, 401)  # a file with several importers may have fewer lines
 PUBLIC = {"vecenv", *(f"vecenv.{name}" for name in ("extending", "nest", "sb3", "spaces", "testing", "transforms"))}
 CORE_LIBRARIES = {"numpy", "gymnasium", "cloudpickle", *sys.stdlib_module_names, *MOST_FILES}
-# Optional libraries, and the files that may import them: one for each pattern, any number where it ends in `**`.
+# Optional libraries, and the files that may import each: one file per pattern, or any number if it ends in `**`.
 OPTIONAL = """
     pettingzoo envpool dm_control dm_env mujoco ale_py: vecenv/envs/*
     torch: collector/** vecenv/backends/pool/spinning_threads.py
@@ -56,12 +56,17 @@ OPTIONAL = """
 """
 PLACES = [line.split(":") for line in OPTIONAL.strip().splitlines()]
 ALLOWED = {name: places.split() for names, places in PLACES for name in names.split()}
-# Private names of libraries, where there is no public way to the same thing; each use has its reason beside it.
+# Private names of libraries that have no public equivalent. A comment at each use gives the reason.
 PRIVATE = {"_clear", "_exit", "_current_frames", "_getframe"}  # of atexit, os, sys
 PRIVATE |= {"_args", "_default_context", "_forkserver", "_forkserver_alive_fd"}  # of multiprocessing
 PRIVATE |= {"_C", "_is_profiler_enabled", "_version", "_recv", "_reset", "_state_keys"}  # of torch and envpool
-PRIVATE |= {"_asdict", "_fields", "_make", "_replace"}  # of named tuples, where they are public
-PRIVATE |= {"_internal_kv_put", "_internal_kv_get", "_internal_kv_del", "_private"}  # of Ray, which has no public ones
+PRIVATE |= {"_asdict", "_fields", "_make", "_replace"}  # of named tuples, which document these names
+PRIVATE |= {
+    "_internal_kv_put",
+    "_internal_kv_get",
+    "_internal_kv_del",
+    "_private",
+}  # of Ray, which has no public equivalent
 DYNAMIC = re.compile(r"(?:import_module\(|__import__\(|sys\.modules(?:\.get\(|\[))[\"']([\w.]+)")
 Sources = dict[str, str]  # path below the project's root -> source text
 
@@ -71,14 +76,14 @@ def module_of(path: str) -> str:
 
 
 def row_of(module: str) -> int | None:
-    """The row of the most specific entry; `vecenv` and `collector` stand for their `__init__` alone."""
+    """Return the row of the most specific entry. `vecenv` and `collector` stand only for `__init__`."""
     names = [module, *(module[: dot.start()] for dot in reversed([*re.finditer(r"\.", module)]))]
     return next((ROWS[name] for name in names if name in ROWS and (name == module or name not in MOST_FILES)), None)
 
 
 @functools.cache
 def imports_of(source: str) -> list[tuple[str, str, bool]]:
-    """Of each import: the name that may be a module, that of the module if it is none, and if it is for types only."""
+    """List the imports: the imported name, its module, and whether the import is only for types."""
     tree, typed, found = ast.parse(source), set[ast.AST](), list[tuple[str, str, bool]]()
     for node in ast.walk(tree):  # outer nodes come first
         if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
@@ -92,7 +97,7 @@ def imports_of(source: str) -> list[tuple[str, str, bool]]:
 
 @functools.cache
 def private_names(source: str) -> list[str]:
-    """Names with a leading underscore that this file uses and does not define."""
+    """List names with a leading underscore that this file uses without defining them."""
     own, used = set(PRIVATE), set[str]()
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
@@ -107,9 +112,9 @@ def private_names(source: str) -> list[str]:
 
 
 def breaches(sources: Sources) -> Iterator[str]:
-    """Each thing that breaks a rule."""
+    """Yield a message for each breach of a rule."""
     modules, users = {module_of(path): path for path in sources}, defaultdict[str, set[str]](set)
-    graph = defaultdict[str, set[str]](set)  # of files, and of folders that do not hold each other
+    graph = defaultdict[str, set[str]](set)  # of files, and of folders that do not contain each other
     for path, source in sources.items():
         module, here = module_of(path), row_of(module_of(path))
         if here is None:
@@ -121,7 +126,7 @@ def breaches(sources: Sources) -> Iterator[str]:
             at, there, library = f"{path}: imports {target}", row_of(target), target.partition(".")[0]
             if here is not None and there is not None and there > here:
                 yield f"{at}, a higher layer"
-            if f"{module}.".startswith(f"{target}.") and target != module:  # its __init__ is still running
+            if f"{module}.".startswith(f"{target}.") and target != module:  # the package's `__init__` is still running
                 yield f"{at}, its own package; import the sibling from its module"
             if path.startswith("collector/") and library == "vecenv" and target not in PUBLIC:
                 yield f"{at}, which is inside vecenv; import it from vecenv or vecenv.extending"
@@ -197,7 +202,7 @@ LONG, A_HIGHER = "#\n" * LINES.start, "from vecenv.base import BaseVectorEnv"
     ],
 )
 def test_each_breach_is_noticed(message, path, lines):
-    """Each line is appended to a file of the project."""
+    """Each line is appended to a file of the small project."""
     for line in lines:
         changed = {path.format(i): SOURCES.get(path, "") + line + "\n" for i in range(MOST_IN_A_FOLDER)}
         found = list(breaches({**SOURCES, "vecenv/backends/ipc/one.py": "#\n", **changed}))

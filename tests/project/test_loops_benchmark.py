@@ -1,4 +1,4 @@
-"""The benchmark of users' loops runs from end to end; what it measures here means nothing."""
+"""The benchmark of users' loops runs from end to end. Its results here have no meaning."""
 
 import importlib.util
 import json
@@ -48,11 +48,11 @@ def test_targets_are_measured_in_the_lanes_that_they_name_alone(tmp_path):
     assert [result["target"] for result in found["results"]] == ["<= 1.8"] * 2
 
 
-# Ratios, of figures that are made up.
+# Ratios of invented numbers
 
 
 def measured(**lanes):
-    """One round for each number: steps in a second of collecting, with another second of learning."""
+    """Build one round per number: steps per second of collecting, with a second of learning in addition."""
     samples = {
         name: [Sample(steps, 1, 2.0, 0.0, 1 / steps, outside=1.0) for steps in found] for name, found in lanes.items()
     }
@@ -84,7 +84,7 @@ def test_what_counts_as_reached_and_where_there_is_no_verdict():
         found = tables.judge(target(("peer",), 1.0), lanes)
         assert (found.ratio, found.reached) == (f"not measured: {names}", None)
     one = measured(ours=[10, 10, 10], peer=[10, 10, 10])
-    one.disturbed = 2  # most rounds, by other programs
+    one.disturbed = 2  # other programs disturbed most rounds
     assert tables.judge(target(("peer",), 1.0), one).reached is None
 
 
@@ -117,7 +117,7 @@ def test_the_table_takes_the_place_between_the_marks_which_the_page_has(tmp_path
     }
     results.write_text(json.dumps(document))
     page.write_text(f"before\n{tables.BEGIN}\nold\n{tables.END}\nafter\n")
-    for _ in range(2):  # a second time: it finds its own
+    for _ in range(2):  # the second call replaces the first table
         tables.write_table(page, results)
         text = page.read_text()
         assert text.startswith(f"before\n{tables.BEGIN}\n")
@@ -131,7 +131,7 @@ def test_the_table_takes_the_place_between_the_marks_which_the_page_has(tmp_path
 
 
 def test_the_site_has_the_table_and_the_picture_of_the_last_results():
-    """The landing page has the alternative text of the chart, too."""
+    """The landing page also has the chart's alternative text."""
     document = json.loads(sorted((loops.ROOT / "benchmarks/results").glob("*-loops.json"))[-1].read_text())
     page = loops.PAGE.read_text("utf-8")
     assert page[page.index(tables.BEGIN) : page.index(tables.END)].strip().endswith(tables.page_table(document))

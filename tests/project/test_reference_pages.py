@@ -1,4 +1,4 @@
-"""The argument tables of the reference pages, held against the signatures."""
+"""The argument tables of the reference pages match the signatures."""
 
 import inspect
 import re
@@ -23,7 +23,7 @@ def test_a_table_lists_every_argument_and_each_row_describes_one():
 
 
 def test_no_page_shows_the_markup_of_another_project():
-    """Docstrings that come from gymnasium are reStructuredText, and pages are markdown."""
+    """Docstrings of gymnasium are reStructuredText, but the pages are Markdown."""
     for name, (_, module) in api_pages.blocks().items():
         raw = re.findall(r"(?<!\{py):(?:attr|class|func|meth|obj):`.*", "\n".join(api_pages.document(module, name)))
         assert raw == [], name

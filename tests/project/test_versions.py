@@ -1,4 +1,4 @@
-"""The versions of setup.cfg, constraints.txt and constraints-oldest.txt fit together, on every supported Python."""
+"""The versions in setup.cfg, constraints.txt and constraints-oldest.txt agree on every supported Python."""
 
 import configparser
 import re
@@ -50,7 +50,7 @@ def test_constraints_name_one_version_that_setup_cfg_allows_of_each_requirement(
 
 
 def test_the_oldest_versions_are_the_lower_bounds_of_setup_cfg() -> None:
-    """A bound that no installation reaches, because another package needs a newer version, is untested."""
+    """A lower bound is untested if another package needs a newer version."""
     pinned, tested = constraints("constraints-oldest.txt", SUPPORTED[0]), ["", "dev"]
     for extra in tested:
         tested += re.findall(r"\w+", "".join(re.findall(r"vecenv\[(.*)\]", EXTRAS[extra])))
@@ -69,7 +69,7 @@ def test_the_first_line_of_each_is_the_command_that_writes_it() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("python", SUPPORTED)
 def test_constraints_can_be_installed_from_wheels(python: str) -> None:
-    """Asks PyPI. `make test-slow` has installed uv for it."""
+    """Asks PyPI. `make test-slow` installs uv for this test."""
     command = [sys.executable, "-m", "uv", "pip", "compile", "setup.cfg", "--extra", "dev"]
     command += ["--python-version", python, "--only-binary", ":all:", "--constraint", "constraints.txt"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=110)

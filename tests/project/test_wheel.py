@@ -1,4 +1,4 @@
-"""The wheel, in an environment with nothing of this project but it, runs the programs of Home and Ten minutes."""
+"""The wheel, installed without the checkout, runs the programs of Home and Ten minutes."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Python = Callable[..., str]
 
 
 def run(*command: object, cwd: Path, program: str | None = None) -> str:
-    """The output of a command, in an environment without PYTHONPATH."""
+    """Return the output of a command in an environment without PYTHONPATH."""
     env = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     done = subprocess.run(
         [str(part) for part in command], cwd=cwd, input=program, capture_output=True, text=True, timeout=500, env=env
@@ -34,7 +34,7 @@ def run(*command: object, cwd: Path, program: str | None = None) -> str:
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """By way of the source distribution, of a copy, so that nothing is written beside the sources."""
+    """Build the wheel from the source distribution of a copy, so that no file is written beside the sources."""
     folder = tmp_path_factory.mktemp("wheel")
     for name in ("vecenv", "collector"):
         shutil.copytree(ROOT / name, folder / "source" / name, ignore=shutil.ignore_patterns("__pycache__"))
@@ -48,14 +48,14 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def python(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Python:
-    """Runs the Python of an environment with the wheel; the libraries that it needs are those of the tests."""
+    """Return a function that runs Python in an environment with the wheel and the tests' libraries."""
     folder = tmp_path_factory.mktemp("env")
     venv.create(folder, with_pip=False)
     interpreter = folder / "bin" / "python"
     pip = [sys.executable, "-m", "pip", "--python", interpreter, "install", "--quiet"]
     run(*pip, "--no-deps", "--no-index", wheel, cwd=folder)
     packages = next(folder.glob("lib/python*/site-packages"))
-    # A .pth file in a folder that is named here is not read, so an editable install in it is not found.
+    # Python does not read .pth files in these folders, so an editable install is not found.
     (packages / "libraries.pth").write_text("".join(f"{path}\n" for path in sys.path if "site-packages" in path))
 
     def call(*arguments: str, program: str | None = None) -> str:

@@ -1,7 +1,6 @@
-"""The page "Works with": its versions are the tested ones, and what the development extra installs is run.
+"""The page "Works with" lists the tested versions, and the libraries of the development extra are run.
 
-Trainers that it leaves out (sb3-contrib, tianshou, TorchRL, RLlib) are run by the slow tier's tests of facades and
-examples.
+Other trainers (sb3-contrib, tianshou, TorchRL, RLlib) are run by the slow tests of facades and examples.
 """
 
 from __future__ import annotations
@@ -49,7 +48,7 @@ def test_the_versions_on_the_page_are_those_that_the_tests_run_with() -> None:
 
 
 def played(env_fn: Callable[[], Any], seed: int, actions: list[Any]) -> list[Any]:
-    """The observations and rewards of one env alone."""
+    """Return the observations and rewards of a single env."""
     env = env_fn()
     env.action_space.seed(seed)
     found = [(env.reset(seed=seed)[0], 0.0)]
