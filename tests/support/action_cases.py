@@ -1,6 +1,6 @@
-"""Batches of actions in every type that vector envs of other libraries pass on, and what envs get of them.
+"""Batches of actions in every form that users of other libraries pass, and the actions that envs receive.
 
-Workers import it, so it stays light.
+Workers import this module, so it imports little.
 """
 
 import functools
@@ -50,7 +50,7 @@ BATCHES = {
     "Tuple": (TUPLE, (INTS, TENTHS.astype(np.float32))),
     "Tuple float64, ints": (TUPLE, ([1, 2, 3], TENTHS)),
 }
-"""Name -> (action space, batch for N envs), as gymnasium takes them."""
+"""Name -> (action space, batch for N envs), in the form of gymnasium."""
 
 ROWS = {
     **{name: batch for name, batch in BATCHES.items() if batch[0] not in (TREE, TUPLE)},
@@ -59,11 +59,11 @@ ROWS = {
     "Tuple": (TUPLE, list(zip(INTS, TENTHS.astype(np.float32), strict=True))),
     "Tuple float64, ints": (TUPLE, [(3, c) for c in TENTHS]),
 }
-"""The same as SB3 takes them: indexed by the env."""
+"""The same batches in the form of SB3, indexed by env."""
 
 
 def described(action):
-    """The type of an action, its dtype, shape and bytes, and those of its parts."""
+    """Return the types of an action and its parts, with dtype, shape and bytes."""
     if isinstance(action, dict):
         return {key: described(part) for key, part in action.items()}
     if isinstance(action, (list, tuple)):
@@ -75,7 +75,7 @@ def described(action):
 
 
 def actions_of(envs, batches):
-    """Each batch is stepped once; returns the actions that each env got."""
+    """Step each batch once, and return the actions that each env received."""
     envs.reset()
     for batch in batches:
         envs.step(batch)
@@ -83,9 +83,7 @@ def actions_of(envs, batches):
 
 
 def arrived(make, batches=BATCHES):
-    """The actions that the envs get of each batch: name -> one description an env. `make(env_fns)` is called once for
-    each space.
-    """
+    """Return a description of each env's action by name of the batch. `make(env_fns)` is called once per space."""
     found = {}
     for space in {id(space): space for space, _ in batches.values()}.values():
         mine = {name: batch for name, (its, batch) in batches.items() if its is space}

@@ -1,4 +1,4 @@
-"""PettingZoo envs of the tests, and PettingZoo's own loops as oracles. A light module, because workers import it."""
+"""PettingZoo envs for tests, and PettingZoo's loops as oracles. Workers import this module, so it imports little."""
 
 import numpy as np
 from gymnasium import spaces
@@ -8,10 +8,10 @@ from pettingzoo.utils.agent_selector import AgentSelector
 
 
 class Zoo(ParallelEnv):
-    """Four animals with unequal spaces. The ant dies in step 3, the dog comes in step 2, time is up in step 6.
+    """Four animals with unequal spaces. The ant dies in step 3, the dog arrives in step 2, and time is up in step 6.
 
-    Observations tell the seed and the time, rewards what the animal did. The bee's mask is in its observation, the
-    ant's in its info, and the cat sees a Dict and acts in one.
+    Observations hold the seed and the time, rewards the agent's action. The bee's mask is in its observation, the ant's
+    mask in its info. The cat has a Dict observation and a Dict action.
     """
 
     metadata = {"name": "zoo_v0", "render_modes": ["rgb_array"], "is_parallelizable": True}
@@ -95,7 +95,7 @@ def _reward(agent, action):
 
 
 class Herd(Zoo):
-    """Three agents with equal spaces that see (seed, time); agent i dies in step 2 + i, by the clock in step 4."""
+    """Three agents with equal spaces that observe (seed, time). Agent i dies in step 2 + i; time is up in step 4."""
 
     metadata = {"name": "herd_v0", "render_modes": [], "is_parallelizable": True}
     render_mode = None
@@ -123,7 +123,7 @@ class Herd(Zoo):
 
 
 class Masked(Herd):
-    """Of each agent's actions some are legal, in turn."""
+    """Herd in which the legal actions of each agent alternate."""
 
     def _say(self, agent):
         return {"action_mask": np.arange(3) != self.t % 3}
@@ -138,7 +138,7 @@ class Masked(Herd):
 
 
 class Talkative(Herd):
-    """The last one acts by a word of up to 5 letters, and its reward is the length."""
+    """Herd in which the last agent acts with a word of up to 5 letters. Its reward is the length of the word."""
 
     _act = {**Herd._act, "cow_2": spaces.Text(5)}
 
@@ -147,7 +147,7 @@ class Talkative(Herd):
 
 
 class Nameless(Herd):
-    """Has no `possible_agents`."""
+    """Herd without `possible_agents`."""
 
     @property
     def possible_agents(self):
@@ -155,9 +155,9 @@ class Nameless(Herd):
 
 
 class Relay(AECEnv):
-    """Three runners with unequal spaces take turns, and one that gets tired (in its second turn) drops out.
+    """Three runners with unequal spaces take turns. A runner that gets tired in its second turn drops out.
 
-    The reward of the runner is its action, that of the others 0.25. The second runner's actions are a Box.
+    The runner's reward is its action, the other runners' reward is 0.25. The second runner's action space is a Box.
     """
 
     metadata = {"name": "relay_v0", "render_modes": [], "is_parallelizable": False}
@@ -218,12 +218,12 @@ class Relay(AECEnv):
 
 
 def herd_in_turns():
-    """The herd, one agent after the other."""
+    """Return the herd as an AEC env, in which one agent acts after the other."""
     return parallel_to_aec(Herd())
 
 
 class RandomPlay:
-    """Random legal moves, the same ones for each object made around the same game."""
+    """Random legal moves, which are equal for all instances around the same game."""
 
     def __init__(self, env):
         self.n = env.action_space(env.possible_agents[0]).n
@@ -237,9 +237,10 @@ class RandomPlay:
 
 
 def play_by_hand(env, seed, act):
-    """PettingZoo's own loop over one episode: [(agent, observation, info)] of the live turns, and each agent's return.
+    """Play one episode with PettingZoo's loop. Return the live turns as [(agent, observation, info)], and each agent's
+    return.
 
-    `act(agent, obs, info)` gives the action.
+    `act(agent, obs, info)` returns the action.
     """
     env.reset(seed=seed)
     turns, returns = [], dict.fromkeys(env.possible_agents, 0.0)

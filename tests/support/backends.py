@@ -1,4 +1,4 @@
-"""The vector env classes that tests run on. A light module of its own: workers import it with the envs of tests."""
+"""The vector env classes that tests run on. Workers import this module, so it imports little."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from vecenv import DummyVectorEnv, RayVectorEnv, ShmemVectorEnv, SubprocVectorEn
 PROCESS_BACKENDS = [ShmemVectorEnv, SubprocVectorEnv]
 BACKENDS = [DummyVectorEnv, *PROCESS_BACKENDS, ThreadVectorEnv]
 FULL = pytest.mark.full
-"""The mark of tests that `make test-all` adds to `make test`."""
+"""Mark of the tests that `make test-all` runs in addition to `make test`."""
 RAY = [pytest.mark.local_ray, pytest.mark.ray]
-"""The marks of what runs on Ray, by `make test-ray`."""
+"""Marks of the tests that run on Ray, with `make test-ray`."""
 ON_RAY = pytest.param(RayVectorEnv, marks=RAY)
-"""One more class for a test: its actors are spread over two nodes."""
+"""RayVectorEnv as one more class for a test, with actors on two nodes."""
 NEEDS_DM_CONTROL = pytest.mark.skipif(
     sys.version_info >= (3, 13) and find_spec("dm_control") is None,
     reason="labmaze, which dm_control needs, has no wheel for Python 3.13",
@@ -27,12 +27,14 @@ NEEDS_DM_CONTROL = pytest.mark.skipif(
 
 
 def one_of(classes: Sequence[type]) -> list[Any]:
-    """Parameters of a test of what these classes share: the first is in the quick tier, the others in the full one."""
+    """Return parameters for a test of shared behaviour: the first class in the quick tier, the rest in the full
+    tier.
+    """
     return [classes[0], *full(classes[1:])]
 
 
 def vector_env_classes(parameters: Sequence[Any]) -> Any:
-    """A fixture with each of these classes in turn."""
+    """Return a fixture with each of these classes in turn."""
 
     def vector_env_class(request: pytest.FixtureRequest) -> type:
         return request.param
@@ -41,20 +43,22 @@ def vector_env_classes(parameters: Sequence[Any]) -> Any:
 
 
 def and_ray(classes: Sequence[type], quick: bool = True) -> Any:
-    """A fixture with each of these classes in turn, and RayVectorEnv; without `quick` none is in the quick tier.
+    """Return a fixture with each of these classes and RayVectorEnv. Without `quick`, no class is in the quick tier.
 
-    In a module whose tests are for Ray too it takes the place of a fixture of conftest: `backend = and_ray(BACKENDS)`.
+    In a module with tests for Ray, it replaces a fixture of conftest: `backend = and_ray(BACKENDS)`.
     """
     return vector_env_classes([*(one_of(classes) if quick else full(classes)), ON_RAY])
 
 
 def full(classes: Sequence[type]) -> list[Any]:
-    """Parameters of a test of these classes in the full tier."""
+    """Return parameters for a test of these classes in the full tier."""
     return [pytest.param(cls, marks=FULL) for cls in classes]
 
 
 def on_this_node(backend: type) -> dict[str, Any]:
-    """Options that place actors on the node of the tests. There the end of an idle one is seen at once, and which env
-    has ended one; on another node it is seen when it is used, and its envs are lost together.
+    """Return options that place actors on the node of the tests.
+
+    On this node, vecenv notices the end of an idle actor immediately, and knows which env ended the actor. On another
+    node, vecenv notices the end at the next use, and all envs of the actor are lost.
     """
     return dict(NEAR) if backend is RayVectorEnv else {}

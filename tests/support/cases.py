@@ -1,4 +1,4 @@
-"""Envs of the behaviour tests, and the backends that they run on. A light module of its own: workers import it."""
+"""Envs of the behaviour tests, and the backends that they run on. Workers import this module, so it imports little."""
 
 import contextlib
 import copy
@@ -16,7 +16,7 @@ from vecenv.testing import CountingEnv
 
 
 class Plays(gymnasium.Env):
-    """Returns the observations of a list, one after the other, and with each step the reward of another list."""
+    """Env that returns the observations of a list in turn, and the rewards of a second list."""
 
     def __init__(self, space, script, rewards=(0.0,), action_space=None):
         if space is not None:
@@ -36,7 +36,7 @@ class Plays(gymnasium.Env):
 
 
 class Records(gymnasium.Env):
-    """Keeps every action that it gets, as it is, and what type it was."""
+    """Env that keeps every action unchanged."""
 
     observation_space = spaces.Discrete(1)
 
@@ -52,12 +52,12 @@ class Records(gymnasium.Env):
         return 0, 0.0, False, False, {}
 
     def kinds(self):
-        """The type of each action, and its dtype and shape if it has them."""
+        """Return the type of each action, with dtype and shape if it has them."""
         return [(type(a).__name__, str(getattr(a, "dtype", None)), getattr(a, "shape", None)) for a in self.actions]
 
 
 class Writes(Records):
-    """Writes over its actions, and says what it got."""
+    """Env that overwrites its actions, and observes them."""
 
     observation_space = spaces.Box(-99, 99, (2,), np.float32)
 
@@ -75,7 +75,7 @@ class Writes(Records):
 
 
 class BareWorker(EnvWorker):
-    """No more than what is abstract in tianshou."""
+    """Worker with only the abstract methods of tianshou's class."""
 
     def __init__(self, env_fn):
         self.env = env_fn()
@@ -101,7 +101,7 @@ class BareWorker(EnvWorker):
 
 
 class LocalWorker(BareWorker):
-    """A worker of a user's own, as code written for tianshou has them: it seeds the action space with the env."""
+    """Worker class of a user, as in code for tianshou. It seeds the action space together with the env."""
 
     def reset(self, **kwargs):
         if "seed" in kwargs:
@@ -110,7 +110,9 @@ class LocalWorker(BareWorker):
 
 
 class ProcessWorker(EnvWorker):
-    """A process for each env, whose end is an EOFError or BrokenPipeError, as in tianshou's SubprocEnvWorker."""
+    """Worker with a process per env. The end of a process raises EOFError or BrokenPipeError, as in tianshou's
+    SubprocEnvWorker.
+    """
 
     def __init__(self, env_fn):
         context = multiprocessing.get_context("fork")
@@ -148,14 +150,14 @@ class ProcessWorker(EnvWorker):
         return self.ask("render", **kwargs)
 
     def close_env(self):
-        with contextlib.suppress(OSError):  # it has ended
+        with contextlib.suppress(OSError):  # the process has ended
             self.channel.send(("close", (), {}))
         self.channel.close()
         self.process.join()
 
 
 def serve(channel, env_fn):
-    """The loop of such a process."""
+    """Run the loop of a worker process."""
     env = env_fn()
     while True:
         name, args, kwargs = channel.recv()
@@ -168,12 +170,12 @@ def serve(channel, env_fn):
 
 
 def custom(env_fns, **options):
-    """A vector env over workers of a user's own."""
+    """Return a vector env with a user's worker class."""
     return BaseVectorEnv(env_fns, LocalWorker, **options)
 
 
 def sharing(cls, num_workers, **options):
-    """A function that makes vector envs of this class, whose envs share at most so many workers."""
+    """Return a function that makes vector envs of this class with at most `num_workers` workers."""
 
     def make(env_fns, **more):
         return cls(env_fns, num_workers=min(num_workers, len(env_fns)), **options, **more)
@@ -186,21 +188,21 @@ WITH_TWO_WORKERS = [sharing(cls, 2) for cls in (ThreadVectorEnv, SubprocVectorEn
 near = sharing(RayVectorEnv, 2, **NEAR)
 """Actors on the node of the tests."""
 NEAR_ON_RAY = pytest.param(near, marks=pytest.mark.local_ray)
-"""The same in the quick tier: for few tests."""
+"""The same actors in the quick tier. Only few tests use it."""
 
 
 def counting(n, **options):
-    """`n` functions that make CountingEnvs."""
+    """Return `n` functions that make CountingEnvs."""
     return [lambda i=i: CountingEnv(i, **options) for i in range(n)]
 
 
 def playing(space, *scripts, **options):
-    """One function for each script that makes an env which plays it."""
+    """Return a function per script, which makes an env that plays the script."""
     return [lambda script=script: Plays(space, script, **options) for script in scripts]
 
 
 def equal_bits(left, right):
-    """Two arrays have the same dtype, shape and bytes."""
+    """Return whether two arrays have the same dtype, shape and bytes."""
     left, right = np.asarray(left), np.asarray(right)
     return left.dtype == right.dtype and left.shape == right.shape and left.tobytes() == right.tobytes()
 
@@ -212,7 +214,7 @@ def samples(space, count, seed=0):
 
 
 def same(left, right):
-    """Two objects of any kind are equal."""
+    """Return whether two objects of any type are equal, bit for bit."""
     if type(left) is not type(right):
         return False
     if isinstance(left, (tuple, list)):
@@ -221,7 +223,7 @@ def same(left, right):
 
 
 def assert_rows(batch, rows, space):
-    """The rows of a batch are these observations."""
+    """Check that the rows of a batch are these observations."""
     if isinstance(space, spaces.Dict):
         assert isinstance(batch, dict)
         assert batch.keys() == space.spaces.keys()
@@ -240,7 +242,7 @@ def assert_rows(batch, rows, space):
 
 
 def described(value):
-    """A value with the types of all its parts, bit for bit."""
+    """Describe a value, bit for bit, with the types of all its parts."""
     if isinstance(value, np.ma.MaskedArray):
         return "masked", described(value.data), described(value.mask)
     if isinstance(value, np.ndarray) and value.dtype == object:
@@ -256,7 +258,7 @@ def described(value):
 
 
 class RaisesOnce(CountingEnv):
-    """In its second reset."""
+    """CountingEnv that raises in its second reset."""
 
     raised = False
 

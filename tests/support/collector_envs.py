@@ -1,4 +1,4 @@
-"""Common parts of the collector's tests: backends, kinds, envs, policies, a loop by hand."""
+"""Common parts of the collector's tests: backends, envs, policies, and a loop written by hand."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.support.countdown import Countdown
 from vecenv import DummyVectorEnv, ShmemVectorEnv
 
 BACKENDS = [DummyVectorEnv, ShmemVectorEnv]
-"""Envs in this process, and envs in workers that write over the rows they returned before."""
+"""Envs in this process, and envs in workers that overwrite rows which they have returned."""
 backends = pytest.mark.parametrize("backend", one_of(BACKENDS))
 kinds = pytest.mark.parametrize("kind", [SyncDataCollector, AsyncDataCollector])
 
@@ -34,12 +34,12 @@ def pendulums(n: int) -> list[Callable[[], gymnasium.Env]]:
 
 
 def lean(obs: np.ndarray) -> np.ndarray:
-    """A deterministic policy for CartPole."""
+    """Deterministic policy for CartPole."""
     return (obs[:, 2] > 0).astype(np.int64)
 
 
 def push(obs: np.ndarray) -> np.ndarray:
-    """A deterministic policy for Pendulum."""
+    """Deterministic policy for Pendulum."""
     return 2 * np.sin(obs[:, 2:] + obs[:, :1]).astype(np.float32)
 
 
@@ -48,7 +48,7 @@ def zeros(obs: Any) -> np.ndarray:
 
 
 def batch_of(source: Any, policy: Any, frames: int, kind: Any = SyncDataCollector, **options: Any) -> Any:
-    """The first batch of a collector."""
+    """Return the first batch of a collector."""
     with kind(source, policy, frames_per_batch=frames, **options) as collector:
         return collector.rollout()
 
@@ -62,7 +62,9 @@ CASES = {
 
 
 def hand_written(venv: Any, policy: Any, steps: int, seed: int) -> dict[str, np.ndarray]:
-    """The loop that a user would write: step all, then reset what is over. Arrays `(N, T, ...)`."""
+    """Run the loop of a typical user: step all envs, then reset finished envs. Returns arrays with the shape `(N, T,
+    ...)`.
+    """
     venv.set_seed(seed)
     obs, _ = venv.reset()
     rows = []

@@ -1,4 +1,4 @@
-"""Envs of the collector's tests: a module of its own, because workers import it."""
+"""Envs of the collector's tests, in a module that workers import."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from gymnasium import spaces
 
 
 class Countdown(gymnasium.Env):
-    """Episodes of `length` steps; the observation is (episode, steps taken in it), so a wrong one shows."""
+    """Env with episodes of `length` steps. The observation is (episode, step), so tests notice a wrong row."""
 
     def __init__(self, length: int) -> None:
         self.observation_space = spaces.Box(-1, 1000, (2,), np.int64)
@@ -29,7 +29,7 @@ class Countdown(gymnasium.Env):
 
 
 class DictObs(gymnasium.ObservationWrapper):
-    """The same env with a dict and a tuple around its observations."""
+    """Countdown with its observations in a dict and a tuple."""
 
     def __init__(self, env: gymnasium.Env) -> None:
         super().__init__(env)
@@ -50,7 +50,7 @@ class Stops(Countdown):
 
 
 class Empty(gymnasium.ObservationWrapper):
-    """A Countdown whose observations have an entry without elements."""
+    """Countdown with an observation entry that has no elements."""
 
     def __init__(self, length: int) -> None:
         super().__init__(Countdown(length))
@@ -66,7 +66,9 @@ class PaysTwo(gymnasium.RewardWrapper):
 
 
 class Tells(Countdown):
-    """Its infos hold the step, a flag at the end, a vector and a text; those of a reset other values."""
+    """Countdown with infos: the step, a flag at the end, a vector and a text. Infos of a reset have different
+    values.
+    """
 
     def reset(self, **kwargs: Any) -> Any:
         obs, _ = super().reset(**kwargs)
@@ -82,7 +84,7 @@ MOVE = spaces.Dict(gear=spaces.Discrete(3), wheel=spaces.Tuple((spaces.Box(-1, 1
 
 
 class Drives(gymnasium.Env):
-    """Observes the action of its last step, which has to be one of its space; episodes of five steps."""
+    """Env that observes its last action, which must be in the action space. Episodes have five steps."""
 
     observation_space = spaces.Box(-10, 10, (3,))
     action_space = MOVE
@@ -106,7 +108,7 @@ class Drives(gymnasium.Env):
 
 
 class BreaksOnce(Countdown):
-    """Fails in step `at` of its episode `episode_at`."""
+    """Countdown that fails in step `at` of episode `episode_at`."""
 
     def __init__(self, length: int, episode_at: int, at: int) -> None:
         super().__init__(length)

@@ -1,4 +1,4 @@
-"""Sends SIGINT (Ctrl-C) to the test process, at a chosen moment or at random ones."""
+"""Send SIGINT (Ctrl-C) to the test process, at chosen or random moments."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 
 
 def interrupted(function: Callable[..., Any], first: bool = False) -> Callable[..., Any]:
-    """Wrap `function`: a Ctrl-C follows its first call, or with `first` comes in place of that call."""
+    """Wrap `function`, so that a Ctrl-C follows its first call. With `first`, the Ctrl-C replaces this call."""
     pending = [1]
 
     def both(*args: Any, **kwargs: Any) -> Any:
@@ -28,20 +28,22 @@ def interrupted(function: Callable[..., Any], first: bool = False) -> Callable[.
 
 @contextmanager
 def interrupting(owner: Any, moment: str, first: bool = False) -> Iterator[None]:
-    """A Ctrl-C behind the first call of that method, or with `first` in its place, which has to be raised."""
+    """Send a Ctrl-C after the first call of the method, or in place of this call with `first`. It must raise
+    KeyboardInterrupt.
+    """
     with pytest.MonkeyPatch.context() as patch, pytest.raises(KeyboardInterrupt):  # noqa: PT012
         patch.setattr(owner, moment, interrupted(getattr(owner, moment), first))
         yield
 
 
 def interrupt_at_random(step: Callable[[], Any], check: Callable[[], Any], times: int, longest: float) -> int:
-    """`times` times: call `step` repeatedly until a Ctrl-C comes, after `longest` seconds at most, then `check`.
+    """Repeat `times` times: call `step` until a Ctrl-C arrives, at most `longest` seconds later, then call `check`.
 
-    Returns how often KeyboardInterrupt was raised.
+    Returns the number of KeyboardInterrupts.
     """
     previous = signal.signal(signal.SIGALRM, lambda *args: signal.raise_signal(signal.SIGINT))
     interrupts = 0
-    gc.disable()  # Python drops an interrupt in a callback of the garbage collector, such as that of hypothesis
+    gc.disable()  # Python drops an interrupt in a callback of the garbage collector (hypothesis has one)
     try:
         for _ in range(times):
             try:

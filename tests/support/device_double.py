@@ -1,4 +1,4 @@
-"""A double of CUDA that copies as late as CUDA may: its rules are tested on machines without it."""
+"""Stand-in for CUDA that delays copies as long as CUDA may, so that machines without CUDA can test the rules."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from collector.device.tensors import Transfer
 
 
 class LateTransfer(Transfer):
-    """A transfer whose copies run as late as they may: when this process waits for them, or a kernel needs them.
+    """Transfer that delays each copy until this process waits for it, or a kernel needs it.
 
-    Fails (`AssertionError`) where the source of a copy was written to before the copy ran. `log` names the calls
-    in order, of all transfers; `kernel` is called by what runs on the device. Memory comes filled with 77.
+    Raises `AssertionError` if the source of a copy was overwritten before the copy ran. `log` has the calls of all
+    transfers in order. Code on the device calls `kernel`. New memory is filled with 77.
     """
 
     log: list[str] = []
@@ -43,7 +43,7 @@ class LateTransfer(Transfer):
 
     @classmethod
     def kernel(cls) -> None:
-        """The memory that a kernel sees that is launched now: everything that was queued before has run."""
+        """Return the memory as a kernel that starts now would see it: all queued copies have run."""
         while cls.queue:
             target, source, then = cls.queue.pop(0)
             assert torch.equal(source, then), "the source of a copy was written to before the copy had run"

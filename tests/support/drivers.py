@@ -1,6 +1,7 @@
-"""Programs that tests start, interrupt and kill: `python -m tests.support.drivers <name> <folder>`. No main guard.
+"""Programs that tests start, interrupt and kill: `python -m tests.support.drivers <name> <folder>`. They have no main
+guard.
 
-A driver reports where it is by files in its folder.
+A driver reports its progress through files in the folder.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ BACKENDS = {"Subproc": SubprocVectorEnv, "Shmem": ShmemVectorEnv, "Ray": RayVect
 
 
 def tell(name: str, what: Any = None) -> None:
-    """Write a file that is complete as soon as it is there."""
+    """Write a file that appears only when it is complete."""
     draft = FOLDER / f"{name}.draft"
     draft.write_text(json.dumps(what))
     draft.rename(FOLDER / name)
@@ -36,7 +37,7 @@ def tell(name: str, what: Any = None) -> None:
 
 
 def every_state(context: str, names: list[str]) -> None:
-    """Vector envs in all states at once: idle, one env busy, all busy, lock held, with children."""
+    """Run vector envs in all states: idle, one env busy, all envs busy, interpreter lock held, with child processes."""
     kept = []
     processes: dict[str, list[int]] = {}
     for name in names:
@@ -69,7 +70,7 @@ def every_state(context: str, names: list[str]) -> None:
 
 
 def forked_after_a_thread_started_workers(context: str) -> None:
-    """A copy of the program lives on beside it."""
+    """A copy of the program keeps running after the program has ended."""
     kept: list[Any] = []
     make = partial(ShmemVectorEnv, [partial(Counter, i) for i in range(2)], num_workers=2, context=context)
     thread = threading.Thread(target=lambda: kept.append(make()))
@@ -82,7 +83,7 @@ def forked_after_a_thread_started_workers(context: str) -> None:
 
 
 class Nested(Counter):
-    """Has a vector env, whose envs start programs."""
+    """Env with a vector env, whose envs start programs."""
 
     def __init__(self, id: int) -> None:
         super().__init__(id)
@@ -98,7 +99,7 @@ def is_hanging(env_class: Any) -> bool:
 
 
 def interrupted_at_random(venv_class: Any) -> None:
-    """Steps and resets for ever; each interrupt may fall anywhere, and after a reset every row is right."""
+    """Step and reset forever. An interrupt may arrive anywhere. After a reset, every row must be right."""
     venv = venv_class([partial(Counter, i) for i in range(4)], num_workers=2)
     ledger = Ledger(venv)
     ledger.begin()
@@ -112,7 +113,7 @@ def interrupted_at_random(venv_class: Any) -> None:
                 ledger.round(reset=[1])
         except KeyboardInterrupt:
             count += 1
-        while venv.waiting_id:  # the interrupt fell between a send and its recv
+        while venv.waiting_id:  # the interrupt arrived between send and recv
             venv.recv()
         venv.reset()
         ledger.catch_up()
@@ -142,7 +143,7 @@ def ends_during_a_step(venv_class: Any) -> None:
     tell("ready")
 
 
-# Closing by force comes soon: how soon is not what these drivers are about.
+# Close by force soon, because these drivers do not test the time that close takes.
 vecenv.engine.lifetime.CLOSE_TIMEOUT = 0.5
 np.seterr(all="raise")
 name, which = sys.argv[1], sys.argv[3]
