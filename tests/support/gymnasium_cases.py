@@ -1,4 +1,4 @@
-"""Envs and helpers of the tests of the facades. Workers import it, so it stays light."""
+"""Envs and helpers of the facades' tests. Workers import this module, so it imports little."""
 
 import functools
 import os
@@ -19,7 +19,7 @@ MODES = ["NextStep", "SameStep", "Disabled"]
 
 
 class Reports(gym.Env):
-    """The info of each step is the next of a list; the observation counts the steps, the last of `length` ends it."""
+    """Env that returns the infos of a list in turn. The observation counts the steps; an episode has `length` steps."""
 
     observation_space = spaces.Box(0, 100, (2,), np.float32)
     action_space = spaces.Discrete(5)
@@ -45,7 +45,7 @@ class Reports(gym.Env):
 
 
 class OneBuffer(Reports):
-    """Returns the same array each time, and writes into it; so does its info."""
+    """Env that returns the same array in each step, and overwrites it. The info does the same."""
 
     def __init__(self, length=2):
         super().__init__(length=length)
@@ -67,7 +67,7 @@ class OneBuffer(Reports):
 
 
 class Echo(gym.Env):
-    """Observes its last action, for any space; its method `last` returns it too."""
+    """Env that observes its last action, for any space. The method `last` also returns the action."""
 
     def __init__(self, space):
         self.observation_space = self.action_space = space
@@ -84,7 +84,7 @@ class Echo(gym.Env):
 
 
 class Remembers(gym.Env):
-    """Keeps the arguments of its resets, and fails or is slow as attributes say."""
+    """Env that keeps the arguments of its resets. Attributes make it fail or sleep."""
 
     observation_space = spaces.Box(0, 1, (1,), np.float32)
     action_space = spaces.Discrete(3)
@@ -108,7 +108,7 @@ class Remembers(gym.Env):
 
 
 class Reads(gym.Env):
-    """Observes numbers as Python has them, in a Discrete space, alone or in a tree, in episodes of two steps."""
+    """Env that returns Python numbers for a Discrete space, alone or in a tree. Episodes have two steps."""
 
     action_space = spaces.Discrete(2)
     forms = {
@@ -145,12 +145,12 @@ class Reads(gym.Env):
 
 
 def cartpoles(n, max_episode_steps=10, **options):
-    """Short episodes, so that some are cut off and some end."""
+    """Return CartPoles with short episodes: some are truncated, some terminate."""
     return [lambda: gym.make("CartPole-v1", max_episode_steps=max_episode_steps, **options)] * n
 
 
 class Untimed(gym.Wrapper):
-    """Takes the time, which differs from run to run, out of the statistics of an episode."""
+    """Wrapper that removes the time from episode statistics, because it differs between runs."""
 
     def step(self, action):
         *result, info = self.env.step(action)
@@ -160,7 +160,7 @@ class Untimed(gym.Wrapper):
 
 
 def assert_same(left, right, where="result"):
-    """Two results are equal with their types, dtypes, shapes and keys."""
+    """Check that two results are equal, with their types, dtypes, shapes and keys."""
     if isinstance(right, dict):
         assert isinstance(left, dict), where
         assert left.keys() == right.keys(), where
@@ -183,14 +183,14 @@ def assert_same(left, right, where="result"):
 
 
 def kinds(tree):
-    """The type of a value and of everything in it."""
+    """Return the type of a value and of all its parts."""
     if isinstance(tree, dict):
         return {key: kinds(child) for key, child in tree.items()}
     return [type(tree), *map(kinds, tree)] if isinstance(tree, (list, tuple)) else type(tree)
 
 
 class Foreign:
-    """An array of another library (jax's are like this): numpy can read it, and that is all."""
+    """Array of another library, for example jax, of which numpy can only read the content."""
 
     def __init__(self, values):
         self.values = np.array(values)

@@ -1,4 +1,4 @@
-"""A corpus of folders that are no data sets, though they look like one: each entry makes one out of a good one."""
+"""Corpus of invalid data sets. Each entry turns a valid folder into a folder that looks valid."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ CORPUS: dict[str, Callable[[Path], object]] = {}
 
 
 class Canary:
-    """Pickled, it makes a file where it is unpickled."""
+    """Object that creates a file when it is unpickled."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -38,7 +38,7 @@ def put_lines(folder: Path, lines: list[Any]) -> None:
 
 
 def edit(folder: Path, which: int = 1, **changes: Any) -> None:
-    """Change a line of the manifest: 0 is the layout, then two shards, then the end."""
+    """Change a line of the manifest: 0 is the layout, 1 and 2 are shards, 3 is the end."""
     lines = lines_of(folder)
     lines[which].update(changes)
     put_lines(folder, lines)
@@ -49,7 +49,7 @@ def edit_layout(folder: Path, **changes: Any) -> None:
 
 
 def put_file(folder: Path, name: str, data: bytes) -> None:
-    """Another file in the first shard, with the size and the hash that the manifest then has."""
+    """Replace a file of the first shard, and put its size and hash into the manifest."""
     (folder / SHARD / name).write_bytes(data)
     edit_file(folder, name, [len(data), hashlib.sha256(data).hexdigest()])
 
@@ -70,7 +70,7 @@ def npy(array: np.ndarray, **options: Any) -> bytes:
 
 
 def compressed(folder: Path, obs: Callable[[bytes], bytes] = gzip.compress, **changes: Any) -> None:
-    """Make the first shard a compressed one, of which `obs` compresses the observations."""
+    """Compress the first shard; `obs` compresses the observations."""
     edit(folder, files={}, compressed=True, **changes)
     for path in (folder / SHARD).iterdir():
         put_file(folder, f"{path.name}.gz", (obs if path.name == "obs.npy" else gzip.compress)(path.read_bytes()))
@@ -290,7 +290,7 @@ def an_array_of_pickles(folder: Path) -> None:
 
 
 def a_zip_bomb_within_the_rate_of_deflate(folder: Path) -> None:
-    """The shard declares 10 GB, and has the size that these need at least."""
+    """The shard declares 10 GB, and is as large as the best compression would need."""
     put_lines(folder, lines_of(folder)[:2])
     edit_layout(folder, obs=f"<f4 {2**28}")
     _head(observation_space=None)(folder)

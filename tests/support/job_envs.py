@@ -1,4 +1,4 @@
-"""Envs of the tests of jobs, and what these tests share. Workers import them by the name of this module."""
+"""Envs and helpers of the tests of jobs. Workers import the envs from this module."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ HERE = "tests.support.job_envs"
 
 
 class Pictures(gymnasium.Env):
-    """84 x 84 x 4 random pixels, each picture another one; episodes have 40 to 140 steps."""
+    """Env with 84 x 84 x 4 random pixels that never repeat. Episodes have 40 to 140 steps."""
 
     observation_space = spaces.Box(0, 255, (84, 84, 4), np.uint8)
     action_space = spaces.Discrete(2)
@@ -45,9 +45,9 @@ class Pictures(gymnasium.Env):
 
 
 class Counting(gymnasium.Env):
-    """Dict observations that hold the seed and the number of the step; the seed says how long an episode is.
+    """Env that observes the seed and the number of the step in a Dict. The seed determines the length of an episode.
 
-    A step (or reset: `at`) of an episode whose seed is a multiple of `every` does what `how` says.
+    If the seed is a multiple of `every`, a step (or a reset: `at`) does what `how` says.
     """
 
     def __init__(self, every: int = 0, how: str = "raise", at: str = "step", seconds: float = 0.0) -> None:
@@ -104,14 +104,14 @@ class Counting(gymnasium.Env):
 
 
 def hold_the_lock() -> None:
-    """Wait for ever, in C, with the lock of the interpreter; no signal ends it."""
+    """Sleep forever in C with the interpreter lock held. No signal ends the sleep."""
     mutex = ctypes.create_string_buffer(128)
     for _ in range(2):
         ctypes.PyDLL(None).pthread_mutex_lock(mutex)
 
 
 class Words(gymnasium.Env):
-    """Observations that are no arrays."""
+    """Env with observations that are not arrays."""
 
     observation_space, action_space = spaces.Text(8), spaces.Discrete(2)
 
@@ -123,7 +123,7 @@ class Words(gymnasium.Env):
 
 
 class Mission(Words):
-    """A picture with a text beside it. An episode of it would never end."""
+    """Env that observes a picture and a text. Its episodes never end."""
 
     observation_space = spaces.Dict({"image": spaces.Box(0, 255, (3,), np.uint8), "mission": spaces.Text(8)})
 
@@ -135,7 +135,7 @@ class Mission(Words):
 
 
 class Forgetful(gymnasium.Env):
-    """Its episodes depend on those before: `reset(seed=)` does not reset it."""
+    """Env that ignores the seed of `reset`, so that episodes depend on earlier episodes."""
 
     observation_space, action_space = spaces.Box(0, 1e9, (1,)), spaces.Discrete(2)
 
@@ -151,7 +151,7 @@ class Forgetful(gymnasium.Env):
 
 
 class Undrawn(Forgetful):
-    """Cannot render."""
+    """Env that cannot render."""
 
     render_mode = None
 
@@ -165,7 +165,7 @@ class Undrawn(Forgetful):
 
 
 class Drawn(gymnasium.Env):
-    """Renders pictures with odd numbers of rows and columns, whose brightness is the number of the step."""
+    """Env that renders pictures with odd sizes. Their brightness is the number of the step."""
 
     observation_space, action_space = spaces.Box(0, 99, (1,)), spaces.Discrete(2)
     metadata = {"render_modes": ["rgb_array"], "render_fps": 10}
@@ -189,7 +189,7 @@ class Drawn(gymnasium.Env):
 
 
 class Large(gymnasium.Env):
-    """Observations of 40 kB, episodes of one step; the 300th raises."""
+    """Env with observations of 40 kB and episodes of one step. Step 300 raises."""
 
     observation_space, action_space = spaces.Box(0, 1, (5000,), np.float64), spaces.Discrete(2)
 
@@ -207,7 +207,7 @@ class Large(gymnasium.Env):
 
 
 class Mean:
-    """A policy in numpy, of a class that is made with the spaces."""
+    """Policy class in numpy, created with the spaces."""
 
     repeatable = True
 
@@ -219,7 +219,7 @@ class Mean:
 
 
 class Drawing:
-    """A policy that draws from a stream, and so is not repeatable."""
+    """Policy that draws from an unseeded generator, so it is not repeatable."""
 
     def __init__(self, observation_space: Any, action_space: Any) -> None:
         self._rng = np.random.default_rng()
@@ -229,12 +229,12 @@ class Drawing:
 
 
 def bad(obs: Any) -> Any:
-    """A policy that fails."""
+    """Raise: a policy that fails."""
     raise KeyError("no such state")
 
 
 def job(**changes: Any) -> Job:
-    """A quick one."""
+    """Return a job that runs quickly."""
     quick: dict[str, Any] = {"env": "CartPole-v1", "num_envs": 4, "backend": "dummy"}
     if not {"steps", "episodes"} & changes.keys():
         quick["episodes"] = 30
@@ -242,19 +242,19 @@ def job(**changes: Any) -> Job:
 
 
 def counting(**kwargs: Any) -> dict[str, Any]:
-    """The settings of a job with `Counting` envs."""
+    """Return the settings of a job with `Counting` envs."""
     return {"env": f"{HERE}:Counting", "env_kwargs": kwargs}
 
 
 def change_job(folder: Path, **changes: Any) -> None:
-    """Change the job that is stored in a folder."""
+    """Change the job stored in a folder."""
     head = json.loads((folder / "dataset.json").read_text())
     head["job"] |= changes
     (folder / "dataset.json").write_text(json.dumps(head))
 
 
 def stop_at(episodes: int, signum: int = signal.SIGINT) -> Any:
-    """A progress callback that sends a signal once so many episodes are there."""
+    """Return a progress callback that sends a signal when `episodes` episodes are stored."""
     sent: list[int] = []
 
     def on_progress(state: Any) -> None:
@@ -266,7 +266,7 @@ def stop_at(episodes: int, signum: int = signal.SIGINT) -> Any:
 
 
 def assert_same(folder: Path, other: Path) -> None:
-    """The same episodes, bit for bit, by number."""
+    """Check that two data sets have the same episodes, bit for bit."""
     one, two = Dataset(folder), Dataset(other)
     assert one.numbers.tolist() == two.numbers.tolist()
     for a, b in zip(one, two, strict=True):
@@ -290,7 +290,7 @@ def assert_whole(data: Dataset) -> None:
 
 @contextmanager
 def process(*arguments: str, **env: str) -> Iterator[subprocess.Popen[str]]:
-    """Python in a process of its own, which is gone afterwards."""
+    """Run Python in a separate process, which is killed at the end."""
     running = subprocess.Popen(
         [sys.executable, *arguments],
         cwd=ROOT,

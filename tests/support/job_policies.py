@@ -1,4 +1,4 @@
-"""Policies of the tests of jobs that carry numbers from call to call; a module of its own, because it needs torch."""
+"""Policies for tests of jobs that carry state from call to call, in a separate module because they need torch."""
 
 from __future__ import annotations
 
@@ -14,7 +14,9 @@ HERE = "tests.support.job_policies"
 
 
 class Carrying(nn.Module):
-    """A network for CartPole that changes itself in each call, as `how` says; in evaluation mode "norm" does not."""
+    """Network for CartPole that changes itself in each call, as `how` says. In evaluation mode, "norm" does not
+    change.
+    """
 
     def __init__(self, observation_space: Any, action_space: Any, how: str, training: bool = True) -> None:
         super().__init__()

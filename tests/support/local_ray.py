@@ -1,8 +1,8 @@
-"""One local Ray of two nodes for all processes of a test run: NEAR is that of the tests, FAR the other one.
+"""A local Ray with two nodes, shared by all processes of a test run: the tests run on NEAR, FAR is the other node.
 
-A process of its own starts it, and stops it when the last one that uses it has ended, however that ends: each holds a
-shared lock on a file, and the process waits for an exclusive one. It is no child of a test process, so that the check
-for processes that a test has left behind does not see the processes of Ray.
+A separate process starts Ray, and stops it when its last user has ended, even by a kill: each user holds a shared lock
+on a file, and the process waits for the exclusive lock. The process is not a child of a test process, so that the check
+for leaked processes does not see Ray.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import Any
 
 NUM_CPUS = 16
-"""More than the machine has: actors of several test processes are placed side by side."""
+"""More CPUs than the machine has, because several test processes place actors at the same time."""
 START_TIMEOUT = 120.0
-# A token is for the process that starts Ray and its children, which the other test processes are not.
+# A token is valid only for the process that starts Ray and its children. Other test processes are not its children.
 os.environ["RAY_AUTH_MODE"] = "disabled"
 
 HEAD = f"""
@@ -42,11 +42,13 @@ cluster.shutdown()
 
 NEAR: dict[str, Any] = {"resources": {"near": 0.01}}
 FAR: dict[str, Any] = {"resources": {"far": 0.01}}
-"""Arguments of RayVectorEnv that place all actors on one of the nodes; without them they are spread over both."""
+"""Arguments of RayVectorEnv that place all actors on one node. By default actors are spread over both nodes."""
 
 
 def start(folder: Path) -> tuple[str, Any]:
-    """The address of the Ray of this test run, which the first caller starts; and what to keep open meanwhile."""
+    """Return the address of this test run's Ray, and an object to keep open while it is used. The first caller starts
+    Ray.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     users, address = open(folder / "users", "a"), folder / "address"  # noqa: SIM115  kept open
     fcntl.flock(users, fcntl.LOCK_SH)
@@ -66,7 +68,6 @@ def start(folder: Path) -> tuple[str, Any]:
 
 
 def connect(address: str) -> None:
-    """Connect this process."""
     import ray
 
     ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)

@@ -1,4 +1,4 @@
-"""Envs whose episodes say of themselves what they are, to compare what was recorded of them."""
+"""Envs with episodes that identify themselves, to check recorded episodes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ N, STEPS = 3, 40
 
 
 class Numbered(gymnasium.Env):
-    """Episodes of 1 + (number of the env + episode) % 4 steps; what is observed are env, episode and step."""
+    """Env that observes its number, the episode and the step. Episodes have 1 + (number + episode) % 4 steps."""
 
     def __init__(self, number: int, tree: bool = False, breaks_at: int = -1) -> None:
         box = spaces.Box(-1, 10_000, (3,), np.float32)
@@ -56,7 +56,9 @@ def actions(step: int, tree: bool = False) -> Any:
 
 
 def assert_whole(data: Dataset, complete: bool = True) -> dict[tuple[int, int], Episode]:
-    """Each episode is one that its env played, with rewards that are its actions; by env and episode."""
+    """Check that each recorded episode is complete, and that its rewards are its actions. Return the episodes by env
+    and number.
+    """
     assert data.verify() == []
     assert data.complete is complete
     found = {}

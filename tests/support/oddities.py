@@ -1,4 +1,4 @@
-"""Objects that do not travel between processes: unpicklable objects, envs that return them, odd exceptions."""
+"""Objects that cannot travel between processes: unpicklable objects, envs that return them, odd exceptions."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def _break_elsewhere(home: int, how: str) -> str:
 
 
 class RaisesAtUnpickle:
-    """Only in other processes than the one that pickled it."""
+    """Raises when another process unpickles it."""
 
     how = "raise"
 
@@ -60,7 +60,7 @@ class DiesAtUnpickle(RaisesAtUnpickle):
 
 
 def nested(depth: int = 100_000) -> list[Any]:
-    """Return lists inside each other, too many for pickle: it meets the recursion limit, or the end of its stack."""
+    """Return lists nested too deeply for pickle, which reaches the recursion limit or the end of its stack."""
     tree: list[Any] = []
     for _ in range(depth):
         tree = [tree]
@@ -68,7 +68,7 @@ def nested(depth: int = 100_000) -> list[Any]:
 
 
 class OddInfo(Counter):
-    """The info of step `at` of every episode holds what `make` makes."""
+    """Env with the result of `make` in the info of step `at`."""
 
     def __init__(self, id: int, make: Callable[[], Any], at: int = 2) -> None:
         super().__init__(id)
@@ -79,7 +79,7 @@ class OddInfo(Counter):
 
 
 class OddAttribute(Counter):
-    """`odd` is made when it is asked for."""
+    """Env that creates the attribute `odd` when it is read."""
 
     def __init__(self, id: int, make: Callable[[], Any]) -> None:
         super().__init__(id)
@@ -91,7 +91,7 @@ class OddAttribute(Counter):
 
 
 class OddObservation(NoSpace):
-    """The observation of step 2 of every episode holds what `make` makes."""
+    """Env with the result of `make` in the observation of step 2."""
 
     def __init__(self, id: int, make: Callable[[], Any]) -> None:
         super().__init__(id)
@@ -102,7 +102,7 @@ class OddObservation(NoSpace):
 
 
 class Breaks(Counter):
-    """Does what `fault` names, once: in its next step, or in its next reset."""
+    """Env that does what `fault` names, once: in its next step, or in its next reset."""
 
     fault, go = "", ""
 
@@ -135,7 +135,7 @@ class Breaks(Counter):
         return {"odd": Unpicklable()} if self.done == "info that cannot travel" else super().info()
 
 
-# The zoo of exceptions.
+# Odd exceptions
 
 
 class TwoArguments(Exception):
@@ -171,7 +171,7 @@ class TextRaises(Exception):
 
 
 class NoAttributes(Exception):
-    """Takes no attribute: neither notes nor partial results can be put on it."""
+    """Exception that takes no attributes: neither notes nor partial results."""
 
     def __setattr__(self, name: str, value: Any) -> None:
         raise AttributeError(f"cannot set {name}")
@@ -189,18 +189,18 @@ def rebuilt_or_exit(home: int, kind: type[Exception], args: tuple[Any, ...]) -> 
 
 
 class ExitsWhenRebuilt(Exception):
-    """Survives the round trip in the worker, and ends the process that rebuilds it elsewhere."""
+    """Exception that ends a process that unpickles it, except in the worker."""
 
     def __reduce__(self) -> Any:
         return rebuilt_or_exit, (os.getpid(), type(self), self.args)
 
 
 class OwnBase(BaseException):
-    """Not an Exception."""
+    """BaseException that is not an Exception."""
 
 
 def local_class() -> Exception:
-    """An exception whose class no other process can import."""
+    """Return an exception with a class that no other process can import."""
 
     class Local(Exception):
         pass

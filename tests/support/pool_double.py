@@ -1,11 +1,16 @@
-"""PoolDouble: a pool of EnvPool in a few lines of Python, with the habits that an adapter has to live with.
+"""PoolDouble: a small stand-in for a pool of EnvPool, with the behaviour that an adapter must handle.
 
-Each was seen in EnvPool 1.2.5, and test_envpool.py runs the same checks on the real package in the slow tier:
-autoreset by the step after the end, also of envs that were never reset; results of a synchronous pool in the order in
-which they were asked for, those of an asynchronous one in any order and exactly `batch_size` at a time; partial
-results of the k envs that were asked; single spaces, with the bounds wrong; float32 rewards; infos as a dict of arrays
-with the players in it; seeds that are fixed when the pool is made. Where EnvPool would end the process, wait without
-an end or mix up rows, the double raises `Broken`.
+EnvPool 1.2.5 shows each behaviour, and test_envpool.py runs the same checks on the real package in the slow tier:
+
+- Autoreset in the step after the end, also of envs that were never reset.
+- A synchronous pool returns results in the order of the request, an asynchronous pool in any order, `batch_size` at a
+  time.
+- A call for k envs returns k results.
+- Single spaces with wrong bounds, and float32 rewards.
+- Infos as a dict of arrays, which includes the players.
+- Seeds that are fixed when the pool is created.
+
+If EnvPool would end the process, hang or mix up rows, the double raises `Broken`.
 """
 
 import random
@@ -24,11 +29,11 @@ MAX_STEPS = 6
 
 
 class Broken(BaseException):
-    """EnvPool would have crashed, hung or returned garbage; no handler of exceptions may hide it."""
+    """EnvPool would have crashed, hung or returned garbage. This is a BaseException, so that no handler hides it."""
 
 
 class PoolSpec:
-    """The arguments that make the pool; a new one is made from a changed `config`."""
+    """Arguments of a pool. A spec with a changed `config` makes a different pool."""
 
     gen_config = namedtuple(
         "Config", "num_envs batch_size num_threads max_num_players seed env_seed", defaults=(1, 0, 0, 1, 42, [])
@@ -41,7 +46,9 @@ class PoolSpec:
 
 
 class CountedEnv:
-    """Episodes of three to five steps, or truncated after MAX_STEPS; the observation holds all that is known of it."""
+    """Env with episodes of three to five steps, or MAX_STEPS when truncated. The observation identifies env, episode
+    and step.
+    """
 
     def __init__(self, env_id: int, seed: int) -> None:
         self.env_id, self.seed = env_id, seed
@@ -67,7 +74,7 @@ class CountedEnv:
 
 class PoolDouble:
     metadata = {"render_modes": ["rgb_array"], "autoreset_mode": "next step"}
-    # EnvPool's default bounds: the smallest positive and the largest float.
+    # EnvPool's default bounds are the smallest positive and the largest float.
     observation_space = spaces.Box(np.finfo(np.float32).tiny, np.finfo(np.float32).max, (3,), np.float32)
     action_space = spaces.Discrete(3)
     _state_keys = ["info:env_id", "info:players.env_id", "elapsed_step", "done", "reward", "trunc", "obs"]
@@ -166,7 +173,7 @@ class PoolDouble:
 
 
 def real_pool(num_envs, task="CartPole-v1", **config):
-    """A pool of EnvPool itself; the test is skipped where it is not installed."""
+    """Return a pool of EnvPool, or skip the test without EnvPool."""
     envpool = pytest.importorskip("envpool", reason=MISSING)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the precision of its bounds

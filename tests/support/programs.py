@@ -1,4 +1,4 @@
-"""Random programs of operations on a vector env, and the log of what they return."""
+"""Random programs of operations on a vector env, and the log of their results."""
 
 import re
 
@@ -10,7 +10,7 @@ from vecenv.testing import CountingEnv
 
 
 class Objects(CountingEnv):
-    """Object observations, and infos with arrays and nested values."""
+    """Env with object observations, and infos with arrays and nested values."""
 
     def __init__(self, env_id=0, **options):
         super().__init__(env_id, form="object", **options)
@@ -21,7 +21,7 @@ class Objects(CountingEnv):
 
 
 class Rich(CountingEnv):
-    """Arrays of several kinds beside an object, and infos of every kind in turn: none, numbers, an array, nested."""
+    """Env that observes arrays of several kinds and an object. Infos alternate: empty, numbers, an array, nested."""
 
     def __init__(self, env_id=0):
         super().__init__(env_id, form="dict")
@@ -37,7 +37,7 @@ class Rich(CountingEnv):
 
 
 class Misfit(CountingEnv):
-    """By its id it raises in step and reset, returns too little, or observes what does not fit; or does nothing."""
+    """Env with an error that depends on its id: it raises, returns too few values, or observes a float."""
 
     resets = 0
 
@@ -73,12 +73,12 @@ KINDS = [
 
 
 def team(name):
-    """The env_fns of a team."""
+    """Return the env_fns of a team."""
     return [lambda i=i, maker=maker: maker(i) for i, maker in enumerate(TEAMS[name])]
 
 
 def program(n, seed, length):
-    """`length` operations on n envs: (what, function of a vector env). Some are mistakes."""
+    """Return `length` operations on n envs, as (description, function of a vector env). Some are mistakes."""
     rng = np.random.default_rng(seed)
 
     def ids():
@@ -144,7 +144,7 @@ def program(n, seed, length):
 
 
 def log_of(venv, operations):
-    """The result or error of each operation, and the state after it, in a form that compares by value."""
+    """Return the result or error of each operation and the state after it, comparable by value."""
     log = []
     for run in operations:
         try:
@@ -157,5 +157,5 @@ def log_of(venv, operations):
 
 
 def masked(text):
-    """A message without process ids."""
+    """Remove process ids from a message."""
     return re.sub(r"pid \d+", "pid P", text)

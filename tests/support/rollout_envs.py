@@ -1,4 +1,4 @@
-"""Envs of the tests of rollout actors: a module of its own, because actors import it."""
+"""Envs of the tests of rollout actors, in a module that actors import."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ _numbers = itertools.count()
 
 
 class Signed(gymnasium.Wrapper):
-    """Observations that no other step has: (pid, number of the env in its process, steps before). Each step adds a byte
-    to a file.
+    """Env with unique observations: (pid, number of the env in its process, steps before). Each step appends a byte to
+    a file.
     """
 
     def __init__(self, env: gymnasium.Env, ledger: str) -> None:
@@ -49,5 +49,5 @@ def signed(ledger: str, lengths: tuple[int, ...] = (3, 5)) -> BaseVectorEnv:
 
 
 def gated(ledger: str, folder: str, gate: int) -> BaseVectorEnv:
-    """One env, whose steps wait at a gate."""
+    """Return a vector env with one env, which steps only when a gate opens."""
     return DummyVectorEnv([lambda: Signed(GateEnv(folder, gate, ops=("step",)), ledger)])

@@ -1,4 +1,4 @@
-"""Envs of the tests of episodes with seeds; workers import them without torch."""
+"""Envs of the tests of seeded episodes. Workers import this module, so it does not import torch."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from gymnasium import spaces
 
 
 class Failing(gymnasium.Wrapper):
-    """Fails in its fourth step after a reset with one of these seeds, the first time only."""
+    """Env that fails in the fourth step after the first reset with one of these seeds."""
 
     def __init__(self, seeds: set[int | None], path: Path, env_fn: Callable[[], gymnasium.Env]) -> None:
         super().__init__(env_fn())
@@ -31,7 +31,7 @@ class Failing(gymnasium.Wrapper):
 
 
 class Masked(gymnasium.Env):
-    """Allows two of five actions in each step, and fails where another is taken."""
+    """Env that allows two of five actions in each step, and fails after any other action."""
 
     action_space = spaces.Discrete(5, start=2)
 
@@ -64,7 +64,7 @@ class Masked(gymnasium.Env):
 
 
 class Treed(gymnasium.Env):
-    """An env with actions in a tree; its observation is the action before."""
+    """Env with a tree of actions. It observes its last action."""
 
     action_space = spaces.Dict(
         {"move": spaces.Box(-1, 1, (2,)), "hands": spaces.Tuple((spaces.Discrete(3), spaces.MultiBinary(2)))}
@@ -83,9 +83,10 @@ class Treed(gymnasium.Env):
 
 
 class Told(gymnasium.Env):
-    """Its infos repeat the observation as `code`, and allow one action, as `action_mask`. Another action is an error.
+    """Env with infos that repeat the observation as `code` and allow one action, as `action_mask`. Other actions are
+    errors.
 
-    Observations are the seed's number, or the number of the episode, and the steps before. Episodes have `steps` steps.
+    Observations are the number of the seed, or of the episode, and the number of the step. Episodes have `steps` steps.
     """
 
     action_space = spaces.Discrete(5, start=2)

@@ -1,4 +1,4 @@
-"""Envs with state that they share, in a module that workers import."""
+"""Envs that share state, in a module that workers import."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from vecenv.testing import CountingEnv
 
 
 class Counts:
-    """State: how many resets and steps there were. Also in the place of a transform."""
+    """State that counts resets and steps. It can also replace a transform."""
 
     def __init__(self, width: int = 2) -> None:
         self.state = SharedState({"calls": np.zeros((), np.int64), "sums": np.zeros(width)})
@@ -33,7 +33,7 @@ class Counts:
 
 
 class Counted(gymnasium.Wrapper):
-    """A wrapper with state: it counts resets and steps, and reports the count of all who share it."""
+    """Wrapper that counts resets and steps in shared state, and reports the total of all envs."""
 
     def __init__(self, env: gymnasium.Env, width: int = 2) -> None:
         super().__init__(env)
@@ -56,7 +56,7 @@ class Counted(gymnasium.Wrapper):
 
 
 class Transformed(gymnasium.Wrapper):
-    """An env with transforms, as TransformedEnv has them."""
+    """Env with transforms, like TransformedEnv."""
 
     def __init__(self, env: gymnasium.Env, transform: Any) -> None:
         super().__init__(env)
@@ -76,7 +76,7 @@ def counted(env_id: int = 0, length: int = 5, width: int = 2) -> gymnasium.Env:
 
 
 def update_often(creator: Any, times: int, die_at: int | None, ready: Any) -> None:
-    """The body of a process that hammers the state: `die_at` is the update in which it kills itself."""
+    """Update the state many times, as the body of a process. The process kills itself in update `die_at`."""
     state = creator().counts.state
     ready.wait(30)
     for k in range(times):
@@ -95,7 +95,7 @@ def step_env(creator: Any, steps: int) -> None:
 
 
 def hold(state_of: Any, entered: Any, leave: Any) -> None:
-    """Stay in an update until `leave` is set."""
+    """Stay inside an update until `leave` is set."""
     with state_of().counts.state.update():
         entered.set()
         leave.wait(30)
@@ -104,7 +104,7 @@ def hold(state_of: Any, entered: Any, leave: Any) -> None:
 def run_all(
     processes: Iterable[multiprocessing.process.BaseProcess], then: Callable[[], Any] = lambda: None
 ) -> list[int | None]:
-    """The exit codes; `then` is called once all have started."""
+    """Run processes, call `then` when all have started, and return the exit codes."""
     started = list(processes)
     for process in started:
         process.start()

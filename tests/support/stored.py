@@ -1,4 +1,4 @@
-"""Small data sets for tests of the store."""
+"""Small data sets for the tests of the store."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ LENGTHS = (5, 1, 3, 8, 2, 4)
 
 
 def episode(number: int, /, length: int | None = None, **changes: Any) -> Episode:
-    """Observations that hold the number and the step; half of them terminated, half truncated."""
+    """Return an episode that observes its number and the step. Odd numbers terminate, even numbers are truncated."""
     length = LENGTHS[number % len(LENGTHS)] if length is None else length
     steps = np.arange(length + 1)
     last = np.arange(length) == length - 1
@@ -33,7 +33,7 @@ def episode(number: int, /, length: int | None = None, **changes: Any) -> Episod
 
 
 def tree_episode(number: int, /, **changes: Any) -> Episode:
-    """Dict and Tuple observations and actions, a picture among them, and vector rewards."""
+    """Return an episode with Dict and Tuple observations and actions, a picture among them, and vector rewards."""
     plain = episode(number)
     pixels = np.random.default_rng(number).integers(0, 256, (len(plain) + 1, 36, 40, 3), np.uint8)
     obs = {"pixels": pixels, "pose": (plain.obs, np.arange(len(plain) + 1, dtype=np.int64))}
@@ -57,7 +57,7 @@ def head(**more: Any) -> dict[str, Any]:
 def write(
     folder: Path, shards: Iterable[Iterable[int]] = ((0, 2), (3, 1), (5, 4)), make: Any = episode, **options: Any
 ) -> Path:
-    """A complete data set with these numbers in its shards."""
+    """Write a complete data set with these episode numbers in its shards."""
     spaces_of = (TREE_OBS, TREE_ACTION) if make is tree_episode else (OBS, ACTION)
     with StoreWriter(folder, make_head(*spaces_of, job={"env": "Numbers-v0", "seed": 0}), **options) as writer:
         for numbers in shards:
@@ -68,7 +68,7 @@ def write(
 
 
 def assert_same(ours: Episode, theirs: Episode) -> None:
-    """Equal in every bit."""
+    """Check that two episodes are equal, bit for bit."""
     for name in ("obs", "action", "reward", "terminated", "truncated"):
         pairs = zip(nest.leaves(getattr(ours, name)), nest.leaves(getattr(theirs, name)), strict=True)
         for mine, other in pairs:

@@ -1,4 +1,4 @@
-"""Envs and transforms of the tests of transforms. A light module of its own, because workers import it."""
+"""Envs and transforms of the tests of transforms. Workers import this module, so it imports little."""
 
 import copy
 
@@ -24,12 +24,12 @@ VECTORS = spaces.Dict({"b": VECTOR, "a": spaces.Box(0, 1, (2,), np.float64)})
 
 
 class Samples(gymnasium.Env):
-    """Observes samples of its space, which follow from the seed; episodes end after `length` steps, in turn by
-    termination and by truncation. The reward is a function of the action.
+    """Env that observes samples of its space, which depend on the seed. Episodes have `length` steps, and alternately
+    terminate and are truncated. The reward depends on the action.
     """
 
     def __init__(self, space=VECTOR, length=4, action_space=None):
-        self.observation_space = copy.deepcopy(space)  # envs of other threads draw from theirs
+        self.observation_space = copy.deepcopy(space)  # envs in other threads use separate copies
         self.action_space = spaces.Box(-2, 6, (2,), np.float32) if action_space is None else action_space
         self.length, self.t, self.episode = length, 0, -1
 
@@ -91,7 +91,7 @@ CASES = {
         ),
     ),
 }
-"""The observation space, and a function that makes the transform. All of these work on rows, and end no episode."""
+"""Observation space, and a function that makes the transform. These transforms work on rows, and end no episode."""
 
 ENDING = {
     "time limit": (VECTOR, lambda: tf.TimeLimit(3)),
@@ -101,17 +101,17 @@ ENDING = {
 
 
 def plain(space, length):
-    """A function that makes an env."""
+    """Return a function that makes an env."""
     return lambda: Samples(space, length)
 
 
 def normalised(**options):
-    """An env with a VecNorm around it."""
+    """Return an env with a VecNorm."""
     return tf.TransformedEnv(Samples(VECTOR, 5), tf.VecNorm(**options))
 
 
 class Goes(Samples):
-    """Has a state, and fails in those of its steps, counted from when it was made, that are in `fails_at`."""
+    """Transform with state. It fails in the steps `fails_at`, counted from its creation."""
 
     def __init__(self, space=VECTOR, length=4, fails_at=()):
         super().__init__(space, length)

@@ -1,4 +1,4 @@
-"""The forms of transforms: in a worker, around the batch, on tensors, on a device with arrays on both sides."""
+"""The places of a transform: in a worker, around the batch, on tensors, on a device with arrays on both sides."""
 
 from __future__ import annotations
 
@@ -38,24 +38,24 @@ forms = pytest.mark.parametrize("form", FORMS, ids=lambda form: form.__name__)
 
 
 def transforms_of(venv: Any) -> Any:
-    """The chain of a vector env, or of its first env."""
+    """Return the transforms of a vector env, or of its first env."""
     return venv.get_env_attr("transform")[0] if isinstance(venv, DummyVectorEnv) else venv.transform
 
 
 def host(tree: Any) -> Any:
-    """The tree with arrays in place of tensors."""
+    """Convert a tree of tensors to arrays."""
     return nest.map(lambda leaf: leaf.numpy() if isinstance(leaf, torch.Tensor) else leaf, tree)
 
 
 def assert_held(venv: Any, obs: Any) -> None:
-    """Each row of the observation is in the space that the vector env offers."""
+    """Check that each row of the observation is in the space of the vector env."""
     for i, space in enumerate(venv.observation_space):
         row = nest.take(host(obs), i)
         assert space.contains(row), (space, row)
 
 
 class Seen(Samples):
-    """Returns its action in the info."""
+    """Wrapper that returns the action in the info."""
 
     def step(self, action: Any) -> Any:
         *result, info = super().step(np.zeros(2))

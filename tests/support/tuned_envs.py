@@ -1,4 +1,4 @@
-"""Envs for the tests of tune and backend="auto": a light module of its own, because workers import it."""
+"""Envs for the tests of tune and backend="auto". Workers import this module, so it imports little."""
 
 from __future__ import annotations
 
@@ -14,7 +14,9 @@ from gymnasium import spaces
 
 
 class Draws(gymnasium.Env):
-    """Observations from its own generator; episodes of 7 steps; `work` seconds of CPU time and `sleep` a step."""
+    """Env that draws observations from its own generator. Episodes have 7 steps; a step takes `work` seconds of CPU
+    time and `sleep` seconds.
+    """
 
     observation_space = spaces.Box(-9, 9, (3,), np.float64)
     thread_safe = True
@@ -40,7 +42,7 @@ class Draws(gymnasium.Env):
 
 
 class SlowlyReset(Draws):
-    """Waits for so many seconds in each reset, and ends its episodes after `length` steps."""
+    """Env that sleeps in each reset. Episodes have `length` steps."""
 
     def __init__(self, seconds: float, length: int) -> None:
         super().__init__()
@@ -56,7 +58,7 @@ class SlowlyReset(Draws):
 
 
 class Logged(Draws):
-    """Appends a line to a file when it is made and when it is closed, with the process that it is in."""
+    """Env that appends a line with its process id to a file when it is created, and when it is closed."""
 
     def __init__(self, log: Path, **options: Any) -> None:
         super().__init__(**options)
@@ -64,7 +66,7 @@ class Logged(Draws):
         self.note("made")
 
     def note(self, word: str) -> None:
-        with self.log.open("a") as file:  # one short write: lines of several processes do not mix
+        with self.log.open("a") as file:  # a single short write, so that lines of several processes do not mix
             file.write(f"{word} {os.getpid()}\n")
 
     def close(self) -> None:
@@ -77,7 +79,7 @@ class NeverMade(Draws):
 
 
 class ImportsForLong(Draws):
-    """Takes longer to be made, once, than a measurement may take."""
+    """Env that once takes longer to create than a measurement may take."""
 
     def __init__(self) -> None:
         threading.Event().wait(1.5)
@@ -100,7 +102,7 @@ class HangsOnStep(Draws):
 
 
 class OnlyIn(Draws):
-    """Can be made in one process only."""
+    """Env that can be created in one process only."""
 
     def __init__(self, pid: int) -> None:
         if os.getpid() != pid:
