@@ -286,7 +286,7 @@ def _collect(job: Job, folder: Path, running: Running, play: Callable[..., JobSt
             state = play(on_progress=report, **options)
     except (JobError, DatasetError, KeyboardInterrupt):
         raise
-    except WorkerTimeoutError as error:  # no traceback
+    except WorkerTimeoutError as error:  # the message is enough without a traceback
         raise JobFailedError(str(error)) from None
     except Exception:
         sys.stderr.write(f"the job failed; whole episodes until then are kept in {folder}\n")

@@ -25,7 +25,7 @@ CHANGEABLE_SETTINGS = frozenset(
 PositiveInt = Annotated[int, msgspec.Meta(ge=1)]
 NonNegativeInt = Annotated[int, msgspec.Meta(ge=0)]
 SmallCount = Annotated[int, msgspec.Meta(ge=1, le=2**16)]
-"""Limited, so that a typing error does not fill the memory."""
+"""Number of envs or threads, limited so that a typing error does not fill the memory."""
 Seconds = Annotated[float, msgspec.Meta(gt=0, le=1e9)]
 
 
@@ -96,7 +96,7 @@ class Job(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
         backend: "dummy" (in this process), "thread" (in its threads), "subproc" or "shmem" (in worker processes), "ray"
             (in actors); "auto": "dummy" or "shmem", whichever is faster, measured with an additional env.
         num_workers: Worker processes, threads or actors; by default the backend decides.
-        policy: "random": uniform random actions. "mlp": a small network with random weights, or with `checkpoint`.
+        policy: "random": uniform random actions. "mlp": a small network with random weights or `checkpoint`'s weights.
             "my_module:policy": a policy (see `collector.policy`), or a class that takes the observation space, the
             action space and `policy_kwargs`.
         checkpoint: File with the policy's `state_dict()` from `torch.save`, read with `weights_only=True`.
@@ -108,7 +108,7 @@ class Job(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
         max_failed: If more episodes are skipped, earlier runs included, the job ends.
         step_timeout: Seconds after which a hanging env counts as failed; default: no limit. Not for backend "dummy".
         shard_bytes: Commit a shard when its episodes have this many bytes,
-        shard_seconds: or when its oldest episode is this old. A kill loses only uncommitted episodes.
+        shard_seconds: or when its oldest episode is this old. A resumed job repeats only uncommitted episodes.
         compress: Compress the shards: pictures become smaller, writing and reading slower.
         policy_threads: Torch threads of a CPU policy; None: torch's default. Actions may depend on the number, because
             sums are added in a different order.
