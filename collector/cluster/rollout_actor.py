@@ -105,7 +105,7 @@ class RolloutActor:
         self._collector.load_state_dict({**nothing, "traj_pool": index * self._collector.env.env_num})
 
     def collect(self, version: int, weights: Any, random_actions: bool) -> tuple[RolloutReport, Columns]:
-        """Collect a rollout, with new `weights` unless the policy has the newest.
+        """Collect a rollout. `weights` is None if the actor already has this version.
 
         Arrays have the shape `(time, env, ...)`, as in memory, to save a copy. Ids are unique among all actors.
         """

@@ -1,6 +1,6 @@
 """Save and load the statistics of transforms as JSON.
 
-*FrozenStatistics* statistics are stored in the job, and never updated.
+*Frozen* statistics are stored in the job, and never updated.
 
 *Kept* statistics belong to each env. Their file is replaced before each commit. After a kill between the two, they
 include steps that the resumed job repeats, so such a job is not repeatable. Envs of a restarted worker begin with the
