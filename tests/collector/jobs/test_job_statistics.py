@@ -222,7 +222,7 @@ class TestFrozen:
             ("{", "cartpole.json cannot be read: "),
             ("[1, 2]", "cartpole.json has no statistics; write the file with collector.save_statistics"),
             ("{}", "cartpole.json has no statistics"),
-            ('{"envs": [{"0.VecNorms": {}}]}', "and not those of one VecNorm; collector.save_statistics writes"),
+            ('{"envs": [{"0.VecNorms": {}}]}', "not of one VecNorm; write the file with collector.save_statistics"),
             ('{"mean": 1.0}', r"cartpole.json does not fit VecNorm: .* expected {'obser.*, got {'mean': \(\)}"),
         ):
             if content is not None:
