@@ -76,8 +76,8 @@ class EnvCreator:
         """
         if isinstance(self._kwargs, list):
             raise RuntimeError(
-                f"{self!r} has arguments for {len(self._kwargs)} envs, one each; put it into a list of env_fns as "
-                f"often, or use for_env(i, {len(self._kwargs)})"
+                f"{self!r} has arguments for {len(self._kwargs)} envs; pass [creator] * {len(self._kwargs)} as "
+                f"env_fns, or use for_env(i, {len(self._kwargs)})"
             )
         env = self._fn(**{**kwargs, **self._kwargs})
         if self._states is not None:
@@ -194,8 +194,8 @@ class EnvCreator:
         if found != shared:
             raise ValueError(
                 f"the env has the state {[*zip([type(part).__name__ for part in parts], found, strict=True)]}, but the "
-                f"creator shares {[*zip(self._names, shared, strict=True)]}; make an EnvCreator of its own for envs "
-                "with other state, or pass share_memory=False"
+                f"creator shares {[*zip(self._names, shared, strict=True)]}; make a separate EnvCreator for envs "
+                "with different state, or pass share_memory=False"
             )
         for part, state in zip(parts, states, strict=True):
             part.bind_shared_state(state)
@@ -241,7 +241,7 @@ def _merged(kwargs: Kwargs | Sequence[Kwargs], first: Kwargs | Sequence[Kwargs])
         dicts = each if isinstance(each, (list, tuple)) else [each]
         if not dicts or not all(isinstance(one, Mapping) for one in dicts):
             raise TypeError(
-                f"create_env_kwargs must be a dict of arguments, or a list of dicts, one an env; got {each!r}"
+                f"create_env_kwargs must be a dict of arguments, or a list of dicts, one per env; got {each!r}"
             )
     if isinstance(kwargs, Mapping) and isinstance(first, Mapping):
         return {**kwargs, **first}

@@ -74,7 +74,8 @@ class Partial(NamedTuple):
         if len(ids) != n or (strange := [i for i in self.env_id.tolist() if i not in row_of]):
             found = f"{len(ids)} ids" if len(ids) != n else f"no row for env {strange[0]}"
             raise ValueError(
-                f"obs has {n} rows but {found}: pass the batch of obs from before the step, and id= for a step of some"
+                f"obs has {n} rows but {found}: pass the batch of obs from before the step, and id= if only "
+                "some envs stepped"
             )
         rows = [row_of[i] for i in self.env_id.tolist()]
         merged = nest.map(lambda leaf: leaf.clone() if hasattr(leaf, "clone") else np.array(leaf), obs)
@@ -162,8 +163,8 @@ def warn_caller(text: str) -> None:
 
 
 class WorkerWarnings(list[str]):
-    """Repeated warnings of workers. Only the first is shown, after results are read, because a filter may make it an
-    exception.
+    """Repeated warnings of workers. Only the first is shown, and only after the results are read, because a filter may
+    turn the warning into an exception.
     """
 
     _shown = False

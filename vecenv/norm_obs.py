@@ -40,7 +40,7 @@ class VectorEnvNormObs(RowWiseWrapper):
         if isinstance(venv, (gymnasium.Env, gymnasium.vector.VectorEnv, list, tuple)):
             raise TypeError(
                 f"VectorEnvNormObs wraps a vector env of vecenv, such as ShmemVectorEnv(env_fns), got {venv!r}; for a "
-                "gymnasium VectorEnv there is gymnasium.wrappers.vector.NormalizeObservation"
+                "gymnasium VectorEnv use gymnasium.wrappers.vector.NormalizeObservation"
             )
         super().__init__(venv)
         self.update_obs_rms = update_obs_rms

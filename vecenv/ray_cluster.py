@@ -19,7 +19,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 NICENESS = "RAY_worker_niceness"
-"""Environment variable for a Ray that starts."""
+"""Environment variable with the niceness of actors, which Ray reads at its start."""
 RECORDS = "vecenv"
 NOTICED_WITHIN = 1.0
 

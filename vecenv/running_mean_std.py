@@ -80,7 +80,7 @@ class RunningMeanStd:
     def add(self, rows: Any, decay: float = 1.0) -> Any:
         """Add rows (k, ...) of float64, with earlier rows weighted by `decay`. Return the rows minus the new mean.
 
-        Tensors are never read, so a device need not be synchronised.
+        The values of tensors are never read, so a device need not be synchronised.
         """
         if isinstance(rows, np.ndarray) and (before := float(self._count) * decay):
             centred = rows - self.mean
@@ -134,7 +134,7 @@ class RunningMeanStd:
         check_keys(self, PARTS, state)
         mean, var = np.array(state["mean"], dtype=np.float64), np.array(state["var"], dtype=np.float64)
         if not mean.shape == var.shape == (mean.shape if shape is None else shape):
-            raise ValueError(f"the state does not fit {self}: it is of rows of shapes {mean.shape} and {var.shape}")
+            raise ValueError(f"the state does not fit {self}: its rows have the shapes {mean.shape} and {var.shape}")
         count, skipped = np.array(float(state["count"])), np.array(float(state["skipped"]))
         if (mean.shape, var.shape) == (self.mean.shape, self.var.shape):
             self._change(mean, var, count, skipped)
@@ -143,7 +143,6 @@ class RunningMeanStd:
 
     @staticmethod
     def merged(states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-        """Return the state of statistics over the rows of several states."""
         together = RunningMeanStd()
         together.load_state_dict(states[0])
         for state in states[1:]:

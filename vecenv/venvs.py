@@ -49,7 +49,7 @@ class DummyVectorEnv(BaseVectorEnv):
 
     @property
     def workers(self) -> list[Any]:
-        """Objects with an env as `env` each (as tianshou's workers)."""
+        """One object per env, with the env as its `env` (as tianshou's workers)."""
         return [SimpleNamespace(env=env) for env in self.envs]
 
 
@@ -134,8 +134,8 @@ class ShmemVectorEnv(ProcessVectorEnv):
     """Envs in worker processes that write results into shared memory. The fastest backend for most envs.
 
     Arguments besides BaseVectorEnv's:
-        context: "forkserver" (default), "fork" or "spawn". The default needs an `if __name__ == "__main__"` guard. With
-            "fork", env_fns need not be picklable.
+        context: "forkserver" (default), "fork" or "spawn". No `if __name__ == "__main__"` guard is needed. With "fork",
+            env_fns need not be picklable.
         start_timeout: seconds for the constructors of all envs (120).
         step_timeout: seconds until a hanging worker is killed and a WorkerTimeoutError shows the env's stack. The time
             counts between calls too; a call that waits (up to a fifth later) or the next call raises. By default,

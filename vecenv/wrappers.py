@@ -186,8 +186,8 @@ class RowWiseWrapper(VectorEnvWrapper):
                 if not isinstance(state, LayerState) or state.own.keys() != expected:
                     got = f"with {sorted(state.own)}" if isinstance(state, LayerState) else "without them"
                     raise ValueError(
-                        f"set_state() of {type(self).__name__} needs states with {sorted(expected)}, got one {got}: "
-                        "take them by get_state() of a vector env with equal layers"
+                        f"set_state() of {type(self).__name__} needs states with {sorted(expected)}, got a state "
+                        f"{got}: take states by get_state() of a vector env with the same wrappers"
                     )
 
         def put() -> None:
@@ -315,7 +315,7 @@ class RowWiseWrapper(VectorEnvWrapper):
 def resets_in_step(venv: Any) -> bool:
     """Return True if `venv.step(action, autoreset=True)` resets an env in the round of its last step.
 
-    False if a layer overrides a method of rounds or ends episodes, or if the backend lacks this.
+    False if a layer overrides `reset`, `step`, `send` or `recv`, or ends episodes, or if the backend lacks this.
     """
     while isinstance(venv, VectorEnvWrapper):
         base = RowWiseWrapper if isinstance(venv, RowWiseWrapper) else VectorEnvWrapper

@@ -171,9 +171,9 @@ def test_a_state_of_something_else_is_refused(state):
 
 def test_statistics_of_other_rows_are_refused():
     state = {"mean": [1.0, 2.0], "var": [1.0, 2.0], "count": 1, "skipped": 0}
-    with pytest.raises(ValueError, match=r"it is of rows of shapes \(2,\) and \(2,\)"):
+    with pytest.raises(ValueError, match=r"its rows have the shapes \(2,\) and \(2,\)"):
         NormalizeReward().load_state_dict(state)
-    with pytest.raises(ValueError, match=r"it is of rows of shapes \(\) and \(2,\)"):
+    with pytest.raises(ValueError, match=r"its rows have the shapes \(\) and \(2,\)"):
         RunningMeanStd().load_state_dict({**state, "mean": 1.0})
 
 

@@ -127,8 +127,8 @@ def _array(action: Any, ids: Sequence[int], leaf: Leaf) -> Any:
         array = array.reshape(k, *leaf.shape)
     if array.shape[1:] != leaf.shape:
         raise ValueError(
-            f"{leaf.path} for envs {list(ids)} has the shape {array.shape}, expected {(k, *leaf.shape)}: for each env "
-            f"one of the shape {leaf.shape}, that of its action space"
+            f"{leaf.path} for envs {list(ids)} has the shape {array.shape}, expected {(k, *leaf.shape)}: one row "
+            f"per env, with the shape {leaf.shape} of the action space"
         )
     if array.dtype != leaf.dtype:
         cast = cast_exactly(array, leaf.dtype)
@@ -150,7 +150,7 @@ def _checked_rows(action: Any, ids: Sequence[int], leaf: Leaf) -> list[Any]:
             continue
         if array.dtype.kind in "biufc" and array.shape != leaf.shape and array.shape + leaf.shape != (1,):
             raise ValueError(
-                f"{leaf.path} for env {i} has the shape {array.shape}, expected {leaf.shape}, that of its action "
+                f"{leaf.path} for env {i} has the shape {array.shape}, expected {leaf.shape} as in its action "
                 f"space: {row!r}"
             )
     return rows
@@ -210,7 +210,7 @@ def _as_rows(action: Any, ids: Sequence[int]) -> list[Any]:
     action = on_host(action)
     if isinstance(action, (str, bytes, Set)):
         raise TypeError(
-            f"got the {type(action).__name__} {action!r} for envs {list(ids)}; pass a list with one action each"
+            f"got the {type(action).__name__} {action!r} for envs {list(ids)}; pass a list with one action per env"
         )
     _check_count(action, ids)
     return list(action)

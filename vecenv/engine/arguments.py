@@ -24,7 +24,7 @@ def check_env_fns(env_fns: Any) -> list[Callable[[], Any]]:
     if callable(env_fns) or not hasattr(env_fns, "__iter__") or isinstance(env_fns, (str, bytes, dict)):
         one = repr(env_fns) if isinstance(env_fns, str) else "env_fn"
         raise TypeError(
-            f"env_fns must be a sequence of callables, one an env, got {env_fns!r}; for n equal envs pass [{one}] * n"
+            f"env_fns must be a sequence of callables, one per env, got {env_fns!r}; for n equal envs pass [{one}] * n"
         )
     fns = list(env_fns)
     if not fns:
@@ -93,10 +93,11 @@ def check_spaces_equal(reports: Sequence[EnvReport]) -> None:
 def as_ids(id: Any, n: int) -> np.ndarray:
     """Return `id` (an int, a sequence or array of ints, or a bool mask) as a new int64 array (k,).
 
-    Raises IndexError if an id is out of range, ValueError for no ids, equal ids or a wrong mask, else TypeError.
+    Raises IndexError if an id is out of range, ValueError for no ids, equal ids or a wrong mask, and TypeError for
+    other types.
     """
     if isinstance(id, np.ma.MaskedArray):
-        raise TypeError("env ids must not be a masked array, whose mask has no meaning here; pass ids.compressed()")
+        raise TypeError("env ids must not be a masked array; pass ids.compressed()")
     try:
         array = np.asarray(id)
     except ValueError:

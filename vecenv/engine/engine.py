@@ -187,7 +187,7 @@ class Engine:
             mark.is_set = True
 
     def recover(self, caller: FrameType) -> None:
-        """Recover from an interrupted call. `caller` is the frame of the method's caller."""
+        """Recover from an interrupted call. `caller` is the frame that called the public method."""
         self.check_open()
         self.status.recover(caller)
 
@@ -267,7 +267,7 @@ class Engine:
             encoded = {**encoded, **args} if kwargs else {i: encoded[i] for i in encoded if i not in args}
             ops = np.where(resets, np.uint8(opcodes.RESET_KWARGS if kwargs else opcodes.RESET), np.uint8(ops))
         elif kwargs:
-            raise TypeError(f"send() got {sorted(kwargs)}, which are for resets, but no ids to reset")
+            raise TypeError(f"send() got {sorted(kwargs)}, which only resets use, but no ids to reset")
         if plain:
             self.mark.ids = self.all_ids
             self.mark.is_set = get_ident()
@@ -339,7 +339,7 @@ class Engine:
             raise ClosedError(self.mark.closed)
         raise ClosedError(
             f"this vector env belongs to process {self._lifetime.pid} and cannot be used in process {os.getpid()}; "
-            "make one here"
+            "make a new vector env in this process"
         )
 
     def alive(self) -> list[bool]:

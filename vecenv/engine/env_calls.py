@@ -37,7 +37,6 @@ class EnvCalls:
 
     @is_one_call
     def finish(self, call: EnvCall) -> list[Any]:
-        """Wait for all answers, then raise the first failure, if any."""
         return self._finish(call)
 
     @is_one_call

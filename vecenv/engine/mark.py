@@ -42,7 +42,8 @@ class Mark:
     def is_in_use(self, frame: FrameType | None = None) -> bool:
         """Return True if the call that set the mark still runs or has cleared the mark.
 
-        The search covers only this thread, because frames of other threads may change meanwhile.
+        Frames are searched only in this thread, because frames of running threads change. A different thread is known
+        by its ident.
         """
         owner = self.is_set
         return not owner or _is_elsewhere(owner) or _is_in(frame or sys._getframe(1), self)

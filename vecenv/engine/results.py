@@ -65,7 +65,6 @@ class Results:
         """True if rows may repeat observations, so that the caller needs copies of objects."""
 
     def rows(self, ids: np.ndarray | None, asked: Sequence[int], taken: Taken) -> Step:
-        """Return the result of `step` for the envs `ids` (`None`: all), which are listed in `asked`."""
         return *self._columns(ids, taken.extras), self.infos.rows(asked, taken)
 
     def _columns(self, ids: np.ndarray | None, extras: Mapping[int, Extra]) -> Any:
@@ -121,7 +120,9 @@ class Results:
         return vectors
 
     def _wrong_rewards(self, asked: Sequence[int], extras: Mapping[int, Extra], unstepped: Any) -> dict[int, Extra]:
-        """Return a failure for each env with another reward shape than the first step. No worker sees all rewards."""
+        """Return a failure for each env with another reward shape than the first step. Workers cannot check this,
+        because no worker sees all rewards.
+        """
         if self._reward_shape == ():  # a row without an extra has a scalar
             asked = [i for i, extra in extras.items() if extra.reward is not None]
         shapes: dict[int, tuple[int, ...]] = {}

@@ -174,7 +174,7 @@ def _preempted() -> float | None:
 
 
 def slow_steps(steps: Sequence[float]) -> int:
-    """Return the number of steps before five that are nearly as fast as the last half."""
+    """Return the number of first steps before the median of five is at most twice the median of the last half."""
     usual = median(steps[len(steps) // 2 :])
     return next((i for i in range(len(steps)) if median(steps[i : i + 5]) <= 2 * usual), 0)
 

@@ -34,7 +34,7 @@ TIE, TIE_WITH_THREADS = 0.95, 0.9
 OFTEN = 0.5
 """If this share of rounds has resets, each slice has enough resets for its rate."""
 NOISE = 0.3
-"""A candidate also ties if it was fastest in this share of the slices."""
+"""A candidate also ties if it was at least as fast as the fastest in this share of the slices."""
 ACTION_ROWS = 16
 BAR = 40
 THREAD_SAFE = "envs must be thread-safe"
@@ -194,7 +194,6 @@ class _Loop:
                 self.venv.step(self.actions[i % ACTION_ROWS], autoreset=True)
 
     def measure(self, seconds: float) -> None:
-        """Run and time rounds for about `seconds`."""
         step, actions, clock = self.venv.step, self.actions, time.perf_counter
         counts, times = [0, 0], [0.0, 0.0]
         while not sum(counts) or sum(times) < seconds:
@@ -250,7 +249,6 @@ def _open(loops: Sequence[_Loop], env_fns: Sequence[Callable[[], Any]], opened: 
 
 
 def _measure(loops: Sequence[_Loop], seconds: float) -> None:
-    """Measure slices of all candidates in turn."""
     end = time.perf_counter() + seconds
     active = [loop for loop in loops if not loop.failure]
     for k in range(PASSES):
