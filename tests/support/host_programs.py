@@ -5,14 +5,16 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
+import shutil
 import sys
 import time
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from tests.support.faulty import counters
-from vecenv import RayVectorEnv
+from vecenv import DummyVectorEnv, RayVectorEnv
 from vecenv.errors import VectorEnvError
 
 
@@ -36,13 +38,24 @@ def connect(hosts: int) -> Any:
     return ray
 
 
+def spread(make: Callable[[], Any], nodes: Callable[[Any], Sequence[str]], hosts: int) -> Any:
+    """Return the first object with actors on all hosts, because Ray promises no even spread."""
+    while len(nodes(found := make())) < hosts:
+        found.__exit__(None, None, None)
+    return found
+
+
 def steps(hosts: str) -> None:
     """Step envs on each host; a host is lost between two steps."""
     connect(int(hosts))
-    with RayVectorEnv(counters(6), num_workers=3, step_timeout=5.0) as venv:
+
+    def nodes(venv: RayVectorEnv) -> list[str]:
+        return sorted({worker.where.split()[-1] for worker in venv.engine.backend.pool.workers})
+
+    with spread(lambda: RayVectorEnv(counters(6), num_workers=3, step_timeout=5.0), nodes, int(hosts)) as venv:
         venv.reset()
         venv.step([0] * 6)
-        say(where=sorted({worker.where.split()[-1] for worker in venv.engine.backend.pool.workers}))
+        say(where=nodes(venv))
         await_signal()
         began = time.monotonic()
         error: VectorEnvError | None = None
@@ -56,8 +69,7 @@ def steps(hosts: str) -> None:
             with contextlib.suppress(VectorEnvError):
                 venv.reset(venv.failed_id)
         venv.step([0] * 6)
-        where = sorted({worker.where.split()[-1] for worker in venv.engine.backend.pool.workers})
-        say(usable=time.monotonic() - began, where=where)
+        say(usable=time.monotonic() - began, where=nodes(venv))
 
 
 def batches(hosts: str, cpus: str) -> None:
@@ -67,14 +79,21 @@ def batches(hosts: str, cpus: str) -> None:
 
     connect(int(hosts))
     make = cartpoles(2)
-    with make() as venv:
+    with DummyVectorEnv(make) as venv:
         policy = MLPPolicy(venv.observation_space[0], venv.action_space[0])
     actors = ActorConfig(num_cpus=float(cpus), rollout_timeout=5.0, start_timeout=15.0)
-    with RayCollector(make, policy, num_actors=3, frames_per_batch=40, sync=False, actors=actors) as collector:
+
+    def collect() -> RayCollector:
+        return RayCollector(make, policy, num_actors=3, frames_per_batch=40, sync=False, actors=actors)
+
+    def nodes(collector: RayCollector) -> list[str]:
+        return sorted({actor.node for actor in collector.stats().actors})
+
+    with spread(collect, nodes, int(hosts)) as collector:
         for _ in range(6):
             collector.next()
             collector.update_policy_weights_()
-        say(nodes=sorted(actor.node for actor in collector.stats().actors))
+        say(nodes=nodes(collector))
         await_signal()
         began, noticed = time.monotonic(), None
         longest = 0.0
@@ -88,12 +107,19 @@ def batches(hosts: str, cpus: str) -> None:
         found = collector.stats()
         same = found.requested == found.delivered + found.lost + found.discarded + found.in_flight
         states = [actor.state for actor in found.actors]
-        nodes = sorted({actor.node for actor in found.actors})
-        say(noticed=noticed - began, longest=longest, same=same, states=states, nodes=nodes)
+        say(noticed=noticed - began, longest=longest, same=same, states=states, nodes=nodes(collector))
+        if "no place" in states:
+            await_signal()
+            began = time.monotonic()
+            while "no place" in states:
+                collector.next()
+                states = [actor.state for actor in collector.stats().actors]
+            restarts = max(actor.restarts for actor in collector.stats().actors)
+            say(taken=time.monotonic() - began, nodes=nodes(collector), restarts=restarts)
 
 
-def job(hosts: str, out: str, episodes: str) -> None:
-    """Run a job, or resume it."""
+def job(hosts: str, out: str, episodes: str, copy: str = "") -> None:
+    """Run a job, or resume it; `copy`: where its folder is copied at the end."""
     from collector import resume_job, run_job
     from tests.support.job_envs import counting
     from tests.support.job_envs import job as make_job
@@ -109,6 +135,8 @@ def job(hosts: str, out: str, episodes: str) -> None:
 
     play = partial(resume_job, out, wanted) if (Path(out) / "dataset.json").exists() else partial(run_job, wanted, out)
     state = play(cluster="auto", cluster_actors=3, on_progress=on_progress)
+    if copy:
+        shutil.copytree(out, copy)
     say(status=state.status, episodes=state.episodes, seconds=time.monotonic() - begun[0], notes=state.notes)
 
 

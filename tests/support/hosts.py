@@ -20,8 +20,7 @@ from typing import Any
 
 BOOT = """
 hostname "$1"
-exec 9< "$2"
-mount -t tmpfs tmpfs /tmp && mkdir -p "$2" && mount --bind /proc/self/fd/9 "$2" || exit 1
+mount --bind "$2" /mnt && mount -t tmpfs tmpfs /tmp && mkdir -p "$2" && mount --bind /mnt "$2" || exit 1
 mount -t tmpfs -o size=1g tmpfs /dev/shm || exit 1
 echo up
 exec sleep infinity

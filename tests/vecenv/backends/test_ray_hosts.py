@@ -82,6 +82,13 @@ def test_batches_go_on_with_or_without_room_for_a_replacement(hosts: Hosts, how:
         assert "host-B" not in found["nodes"]
     else:
         assert found["states"].count("no place") == 1
+        hosts.boot("B")
+        hosts.start_ray("B", CPUS)
+        driver.go_on()
+        returned = driver.hears()
+        assert returned["nodes"] == ["host-A", "host-B", "host-C"]
+        assert returned["restarts"] == 1, "the wait for a place is no crash"
+        print(f"batches, the host returns: it collects after {returned['taken']:.1f} s")
     assert driver.ends() == 0
     print(f"batches, {how}, {cpus} CPUs: noticed after {found['noticed']:.1f} s, longest wait {found['longest']:.1f} s")
 
@@ -94,6 +101,17 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("whole")
     run_job(job(**counting(), episodes=EPISODES), folder)
     return folder
+
+
+def test_a_job_writes_to_the_disk_of_the_driver_alone(hosts: Hosts, whole: Path) -> None:
+    driver = program(hosts, "job", "3", "/tmp/apart", str(EPISODES), str(hosts.shared / "apart"))
+    driver.hears()
+    take_away(hosts, "B", "off")
+    found = driver.hears()
+    assert (found["status"], found["episodes"]) == ("complete", EPISODES)
+    assert driver.ends() == 0
+    assert Dataset(hosts.shared / "apart").verify() == []
+    assert_same(hosts.shared / "apart", whole)
 
 
 @pytest.mark.parametrize("how", ["off", "silent", "driver"])
