@@ -74,7 +74,7 @@ class Running:
 
     Args:
         cluster: play on a Ray cluster, each task with all envs: an address, or "auto" (this machine's cluster, else a
-            new one). All nodes must share the folder.
+            new one). Nodes that do not see the folder send their episodes to this one.
         cluster_actors: number of parallel tasks [one per free CPU].
         no_plot: do not draw the returns when the job ends.
         tensorboard: also write metrics for TensorBoard.

@@ -6,6 +6,9 @@
 The driver adopts a task's shards when the task has ended or died, which commits their episodes. Other tasks play the
 rest of the range. If the driver dies, a resumed job removes shards that were not adopted, and plays their episodes. So
 each episode is stored exactly once.
+
+If the node of a task does not see the folder, the task returns its files through the object store. If such a task dies,
+all of its episodes are played again.
 """
 
 from __future__ import annotations
@@ -17,14 +20,16 @@ import socket
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import msgspec
+import numpy as np
 
 from collector.basics.interruptor import Stopping
 from collector.jobs.job import Job, JobError, as_record
@@ -32,7 +37,8 @@ from collector.jobs.job_files import check_head
 from collector.jobs.job_progress import JobProgress
 from collector.jobs.plan import Plan
 from collector.jobs.player import EpisodeWriter, JobFailedError, PlayedEpisodes, Player, give_up
-from collector.store.safe_folder import DatasetError
+from collector.store.manifest import MANIFEST
+from collector.store.safe_folder import DatasetError, SafeFolder
 from collector.store.schema import ShardLine
 from collector.store.writer import SHARDS
 from vecenv import DummyVectorEnv, WorkerTimeoutError
@@ -53,9 +59,7 @@ from vecenv.extending import (
 
 SEES_WITHIN = 10.0
 """Seconds until files of other nodes must be visible: network file systems are slow."""
-SHARED = (
-    "the folder of a job on a cluster lies on a file system that all its nodes share; choose such a folder with --out"
-)
+SHARED = "choose with --out a folder that all nodes share, or one whose path exists only on the node of the driver"
 PLACED_WITHIN = 120.0
 """Seconds until the first task must have a place."""
 NOTICE_WITHIN = 0.5
@@ -94,6 +98,8 @@ class Range:
     """None for the first task, which only finds the head."""
     numbers: Sequence[int]
     skipped: Sequence[int] = ()
+    unseen_by: Sequence[str] = ()
+    """Nodes that do not see the folder of the job, as far as the driver knows."""
     key: str = ""
     """Name under which the task records its node in the cluster."""
     here: str = "."
@@ -106,6 +112,8 @@ class RangeResult(JobProgress):
     episodes: int = 0
     head: dict[str, Any] = field(default_factory=dict)
     """The head that this task would write; empty without a batch."""
+    files: dict[str, np.ndarray] = field(default_factory=dict)
+    """Files of the task's data set in the order of writing, if its node does not see the folder of the job."""
     node: str = ""
     seconds: float = 0.0
 
@@ -113,22 +121,52 @@ class RangeResult(JobProgress):
 def play_range(task: Range) -> RangeResult:
     """Play and commit a range of episodes in a Ray task. SIGINT ends the task after the current round.
 
-    Raises as `Player.play`, and `DatasetError` if this node does not see the folder.
+    Raises as `Player.play`.
     """
     sys.path += [path for path in task.import_path if path not in sys.path]
     with suppress(OSError):
         os.chdir(task.here)  # a job's file names are relative to it
     put_record(task.key)
-    job, began, stop = task.job, time.monotonic(), Stopping()
-    result = RangeResult(node=socket.gethostname())
-    if task.head is not None and not _becomes_true(lambda: os.path.isdir(task.part)):
-        raise DatasetError(
-            f"the job has made {task.part}, and a task on the node {result.node} sees no such folder: {SHARED}"
-        )
+    began, result = time.monotonic(), RangeResult(node=socket.gethostname())
+    if task.head is None or _sees_folder(task, result.node):
+        _play(task, Path(task.part), result)
+    else:
+        with TemporaryDirectory(prefix="vecenv-") as folder:
+            _play(task, Path(folder), result)
+            result.files = _read_files(Path(folder))
+    result.seconds = time.monotonic() - began
+    return result
+
+
+def _sees_folder(task: Range, node: str) -> bool:
+    """Return whether this node shows the folder that the driver has made: on a shared file system, perhaps late."""
+    if node in task.unseen_by:
+        return os.path.isdir(task.part)
+    return _becomes_true(lambda: os.path.isdir(task.part))
+
+
+def _read_files(folder: Path) -> dict[str, np.ndarray]:
+    """Return the files of a data set, with the manifest as the last."""
+    paths = [path for path in sorted(folder.glob(f"{SHARDS}/**/*")) if path.is_file()]
+    paths += [folder / MANIFEST] if (folder / MANIFEST).exists() else []
+    return {str(path.relative_to(folder)): np.fromfile(path, np.uint8) for path in paths}
+
+
+def _write_files(folder: SafeFolder, part: str, files: Mapping[str, np.ndarray]) -> None:
+    """Write the files of a data set into a folder inside this one."""
+    for name, data in files.items():
+        above, _, last = f"{part}/{name}".rpartition("/")
+        with folder.inside(above, make=True) as inner:
+            inner.create(last, data)
+
+
+def _play(task: Range, folder: Path, result: RangeResult) -> None:
+    """Play the episodes of a range into a folder, and count them in the result."""
+    job, stop = task.job, Stopping()
     plan = Plan(job.seed, numbers=task.numbers)
     plan.skipped.update(task.skipped)
     # The driver, not this writer, counts failures.
-    writer = EpisodeWriter(job, plan, JobProgress(), Path(task.part))
+    writer = EpisodeWriter(job, plan, JobProgress(), folder)
     player = Player(job, plan, stop, result, device_of_tasks(job))
     previous = signal.signal(signal.SIGINT, lambda *_: stop.stop_collection())
     try:
@@ -143,8 +181,6 @@ def play_range(task: Range) -> RangeResult:
             result.episodes = len(writer.store.committed)
     finally:
         signal.signal(signal.SIGINT, previous)
-    result.seconds = time.monotonic() - began
-    return result
 
 
 def _becomes_true(check: Callable[[], bool]) -> bool:
@@ -182,6 +218,9 @@ class RayPlayer:
         self._tasks: dict[Any, Range] = {}
         self._deaths: Counter[int] = Counter()
         self._losses = Counter[str]()
+        self._unseen_by = set[str]()
+        """Nodes that do not see the folder."""
+        self._dead_nodes = dead_nodes()
         self._parts = 0
         self._look_at, self._run = 0.0, secrets.token_hex(8)
         self._pace = 0.0
@@ -264,7 +303,8 @@ class RayPlayer:
                 self.writer.store.opened.inside(part, make=True).close()
             where, skipped = os.path.join(self._folder, part), sorted(self.plan.skipped)
             key = f"{self._run}/{self._parts}"
-            task = Range(job, where, self._head, numbers, skipped, key, os.getcwd(), sys.path)
+            unseen_by = sorted(self._unseen_by)
+            task = Range(job, where, self._head, numbers, skipped, unseen_by, key, os.getcwd(), sys.path)
             self._tasks[start_task(play_range, self._options, task)] = task
 
     def _next_answer(self, timeout: float) -> Iterator[PlayedEpisodes]:
@@ -290,14 +330,20 @@ class RayPlayer:
             yield from self._lose_nodes()
 
     def _lose_nodes(self) -> Iterator[PlayedEpisodes]:
-        if not (lost := dead_nodes()):
-            return
-        for reference, task in list(self._tasks.items()):
-            if (node := get_record(task.key)) in lost:
+        """Hand out again the ranges of tasks whose node was lost.
+
+        Ray does not say where a task is until the task has begun. If a node was lost since the last look, each task
+        that has not begun may be on the way to this node, and is handed out again.
+        """
+        known, self._dead_nodes = self._dead_nodes, dead_nodes()
+        for reference, task in list(self._tasks.items()) if self._dead_nodes else ():
+            node = get_record(task.key)
+            if node in self._dead_nodes or (not node and self._dead_nodes - known):
                 del self._tasks[reference]
                 self._ray.cancel(reference, force=True)
                 yield from self._adopt(task, RangeResult())
-                self._lose(task, f"its node {node} was lost")
+                if node:
+                    self._lose(task, f"its node {node} was lost")
 
     def _accept(self, task: Range, result: RangeResult) -> Iterator[PlayedEpisodes]:
         self.progress.frames += result.frames
@@ -321,6 +367,9 @@ class RayPlayer:
         """Move a task's committed episodes into the folder, yield them, and return the rest to the plan."""
         if (store := self.writer.store) is not None:
             lines, part = list[ShardLine](), os.path.relpath(task.part, self._folder)
+            if result.files:
+                self._unseen_by.add(result.node)
+                _write_files(store.opened, part, result.files)
 
             def sees_all() -> bool:
                 lines.extend(store.adopt(part))
