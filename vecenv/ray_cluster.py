@@ -15,8 +15,10 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
+
+import numpy as np
 
 NICENESS = "RAY_worker_niceness"
 """Environment variable with the niceness of actors, which Ray reads at its start."""
@@ -148,6 +150,11 @@ def actor_options(
     return options
 
 
+def put_bytes(data: bytes) -> Any:
+    """Put bytes into the object store; return the reference to an array of them, which actors read without a copy."""
+    return import_ray().put(np.frombuffer(data, np.uint8))
+
+
 def is_loss(error: BaseException) -> bool:
     """Return True if an exception of `ray.get` means that the actor, its node or the object is lost.
 
@@ -277,6 +284,33 @@ def _placed(options: Mapping[str, Any]) -> dict[str, Any]:
 def make_actor(cls: type, options: Mapping[str, Any], *arguments: Any) -> Any:
     """Make an actor `cls(*arguments)`, which Ray starts on a node that answers as soon as there is room."""
     return _remote(cls).options(**_placed(options)).remote(*arguments)
+
+
+def call_actor(method: Any, results: int, *arguments: Any) -> Future[Any]:
+    """Call a method of an actor; return the future of its result, or of the list of its `results`.
+
+    Callbacks of the future run in a thread of Ray.
+    """
+    if results == 1:
+        future: Future[Any] = method.remote(*arguments).future()
+        return future
+    futures = [reference.future() for reference in method.options(num_returns=results).remote(*arguments)]
+    found, lock, left = Future[Any](), threading.Lock(), {*range(results)}
+
+    def finish(k: int, _: Any) -> None:
+        with lock:
+            left.discard(k)
+            if left or found.done():
+                return
+        error = next(filter(None, (each.exception() for each in futures)), None)
+        if error is None:
+            found.set_result([each.result() for each in futures])
+        else:
+            found.set_exception(error)
+
+    for k, each in enumerate(futures):
+        each.add_done_callback(functools.partial(finish, k))
+    return found
 
 
 def start_task(function: Callable[..., Any], options: Mapping[str, Any], *arguments: Any) -> Any:

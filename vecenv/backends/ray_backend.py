@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from vecenv.backends.memory.arena import Arena, Layout
-from vecenv.backends.pool.ray_worker import RayPool
+from vecenv.backends.pool.ray_worker import RayPool, RayWorker
 from vecenv.backends.pool.worker_handle import WorkerHandle
 from vecenv.backends.pool.worker_pool import WorkerPool
 from vecenv.backends.process import ProcessBackend
@@ -48,6 +48,9 @@ class RayTransport(ShmemTransport):
     def serves(self, worker: WorkerHandle) -> None:
         self._is_far[worker.start : worker.stop] = not worker.on_this_node
         self._any_far = bool(self._is_far.any())
+        if not worker.on_this_node:
+            assert isinstance(worker, RayWorker)
+            worker.expect(self._frames.answer_bytes(worker))
 
     def send(self, ids: np.ndarray | None, ops: int | np.ndarray, payloads: Mapping[int, Any]) -> None:
         if not self._any_far:

@@ -128,6 +128,10 @@ class SubprocTransport(Transport):
         self._finals = [(array, array[0].nbytes) for array in arena.finals()]
         self._blocks = [self._block(slice(worker.start, worker.stop)) for worker in self._pool.workers]
 
+    def answer_bytes(self, worker: WorkerHandle) -> int:
+        """The bytes of a frame in which all envs of a worker have answered."""
+        return self._blocks[worker.index].size
+
     def _block(self, rows: slice) -> _Block:
         end = rows.stop - rows.start
         outputs = []

@@ -15,12 +15,13 @@ from functools import partial
 from typing import Any
 
 import gymnasium as gym
+import numpy as np
 import psutil
 import pytest
 
 from collector import AsyncDataCollector, SyncDataCollector
 from tests.support.collector_envs import arrays, assert_equal, lean
-from tests.support.faulty import counters
+from tests.support.faulty import Counter, counters
 from tests.support.ledger import Ledger, pids
 from tests.support.local_ray import FAR, NEAR
 from tests.support.paths import ROOT
@@ -34,7 +35,9 @@ from vecenv import (
     WorkerDiedError,
     WorkerTimeoutError,
     make_vec,
+    ray_cluster,
 )
+from vecenv.backends.pool.ray_worker import CallChannel
 from vecenv.testing import check_vector_env
 
 pytestmark = pytest.mark.local_ray
@@ -85,6 +88,75 @@ def test_in_actors_and_tasks_there_are_as_many_workers_as_ray_has_assigned_cpus(
         ray.kill(actor)
 
 
+class Pictures(Counter):
+    """Shows where it is in pixels; an episode has five steps."""
+
+    observation_space = gym.spaces.Box(0, 255, (4, 84, 84), np.uint8)
+
+    def observe(self, action: Any) -> np.ndarray:
+        return np.random.default_rng([self.id, self.episode, self.t]).integers(0, 256, (4, 84, 84), np.uint8)
+
+    def step(self, action: Any) -> Any:
+        obs, reward, _, _, info = super().step(action)
+        return obs, reward, self.t == 5, False, {**info, "note": "x" * 1000 * self.id}
+
+
+@pytest.mark.ray
+@pytest.mark.parametrize("options", [{}, {"wait_num": 3}], ids=["all", "some"])
+def test_answers_that_are_larger_than_a_message_arrive_whole(options: dict[str, Any]) -> None:
+    """A block of 8 pictures takes 226 KB, and the last observations of its episodes as much again."""
+    env_fns = [partial(Pictures, i) for i in range(16)]
+    with RayVectorEnv(env_fns, num_workers=2, **options, **FAR) as venv, DummyVectorEnv(env_fns) as other:
+        assert all(worker.channel.results == 4 for worker in venv.engine.backend.pool.workers)
+        assert np.array_equal(venv.reset()[0], other.reset()[0])
+        ids = list(range(16))
+        for _ in range(12):
+            obs, _, terminated, _, info = venv.step([0] * len(ids), ids, autoreset=True)
+            ids = [env_info["env_id"] for env_info in info]
+            for row, (i, env_info) in enumerate(zip(ids, info, strict=True)):
+                expected = other.step([0], [i], autoreset=True)
+                assert np.array_equal(obs[row], expected[0][0])
+                assert (terminated[row], len(env_info["note"])) == (expected[2][0], 1000 * i)
+                if terminated[row]:
+                    assert np.array_equal(env_info["final_obs"], expected[4][0]["final_obs"])
+
+
+class HasTable(Counter):
+    """An env with a table, which belongs to it."""
+
+    def __init__(self, table: dict[str, np.ndarray], id: int) -> None:
+        super().__init__(id)
+        self.total = int(table["rows"].sum())
+        table["rows"][:] = 0
+
+
+@pytest.mark.ray
+@pytest.mark.parametrize("options", [NEAR, FAR], ids=["driver's node", "other node"])
+def test_env_fns_that_share_an_object_send_it_once(options: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    table = {"rows": np.arange(1_000_000)}
+    sent, start, put = [], CallChannel.start, ray_cluster.put_bytes
+
+    def count_start(self: CallChannel, method: str, *args: Any, **options: Any) -> None:
+        sent.append(sum(len(each) for each in args if isinstance(each, bytes)))
+        start(self, method, *args, **options)
+
+    def count_put(data: bytes) -> Any:
+        sent.append(len(data))
+        return put(data)
+
+    monkeypatch.setattr(CallChannel, "start", count_start)
+    monkeypatch.setattr(ray_cluster, "put_bytes", count_put)
+    with RayVectorEnv([partial(HasTable, table, i) for i in range(4)], num_workers=2, **options) as venv:
+        assert table["rows"].nbytes < sum(sent) < 1.1 * table["rows"].nbytes
+        assert venv.get_env_attr("total") == [table["rows"].sum()] * 4, "each has a copy of its own"
+        venv.reset()
+        os.kill(pids(venv)[0], signal.SIGKILL)
+        with pytest.raises(WorkerDiedError):
+            venv.step([0] * 4)
+        venv.reset(venv.failed_id)
+        assert venv.step([0] * 4)[0].shape == (4, 4)
+
+
 @pytest.mark.ray
 def test_facades_take_it() -> None:
     envs = make_vec("CartPole-v1", 4, backend="ray", venv_kwargs={"num_workers": 2})
@@ -124,7 +196,7 @@ def test_two_vector_envs_do_not_know_of_each_other() -> None:
 DRIVER = """
 import sys, time
 import ray
-from tests.support.faulty import counters
+from tests.support.faulty import Counter, counters
 from tests.support.local_ray import connect
 from vecenv import RayVectorEnv
 

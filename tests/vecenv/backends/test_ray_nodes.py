@@ -73,7 +73,7 @@ def test_a_remote_worker_names_the_env_that_hangs(own_ray: Any) -> None:
         venv.reset()
         calls = venv.engine.backend.pool.workers[0]._calls
         posted, start = [], calls.start
-        calls.start = lambda method, *args: (posted.append(method), start(method, *args))
+        calls.start = lambda method, *args, **options: (posted.append(method), start(method, *args, **options))
         venv.step([0] * 3)
         assert posted == ["frame"], "one call for the three envs of the worker"
         with pytest.raises(WorkerTimeoutError, match=r"env 1 has been busy for more than step_timeout=2.0 s") as found:

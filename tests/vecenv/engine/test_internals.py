@@ -251,7 +251,7 @@ class TestChannel:
 
 def test_the_end_of_an_actor_is_waited_for_no_longer_than_allowed():
     call = Future()
-    channel = CallChannel(lambda *_: call, [0] * 8)
+    channel = CallChannel(lambda *_, **__: call, [0] * 8)
     channel.start("start")
     assert not channel.await_end(0.0)
     call.set_result(None)

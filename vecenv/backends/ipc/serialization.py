@@ -39,7 +39,7 @@ def dumps_by_value(value: Any) -> bytes:
         return file.getvalue()
 
 
-def loads_by_value(blob: bytes) -> Any:
+def loads_by_value(blob: bytes | memoryview) -> Any:
     """Unpickle the bytes of `dumps_by_value`. An error about an object of the main script says how to fix it."""
     try:
         return pickle.loads(blob)

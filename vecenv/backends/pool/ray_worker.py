@@ -15,11 +15,12 @@ import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, wait
+from dataclasses import replace
 from typing import Any
 
 from vecenv import ray_cluster
 from vecenv.backends.ipc.messages import CLOSED, Channel, Frame
-from vecenv.backends.ipc.serialization import dumps_apart, send_descriptors
+from vecenv.backends.ipc.serialization import dumps_apart, dumps_by_value, send_descriptors
 from vecenv.backends.ipc.waiting import wakeup_fds
 from vecenv.backends.memory.shared_memory import BUSY_NS, DOING, ELSEWHERE, NOTHING, PROGRESS
 from vecenv.backends.memory.shared_state import SharedState
@@ -27,19 +28,21 @@ from vecenv.backends.memory.state_copies import StateMerger
 from vecenv.backends.pool.start_methods import search_path
 from vecenv.backends.pool.worker_handle import WorkerHandle, hung, stack_of_process
 from vecenv.backends.pool.worker_pool import WorkerPool
-from vecenv.backends.worker.ray_actor import HELLO, Address, EnvActor, peer_of
-from vecenv.backends.worker.worker_setup import WorkerArgs
+from vecenv.backends.worker.ray_actor import HELLO, Address, EnvActor, joined, peer_of, results_for
+from vecenv.backends.worker.worker_setup import PickledEnvFn, WorkerArgs
 
 
 class CallChannel:
     """Has the methods of the parent's end of `Channel`. Results are handled in the order of their calls.
 
-    `call(method, *args)` starts a call of the actor, whose result is a `Bundle`, or None when the actor has closed its
-    envs. `line` is the worker's line of the control page, `states` what it shares with other workers.
+    `call(method, *args, results=1)` starts a call of the actor, whose result is a `Bundle`, or None when the actor has
+    closed its envs. `line` is the worker's line of the control page, `states` what it shares with other workers.
     """
 
     def __init__(self, call: Callable[..., Future[Any]], line: Any, states: Sequence[SharedState] = ()) -> None:
         self._call, self._line, self._states = call, line, StateMerger(states)
+        self.results = 1
+        """Number of results of a call that serves a frame; see `split`."""
         self._read, self._write = wakeup_fds()
         os.set_blocking(self._read, False)
         self._lock = threading.Lock()
@@ -54,9 +57,9 @@ class CallChannel:
     def fileno(self) -> int:
         return self._read
 
-    def start(self, method: str, *args: Any) -> None:
+    def start(self, method: str, *args: Any, results: int = 1) -> None:
         """Start a call."""
-        future = self._call(method, *args)
+        future = self._call(method, *args, results=results)
         self._calls.append(future)
         future.add_done_callback(self._wake)
 
@@ -68,7 +71,8 @@ class CallChannel:
 
     def post(self, kind: int, number: int, *parts: bytes | memoryview) -> bool:
         self._line[DOING] = ELSEWHERE
-        self.start("frame", kind, number, b"".join(parts), self._states.news())
+        results = self.results
+        self.start("frame", kind, number, b"".join(parts), self._states.news(), results, results=results)
         return True
 
     def flush(self) -> bool:
@@ -84,6 +88,8 @@ class CallChannel:
             except Exception as error:
                 self.error, self.ended = error, True
                 return
+            if isinstance(bundle, list):
+                bundle = joined(bundle)
             if bundle is None:
                 self.ended = True
                 return
@@ -174,15 +180,19 @@ class RayWorker(WorkerHandle):
         blob, self.fds_to_send = dumps_apart(args)
         actor = self._actor = ray_cluster.make_actor(EnvActor, self._pool.options)
 
-        def call(method: str, *arguments: Any) -> Future[Any]:
-            future: Future[Any] = getattr(actor, method).remote(*arguments).future()
-            return future  # its callbacks run in a thread of Ray
+        def call(method: str, *arguments: Any, results: int = 1) -> Future[Any]:
+            return ray_cluster.call_actor(getattr(actor, method), results, *arguments)
 
         self._place = call("place")
         self.channel = self._calls = CallChannel(call, self.line, args.setup.states)
         self.alive = True
         self._hang = secrets.token_hex(16)
-        self._calls.start("start", self.index, blob, self._pool.address, self._pool.step_timeout, self._hang)
+        pool = self._pool
+        self._calls.start("start", self.index, blob, pool.address, pool.step_timeout, self._hang, pool.common)
+
+    def expect(self, size: int) -> None:
+        """Prepare for answers of so many bytes."""
+        self._calls.results = results_for(size)
 
     def connected(self, sock: socket.socket, peer: int) -> None:
         """The actor turns out to be on this node: from now on frames travel through a socket."""
@@ -242,6 +252,10 @@ class RayWorker(WorkerHandle):
         return "ended" if error is None else f"ended ({ray_cluster.reason_of(error)})"
 
 
+LARGE = 1 << 20
+"""Bytes of pickled env_fns above which the pool looks for objects that the env_fns share."""
+
+
 class RayPool(WorkerPool):
     """`options` are those of each actor (`ray_cluster.actor_options`)."""
 
@@ -252,6 +266,8 @@ class RayPool(WorkerPool):
         self._cluster: ray_cluster.RayCluster | None = None
         self._listener: socket.socket | None = None
         self._token = b""
+        self.common: Any = None
+        """Reference to the pickle of all env_fns in the object store, if they share large objects."""
         self.address: Address
         self.node: str
 
@@ -277,6 +293,18 @@ class RayPool(WorkerPool):
             self.watch(self._listener.fileno(), self._accept)
         node_id, self.node = ray_cluster.own_node()
         self.address = Address(node_id, name, self._token)
+
+    def pickle_env_fns(self, env_fns: Sequence[Callable[[], Any]]) -> list[Any]:
+        """Put the env_fns into the object store, once for all workers, if they share most of their bytes."""
+        found: list[PickledEnvFn] = super().pickle_env_fns(env_fns)
+        apart = sum(len(env_fn.blob) for env_fn in found)
+        if apart < LARGE:
+            return found
+        together = dumps_by_value(list(env_fns))
+        if len(together) > apart / 2:
+            return found
+        self.common = ray_cluster.put_bytes(together)
+        return [replace(env_fn, blob=b"", place=i) for i, env_fn in enumerate(found)]
 
     def handle(self, index: int, ids: range) -> RayWorker:
         return RayWorker(index, ids, self)
@@ -325,5 +353,6 @@ class RayPool(WorkerPool):
         finally:
             if self._listener is not None:
                 self._listener.close()
+            self.common = None
             if self._cluster is not None:
                 self._cluster.release()

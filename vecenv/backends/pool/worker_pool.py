@@ -77,6 +77,10 @@ class WorkerPool(ABC):
     def prepare(self, num_workers: int) -> None:
         """Prepare for the first launch. Raises if the system does not allow this number of workers."""
 
+    def pickle_env_fns(self, env_fns: Sequence[Callable[[], Any]]) -> list[Any]:
+        """Return the env_fns in the form in which they travel to the workers."""
+        return [pickle_env_fn(i, env_fn) for i, env_fn in enumerate(env_fns)]
+
     def preload(self, env_fns: Sequence[Any]) -> None:  # noqa: B027
         """Import the modules of the pickled env_fns once for all workers, if possible."""
 
@@ -116,7 +120,7 @@ class WorkerPool(ABC):
         self, env_fns: Sequence[Callable[[], Any]], transport_args: Callable[[WorkerHandle], Any]
     ) -> list[EnvReport]:
         with pickled_by_name() as states:
-            self._env_fns = [env_fn if self.forked else pickle_env_fn(i, env_fn) for i, env_fn in enumerate(env_fns)]
+            self._env_fns = list(env_fns) if self.forked else self.pickle_env_fns(env_fns)
         self._states = list(states.values())
         self._transport_args = transport_args
         registered = self._registered()

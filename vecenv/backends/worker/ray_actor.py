@@ -13,6 +13,7 @@ from __future__ import annotations
 import array
 import contextlib
 import faulthandler
+import itertools
 import os
 import pickle
 import signal
@@ -23,7 +24,9 @@ import threading
 import time
 import traceback
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
+
+import numpy as np
 
 from vecenv import ray_cluster
 from vecenv.backends.ipc.messages import CLOSE, CLOSED, SETUP, Channel, Frame
@@ -31,7 +34,7 @@ from vecenv.backends.ipc.serialization import loads_apart, receive_descriptors
 from vecenv.backends.memory.shared_memory import BUSY_NS, LINE, PROGRESS
 from vecenv.backends.memory.state_copies import Change, StateCopies
 from vecenv.backends.worker.main import construct, live
-from vecenv.backends.worker.worker_setup import WorkerArgs, seed_generators
+from vecenv.backends.worker.worker_setup import PickledEnvFn, WorkerArgs, seed_generators
 
 CONNECT_TIMEOUT = 2.0
 """Seconds. The same node need not be the same container: where the socket cannot be reached, calls carry the rounds."""
@@ -60,6 +63,36 @@ class Bundle(NamedTuple):
     changes: list[Change | None]
 
 
+PART = 96_000
+"""Bytes of one result of a call. Ray sends results of up to 100 KB (`max_direct_call_object_size`) within its answer to
+the call. Larger ones pass through the object stores of both nodes, which takes 20 ms or more."""
+MOST_PARTS = 64
+"""Number of such results, because Ray sends at most 10 MB within an answer (`task_rpc_inlined_bytes_limit`)."""
+
+
+def results_for(size: int) -> int:
+    """Return the number of results in which a call returns frames of so many bytes."""
+    return 1 if size <= PART else 1 + min(MOST_PARTS, -(-size // PART))
+
+
+def split(bundle: Bundle, results: int) -> list[Any]:
+    """Return the bundle with the sizes of its payloads, and the payloads in `results - 1` parts."""
+    data = memoryview(b"".join(payload for _, _, payload in bundle.frames))
+    ends = [PART * k for k in range(results - 1)] + [max(len(data), PART * (results - 1))]
+    frames: Any = [(kind, number, len(payload)) for kind, number, payload in bundle.frames]
+    return [bundle._replace(frames=frames), *(bytes(data[i:j]) for i, j in itertools.pairwise(ends))]
+
+
+def joined(results: Sequence[Any]) -> Bundle:
+    """Return the bundle that was split into these results."""
+    bundle: Bundle = results[0]
+    data, start, frames = b"".join(results[1:]), 0, []
+    for kind, number, size in cast("list[tuple[int, int, int]]", bundle.frames):
+        frames.append((kind, number, data[start : start + size]))
+        start += size
+    return bundle._replace(frames=frames)
+
+
 class Outbox:
     """The worker's end of frames that travel as results of calls."""
 
@@ -77,18 +110,26 @@ class EnvActor:
         """The process, and the address of the node."""
         return os.getpid(), ray_cluster.own_node()[1]
 
-    def start(self, index: int, blob: bytes, address: Address, step_timeout: float | None, hang: str) -> Bundle | None:
+    def start(
+        self,
+        index: int,
+        blob: bytes,
+        address: Address,
+        step_timeout: float | None,
+        hang: str,
+        common: np.ndarray | None = None,
+    ) -> Bundle | None:
         """Construct the envs of the pickled WorkerArgs; on the driver's node, serve them until they are closed.
 
-        step_timeout, hang: elsewhere, as for `HangGuard`.
+        step_timeout, hang: elsewhere, as for `HangGuard`. common: the bytes of all env_fns, if they are not in `blob`.
         """
         sock = connect(address, index)
         if sock is not None:
             with contextlib.suppress(EOFError, ConnectionError):  # the driver is gone
-                _live_beside_driver(blob, sock)
+                _live_beside_driver(blob, sock, common)
             sock.close()
             return None
-        args: WorkerArgs = loads_apart(blob, ())
+        args = _complete(loads_apart(blob, ()), common)
         self._args = args  # which holds what envs share
         self._copies = StateCopies(args.setup.states)
         seed_generators(args.seeds)
@@ -99,14 +140,17 @@ class EnvActor:
         self._guard = HangGuard(self._line, len(args.setup.env_fns), step_timeout, hang)
         return self._bundle()
 
-    def frame(self, kind: int, number: int, payload: bytes, news: Sequence[Any] = ()) -> Bundle:
+    def frame(
+        self, kind: int, number: int, payload: bytes, news: Sequence[Any] = (), results: int = 1
+    ) -> Bundle | list[Any]:
         """Serve a frame. Where a constructor failed the only one is CLOSE, for the envs that were made before it.
 
-        news: the shared states that have changed elsewhere.
+        news: the shared states that have changed elsewhere. results: the number of results, see `split`.
         """
         self._copies.replace(news)
         with self._guard if kind != CLOSE else contextlib.nullcontext():  # `close` has a limit of its own
-            return self._serve(kind, number, payload)
+            bundle = self._serve(kind, number, payload)
+        return bundle if results == 1 else split(bundle, results)
 
     def _serve(self, kind: int, number: int, payload: bytes) -> Bundle:
         if self._server is None:
@@ -171,8 +215,17 @@ def connect(address: Address, index: int) -> socket.socket | None:
     return sock
 
 
-def _live_beside_driver(blob: bytes, sock: socket.socket) -> None:
-    args: WorkerArgs = loads_apart(blob, _received(sock))
+def _complete(args: WorkerArgs, common: np.ndarray | None) -> WorkerArgs:
+    """Give the env_fns their bytes, if all share them."""
+    if common is not None:
+        for env_fn in args.setup.env_fns:
+            assert isinstance(env_fn, PickledEnvFn)
+            env_fn.blob = memoryview(common)
+    return args
+
+
+def _live_beside_driver(blob: bytes, sock: socket.socket, common: np.ndarray | None) -> None:
+    args = _complete(loads_apart(blob, _received(sock)), common)
     os.register_at_fork(after_in_child=sock.close)  # held open there, it would hide the end of this process
     faulthandler.register(signal.SIGUSR1, file=args.stacks.fd, all_threads=True)
     seed_generators(args.seeds)

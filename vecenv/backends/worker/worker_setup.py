@@ -84,13 +84,17 @@ def _call_registered(env_fn: Any, specs: dict[str, Any]) -> Any:
 class PickledEnvFn:
     """Env_fn that is unpickled when it is called, so that an error becomes the failure of its env."""
 
-    blob: bytes
+    blob: bytes | memoryview
     modules: frozenset[str] = frozenset()
     """Modules that the env_fn needs and that take long to import."""
+    place: int | None = None
+    """Index of the env_fn, if `blob` is the pickle of all env_fns."""
 
     def load(self) -> Callable[[], Any]:
         """Return the env_fn, after importing its modules."""
-        return loads_by_value(self.blob)
+        found: Any = loads_by_value(self.blob)
+        env_fn: Callable[[], Any] = found if self.place is None else found[self.place]
+        return env_fn
 
     def __call__(self) -> Any:
         return self.load()()
