@@ -26,6 +26,7 @@ from vecenv.extending import (
     end_actor,
     is_loss,
     make_actor,
+    missing_package,
     unreachable_nodes,
     unscheduled,
 )
@@ -282,7 +283,7 @@ class ActorPool:
     def _failure_of(self, actor: Actor, error: Exception) -> VectorEnvError:
         """Convert an exception of `ray.get` to a failure of the actor. Raise exceptions of the actor's code."""
         if is_loss(error):
-            reason = str(error).strip()
+            reason = missing_package(error) or str(error).strip()
             return _named(actor, WorkerDiedError, f"{actor} died during its {actor.calls[0].kind}: {reason}")
         if isinstance(error, self._ray.exceptions.GetTimeoutError):
             return _named(actor, WorkerTimeoutError, f"the rollout of {actor} did not arrive within rollout_timeout")

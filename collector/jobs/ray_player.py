@@ -41,7 +41,7 @@ from collector.store.manifest import MANIFEST
 from collector.store.safe_folder import DatasetError, SafeFolder
 from collector.store.schema import ShardLine
 from collector.store.writer import SHARDS
-from vecenv import DummyVectorEnv, WorkerTimeoutError
+from vecenv import DummyVectorEnv, RemoteTraceback, WorkerTimeoutError
 from vecenv.extending import (
     RayCluster,
     cause_of,
@@ -321,7 +321,10 @@ class RayPlayer:
                 elif not isinstance(error, self._ray.exceptions.TaskCancelledError):
                     if advice := missing_package(error):
                         raise JobError(advice) from None
-                    raise cause_of(error) from error
+                    cause = cause_of(error)
+                    if isinstance(cause, self._ray.exceptions.RayError):
+                        raise JobFailedError(f"a task of the job failed: {reason_of(cause)}") from None
+                    raise cause from RemoteTraceback(getattr(error, "traceback_str", str(error)))
             else:
                 remove_record(task.key)
                 yield from self._accept(task, result)

@@ -63,7 +63,8 @@ class Program:
         return self.process.returncode
 
     def kill(self) -> None:
-        self.process.kill()
+        """Kill the program, which is a child of `nsenter`."""
+        os.kill(_child_of(self.process.pid), 9)
         self.process.communicate()
 
 
@@ -114,11 +115,8 @@ class Hosts:
     def power_off(self, name: str) -> None:
         """End all processes of a host at once."""
         host = self._booted.pop(name)
-        os.kill(self._first_process(host), 9)
+        os.kill(_child_of(host.pid), 9)
         host.communicate()
-
-    def _first_process(self, host: subprocess.Popen[str]) -> int:
-        return int(Path(f"/proc/{host.pid}/task/{host.pid}/children").read_text().split()[0])
 
     def set_link(self, name: str, up: bool) -> None:
         """Let a host fall silent, or be heard again."""
@@ -126,7 +124,7 @@ class Hosts:
 
     def on(self, name: str, *command: str) -> list[str]:
         """The command that runs a command on a host."""
-        into = ["nsenter", "-t", str(self._first_process(self._booted[name])), "-a", f"--wd={os.getcwd()}", "--"]
+        into = ["nsenter", "-t", str(_child_of(self._booted[name].pid)), "-a", f"--wd={os.getcwd()}", "--"]
         return [*into, "env", "-u", "RAY_ADDRESS", "-u", "TMPDIR", *(f"{k}={v}" for k, v in ENVIRON.items()), *command]
 
     def start_ray(self, name: str, cpus: int, head: bool = False) -> None:
@@ -146,6 +144,10 @@ class Hosts:
         with log:
             pipe = subprocess.PIPE
             return Program(subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=log, text=True))
+
+
+def _child_of(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/task/{pid}/children").read_text().split()[0])
 
 
 def _run(*command: str) -> None:

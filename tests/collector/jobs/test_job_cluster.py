@@ -89,7 +89,8 @@ class RayHere:
     """Stand-in for Ray: tasks run in this process, end in any order, and die at any moment."""
 
     class exceptions:
-        TaskCancelledError = type("TaskCancelledError", (Exception,), {})
+        RayError = type("RayError", (Exception,), {})
+        TaskCancelledError = type("TaskCancelledError", (RayError,), {})
 
     def __init__(self, deadly: float, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(ray_player, "start_task", self.start_task)
@@ -201,6 +202,18 @@ def test_a_node_without_vecenv_is_told_what_to_do() -> None:
     found = missing_package(ModuleNotFoundError("No module named 'vecenv'"))
     assert 'runtime_env={"pip": ["vecenv"]}' in found
     assert missing_package(ModuleNotFoundError("No module named 'vecenvs'")) == ""
+
+
+def test_what_ray_itself_raises_is_told_in_a_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    here = RayHere(0.0, 0, monkeypatch)
+
+    def get(task: int) -> RangeResult:
+        raise here.exceptions.RayError("the environment of the task\n  cannot be made")
+
+    monkeypatch.setattr(here, "get", get)
+    text = "^a task of the job failed: RayError: the environment of the task cannot be made$"
+    with pytest.raises(JobFailedError, match=text):
+        run_job(job(**counting(), episodes=EPISODES), tmp_path / "a", cluster="auto", cluster_actors=2)
 
 
 def test_a_second_ctrl_c_ends_the_tasks_on_a_cluster_that_stays(

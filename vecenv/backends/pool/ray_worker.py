@@ -249,7 +249,9 @@ class RayWorker(WorkerHandle):
 
     def cause(self) -> str:
         error = self._calls.error
-        return "ended" if error is None else f"ended ({ray_cluster.reason_of(error)})"
+        if error is None:
+            return "ended"
+        return f"ended ({ray_cluster.missing_package(error) or ray_cluster.reason_of(error)})"
 
 
 LARGE = 1 << 20

@@ -220,7 +220,7 @@ def _complete(args: WorkerArgs, common: np.ndarray | None) -> WorkerArgs:
     if common is not None:
         for env_fn in args.setup.env_fns:
             assert isinstance(env_fn, PickledEnvFn)
-            env_fn.blob = memoryview(common)
+            env_fn.blob = common.data
     return args
 
 
