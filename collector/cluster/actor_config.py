@@ -13,21 +13,20 @@ from vecenv.extending import actor_options, check_count, check_timeout
 OF_ACTORS = ["backend", "compile_policy", "cudagraph_policy", "env_device", "exploration_mode", "exploration_type"]
 OF_ACTORS += ["info_keys", "max_frames_per_traj", "policy_threads", "reset_at_each_iter", "reset_when_done"]
 OF_ACTORS += ["set_truncated"]
-"""Arguments of `SyncDataCollector` that are passed to the actors."""
 
 OF_RAY = ("num_cpus", "num_gpus", "resources", "runtime_env", "scheduling", "placement_group")
 
 
 @dataclass(frozen=True, kw_only=True)
 class ActorConfig:
-    """Options of the actors of a `RayCollector`: places, time limits, and reaction to failures.
+    """Options of the actors of a `RayCollector`.
 
     Args:
-        num_cpus, num_gpus: Resources that Ray reserves per actor; they limit nothing. A policy on "cuda" needs
+        num_cpus, num_gpus: Resources that Ray reserves per actor, without limiting usage. A policy on "cuda" needs
             `num_gpus`; 0.25 puts four actors on a GPU.
         resources, runtime_env, scheduling, placement_group: See `vecenv.ray_cluster.actor_options`.
-        start_timeout: Seconds until an actor must run, and then until the vector env must be ready; None: no limit.
-        rollout_timeout: Seconds after which an actor is killed because a rollout hangs; None: no limit.
+        start_timeout: Seconds until an actor must run, and then until the vector env must be ready.
+        rollout_timeout: Seconds after which an actor is killed because a rollout hangs.
         on_worker_failure: Reaction if an actor dies, hangs or loses a worker: "restart" (with new envs), "drop"
             (continue without the actor), "raise" (`WorkerDiedError` or `WorkerTimeoutError`, with actor and env ids). A
             restarted actor may wait for a place while the others collect. Exceptions of envs and policy are always
@@ -56,7 +55,7 @@ class ActorConfig:
             raise ValueError(f'on_worker_failure must be "restart", "drop" or "raise", got {self.on_worker_failure!r}')
 
     def ray_options(self) -> dict[str, Any]:
-        """Return the arguments for `ray.remote(cls).options(...)`."""
+        """Return arguments for `ray.remote(cls).options(...)`."""
         return actor_options(**{name: getattr(self, name) for name in OF_RAY})
 
 

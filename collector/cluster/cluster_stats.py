@@ -29,7 +29,7 @@ class FrameCounts:
     delivered: int = 0
     """Steps that the driver has received."""
     lost: int = 0
-    """Steps requested from a killed actor, or of a rollout that raised. The actor may have taken fewer."""
+    """Steps requested from a killed actor, or of a rollout that raised."""
     discarded: int = 0
     """Steps in flight at `set_seed`, `reset`, `load_state_dict` or `shutdown`, or of a batch that an exception
     ended.

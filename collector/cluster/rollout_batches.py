@@ -3,7 +3,7 @@
 With `sync`, a batch has a rollout of each actor, and only late rollouts stay in flight between batches. Otherwise a
 batch is the rollout that finished first, and actors keep collecting.
 
-Arrays arrive as `(T, N, ...)`, in read-only memory of Ray's store. Each is copied once, which frees the store::
+Arrays `(T, N, ...)` arrive in read-only memory of Ray's store. Each is copied once, which frees the store::
 
     batch (T, A * N, ...)   | actor 0: N columns | actor 1 | ... | actor A-1 |
 """
@@ -25,12 +25,12 @@ from vecenv import nest
 
 
 class RolloutBatches:
-    """Source of batches, made of rollouts with `frames` steps.
+    """Source of batches from rollouts with `frames` steps.
 
     Args:
         depth: Maximum rollouts in flight per actor.
         max_bytes: Maximum bytes in flight of all actors. One rollout is always allowed.
-        straggler_timeout: Seconds that a sync batch waits after its first rollout; None: no limit.
+        straggler_timeout: Seconds that a sync batch waits after its first rollout.
     """
 
     def __init__(
@@ -81,13 +81,12 @@ class RolloutBatches:
         return self._finish(batch)
 
     def _in_turn(self) -> list[Actor]:
-        """Sort the actors by requested steps, because `max_bytes` may not suffice for all."""
+        """Sort the actors by requested steps, because `max_bytes` may exclude some."""
         return sorted(self._pool.usable, key=lambda actor: actor.stats.requested)
 
     def _ask(self, actors: Sequence[Actor], random_frames: float) -> None:
-        """Request rollouts in turn, up to the limits."""
         version, weights = self._weights.reference()  # read once: an update may arrive
-        most = self._depth if self._rollout_bytes else 1  # the size of a rollout is unknown at first
+        most = self._depth if self._rollout_bytes else 1  # the size of a rollout is still unknown
         asked = [actor.rollouts for actor in self._pool.actors]
         in_flight = sum(asked)
         for depth in range(1, most + 1):
@@ -123,7 +122,6 @@ class RolloutBatches:
         return finished
 
     def discard(self) -> None:
-        """Count the rollouts of a failed batch as discarded."""
         taken, self._taken = self._taken, []
         for arrived in taken:
             arrived.actor.stats.discarded += arrived.frames
@@ -162,7 +160,7 @@ class Assembler:
         self.slots[slot] = nest.map(np.array, {name: rows for name, rows in columns.items() if name not in STEPS})
 
     def finish(self, broken: Sequence[int] = ()) -> Rollout:
-        """Return the batch of the filled slots. `broken` are episodes that broke off between rollouts."""
+        """Return the batch of the filled slots. `broken` episodes broke off between rollouts."""
         parts = [self.slots[slot] for slot in sorted(self.slots)]
         env_num = len(parts[0]["env_ids"])
         for place, part in enumerate(parts):

@@ -26,9 +26,6 @@ MAX_RESTARTS = 10
 """Failures of an env per minute. After more failures, the job recreates all envs."""
 
 
-# Envs
-
-
 def make_env(
     job: Job, render_mode: str | None = None, statistics: dict[str, Any] | None = None, program: Mapping[str, Any] = {}
 ) -> gymnasium.Env[Any, Any]:
@@ -126,7 +123,7 @@ def make_venv(job: Job, statistics: Sequence[dict[str, Any]] | None = None) -> A
 
 
 def check_env(job: Job) -> None:
-    """Raise `JobError` if gymnasium has no such env. Names with a module are checked in the workers."""
+    """Raise `JobError` if gymnasium has no such env. Workers check names with a module."""
     name = id_with_module(job.env)
     if name.startswith(ATARI_MODULE) and importlib.util.find_spec(ATARI_MODULE[:-1]) is None:
         raise JobError(f"{job.env} needs ale-py: pip install 'vecenv[atari]'")
@@ -141,7 +138,7 @@ def check_env(job: Job) -> None:
 
 
 def id_with_module(env: str) -> str:
-    """Return the id of an env, with the module that registers it if known.
+    """Return an env id with the module that registers it, if known.
 
     >>> id_with_module("ALE/Pong-v5"), id_with_module("CartPole-v1")
     ('ale_py:ALE/Pong-v5', 'CartPole-v1')
@@ -168,11 +165,7 @@ def names_with_statistics(job: Job) -> list[str]:
     return [*wrappers_with_statistics(job), *transforms_with_statistics(job)]
 
 
-# Policies
-
-
 def resolve_device(job: Job) -> str:
-    """Return the device of the policy. Raises `JobError` without this device."""
     if job.policy == "random":
         return "cpu"
     try:
@@ -187,10 +180,7 @@ def resolve_device(job: Job) -> str:
 
 
 def make_policy(job: Job, venv: Any, device: str) -> Any:
-    """Create the policy of a job, if actions are not random.
-
-    Raises `JobError` if the spaces or the checkpoint do not fit.
-    """
+    """Create the policy of a job. Raises `JobError` if the spaces or the checkpoint do not fit."""
     if job.policy == "random":
         return None
     policy, kwargs = job.policy, job.policy_kwargs
@@ -209,7 +199,7 @@ def make_policy(job: Job, venv: Any, device: str) -> Any:
 
 
 def _make_seeded(job: Job, kind: type, spaces: tuple[Any, Any], kwargs: dict[str, Any]) -> Any:
-    """Create a policy with random weights from the job's seed. The random streams of the program stay unchanged."""
+    """Create a policy from the job's seed. The random streams of the program stay unchanged."""
     try:
         with ExitStack() as seeded:
             with suppress(ImportError):
@@ -233,7 +223,7 @@ def _load_weights(policy: Any, checkpoint: str) -> None:
         raise JobError(f"checkpoint: there is no file {path}")
     try:
         weights = torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:  # torch raises many kinds of errors
+    except Exception as error:
         raise JobError(f"checkpoint: {path} cannot be read with weights_only=True: {error}") from None
     try:
         policy.load_state_dict(weights)

@@ -52,7 +52,6 @@ Folder = Annotated[Path, Positional]
 
 
 def _flag(field: Any) -> Any:
-    """Return the type of a setting's flag, which is parsed like `--set`."""
     many = field.name in ("wrappers", "transforms")
     choices = "|".join(each for each in get_args(field.type) if isinstance(each, str))
     kinds = {str: "TEXT", str | None: "TEXT", bool: "true|false"}
@@ -150,7 +149,7 @@ def resume(folder: Folder, *, set: Settings = [], allow_import: Modules = [], ru
     Args:
         folder: a folder that `run` wrote.
         set: NAME=VALUE, for settings that do not change episodes: backend, num_workers, step_timeout, ...
-        allow_import: a trusted module whose classes and functions the stored job may import.
+        allow_import: a trusted module that the stored job may import.
         running: how it runs.
     """
     job = with_settings(load_stored_job(folder, allow_import), set)
@@ -180,7 +179,7 @@ def verify(folder: Folder, *, replay: int = 0, allow_import: Modules = [], json:
         folder: a data set.
         replay: also replay this many episodes and compare them bit for bit. If the job is not repeatable, the stored
             actions are used.
-        allow_import: a trusted module whose classes and functions the stored job may import.
+        allow_import: a trusted module that the stored job may import.
         json: print JSON.
     """
     _check_count("--replay", replay, 0)
@@ -228,7 +227,7 @@ def video(
         episodes: numbers of the episodes [the highest return].
         out: folder for the videos [videos in the folder].
         num_workers: processes that render.
-        allow_import: a trusted module whose classes and functions the stored job may import.
+        allow_import: a trusted module that the stored job may import.
     """
     _check_count("--num-workers", num_workers, 1)
     videos = make_videos(folder, episodes or None, out, num_workers=num_workers, allow_import=allow_import)
@@ -268,7 +267,6 @@ COMMANDS: dict[str, Callable[..., int]] = {
 
 
 def _collect(job: Job, folder: Path, running: Running, play: Callable[..., JobState]) -> int:
-    """Run a job, print its progress and result, and return the exit code."""
     from collector.jobs.report import Report, make_console, summary, wanted  # --help works without rich
 
     if not running.no_plot:
@@ -293,7 +291,7 @@ def _collect(job: Job, folder: Path, running: Running, play: Callable[..., JobSt
         raise
     if not running.no_plot and state.episodes:
         plot_dataset(folder)
-    info = dataset_info(folder) if state.episodes else None  # the folder may not exist yet
+    info = dataset_info(folder) if state.episodes else None
     console.print(summary(state, info), soft_wrap=True)
     if running.json:
         found = {"signal": state.signum, "skipped": state.skipped, "retried": state.retried, **(info or {})}

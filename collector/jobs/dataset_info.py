@@ -25,10 +25,7 @@ LARGEST_NUMBER = 2.0**53
 
 
 def read_metrics(folder: str | os.PathLike[str]) -> list[dict[str, Any]]:
-    """Return the valid lines of a folder's `metrics.jsonl`, if the file exists.
-
-    Raises `DatasetError` if it is not a regular file.
-    """
+    """Return the valid lines of a folder's `metrics.jsonl`. Raises `DatasetError` if it is not a regular file."""
     found: list[dict[str, Any]] = []
     try:
         with SafeFolder(folder) as opened:
@@ -80,7 +77,7 @@ def dataset_info(folder: str | os.PathLike[str]) -> dict[str, Any]:
 
 
 def statistics_in_words(job: dict[str, Any]) -> list[str]:
-    """Describe each listed transform of a job that has statistics.
+    """Describe each listed transform with statistics.
 
     >>> statistics_in_words({"transforms": ["ToTensorImage", "VecNorm"]})
     ['VecNorm continues its statistics when the job is resumed; not repeatable']
@@ -94,9 +91,6 @@ def statistics_in_words(job: dict[str, Any]) -> list[str]:
         elif is_listed(TRANSFORM, name) and issubclass(find_class(TRANSFORM, name), Freezable):
             found.append(f"{name} continues its statistics when the job is resumed; not repeatable")
     return found
-
-
-# Chart
 
 
 def import_figure() -> Any:

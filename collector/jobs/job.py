@@ -15,12 +15,11 @@ from vecenv.extending import VECTOR_ENVS
 
 POLICIES = ("random", "mlp")
 DEFAULT_MODULES = {"wrappers": "gymnasium.wrappers", "transforms": "vecenv.transforms"}
-"""Module of the classes that a setting may name without a module."""
 CHANGEABLE_SETTINGS = frozenset(
     {"backend", "num_workers", "step_timeout", "on_error", "retries", "max_failed"}
     | {"shard_bytes", "shard_seconds", "compress", "ray"}
 )
-"""Settings that a resumed job may change: they do not change the content of an episode."""
+"""Settings that do not change episodes, so a resumed job may change them."""
 
 PositiveInt = Annotated[int, msgspec.Meta(ge=1)]
 NonNegativeInt = Annotated[int, msgspec.Meta(ge=0)]
@@ -30,14 +29,13 @@ Seconds = Annotated[float, msgspec.Meta(gt=0, le=1e9)]
 
 
 class JobError(RuntimeError):
-    """A job cannot run with its settings. The message says what to change."""
+    """A job cannot run with its settings."""
 
 
 class FrozenStatistics(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     file: str
     sha256: str
     state: dict[str, Any]
-    """The transform's `state_dict`, as JSON."""
 
 
 class Call(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -46,7 +44,7 @@ class Call(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_default
     Args:
         call: `module:attr`. Names in `gymnasium.wrappers` and `vecenv.transforms` need no module.
         kwargs: Keyword arguments.
-        frozen: File of statistics, relative to the job file, that a transform loads and never updates.
+        frozen: File of a transform's frozen statistics, relative to the job file.
     """
 
     call: str
@@ -62,9 +60,9 @@ class RayOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_d
         num_gpus: GPUs per task; default: 1 if the job's device is "cuda".
         memory: Bytes of memory per task.
         resources: Other resources, by name.
-        runtime_env: Environment of the tasks, such as {"pip": ["vecenv"]}.
+        runtime_env: Environment, such as {"pip": ["vecenv"]}.
         scheduling: "SPREAD" (over the nodes) or "DEFAULT" (Ray fills one node after the other).
-        max_retries: The job ends if more than `max_retries` tasks die in the same episode.
+        max_retries: Number of tasks that may die in the same episode.
     """
 
     num_cpus: Annotated[float, msgspec.Meta(ge=0)] | None = None
@@ -90,9 +88,9 @@ class Job(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
         env: A gymnasium id ("CartPole-v1", "ALE/Pong-v5", "my_module:MyEnv-v0"), or a function or class,
             "my_module:make_env".
         episodes: Collect the whole episodes 0 to `episodes - 1`.
-        steps: Or collect the smallest number of first episodes with `steps` steps.
+        steps: Or collect the first episodes until they have `steps` steps.
         seed: Seed from which all other seeds are derived.
-        num_envs: Number of envs that step in parallel.
+        num_envs: Number of parallel envs.
         backend: "dummy" (in this process), "thread" (in its threads), "subproc" or "shmem" (in worker processes), "ray"
             (in actors); "auto": "dummy" or "shmem", whichever is faster, measured with an additional env.
         num_workers: Worker processes, threads or actors; by default the backend decides.
@@ -101,12 +99,12 @@ class Job(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
             action space and `policy_kwargs`.
         checkpoint: File with the policy's `state_dict()` from `torch.save`, read with `weights_only=True`.
         device: Device of the policy: "auto" (CUDA if available), "cpu", "cuda", "cuda:1".
-        max_episode_steps: Truncate episodes at this length; default: the env's limit.
+        max_episode_steps: Truncate episodes at this length (default: the env's limit).
         on_error: "retry": if an env fails, its episode is retried alone, then skipped and counted. "raise": the env's
             error ends the job, which keeps whole episodes.
         retries: Number of retries per episode.
         max_failed: If more episodes are skipped, earlier runs included, the job ends.
-        step_timeout: Seconds after which a hanging env counts as failed; default: no limit. Not for backend "dummy".
+        step_timeout: Seconds after which a hanging env has failed. Not for backend "dummy".
         shard_bytes: Commit a shard when its episodes have this many bytes,
         shard_seconds: or when its oldest episode is this old. A resumed job repeats only uncommitted episodes.
         compress: Compress the shards: pictures become smaller, writing and reading slower.
@@ -119,8 +117,8 @@ class Job(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
             job continues the statistics of VecNorm and NormalizeReward. {"call": NAME, "frozen": FILE} uses the file's
             statistics unchanged, so that the job is repeatable.
         policy_kwargs: Keyword arguments for the class of the policy.
-        ray: Options of the tasks on a cluster: `num_cpus`, `num_gpus`, `memory`, `resources`, `runtime_env`,
-            `scheduling` and `max_retries`, see `RayOptions`.
+        ray: Options of the tasks on a cluster, see
+            `RayOptions`.
     """
 
     env: str
@@ -181,7 +179,7 @@ def _convert(name: str, value: Any, kind: Any) -> Any:
         entries = value if isinstance(value, (list, tuple)) else [value]
         value = [each if isinstance(each, (str, dict, Call)) else _import_name(name, each) for each in entries]
     elif isinstance(value, float) and value.is_integer():
-        value = int(value)  # for example 1e6
+        value = int(value)
     try:
         return msgspec.convert(value, kind)
     except msgspec.ValidationError as error:
@@ -210,7 +208,7 @@ def _import_name(setting: str, value: Any) -> str:
 
 
 def as_record(job: Job) -> dict[str, Any]:
-    """Return the job as JSON types, as the head of a folder stores it.
+    """Return the job as JSON types.
 
     >>> as_record(Job(env="CartPole-v1", episodes=2))["episodes"]
     2

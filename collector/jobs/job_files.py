@@ -28,7 +28,7 @@ PARSERS: dict[str, Callable[[str], Any]] = {".toml": TOML, ".json": JSON, ".yaml
 
 
 def load_job(path: str | os.PathLike[str], settings: Iterable[str] = ()) -> Job:
-    """Read a job from a JSON, TOML or YAML file, and apply `settings` as `with_settings` does.
+    """Read a job from a JSON, TOML or YAML file. `settings` are as for `with_settings`.
 
     Raises `JobError` if the file cannot be read, or has a wrong name or value.
 
@@ -73,7 +73,7 @@ def make_job(content: Mapping[str, Any], source: str) -> Job:
 
 
 def job_from_settings(settings: Iterable[str]) -> Job:
-    """Build a job from settings alone, as `with_settings`.
+    """Build a job from settings alone.
 
     >>> job_from_settings(["env=CartPole-v1", "steps=1e3"]).steps
     1000
@@ -109,13 +109,11 @@ def _with_settings(content: dict[str, Any], settings: Iterable[str]) -> dict[str
             place[name] = place = dict(inner)
         place[names[-1]] = _parse_value(names[0], text.strip())
         if names in (["steps"], ["episodes"]) and place[names[0]] is not None:
-            # Steps and episodes exclude each other.
             content["episodes" if names == ["steps"] else "steps"] = None
     return content
 
 
 def _parse_value(name: str, text: str) -> Any:
-    """Parse JSON, or return the text."""
     try:
         return json.loads(text, parse_constant=lambda name: name)
     except (ValueError, RecursionError) as error:
@@ -142,10 +140,9 @@ class JobHead(msgspec.Struct, frozen=True):
 
 
 def read_job(folder: Path) -> tuple[Job, dict[str, Any]]:
-    """Read the job and head of a folder, to compare or show them.
+    """Read the job and head of a folder. A folder may come from anybody, so call `check_names` before the job runs.
 
-    A folder may come from anybody: call `check_names` before the job runs. Raises `DatasetError` if no job wrote the
-    folder.
+    Raises `DatasetError` if no job wrote the folder.
     """
     head = read_head(folder)
     if head.get("job") is None:
@@ -160,7 +157,7 @@ def read_job(folder: Path) -> tuple[Job, dict[str, Any]]:
 def load_stored_job(folder: Path, allow_import: Iterable[str] = ()) -> Job:
     """Read a folder's job in order to run it.
 
-    Raises `DatasetError` as `read_job`, and `JobError` if the job names code that is neither in the closed list of
+    Raises `DatasetError` as `read_job`, and `JobError` if the job names code that is neither listed in
     `collector.jobs.names` nor in a module of `allow_import`.
     """
     job, _ = read_job(folder)
@@ -171,8 +168,8 @@ def load_stored_job(folder: Path, allow_import: Iterable[str] = ()) -> Job:
 def job_head(job: Job, batches: Any, device: str, policy_hash: str | None) -> dict[str, Any]:
     """Build the head of a job's folder, from which another run can produce the same episodes.
 
-    `batches` is the collector after its first batch. `policy_hash` was computed before this batch, because a policy may
-    change while acting.
+    `batches` is the collector after its first batch. `policy_hash` is from before this batch, which may change the
+    policy.
     """
     venv, policy, torch = batches.env, batches.policy, sys.modules.get("torch")
     # `repeatable = True` promises that actions depend only on inputs.
@@ -191,7 +188,6 @@ def job_head(job: Job, batches: Any, device: str, policy_hash: str | None) -> di
         repeatable=not reason,
         not_repeatable_because=reason,
     )
-    # torch may change bits, too
     head["versions"] |= {"vecenv": vecenv.__version__, **({} if torch is None else {"torch": str(torch.__version__)})}
     return head
 
@@ -216,14 +212,14 @@ def check_unchanged(folder: Path, stored: Mapping[str, Any], wanted: Mapping[str
 
 
 def fixed_settings(job: Job) -> dict[str, Any]:
-    """Return the settings that a resumed job may not change. Each transform has a separate name, for messages."""
+    """Return the settings that a resumed job may not change. Each transform has a name, for messages."""
     record = as_display_record(as_record(job))
     entries = {f"transforms[{i}]": each for i, each in enumerate(record.pop("transforms"))}
     return {name: value for name, value in {**record, **entries}.items() if name not in CHANGEABLE_SETTINGS}
 
 
 def check_head(folder: Path, stored: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    """Compare the heads of an earlier run and this run. Return the changes that may change bits of a repeatable job.
+    """Compare the heads of two runs. Return the changes that may change bits of a repeatable job.
 
     Raises `JobError` if spaces or policy differ.
     """

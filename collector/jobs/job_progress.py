@@ -21,7 +21,6 @@ METRICS = "metrics.jsonl"
 METRICS_SECONDS = 1.0
 RECENT = 100
 LARGEST_SQUARED = 1e140
-"""Sums of squares of such numbers are finite."""
 
 
 @dataclass(kw_only=True)
@@ -116,7 +115,7 @@ class JobState(JobProgress):
 
 
 def spread(values: np.ndarray) -> dict[str, float] | None:
-    """Return statistics of values, if there are any.
+    """Return statistics of values.
 
     >>> spread(np.array([1.0, 3.0]))
     {'mean': 2.0, 'std': 1.0, 'min': 1.0, 'max': 3.0}
@@ -149,13 +148,13 @@ class Metrics:
             self.close = files.pop_all().close
 
     def write(self, read: Callable[[], dict[str, Any]], now: bool = False) -> None:
-        """Write the result of `read`, if a second has passed or `now`. Raises `DatasetError` if the disk refuses."""
+        """Write the result of `read`, at most once per second unless `now`. Raises `DatasetError` if the disk refuses."""
         if not now and time.monotonic() < self._next:
             return
         self._next = time.monotonic() + METRICS_SECONDS
         numbers = read()
         line = json.dumps({"time": round(time.time(), 3), **numbers}) + "\n"
-        with writing(self._path, "the episodes committed before are kept"):  # a full disk ends the job
+        with writing(self._path, "the episodes committed before are kept"):
             self._file.write(line.encode())
         if self._events is not None:
             for name, value in numbers.items():

@@ -124,8 +124,6 @@ def resume_job(
 
 @dataclass
 class JobRunner:
-    """One run of a job."""
-
     job: Job
     out: Path
     cluster: str | None
@@ -144,10 +142,8 @@ class JobRunner:
         self.state = JobState(job=self.job, out=self.out, device=device)
         self._statistics: States | None = None
         self._metrics: Metrics | None = None
-        """Opened with the folder, after the first batch."""
 
     def restore(self, manifest: Manifest) -> None:
-        """Continue after the episodes of an earlier run."""
         index = manifest.index
         try:
             self.plan.restore(index["number"], index["length"], skipped_in(manifest.state))
@@ -223,7 +219,7 @@ class JobRunner:
 
 
 def connect_to(address: str) -> RayCluster:
-    """Connect to the cluster of a job. Raises `JobError` if there is no cluster."""
+    """Connect to the cluster of a job. Raises `JobError`."""
     try:
         if re.fullmatch(r"[\w.-]+:\d+", address):
             host, port = address.split(":")

@@ -28,7 +28,7 @@ from collector.jobs.job import POLICIES, Call, Job, JobError
 from vecenv.extending import find_spec
 
 ATARI_MODULE = "ale_py:"
-"""Module that registers the ids "ALE/...". These ids do not need the module in front."""
+"""Module that registers the ids "ALE/...", which do not need the module in front."""
 ENV_ID = re.compile(r"([\w-]+/)?[\w.-]+", re.ASCII)
 ENVS_BY_KWARGS = re.compile(r"GymV2[16]Environment(-v\d+)?")
 """Registered envs that import and call the names in their kwargs."""
@@ -49,8 +49,6 @@ TRANSFORMS = frozenset(
 
 
 class Kind(NamedTuple):
-    """Kind of name: the word for it, and the module and names of the listed classes."""
-
     word: str
     module: str
     names: frozenset[str]
@@ -67,7 +65,7 @@ def as_call(each: str | Call) -> Call:
 
 
 def is_listed(kind: Kind, name: str) -> bool:
-    """Return whether a name is in the list. A class may have the listed module in front.
+    """Return whether a name is listed. A class may have its module in front.
 
     >>> is_listed(ENV, "CartPole-v1"), is_listed(ENV, "this:CartPole-v1")
     (True, False)
@@ -81,7 +79,6 @@ def is_listed(kind: Kind, name: str) -> bool:
 
 
 def find_class(kind: Kind, name: str) -> Any:
-    """Return the class or function of a wrapper or transform. Raises `JobError`."""
     if is_listed(kind, name):
         return getattr(importlib.import_module(kind.module), _bare_name(kind, name))
     if ":" in name:
@@ -92,7 +89,7 @@ def find_class(kind: Kind, name: str) -> Any:
 
 
 def load_attr(name: str) -> Any:
-    """Import `module:attr`; attr may have dots. Raises `JobError` if the object does not exist."""
+    """Import `module:attr`; attr may have dots. Raises `JobError`."""
     module, _, attr = name.partition(":")
     found = _import(module, name)
     for part in attr.split("."):

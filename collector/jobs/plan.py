@@ -65,7 +65,7 @@ class Plan:
         return number, episode_seed(self.job_seed, number)
 
     def finished(self, number: int, length: int) -> None:
-        """Record an episode with `length` steps; 0: it was skipped."""
+        """Record an episode with `length` steps; 0: skipped."""
         self.playing.discard(number)
         self._known_lengths[number] = length
         self.steps += length
@@ -74,7 +74,7 @@ class Plan:
         self._advance()
 
     def restore(self, numbers: np.ndarray, lengths: np.ndarray, skipped: Iterable[int] = ()) -> None:
-        """Record the episodes of an earlier run. Raises `DatasetError` if its numbers are impossible."""
+        """Record the episodes of an earlier run. Raises `DatasetError` for impossible numbers."""
         self.skipped |= {*skipped}
         known = dict(zip(numbers.tolist(), lengths.tolist(), strict=True))
         most = self._count if self._wanted_steps is None else self._wanted_steps + len(self.skipped) + MAX_UNNEEDED
@@ -86,18 +86,18 @@ class Plan:
         self._known_lengths |= known | dict.fromkeys(self.skipped, 0)
         self.steps += int(lengths.sum())
         self._advance()
-        if self._wanted_steps is not None and self._known_lengths:  # earlier episodes may be missing
+        if self._wanted_steps is not None and self._known_lengths:
             self._next = max(self._known_lengths) + 1
             self.waiting = [number for number in range(self.end, self._next) if number not in self._known_lengths]
 
     def again(self, numbers: Iterable[int]) -> None:
-        """Return unfinished episodes to the plan, which hands them out before new episodes."""
+        """Return unfinished episodes, to be handed out before new episodes."""
         numbers = {*numbers}
         self.playing -= numbers
         self.waiting = sorted({*self.waiting, *numbers})
 
     def set_aside(self, numbers: Iterable[int]) -> None:
-        """Hold episodes back until `finished` or `again` is called for them."""
+        """Hold episodes back until `finished` or `again`."""
         self.playing.difference_update(numbers)
 
     @property
@@ -113,14 +113,13 @@ class Plan:
 
     @property
     def left(self) -> float:
-        """Estimate how many episodes remain to be handed out."""
         if self._wanted_steps is None:
             return len(self.waiting) + self._limit - self._next
         mean_length = self.steps / max(1, self.end_episodes + len(self._known_lengths))
         return (self._wanted_steps - self.steps) / max(1.0, mean_length) - len(self.playing)
 
     def _has_new(self) -> bool:
-        """Advance `_next` to the first new number, and return whether the job needs this episode."""
+        """Advance `_next` to the first new number. Return whether the job needs this episode."""
         while self._next < self.end or self._next in self._known_lengths:
             self._next += 1
         return self._next < self._limit if self._wanted_steps is None else self.steps < self._wanted_steps

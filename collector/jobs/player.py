@@ -49,8 +49,6 @@ class JobFailedError(JobError):
 
 @dataclass(frozen=True)
 class PlayedEpisodes:
-    """Whole episodes that a player yields, possibly an empty batch."""
-
     head: dict[str, Any]
     lengths: list[int]
     returns: list[float]
@@ -75,9 +73,9 @@ def skipped_in(state: Any) -> set[int]:
 
 
 class EpisodeWriter:
-    """Writer that stores episodes, and commits them if they are large or old enough, and at the end of a `with` block.
+    """Writer that stores episodes, and commits when they are large or old, and at the end of a `with` block.
 
-    `resumed` is the open folder of a resumed job. A new folder is opened when the first episodes arrive.
+    `resumed` is the open folder of a resumed job. A new folder is opened by the first episodes.
     """
 
     def __init__(
@@ -95,14 +93,11 @@ class EpisodeWriter:
         self.store: StoreWriter | None = None
         self.head: dict[str, Any] = {}
         self._recorded_failures = {"retried": 0, "skipped": 0}
-        """Failures that are in the manifest."""
         self._statistics: States | None = None
         self._commit_due = float("inf")
 
     def open(self, head: dict[str, Any]) -> StoreWriter:
-        """Open the folder. Raises `DatasetError` as `StoreWriter`, and `JobError` if a resumed job's head has
-        changed.
-        """
+        """Open the folder. Raises `DatasetError` as `StoreWriter`, and `JobError` if a resumed job has changed."""
         if self._resumed is None:
             store = StoreWriter(self._folder, head, overwrite=self._overwrite, compress=self._job.compress)
         else:
@@ -112,7 +107,7 @@ class EpisodeWriter:
         return store
 
     def add(self, played: PlayedEpisodes) -> None:
-        """Store episodes and statistics, and commit if it is time. Raises as `open` and `commit`."""
+        """Store episodes and statistics, and commit if it is time."""
         store = self.store or self.open(played.head)
         if played.episodes is not None and len(played.episodes):
             store.add(played.episodes)
@@ -138,7 +133,7 @@ class EpisodeWriter:
 
     def end(self) -> bool:
         """Commit, and end the data set. Return False without a data set."""
-        self.store = self.store or self._resumed  # no batch was left to play
+        self.store = self.store or self._resumed
         self.commit()
         if self.store is not None:
             self.store.end(episodes=self._plan.end)
@@ -182,7 +177,6 @@ class Player:
         many episodes fail, the env's error with `on_error="raise"`, and errors of the policy.
         """
         with warnings.catch_warnings():
-            # The player counts and retries failures.
             warnings.filterwarnings("ignore", ".*broke off where envs failed", RuntimeWarning)
             while not self._is_over(self.plan):
                 with suppress(OutOfTime), self.stop.leaving_in_time():
@@ -214,7 +208,7 @@ class Player:
                 raise
             self._add_suspects(plan, suspects, [error.traj_id] if isinstance(error, RewardError) else [*plan.playing])
         finally:
-            plan.again(plan.playing)  # unfinished episodes
+            plan.again(plan.playing)
 
     def _play_batches(
         self, batches: SyncDataCollector, job: Job, plan: Plan, suspects: set[int]
@@ -305,7 +299,7 @@ def _retry_job(job: Job) -> Job:
 
 
 def steps_per_batch(job: Job, env: Any) -> int:
-    """Return the steps per env: 64, or fewer if observations are large or the job is small."""
+    """Return 64, or fewer if observations are large or the job is small."""
     leaves = nest.leaves(common_layout(env.observation_space, env.action_space).obs)
     row = sum(int(np.prod(leaf.shape)) * leaf.dtype.itemsize for leaf in leaves if isinstance(leaf, Leaf))
     wanted = BATCH_STEPS if job.steps is None else -(-job.steps // job.num_envs)

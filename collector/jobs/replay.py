@@ -94,7 +94,7 @@ def repeat_actions(env: Any, episode: Episode, on_frame: Any = lambda env: None)
 
 
 def difference(stored: Episode, played: Mapping[str, Any]) -> str:
-    """Describe the first difference between an episode and replayed rows; "" if equal."""
+    """Describe the first difference of an episode from replayed rows; "" if equal."""
     for step in range(len(stored) + 1):
         for name, rows in played.items():
             if not equal_rows(_row_at(getattr(stored, name), step), _row_at(rows, step)):
@@ -120,13 +120,9 @@ def equal_rows(stored: Any, other: Any) -> bool:
 
 
 def _row_at(rows: Any, step: int) -> Any:
-    """Return a row, if there is one."""
     if isinstance(rows, list):
         return rows[step] if step < len(rows) else None
     return nest.take(rows, step) if step < len(next(iter(nest.leaves(rows)))) else None
-
-
-# Videos
 
 
 class Video(NamedTuple):
@@ -146,10 +142,8 @@ def make_videos(
 ) -> list[Video]:
     """Render episodes as MP4 files in worker processes, and compare each with the stored episode.
 
-    `numbers` defaults to the episode with the highest return, `out` to `videos` in `folder`. The env is created with
-    `render_mode="rgb_array"`. Raises `DatasetError` if no job wrote the folder, `ImportError` without imageio, and
-    `JobError` if an episode is missing, the env renders no pictures, or the job needs modules that are not in
-    `allow_import`.
+    `numbers` defaults to the episode with the highest return, `out` to `videos` in `folder`. The env has `render_mode="rgb_array"`. Raises `DatasetError` as `replay_episodes`, `ImportError` without imageio, and `JobError`
+    if an episode is missing, the env renders no pictures, or the job needs modules that are not in `allow_import`.
 
     Example::
 

@@ -91,20 +91,14 @@ def save_statistics(transform: Any, path: str | os.PathLike[str]) -> None:
 
 
 def load_frozen_statistics(job: Job, folder: Path = Path()) -> Job:
-    """Return the job with the content of its statistics files, which are relative to `folder`.
-
-    Raises `JobError` if a file cannot be read or has no statistics.
-    """
+    """Return the job with the content of its statistics files, which are relative to `folder`. Raises `JobError`."""
     return msgspec.structs.replace(
         job, transforms=tuple(_load_statistics_file(each, folder) for each in job.transforms)
     )
 
 
 def freeze(transform: Any, call: Call) -> None:
-    """Load frozen statistics into a transform, and end its updates.
-
-    Raises `JobError` if they do not fit.
-    """
+    """Load frozen statistics into a transform, and end its updates. Raises `JobError` if they do not fit."""
     if not isinstance(call.frozen, FrozenStatistics):
         raise JobError(f"{call.call}: the file {call.frozen!r} was not read; see collector.load_job")
     if not isinstance(transform, Freezable):
@@ -131,7 +125,7 @@ def _load_statistics_file(each: str | Call, folder: Path) -> str | Call:
         raise JobError(f"{where} cannot be read: {getattr(error, 'strerror', None) or error}") from None
     if not isinstance(state, dict) or not state:
         raise JobError(f"{where} has no statistics; write the file with collector.save_statistics")
-    if state.keys() == {ENVS}:  # the file of a job, per env
+    if state.keys() == {ENVS}:
         name = each.call.rpartition(":")[2]
         raise JobError(
             f"{where} has the statistics of all transforms of a job, not of one {name}; "
@@ -160,7 +154,6 @@ def write_statistics(folder: SafeFolder, states: States) -> None:
 
 
 def read_statistics(folder: str | os.PathLike[str], num_envs: int) -> States:
-    """Read the kept statistics. Raises `DatasetError` if the file is missing or does not fit."""
     path = Path(folder) / KEPT
     try:
         with SafeFolder(folder) as opened:

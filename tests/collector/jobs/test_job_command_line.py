@@ -67,7 +67,7 @@ class TestHelp:
         out = capsys.readouterr().out
         assert out.startswith("usage: python -m collector run [-h] ")
         for text in (
-            "--num-envs N     Number of envs that step in parallel. [8]",
+            "--num-envs N     Number of parallel envs. [8]",
             "--wrapper JSON",
             "auto|dummy|ray|shmem|subproc|thread",
         ):
