@@ -57,7 +57,6 @@ class Actor:
     has_no_place: bool = False
     """True if a replacement waits for a place."""
     weights: Any = None
-    """The weights that were sent last."""
     next_index: int = 0
     """Index above all received episodes."""
     in_progress: list[int] = field(default_factory=list)
@@ -88,7 +87,7 @@ class Actor:
         return self.calls.popleft()
 
     def clear(self) -> int:
-        """Remove all calls, and return the frames."""
+        """Remove all calls. Return their frames."""
         frames, self.stats.in_flight = self.stats.in_flight, 0
         self.calls.clear()
         return frames
@@ -124,10 +123,7 @@ class Arrived(NamedTuple):
 
 
 class ActorPool:
-    """Pool of `count` actors on a Ray cluster.
-
-    `start_arguments(actor)` returns the arguments of `RolloutActor.start`.
-    """
+    """Pool of actors on a Ray cluster. `start_arguments(actor)` returns the arguments of `RolloutActor.start`."""
 
     def __init__(
         self,
@@ -182,7 +178,7 @@ class ActorPool:
         wait = None if end == math.inf else max(0.0, end - now)
         references = [actor.calls[0].reference for actor in busy]
         ready, _ = self._ray.wait(references, num_returns=1, timeout=wait, fetch_local=False)
-        if ready:  # the first ready call in the list
+        if ready:
             return self._take(busy[references.index(ready[0])])
         overdue = next((actor for actor in busy if self._deadline(actor) <= time.monotonic()), None)
         if overdue is not None:
@@ -263,7 +259,6 @@ class ActorPool:
         return actor.oldest_since + self._limit(actor)
 
     def _take(self, actor: Actor) -> Arrived | None:
-        """Take the answer to the oldest call."""
         try:
             value = self._ray.get(actor.calls[0].reference, timeout=self._config.rollout_timeout)
         except Exception as error:
@@ -297,7 +292,7 @@ class ActorPool:
             failure.__cause__ = trace
             return failure
         actor.stats.lost += actor.pop().frames  # the actor survives
-        if isinstance(cause, self._ray.exceptions.RayError):  # the exception could not be pickled
+        if isinstance(cause, self._ray.exceptions.RayError):  # an exception that could not be pickled
             cause = EnvStepError(str(cause))
         ids = actor.env_ids
         add_note(cause, f"raised in {actor}" + (f"; its env 0 is env {ids[0]} here" if ids else ""))

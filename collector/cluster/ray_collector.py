@@ -99,9 +99,7 @@ class RayCollector(BaseCollector):
         policy_device = device if policy_device is None else policy_device
         count, kwargs, flow = num_actors, create_env_kwargs, (max_in_flight, max_bytes_in_flight, straggler_timeout)
         check_arguments(make_venv, count, sync, *flow, actors, kwargs, policy_device, options)
-        config = CollectorConfig.of(
-            "RayCollector", {**locals(), "policy_device": None}
-        )  # the driver has no policy device
+        config = CollectorConfig.of("RayCollector", {**locals(), "policy_device": None})
         super().__init__(policy, config)
         self._count, self._sync = count, sync
         self._env_kwargs = [*kwargs] if isinstance(kwargs, Sequence) else [kwargs or {}] * count
@@ -153,18 +151,16 @@ class RayCollector(BaseCollector):
 
     @property
     def _next_id(self) -> int:
-        """Id above all received episodes."""
         index = max((actor.next_index for actor in self._pool.actors), default=0)
         return max(self._first_id, index * self._count * self._env_num)
 
     def _entropy(self, actor: Actor) -> list[int]:
-        """Return the entropy of an actor's generators. Without a seed, the driver's generators provide the entropy."""
+        """Return the entropy of an actor's generators, which without a seed comes from the driver."""
         if self._seed is not None:
             return [self._seed[0], actor.restarts_since_seed]
         return [int.from_bytes(worker_seeds(actor.index)[0], "little")]
 
     def _first_seed(self, index: int) -> int:
-        """Return the seed of an actor's first env."""
         assert self._seed is not None
         seed, static_seed = self._seed
         return seed if static_seed else seed_chain(seed, index * self._env_num)[-1]
@@ -257,7 +253,7 @@ class RayCollector(BaseCollector):
         """End the actors, and leave the cluster. A cluster that this collector started is shut down unless it has other
         users.
 
-        Safe to call repeatedly, and after any failure.
+        Safe after any failure, and more than once.
         """
         if not self._closed:
             self._closed = True

@@ -52,7 +52,6 @@ class RolloutActor:
         self._idle_since = 0.0
 
     def whereabouts(self) -> tuple[int, str]:
-        """Return the pid, and the name of the machine."""
         return os.getpid(), socket.gethostname()
 
     def start(
@@ -78,7 +77,7 @@ class RolloutActor:
         make_venv, policy, options = cloudpickle.loads(pickled)
         self._seed_generators(entropy)
         with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", message="frames_per_batch=")  # only the driver warns
+            warnings.filterwarnings("ignore", message="frames_per_batch=")  # the driver warns
             # Rollouts reuse memory, because Ray copies each before the next begins.
             self._collector = SyncDataCollector(
                 make_venv, policy, create_env_kwargs=env_kwargs, return_same_td=True, **options

@@ -99,7 +99,7 @@ class Job(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
             action space and `policy_kwargs`.
         checkpoint: File with the policy's `state_dict()` from `torch.save`, read with `weights_only=True`.
         device: Device of the policy: "auto" (CUDA if available), "cpu", "cuda", "cuda:1".
-        max_episode_steps: Truncate episodes at this length (default: the env's limit).
+        max_episode_steps: Truncate episodes at this length; default: the env's limit.
         on_error: "retry": if an env fails, its episode is retried alone, then skipped and counted. "raise": the env's
             error ends the job, which keeps whole episodes.
         retries: Number of retries per episode.

@@ -148,7 +148,7 @@ class Metrics:
             self.close = files.pop_all().close
 
     def write(self, read: Callable[[], dict[str, Any]], now: bool = False) -> None:
-        """Write the result of `read`, at most once per second unless `now`. Raises `DatasetError` if the disk refuses."""
+        """Write the result of `read`, at most once per second unless `now`. Raises `DatasetError` on a full disk."""
         if not now and time.monotonic() < self._next:
             return
         self._next = time.monotonic() + METRICS_SECONDS

@@ -67,7 +67,7 @@ NOTICE_WITHIN = 0.5
 LOOK_EVERY = 1.0
 """Seconds between checks for lost nodes. Ray reports tasks of a silent node after minutes."""
 LAST_COMMITS = 12.0
-"""Seconds for the last round and commit of tasks after a signal or an error."""
+"""Seconds for the last commits of tasks after a signal or an error."""
 ENDED_WITHIN = 5.0
 """Seconds until killed tasks must have ended."""
 
@@ -82,7 +82,7 @@ def task_options(job: Job) -> dict[str, Any]:
 
 
 def device_of_tasks(job: Job) -> str:
-    """Return the device of the tasks' policies. "auto" takes no GPU, because Ray does not reserve one by default."""
+    """Return the device of the tasks' policies. "auto" is the CPU, because Ray reserves no GPU by default."""
     return "cpu" if job.device == "auto" else job.device
 
 
@@ -93,7 +93,6 @@ def device_of_tasks(job: Job) -> str:
 class Range:
     job: Job
     part: str
-    """Folder of the task's data set."""
     head: dict[str, Any] | None
     """None for the first task, which only finds the head."""
     numbers: Sequence[int]
@@ -111,7 +110,7 @@ class Range:
 class RangeResult(JobProgress):
     episodes: int = 0
     head: dict[str, Any] = field(default_factory=dict)
-    """The head that this task would write; empty without a batch."""
+    """Head that this task would write; empty without a batch."""
     files: dict[str, np.ndarray] = field(default_factory=dict)
     """Files of the task's data set in the order of writing, if its node does not see the folder of the job."""
     node: str = ""
@@ -184,7 +183,6 @@ def _play(task: Range, folder: Path, result: RangeResult) -> None:
 
 
 def _becomes_true(check: Callable[[], bool]) -> bool:
-    """Return whether the check succeeds within `SEES_WITHIN`."""
     until = time.monotonic() + SEES_WITHIN
     while not (found := check()) and time.monotonic() < until:
         time.sleep(0.1)
@@ -196,9 +194,10 @@ def _becomes_true(check: Callable[[], bool]) -> bool:
 
 @dataclass
 class RayPlayer:
-    """Player of a plan by tasks on a cluster, which store episodes in `folder`.
+    """Player of a plan by tasks on a cluster, which store episodes in `folder`. The first task finds the head for
+    `writer`.
 
-    The first task finds the head for `writer`. `count` is the number of parallel tasks; by default, as many as fit.
+    `count` is the number of parallel tasks; by default, as many as fit.
     """
 
     job: Job
@@ -308,7 +307,6 @@ class RayPlayer:
             self._tasks[start_task(play_range, self._options, task)] = task
 
     def _next_answer(self, timeout: float) -> Iterator[PlayedEpisodes]:
-        """Adopt the episodes of the next task that ends."""
         ready, _ = self._ray.wait(list(self._tasks), num_returns=1, timeout=timeout)
         for reference in ready:
             task = self._tasks.pop(reference)
@@ -364,7 +362,7 @@ class RayPlayer:
             raise too_many
         if result.head:
             self._compare_head(result.node, result.head)
-        self.writer.commit()  # records the failures
+        self.writer.commit()
 
     def _adopt(self, task: Range, result: RangeResult) -> Iterator[PlayedEpisodes]:
         """Move a task's committed episodes into the folder, yield them, and return the rest to the plan."""

@@ -142,8 +142,10 @@ def make_videos(
 ) -> list[Video]:
     """Render episodes as MP4 files in worker processes, and compare each with the stored episode.
 
-    `numbers` defaults to the episode with the highest return, `out` to `videos` in `folder`. The env has `render_mode="rgb_array"`. Raises `DatasetError` as `replay_episodes`, `ImportError` without imageio, and `JobError`
-    if an episode is missing, the env renders no pictures, or the job needs modules that are not in `allow_import`.
+    `numbers` defaults to the episode with the highest return, `out` to `videos` in `folder`. The env is created with
+    `render_mode="rgb_array"`. Raises `DatasetError` if no job wrote the folder, `ImportError` without imageio, and
+    `JobError` if an episode is missing, the env renders no pictures, or the job needs modules that are not in
+    `allow_import`.
 
     Example::
 
