@@ -53,7 +53,7 @@ def run_job(
     A signal (in the main thread) or an exception commits the whole episodes; `resume_job` continues.
 
     Args:
-        out: Folder of the data set. On a cluster, all nodes must see the folder.
+        out: Folder of the data set. Nodes that do not see the folder send their episodes to the driver.
         overwrite: Replace an earlier data set.
         cluster: Address of a Ray cluster, as for `ray.init`; "auto" is the cluster of this machine, else a new cluster.
         cluster_actors: Number of parallel tasks on the cluster, each with all envs; default: one per free CPU.
