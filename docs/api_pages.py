@@ -221,7 +221,7 @@ def docs_of(obj: Any, owner: type | None) -> list[str]:
     bases = [base for base in (owner or obj).__mro__ if base.__module__.startswith(OWN)]
     if owner is None:
         docs = [own_doc(base) for base in bases]
-        shared = re.findall(r"arguments are those of `?(\w+)", "\n".join(docs))
+        shared = re.findall(r"arguments are (?:as in|those of) `?(\w+)", "\n".join(docs))
         return docs + [own_doc(named(blocks()[name][1], name)) for name in shared if name in blocks()]
     return [own_doc(vars(base)[obj.__name__]) for base in bases if obj.__name__ in vars(base)] + [own_doc(owner)]
 

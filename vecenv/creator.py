@@ -143,7 +143,9 @@ class EnvCreator:
         }
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Set the shared state of all envs. Raises ValueError for wrong names or shapes, without changing anything."""
+        """Set the shared state of all envs to `state_dict`. Raises ValueError for wrong names or shapes, without
+        changing anything.
+        """
         now = self.state_dict()
         wrong = [*(now.keys() ^ state_dict.keys())]
         wrong += [key for key in now.keys() & state_dict.keys() if now[key].shape != np.shape(state_dict[key])]

@@ -103,7 +103,7 @@ class RunningMeanStd:
         return rows - self.mean
 
     def merge(self, count: Any, mean: Any, var: Any, decay: float = 1.0, skipped: Any = 0) -> None:
-        """Add `count` rows with this mean and variance (Chan's formula)."""
+        """Add `count` rows with this mean and variance (Chan's formula), and count `skipped` rows."""
         total = self._count * decay + count
         new = count / (total + TINY)
         old = 1 - new
@@ -130,7 +130,9 @@ class RunningMeanStd:
         return {"mean": self.mean.copy(), "var": self.var.copy(), "count": self.count, "skipped": self.skipped}
 
     def load_state_dict(self, state: Mapping[str, Any], shape: tuple[int, ...] | None = None) -> None:
-        """Set the statistics to a `state_dict`. Raises ValueError for other names or a wrong shape."""
+        """Set the statistics to a `state_dict`. Raises ValueError for other names, or rows in another shape than
+        `shape`.
+        """
         check_keys(self, PARTS, state)
         mean, var = np.array(state["mean"], dtype=np.float64), np.array(state["var"], dtype=np.float64)
         if not mean.shape == var.shape == (mean.shape if shape is None else shape):

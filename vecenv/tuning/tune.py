@@ -44,8 +44,11 @@ class TuneRow(NamedTuple):
     """A candidate with its speed, or the reason why it has none."""
 
     backend: str
+    """"dummy", "shmem" or "thread", as in `vecenv.make_vec`."""
     num_workers: int | None
+    """Number of workers or threads, or None."""
     steps_per_second: float | None
+    """Env steps per second of the caller's loop, or None for a failed candidate."""
     note: str
 
     @property
