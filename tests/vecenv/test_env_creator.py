@@ -1,4 +1,4 @@
-"""EnvCreator: what its envs share, in which processes, and what remains of updates that are cut off."""
+"""EnvCreator: shared state, its processes, and interrupted updates."""
 
 from __future__ import annotations
 
@@ -197,7 +197,7 @@ def test_arrays_of_every_shape_and_dtype_keep_them() -> None:
             np.testing.assert_array_equal(found[name], array)
 
 
-# What has state.
+# Parts with state.
 
 
 def test_parts_with_state_are_found_in_wrappers_and_transforms_outermost_first() -> None:
@@ -252,7 +252,7 @@ def test_a_variant_has_arguments_of_its_own_and_the_same_state() -> None:
     assert variant.meta_data.spec.id == "Pendulum-v1"
     creator.update_kwargs({"id": "Acrobot-v1"})
     assert creator.meta_data.action_space.n == 3
-    with pytest.raises(ValueError, match=r"\(5,\).*\(2,\).*share_memory=False"):  # its env has another state
+    with pytest.raises(ValueError, match=r"\(5,\).*\(2,\).*share_memory=False"):  # its env has a different state
         EnvCreator(counted).make_variant(width=5)()
 
 
@@ -402,7 +402,7 @@ def test_envs_that_are_made_to_be_measured_do_not_count() -> None:
     ids=["not shared", "unshared", "nested", "variant"],
 )
 def test_no_copy_that_is_frozen_learns(copied: Any) -> None:
-    """Also of what envs do not share: the statistics of rewards."""
+    """Including statistics that envs do not share, such as rewards."""
     learnt = VecNorm()
     TransformedEnv(gym.make("CartPole-v1"), learnt).reset(seed=0)
     creator = copied(lambda: TransformedEnv(gym.make("CartPole-v1"), [learnt.clone(), NormalizeReward()]))

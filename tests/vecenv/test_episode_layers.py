@@ -1,4 +1,4 @@
-"""A call that begins an episode begins it in every layer: wrappers in the parent do what those in workers do."""
+"""A call that begins an episode begins it in each layer: wrappers in the parent behave as wrappers in workers."""
 
 from __future__ import annotations
 
@@ -45,12 +45,12 @@ BEGUN = [
     "step counter",
     "all together",
 ]
-"""The CASES that keep something along an episode, and one that changes rewards alone."""
+"""CASES with state along an episode, and one case that changes only rewards."""
 LEARNING = {
     "vec norm": (VECTOR, lambda: Compose(VecNorm(), CatFrames(2, -1))),
     "reward norm": (VECTOR, lambda: Compose(NormalizeReward(), RewardSum())),
 }
-"""Their statistics are those of one env in a worker, so that both places agree where there is one env."""
+"""Cases with statistics per worker, so that both places agree only for one env."""
 PER_EPISODE = {
     "time limit": lambda: TimeLimit(4),
     "counter": lambda: StepCounter(max_steps=5),
@@ -69,7 +69,7 @@ def chosen(rng: np.random.Generator, n: int) -> list[int]:
 
 
 def run(venv: Any, seed: int, autoresets: bool, fails: bool) -> Any:
-    """A random program of what steps, begins and restores episodes: what each of its calls returns."""
+    """Run a random program of steps, resets and restored states, and yield the results."""
     rng, n, kept = np.random.default_rng(seed), len(venv), None
     space = venv.action_space[0]
 
@@ -87,7 +87,7 @@ def run(venv: Any, seed: int, autoresets: bool, fails: bool) -> Any:
             assert venv.set_seed(number, static_seed=bool(number % 2)) is not None
         elif kind == 3 or (kind == 4 and kept is None):
             kept = len(ids), pickle.loads(pickle.dumps(venv.get_state(ids)))
-        elif kind == 4 and kept is not None and not fails:  # else what is repeated is no row of the state
+        elif kind == 4 and kept is not None and not fails:  # else the repeated row does not belong to the state
             venv.set_state(kept[1], rng.permutation(n)[: kept[0]])
         elif kind == 5 and number % 2:
             yield venv.step(act(len(ids)), ids, reset=ids[:1])
@@ -111,7 +111,7 @@ def goes(space: Any, i: int, fails: bool) -> Any:
 
 
 def as_arrays(tree: Any) -> Any:
-    """The same with arrays in place of tensors, and lists in place of tuples and arrays of infos."""
+    """Return the tree with arrays for tensors, and lists for tuples and arrays of infos."""
     if isinstance(tree, dict):
         return {key: as_arrays(child) for key, child in tree.items()}
     if isinstance(tree, (tuple, list)) or (isinstance(tree, np.ndarray) and tree.dtype.hasobject):
@@ -140,7 +140,7 @@ QUICK = ("flatten all", "cat some", "rename", *BEGUN, *ENDING, *LEARNING)
 def test_a_random_program_returns_the_same_rows_from_transforms_in_workers_and_in_the_parent(
     case: str, options: dict[str, Any]
 ) -> None:
-    """Also where envs fail: the last row is repeated, and not learnt from."""
+    """Even if envs fail: the last row is repeated, and statistics are not updated."""
     n, seeds = (1, 5) if case in LEARNING else (N, 2)
     space, transform = {**CASES, **ENDING, **LEARNING}[case]
     fails = bool(options)
@@ -271,7 +271,7 @@ class TestStates:
             with DummyVectorEnv([lambda: wrapper(Goes(VECTOR, 6))]) as other:
                 other.set_state(state)
                 first, second = go_on(venv), go_on(other)
-                if wrapper is gymnasium.wrappers.NormalizeReward:  # whose statistics are no part of the state
+                if wrapper is gymnasium.wrappers.NormalizeReward:  # its statistics are not part of the state
                     np.testing.assert_array_equal(*(each.get_env_attr("discounted_reward") for each in (venv, other)))
                     return
             for left, right in zip(first, second, strict=True):
@@ -354,7 +354,7 @@ def test_recorded_episodes_begin_where_episodes_do(tmp_path: Path) -> None:
         venv.reset(seed=[20, 30])
         (state,) = venv.get_state([0])
         venv.step(actions)
-        venv.set_state([state], [0])  # what follows has no first observation
+        venv.set_state([state], [0])  # there is no first observation after this
         for _ in range(4):
             venv.step(actions)
     found = {(int(each.env_id), each.seed, len(each)) for each in Dataset(tmp_path / "set")}
@@ -362,7 +362,7 @@ def test_recorded_episodes_begin_where_episodes_do(tmp_path: Path) -> None:
 
 
 class TestFlatten:
-    """The vector of an observation follows from its space, so that it must be the same in all envs of a batch."""
+    """The vector of an observation depends on its space, so all envs of a batch must have the same space."""
 
     @pytest.mark.parametrize(
         ("one", "other"),

@@ -99,7 +99,7 @@ def test_functions_and_arguments_for_all_or_for_each(cls: type) -> None:
         env.update_kwargs([{"env_id": 5}, {"length": 4}])
         assert env.get_env_attr("env_id") == [0, 0]
         env.close()
-        env.start()  # from which on there are new arguments
+        env.start()  # later envs get new arguments
         assert env.get_env_attr("env_id") == [5, 0]
         assert env.get_env_attr("length") == [3, 4]
 
@@ -116,7 +116,7 @@ def test_envs_of_a_creator_share_and_start_at_once_without_lazy() -> None:
 
 
 def test_a_wrong_number_names_both() -> None:
-    ParallelEnv(2, counted)  # was never started, so that it warns of nothing
+    ParallelEnv(2, counted)  # never started, so no warning
     with pytest.raises(ValueError, match="create_env_fn has 2 entries, expected one for each of 3 envs"):
         SerialEnv(3, [counted] * 2)
     for call in (

@@ -1,4 +1,4 @@
-"""Running statistics: the same numbers wherever they are kept, exact far from zero, without NaN; rewards by them."""
+"""Running statistics: equal in each place, exact far from zero, and without NaN; and rewards that use them."""
 
 from functools import partial
 from itertools import product
@@ -19,7 +19,7 @@ BOX = spaces.Box(-np.inf, np.inf, (2,), np.float32)
 
 
 class Shows(gymnasium.Env):
-    """Observes and pays what it is given."""
+    """Env with given observations and rewards."""
 
     observation_space, action_space = BOX, spaces.Discrete(2)
 
@@ -105,21 +105,21 @@ kept = pytest.mark.parametrize("where", KEPT)
 
 
 def column(found):
-    """Of statistics of both columns those of the first one, which NormalizeReward sees alone."""
+    """Return the statistics of the first column, because NormalizeReward sees only one."""
     return [np.ravel(value)[0] for value in found]
 
 
 @kept
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 def test_far_from_zero_they_are_those_of_numpy(where, dtype):
-    """Also where the mean moves."""
+    """Even if the mean moves."""
     rng = np.random.default_rng(0)
     far = [rng.normal(1e8, 20, (k, 2)).astype(dtype) for k in (4, 1, 3, *[4] * 40)]
     moves = [rng.normal(mean, 1, (4, 2)).astype(dtype) for mean in (0, 1e6, 1e6, -1e8, 3)]
     for batches, exact in ((far, 1e-12), (moves, 1e-9)):
         mean, var, count, skipped = column(KEPT[where](batches))
         want = np.concatenate(batches)[:, 0].astype(np.float64)
-        if where == "EnvCreator":  # whose space is of float32
+        if where == "EnvCreator":  # its space is float32
             want = want.astype(np.float32).astype(np.float64)
         assert mean == pytest.approx(want.mean(), rel=exact)
         assert var == pytest.approx(want.var(), rel=1e-6 if batches is far else exact)
@@ -138,7 +138,7 @@ def test_rows_that_are_not_finite_are_left_out_and_counted(where):
         want = want[np.abs(want) < 1e100]
         assert (mean, var) == (pytest.approx(want.mean(), rel=1e-6), pytest.approx(want.var(), rel=1e-6)), bad
         assert (count, skipped) == (20 - len(bad), len(bad)), bad
-    batches = [np.full((2, 2), np.nan), np.array([[1.0, 1.0], [3.0, 3.0]])]  # one without a finite row
+    batches = [np.full((2, 2), np.nan), np.array([[1.0, 1.0], [3.0, 3.0]])]  # a batch without a finite row
     assert column(KEPT[where](batches)) == [2, 1, 2, 2]
 
 

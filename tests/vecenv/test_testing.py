@@ -1,4 +1,4 @@
-"""The contract on every backend; and a vector env that breaks it in one way fails the checks that are listed."""
+"""The contract on each backend, and broken vector envs that fail the listed checks."""
 
 import threading
 
@@ -28,7 +28,7 @@ MAKERS = [
     *(pytest.param(make, marks=RAY) for make in (near, sharing(RayVectorEnv, 2, **FAR))),
 ]
 CARRIED = ("mixed_rounds", "env_errors", "close")
-"""Checks that actors decide, and that neither test_differential.py nor the batch of test_spaces.py makes."""
+"""Checks that depend on actors and that test_differential.py and test_spaces.py do not make."""
 
 
 @pytest.mark.parametrize("check", CHECKS)
@@ -44,7 +44,7 @@ def test_actors_keep_the_contract(check):
 
 
 class LosesAnAnswer(DummyBackend):
-    """Runs the operation of the last env, but never announces it."""
+    """Backend that never announces the last env's operation."""
 
     given_up = threading.Event()
 
@@ -59,7 +59,7 @@ class LosesAnAnswer(DummyBackend):
 
 
 class SwapsRows(DummyBackend):
-    """Exchanges the observations of envs 0 and 1 in rounds of all envs."""
+    """Backend that swaps the observations of envs 0 and 1 in rounds of all envs."""
 
     def send(self, ids, ops, payloads):
         super().send(ids, ops, payloads)
@@ -69,7 +69,7 @@ class SwapsRows(DummyBackend):
 
 
 class RunsTwice(DummyBackend):
-    """Runs the operation of env 0 twice in partial rounds, as a message that is sent twice would."""
+    """Backend that repeats the operation of env 0 in partial rounds, as if a message were sent twice."""
 
     def send(self, ids, ops, payloads):
         if ids is not None and 0 in ids:
@@ -87,7 +87,7 @@ class ForgetsSeeds(DummyBackend):
 
 
 class WrapsEnvErrors(DummyBackend):
-    """Every failure becomes a plain RuntimeError."""
+    """Backend that turns each failure into a RuntimeError."""
 
     def take(self, ids):
         taken = super().take(ids)
@@ -98,14 +98,14 @@ class WrapsEnvErrors(DummyBackend):
 
 
 class IgnoresAutoreset(DummyBackend):
-    """Says that it resets envs in the round of their last step, and does not."""
+    """Backend that claims autoreset but does not reset."""
 
     def send(self, ids, ops, payloads):
         super().send(ids, ops & (255 - AUTORESET), payloads)
 
 
 class SharesActions(DummyBackend):
-    """Gives the caller's own array to the envs."""
+    """Backend that gives the caller's array to the envs."""
 
     def send(self, ids, ops, payloads):
         if ids is None and isinstance(ops, int) and ops == STEP:
@@ -119,7 +119,7 @@ class LeavesEnvsOpen(DummyBackend):
 
 
 def on(backend_class):
-    """The factory that a user of the kit would write."""
+    """Return the factory that a user of the contract would write."""
 
     def factory(env_fns, **options):
         return BaseVectorEnv(env_fns, backend=backend_class(), **options)
@@ -129,12 +129,12 @@ def on(backend_class):
 
 
 def broken(name, base=DummyVectorEnv, **methods):
-    """A vector env with other methods in place of its own."""
+    """Return a vector env class with these methods replaced."""
     return type(name, (base,), methods)
 
 
 def returning(name, change):
-    """One whose `recv` returns what `change` makes of the right result."""
+    """Return a class with `recv` changed by `change`."""
     return broken(name, recv=lambda self: change(*DummyVectorEnv.recv(self)))
 
 
@@ -185,7 +185,7 @@ class CloseRaisesTwice(DummyVectorEnv):
 
 
 def views(env_fns, **options):
-    """Zero copies, no lifetime."""
+    """Make a vector env that returns views."""
     return DummyVectorEnv(env_fns, copy=False, **options)
 
 
@@ -195,7 +195,7 @@ def calls_env_fns_for_their_spaces(env_fns, **options):
 
 
 def refuses_constructors_errors(env_fns, **options):
-    """Says only that something went wrong in a constructor."""
+    """Hide the error of a constructor."""
     try:
         return DummyVectorEnv(env_fns, **options)
     except ValueError:

@@ -1,4 +1,4 @@
-"""Wrappers of a whole vector env, and the statistics that one of them keeps."""
+"""Wrappers of a vector env, and the statistics of one wrapper."""
 
 import functools
 
@@ -106,7 +106,7 @@ class TestVectorEnvNormObs:
         ids=["box", "dict", "tuple", "no space"],
     )
     def test_statistics_can_be_shared_before_the_first_batch(self, space, rows):
-        """The lines of tianshou's examples: both are made, the statistics shared, then the envs are used."""
+        """As in tianshou's examples: make both wrappers, share the statistics, then use the envs."""
         with (
             VectorEnvNormObs(DummyVectorEnv(playing(space, rows, rows[1:]))) as train,
             VectorEnvNormObs(DummyVectorEnv(playing(space, rows[:1])), update_obs_rms=False) as test,
@@ -188,7 +188,7 @@ class TestVectorEnvNormObs:
             venv.reset()
 
     def test_it_takes_anything_with_the_methods(self):
-        """Also with one space for all envs, as a pool has it."""
+        """Also with a single space for all envs, as a pool has."""
 
         class Pool:
             observation_space = spaces.Dict({"a": BOX})

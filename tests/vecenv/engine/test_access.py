@@ -1,6 +1,6 @@
-"""Everything about the envs but stepping them: attributes through wrappers, spaces, seeds, frames.
+"""Access to envs besides stepping: attributes through wrappers, spaces, seeds, frames.
 
-The host of the envs decides, so that DummyVectorEnv states it; ShmemVectorEnv where something travels.
+The code runs in the host of the envs, so DummyVectorEnv is enough. ShmemVectorEnv is used if a value is sent.
 """
 
 import gymnasium
@@ -19,7 +19,7 @@ dummy_and_custom = pytest.mark.parametrize("backend", [DummyVectorEnv, custom])
 
 
 class Layer(gymnasium.Wrapper):
-    """A wrapper with an attribute of its own, and some that hide the env's."""
+    """Wrapper with a separate attribute and attributes that hide the env's."""
 
     def __init__(self, env):
         super().__init__(env)
@@ -161,7 +161,7 @@ class TestAttributes:
 
 
 class Simulator:
-    """Something that an env keeps under the name `env`, and that is none of the caller's business."""
+    """Object that an env stores under the name `env`, and that callers must not reach."""
 
     speed = 3
 
@@ -214,7 +214,7 @@ class TestLists:
 
     @dummy_and_custom
     def test_the_parents_spaces_are_its_own(self, backend):
-        """Sampling here does not move the generators of the envs."""
+        """A sample here must not move the envs' generators."""
         with backend(counting(2)) as venv:
             venv.seed(4)
             for space in venv.action_space:
@@ -225,7 +225,7 @@ class TestLists:
 
 
 class OwnSeed(CountingEnv):
-    """Has a `seed` method, as envs of the old Gym do."""
+    """Env with a `seed` method, as in old Gym."""
 
     def seed(self, seed=None):
         self.seeded = seed

@@ -1,4 +1,4 @@
-"""Actions of any array library: converted once a call, checked before anything is sent, and each env's own."""
+"""Actions of any array library are converted once per call, checked before the round, and copied for each env."""
 
 import numpy as np
 import pytest
@@ -20,7 +20,7 @@ TREE = {"a": np.array([1, 2, 3]), "b": {"c": FLOAT32}}
 
 
 class Tensor:
-    """One of another library: it has torch's way to the host, and not its questions where it is."""
+    """Tensor of a different library, with torch's methods to reach the host, but no `is_cpu`."""
 
     def __init__(self, values):
         self.values = values
@@ -61,19 +61,19 @@ CONVERTED = [
     *((spaces.Box(-9, 9, shape, own), batch, floats(shape, 0.1, own))
       for shape in ((2,), (1,), ()) for own in (np.float32, np.float16)
       for batch in (floats(shape, 0.1, float), floats(shape, 0.1, float).tolist(), floats(shape, 0.1, own))),
-    # They would become infinite, or are no numbers: the env decides, as it does without a vector env.
+    # These values overflow or are not numbers. The env decides, as without a vector env.
     (BOX, floats((2,), 1e300, float), [np.full(2, 1e300)] * 3),
     (BOX, ["up", "down", None], ["up", "down", None]),
     (spaces.Text(5), ["a", "bc", "d"], ["a", "bc", "d"]),
     (spaces.Text(5), np.array(["x", "y", "z"]), [*np.array(["x", "y", "z"])]),
-    # Values outside of the space are passed on.
+    # Values outside the space are passed on.
     (BOX, [[np.nan, 77], [np.inf, 0], [0, 0]], np.array([[np.nan, 77], [np.inf, 0], [0, 0]], np.float32)),
     (spaces.Discrete(2), [5, -7, 1], np.array([5, -7, 1])),
     (NESTED, {"a": torch.tensor([1, 2, 3]), "b": {"c": FLOAT32.astype(float)}}, TREE),
     (NESTED, [{"a": i + 1, "b": {"c": FLOAT32[i]}} for i in range(N)], TREE),
     (spaces.Tuple([DISCRETE, BOX]), [(i, FLOAT32[i]) for i in range(N)], (np.arange(3), FLOAT32)),
     (spaces.Tuple([DISCRETE, BOX]), (torch.arange(N), FLOAT32.astype(float)), (np.arange(3), FLOAT32)),
-    # As many parts as envs: a tuple of tuples has one action per env, a tuple of anything else has batches.
+    # The tuple has a part per env: a tuple of tuples has one action per env, any other tuple has batches.
     (spaces.Tuple([DISCRETE] * N), ([1, 2, 3], np.array([4, 5, 6]), [7, 8, 9]), tuple(np.arange(1, 10).reshape(N, N))),
     (spaces.Tuple([DISCRETE] * N), ((1, 4, 7), (2, 5, 8), (3, 6, 9)), tuple(np.arange(1, 10).reshape(N, N))),
     (spaces.Tuple([DISCRETE] * N), [[1, 4, 7], [2, 5, 8], [3, 6, 9]], tuple(np.arange(1, 10).reshape(N, N))),
@@ -113,7 +113,7 @@ class TestConversion:
 
     @pytest.mark.parametrize(("space", "batch", "message"), REFUSED)
     def test_numbers_of_another_shape_are_refused(self, space, batch, message):
-        """An env would often accept them, and mean something else."""
+        """An env would often accept these numbers with a different meaning."""
         with pytest.raises(ValueError, match=message):
             sent(space, batch)
 
@@ -153,7 +153,7 @@ class TestConversion:
 
     def test_the_batch_is_converted_once(self):
         class Counts:
-            """An array of another library."""
+            """Array of a different library."""
 
             calls = 0
 

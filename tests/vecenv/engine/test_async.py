@@ -1,7 +1,7 @@
-"""Waiting for some: `wait_num` and `timeout`. Gates decide which env is done when; no test sleeps to order events.
+"""Waiting for some envs: `wait_num` and `timeout`. Gates decide when an env finishes; no test sleeps to order events.
 
-That a step returns without those that take longer, on every backend, `check_vector_env` says; random rounds in flight
-are in test_differential.py.
+`check_vector_env` checks on all backends that a step does not wait for slow envs. test_differential.py has random
+rounds.
 """
 
 import os
@@ -18,7 +18,7 @@ from vecenv.testing import FakeBackend, Gates
 remote_backend = and_ray([ShmemVectorEnv])
 
 LONG = 1e6
-"""Seconds after which the test has long failed, if they are waited for."""
+"""Seconds that a passing test never waits."""
 
 
 def ids_of(result):
@@ -27,7 +27,7 @@ def ids_of(result):
 
 class TestWaitNum:
     def test_answers_that_are_there_are_not_waited_for(self, remote_backend, monkeypatch):
-        """They came in while something else was waited for: the CPU is not given away before they are taken."""
+        """The answers arrived during an earlier wait, so the caller must read them before it yields the CPU."""
         with remote_backend(counting(4), wait_num=1, num_workers=2) as venv:
             venv.reset()
             venv.send([0, 0], [0, 2])
@@ -37,7 +37,7 @@ class TestWaitNum:
             assert ids_of(venv.recv()) == [0, 2]
 
     def test_every_env_is_returned_once_on_dummy(self):
-        """One process: all that was sent is done, and none is skipped."""
+        """All sent envs are done, because one process runs all."""
         with DummyVectorEnv(counting(5), wait_num=1) as venv:
             venv.reset()
             assert ids_of(venv.step([0] * 5)) == [0, 1, 2, 3, 4]
@@ -73,7 +73,7 @@ class TestWaitNum:
 
 class TestResetsInAsyncMode:
     def test_envs_reset_at_the_same_time(self, remote_backend):
-        """All come to their gates before one may leave: none waits for another."""
+        """All envs reach their gates before a gate opens, so no env waits for a different env."""
         with Gates(4) as gates, remote_backend(gates.env_fns, num_workers=4) as venv:
 
             def let_through():
@@ -90,7 +90,7 @@ class TestResetsInAsyncMode:
 class TestReadiness:
     @pytest.fixture
     def stepping(self):
-        """Env 1 of three is stepping, and stays so until the end of the test."""
+        """Vector env whose env 1 steps until the end of the test."""
         with BaseVectorEnv(counting(3), wait_num=1, backend=FakeBackend()) as venv:
             venv.reset()
             venv.send([0], [1])

@@ -1,6 +1,6 @@
 """step(..., autoreset=True): the last step of an episode and the first observation of the next, in one round.
 
-That it is a step and a reset, on every backend, `check_vector_env` says; here is what the host of envs decides.
+`check_vector_env` checks this on all backends. Here are the decisions of the host of envs.
 """
 
 import pickle
@@ -29,7 +29,7 @@ remote_backend = and_ray([ShmemVectorEnv])
 class FailsInSecondReset(CountingEnv):
     def reset(self, **kwargs):
         if self.episode == 0 and self.env_id == 1:
-            if self.form == "dict":  # a part of which is written before it is found not to fit
+            if self.form == "dict":  # the array is written before the text is refused
                 return {"who": 1, "when": (np.full(4, 99), None)}, {}
             raise RuntimeError("no second episode")
         return super().reset(**kwargs)
@@ -96,7 +96,7 @@ def test_an_env_is_reset_with_its_seed_in_the_round_of_its_last_step(backend):
                 assert i == 2 or obs[i].tolist() == first[i]
         venv.step(np.ones(1, np.int64), [1], autoreset=seeds[1:2])
         info = []
-        while not any("final_obs" in each for each in info):  # without seeds they go on from their own generators
+        while not any("final_obs" in each for each in info):  # without seeds, the envs use their generators
             obs, _, _, _, info = venv.step(np.ones(3, np.int64), autoreset=True)
             assert all(obs[i].tolist() not in first for i, each in enumerate(info) if "final_obs" in each)
     assert ended == {0, 1, 2}
@@ -117,7 +117,7 @@ def test_autoreset_takes_seeds_in_every_form_and_says_no_in_three(backend):
 
 
 class ShowsMuch(gymnasium.Env):
-    """A large array beside a text, which has no place in an array."""
+    """Env that observes a large array and a text, which is an object."""
 
     action_space = spaces.Discrete(2)
     observation_space = spaces.Dict({"image": spaces.Box(0, 255, (1000, 100), np.uint8), "text": spaces.Text(9)})

@@ -1,6 +1,6 @@
-"""Mistakes of callers and envs that break the API: each gets its error, and a rejected call does nothing.
+"""Wrong calls and envs that break the API: each raises its error, and a rejected call changes nothing.
 
-Stated on DummyVectorEnv, and on ShmemVectorEnv where something would have to travel.
+On DummyVectorEnv, and on ShmemVectorEnv if a value would be sent.
 """
 
 import re
@@ -182,7 +182,7 @@ CALLS = {
 
 @pytest.fixture(scope="module")
 def venv():
-    """One for all calls, which is the point: none of them may change it."""
+    """A single vector env for all calls, because no call may change it."""
     with DummyVectorEnv(counting(N)) as venv:
         venv.reset(seed=5)
         venv.step([1, 2, 3])
@@ -228,7 +228,7 @@ class TestCalls:
 
 
 def returning(step=None, reset=None):
-    """An env whose step or reset returns what the function makes of the right result."""
+    """Return an env class whose results of step or reset these functions change."""
 
     class Wrong(CountingEnv):
         def step(self, action):

@@ -1,6 +1,6 @@
-"""Decisions of BaseVectorEnv and its engine on rounds, results and life: once, on DummyVectorEnv.
+"""Decisions of BaseVectorEnv and its engine about rounds, results and life, on DummyVectorEnv.
 
-The contract of every backend is `check_vector_env`: see test_testing.py.
+`check_vector_env` is the contract of all backends (see test_testing.py).
 """
 
 import copy

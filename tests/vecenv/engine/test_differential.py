@@ -1,4 +1,4 @@
-"""The same program, two ways: every backend, number of workers and start method gives the same log, bit for bit."""
+"""A program gives the same log, bit for bit, with each backend, number of workers and start method."""
 
 import functools
 
@@ -21,7 +21,7 @@ ON_RAY = [pytest.param(sharing(RayVectorEnv, 2, **where), marks=RAY) for where i
 
 @functools.lru_cache
 def on_dummy(name, seed, length):
-    """The program of this seed, and its log in this process."""
+    """Return the program of this seed and its log in this process."""
     operations = program(len(TEAMS[name]), seed, length)
     with DummyVectorEnv(team(name)) as venv:
         log = log_of(venv, operations)
@@ -78,7 +78,7 @@ def test_the_start_method_makes_no_difference(context):
     ],
 )
 def test_rounds_in_flight_agree_with_the_model(backend, seeds):
-    """Gates open in random order: what comes back never depends on time."""
+    """Gates open in random order, but the results must not depend on time."""
     for seed in range(seeds):
         rng = np.random.default_rng(seed)
         n, options = int(rng.integers(2, 5)), {"form": ["array", "dict"][seed % 2], "length": 3}
@@ -89,9 +89,9 @@ def test_rounds_in_flight_agree_with_the_model(backend, seeds):
 
 
 def random_rounds(venv, gates, twins, rng, turns=40):
-    """Sends, receives and resets of some envs; returns the envs in flight, with what they will answer."""
+    """Send, receive and reset some envs. Return the envs in flight, with their expected answers."""
     waiting = {}  # in the order of sending
-    if not venv.is_async:  # where all that is in flight is waited for
+    if not venv.is_async:  # if the call waits for all envs in flight
         gates.open(times=2 * turns)
     let_through = gates.open if venv.is_async else lambda *ids: None
 

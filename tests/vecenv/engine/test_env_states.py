@@ -1,4 +1,4 @@
-"""get_state and set_state: an env goes on from a state as it went on before."""
+"""get_state and set_state: an env continues from a state in the same way."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ PENDULUM = """
 
 
 class Physics(gym.Env):
-    """Like gymnasium's MuJoCo envs, which need a library for pictures too."""
+    """Env like gymnasium's MuJoCo envs, without their library."""
 
     observation_space, action_space = spaces.Box(-100, 100, (3,), np.float64), spaces.Box(-1, 1, (1,))
 
@@ -51,7 +51,7 @@ class Physics(gym.Env):
 
 
 class Own(Countdown):
-    """An env with a state of its own."""
+    """Env with its own get_state and set_state."""
 
     def __init__(self) -> None:
         super().__init__(6)
@@ -89,7 +89,7 @@ def test_an_env_goes_on_from_its_state_as_before(backend: Any, env_fn: Any) -> N
         first = go_on([1, 0])
         venv.set_state(states, [1, 0])
         np.testing.assert_array_equal(go_on([1, 0]), first)
-        venv.set_state(states[::-1], [1, 0])  # each in the state of the other one
+        venv.set_state(states[::-1], [1, 0])  # each env in the state of the other env
         np.testing.assert_array_equal(go_on([0, 1]), first)
 
 

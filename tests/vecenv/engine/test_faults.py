@@ -1,4 +1,4 @@
-"""The fault matrix: every backend, every kind of fault; the caller learns what happened, resets, and all goes on."""
+"""The fault matrix: each kind of fault on each backend is reported, and a reset repairs the env."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ LIMIT = 1.0
 
 
 class Row:
-    """A ledger of four envs, of which env 1 breaks."""
+    """A ledger of four envs, in which env 1 breaks."""
 
     def __init__(self, ledger: Ledger, column: Column, folder: Path) -> None:
         self.ledger, self.column, self.go = ledger, column, folder / "go"
@@ -42,7 +42,7 @@ class Row:
         self.ledger.venv.set_env_attr("fault", fault, [1])
 
     def errs(self, fault: str, kind: type[Exception], text: str, op: str = "step") -> None:
-        """Env 1 fails with an error that names it, beside the rows of the others, until it is reset."""
+        """Check that env 1 raises an error with its id and `partial`, until its reset."""
         self.breaks(fault)
         error = self.ledger.fails(kind) if op == "step" else self.ledger.reset_fails(kind)
         assert text in said(error)
@@ -55,16 +55,18 @@ class Row:
         self.ledger.goes_on([1], kind)
 
     def worker(self) -> Any:
-        """The worker of env 1: its envs and its process."""
+        """Return the worker of env 1."""
         return next(worker for worker in self.ledger.venv.engine.backend.workers if 1 in worker.ids)
 
     def is_near(self) -> bool:
-        """Return whether the worker of env 1 is on this node: elsewhere its stack and the env in use are not known."""
+        """Return True if the worker of env 1 is on this node. On other nodes, its stack and the running env are
+        unknown.
+        """
         pool = getattr(self.ledger.venv.engine.backend, "pool", None)
         return pool is None or next(handle for handle in pool.workers if 1 in handle.ids).on_this_node
 
     def loses(self, worker: Any, error: Any, *texts: str) -> None:
-        """Env 1 has ended its worker, whose envs are made anew by a reset; the others are as they were."""
+        """Check the error of the worker that env 1 ended, and that a reset makes the failed envs again."""
         for text in (*texts, "reset("):
             assert text in str(error)
         assert (error.env_ids, error.pid) == (tuple(worker.ids), worker.pid)
@@ -114,7 +116,7 @@ def dies(row: Row) -> None:
 
 
 def dies_while_idle(row: Row) -> None:
-    """The next use of its envs says so, that of others does not."""
+    """The next use of the worker's envs raises, but no other use."""
     worker = row.worker()
     kill(worker.pid)
     assert row.ledger.round([i for i in range(N) if i not in worker.ids]) == []
@@ -156,7 +158,7 @@ FAULTS += [has_an_info_that_cannot_travel, is_interrupted, hangs, dies_while_idl
 
 
 def fits(fault: Any, column: Column) -> bool:
-    """Dummy does not see a hang, and threads do not die."""
+    """Return False for hangs on Dummy and deaths of threads."""
     return column.remote or not (
         fault in (dies, dies_while_idle) or (fault is hangs and column.backend is DummyVectorEnv)
     )
@@ -179,7 +181,7 @@ def test_a_fault_is_reported_and_after_a_reset_all_goes_on(column: Column, fault
 
 @pytest.mark.parametrize("column", column_params(quick=True, only=RayVectorEnv))
 def test_each_fault_in_turn_on_ray(column: Column, tmp_path: Path) -> None:
-    """One vector env for all: it takes a second to start an actor."""
+    """One vector env for all faults, because an actor takes a second to start."""
     with column.open(counters(N, env1=Breaks), step_timeout=LIMIT) as ledger:
         ledger.begin()
         for fault in FAULTS:

@@ -1,4 +1,4 @@
-"""Data that cannot travel between processes, is large, or changes after its return: reported, or harmless."""
+"""Values that cannot be pickled, are large, or change after their return."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from vecenv import DummyVectorEnv, EnvStepError, WorkerDiedError
 
 backend = and_ray(BACKENDS)
 
-# Why each cannot travel from a worker to the parent.
+# Reasons why a worker cannot pickle a value.
 CANNOT_LEAVE: dict[str, tuple[Any, str]] = {
     "unpicklable": (oddities.Unpicklable, "lock"),
     "raises at pickle": (oddities.RaisesAtPickle, "no pickling today"),
@@ -30,7 +30,7 @@ CANNOT_LEAVE: dict[str, tuple[Any, str]] = {
 }
 
 
-# Why each cannot be copied, which is what an observation of objects needs where the env lives in this process.
+# Reasons why a value cannot be copied, as observations of objects are in this process.
 CANNOT_BE_COPIED: dict[str, type[Exception]] = {
     "unpicklable": TypeError,
     "raises at pickle": RuntimeError,
@@ -84,7 +84,7 @@ def test_an_attribute_that_cannot_travel_is_reported_and_nothing_is_lost(column:
 
 
 class ObjectAction(Counter):
-    """Its actions are objects; the observation shows their `number`."""
+    """Env with objects as actions, which observes their `number`."""
 
     action_space = spaces.Text(100)
 
@@ -127,7 +127,7 @@ def test_an_action_or_option_that_cannot_be_copied_reaches_the_env_as_it_is(colu
 
 
 def check_untouched(ledger: Ledger) -> None:
-    """The first step after the reset is the first step of every env."""
+    """Check that the first step after the reset is the first step of each env."""
     venv = ledger.venv
     assert (venv.waiting_id, venv.failed_id) == ([], [])
     assert venv.get_env_attr("t") == [0] * N
@@ -164,7 +164,7 @@ def test_an_action_that_cannot_be_read_in_the_worker_fails_its_env_alone(column:
         assert venv.failed_id == [1]
         ledger.reset([1])
         assert venv.get_env_attr("t") == [1, 0, 1, 1]
-        if not venv.is_async:  # also where the env would have been reset
+        if not venv.is_async:  # even if the env would have been reset
             with pytest.raises(TypeError, match="the action for env 0 cannot be read in the worker") as caught:
                 venv.step([{"number": 5, "odd": make()}] + [{"number": 5}] * 3, autoreset=True)
             assert caught.value.partial.env_id.tolist() == [1, 2, 3]
@@ -194,7 +194,7 @@ def test_an_env_fn_that_cannot_travel_is_refused_before_anything_starts(column: 
 
 
 class OddMetadata(Counter):
-    """Its spec and metadata cannot travel."""
+    """Env whose spec and metadata cannot be pickled."""
 
     def __init__(self, id: int, make: Any) -> None:
         super().__init__(id)

@@ -1,4 +1,6 @@
-"""Workers that end: noticed at once, reported with env and cause, nothing of the others lost, brought back by reset."""
+"""Workers that end: noticed immediately, reported with env and cause, without loss for other envs, and restarted by a
+reset.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,7 @@ from vecenv.portability import PORTABLE
 
 
 def check_error(error: WorkerDiedError, ids: list[int], pid: int, cause: str) -> None:
-    """The error names the envs, the process and the cause, and says what to do."""
+    """Check that the error names the envs, the process and the cause, and says what to do."""
     assert (error.env_ids, error.pid) == (tuple(ids), pid)
     assert error.env_id in ids
     assert cause in str(error)
@@ -33,13 +35,13 @@ def check_error(error: WorkerDiedError, ids: list[int], pid: int, cause: str) ->
 
 
 def check_goes_on(ledger: Ledger, failed: list[int]) -> None:
-    """As `Ledger.goes_on`, for envs that are made anew."""
+    """Check as `Ledger.goes_on`, for envs that are made again."""
     ledger.born_again(failed)
     ledger.goes_on(failed, WorkerDiedError)
 
 
 def meets_death(ledger: Ledger, ids: list[int]) -> None:
-    """A round in which some worker is found dead, or its death is known already."""
+    """Run a round in which a dead worker is found or already known."""
     try:
         errors = ledger.round(ids)
     except WorkerDiedError as error:
@@ -55,7 +57,7 @@ def refused(ledger: Ledger, ids: list[int]) -> WorkerDiedError:
 
 @columns("blocks", "async", dummy=False, far=False, quick=True)
 def test_alive_reports_the_death_of_an_idle_worker_without_waiting_and_a_reset_brings_it_back(column: Column) -> None:
-    """That is no error of the reset; the other envs of the same worker have to be reset as well."""
+    """The reset does not raise, but the other envs of the worker need a reset too."""
     with column.open(counters(N)) as ledger:
         ledger.begin()
         assert ledger.venv.alive() == [True] * N
@@ -79,7 +81,7 @@ def test_alive_reports_the_death_of_an_idle_worker_without_waiting_and_a_reset_b
 
 @columns("blocks", dummy=False, far=False)
 def test_reset_brings_back_a_worker_that_died_after_its_last_answer(column: Column) -> None:
-    """It has not come to say that its round is over: that is no reason to think that it died in the reset."""
+    """The worker did not announce the end of its round, but this does not mean that it died in the reset."""
     with column.open(counters(N)) as ledger:
         ledger.begin()
         pid, line = pids(ledger.venv)[1], ledger.venv.engine.backend.pool.control.line(0)
@@ -93,7 +95,7 @@ def test_reset_brings_back_a_worker_that_died_after_its_last_answer(column: Colu
 
 @columns("blocks", "async", dummy=False)
 def test_the_death_of_a_worker_is_seen_within_a_tenth_of_a_second(column: Column, tmp_path: Path) -> None:
-    """The best of five: the others may fall into moments in which a busy machine runs other programs."""
+    """The best of five, because a busy machine may run other programs meanwhile."""
     seen = tmp_path / "seen"
     delays = []
     with column.open(counters(N, env1=partial(HangsOnStep, at=1, seen=str(seen)))) as ledger:
@@ -139,7 +141,7 @@ def test_a_worker_that_died_before_or_in_a_call_is_reported_and_the_envs_of_the_
                 check_error(caught.value, block, pid, column.cause("SIGKILL"))
             assert time.monotonic() - begin < SEEN
             assert "while running env 1" in str(caught.value) or idle or not near
-            for i in others:  # a seed may have reset them
+            for i in others:  # a seed may have reset the envs
                 ledger.episode[i], ledger.t[i] = (venv.get_env_attr(name, [i])[0] for name in ("episode", "t"))
             check_goes_on(ledger, block)
 
@@ -183,7 +185,7 @@ def test_a_worker_killed_in_the_middle_of_a_reply_is_reported_and_nothing_of_the
         ledger.begin()
         block, pid = block_of(ledger.venv, 1), pids(ledger.venv)[1]
         ledger.send([1])
-        reply_begins(ledger.venv, 1)  # 8 MiB do not fit: it has to wait for us
+        reply_begins(ledger.venv, 1)  # 8 MiB do not fit, so the worker has to wait for the parent
         kill(pid)
         with pytest.raises(WorkerDiedError) as caught:
             ledger.venv.recv()
@@ -196,9 +198,8 @@ def test_a_worker_killed_in_the_middle_of_a_reply_is_reported_and_nothing_of_the
 
 @columns("blocks", "async blocks", dummy=False)
 def test_the_result_of_a_block_mate_survives_a_restart(column: Column) -> None:
-    """Env 0 steps, and its result is not fetched yet, when the worker dies in the reset of env 1.
-
-    On shared memory the worker may find both requests at once and die before it has announced the result.
+    """The result of env 0 is not read yet when the worker dies in the reset of env 1. With shared memory, the worker
+    may find both requests together and die before it announces the result.
     """
     with column.open(counters(N, env1=DiesOnReset)) as ledger:
         ledger.begin()
@@ -251,7 +252,7 @@ def test_a_constructor_that_fails_in_a_restart_leaves_the_env_failed_and_the_nex
 @columns("single", "async", dummy=False, far=False)
 @pytest.mark.parametrize("rounds", [10, pytest.param(200, marks=pytest.mark.slow)])
 def test_a_kill_while_another_worker_is_being_restarted_harms_neither(column: Column, rounds: int) -> None:
-    """Death may come at any moment of a restart: a thread kills env 2 at a random one."""
+    """A thread kills env 2 at a random moment of a restart."""
     rng = np.random.default_rng(0)
     with column.open(counters(N)) as ledger:
         ledger.begin()
@@ -274,7 +275,7 @@ def test_a_kill_while_another_worker_is_being_restarted_harms_neither(column: Co
 
 @pytest.fixture
 def reaped_by_others(children: str) -> Iterator[None]:
-    """A program that ignores SIGCHLD, whose children the system reaps; or a thread of the user's that reaps them."""
+    """A program that ignores SIGCHLD, or a thread of the user, reaps the children."""
     stop, before = threading.Event(), signal.getsignal(signal.SIGCHLD)
     if children == "ignored":
         signal.signal(signal.SIGCHLD, signal.SIG_IGN)

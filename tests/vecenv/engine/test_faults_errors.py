@@ -1,4 +1,4 @@
-"""Envs that raise: the right error, the env in it, nothing lost of the others, and the env usable after a reset."""
+"""Envs that raise: the right error with the env's id, all results of other envs, and an env that a reset repairs."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from vecenv import DummyVectorEnv, EnvStepError, RemoteTraceback, ThreadVectorEn
 
 
 def check_error(error: BaseException, column: Column, env_id: int, op: str) -> None:
-    """The error says what happened, where, and, from a worker, the line of the env."""
+    """Check that the error names the env, the operation and, from a worker, the line of the env."""
     assert BOOM in str(error)
     assert f"env {env_id}, {op}()" in said(error)
     if column.remote:
@@ -46,7 +46,7 @@ def test_any_number_of_envs_may_raise_in_one_round(column: Column) -> None:
 
 @columns("blocks", "async")
 def test_a_failed_env_stays_failed_when_its_reset_is_refused(column: Column) -> None:
-    """Whatever is wrong with the arguments of a reset, a refused call changes nothing."""
+    """A refused reset changes nothing."""
     with column.open(counters(N, env1=RaisesOnStep)) as ledger:
         ledger.begin()
         ledger.fails(ValueError)
@@ -105,7 +105,7 @@ def test_an_env_that_raises_outside_of_steps_is_named_and_nothing_is_lost(column
 
 
 def zoo() -> dict[str, tuple[Any, type[BaseException], str]]:
-    """Name: what the env raises, what arrives from a worker, what the text has to hold."""
+    """By name: the exception of the env, the exception from a worker, and words of its message."""
     entries: dict[str, tuple[Any, type[BaseException], str]] = {
         "two arguments": (partial(oddities.TwoArguments, "one", 2), EnvStepError, "one and 2"),
         "keyword only": (partial(oddities.KeywordOnly, what="w"), EnvStepError, "keyword w"),
@@ -149,7 +149,7 @@ def test_a_constructor_that_raises_is_named_and_every_worker_is_gone(column: Col
             column.backend(counters(N, env1=partial(RaisesInInit, error=ZOO[name][0])), **column.options)
         check_animal(caught.value, name, column, "__init__")
         assert "env 1, __init__()" in said(caught.value) or isinstance(caught.value, EnvStepError)
-        # The exception is still alive here: nothing may wait for a garbage collector.
+        # The exception is still alive, but no object may wait for a garbage collector.
         assert children() == before
         assert [t.name for t in threading.enumerate() if "vecenv" in t.name] == []
 
@@ -157,7 +157,7 @@ def test_a_constructor_that_raises_is_named_and_every_worker_is_gone(column: Col
 @columns("blocks")
 @pytest.mark.parametrize("op", ["step", "reset"])
 def test_the_whole_zoo_of_exceptions_arrives_with_class_text_and_env(column: Column, op: str) -> None:
-    """One vector env for the whole zoo: what one exception does must not spoil the next."""
+    """One vector env for all exceptions, because an exception must not affect the next."""
     with column.open(counters(N, env1=partial(Zookeeper, op=op))) as ledger:
         ledger.begin()
         for name in ZOO:
@@ -192,7 +192,7 @@ def check_animal(error: BaseException, name: str, column: Column, op: str) -> No
 
 
 class Zookeeper(Counter):
-    """Raises the exception of the zoo that `animal` names, in `op`."""
+    """Env that raises the exception `animal` in `op`."""
 
     def __init__(self, id: int, op: str) -> None:
         super().__init__(id)
@@ -223,7 +223,7 @@ def test_an_error_and_what_its_traceback_holds_are_let_go_with_the_reset() -> No
 
 @pytest.mark.parametrize("backend", [DummyVectorEnv, ThreadVectorEnv])
 def test_the_very_exception_is_raised_where_the_env_lives_here(backend: Any) -> None:
-    """With one note and its context, however often it is raised."""
+    """With one note and its context, even if raised repeatedly."""
 
     class Chained(Counter):
         def on_step(self) -> None:

@@ -1,4 +1,4 @@
-"""A program that is killed, interrupted, or forgets: nothing of it stays, and Ctrl-C is one KeyboardInterrupt."""
+"""A program that is killed, interrupted or careless: no process remains, and Ctrl-C raises one KeyboardInterrupt."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ from vecenv import DummyVectorEnv
 
 BOTH = ["Subproc", "Shmem"]
 ORPHANED = 2.0
-"""Seconds until everything that a dead program left has to be gone."""
+"""Seconds until all processes of a dead program must be gone."""
 
 
 @contextmanager
 def driver(folder: Path, *args: str) -> Iterator[subprocess.Popen[str]]:
-    """A driver of `tests.support.drivers`, in a process group of its own as in a terminal; it is gone at the end."""
+    """A driver of `tests.support.drivers` in a separate process group, as in a terminal. It is ended after the test."""
     command = [sys.executable, "-m", "tests.support.drivers", args[0], str(folder), *args[1:]]
     program = subprocess.Popen(command, cwd=ROOT, text=True, stderr=subprocess.PIPE, start_new_session=True)
     family: set[psutil.Process] = set()
@@ -63,7 +63,7 @@ def driver(folder: Path, *args: str) -> Iterator[subprocess.Popen[str]]:
 def test_workers_in_any_state_and_their_children_die_with_the_program(
     context: str, names: list[str], number: int, tmp_path: Path
 ) -> None:
-    """SIGTERM goes to the program alone (a scheduler), SIGHUP to its whole group (a terminal that is closed)."""
+    """SIGTERM goes to the program (as from a scheduler), SIGHUP to its group (as from a terminal)."""
     with driver(tmp_path, "every_state", context, *names) as program:
         appears(tmp_path / "ready", within=60)
         states = json.loads((tmp_path / "ready").read_text())
@@ -104,7 +104,7 @@ def test_after_control_c_at_any_moment_a_reset_is_enough(
     with driver(tmp_path, "interrupted_at_random", str(count), name) as program:
         for k in range(count):
             appears(tmp_path / f"armed {k}")
-            time.sleep((k * 7 % 20) / 2000)  # not to order anything: to be somewhere else each time
+            time.sleep((k * 7 % 20) / 2000)  # a random time, not an order of events
             os.killpg(program.pid, signal.SIGINT)
         assert program.stderr is not None
         noise = program.stderr.read()
@@ -130,7 +130,7 @@ def test_a_program_that_ends_with_an_open_vector_env_ends_in_time_and_leaves_not
 
 
 def leftovers(session: int) -> list[int]:
-    """Processes of the session that a driver led, after `ORPHANED` seconds at most; they are killed then."""
+    """Return the processes of the driver's session after at most `ORPHANED` seconds, and kill them."""
     deadline = time.monotonic() + ORPHANED
     while found := [p for p in psutil.process_iter() if belongs(p, session)]:
         if time.monotonic() > deadline:
@@ -153,7 +153,7 @@ def belongs(process: psutil.Process, session: int) -> bool:
 
 @columns("blocks", "async", dummy=False)
 def test_a_vector_env_that_is_dropped_warns_and_leaves_nothing(column: Column, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In time, also while envs hang, in async mode."""
+    """In bounded time, even if envs hang in async mode."""
     monkeypatch.setattr(vecenv.engine.lifetime, "CLOSE_TIMEOUT", 0.3)
     kind: Any = partial(HangsOnStep, at=1) if column.is_async else Counter
     venv = column.backend([partial(kind, i) for i in range(4)], **column.options)
@@ -163,13 +163,13 @@ def test_a_vector_env_that_is_dropped_warns_and_leaves_nothing(column: Column, m
         venv.send([0] * 4)
     begin = time.monotonic()
     with pytest.warns(ResourceWarning, match=f"unclosed {column.backend.__name__}"):
-        venv = gc.collect()  # let go, and collected
+        venv = gc.collect()  # dropped, and collected
     assert time.monotonic() - begin < CLOSED
     assert all(gone(pid) for pid in processes)
 
 
 def test_an_unclosed_dummy_vector_env_warns_of_nothing() -> None:
-    """It holds no process: what it has goes with it (as gymnasium's SyncVectorEnv)."""
+    """Because it holds no process (as gymnasium's SyncVectorEnv)."""
     closed: list[int] = []
 
     class Closes(Counter):

@@ -1,4 +1,4 @@
-"""Faults that meet another: a death during a restart, a hung env among quick ones, infos that cannot be read."""
+"""Faults that coincide: a death during a restart, a hung env among fast envs, infos that cannot be read."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ ACTIONS = np.zeros(2, np.int64)
 
 
 class KillsWhenMade(Counter):
-    """Its constructor ends the process whose number is in the file, if there is one, and returns when it is gone."""
+    """Env whose constructor kills the process in the file, if any, and waits for its end."""
 
     def __init__(self, id: int, path: Path) -> None:
         super().__init__(id)
@@ -53,7 +53,7 @@ class KillsWhenMade(Counter):
 
 @pytest.fixture
 def killing(remote_backend: Any, tmp_path: Path) -> Iterator[Any]:
-    """Makes two envs in a worker each; the second one ends the worker of the first when it is made again."""
+    """Make two envs in separate workers. The second env kills the first worker when it is made again."""
 
     def make(**options: Any) -> Any:
         options |= on_this_node(remote_backend)
@@ -92,7 +92,7 @@ def test_a_step_in_which_a_worker_dies_while_another_is_started_again(killing: A
 
 
 class Forks(Counter):
-    """Has a child that holds what the worker holds."""
+    """Env with a child that holds the worker's descriptors."""
 
     def __init__(self, id: int) -> None:
         super().__init__(id)
@@ -105,7 +105,7 @@ class Forks(Counter):
 def test_the_end_of_a_worker_is_seen_also_where_its_children_hold_its_descriptors(
     process_backend: Any, context: str
 ) -> None:
-    """The system does not kill the children of a worker that a thread started."""
+    """The system does not kill children that a thread of the worker started."""
 
     def body() -> None:
         with process_backend([partial(Forks, i) for i in range(2)], num_workers=2, context=context) as venv:
@@ -123,7 +123,7 @@ def test_the_end_of_a_worker_is_seen_also_where_its_children_hold_its_descriptor
 
 
 class Announces(Counter):
-    """Its constructor writes the number of its process to a pipe."""
+    """Env whose constructor writes its pid to a pipe."""
 
     def __init__(self, id: int, pipe: str) -> None:
         super().__init__(id)
@@ -145,7 +145,7 @@ def test_a_worker_that_dies_while_others_construct(process_backend: Any, tmp_pat
 
 
 class ExitsInReset(Counter):
-    """Exits in the reset of `at`: the process that is the k-th to be made, for env k - 1."""
+    """Env that ends its process in a reset: env 0 the first process, env 1 the second."""
 
     def __init__(self, id: int, path: Path) -> None:
         super().__init__(id)
@@ -198,7 +198,7 @@ def test_a_worker_that_dies_as_soon_as_it_is_ready(process_backend: Any, monkeyp
 
 
 class LongNames(Counter):
-    """A space whose description is larger than what a socket holds."""
+    """Env with a space whose description is larger than a socket buffer."""
 
     def __init__(self, id: int) -> None:
         super().__init__(id)
@@ -289,7 +289,7 @@ def test_infos_that_cannot_be_read_are_sent_again_also_where_another_came_since(
         assert venv.failed_id == [0, 1]
 
 
-# What one call or env leaves to another.
+# State that a call or env leaves to the next.
 
 
 def test_refusals_have_no_results_of_the_call_that_failed_and_do_not_pile_up() -> None:
@@ -318,7 +318,7 @@ def test_a_reset_beside_a_failure_is_over_when_that_is_raised() -> None:
 
 
 class Shares(Counter):
-    """All envs of a process return one dict, and arrays that they share."""
+    """Env that returns a dict and arrays that all envs of its process share."""
 
     shared: dict[str, Any] = {}
     mask = np.ones(3, np.int8)

@@ -1,4 +1,4 @@
-"""on_error="restart": failures become truncated rows, within a budget; and waiting for more envs than are alive."""
+"""on_error="restart": failures become truncated rows within a budget. Also waits for more envs than are alive."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ backend = and_ray(BACKENDS)
 
 @columns("blocks", "async")
 def test_restart_turns_failures_into_truncated_rows_until_the_env_is_reset(column: Column) -> None:
-    """A raise, the death of a worker and a hang, each on its own."""
+    """An exception, the death of a worker, and a hang."""
     faults = {"raise in step": "ValueError: boom", "die": "WorkerDiedError", "hang": "WorkerTimeoutError"}
     options = {"step_timeout": 2.0 if column.backend is RayVectorEnv else 0.5} if column.remote else {}
     with column.open(counters(N, env1=Breaks), on_error="restart", **options) as ledger:
@@ -41,10 +41,11 @@ def test_restart_turns_failures_into_truncated_rows_until_the_env_is_reset(colum
         for fault, error in faults.items() if column.remote else [*faults.items()][:1]:
             lost, pid = [1] if fault == "raise in step" else block_of(ledger.venv, 1), pids(ledger.venv)[1]
             ledger.venv.set_env_attr("fault", fault, [1])
-            for again in range(3):  # a failed env that is stepped without a reset says so again
+            for again in range(3):  # a failed env that is stepped without a reset raises again
                 assert ledger.round() == []
                 restarted = [i for i in range(N) if ledger.rows[i].get("restarted")]
-                # With step_timeout an actor on another node gets its envs one by one: env 0 may have answered before.
+                # With step_timeout, an actor on another node gets its envs one by one, so env 0 may have answered
+                # before.
                 assert restarted == lost or (restarted == [1] and not again and column.backend is RayVectorEnv)
                 assert error in ledger.rows[1]["error"]
             if fault != "raise in step":
@@ -132,7 +133,9 @@ def test_a_repeated_object_is_not_the_one_that_the_caller_has(stack_obs: bool) -
 
 
 def test_an_env_that_is_lost_between_rounds_repeats_its_latest_observation() -> None:
-    """One whose results were all taken; env 1 also after its worker is back, because env 0 was reset alone."""
+    """All results of the env were read. Env 1 repeats its observation even after its worker is back, because only env 0
+    was reset.
+    """
     with ShmemVectorEnv(counters(3), num_workers=2, on_error="restart") as venv:
         venv.reset()
         venv.step([4] * 3)
@@ -166,7 +169,7 @@ def test_a_reset_of_others_does_not_get_the_row_of_a_failed_env(interrupted: boo
 
 @columns("blocks", dummy=False, far=False, quick=True)
 def test_the_end_of_a_worker_counts_for_the_env_that_was_running_alone(column: Column) -> None:
-    """Envs that share its worker are truncated and restarted with it, as often as it takes."""
+    """Other envs of the worker are truncated and restarted without a charge."""
     env_fns = counters(N, env1=partial(DiesOnStep, at=1))
     with column.backend(env_fns, on_error="restart", max_restarts=2, **column.options) as venv:
         assert block_of(venv, 1) == [0, 1]
@@ -207,7 +210,7 @@ def test_a_reset_that_fails_is_tried_again_within_the_budget_and_then_raises_its
     env1 = partial(RaisesOnReset, at=(2, 3, *range(5, 9)))
     with column.open(counters(N, env1=env1), on_error="restart", max_restarts=3) as ledger:
         ledger.begin()
-        ledger.episode[1] = 3  # the episodes 2 and 3 do not begin
+        ledger.episode[1] = 3  # episodes 2 and 3 do not begin
         ledger.reset()
         assert ledger.venv.failed_id == []
         assert ledger.round() == []
@@ -228,7 +231,9 @@ def test_an_env_that_dies_in_every_reset_ends_in_an_error_not_in_a_storm(column:
 
 @columns("async", dummy=False)
 def test_waiting_for_more_envs_than_are_alive_ends(column: Column, tmp_path: Path) -> None:
-    """wait_num=3 of 4, two of which die while the third waits: the call returns, and the third comes with the next."""
+    """wait_num=3 of 4, and two envs die while the third waits: the call returns, and the third row comes with the next
+    call.
+    """
     go = tmp_path / "go"
     env_fns: list[Any] = [
         partial(DiesOnStep, 0),
@@ -250,7 +255,7 @@ def test_waiting_for_more_envs_than_are_alive_ends(column: Column, tmp_path: Pat
 
 
 class InterruptedAt(Counter):
-    """A Ctrl-C comes in step `at`."""
+    """Env with a Ctrl-C in step `at`."""
 
     def __init__(self, id: int, at: int) -> None:
         super().__init__(id)
@@ -262,7 +267,7 @@ class InterruptedAt(Counter):
 
 
 class RaisesWhenAsked(Counter):
-    """For an action that says so; actions travel as objects."""
+    """Env that raises if the action, an object, says so."""
 
     action_space = spaces.Sequence(spaces.Discrete(2))
 
@@ -273,7 +278,7 @@ class RaisesWhenAsked(Counter):
 
 
 def test_an_env_that_is_not_stepped_is_sent_no_action(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A worker would keep it, for a later step."""
+    """A worker would use the action in a later step."""
     with DummyVectorEnv([partial(RaisesWhenAsked, i) for i in range(2)], on_error="restart") as venv:
         venv.reset()
         venv.step([(1,), (0,)])

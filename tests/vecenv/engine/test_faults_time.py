@@ -1,4 +1,4 @@
-"""Envs that take too long, or never return: reported with their stack, ended, and the caller does not hang."""
+"""Envs that are too slow or hang are reported with their stack and ended, and the caller does not hang."""
 
 from __future__ import annotations
 
@@ -37,12 +37,12 @@ process_backend = vector_env_classes(full(PROCESS_BACKENDS))
 
 @pytest.fixture
 def hasty_close(monkeypatch: pytest.MonkeyPatch) -> None:
-    """close() gives the envs less time, where the time itself is not what the test is about."""
+    """Shorten the time that close() gives to envs, for tests that are not about this time."""
     monkeypatch.setattr(vecenv.engine.lifetime, "CLOSE_TIMEOUT", 0.3)
 
 
 def check_error(error: WorkerTimeoutError, env_id: int, pid: int, where: str) -> None:
-    """The error names the env and the limit, and shows the line where the env is."""
+    """Check that the error names the env and the limit, and shows the line of the env."""
     assert isinstance(error, TimeoutError)
     assert (error.env_id, error.pid) == (env_id, pid)
     assert f"env {env_id} has been busy for more than step_timeout={LIMIT} s" in str(error)
@@ -53,7 +53,7 @@ def check_error(error: WorkerTimeoutError, env_id: int, pid: int, where: str) ->
 def test_a_hang_in_a_call_or_reset_is_reported_for_its_env_where_a_block_mate_was_used_last(
     process_backend: Any, hang: Any
 ) -> None:
-    """With the stack of this hang, also where it is not the first one."""
+    """With the stack of this hang, even after an earlier hang."""
     with process_backend([partial(HangsElsewhere, 0), partial(Counter, 1)], num_workers=1, step_timeout=LIMIT) as venv:
         for _ in range(2):
             ledger = Ledger(venv)
@@ -81,7 +81,7 @@ def test_a_constructor_that_never_ends_is_given_up(column: Column) -> None:
 
 @columns("blocks", dummy=False)
 def test_a_block_that_gets_on_may_take_longer_than_one_step(column: Column) -> None:
-    """The limit is that of one env, not of a round: two envs of 0.6 s share a worker."""
+    """The limit is per env, not per round: two envs of 0.6 s share a worker."""
     with column.open(
         counters(N, env0=partial(TakesLong, seconds=0.6), env1=partial(TakesLong, seconds=0.6)), step_timeout=1.0
     ) as ledger:
@@ -108,7 +108,7 @@ def test_without_a_limit_a_long_step_is_reported_in_a_warning_with_its_stack(
     def showwarning(message: Any, category: Any, filename: str, *_: Any) -> None:
         reported.append(str(message))
         assert Path(filename).name == "ledger.py", "a warning names the line that called us"
-        go.touch()  # the env comes back once it has been warned of
+        go.touch()  # the env returns after its warning
 
     monkeypatch.setattr(watchdog_module, "WARN_AFTER", 0.3)
     with column.open(counters(N, env2=partial(WaitsForFile, at=2, go=str(go)))) as ledger:
@@ -124,11 +124,11 @@ def test_without_a_limit_a_long_step_is_reported_in_a_warning_with_its_stack(
         assert "on_step" in hang
 
 
-# What counts as time of an env.
+# The time of an env.
 
 
 class Watched:
-    """The watchdog, with a clock of ours, over one worker of two envs; `limit` is a minute."""
+    """Watchdog with a fake clock over a worker of two envs. `limit` is a minute."""
 
     limit = 60.0
 
@@ -157,7 +157,7 @@ def watched(monkeypatch: pytest.MonkeyPatch) -> Watched:
 
 @pytest.mark.parametrize("pause", [0.02, 0.05, 0.1, 0.3])
 def test_a_hang_is_noticed_as_early_whatever_the_pace_of_the_loop(watched: Watched, pause: float) -> None:
-    """The loop takes `pause` (of the limit) between its looks."""
+    """The loop takes `pause` (a share of the limit) between its looks."""
     watched.line[PROGRESS] = 3
     watched.look_after(0)
     begin = watched.now
@@ -169,7 +169,7 @@ def test_a_hang_is_noticed_as_early_whatever_the_pace_of_the_loop(watched: Watch
 
 
 def test_time_without_a_look_with_progress_or_of_another_worker_is_not_taken_for_a_hang(watched: Watched) -> None:
-    """The program was stopped, with its workers perhaps; or it took its time."""
+    """The program was stopped, perhaps with its workers, or was slow."""
     watched.look_after(0)
     watched.look_after(10 * watched.limit)
     assert watched.hung == []
@@ -193,7 +193,7 @@ def test_time_without_a_look_with_progress_or_of_another_worker_is_not_taken_for
 def test_a_hang_is_reported_after_each_limit_of_which_a_time_without_a_look_is_at_most_half(
     watched: Watched, doing: int
 ) -> None:
-    """For the env that was asked, also where the worker has begun nothing."""
+    """For the env with the operation, even if the worker has not begun."""
     watched.line[DOING], watched.line[PROGRESS] = doing, 3
     watched.look_after(0)
     for _ in range(24):
@@ -260,7 +260,7 @@ def receive_all(venv: Any) -> None:
     "column", [*column_params("blocks", dummy=False), *column_params("blocks", only=ThreadVectorEnv, quick=True)]
 )
 def test_envs_that_wait_instead_of_computing_are_reported_once(column: Column) -> None:
-    """However many workers notice."""
+    """Even if several workers notice."""
     fns = [partial(TakesLong, i, seconds=0.05) for i in range(N)]
     with warnings.catch_warnings(record=True) as warned, column.open(fns) as ledger:
         warnings.simplefilter("always")

@@ -1,5 +1,5 @@
-"""The first calls of a user: ids in place of functions, keywords that are nearly right, names of autoreset modes,
-PettingZoo envs in the wrong class, and a loop that survives the failure of an env.
+"""First calls of a user: ids in place of functions, misspelt keywords, names of autoreset modes, PettingZoo envs in the
+wrong class, and a loop that survives a failing env.
 """
 
 import gymnasium
@@ -107,7 +107,7 @@ class TestKeywords:
             assert len(venv) == 1
 
     def test_make_vec_passes_them_to_the_env_and_says_so(self):
-        """As gymnasium's does; the error of the env is followed by the argument that the vector env has."""
+        """As gymnasium's make_vec. The env's error is followed by the argument of the vector env."""
         for name in ("num_workers", "num_worker"):
             with pytest.raises(TypeError, match=f"unexpected keyword argument '{name}'") as caught:
                 make_vec("CartPole-v1", 2, backend="dummy", **{name: 2})
@@ -163,7 +163,7 @@ class TestManyAgents:
 
 class TestFailuresInALoop:
     def test_the_loop_of_the_readme_goes_on_with_the_others(self):
-        """Env 1 raises in the third step of each episode; no step of another is lost."""
+        """Env 1 raises in the third step of each episode, and no step of another env is lost."""
         with DummyVectorEnv([CountingEnv, lambda: RaisesOnStep(1, at=3), lambda: CountingEnv(2)]) as venv:
             obs, info = venv.reset()
             log = []

@@ -1,4 +1,4 @@
-"""Infos of numbers and small arrays travel as bytes; what comes is what envs of this process give."""
+"""Infos with numbers and small arrays are sent as bytes, and equal the infos of envs in this process."""
 
 import enum
 import os
@@ -75,7 +75,7 @@ INFOS = {
 
 
 class Speaks(gym.Env):
-    """Its infos are those of a function of INFOS; the observation is the number of its steps."""
+    """Env with the infos of a function of INFOS, which observes its number of steps."""
 
     observation_space = spaces.Box(0, 1000, (2,), np.float32)
     action_space = spaces.Discrete(5)
@@ -98,13 +98,13 @@ class Speaks(gym.Env):
 
 
 def speakers(names, cls=Speaks, **options):
-    """N envs: each has one of the names, which may be fewer or one text."""
+    """Return N envs with these names, repeated if needed."""
     names = [names] if isinstance(names, str) else names
     return [partial(cls, names[i % len(names)], i, **options) for i in range(N)]
 
 
 def scribble(value):
-    """Write over all arrays of an info."""
+    """Overwrite all arrays of an info."""
     if isinstance(value, np.ndarray) and value.dtype.kind in "biufc":
         value[...] = 77
     for part in value.values() if isinstance(value, dict) else ():
@@ -112,7 +112,7 @@ def scribble(value):
 
 
 def log_of(venv):
-    """The rows of a program of resets and steps, the kept infos as they are in the end; they are written over then."""
+    """Return the infos of some resets and steps, read again at the end, to see later changes. Then overwrite them."""
     kept = []
 
     def take(infos):
@@ -140,7 +140,7 @@ on_each_transport = pytest.mark.parametrize(
     "make", [ShmemVectorEnv, SubprocVectorEnv, ON_RAY], ids=lambda make: make.__name__
 )
 GROUPS = [[*INFOS][k::N] for k in range(N)]
-"""The names, so that there is one of every kind in a batch."""
+"""Names of INFOS, so that each batch has all kinds."""
 
 
 @pytest.mark.parametrize("names", GROUPS, ids=lambda names: names[0])
@@ -171,7 +171,7 @@ def test_infos_of_envs_that_answer_one_by_one_are_their_own(make, num_workers):
 
 
 class CountsPickles(Speaks):
-    """Reports in each info how much this process has pickled and unpickled since it was made."""
+    """Env that reports in each info the pickles and unpickles of its process."""
 
     def __init__(self, name, env_id):
         super().__init__(name, env_id)
@@ -184,7 +184,7 @@ class CountsPickles(Speaks):
 
 @pytest.mark.parametrize("in_rows", [True, False])
 def test_a_step_with_infos_of_numbers_pickles_nothing_on_either_side(in_rows):
-    """Other infos are pickled, which the counter sees."""
+    """The counter sees the pickles of other infos."""
     names = ["python numbers", "numpy numbers", "cheetah", "arrays", "odd floats"] if in_rows else "large arrays"
     with ShmemVectorEnv(speakers(names, CountsPickles), num_workers=WORKERS) as venv:
         venv.reset()
@@ -201,7 +201,9 @@ def test_a_step_with_infos_of_numbers_pickles_nothing_on_either_side(in_rows):
 
 
 class SecondLife(Speaks):
-    """Kills its worker at action 4; the infos of the next one have other keys and types under the same numbers."""
+    """Env that kills its worker at action 4. In the next worker, its infos have other keys and types under the same
+    numbers.
+    """
 
     def __init__(self, env_id, path):
         super().__init__("cheetah", env_id)
@@ -254,7 +256,7 @@ def test_an_answer_that_is_taken_after_the_restart_is_read_by_the_form_of_its_ti
     with make(fns, num_workers=1, wait_num=1, **on_this_node(make)) as venv:
         venv.reset()
         venv.send([0], [0])
-        assert venv.engine.wait_for_all(None)  # it has answered, and the answer is not taken
+        assert venv.engine.wait_for_all(None)  # the env has answered, and the answer is not read
         (tmp_path / "died").touch()
         os.kill(venv.engine.backend.workers[0].pid, signal.SIGKILL)
         venv.engine.backend.wait(lambda: bool(venv.engine.backend.lost), time.monotonic() + 30)
@@ -270,7 +272,7 @@ def test_an_answer_that_is_taken_after_the_restart_is_read_by_the_form_of_its_ti
 
 
 class FailsInOddResets(Speaks):
-    """Its second, fourth, ... resets raise."""
+    """Env that raises in its second, fourth, ... reset."""
 
     resets = 0
 
@@ -290,7 +292,7 @@ def test_the_info_of_a_reset_that_was_repeated_is_that_of_the_last_one():
 
 
 class PaysVectors(Speaks):
-    """Its reward is a vector."""
+    """Env with vector rewards."""
 
     def step(self, action):
         obs, _, *rest = super().step(action)
@@ -298,7 +300,7 @@ class PaysVectors(Speaks):
 
 
 def test_an_env_that_fails_after_its_info_was_written_is_not_among_the_others():
-    """Only the caller sees that the rewards of envs of two workers differ in shape."""
+    """Only the parent sees that rewards of two workers differ in shape."""
     fns = [partial(PaysVectors if i < 3 else Speaks, "cheetah", i) for i in range(N)]
     with ShmemVectorEnv(fns, num_workers=WORKERS) as venv:
         venv.reset()
@@ -311,7 +313,7 @@ def test_an_env_that_fails_after_its_info_was_written_is_not_among_the_others():
 
 
 def batches_of(envs):
-    """The infos of a reset and of some steps, all kept until the end."""
+    """Return the infos of a reset and some steps."""
     infos = [envs.reset(seed=3)[1]]
     infos += [envs.step(np.zeros(N, int))[-1] for _ in range(STEPS)]
     return infos
@@ -319,7 +321,7 @@ def batches_of(envs):
 
 @pytest.mark.parametrize("names", GROUPS, ids=lambda names: names[0])
 def test_vector_infos_are_those_of_envs_in_this_process(names):
-    """Their types are gymnasium's: see test_gymnasium_infos.py."""
+    """test_gymnasium_infos.py compares their types with gymnasium's."""
     fns = speakers([name for name in names if name != "surrogates"], length=4)
     mode = {"autoreset_mode": ["NextStep", "SameStep"][GROUPS.index(names) % 2]}
     far, near = AsyncVectorEnv(fns, num_workers=WORKERS, **mode), SyncVectorEnv(fns, **mode)

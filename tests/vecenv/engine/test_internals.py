@@ -1,4 +1,4 @@
-"""The parts of the engine, one by one and mostly without a process."""
+"""Parts of the engine, tested alone and mostly without a process."""
 
 import os
 import pickle
@@ -155,7 +155,7 @@ Pair = namedtuple("Pair", "x y")
 
 
 def received(channel):
-    """The frames that have arrived."""
+    """Return the frames that have arrived."""
     channel.receive()
     return list(iter(channel.take, None))
 
@@ -260,7 +260,7 @@ def test_the_end_of_an_actor_is_waited_for_no_longer_than_allowed():
 
 
 def test_an_actor_on_this_node_has_a_pid_as_soon_as_it_has_connected():
-    """Ray's answer to where it is may come after the first answers of its envs."""
+    """Ray may report the node of an actor after the first answers of its envs."""
     pool = RayPool()
     pool.node = "10.0.0.1"
     worker = pool.handle(0, range(2))

@@ -1,6 +1,7 @@
-"""Two KeyboardInterrupts in one call of a layer above the engine: no later row is wrong, and a reset makes all usable.
+"""Two KeyboardInterrupts in a call of a layer above the engine: later rows are right, and a reset makes all envs
+usable.
 
-The second interrupt comes while the first one is being handled.
+The second interrupt comes while the first is being handled.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ END = 3
 
 
 class Ends(Counter):
-    """Its episodes end after three steps; a fourth one shows."""
+    """Env with episodes of three steps. A fourth step shows."""
 
     def step(self, action: Any) -> Any:
         obs, reward, _, _, info = super().step(action)
@@ -52,7 +53,7 @@ def made(kind: str) -> Any:
 
 
 def stepped(envs: Any) -> list[int]:
-    """Step all envs; the numbers of their steps in their episodes, which every layer agrees on."""
+    """Step all envs, and return their step numbers, which must be equal in all layers."""
     if isinstance(envs, ParallelVectorEnv):
         obs, *_, infos = envs.step(dict.fromkeys(envs.agents, ACTIONS))
         assert infos["env_id"].tolist() == [0, 1]

@@ -1,6 +1,7 @@
-"""A KeyboardInterrupt at every bytecode of a call: no later call hangs, no row is stale, and a reset makes all usable.
+"""A KeyboardInterrupt at each bytecode of a call: later calls do not hang, rows are not stale, and a reset makes all
+envs usable.
 
-Signals arrive at fewer places.
+Real signals arrive at fewer places.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from vecenv.engine import arguments
 
 
 def check_rows(rows: Any, t: int) -> None:
-    """All that the rows hold is of the step t."""
+    """Check that each value of the rows belongs to step t."""
     obs, *_, info = rows
     assert obs["row"][:, 2].tolist() == [t] * len(info)
     assert obs["text"].tolist() == [f"{t}"] * len(info)
@@ -33,7 +34,7 @@ def check_rows(rows: Any, t: int) -> None:
 
 
 def check_usable(venv: Any) -> None:
-    """A reset makes every env usable, and no row is a stale one."""
+    """Check that a reset makes each env usable, without stale rows."""
     if venv.waiting_id:  # the interrupt came after the last instant of a `send`
         venv.recv()
     check_rows(venv.reset(), 0)
@@ -55,7 +56,7 @@ CALLS: dict[str, Callable[[Any], Any]] = {
 
 
 def instants(tier: str, call: str) -> Iterator[int]:
-    """The instants to interrupt a call at: all of them, or some, spread over the call."""
+    """Yield instants of a call: all, or a random selection."""
     n, rng = 1, np.random.default_rng(sorted(CALLS).index(call))
     while True:
         yield n
@@ -112,13 +113,13 @@ def test_a_finalizer_of_garbage_is_not_interrupted(tmp_path: Path) -> None:
     garbage: list[Any] = [SafeFolder(tmp_path)]
     garbage.append(garbage)
     del garbage
-    raised, _ = interrupted(lambda: [[] for _ in range(10_000)], 1)  # so many lists start a garbage collection
+    raised, _ = interrupted(lambda: [[] for _ in range(10_000)], 1)  # enough lists to start a garbage collection
     assert raised == 0
     gc.collect()
 
 
 def test_the_end_of_a_generator_that_is_left_early_is_not_interrupted() -> None:
-    """No signal handler runs there, and Python would only warn of the exception, which fails this test."""
+    """No signal handler runs there. Python would only warn of the exception, which fails this test."""
 
     def refuse() -> None:
         with suppress(TypeError):

@@ -1,6 +1,6 @@
-"""Ctrl-C during a call: it raises KeyboardInterrupt, its results are discarded, and `reset` makes every env usable.
+"""Ctrl-C during a call raises KeyboardInterrupt and discards the results, and `reset` makes each env usable.
 
-No later call hangs, returns stale rows or steps an env twice, wherever the interrupt falls.
+Wherever the interrupt falls, later calls do not hang, return stale rows or step an env twice.
 """
 
 from __future__ import annotations
@@ -41,12 +41,12 @@ pytestmark = pytest.mark.usefixtures("ctrl_c")
 
 
 def handle_of(backend: type) -> Any:
-    """The class of the parent's side of its workers."""
+    """Return the class of the parent's side of a worker."""
     return RayWorker if backend is RayVectorEnv else ProcessWorker
 
 
 def usable(venv: Any) -> None:
-    """A reset makes every env usable, and no row is a stale one."""
+    """Check that a reset makes each env usable, without stale rows."""
     obs, _ = venv.reset()
     assert obs[:, 2].tolist() == [0] * len(obs)
     for t in (1, 2):
@@ -161,7 +161,7 @@ def test_an_env_that_does_not_return_from_an_interrupted_step_gets_a_new_worker(
         assert venv.reset(1)[0][:, 2].tolist() == [0]
         assert time.monotonic() - begin < (STARTED if remote_backend is RayVectorEnv else CLOSED)
         mates = [i for i in (0, 2) if i in venv.failed_id]
-        assert len(mates) == 1  # those of the same worker are new envs
+        assert len(mates) == 1  # envs of the same worker are new
         with pytest.raises(VectorEnvError, match="because env 1, which shares its worker, did not return"):
             venv.step([0] * len(mates), mates)
         venv.reset(mates)
@@ -183,7 +183,7 @@ def test_what_is_in_flight_besides_an_interrupted_call_is_abandoned_with_it(remo
 def test_an_interrupted_constructor_leaves_no_worker(
     remote_backend: Any, of: Any, moment: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Leftovers are found by the fixture that looks for leaks; also where an env hangs in its constructor."""
+    """Even if an env hangs in its constructor. The fixture for leaks finds leftovers."""
     monkeypatch.setattr(vecenv.engine.lifetime, "CLOSE_TIMEOUT", 0.5)
     begin = time.monotonic()
     with interrupting(of or handle_of(remote_backend), moment, first=of is not None):
@@ -233,7 +233,7 @@ def test_an_interrupt_in_the_clean_up_of_a_dead_worker_loses_it_once(
 
 
 class InterruptsItself(Counter):
-    """The user's Ctrl-C falls into its second step."""
+    """Env with a Ctrl-C in its second step."""
 
     def step(self, action: Any) -> Any:
         result = super().step(action)
@@ -244,7 +244,7 @@ class InterruptsItself(Counter):
 
 @pytest.mark.parametrize("make", [*one_of(BACKENDS), custom, ON_RAY])
 def test_an_interrupt_in_the_code_of_an_env_of_this_process(make: Any) -> None:
-    """In a worker it is an error of the env: nothing there is the user's terminal."""
+    """In a worker, the same exception is an error of the env, because a worker has no terminal."""
     with make([partial(InterruptsItself, 0), partial(Counter, 1)]) as venv:
         venv.reset()
         assert venv.step(ACTIONS)[0][:, 2].tolist() == [1, 1]
@@ -278,7 +278,7 @@ def test_after_an_interrupted_step_of_the_gymnasium_facade_a_reset_is_enough(mod
 
 
 class InterruptsInClose(Counter):
-    """Sends Ctrl-C to the parent when it is closed, and hangs."""
+    """Env that sends Ctrl-C to the parent in `close`, and hangs."""
 
     def __init__(self, id: int, parent: int) -> None:
         super().__init__(id)
@@ -314,7 +314,7 @@ def test_an_interrupt_while_an_env_of_dummy_is_closed_is_raised_once_all_are() -
 
 @pytest.mark.parametrize("backend", one_of([DummyVectorEnv, *PROCESS_BACKENDS]))
 def test_the_handler_of_ctrl_c_is_the_users_own(backend: Any) -> None:
-    """Ours would be found by notebooks and other libraries, which set handlers for a while."""
+    """A handler of vecenv would conflict with notebooks and libraries, which set handlers for a while."""
     for handler in (signal.SIG_IGN, signal.SIG_DFL, signal.default_int_handler):
         signal.signal(signal.SIGINT, handler)
         with backend(counters(1)) as venv:

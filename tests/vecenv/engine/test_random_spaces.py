@@ -1,4 +1,4 @@
-"""Random spaces: what an env observes is what the caller gets, or an ObservationError; never a third."""
+"""Random spaces: the caller gets each observation unchanged, or an ObservationError."""
 
 import numpy as np
 from gymnasium import spaces
@@ -53,7 +53,7 @@ arrays = st.one_of(
 @settings(max_examples=100, deadline=None, derandomize=True)
 @given(boxes, arrays)
 def test_any_value_arrives_unchanged_or_is_an_observation_error(space, value):
-    """Without any process: the value in the space's dtype and shape, or the error; nothing is written elsewhere."""
+    """Without a process. Only the env's row may be written."""
     layout = common_layout([space], [None])
     arena = Arena.build(layout, 3)
     writer = RowWriter(layout, [space], arena.block(1, 2), keep=None)

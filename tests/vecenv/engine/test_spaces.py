@@ -1,4 +1,4 @@
-"""Observations of every kind of space: all at once on every backend, each kind and each misfit on DummyVectorEnv."""
+"""Observations of each kind of space: together on all backends, each kind and misfit on DummyVectorEnv."""
 
 from fractions import Fraction
 
@@ -41,7 +41,7 @@ FUNDAMENTAL = [
 
 
 class Odd(spaces.Space):
-    """A space of a user's own."""
+    """Space class of a user."""
 
     def __repr__(self):
         return "Odd()"
@@ -71,7 +71,7 @@ ALL_KINDS = spaces.Dict(
 
 
 def seen(space, *scripts, steps=2, make=DummyVectorEnv, **options):
-    """The rows that a vector env returns from one reset and some steps when env i plays scripts[i]."""
+    """Return the rows of a reset and some steps, if env i plays scripts[i]."""
     with make(playing(space, *scripts), **options) as venv:
         return [venv.reset()[0], *(venv.step([0] * len(scripts))[0] for _ in range(steps))]
 
@@ -103,7 +103,7 @@ class TestArrays:
 
     @pytest.mark.parametrize("make", [SubprocVectorEnv, ShmemVectorEnv])
     def test_large_observations(self, make):
-        """Several times what a pipe or a socket holds."""
+        """Several times larger than the buffer of a pipe or socket."""
         space = spaces.Box(0, 255, (2000, 1500), np.uint8)
         image = np.random.default_rng(0).integers(0, 256, space.shape, np.uint8)
         first, second = seen(space, [image, 255 - image], [255 - image, image], steps=1, make=make, num_workers=2)
@@ -119,7 +119,7 @@ class TestArrays:
 class TestObjects:
     @pytest.mark.parametrize("backend", [DummyVectorEnv, ShmemVectorEnv])
     def test_graphs_are_of_their_own_env(self, backend):
-        """Envs of a worker may fill one array, and a graph is a tuple with names."""
+        """Envs of a worker may fill a common array, and a graph is a named tuple."""
         nodes = np.zeros((1, 1), np.float32)
 
         class Fills(Plays):
@@ -182,7 +182,7 @@ class TestEnvsThatDiffer:
         one, two = spaces.Box(0, 9, (2,), np.float32), spaces.Box(0, 9, (3,), np.int64)
         with DummyVectorEnv([lambda: Plays(one, [own]), lambda: Plays(two, [[1, 2, 3]])]) as venv:
             obs, _ = venv.reset()
-            own[:] = 5  # what the env writes over its array is not ours
+            own[:] = 5  # the env's later writes must not show
             assert equal_bits(obs[0], np.zeros(2, np.float32))
             assert equal_bits(obs[1], np.array([1, 2, 3]))
 
@@ -214,7 +214,7 @@ class TestRewards:
     )
     def test_numbers_and_vectors_are_float64(self, rewards, want):
         with DummyVectorEnv(playing(spaces.Discrete(1), [0], [0], rewards=[rewards[-1], *rewards[:-1]])) as venv:
-            venv.reset()  # the first one goes with it
+            venv.reset()
             for one in want:
                 assert equal_bits(venv.step([0, 0])[1], np.array([one, one], float))
 
@@ -257,7 +257,7 @@ class TestRewards:
 
     @pytest.mark.parametrize("rewards", [[[1, 2], -7.0], [1.0, [1, 2]], [1.0, 2.0, [3.0, 4.0]], [[1, 2], [1, 2, 3]]])
     def test_an_env_does_not_change_the_shape_of_its_rewards(self, rewards):
-        script, rewards = [np.zeros(2, np.float32)], [rewards[-1], *rewards[:-1]]  # the first one goes with the reset
+        script, rewards = [np.zeros(2, np.float32)], [rewards[-1], *rewards[:-1]]
         with DummyVectorEnv(playing(spaces.Box(0, 1, (2,)), script, rewards=rewards)) as venv:
             venv.reset()
             for _ in rewards[1:]:
@@ -267,7 +267,7 @@ class TestRewards:
 
 
 F1 = [
-    # given, the space, what comes back or the text of the error
+    # given value, space, received value or text of the error
     (np.array([300, 1]), spaces.Box(0, 255, (2,), np.uint8), "with values in [1, 300], the space has uint8 (2,)"),
     (np.array([2.7, 1]), spaces.Box(0, 9, (2,), np.int64), "(2,) with values in [1.0, 2.7], the space has int64"),
     (np.ones(1), spaces.Box(0, 9, (3,)), "is float64 (1,) with values in [1.0, 1.0], the space has float32 (3,)"),

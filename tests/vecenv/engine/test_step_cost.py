@@ -1,8 +1,8 @@
-"""The cost of a step for the caller, as a count: Python bytecodes executed in one `step`, equal on a busy machine.
+"""Cost of a step for the caller, as the number of Python bytecodes in one `step`, which is equal on a busy machine.
 
-Counted are the 'opcode' events of `sys.settrace` in the calling thread, in the frames of `step` and below; the frame
-that calls it is not traced. What runs in C counts for nothing. The figure is that of the shortest path: the workers are
-awake when the round is announced, and their answers are there when the caller looks for the first time.
+Counts the 'opcode' events of `sys.settrace` in the calling thread, in the frames of `step` and below. C code counts as
+zero. The number is for the shortest path: workers are awake at the start of the round, and all answers have arrived at
+the caller's first look.
 """
 
 from __future__ import annotations
@@ -28,25 +28,25 @@ from vecenv.backends.ipc import waiting
 
 pytestmark = pytest.mark.full
 
-# Measured so on CPython 3.11.7 with the versions of constraints.txt, at commit 535bc85: 485 bytecodes in 16 calls of
-# Python functions, 1,547 in 52, 580 in 22 and 1,425 in 25. Of the last, 64 are the steps of the envs.
-# (Counted from a lambda, which adds 6, and with a second look for the answers, the first three are 526, 1,611 and 621.)
+# Measured with CPython 3.11.7 and constraints.txt at commit 535bc85: 485 bytecodes in 16 calls of Python functions,
+# 1,547 in 52, 580 in 22 and 1,425 in 25. Of the last, 64 are the steps of the envs. (From a lambda, which adds 6, and
+# with a second look for answers, the first three are 526, 1,611 and 621.)
 AT_535BC85 = {ShmemVectorEnv: 485, SubprocVectorEnv: 1547, AsyncVectorEnv: 580, DummyVectorEnv: 1425}
 ALLOWANCE = 1.03
 OTHER_PYTHONS = 1.6
-"""Compilers of other versions make more bytecodes of the same program, or fewer: there only a doubling shows."""
+"""Other versions of Python compile to more or fewer bytecodes. There, only a doubling shows."""
 
 ENVS, WORKERS = 8, 2
 STEPS, MOST_STEPS = 6, 60
-"""The number of steps that are counted, and of those at most until one took the shortest path."""
+"""Number of counted steps, and the maximum until a step takes the shortest path."""
 PAUSES = (1e-4, 4e-4, 0.0)
-"""Seconds that the caller waits at each line of a counted step, in turn: the workers answer in that time."""
+"""Seconds that the caller waits at each line of a counted step, so that the workers answer meanwhile."""
 LOOK = 5e-4
-"""Seconds between two looks of a worker: it looks some hundred times before it sleeps, so it outlasts the pauses."""
+"""Seconds between two looks of a worker. Its hundreds of looks outlast the pauses."""
 
 
 class Still(gymnasium.Env):
-    """Never ends an episode and returns an empty info. A worker that hosts it waits longer before it sleeps."""
+    """Env without ends of episodes and infos. Its worker waits longer before it sleeps."""
 
     observation_space = spaces.Box(-1, 1, (4,), np.float32)
     action_space = spaces.Discrete(2)
@@ -65,7 +65,7 @@ class Still(gymnasium.Env):
 
 
 def bytecodes(step: Callable[[Any], Any], actions: Any, pause: float = 0.0) -> tuple[int, int]:
-    """Bytecodes of `step(actions)`, and the calls of Python functions that they are in."""
+    """Return the bytecodes of `step(actions)`, and the number of calls of Python functions."""
     opcodes = calls = 0
 
     def trace(frame: FrameType, event: str, _: Any) -> Any:
@@ -91,12 +91,12 @@ def bytecodes(step: Callable[[Any], Any], actions: Any, pause: float = 0.0) -> t
 
 
 def fewest_bytecodes(venv: Any, enough: float) -> tuple[int, int]:
-    """The fewest of several steps; further ones are counted while it is more than `enough`."""
+    """Return the fewest bytecodes of several steps. Counts more steps while the number is above `enough`."""
     actions = np.zeros(ENVS, np.int64)
     venv.reset()
     found = []
     for number in range(MOST_STEPS):
-        for _ in range(3):  # after a round that took as long as a counted one the caller may sleep at once
+        for _ in range(3):  # after a round as long as a counted one, the caller may sleep immediately
             venv.step(actions)
         found.append(bytecodes(venv.step, actions, PAUSES[number % len(PAUSES)]))
         if number + 1 >= STEPS and min(found)[0] <= enough:

@@ -1,4 +1,4 @@
-"""A vector env belongs to one thread at a time; what another thread, or the handler of a signal, may do meanwhile."""
+"""Only one thread at a time uses a vector env. Tests of calls that a second thread or a signal handler may make."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ ACTIONS = [0, 0]
 
 @contextmanager
 def in_a_thread(call: Callable[[], Any]) -> Iterator[list[Any]]:
-    """Runs the call beside the block; the list has what it returned, or the error."""
+    """Run the call in a thread beside the block. The list gets its result or error."""
     outcome: list[Any] = []
     thread, errors = beside(lambda: outcome.append(call()))
     try:
@@ -41,7 +41,7 @@ def in_a_thread(call: Callable[[], Any]) -> Iterator[list[Any]]:
 
 
 def sleeps(venv: Any) -> None:
-    """Waits until a call sleeps until envs have answered."""
+    """Wait until a call sleeps and waits for envs."""
     wait_until(lambda: len(venv.waiting_id) == len(venv), text="no call waits")
 
 
@@ -63,7 +63,7 @@ def test_close_ends_a_wait_of_another_thread(waiting_backend: type) -> None:
 def test_close_is_bounded_also_where_a_call_waits_for_ever(
     waiting_backend: type, by_a_signal: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Another thread may close, and the handler of a signal."""
+    """A second thread or a signal handler closes."""
     monkeypatch.setattr(vecenv.engine.lifetime, "CLOSE_TIMEOUT", 0.3)
     with Gates(2, ops=["step"]) as gates:
         venv = waiting_backend(gates.env_fns, num_workers=1)
@@ -109,7 +109,7 @@ def test_another_thread_finds_that_the_envs_of_dummy_are_stepping() -> None:
 
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_other_threads_that_ask_disturb_no_round(backend: Any) -> None:
-    """They saw a round that was being sent as one that an interrupt had cut off, and ended its workers."""
+    """A round that was being sent looked like an interrupted round, and its workers were ended."""
     with backend(counters(4), num_workers=2) as venv:
         venv.reset()
         over = threading.Event()

@@ -1,4 +1,4 @@
-"""backend="auto": what it chooses, what it makes for that, and that results do not depend on it."""
+"""backend="auto": its choices, its additional env, and equal results for all choices."""
 
 from __future__ import annotations
 
@@ -58,12 +58,12 @@ from vecenv.tuning.auto_backend import (
 
 CHEAP, HEAVY = partial(Draws), partial(Draws, work=3e-3)
 WORKERS, FACADE = (ShmemVectorEnv, AsyncVectorEnv) if has_gil() else (ThreadVectorEnv, BACKENDS["thread"])
-"""The choice for pure Python envs that compute for long."""
+"""Choice for pure Python envs that compute for long."""
 
 
 @pytest.fixture(autouse=True)
 def two_cpus(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Choices are those for two CPUs, wherever the tests run."""
+    """Let the choice assume two CPUs."""
     monkeypatch.setattr(auto_backend, "usable_cpus", lambda: 2)
 
 
@@ -80,12 +80,12 @@ THEIR_DEFAULTS |= {"context": None, "wait_num": None, "strict": True}
 
 
 def noted(log: Path) -> list[str]:
-    """The words in the log, in their order."""
+    """Return the first words of the log's lines."""
     return [line.split()[0] for line in log.read_text().splitlines()]
 
 
 class Clocked(CountingEnv):
-    """A step takes 3 ms, of which the env computes for 1 ms, by the clocks of `clocks`."""
+    """Env with steps of 3 ms, of which it computes 1 ms, by the clocks of `clocks`."""
 
     def step(self, action: Any) -> Any:
         clocks["wall"] += 3e-3
@@ -102,7 +102,7 @@ clocks = {"wall": 0.0, "cpu": 0.0}
 def test_an_env_that_never_yields_its_cpu_does_not_wait(
     delay: float | None, yields: int, waits: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its steps take longer than they compute where the host of a virtual machine takes the CPU away."""
+    """Its steps take longer than its computing, because the host takes the CPU from a virtual machine."""
 
     def usage(who: int) -> Any:
         return SimpleNamespace(ru_utime=clocks["cpu"], ru_stime=0.0, ru_nvcsw=yields * (clocks["wall"] > begin))
@@ -221,7 +221,7 @@ class TestTheMeasurement:
         assert re.search(f"takes '{backend}' for 2 envs: .*{reason}", caplog.text)
 
     def test_what_an_env_imports_is_not_part_of_its_steps(self) -> None:
-        """A worker imports for seconds what the program may have imported already (torch, by the Monitor of SB3)."""
+        """A worker may import for seconds, for example torch by the Monitor of SB3."""
         assert choose_backend([ImportsForLong, CHEAP], {}).backend == "dummy"
 
     def test_the_first_steps_may_be_slow(self) -> None:

@@ -1,4 +1,4 @@
-"""tune: the table, the choice, what fails and what is left, and `python -m vecenv tune`."""
+"""tune: the table, the choice, failures, leftovers, and `python -m vecenv tune`."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ QUICK: dict[str, Any] = {"pause": 1e-4, "seconds": 0.3}
 
 @pytest.fixture(autouse=True)
 def two_cpus(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The candidates are those for two CPUs, wherever the tests run."""
+    """Let the candidates assume two CPUs."""
     monkeypatch.setattr(tuning, "usable_cpus", lambda: 2)
 
 
@@ -62,11 +62,11 @@ class TestTheTable:
         assert {"ShmemVectorEnv, 8 workers", "ThreadVectorEnv, 8 threads"} <= set(by_name(result))
 
     def test_resets_count_that_are_rare_and_slow(self) -> None:
-        """Of 20 rounds of 4 envs one takes as long as four resets, or as one with a worker for each env."""
+        """One of 20 rounds of 4 envs takes the time of four resets, or of one reset with a worker per env."""
         result = tune([partial(SlowlyReset, 0.05, 20)] * 4, pause=1e-4, seconds=1.0)
         assert result.best.num_workers == 4
         rates = {name: row.steps_per_second or 0 for name, row in by_name(result).items()}
-        assert rates["ShmemVectorEnv, 4 workers"] < 2 * 4 * 20 / 0.05  # a few resets say how often they are
+        assert rates["ShmemVectorEnv, 4 workers"] < 2 * 4 * 20 / 0.05  # a few resets show how rare resets are
         assert rates["DummyVectorEnv"] < 2 * 4 * 20 / (4 * 0.05)
 
     def test_first_steps_that_are_slow_do_not_count(self) -> None:
@@ -91,7 +91,7 @@ class TestTheChoice:
         ],
     )
     def test_the_simplest_that_is_as_fast_as_the_fastest(self, rates: dict[str, list[float]], best: str) -> None:
-        """The rates of the slices are given; some are noisy."""
+        """The rates of the slices are given, and some are noisy."""
         loops = [tuning._Loop(name, None if name == "dummy" else 2, None, 2, 0.0) for name in rates]
         for loop in loops:
             loop.rates = rates[loop.backend]
@@ -211,7 +211,7 @@ def test_the_same_random_actions_are_drawn_each_time() -> None:
         first, second = draw_actions([space] * 2), draw_actions([space] * 2)
         assert str(first) == str(second)
         assert getattr(first[0], "shape", None) == shape
-    for width in (1, 2):  # which differ in dtype, or in shape
+    for width in (1, 2):  # with different dtypes or shapes
         mixed = draw_actions([gymnasium.spaces.MultiBinary(1), gymnasium.spaces.Box(-1, 1, (width,))])
         assert [(len(action), action.dtype.kind) for action in mixed[0]] == [(1, "i"), (width, "f")]
     with pytest.raises(ValueError, match="env 1 has no action_space"):
