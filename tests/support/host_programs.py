@@ -45,6 +45,16 @@ def spread(make: Callable[[], Any], nodes: Callable[[Any], Sequence[str]], hosts
     return found
 
 
+def steps_on(hosts: str) -> None:
+    """Step envs until the program ends with the cluster, whose head is lost."""
+    connect(int(hosts))
+    with RayVectorEnv(counters(6), num_workers=3) as venv:
+        venv.reset()
+        say(steps=True)
+        while True:
+            venv.step([0] * 6)
+
+
 def steps(hosts: str) -> None:
     """Step envs on each host; a host is lost between two steps."""
     connect(int(hosts))
@@ -72,35 +82,43 @@ def steps(hosts: str) -> None:
         say(usable=time.monotonic() - began, where=nodes(venv))
 
 
-def batches(hosts: str, cpus: str) -> None:
-    """Collect, and update the weights after each batch; a host is lost meanwhile."""
+def batches(hosts: str, cpus: str, size: str = "small") -> None:
+    """Collect, and update the weights after each batch; a host is lost meanwhile.
+
+    A "large" rollout has 28 MB, so that most of the time rollouts are fetched.
+    """
     from collector import ActorConfig, MLPPolicy, RayCollector
     from tests.support.collector_envs import cartpoles
+    from tests.support.job_envs import Pictures
 
     connect(int(hosts))
-    make = cartpoles(2)
+    make, frames = (cartpoles(2), 40) if size == "small" else ([Pictures] * 2, 1000)
     with DummyVectorEnv(make) as venv:
-        policy = MLPPolicy(venv.observation_space[0], venv.action_space[0])
+        policy = MLPPolicy(venv.observation_space[0], venv.action_space[0]) if size == "small" else None
+
+    def take() -> None:
+        collector.next()
+        if policy is not None:
+            collector.update_policy_weights_()
+
     actors = ActorConfig(num_cpus=float(cpus), rollout_timeout=5.0, start_timeout=15.0)
 
     def collect() -> RayCollector:
-        return RayCollector(make, policy, num_actors=3, frames_per_batch=40, sync=False, actors=actors)
+        return RayCollector(make, policy, num_actors=3, frames_per_batch=frames, sync=False, actors=actors)
 
     def nodes(collector: RayCollector) -> list[str]:
         return sorted({actor.node for actor in collector.stats().actors})
 
     with spread(collect, nodes, int(hosts)) as collector:
         for _ in range(6):
-            collector.next()
-            collector.update_policy_weights_()
+            take()
         say(nodes=nodes(collector))
         await_signal()
         began, noticed = time.monotonic(), None
         longest = 0.0
         while noticed is None or time.monotonic() < noticed + 20.0:
             last = time.monotonic()
-            collector.next()
-            collector.update_policy_weights_()
+            take()
             longest = max(longest, time.monotonic() - last)
             if noticed is None and collector.stats().failures:
                 noticed = time.monotonic()
@@ -142,4 +160,4 @@ def job(hosts: str, out: str, episodes: str, copy: str = "") -> None:
 
 if __name__ == "__main__":
     name, *arguments = sys.argv[1:]
-    {"steps": steps, "batches": batches, "job": job}[name](*arguments)
+    {"steps": steps, "steps_on": steps_on, "batches": batches, "job": job}[name](*arguments)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -93,6 +94,19 @@ def test_batches_go_on_with_or_without_room_for_a_replacement(hosts: Hosts, how:
     print(f"batches, {how}, {cpus} CPUs: noticed after {found['noticed']:.1f} s, longest wait {found['longest']:.1f} s")
 
 
+@pytest.mark.parametrize("how", ["off", "silent"])
+def test_a_host_is_lost_while_large_rollouts_are_fetched(hosts: Hosts, how: str) -> None:
+    driver = program(hosts, "batches", "3", "1", "large")
+    driver.hears()
+    take_away(hosts, "B", how)
+    driver.go_on()
+    found = driver.hears()
+    assert found["same"], "each frame is delivered, lost, discarded or in flight"
+    assert "host-B" not in found["nodes"]
+    assert driver.ends() == 0
+    print(f"large batches, {how}: noticed after {found['noticed']:.1f} s, longest wait {found['longest']:.1f} s")
+
+
 EPISODES = 300
 
 
@@ -131,3 +145,30 @@ def test_a_job_has_the_same_episodes(hosts: Hosts, whole: Path, how: str) -> Non
     assert Dataset(out).verify() == []
     assert_same(out, whole)
     print(f"job, {how}: {found['seconds']:.1f} s after the first commit, {found['notes']}")
+
+
+def test_programs_end_with_the_head_and_a_new_cluster_resumes_the_job(hosts: Hosts, whole: Path) -> None:
+    """The last test, because no cluster is left."""
+    out = hosts.shared / "head"
+    drivers = [hosts.program("C", "job", "3", str(out), str(EPISODES)), hosts.program("C", "steps_on", "3")]
+    for driver in drivers:
+        driver.hears()
+    began = time.monotonic()
+    hosts.power_off("A")
+    for driver, name in zip(drivers, ("job", "steps"), strict=True):
+        try:
+            while driver.hears():  # a job that had all of its episodes
+                pass
+        except AssertionError:
+            print(f"head, {name}: ended with {driver.process.returncode} after {time.monotonic() - began:.1f} s")
+    for name in "BC":
+        hosts.power_off(name)
+    for name in "ABC":
+        hosts.boot(name)
+        hosts.start_ray(name, CPUS, head=name == "A")
+    driver = program(hosts, "job", "3", str(out), str(EPISODES))
+    driver.hears()
+    found = driver.hears()
+    assert (found["status"], found["episodes"]) == ("complete", EPISODES)
+    assert driver.ends() == 0
+    assert_same(out, whole)
