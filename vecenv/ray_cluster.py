@@ -150,6 +150,14 @@ def actor_options(
     return options
 
 
+def make_counter(name: str, description: str, tags: tuple[str, ...] = ()) -> Any:
+    """Return a counter of `ray.util.metrics`, whose `inc(value, tags)` adds to it."""
+    import_ray()
+    from ray.util.metrics import Counter
+
+    return Counter(name, description, tag_keys=tags)
+
+
 def put_bytes(data: bytes) -> Any:
     """Put bytes into the object store; return the reference to an array of them, which actors read without a copy."""
     return import_ray().put(np.frombuffer(data, np.uint8))

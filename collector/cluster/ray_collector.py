@@ -18,6 +18,7 @@ import numpy as np
 from collector.batch.rollout import Rollout
 from collector.cluster.actor_config import ActorConfig, check_arguments
 from collector.cluster.actor_pool import Actor, ActorPool
+from collector.cluster.cluster_metrics import ClusterMetrics
 from collector.cluster.cluster_stats import ClusterStats, ProgressBar
 from collector.cluster.rollout_batches import RolloutBatches
 from collector.collectors.base_collector import BaseCollector
@@ -132,6 +133,7 @@ class RayCollector(BaseCollector):
             self._check_alike()
             flow = depth or (1 if self._sync else 2), max_bytes, straggler_timeout
             self._rollouts = RolloutBatches(self._pool, self._weights, self._frames, *flow)
+            self._metrics = ClusterMetrics()
             opened.callback(self._evaluation.close)
             self._bar = ProgressBar(self.total_frames) if progress else None
             if self._bar is not None:
@@ -202,7 +204,9 @@ class RayCollector(BaseCollector):
             )
         with self._in_use():
             collect = self._rollouts.of_all if self._sync else self._rollouts.first
-            return collect(self.init_random_frames - self.frames)
+            batch = collect(self.init_random_frames - self.frames)
+            self._metrics.report(int((batch.terminated | batch.truncated).sum()), self.stats)
+            return batch
 
     @contextmanager
     def _in_use(self) -> Iterator[None]:

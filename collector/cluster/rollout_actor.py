@@ -51,6 +51,10 @@ class RolloutActor:
         self._collector: SyncDataCollector = None  # type: ignore[assignment]  # until `start`
         self._idle_since = 0.0
 
+    def __repr__(self) -> str:
+        """Return the name of the actor in Ray's dashboard and logs."""
+        return f"RolloutActor({self._index} of {self._count})"
+
     def whereabouts(self) -> tuple[int, str]:
         return os.getpid(), socket.gethostname()
 

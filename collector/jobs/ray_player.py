@@ -304,7 +304,8 @@ class RayPlayer:
             key = f"{self._run}/{self._parts}"
             unseen_by = sorted(self._unseen_by)
             task = Range(job, where, self._head, numbers, skipped, unseen_by, key, os.getcwd(), sys.path)
-            self._tasks[start_task(play_range, self._options, task)] = task
+            options = {**self._options, "name": f"episodes {numbers[0]} to {numbers[-1]}"}
+            self._tasks[start_task(play_range, options, task)] = task
 
     def _next_answer(self, timeout: float) -> Iterator[PlayedEpisodes]:
         ready, _ = self._ray.wait(list(self._tasks), num_returns=1, timeout=timeout)

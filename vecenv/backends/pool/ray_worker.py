@@ -178,7 +178,7 @@ class RayWorker(WorkerHandle):
     def launch(self, args: WorkerArgs) -> None:
         self._peer, self.on_this_node, self.reports_progress = 0, False, False
         blob, self.fds_to_send = dumps_apart(args)
-        actor = self._actor = ray_cluster.make_actor(EnvActor, self._pool.options)
+        actor = self._actor = ray_cluster.make_actor(EnvActor, self._pool.options, self.start, len(self.ids))
 
         def call(method: str, *arguments: Any, results: int = 1) -> Future[Any]:
             return ray_cluster.call_actor(getattr(actor, method), results, *arguments)

@@ -106,6 +106,13 @@ class Outbox:
 class EnvActor:
     """Its calls run one after the other, in the main thread of the actor's process."""
 
+    def __init__(self, first: int = 0, count: int = 1) -> None:
+        self._ids = first, first + count - 1
+
+    def __repr__(self) -> str:
+        """Return the name of the actor in Ray's dashboard and logs."""
+        return "EnvActor(envs {} to {})".format(*self._ids)
+
     def place(self) -> tuple[int, str]:
         """The process, and the address of the node."""
         return os.getpid(), ray_cluster.own_node()[1]
