@@ -18,8 +18,7 @@ import numpy as np
 from collector.batch.rollout import Rollout
 from collector.cluster.actor_config import ActorConfig, check_arguments
 from collector.cluster.actor_pool import Actor, ActorPool
-from collector.cluster.cluster_metrics import ClusterMetrics
-from collector.cluster.cluster_stats import ClusterStats, ProgressBar
+from collector.cluster.cluster_stats import ClusterMetrics, ClusterStats, ProgressBar
 from collector.cluster.rollout_batches import RolloutBatches
 from collector.collectors.base_collector import BaseCollector
 from collector.collectors.collector_config import CollectorConfig

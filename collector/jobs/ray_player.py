@@ -20,7 +20,7 @@ import socket
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass, field, replace
 from itertools import islice
@@ -37,8 +37,8 @@ from collector.jobs.job_files import check_head
 from collector.jobs.job_progress import JobProgress
 from collector.jobs.plan import Plan
 from collector.jobs.player import EpisodeWriter, JobFailedError, PlayedEpisodes, Player, give_up
-from collector.store.manifest import MANIFEST
-from collector.store.safe_folder import DatasetError, SafeFolder
+from collector.store.dataset_folder import read_files, write_files
+from collector.store.safe_folder import DatasetError
 from collector.store.schema import ShardLine
 from collector.store.writer import SHARDS
 from vecenv import DummyVectorEnv, RemoteTraceback, WorkerTimeoutError
@@ -132,7 +132,7 @@ def play_range(task: Range) -> RangeResult:
     else:
         with TemporaryDirectory(prefix="vecenv-") as folder:
             _play(task, Path(folder), result)
-            result.files = _read_files(Path(folder))
+            result.files = read_files(Path(folder))
     result.seconds = time.monotonic() - began
     return result
 
@@ -142,21 +142,6 @@ def _sees_folder(task: Range, node: str) -> bool:
     if node in task.unseen_by:
         return os.path.isdir(task.part)
     return _becomes_true(lambda: os.path.isdir(task.part))
-
-
-def _read_files(folder: Path) -> dict[str, np.ndarray]:
-    """Return the files of a data set, with the manifest as the last."""
-    paths = [path for path in sorted(folder.glob(f"{SHARDS}/**/*")) if path.is_file()]
-    paths += [folder / MANIFEST] if (folder / MANIFEST).exists() else []
-    return {str(path.relative_to(folder)): np.fromfile(path, np.uint8) for path in paths}
-
-
-def _write_files(folder: SafeFolder, part: str, files: Mapping[str, np.ndarray]) -> None:
-    """Write the files of a data set into a folder inside this one."""
-    for name, data in files.items():
-        above, _, last = f"{part}/{name}".rpartition("/")
-        with folder.inside(above, make=True) as inner:
-            inner.create(last, data)
 
 
 def _play(task: Range, folder: Path, result: RangeResult) -> None:
@@ -371,7 +356,7 @@ class RayPlayer:
             lines, part = list[ShardLine](), os.path.relpath(task.part, self._folder)
             if result.files:
                 self._unseen_by.add(result.node)
-                _write_files(store.opened, part, result.files)
+                write_files(store.opened, part, result.files)
 
             def sees_all() -> bool:
                 lines.extend(store.adopt(part))

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from itertools import count
 from pathlib import Path
+
+import numpy as np
 
 from collector.store.dataset_head import HEAD, read_head
 from collector.store.manifest import MANIFEST, read_manifest
@@ -87,3 +89,18 @@ def writing(folder: Path, advice: str) -> Iterator[None]:
         yield
     except OSError as error:
         raise DatasetError(f"cannot write to {folder}: {error.strerror or error}; {advice}") from error
+
+
+def read_files(folder: Path) -> dict[str, np.ndarray]:
+    """Return the bytes of the shards and of the manifest of a data set, with the manifest as the last."""
+    paths = [path for path in sorted(folder.glob("shards/**/*")) if path.is_file()]
+    paths += [folder / MANIFEST] if (folder / MANIFEST).exists() else []
+    return {str(path.relative_to(folder)): np.fromfile(path, np.uint8) for path in paths}
+
+
+def write_files(folder: SafeFolder, part: str, files: Mapping[str, np.ndarray]) -> None:
+    """Write these files of a data set, in their order, into the folder `part` inside `folder`."""
+    for name, data in files.items():
+        above, _, last = f"{part}/{name}".rpartition("/")
+        with folder.inside(above, make=True) as inner:
+            inner.create(last, data)

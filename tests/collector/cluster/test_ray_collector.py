@@ -19,7 +19,7 @@ import pytest
 import torch
 
 from collector import ActorConfig, RayCollector, Rollout
-from collector.cluster import cluster_metrics
+from collector.cluster import cluster_stats
 from tests.support.collector_envs import arrays, assert_equal, cartpoles, lean
 from tests.support.countdown import Breaks, BreaksOnce, Countdown
 from tests.support.rollout_envs import gated, signed
@@ -322,10 +322,8 @@ class CounterDouble:
 
 def test_metrics_have_the_figures_of_stats(cluster: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[CounterDouble] = []
-    monkeypatch.setattr(cluster_metrics, "EVERY", 0.0)
-    monkeypatch.setattr(
-        cluster_metrics, "make_counter", lambda *a, **k: made.append(CounterDouble(*a, **k)) or made[-1]
-    )
+    monkeypatch.setattr(cluster_stats, "EVERY", 0.0)
+    monkeypatch.setattr(cluster_stats, "make_counter", lambda *a, **k: made.append(CounterDouble(*a, **k)) or made[-1])
     with RayCollector(cartpoles(2), num_actors=2, frames_per_batch=80) as collector:
         ended = sum(int(collector.next().done.sum()) for _ in range(4))
         stats = collector.stats()
