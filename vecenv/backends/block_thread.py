@@ -23,17 +23,13 @@ from vecenv.backends.worker.round_server import BlockRounds
 from vecenv.portability import IN_ORDER
 
 LOOKS = 200
-"""Number of times that a thread looks for work before it sleeps."""
 
 
 class Owner(Protocol):
-    """Backend of a block, as used by the block's thread."""
-
     env_fns: Sequence[Callable[[], Any]]
     eager: bool
     copies: bool
     looks: bool
-    """True if threads look for work or answers before they sleep."""
 
     def wake(self) -> None:
         """Wake the caller if its wait is over."""
@@ -49,16 +45,14 @@ class BlockThread(Watched):
     """Thread that makes, uses and closes a block of envs.
 
     The thread calls the functions in the queue `work` in order, and ends at None. After `abandon`, the thread uses no
-    further env. When the running env returns, the thread closes all envs and ends.
+    further env, closes all envs when the running env returns, and ends.
     """
 
     def __init__(self, index: int, ids: range, backend: Owner) -> None:
         super().__init__(index, ids)
         self.alive = True
         self.reports: list[EnvReport] | Failure | None = None
-        """Reports of the envs, or the failure of a constructor. None until the envs are made."""
         self.problems: list[str] = []
-        """Problems in closing the envs."""
         self.line = [NOTHING] * LINE
         self.work: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         self._backend = backend
@@ -87,7 +81,6 @@ class BlockThread(Watched):
 
     @property
     def has_ended(self) -> bool:
-        """True if no more answers will be used or given."""
         return not self.alive or (self.thread.ident is not None and not self.thread.is_alive())
 
     def stack(self) -> str:
@@ -112,7 +105,7 @@ class BlockThread(Watched):
         numbers: list[int] = self._host.progress
         if self.line is numbers:
             self.line = numbers.copy()
-        numbers.clear()  # The host writes to this list before it uses an env. The IndexError stops the host.
+        numbers.clear()  # The host writes to this list before using an env. The IndexError stops the host.
 
     def _run(self) -> None:
         try:
@@ -141,8 +134,6 @@ class BlockThread(Watched):
         self._backend.wake()
 
     def round(self, asked: bytes, payloads: Mapping[int, Any]) -> None:
-        """Run the opcodes `asked`, with payloads by env id."""
-
         def payload(j: int, op: int) -> Any:
             return payloads[self.start + j]
 
@@ -162,7 +153,6 @@ class BlockThread(Watched):
         self._rows.status[rows] = opcodes.DONE
 
     def call(self, call: EnvCall, args: Mapping[int, tuple[Any, ...]]) -> None:
-        """Run an operation on the envs in `args`, with arguments by env id."""
         self.line[DOING] = A_CALL
         values = {i: self._host.call(i - self.start, call.op, args[i]) for i in args}
         if self._backend.copies:

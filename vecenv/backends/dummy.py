@@ -17,8 +17,6 @@ from vecenv.backends.memory.arena import Arena, Layout
 
 
 class DummyBackend(Backend):
-    """Backend that calls the host. A round is done when `send` returns."""
-
     num_workers = 1
     autoresets = hosts_here = True
     _busy_seconds = 0.0

@@ -22,7 +22,6 @@ from vecenv.backends.memory.arena import Arena, Layout
 from vecenv.errors import WorkerDiedError
 
 ENDED = (EOFError, ConnectionError, WorkerDiedError)
-"""Exceptions that mean that the env is lost."""
 REQUIRED = ("send", "recv", "wait", "get_env_attr", "set_env_attr", "seed", "render", "close")
 
 
@@ -38,7 +37,6 @@ class EnvWorker(ABC):
     """
 
     result: Any
-    """Result that the default `recv` returns, for subclasses that set it in `send`."""
 
     def __init__(self, env_fn: Callable[[], Any]) -> None:
         self._env_fn = env_fn
@@ -47,7 +45,6 @@ class EnvWorker(ABC):
 
     @functools.cached_property
     def action_space(self) -> Any:
-        """Action space of the env, cached at the first access."""
         return self.get_env_attr("action_space")
 
     @abstractmethod
@@ -61,12 +58,11 @@ class EnvWorker(ABC):
     def call(self, name: str, /, *args: Any, **kwargs: Any) -> Any:
         """Call a method of the env, or return an attribute that is not callable.
 
-        Raises TypeError if `get_env_attr` returns a method of a copy of the env, because the call would not reach the
-        env.
+        Raises TypeError if `get_env_attr` returns a method of a copy, because the call would not reach the env.
         """
         if not callable(value := self.get_env_attr(name)):
             return value
-        known = vars(self).setdefault("_methods_of_the_env", set())  # duck-typed workers do not call our __init__
+        known = vars(self).setdefault("_methods_of_the_env", set())
         if name not in known and getattr(value, "__self__", None) is not getattr(
             self.get_env_attr(name), "__self__", None
         ):
@@ -87,22 +83,20 @@ class EnvWorker(ABC):
         return self.result
 
     def reset(self, **kwargs: Any) -> Any:
-        """Reset the env and return the result."""
         self.send(None, **kwargs)
         return self.recv()
 
     def step(self, action: Any) -> Any:
-        """Step the env and return the result."""
         self.send(action)
         return self.recv()
 
     @staticmethod
     def wait(workers: list[Any], wait_num: int, timeout: float | None = None) -> list[Any]:
-        """Return the workers that have a result: at least `wait_num`, or fewer after `timeout` seconds."""
+        """Return the workers with results: at least `wait_num`, or fewer after `timeout` seconds."""
         return workers
 
     def seed(self, seed: int | None = None) -> Any:
-        """Seed the action space. If a subclass does not seed the env, the vector env resets it with the seed."""
+        """Seed the action space. If a subclass does not seed the env, the vector env resets the env with the seed."""
         return None if self.action_space is None else self.action_space.seed(seed)
 
     @abstractmethod
@@ -171,7 +165,7 @@ class EnvWorkerBackend(Backend):
                     self.env_workers[i].send(None, **(payloads[i] if op == opcodes.RESET_KWARGS else {}))
                 else:
                     self.env_workers[i].send(payloads[i] if op == opcodes.STEP_OBJECT else actions[i])
-            except KeyboardInterrupt:  # raised by the user's Ctrl-C
+            except KeyboardInterrupt:
                 raise
             except BaseException as error:
                 self._answers.put(i, Extra(failure=self._failure(error, i)))
@@ -209,7 +203,7 @@ class EnvWorkerBackend(Backend):
         return capture(error, i, "reset" if self._resetting[i] else "step", local=True)
 
     def _note_end(self, i: int, error: BaseException | None) -> None:
-        """Record that the env is lost, if `error` or the worker says that the worker has ended."""
+        """Record that the env is lost, if `error` or the worker says so."""
         worker = self.env_workers[i]
         if i in self.lost or not (isinstance(error, ENDED) or not _is_alive(worker)):
             return
@@ -224,7 +218,7 @@ class EnvWorkerBackend(Backend):
 
     def restart(self, env_id: int) -> Sequence[int]:
         old = self.env_workers[env_id]
-        with contextlib.suppress(Exception):  # it has ended or hangs
+        with contextlib.suppress(Exception):
             if callable(kill := getattr(getattr(old, "process", None), "kill", None)):
                 kill()
             old.close()
@@ -256,10 +250,9 @@ class EnvWorkerBackend(Backend):
 
 
 def backend_maker(worker_fn: Any, backend: Any, again: bool = False) -> Callable[[], Backend]:
-    """Return a function that makes the backend.
+    """Return a function that makes the backend. Raises TypeError unless exactly one valid argument is given.
 
-    Raises TypeError unless exactly one valid argument is given. If `again`, the function is called several times, so
-    `backend` must be a function.
+    If `again`, the function is called several times, so `backend` must be a function.
     """
     if (worker_fn is None) == (backend is None):
         raise TypeError(
@@ -304,12 +297,12 @@ def _call(worker: Any, op: str, args: tuple[Any, ...]) -> Any:
         return worker.render(**args[0])
     if op == "has_attr":
         return _has_attr(worker, *args)
-    if op == "wrapper_classes":  # only envs in this process can be inspected
+    if op == "wrapper_classes":
         return wrapper_classes(getattr(worker, "env", None))
     value = getattr(worker, op)(*args)
     if op != "seed":
         return value
-    return getattr(worker.seed, "__func__", None) is EnvWorker.seed  # the default `seed` seeds only the action space
+    return getattr(worker.seed, "__func__", None) is EnvWorker.seed
 
 
 def _has_attr(worker: Any, name: str) -> bool:

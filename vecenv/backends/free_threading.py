@@ -25,7 +25,7 @@ has_gil: Callable[[], bool] = getattr(sys, "_is_gil_enabled", _always)
 """Return True if only one thread at a time runs Python. An import may turn the interpreter lock on permanently."""
 
 gil_modules: list[str] = []
-"""Extension module whose import has turned the interpreter lock on, and then "" after the warning."""
+"""Extension module whose import has turned the interpreter lock on, then "" after the warning."""
 
 
 def _watched(create: Callable[..., Any]) -> Callable[..., Any]:
@@ -40,7 +40,6 @@ def _watched(create: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def warn_of_gil() -> None:
-    """Warn once per process that an import has turned the interpreter lock on."""
     if gil_modules and gil_modules[-1]:
         warn_caller(
             f"importing {gil_modules[0]!r} has turned the interpreter lock on, so envs in threads take turns: use "
@@ -50,14 +49,12 @@ def warn_of_gil() -> None:
 
 
 if not has_gil():
-    # Python's warning is shown only once, and does not store the name of the module.
     _loader: Any = importlib.machinery.ExtensionFileLoader
     _loader.create_module = _watched(_loader.create_module)
 
 STACK_SIGNAL = signal.SIGRTMAX - 2 if hasattr(signal, "SIGRTMAX") else signal.SIGUSR2
 """Signal that asks a thread for its stack if there is no interpreter lock."""
 _stacks: list[int] = []
-"""File for the stacks of threads, if open."""
 _lock = Lock()
 
 

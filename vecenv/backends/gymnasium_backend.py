@@ -30,17 +30,15 @@ from vecenv.errors import ClosedError, EnvContractError, ObservationError
 
 Infos = list[dict[str, Any]]
 DIRECT = frozenset({"get_env_attr", "has_attr", "set_env_attr", "call", "wrapper_classes"})
-"""Operations on envs in this process that do not need the VectorEnv."""
 
 
 class NativeBackend(Backend):
-    """Base of backends for envs that a library steps together in this process. `name` names the library's object in
-    errors.
+    """Base of backends for envs that a library steps together in this process. Errors use `name` for the library's
+    object.
     """
 
     takes_objects, hosts_here = False, True
     resets_with: tuple[str, ...] = ("seed", "options")
-    """Arguments of a reset."""
 
     def __init__(self, env_num: int, name: str, num_workers: int = 1) -> None:
         super().__init__()
@@ -52,7 +50,6 @@ class NativeBackend(Backend):
         return [WorkerInfo(range(self.env_num), None, self.busy_seconds)]
 
     def reports(self, obs: Any, action: Any, metadata: Mapping[str, Any], spec: Any) -> list[EnvReport]:
-        """Return a report for each env with these spaces."""
         # The library's autoreset mode is hidden, because the vector env has no autoreset.
         metadata = {key: value for key, value in metadata.items() if key != "autoreset_mode"}
         parts = obs, action, metadata, spec, None
@@ -96,7 +93,6 @@ class NativeBackend(Backend):
             return EnvCall(ids, op, [capture(error, i, op, local=True) for i in ids])
 
     def called(self, ids: Sequence[int], op: str, args: Sequence[tuple[Any, ...]]) -> list[Any]:
-        """Return the result of an operation of `ENV_CALLS` for each env in `ids`."""
         if op == "wrapper_classes":
             return [[]] * len(ids)
         if op == "has_attr":
@@ -119,12 +115,10 @@ class GymnasiumBackend(NativeBackend):
         self.autoresets = resets_by_id or mode is AutoresetMode.SAME_STEP
         self.was_reset = False
         self.over = np.zeros(self.env_num, np.bool_)
-        """True for each env whose episode ended in the last step, until the env is reset."""
         self.begun: tuple[Any, Infos] | None = None
-        """SAME_STEP: observations and infos of the last step. For the envs in `over`, they begin the next episodes."""
+        """SAME_STEP: observations and infos that begin the next episodes of the envs in `over`."""
         self.envs: Any = envs
         self.closed_by_caller = False
-        """True after `close` of the vector env. False if the vector env was dropped, or if the program ends."""
 
     def start(self, env_fns: Sequence[Callable[[], Any]], num_workers: int | None, eager: bool) -> list[EnvReport]:
         envs = self.envs
@@ -137,12 +131,9 @@ class GymnasiumBackend(NativeBackend):
         )
         return super().bind(layout)
 
-    # Rounds.
-
     def encode(
         self, ids: Sequence[int], ops: int | np.ndarray, actions: Any, payloads: Mapping[int, Any]
     ) -> Mapping[int, Any]:
-        """Refuse rounds that the VectorEnv cannot do, before calling it."""
         super().encode(ids, ops, actions, payloads)
         steps, resets = _steps_and_resets(np.asarray(ids), ops)
         if len(steps):
@@ -185,7 +176,7 @@ class GymnasiumBackend(NativeBackend):
         begin = perf_counter()
         asked = np.arange(self.env_num) if ids is None else ids
         steps, resets = _steps_and_resets(asked, ops)
-        self.arena.status[asked] = ops  # so that a call from another thread sees that the envs step
+        self.arena.status[asked] = ops
         if len(steps):
             self._step(resets, autoreset=bool(np.any(np.asarray(ops) & opcodes.AUTORESET)))
         else:
@@ -196,9 +187,9 @@ class GymnasiumBackend(NativeBackend):
         self.busy_seconds += perf_counter() - begin
 
     def _step(self, resets: np.ndarray, autoreset: bool) -> None:
-        """Step all envs. The envs `resets`, whose episodes ended in the step before, are reset."""
+        """Step all envs. The episodes of the envs `resets` ended in the step before, so this step resets these envs."""
         arena = self.arena
-        actions = nest.map(np.copy, arena.action)  # an env may keep its action
+        actions = nest.map(np.copy, arena.action)
         for i in resets.tolist():
             nest.put(actions, i, self.some_action)
         obs, reward, terminated, truncated, found = self.envs.step(actions)
@@ -220,8 +211,7 @@ class GymnasiumBackend(NativeBackend):
         self._answer(range(self.env_num), infos, rewards if rewards.ndim > 1 else None, finals)
 
     def _split_ends(self, ended: np.ndarray, infos: Infos, last_obs: dict[int, Any]) -> tuple[Any, Infos]:
-        """Write the last observations of SAME_STEP into the rows of the envs `ended`, and their last infos into
-        `infos`.
+        """Write the last observations and infos of SAME_STEP into the rows of the envs `ended`, and into `infos`.
 
         Return observations and infos that begin the next episodes.
         """
@@ -248,7 +238,6 @@ class GymnasiumBackend(NativeBackend):
         return self.begun is not None and not asks and bool(self.over[ids].all())
 
     def _begin(self, ids: np.ndarray, payloads: Mapping[int, Any]) -> Infos:
-        """Begin new episodes of the envs `ids`, write the first observations, and return the infos of all envs."""
         if self.begun is not None and self._has_begun(ids, payloads):
             obs, infos = self.begun
         else:
@@ -259,7 +248,6 @@ class GymnasiumBackend(NativeBackend):
         return infos
 
     def _reset_arguments(self, ids: np.ndarray, payloads: Mapping[int, Any]) -> dict[str, Any]:
-        """Return the arguments of `envs.reset`: mask, options (the same for all envs) and seeds."""
         given = list(payloads.values())
         options, arguments = dict((given[0].get("options") if given else None) or {}), dict[str, Any]()
         if len(ids) < self.env_num:
@@ -268,23 +256,20 @@ class GymnasiumBackend(NativeBackend):
             options["reset_mask"] = mask
         seeds = [payloads.get(i, {}).get("seed") for i in range(self.env_num)]
         if known := [seed for seed in seeds if seed is not None]:
-            # If an env has a single random stream for all rows, it accepts only one seed. Other envs expand consecutive
-            # seeds.
+            # An env with a single random stream accepts only one number. All other envs derive these seeds from the
+            # number.
             is_one = not self.resets_by_id or seeds == list(range(known[0], known[0] + self.env_num))
             arguments["seed"] = known[0] if is_one else seeds
         return arguments | ({"options": options} if options else {})
 
     def _fitted(self, obs: Any, layout: Any) -> Any:
-        """Return an observation or a batch with the dtypes of `layout`. Raises ObservationError if a value would
-        change.
-        """
+        """Return `obs` with the dtypes of `layout`. Raises ObservationError if a value would change."""
         try:
             return nest.merge(lambda pair: fit(pair[1], pair[0]), [layout, obs])
         except ObservationError as error:
             raise ObservationError(f"{self.name} returned an observation that is not of its space: {error}") from error
 
     def _answer(self, ids: Sequence[int], infos: Infos, rewards: np.ndarray | None, finals: dict[int, Final]) -> None:
-        """Record the answers of these envs."""
         self.arena.status[ids] = opcodes.DONE
         for i in ids:
             if infos[i] or rewards is not None or i in finals:
@@ -294,20 +279,15 @@ class GymnasiumBackend(NativeBackend):
     def wait(self, done: Callable[[], bool] | None, deadline: float | None) -> float:
         return 0.0
 
-    # Calls, life.
-
     def called(self, ids: Sequence[int], op: str, args: Sequence[tuple[Any, ...]]) -> list[Any]:
         """Raise AttributeError if the VectorEnv has no such call, and ValueError if its call is for all envs only."""
         n, (name, *given) = self.env_num, args[0] or (None,)
-        envs = (
-            self.envs if hasattr(self.envs, "call") else self.envs.unwrapped
-        )  # wrappers of gymnasium do not have `call`
-        if op == "seed":  # a reset seeds the envs
+        envs = self.envs if hasattr(self.envs, "call") else self.envs.unwrapped
+        if op == "seed":
             return [True] * len(ids)
         if op in DIRECT and (own := self.own_envs) is not None:
             return [ENV_CALLS[op](own[i], *each) for i, each in zip(ids, args, strict=True)]
         if op == "wrapper_classes" and hasattr(envs, "call"):
-            # gymnasium writes a wrapped env as <Outer<Inner<Env>>>.
             values = [text.split("<")[1:-1] for text in envs.call("__str__")]
         elif op == "get_env_attr":
             values = envs.get_attr(name) if hasattr(envs, "get_attr") else [getattr(self.envs, name)] * n
@@ -315,7 +295,6 @@ class GymnasiumBackend(NativeBackend):
             frames = envs.render(**name)
             if frames is None or not len(frames):
                 raise ValueError(f"{self.name} renders no frames: make it with render_mode='rgb_array'")
-            # agents of the same game share a frame
             values = [copy.copy(frames[i * len(frames) // n]) for i in range(n)]
         elif op in ("call", "set_env_attr"):
             method = "call" if op == "call" else "set_attr"
@@ -330,7 +309,6 @@ class GymnasiumBackend(NativeBackend):
 
     @property
     def own_envs(self) -> Sequence[Any] | None:
-        """Single envs, if the VectorEnv has them in this process, else None."""
         envs: Any = getattr(self.envs.unwrapped, "envs", None)
         is_list = isinstance(envs, (list, tuple)) and len(envs) == self.env_num
         return envs if is_list and all(map(is_env, envs)) else None
@@ -344,7 +322,6 @@ class GymnasiumBackend(NativeBackend):
             envs.note_exception(error)
 
     def release(self) -> None:
-        """Leave the VectorEnv open for the caller when this backend closes."""
         self.envs = None
 
     def close(self, timeout: float) -> list[str]:
@@ -361,7 +338,6 @@ def in_the_library() -> None:
 
 
 def _steps_and_resets(asked: np.ndarray, ops: int | np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return the ids of the envs that step, and of the envs that are reset, in ascending order."""
     plain = np.broadcast_to(np.asarray(ops) & opcodes.PLAIN, asked.shape)
     resets = (plain == opcodes.RESET) | (plain == opcodes.RESET_KWARGS)
     return np.sort(asked[~resets]), np.sort(asked[resets])

@@ -6,11 +6,11 @@ EnvPool has three properties that shape this class:
 
 - A step of an env whose episode is over resets the env. So such resets are sent as steps.
 - A synchronous pool mixes up two batches in flight. So only one is in flight.
-- An asynchronous pool returns exactly `batch_size` results, and waits forever if fewer are in flight. So it has hidden
-  spare envs, whose steps fill up a batch.
+- An asynchronous pool returns exactly `batch_size` results, and waits forever if fewer are in flight. So hidden spare
+  envs fill up a batch.
 
-The underscored methods belong to the C++ class, and use lists of arrays. `send` and `recv` in Python would add 10 us to
-a round of 95 us (64 CartPoles on two CPUs).
+The underscored methods of the C++ class use lists of arrays. `send` and `recv` in Python would add 10 us to a round of
+95 us (64 CartPoles on two CPUs).
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from vecenv.errors import VectorEnvError
 from vecenv.nest import space_of, tree_of
 
 _MAX_SEED = 2**31
-_NO_INFOS = ("info:env_id", "info:players.env_id")  # a pool has one player per env
+_NO_INFOS = ("info:env_id", "info:players.env_id")
 
 
 class PoolBackend(NativeBackend):
@@ -53,7 +53,6 @@ class PoolBackend(NativeBackend):
         self._all = list(range(n))
         self._order = np.arange(n, dtype=np.int32)
         self._rows: Any = ...
-        """Rows of the batch in flight of a synchronous pool: all in order (`...`), or env ids."""
         self._fresh = np.ones(n, dtype=np.bool_)
         """True for each env that a step would reset."""
         self._action_dtype = list(pool.spec.action_array_spec.values())[-1].dtype
@@ -62,12 +61,11 @@ class PoolBackend(NativeBackend):
         infos = [key for key in self._keys if key.startswith("info:") and key not in _NO_INFOS]
         self._info_keys = {"elapsed_step": "elapsed_step", **{key.removeprefix("info:"): key for key in infos}}
         self._infos: dict[str, np.ndarray] = {}
-        """Latest infos of each env, by name."""
         if self.batch_size not in (1, n):
             self._rebuild(None)
 
     def _rebuild(self, seeds: Sequence[int] | None) -> None:
-        """Replace the pool by a new pool with these seeds, and with spare envs if it is asynchronous."""
+        """Replace the pool by a new pool with these seeds, and with spare envs if the pool is asynchronous."""
         old = self._pool
         spare = 0 if self.is_sync else self.batch_size - 1
         settings = {**old.spec.config._asdict(), "num_envs": self.env_num + spare}
@@ -77,7 +75,7 @@ class PoolBackend(NativeBackend):
         kind = type(old.spec)
         self._pool = type(old)(kind(kind.gen_config(**settings)))
         for name, value in vars(old).items():
-            if name.startswith("_render_"):  # `envpool.make` sets these attributes
+            if name.startswith("_render_"):
                 setattr(self._pool, name, value)
         quiet_spaces(self._pool)
         self._in_flight = 0
@@ -107,8 +105,8 @@ class PoolBackend(NativeBackend):
         """Raise ValueError for actions outside a Discrete space, because EnvPool would read out of bounds."""
         low, high = int(self._space.start), int(self._space.start + self._space.n)
         if not low and 0 <= np.bitwise_or.reduce(actions) < high:
-            return  # cheaper than comparing bounds, and usually enough
-        wrong = ((actions < low) | (actions >= high)) & np.equal(ops, opcodes.STEP)  # the action of a reset is ignored
+            return
+        wrong = ((actions < low) | (actions >= high)) & np.equal(ops, opcodes.STEP)
         for row in wrong.nonzero()[0].tolist():
             raise ValueError(f"the action for env {ids[row]} is {actions[row]}, which is not in {self._space}")
 
@@ -117,9 +115,7 @@ class PoolBackend(NativeBackend):
         wanted = np.full(len(asked), ops)
         resets = (wanted == opcodes.RESET) | (wanted == opcodes.RESET_KWARGS)
         if any(args.get("seed") is not None for args in payloads.values()):
-            # `encode` checked that all envs have seeds
             self._rebuild([args["seed"] for _, args in sorted(payloads.items())])
-        # A step resets envs whose episode is over.
         forced = resets if resets.all() else resets & ~self._fresh[asked]
         if not forced.any():
             self._start(asked, opcodes.STEP)
@@ -159,17 +155,17 @@ class PoolBackend(NativeBackend):
         return self._all
 
     def _receive(self) -> None:
-        """Receive the next batch, and record the answers of its envs."""
+        """Receive the next batch, and record its answers."""
         self._fill_up()
         state = dict(zip(self._keys, self._pool._recv(), strict=True))
         self._in_flight -= len(state["info:env_id"])
         if not self.is_sync:
-            state = nest.take(state, state["info:env_id"] < self.env_num)  # drop spare envs
+            state = nest.take(state, state["info:env_id"] < self.env_num)
         ids = self._rows if self.is_sync else state["info:env_id"]
         arena, done, truncated = self.arena, state["done"], state["trunc"]
         nest.put(arena.obs, ids, nest.map(state.__getitem__, self._obs_keys))
         arena.reward[ids] = state["reward"]
-        arena.terminated[ids], arena.truncated[ids] = done > truncated, truncated  # `done` includes both kinds of end
+        arena.terminated[ids], arena.truncated[ids] = done > truncated, truncated
         infos = {name: state[key] for name, key in self._info_keys.items()}
         if not self._infos:
             self._schema = InfoSchema(tuple(infos), tuple(map(_kind, infos.values())))
@@ -181,7 +177,7 @@ class PoolBackend(NativeBackend):
 
     def take(self, ids: Sequence[int] | None) -> Taken:
         taken, rows = super().take(ids), self._all if ids is None else ids
-        if not self._infos:  # an interrupt hit the first round
+        if not self._infos:
             return taken
         columns = [column.copy() if ids is None else column[rows] for column in self._infos.values()]
         return Taken(taken.extras, [InfoColumns(self._schema, rows, columns)])
@@ -191,7 +187,6 @@ class PoolBackend(NativeBackend):
         self._pool._send([ids, ids, action.astype(self._action_dtype, order="C")])  # env_id, players.env_id, action
 
     def _fill_up(self) -> None:
-        """Step spare envs if fewer than `batch_size` envs are in flight."""
         short = 0 if self.is_sync else self.batch_size - self._in_flight
         if short > 0:
             self._send(np.stack([self.some_action] * short), np.arange(self.env_num, self.env_num + short))
@@ -216,19 +211,18 @@ class PoolBackend(NativeBackend):
     def close(self, timeout: float) -> list[str]:
         if self._pool is not None:
             self._pool.close()
-            self._pool = None  # the pool's threads end with the last reference
+            self._pool = None
         return []
 
 
 def _kind(column: np.ndarray) -> Any:
-    """Return the kind of this column's values in an `InfoSchema`."""
     if column.ndim > 1:
         return column.dtype.str, column.shape[1:]
     return next(kind for kind, dtype in PYTHON.items() if dtype.kind == column.dtype.kind.replace("u", "i"))
 
 
 def quiet_spaces(pool: Any) -> tuple[Any, Any]:
-    """Return the spaces of a pool's env, without gymnasium's warnings about the precision of bounds."""
+    """Return the spaces of an env, without gymnasium's warnings about the precision of bounds."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         return pool.observation_space, pool.action_space
@@ -237,7 +231,7 @@ def quiet_spaces(pool: Any) -> tuple[Any, Any]:
 def mended(space: Any) -> Any:
     """Replace EnvPool's default bounds (smallest positive and largest float) by infinite bounds.
 
-    With EnvPool's bounds, the space contains no negative observation.
+    EnvPool's bounds would exclude negative observations.
     """
     if isinstance(space, spaces.Dict):
         return space_of(nest.map(mended, tree_of(space)))
@@ -250,7 +244,6 @@ def mended(space: Any) -> Any:
 
 
 def _obs_tree(keys: Sequence[str]) -> Any:
-    """Return the keys of the observation in the form of its space: "obs:arm.angle" becomes ["arm"]["angle"]."""
     if len(keys) == 1:
         return keys[0]
     tree: dict[str, Any] = {}

@@ -37,12 +37,9 @@ from vecenv.errors import CLOSED_MEANWHILE, ClosedError, WorkerWarnings
 from vecenv.portability import IN_ORDER
 
 REVIEW_WAITS = 8
-"""Number of waits between two reviews."""
 
 
 class ProcessBackend(Backend):
-    """Backend that runs rounds over `transport` on the workers of `pool`."""
-
     autoresets = True
 
     def __init__(
@@ -62,19 +59,15 @@ class ProcessBackend(Backend):
         self._ends_spinning = release_openmp
         self._spinning: SpinningThreads | None = None
         self._engaged: SpinningThreads | None = None
-        """`_spinning` while engaged, else None."""
         self._answers: Answers
         self._requests: dict[int, tuple[WorkerHandle, EnvCall]] = {}
         """Calls without a reply yet, by frame number."""
         self._number = 0
-        """Frame number of the last call."""
         self._warnings = WorkerWarnings()
         self._epoch = 0
-        """Number of the last SYNC."""
         self._unsynced: set[WorkerHandle] = set()
         """Workers that have not answered the last SYNC. Their frames belong to an earlier epoch."""
         self._waits = REVIEW_WAITS
-        """Number of waits until the next review."""
         self._last_wait = 0.0
 
     @property
@@ -87,14 +80,13 @@ class ProcessBackend(Backend):
 
     @property
     def processes(self) -> list[Any]:
-        """Processes of the workers, if this process started them."""
         return [getattr(worker, "process", None) for worker in self.pool.workers]
 
     def start(self, env_fns: Sequence[Callable[[], Any]], num_workers: int | None, eager: bool) -> list[EnvReport]:
         n = self._n = len(env_fns)
         self.num_workers = num_workers = num_workers or self.pool.default_num_workers(n, eager)
         self._eager = eager
-        if eager:  # answers of other envs end waits before a check is due, so check after each wait
+        if eager:  # answers of other envs end waits early, so check after each wait
             self._waits = 1
         self.pool.open(num_workers, n, eager)
         if self._ends_spinning and not eager and is_enabled():
@@ -115,12 +107,10 @@ class ProcessBackend(Backend):
             self.pool.post(worker, messages.SETUP, 0, self._setup)
         return arena
 
-    # Rounds.
-
     def encode(
         self, ids: Sequence[int], ops: int | np.ndarray, actions: Any, payloads: Mapping[int, Any]
     ) -> Mapping[int, Any]:
-        # An object that several envs share is pickled once and sent once per worker. Each env unpickles a copy.
+        # An object that several envs share is pickled once. Each env unpickles a copy.
         blobs: dict[int, bytes] = {}
         for i, payload in payloads.items():
             if id(payload) not in blobs:
@@ -142,7 +132,7 @@ class ProcessBackend(Backend):
 
     def wait(self, done: Callable[[], bool] | None, deadline: float | None) -> float:
         begin = perf_counter()
-        if done is None:  # handle waiting events only
+        if done is None:
             self.pool.handle_events(self.pool.events(None))
         elif not self._transport.spin(done, self._last_wait):
             self._sleep(done, deadline)
@@ -184,7 +174,6 @@ class ProcessBackend(Backend):
         self._waits = 1 if self._eager or self._engaged is not None else REVIEW_WAITS
 
     def _unanswered(self) -> dict[WorkerHandle, Sequence[int]]:
-        """Return the workers that owe answers, with the env ids of the missing answers."""
         called: dict[WorkerHandle, Sequence[int]] = {worker: worker.ids for worker, _ in self._requests.values()}
         called |= {worker: worker.ids for worker in self._unsynced if worker.alive}
         return called | {worker: ids for worker in self.pool.workers if (ids := self._pending(worker))}
@@ -208,7 +197,7 @@ class ProcessBackend(Backend):
             extras[i] = RENEWED
             i = status.find(opcodes.DONE_FINAL, i + 1)
         asked = range(self._n) if ids is None else ids
-        if opcodes.DONE_EXTRA in status or opcodes.DONE_EXTRA_FINAL in status:  # extras may arrive later
+        if opcodes.DONE_EXTRA in status or opcodes.DONE_EXTRA_FINAL in status:
             self._await_rest(asked)
         if opcodes.DONE_INFO not in status:
             return self._answers.take(ids)
@@ -218,11 +207,8 @@ class ProcessBackend(Backend):
         return Taken(self._answers.take(ids).extras, infos)
 
     def _await_rest(self, ids: Sequence[int]) -> None:
-        """Wait for the extras and schemas that belong to these answers."""
         if missing := list(filter(self._lacks_rest, ids)):
             self._sleep(lambda: not any(map(self._lacks_rest, missing)), None)
-
-    # After an interrupt.
 
     def resynchronise(self, deadline: float) -> None:
         pool = self.pool
@@ -250,8 +236,6 @@ class ProcessBackend(Backend):
         self._answers.extras.clear()
         self.arena.status[...] = opcodes.IDLE
 
-    # What workers send.
-
     def _on_frame(self, worker: WorkerHandle, frame: Frame) -> None:
         if frame.kind == messages.SYNCED:
             if frame.number == self._epoch:
@@ -259,7 +243,6 @@ class ProcessBackend(Backend):
         elif frame.kind in (messages.ANSWERS, messages.REPLY) and worker in self._unsynced:
             pass
         elif frame.kind == messages.ANSWERS:
-            # An extra that cannot be unpickled becomes a failure of its env.
             extras = self._transport.take_rows(worker, frame.payload)
             for j, blob in pickle.loads(extras) if extras else ():
                 parts = read_value(blob, i := worker.start + j, "step")
@@ -272,8 +255,6 @@ class ProcessBackend(Backend):
                     found[1].found[worker.start + j] = read_value(blob, worker.start + j, found[1].op)
         elif frame.kind == messages.WARNING:
             self._warnings.append(pickle.loads(frame.payload) + advice(self._n, self.num_workers * len(worker.ids)))
-
-    # Calls.
 
     def call(self, ids: Sequence[int], op: str, args: Sequence[tuple[Any, ...]]) -> EnvCall:
         blobs, call = self.encode(ids, 0, None, dict(zip(ids, args, strict=True))), EnvCall(ids, op)
@@ -288,16 +269,11 @@ class ProcessBackend(Backend):
         return call
 
     def _fail(self, call: EnvCall, worker: WorkerHandle) -> None:
-        """Answer a call for the lost envs of a worker."""
         lost = [i for i in call.ids if i in worker.ids and i in self.lost]
         call.found.update({i: died_failure(i, call.op, self.lost[i]) for i in lost})
 
-    # Losses.
-
     def _on_loss(self, worker: WorkerHandle) -> None:
-        # If a worker dies while its envs are made, the pool raises the error.
         if hasattr(self, "arena") and isinstance(worker.ready, list) and not self.pool.closing:
-            # The envs are lost. Their pending operations are answered by failures.
             pending = self._pending(worker)
             self._keep_infos(worker, pending)
             began = worker.line[DOING] in (A_ROUND, SENDING, ELSEWHERE)
@@ -310,7 +286,7 @@ class ProcessBackend(Backend):
                 del self._requests[number]
 
     def _keep_infos(self, worker: WorkerHandle, pending: Sequence[int]) -> None:
-        """Read the info rows of a worker that has ended, because the next worker uses other schemas."""
+        """Read the info rows of a worker that has ended, because its successor uses other schemas."""
         in_rows = [i for i in worker.ids if self._status[i] == opcodes.DONE_INFO and i not in pending]
         for infos in self._infos.read(in_rows) or ():
             for i, info in infos.items():
@@ -325,7 +301,6 @@ class ProcessBackend(Backend):
         return [i for i in worker.ids if self._answers.busy(i) or self._lacks_rest(i)]
 
     def _lacks_rest(self, i: int) -> bool:
-        """Return True if the env has answered, but its extra or the schema of its info has not arrived."""
         if self._status[i] == opcodes.DONE_INFO:
             return self._infos.read([i]) is None
         extra_follows = self._status[i] in (opcodes.DONE_EXTRA, opcodes.DONE_EXTRA_FINAL)
@@ -350,7 +325,6 @@ class ProcessBackend(Backend):
     def close(self, timeout: float) -> list[str]:
         pool, transport = self.pool, self._transport
         problems = pool.close(timeout)
-        # The arena's memory is freed when the caller drops the last view.
         vars(self).clear()
         vars(transport).clear()
         self.pool, self._transport = pool, transport

@@ -1,4 +1,4 @@
-"""`ShmemBackend`: steps envs in worker processes that write their results into shared memory.
+"""`ShmemBackend`: steps envs in worker processes that write results into shared memory.
 
     parent                                        worker
     ------                                        ------
@@ -9,8 +9,8 @@
                                         <-        writes the status bytes, wakes the parent if it polls
                                         <-        ANSWERS frame with the extras, only if there are any
 
-If all infos fit into rows, a round pickles no object and sends no frame. While both sides are awake, a round also makes
-no system call.
+If all infos fit into rows, a round pickles no object and sends no frame. While both sides are awake, a round makes no
+system call.
 """
 
 from __future__ import annotations
@@ -46,33 +46,26 @@ from vecenv.backends.worker.worker_setup import WorkerArgs
 from vecenv.portability import IN_ORDER, allow_cpus, allowed_cpus, binds_to_cpus
 
 SHARED_SPINS = 50
-"""Number of times that the parent looks for answers before it sleeps, with a sched_yield in between, if no CPU is free.
-More looks were slower: two workers share a CPU while the parent occupies another (measured).
+"""Looks for answers, with a sched_yield in between, before the parent sleeps. More looks are slower if no CPU is spare,
+because two workers then share a CPU (measured).
 """
 SPARE_SPINS = 1000
-"""The same if there are more CPUs than workers."""
 WORKER_SPINS = 200
-"""Number of times that a worker looks for its next round before it sleeps."""
 LONG_ROUND = 5e-3
-"""Seconds. After a longer wait, the next wait sleeps without looking, because looking would waste CPU time."""
+"""Seconds. After a longer wait, the next wait sleeps without looking."""
 
 
 @dataclass
 class ShmemArgs:
-    """Files that a worker shares with the parent, in addition to the channel."""
-
     memory: Descriptor
     parent_wakeup: Descriptor
     wakeup: Descriptor
     everyone: tuple[Descriptor, ...]
     env_num: int
     rounds_before: int
-    """Number of rounds of all envs before this process started."""
 
 
 class ShmemServer(RoundServer):
-    """Server that reads rounds from the status bytes."""
-
     def __init__(self, args: WorkerArgs, host: EnvHost, channel: WorkerChannel, line: Any) -> None:
         super().__init__(args, host, channel, line)
         self._shared: ShmemArgs = args.transport
@@ -108,8 +101,7 @@ class ShmemServer(RoundServer):
         while True:
             if not looking.until(is_asked):
                 self._sleep(is_asked)
-            # Read the status bytes before the frames, because the parent sends the payloads of a round before its
-            # status bytes.
+            # Read status bytes before frames, because the parent sends the payloads of a round before its status bytes.
             announced = rounds[0] + full[0]
             if not IN_ORDER:
                 fence()
@@ -130,12 +122,11 @@ class ShmemServer(RoundServer):
                 self.timed(self._round, asked)
 
     def _sleep(self, is_asked: Callable[[], bool]) -> None:
-        """Sleep until a round starts or a frame is announced."""
         self._wakeup.flag[0] = 1
         fence()
         self._allow(0)
         while True:
-            # chosen before the last look, so that the poller matches the next round
+            # chosen before the last look, to match the next round
             poller = self._pollers[self._full[0] + 1 & 1]
             if is_asked():
                 break
@@ -146,12 +137,11 @@ class ShmemServer(RoundServer):
 
     @cached_property
     def _cpus(self) -> tuple[set[int], set[int]] | None:
-        """CPU on which the worker is woken, and CPUs on which it may run. None if they need no binding.
+        """CPU on which the worker is woken, and CPUs on which the worker may run. None if no binding is needed.
 
         The scheduler wakes a task on the CPU of its last run. If there are as many workers as CPUs, two workers may
-        then share a CPU for 0.5 ms or more while another CPU idles. An awake worker is not bound, so that two programs
-        share the machine fairly. The CPUs are read at the first sleep, because env constructors may change the allowed
-        CPUs.
+        share a CPU while another CPU idles for 0.5 ms or more. An awake worker is not bound, so that programs share
+        CPUs fairly. Read at the first sleep, because env constructors may change the allowed CPUs.
         """
         cpus = (allowed_cpus() if binds_to_cpus() else None) or set()
         if not 1 < len(cpus) <= self._num_workers:
@@ -159,13 +149,12 @@ class ShmemServer(RoundServer):
         return {sorted(cpus)[self._index % len(cpus)]}, cpus
 
     def _allow(self, awake: int) -> None:
-        """Bind the sleeping worker to one CPU (`awake` 0), or allow all its CPUs (1)."""
+        """Bind the worker to one CPU for sleeping (0), or allow all CPUs (1)."""
         if self._cpus is not None:
-            with contextlib.suppress(OSError):  # the process has lost a CPU meanwhile
+            with contextlib.suppress(OSError):
                 allow_cpus(0, self._cpus[awake])
 
     def _serve_frame(self, frame: Frame) -> bool:
-        """Handle a frame, and return True if it was CLOSE."""
         if frame.kind == messages.PAYLOADS:
             self._payloads.update(pickle.loads(frame.payload))
             return False
@@ -180,8 +169,8 @@ class ShmemServer(RoundServer):
     def _answer(self, ids: Sequence[int], extras: dict[int, Extra]) -> None:
         """Announce the answers, then send the extras, so that the parent reads while this worker writes.
 
-        One store writes each status byte. A copy of all bytes could store a byte twice. The second store could hit the
-        next round, because the parent takes an answer when it sees the byte.
+        A single store writes each status byte. A copy of all bytes could store a byte twice, and the second store could
+        hit the next round, because the parent takes answers immediately.
         """
         payload = self.pickled_extras(extras) if extras else b""
         if not IN_ORDER:
@@ -196,8 +185,6 @@ class ShmemServer(RoundServer):
 
 
 class ShmemTransport(Transport):
-    """Transport through status bytes and rows in shared memory. The module docstring shows a round."""
-
     server = ShmemServer
 
     def open(self, pool: WorkerPool, n: int) -> None:
@@ -205,15 +192,13 @@ class ShmemTransport(Transport):
         self._n = n
         self._control = pool.control
         self._parent = len(pool.workers)
-        """Index of the parent's byte in `Control.sleepers`."""
         self._memory_fd = pool.own_fd(anonymous_file("vecenv-arena"))
         self._wakeup = self._new_wakeup(None)
         pool.watch(self._wakeup.read, self._wakeup.clear)
         self._wakeups: dict[int, Wakeup] = {}
         self._everyone = [self._new_wakeup(b"\1") for _ in range(2)]
-        """Two wakeups that wake all sleeping workers with one system call. `Control` explains why there are two."""
+        """Two wakeups, each of which wakes all sleeping workers with one system call (see `Control`)."""
         self._woken = False
-        """True if the last round of all envs woke the workers."""
         self._looking = SpinWait(SPARE_SPINS if usable_cpus() > len(pool.workers) else SHARED_SPINS)
 
     def _new_wakeup(self, flag: Any) -> Wakeup:
@@ -251,8 +236,8 @@ class ShmemTransport(Transport):
         for worker in self._pool.workers if payloads else ():
             if worker.alive and (mine := worker.pickle_own(payloads)):
                 self._pool.request(worker, messages.PAYLOADS, 0, mine)
-        # An index array writes each status byte once. memmove, and numpy's copy, may write a byte twice: the second
-        # write would overwrite the answer of a worker that has seen the first.
+        # An index array writes each status byte once. A copy, as by memmove, may write a byte twice, and would then
+        # overwrite the answer of a fast worker.
         self._status[self._all_ids if ids is None else ids] = ops
         if not IN_ORDER:
             fence()
@@ -308,7 +293,5 @@ class ShmemTransport(Transport):
 
 
 class ShmemBackend(ProcessBackend):
-    """Backend with worker processes that share the arena with the parent."""
-
     def __init__(self, context: str | None = None, affinity: bool = False, **options: Any) -> None:
         super().__init__(ShmemTransport(), ProcessPool(context, affinity), **options)

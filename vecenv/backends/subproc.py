@@ -1,4 +1,4 @@
-"""`SubprocBackend`: steps envs in worker processes that send a message per round over a socket."""
+"""`SubprocBackend`: steps envs in worker processes, with a message per round over a socket."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from vecenv.backends.transport import Transport
 from vecenv.backends.worker.round_server import RoundServer, answer_of
 
 SPINS, WORKER_SPINS = 50, 100
-"""Number of times that the parent looks for answers, and a worker for its next round, before sleeping."""
+"""Looks of the parent for answers, and of a worker for its next round, before sleeping."""
 SIZE = struct.Struct("<H")
 
 
@@ -37,7 +37,7 @@ class SubprocServer(RoundServer):
                  last observation of each env that was reset with its last step, array after array |
                  used bytes per info row, uint16 | info row of each env that has one | pickled extras
 
-    Rows are raw bytes. Only values that do not fit a row are pickled. The info part is absent if no env has an info row.
+    Rows are raw bytes. Only values that do not fit a row are pickled. The info part is absent if no env has an info.
     """
 
     def bind(self, layout: Layout) -> None:
@@ -54,7 +54,6 @@ class SubprocServer(RoundServer):
             pass
 
     def serve_frame(self, frame: Frame) -> bool:
-        """Handle a frame. Return True if it was CLOSE."""
         if frame.kind != messages.ROUND:
             return self.handle(frame)
         self.timed(self._round, frame.payload)
@@ -91,25 +90,20 @@ class SubprocServer(RoundServer):
 
 
 def as_rows(data: Any, like: np.ndarray, count: int) -> np.ndarray:
-    """View raw bytes as `count` rows with the shape and dtype of the rows of `like`."""
     return np.ndarray((count, *like.shape[1:]), like.dtype, data)
 
 
 class _Block(NamedTuple):
-    """Memory of a worker's block in the parent's arena."""
-
     rows: slice
     status: memoryview
     actions: list[memoryview]
     outputs: list[tuple[memoryview, slice]]
-    """Each array, and its slice of an ANSWERS frame in which all envs of the block have answered."""
+    """Each array, and its slice of an ANSWERS frame in which all envs have answered."""
     size: int
     """Bytes of such a frame without last observations and extras."""
 
 
 class SubprocTransport(Transport):
-    """Transport that sends rounds and answers as ROUND and ANSWERS frames over a socket."""
-
     server = SubprocServer
 
     def open(self, pool: WorkerPool, n: int) -> None:
@@ -122,7 +116,6 @@ class SubprocTransport(Transport):
         return arena
 
     def use(self, arena: Arena) -> None:
-        """Read actions of rounds from this arena, and write answers into it."""
         self._arena = arena
         self._outputs = [(array, array[0].nbytes) for array in arena.outputs()]
         self._finals = [(array, array[0].nbytes) for array in arena.finals()]
@@ -200,7 +193,7 @@ class SubprocTransport(Transport):
         return self._take_arrays([(self._arena.info[:, :size], size)], informed, payload[SIZE.size :])
 
     def _take_arrays(self, arrays: Sequence[tuple[np.ndarray, int]], ids: list[int], payload: memoryview) -> memoryview:
-        """Copy a row of each array for each env in `ids` into the arena. Return the rest of the payload."""
+        """Copy a row of each array for each env into the arena. Return the rest of the payload."""
         end = 0
         for array, size in arrays if ids else ():
             start, end = end, end + len(ids) * size
@@ -209,12 +202,9 @@ class SubprocTransport(Transport):
 
 
 class SubprocBackend(ProcessBackend):
-    """Backend whose workers share only a socket with the parent."""
-
     def __init__(self, context: str | None = None, affinity: bool = False, **options: Any) -> None:
         super().__init__(SubprocTransport(), ProcessPool(context, affinity), **options)
 
 
 def _bytes_of(array: np.ndarray) -> memoryview:
-    """View the memory of a contiguous array as bytes."""
     return array.reshape(-1).view(np.uint8).data

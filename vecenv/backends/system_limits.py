@@ -26,20 +26,18 @@ def usable_cpus() -> int:
 
 
 def default_num_workers(n: int, eager: bool) -> int:
-    """Return the default number of workers for `n` envs: a worker per CPU, or per env if `eager`."""
+    """Return the default number of workers: a worker per CPU, or per env if `eager`."""
     return n if eager else min(n, usable_cpus())
 
 
 def blocks_of(n: int, num_workers: int) -> list[range]:
-    """Return the env ids of each worker: consecutive ids in blocks of nearly equal size."""
     bounds = [round(k * n / num_workers) for k in range(num_workers + 1)]
     return [range(*ends) for ends in pairwise(bounds)]
 
 
 def _control_groups(controller: str) -> Iterator[str]:
-    """Yield the folders of this process's control groups (v2 and v1), from the innermost to the root.
-
-    In a container, the first folders may not exist.
+    """Yield the folders of this process's control groups (v2 and v1), up to the root. In a container, some do not
+    exist.
     """
     lines = (system_file("/proc/self/cgroup") or "").splitlines()
     for line in [*lines, "0::/", f"0:{controller}:/"]:
@@ -51,7 +49,6 @@ def _control_groups(controller: str) -> Iterator[str]:
 
 
 def _quota_of(group: str) -> float | None:
-    """Return the CPU quota of a control group, or None if it has no limit."""
     numbers = (system_file(f"{group}/cpu.max") or "").split()
     if len(numbers) != 2:
         numbers = [system_file(f"{group}/cpu.cfs_{name}_us") or "" for name in ("quota", "period")]
@@ -69,7 +66,6 @@ def available_memory() -> int | None:
 
 
 def _free_memory() -> int | None:
-    """Return the machine's free memory, or all memory if the kernel does not report free memory."""
     for line in (system_file("/proc/meminfo") or "").splitlines():
         if line.startswith("MemAvailable:"):
             return int(line.split()[1]) * 1024
@@ -79,12 +75,11 @@ def _free_memory() -> int | None:
 
 
 def _memory_of(group: str) -> int | None:
-    """Return the bytes that are left in a control group, or None if it has no limit."""
     for limit, usage in (("memory.max", "memory.current"), ("memory.limit_in_bytes", "memory.usage_in_bytes")):
         try:
             left = int(system_file(f"{group}/{limit}") or "") - int(system_file(f"{group}/{usage}") or "")
             return max(0, left)
-        except ValueError:  # no such file, or "max"
+        except ValueError:
             continue
     return None
 

@@ -35,14 +35,12 @@ from vecenv.errors import CLOSED_MEANWHILE, ClosedError, WorkerDiedError, Worker
 from vecenv.portability import IN_ORDER
 
 LONGEST_SLEEP = 60.0
-"""Maximum seconds per wait, because the system rejects very long timeouts. The caller then waits in a loop."""
+"""Maximum seconds per wait. The system rejects very long timeouts, so the caller waits in a loop."""
 SHARED_SPINS, SPARE_SPINS = 50, 1000
-"""Number of times that the caller looks for answers before it sleeps, without and with a spare CPU. Same as Shmem."""
+"""Looks for answers before the caller sleeps, without and with a spare CPU."""
 
 
 class ThreadBackend(Backend):
-    """Backend that runs rounds in a thread per block."""
-
     autoresets = hosts_here = True
 
     def __init__(self, start_timeout: float, step_timeout: float | None = None) -> None:
@@ -55,20 +53,16 @@ class ThreadBackend(Backend):
         self._warnings = WorkerWarnings()
         self._wakeups: SimpleQueue[None] = SimpleQueue()
         self._done: Callable[[], bool] | None = None
-        """Condition of the wait in progress."""
         self._ended: deque[tuple[BlockThread, BaseException]] = deque()
-        """Blocks whose threads have ended with an error."""
         self._closing = False
         self.looks = False
-        """True if threads look for work or answers before they sleep. This needs a CPU per thread, and no interpreter
+        """True if threads look for work or answers before they sleep: each has a CPU, and there is no interpreter
         lock.
         """
 
     @property
     def workers(self) -> list[WorkerInfo]:
         return [WorkerInfo(block.ids, None, block.line[BUSY_NS] / 1e9) for block in self.blocks]
-
-    # Start and end of threads.
 
     def start(self, env_fns: Sequence[Callable[[], Any]], num_workers: int | None, eager: bool) -> list[EnvReport]:
         n = len(env_fns)
@@ -87,8 +81,6 @@ class ThreadBackend(Backend):
         return reports
 
     def _await_reports(self, blocks: Sequence[BlockThread]) -> list[EnvReport]:
-        """Wait for the reports of all blocks. Raises if a constructor fails or is late."""
-
         def done() -> bool:
             reports = [block.reports for block in blocks]
             return None not in reports or any(isinstance(each, Failure) for each in reports)
@@ -173,12 +165,9 @@ class ThreadBackend(Backend):
                     f"threads cannot be killed. It is at\n{block.stack()}"
                 )
             problems += block.problems
-        # The memory is freed when the caller drops the last view.
         vars(self).pop("arena", None)
         vars(self).pop("_answers", None)
         return problems
-
-    # Rounds and calls.
 
     def send(self, ids: np.ndarray | None, ops: int | np.ndarray, payloads: Mapping[int, Any]) -> None:
         rows: Any = ... if ids is None else ids
@@ -212,10 +201,7 @@ class ThreadBackend(Backend):
             self._done = None
         return time.perf_counter() - begin
 
-    # Methods for the threads of blocks.
-
     def wake(self) -> None:
-        """Wake the caller if its wait is over."""
         if not has_gil():
             fence()  # makes the answer visible before `_done` is read; `_sleep` has the other half
         done = self._done
@@ -223,15 +209,12 @@ class ThreadBackend(Backend):
             self._wakeups.put(None)
 
     def warn(self, envs: int, text: str) -> None:
-        """Record a warning of a block of `envs` envs, which the caller will show."""
         self._warnings.append(text + advice(len(self.env_fns), self.num_workers * envs))
 
     def note_end(self, block: BlockThread, error: BaseException) -> None:
         """Record that a thread has ended with an error of vecenv, and wake the caller."""
         self._ended.append((block, error))
         self._wakeups.put(None)
-
-    # Methods for the caller's thread.
 
     def _sleep(self, done: Callable[[], bool], deadline: float | None) -> None:
         check_at = self._watchdog.start()
@@ -257,7 +240,6 @@ class ThreadBackend(Backend):
             self._watchdog.check(self._unanswered())
 
     def _unanswered(self) -> dict[BlockThread, list[int]]:
-        """Return the blocks that owe answers, with the env ids of the missing answers."""
         if not hasattr(self, "arena"):
             return {}
         called = {i for call in self._calls for i in call.ids if i not in call.found}
@@ -271,10 +253,7 @@ class ThreadBackend(Backend):
             self._warnings.show()
         return self._answers.take(ids)
 
-    # Losses.
-
     def _lose(self, block: BlockThread, reason: Reason) -> None:
-        """Abandon a block. Its envs are lost, and their pending operations fail with the error."""
         block.abandon()
         for i in block.ids:
             error = self.lost[i] = reason(i)

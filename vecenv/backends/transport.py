@@ -20,11 +20,9 @@ class Transport(ABC):
     server: type[RoundServer]
 
     def open(self, pool: WorkerPool, n: int) -> None:
-        """Prepare for the workers of `n` envs, which are not started yet."""
         self._pool = pool
 
     def worker_args(self, worker: WorkerHandle) -> Any:
-        """Return the transport's arguments for the server."""
         return None
 
     @abstractmethod
@@ -32,7 +30,7 @@ class Transport(ABC):
         """Build the parent's arena for `n` envs."""
 
     def serves(self, worker: WorkerHandle) -> None:  # noqa: B027
-        """Called when the envs of a worker have been made, also after a restart."""
+        """Called when the envs of a worker exist, also after a restart."""
 
     @abstractmethod
     def send(self, ids: np.ndarray | None, ops: int | np.ndarray, payloads: Mapping[int, Any]) -> None:
@@ -40,15 +38,13 @@ class Transport(ABC):
 
     @abstractmethod
     def spin(self, done: Callable[[], bool], last_wait: float) -> bool:
-        """Look for answers without sleeping, and return `done()`. `last_wait` is the duration of the last wait in
-        seconds.
-        """
+        """Look for answers without sleeping, and return `done()`. `last_wait`: seconds of the last wait."""
 
     def sleeping(self, done: Callable[[], bool]) -> Callable[[], bool]:
-        """Prepare to sleep until `done()`, and return the condition to test while sleeping."""
+        """Prepare to sleep, and return the condition to test while sleeping."""
         return done
 
-    def awake(self) -> None:  # most transports need no action
+    def awake(self) -> None:  # noqa: B027  most transports need no action
         """Called when the parent stops sleeping."""
 
     @abstractmethod
@@ -56,10 +52,10 @@ class Transport(ABC):
         """Copy the rows of an ANSWERS frame into the arena, and return the pickled extras."""
 
     def announce(self, worker: WorkerHandle) -> None:  # noqa: B027
-        """Called before a frame is posted to a serving worker."""
+        """Called before posting a frame to a serving worker."""
 
     def notify(self, worker: WorkerHandle) -> None:  # noqa: B027
-        """Called after a frame was posted to a serving worker."""
+        """Called after posting a frame to a serving worker."""
 
     def resynchronise(self) -> None:  # noqa: B027
         """Called after an interrupt, when no round or answer is in flight."""

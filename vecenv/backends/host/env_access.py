@@ -1,4 +1,4 @@
-"""Functions that access an env beyond step and reset: wrappers, attributes, seeds, frames, saved states."""
+"""Access to an env beyond step and reset: wrappers, attributes, seeds, frames, saved states."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def is_env(value: Any) -> bool:
 def layers(env: Any) -> list[Any]:
     """Return the env and the envs that it wraps, outermost first.
 
-    If an env is its own `unwrapped`, its attribute `env` is ignored.
+    If an env equals `env.unwrapped`, the attribute `env` is ignored.
     """
     found = [env]
     while getattr(found[-1], "unwrapped", None) is not found[-1]:
@@ -30,7 +30,6 @@ def layers(env: Any) -> list[Any]:
 
 
 def parts(env: Any) -> list[Any]:
-    """Return the layers of an env, each followed by its transforms (`transform`: a transform or an iterable)."""
     return [part for layer in layers(env) for part in (layer, *_transforms_of(getattr(layer, "transform", None)))]
 
 
@@ -48,7 +47,6 @@ def learning(env: Any) -> tuple[str, ...]:
 
 
 def _transforms_of(transform: Any) -> list[Any]:
-    """Return the transform, or all transforms nested in it. Containers that are not iterable are not searched."""
     iterable = hasattr(transform, "__iter__") or hasattr(transform, "__getitem__")
     if not iterable or isinstance(transform, (str, bytes, np.ndarray)):
         return [transform]
@@ -56,7 +54,6 @@ def _transforms_of(transform: Any) -> list[Any]:
 
 
 RENDER_PATIENCE = 5.0
-"""Seconds that a thread waits for its turn to render."""
 _rendering = threading.RLock()
 
 
@@ -67,7 +64,7 @@ def _has_rules(layer: Any, method: str) -> bool:
 
 
 def find_attr(env: Any, name: str) -> Any:
-    """Return the attribute `name` of the outermost layer that has it. Raises AttributeError if no layer has it.
+    """Return the attribute of the outermost layer that has it, or raise AttributeError.
 
     A layer that overrides `get_wrapper_attr` decides for the layers below.
     """
@@ -88,7 +85,7 @@ def has_attr(env: Any, name: str) -> bool:
 
 
 def set_attr(env: Any, name: str, value: Any) -> None:
-    """Set the attribute in the layer that `find_attr` finds. A new attribute is set on the innermost env.
+    """Set the attribute in the layer that `find_attr` finds, or a new attribute on the innermost env.
 
     A layer that overrides `set_wrapper_attr` decides for the layers below.
     """
@@ -102,7 +99,6 @@ def set_attr(env: Any, name: str, value: Any) -> None:
 
 
 def wrapper_classes(env: Any) -> list[str]:
-    """Return the names with modules of the classes of all gymnasium wrappers around the env, including base classes."""
     names = []
     while isinstance(env, gymnasium.Wrapper):
         names += [f"{cls.__module__}.{cls.__qualname__}" for cls in type(env).__mro__]
@@ -111,15 +107,12 @@ def wrapper_classes(env: Any) -> list[str]:
 
 
 def call_attr(env: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Return the attribute, or the result of calling it if it is callable (as gymnasium's `call`)."""
     value = find_attr(env, name)
     return value(*args, **kwargs) if callable(value) else value
 
 
 def seed_env(env: Any, seed: int) -> bool:
-    """Seed the env and its action space. Return True if no layer has a `seed` method, so that a reset must seed the
-    env.
-    """
+    """Seed the env and its action space. Return True if no layer has `seed`, so that a reset must seed the env."""
     own_seed = next((layer.seed for layer in layers(env) if callable(getattr(layer, "seed", None))), None)
     if own_seed is not None:
         own_seed(seed)
@@ -130,7 +123,6 @@ def seed_env(env: Any, seed: int) -> bool:
 
 
 def render_env(env: Any, kwargs: dict[str, Any]) -> Any:
-    """Return a frame that the caller may keep."""
     frame = render_in_turn(lambda: env.render(**kwargs))
     return frame.copy() if isinstance(frame, np.ndarray) else frame
 
@@ -138,8 +130,8 @@ def render_env(env: Any, kwargs: dict[str, Any]) -> Any:
 def render_in_turn(render: Callable[[], Any]) -> Any:
     """Return `render()`, while no other thread runs this function.
 
-    pygame's gfxdraw, which gymnasium's envs use, releases the interpreter lock and fills polygons in a buffer of the
-    process. If a thread renders for RENDER_PATIENCE seconds, it probably hangs, so other threads render anyway.
+    pygame's gfxdraw, which gymnasium's envs use, releases the interpreter lock and draws through a buffer of the
+    process. If a thread renders for RENDER_PATIENCE seconds, it probably hangs, so other threads stop waiting.
     """
     is_alone = _rendering.acquire(timeout=RENDER_PATIENCE)
     try:
@@ -154,8 +146,8 @@ ALONG_EPISODES = (
     "is_sticky_actions", "num_repeats", "repeats_taken", "discounted_reward", "episode_returns", "episode_lengths",
     "lives", "game_over",
 )  # fmt: skip
-"""Attributes of gymnasium's wrappers (TimeLimit, FrameStackObservation, NormalizeReward, ...) that change during an
-episode. They belong to the state, so that a restored episode continues and ends in the same way.
+"""Attributes of gymnasium's wrappers (TimeLimit, NormalizeReward, ...) that change during an episode. A saved state
+includes these attributes, so that the episode continues in the same way.
 """
 
 PHYSICS = (
@@ -163,12 +155,12 @@ PHYSICS = (
     "qacc_warmstart",
 )  # fmt: skip
 """Arrays that determine MuJoCo's next step (mjSTATE_INTEGRATION). `set_state` changes the last array, so it is written
-back afterwards.
+afterwards.
 """
 
 
 def get_state(env: Any) -> tuple[Any, list[dict[str, Any]]]:
-    """Return the state of the innermost layer that has a state, and the episode state of each layer.
+    """Return the state of the innermost layer with a state, and the episode state of each layer.
 
     Raises NotImplementedError unless the env has `get_state` and `set_state`, or `clone_state` and `restore_state`
     (ale-py), or `model`, `data` and `set_state` (gymnasium's MuJoCo envs).
@@ -184,7 +176,6 @@ def get_state(env: Any) -> tuple[Any, list[dict[str, Any]]]:
 
 
 def _episode_state(layer: Any) -> dict[str, Any]:
-    """Return `layer.episode_state()` (TransformedEnv), or the attributes of `ALONG_EPISODES`."""
     if _has(layer, "episode_state", "set_episode_state"):
         state: dict[str, Any] = layer.episode_state()
         return state
@@ -192,7 +183,7 @@ def _episode_state(layer: Any) -> dict[str, Any]:
 
 
 def set_state(env: Any, state: tuple[Any, list[dict[str, Any]]]) -> None:
-    """Restore a state that `get_state` returned for this env or an equal env. Raises ValueError for other values."""
+    """Restore a state that `get_state` returned for this env or an equal env, or raise ValueError."""
     stack = layers(env)
     if not isinstance(state, tuple) or len(state) != 2 or len(state[1]) != len(stack):
         raise ValueError(
@@ -239,7 +230,7 @@ def _has(layer: Any, *methods: str) -> bool:
 
 
 def own_copy(value: Any) -> Any:
-    """Return a deep copy, or the value itself if it cannot be copied."""
+    """Return a deep copy, or the value if deepcopy fails."""
     try:
         return copy.deepcopy(value)
     except Exception:
@@ -247,7 +238,7 @@ def own_copy(value: Any) -> Any:
 
 
 def plain_copy(value: Any) -> Any:
-    """Copy data, as a worker would. Return other objects unchanged, so that a debugger sees the original."""
+    """Copy data, as a worker would. Return other objects unchanged, for debugging."""
     return own_copy(value) if isinstance(value, (np.ndarray, list, dict, set, tuple)) else value
 
 

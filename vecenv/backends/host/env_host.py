@@ -1,6 +1,6 @@
 """`EnvHost`: runs all operations on a block of envs, for every backend.
 
-If an env fails, the host returns the failure as an `Extra`, so that the other envs of the round continue.
+The failure of an env becomes an `Extra`, so that the other envs of the round continue.
 """
 
 from __future__ import annotations
@@ -43,23 +43,21 @@ class EnvReport(NamedTuple):
     spec: Any
     reward_range: Any
     learning: Any = None
-    """Class names of wrappers and transforms whose statistics change with each step."""
 
 
 ATTRIBUTES = EnvReport._fields[:-1]
-"""Parts of a report that are attributes of the env."""
 
 
 class EnvHost:
     """Host of the envs of `env_fns`, with ids from `first_id`.
 
-    `local`: the host runs in the caller's process. It keeps exceptions as objects. It copies infos and object
-    observations, because envs may change them later. Envs that share a worker are also copied.
+    `local`: the host runs in the caller's process, and keeps exceptions as objects. Infos and object observations are
+    copied, because envs may change these later, also for envs that share a worker.
 
     `interruptible`: a KeyboardInterrupt in an env is the user's Ctrl-C, and is raised.
 
-    Before each use of an env, the host writes a new number to `progress[0]`: the env's index modulo the size of the
-    block. So a watchdog sees which env runs. If this write raises, the host uses no further env.
+    Before each use of an env, `progress[0]` gets a new number: the env's index modulo the size of the block. So a
+    watchdog sees which env runs. If this write raises, no further env is used.
     """
 
     def __init__(
@@ -102,7 +100,7 @@ class EnvHost:
     def run(self, ops: bytes, action: Any, payload: Payload) -> dict[int, Extra]:
         """Run a round: an opcode (see `opcodes`) and a row of `action` per env.
 
-        This loop determines the speed of a round, so it writes the results of a well-behaved env itself.
+        This loop determines the speed of a round, so it writes the results of well-behaved envs itself.
         """
         extras: dict[int, Extra] = {}
         progress, rows, ndarray = self.progress, self._rows, np.ndarray
@@ -119,7 +117,7 @@ class EnvHost:
                     if result.__class__ is tuple and len(result) == 5:
                         obs, reward, terminated, truncated, info = result
                     else:
-                        obs = None  # fails the test below
+                        obs = None
                     if (
                         obs.__class__ is ndarray
                         and obs.dtype is dtype
@@ -160,7 +158,6 @@ class EnvHost:
         return extras
 
     def run_one(self, j: int, op: int, action: Any, payload: Payload) -> Extra | None:
-        """Do the same as `run` for env j only."""
         if op == opcodes.RESET:
             return self._reset(j, {})
         if op & opcodes.PLAIN == opcodes.STEP:
@@ -215,7 +212,6 @@ class EnvHost:
             return self._failed(error, j, "reset")
 
     def call(self, j: int, op: str, args: tuple[Any, ...]) -> Any:
-        """Run an operation of `ENV_CALLS` on env j, and return its value or a Failure."""
         self._mark(j)
         try:
             return ENV_CALLS[op](self.envs[j], *args)
@@ -225,14 +221,13 @@ class EnvHost:
             return self._capture(error, j, op)
 
     def close(self) -> list[str]:
-        """Close all envs. Return a line for each failure."""
         problems = []
         interrupt: BaseException | None = None
         for j, env in enumerate(self.envs):
             try:
                 if callable(getattr(env, "close", None)):
                     env.close()
-            except self._passes as error:  # raised after all envs are closed
+            except self._passes as error:
                 interrupt = error
             except BaseException as error:
                 problems.append(f"env {self._first_id + j} failed in close(): {type(error).__name__}: {error}")
@@ -254,7 +249,7 @@ class EnvHost:
 
 
 def own_actions(action: Any, k: int) -> list[Any]:
-    """Return copies of the k rows of an action tree, which the envs may keep and change."""
+    """Copy the k rows of an action tree, because envs may keep and change actions."""
     if action.__class__ is np.ndarray:
         return list(action.copy())
     copies = nest.map(np.copy, action)
@@ -262,7 +257,6 @@ def own_actions(action: Any, k: int) -> list[Any]:
 
 
 def _located(error: BaseException, env_id: int) -> BaseException:
-    """Add the env id to an error of vecenv."""
     if isinstance(error, EnvContractError) and error.env_id is None:
         error.env_id = env_id
         error.args = (f"env {env_id}: {error.args[0]}",)

@@ -1,6 +1,6 @@
 """`Failure`: an env's exception, described in strings that any process can read.
 
-The exception itself is sent only if it survives pickling in the worker.
+The exception is sent as well if it survives pickling in the worker.
 """
 
 from __future__ import annotations
@@ -21,21 +21,18 @@ BLOB_LIMIT = 1024 * 1024
 
 @dataclass
 class Failure:
-    """Failure of env `env_id` in the operation `op`."""
-
     env_id: int
     op: str
     type_name: str
     text: str
     trace: str
     blob: bytes | None = None
-    """Pickled exception, if unpickling can rebuild it."""
     error: BaseException | None = None
     """Exception, if it was raised in this process."""
     began: bool = True
     """False if the operation has certainly not begun."""
     stepped: bool = False
-    """True if the step succeeded and its row is written, but the reset after it failed."""
+    """True if the step succeeded and the row is written, but the reset afterwards failed."""
 
     def exception(self, pid: int | None = None) -> BaseException:
         """Return the exception to raise in the caller's process: the env's exception or EnvStepError."""
@@ -45,7 +42,7 @@ class Failure:
             error.partial = None  # type: ignore[attr-defined]
             if self.error is None:
                 error.__cause__ = RemoteTraceback(self.trace)
-        except Exception:  # a class without attributes could not carry the results of other envs
+        except Exception:
             error = self.as_step_error()
             error.__cause__ = self.error or RemoteTraceback(self.trace)
         add_note(error, where)
@@ -69,9 +66,9 @@ class Failure:
 
 
 def capture(error: BaseException, env_id: int, op: str, local: bool) -> Failure:
-    """Describe `error`. `local` keeps the exception object, for a host in the caller's process.
+    """Describe `error`. If `local`, keep the exception, for a host in the caller's process.
 
-    Exceptions that end a program (SystemExit, ...) become EnvStepError, so that they do not end the caller.
+    Exceptions that end a program (SystemExit, ...) become EnvStepError.
     """
     trace = "".join(traceback.format_exception(type(error), error, error.__traceback__))
     failure = Failure(env_id, op, type(error).__name__, _text(error), _shortened(trace))
@@ -87,12 +84,10 @@ def capture(error: BaseException, env_id: int, op: str, local: bool) -> Failure:
 
 
 def died_failure(env_id: int, op: str, error: BaseException, began: bool = True) -> Failure:
-    """Return the failure of an env whose worker has ended or could not be restarted."""
     return Failure(env_id, op, type(error).__name__, str(error), "", error=error, began=began)
 
 
 def read_value(blob: bytes, env_id: int, op: str) -> Any:
-    """Unpickle a value of an env. Return a Failure if this process cannot read it."""
     try:
         return pickle.loads(blob)
     except KeyboardInterrupt:
@@ -103,12 +98,11 @@ def read_value(blob: bytes, env_id: int, op: str) -> Any:
 
 
 def describe(error: BaseException) -> str:
-    """Return class and text of an error."""
     return f"{type(error).__name__}: {error}"
 
 
 def _shortened(text: str) -> str:
-    """Cut a long text in the middle, because both ends of a traceback are useful."""
+    """Cut the middle of a long text, because both ends of a traceback are useful."""
     half = TEXT_LIMIT // 2
     return text if len(text) <= TEXT_LIMIT else f"{text[:half]}\n[...]\n{text[-half:]}"
 
@@ -122,9 +116,9 @@ def _text(error: BaseException) -> str:
 
 def _blob(error: Exception) -> bytes | None:
     """Return the pickled exception, or None if unpickling changes its class or text."""
-    # Pickle by name first. cloudpickle would copy a class of the script that a forked worker inherited.
+    # Pickle by name first, because cloudpickle would copy a class of the script that a forked worker inherited.
     for dumps in (pickle.dumps, cloudpickle.dumps):
-        with contextlib.suppress(BaseException):  # pickling runs user code, which may raise anything
+        with contextlib.suppress(BaseException):
             blob = dumps(error)
             if len(blob) > BLOB_LIMIT:
                 return None
@@ -135,7 +129,6 @@ def _blob(error: Exception) -> bytes | None:
 
 
 def add_note(error: BaseException, note: str) -> None:
-    """Call `error.add_note(note)`, unless the error has this note or its class forbids notes."""
     if note not in getattr(error, "__notes__", ()):
         with contextlib.suppress(Exception):
             error.add_note(note)

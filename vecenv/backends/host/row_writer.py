@@ -1,6 +1,6 @@
-"""`RowWriter`: checks the values that an env returned, and writes them into the env's row of the arena.
+"""`RowWriter`: checks the values that an env returned, and writes the values into the env's row of the arena.
 
-For every backend, this module decides which observations, rewards, flags and infos are accepted.
+For all backends, this module decides which observations, rewards, flags and infos are accepted.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Keep = Callable[[Any], Any]
 
 
 class Final(NamedTuple):
-    """End of an episode whose env was reset in the round of its last step: the values that the arena does not hold.
+    """End of an episode whose env was reset in the round of the last step: the values that the arena does not hold.
 
     `objects` are the object leaves of the last observation.
     """
@@ -31,7 +31,6 @@ class Final(NamedTuple):
     objects: list[Any] | None
     info: Mapping[str, Any]
     obs: Any = None
-    """Last observation as the env returned it, if its types differ from the row. Facades return it to the caller."""
 
 
 class Extra(NamedTuple):
@@ -39,46 +38,38 @@ class Extra(NamedTuple):
 
     info: Mapping[str, Any] | None = None
     objects: list[Any] | None = None
-    """Object leaves of the observation."""
     reward: np.ndarray | None = None
-    """Reward that is a vector."""
     failure: Failure | None = None
     final: Final | None = None
 
     def info_alone(self) -> Mapping[str, Any] | None:
-        """Return the info if the extra has no other part, else None."""
         info, *others = self
         return info if all(part is None for part in others) else None
 
     def packed(self) -> tuple[Any, ...]:
-        """Return nested plain tuples, which pickle faster than classes."""
         return *self[:4], None if self.final is None else tuple(self.final)
 
     @classmethod
     def unpacked(cls, parts: Any) -> Extra:
-        """Rebuild an extra from the tuples of `packed`."""
         info, objects, reward, failure, final = parts
         return cls(info, objects, reward, failure, None if final is None else Final(*final))
 
 
 NOTHING = Extra()
 RENEWED = Extra(final=Final(None, {}))
-"""Extra of an env that was reset in the round of its last step, if both infos are empty and the arena holds the rest.
-"""
+"""Extra of an env that was reset in the round of the last step, if the infos are empty and the arena holds the rest."""
 IN_INFO_ROW = Extra()
-"""Extra of an env whose info is in its info row, if the arena holds the rest."""
+"""Extra of an env with an info in the info row, if the arena holds the rest."""
 
 REWARDS = frozenset({float, int, np.float64, np.float32, np.int64, np.int32})
 FLAGS = frozenset({bool, np.bool_})
 UNCHANGING = REWARDS | FLAGS | {str, bytes, type(None)}
-"""Types of info values that need no copy."""
 
 
 class RowWriter:
     """Writer of the results of a block of envs into its rows.
 
-    `spaces` are the observation spaces of the envs. `keep` copies object leaves, if envs or the caller could change
-    them.
+    `spaces` are the observation spaces. `keep` copies object leaves that envs or the caller could change.
     """
 
     def __init__(self, layout: Layout, spaces: Sequence[Any], block: Arena, keep: Keep | None) -> None:
@@ -91,8 +82,7 @@ class RowWriter:
             _compile(layout.obs, tree, nest.take(block.obs, slice(j, j + 1)), keep)
             for j, tree in enumerate(self._trees)
         ]
-        # `EnvHost.run` uses these attributes to write the row of a well-behaved env. If an observation is not a single
-        # array, the dtype is None, so that no observation fits.
+        # For `EnvHost.run`. If an observation is not a single array, the dtype is None, so that no observation fits.
         leaf = layout.obs if isinstance(layout.obs, Leaf) and layout.obs.shape else None
         self.dtype = None if leaf is None else leaf.dtype
         self.shape = None if leaf is None else leaf.shape
@@ -102,7 +92,7 @@ class RowWriter:
         self.truncated: Any = block.truncated.data
 
     def write_step(self, j: int, result: Any) -> Extra | None:
-        """Check and write the result of `step` of env j. Return the part that does not fit the row, or None."""
+        """Check and write a result of `step`. Return the part that does not fit the row, or None."""
         if result.__class__ is not tuple or len(result) != 5:
             result = _as_tuple(result, 5, "step", "(obs, reward, terminated, truncated, info)")
         obs, reward, terminated, truncated, info = result
@@ -121,19 +111,18 @@ class RowWriter:
         return None
 
     def final(self, j: int, extra: Extra, last: Any) -> Final:
-        """Copy the last result of env j, so that neither its next row nor the env can change the copy."""
+        """Copy the last result of env j, so that neither the next row nor the env can change the copy."""
         for obs, final in self._obs_and_final:
             final[j] = obs[j]
         returned = None if is_exact(last, self._trees[j], self._layout) else own_copy(last)
         return Final(copy.deepcopy(extra.objects), own_containers(extra.info or {}), returned)
 
     def restore(self, j: int) -> None:
-        """Write the last observation of the episode back into the row."""
         for obs, final in self._obs_and_final:
             obs[j] = final[j]
 
     def write_reset(self, j: int, result: Any) -> Extra | None:
-        """Check and write the result of `reset` of env j. The reward of the row becomes 0, the flags False."""
+        """Check and write a result of `reset`. The reward of the row becomes 0, the flags False."""
         if result.__class__ is not tuple or len(result) != 2 or result[1].__class__ is not dict:
             result = _as_tuple(result, 2, "reset", "(obs, info)")
         obs, info = result
@@ -157,7 +146,7 @@ def odd_reward(reward: Any) -> tuple[float, np.ndarray | None]:
     """Return (scalar, vector or None) for a reward that is not a plain number."""
     try:
         array = np.asarray(reward)
-    except Exception:  # ragged, or a tensor that numpy cannot read
+    except Exception:
         array = np.asarray(None)
     if array.dtype.kind not in "biuf":
         raise EnvContractError(f"step() returned the reward {_short(reward)}, expected a number or a vector of numbers")
@@ -167,7 +156,6 @@ def odd_reward(reward: Any) -> tuple[float, np.ndarray | None]:
 
 
 def _compile(tree: Any, own: Any, rows: Any, keep: Keep | None) -> Put:
-    """Build a writer for observations of an env from the layout of the batch, the env's layout and its rows."""
     if isinstance(tree, Leaf):
         return _array_put(tree, rows.reshape(tree.shape))
     if isinstance(tree, ObjectLeaf):
@@ -196,7 +184,7 @@ def _array_put(leaf: Leaf, row: np.ndarray) -> Put:
 
 
 def _object_put(own: Any, keep: Keep | None) -> Put:
-    def put_array(obs: Any, objects: Any) -> None:  # an array, but an object leaf because the envs differ
+    def put_array(obs: Any, objects: Any) -> None:
         objects.append(np.array(fit(obs, own)))
 
     def put(obs: Any, objects: Any) -> None:
@@ -240,8 +228,8 @@ def _tuple_put(children: list[Put], own: Any) -> Put:
 def fit(value: Any, leaf: Leaf) -> np.ndarray:
     """Return `value` as an array with the shape and dtype of `leaf`.
 
-    Floats and integers may become floats, which rounds them. Any other change of value raises ObservationError. The
-    shapes () and (1,) are interchangeable.
+    Conversion to floats may round. Any other change of value raises ObservationError. The shapes () and (1,) are
+    interchangeable.
     """
     try:
         array = np.asarray(value)
@@ -292,7 +280,6 @@ def cast_exactly(array: np.ndarray, dtype: np.dtype) -> np.ndarray | None:
 
 
 def _as_floats(array: np.ndarray, dtype: np.dtype) -> np.ndarray | None:
-    """Return `array` in the float or complex `dtype`, or None if a finite value would overflow."""
     try:
         with np.errstate(invalid="ignore", under="ignore", over="raise"):
             return array.astype(dtype)
@@ -301,15 +288,14 @@ def _as_floats(array: np.ndarray, dtype: np.dtype) -> np.ndarray | None:
 
 
 def own_containers(value: Any) -> Any:
-    """Copy containers and arrays, because the env may change them later."""
+    """Copy containers and arrays in them, because the env may change these later. Other objects stay shared."""
     try:
         return _own_dict(value) if value.__class__ is dict else _own_arrays(value)
-    except RecursionError:  # nested too deeply
+    except RecursionError:
         return value
 
 
 def _own_dict(value: dict[Any, Any]) -> dict[Any, Any]:
-    """Do the same as `_own_arrays` for a dict, but faster."""
     copied = value.copy()
     for key, child in value.items():
         kind = child.__class__
@@ -323,7 +309,6 @@ def _own_dict(value: dict[Any, Any]) -> dict[Any, Any]:
 
 
 def _own_arrays(value: Any) -> Any:
-    """Copy containers and the arrays in them. Other objects, for example the env itself, stay shared."""
     if value.__class__ is dict:
         return _own_dict(value)
     if isinstance(value, np.ndarray):
@@ -334,7 +319,7 @@ def _own_arrays(value: Any) -> Any:
         return defaultdict(value.default_factory, ((key, _own_arrays(child)) for key, child in value.items()))
     if value.__class__ in (list, tuple):
         return value.__class__(_own_arrays(child) for child in value)
-    if isinstance(value, tuple) and hasattr(value, "_make"):  # a namedtuple
+    if isinstance(value, tuple) and hasattr(value, "_make"):
         return value._make(map(_own_arrays, value))
     if value.__class__ is deque:
         return deque((_own_arrays(child) for child in value), value.maxlen)
@@ -342,7 +327,6 @@ def _own_arrays(value: Any) -> Any:
 
 
 def _as_tuple(result: Any, length: int, op: str, form: str) -> tuple[Any, ...]:
-    """Return `result` as a tuple, for envs that return a list or a subclass of tuple."""
     if isinstance(result, (tuple, list)) and len(result) == length:
         if op == "step" or isinstance(result[1], Mapping):
             return tuple(result)
@@ -355,7 +339,7 @@ def _as_tuple(result: Any, length: int, op: str, form: str) -> tuple[Any, ...]:
 
 
 def odd_flag(name: str, flag: Any) -> bool:
-    """Return the flag as a bool. Raises EnvContractError if the flag is neither true nor false."""
+    """Return the flag as a bool, or raise EnvContractError."""
     if isinstance(flag, (int, float)) or hasattr(flag, "__array__"):
         array = np.asarray(flag)
         if array.size == 1 and array.dtype.kind in "biuf" and array.reshape(()) in (0, 1):
@@ -370,7 +354,7 @@ def _odd_info(op: str, info: Any) -> dict[str, Any]:
 
 
 def _path(tree: Any) -> str:
-    """Return the path of a dict or tuple: `obs['a']` if its first leaf is `obs['a'][0]`."""
+    """Return the path of a dict or tuple: `obs['a']` if the first leaf is `obs['a'][0]`."""
     leaf = next(iter(nest.leaves(tree)), None)
     return "obs" if leaf is None else str(leaf.path).rpartition("[")[0] or "obs"
 

@@ -3,11 +3,10 @@
     frame = length u64 | kind u8 | number u64 | payload
 
 The worker's end blocks. The parent's end never blocks: unsent bytes wait in a buffer until `flush`, and `receive` reads
-arrived bytes. So parent and worker cannot wait for each other, however large a message is.
+arrived bytes. So large messages cannot make both ends wait for each other.
 
 An interrupt in the parent (see `vecenv.engine.mark`) may lose a frame, but cannot split it, because a single C call
-moves bytes between socket and buffer. The parent then sends SYNC. The worker answers it after all earlier frames, so
-that answers of an earlier epoch can be told apart.
+moves bytes between socket and buffer. The parent then sends SYNC. The worker answers after all earlier frames.
 """
 
 from __future__ import annotations
@@ -23,12 +22,13 @@ from vecenv.backends.ipc.waiting import SpinWait
 HEADER = struct.Struct("<QBQ")
 CHUNK = 1 << 18
 IN_ONE_CALL = deque[Any](maxlen=0).extend
-"""Consumes an iterator. If the iterator is written in C, such as `map` of C methods, no interrupt can happen meanwhile.
+"""Consumes an iterator. No interrupt can happen meanwhile if the iterator is written in C, such as `map` of C
+methods.
 """
 ONE_CHUNK, DONT_WAIT = (CHUNK,), (socket.MSG_DONTWAIT,)
 NOTHING: tuple[bytes, deque[int]] = b"", deque(maxlen=0)
 GONE_ON_A_MAC = (errno.ENOTCONN, errno.EPROTOTYPE)
-"""Errors of macOS, besides EPIPE, if the other end closes during a send."""
+"""Additional errors of macOS if the other end closes during a send."""
 
 # Worker to parent.
 READY = 1  # reports, or the failure of a constructor
@@ -54,30 +54,23 @@ class Frame(NamedTuple):
 
 
 class WorkerChannel(Protocol):
-    """Worker's end, as used by rounds and calls."""
-
     def write(self, kind: int, number: int, *parts: bytes | memoryview) -> None:
         """Send a frame."""
 
 
 class Channel:
-    """End of a channel. The channel owns `sock`."""
-
     def __init__(self, sock: socket.socket) -> None:
         self._sock = sock
         self._in = bytearray()
         self._out: tuple[bytes, deque[int]] = NOTHING
         """Bytes to send, and the number of bytes that each call of `send` has taken."""
         self.ended = False
-        """True if the other end is gone."""
 
     def fileno(self) -> int:
         return self._sock.fileno()
 
     def close(self) -> None:
         self._sock.close()
-
-    # Worker's end.
 
     def write(self, kind: int, number: int, *parts: bytes | memoryview) -> None:
         """Send a frame. Blocks until the parent has room."""
@@ -90,7 +83,7 @@ class Channel:
             raise
 
     def read(self, looking: SpinWait | None = None) -> Frame:
-        """Return the next frame. Blocks, after looking with `looking`. Raises EOFError if the parent is gone."""
+        """Return the next frame: look for it with `looking`, then block. Raises EOFError if the parent is gone."""
         while (frame := self.take()) is None:
             if looking is not None and looking.until(self._has_arrived):
                 continue
@@ -105,8 +98,6 @@ class Channel:
         self.receive()
         return len(self._in) > size
 
-    # Parent's end.
-
     def post(self, kind: int, number: int, *parts: bytes | memoryview) -> bool:
         """Send a frame, as far as there is room. Return True if all was sent."""
         size = sum(map(len, parts))
@@ -118,9 +109,9 @@ class Channel:
         if size < CHUNK and not self.ended:
             try:
                 sent.extend(map(self._sock.send, (frame,), DONT_WAIT))
-            except OSError:  # the socket is full, or the worker is gone; `flush` finds out
+            except OSError:  # full, or the worker is gone; `flush` finds out
                 return self.flush()
-            if sent[0] == len(frame):  # nearly always
+            if sent[0] == len(frame):
                 self._out = NOTHING
                 return True
         return self.flush()
@@ -130,13 +121,13 @@ class Channel:
         return memoryview(data)[sum(sent) :]
 
     def flush(self) -> bool:
-        """Send waiting bytes. Return True if none are left."""
+        """Send waiting bytes. Return True if all were sent."""
         while not self.ended and (unsent := self._unsent()):
             try:
                 self._out[1].extend(map(self._sock.send, (unsent[:CHUNK],), DONT_WAIT))
             except BlockingIOError:
                 return False
-            except OSError:  # the worker is gone; its sentinel reports its end
+            except OSError:
                 self.ended = True
         self._out = NOTHING
         return True
@@ -157,7 +148,6 @@ class Channel:
                 return
 
     def take(self) -> Frame | None:
-        """Return the first complete frame, or None."""
         if len(self._in) < HEADER.size:
             return None
         size, kind, number = HEADER.unpack_from(self._in)

@@ -7,16 +7,16 @@ from __future__ import annotations
 
 IDLE = 0
 STEP = 1  # action in the arena
-RESET = 2  # no arguments
+RESET = 2
 STEP_OBJECT = 3  # action in the payloads of the round
 RESET_KWARGS = 4  # keyword arguments in the payloads of the round
 AUTORESET = 64  # added to a step: also reset the env if its episode ends
 STEP_RESET = STEP | AUTORESET
 PLAIN = ~AUTORESET & 127  # mask that removes AUTORESET
 DONE = 128  # the row is the whole answer
-EXTRA = 1  # added to DONE: an `Extra` follows
-FINAL = 2  # added to DONE: there is a last observation
-INFO = 4  # added to DONE: there is an info in the info row
+EXTRA = 1  # added to DONE, as the two below: an `Extra` follows
+FINAL = 2  # there is a last observation
+INFO = 4  # there is an info in the info row
 DONE_EXTRA, DONE_FINAL, DONE_EXTRA_FINAL = DONE | EXTRA, DONE | FINAL, DONE | EXTRA | FINAL
 DONE_INFO = DONE | INFO
 BUSY, NOT_DONE = bytes(range(IDLE + 1, DONE)), bytes(range(DONE))

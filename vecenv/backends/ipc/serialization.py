@@ -40,7 +40,7 @@ def dumps_by_value(value: Any) -> bytes:
 
 
 def loads_by_value(blob: bytes | memoryview) -> Any:
-    """Unpickle the bytes of `dumps_by_value`. An error about an object of the main script says how to fix it."""
+    """Unpickle the bytes of `dumps_by_value`. Errors about the main script say how to fix them."""
     try:
         return pickle.loads(blob)
     except AttributeError as error:
@@ -74,7 +74,6 @@ def _cached_property(function: Callable[[Any], Any], name: str | None) -> functo
 
 
 def _is_importable(function: Any) -> bool:
-    """Return True if another process can import the function by name."""
     module = function.__module__
     by_value = ["__main__", *cloudpickle.list_registry_pickle_by_value()]
     if any(module == each or str(module).startswith(f"{each}.") for each in by_value):
@@ -93,7 +92,7 @@ class ByValuePickler(cloudpickle.Pickler):
 
 
 class Descriptor:
-    """File descriptor that can be pickled while a process is started, or by `dumps_apart`. The receiver owns its copy."""
+    """File descriptor that `dumps_apart`, and the start of a process, can pickle. The receiver owns its copy."""
 
     def __init__(self, fd: int) -> None:
         self.fd = fd
@@ -114,7 +113,6 @@ def _arrived(place: int) -> Descriptor | None:
 
 
 _pickling = threading.local()
-"""`fds` collects the descriptors of `dumps_apart`. `arrived` has the descriptors of `loads_apart`."""
 
 
 def dumps_apart(value: Any) -> tuple[bytes, list[int]]:
@@ -133,7 +131,6 @@ def loads_apart(blob: bytes, fds: Sequence[int]) -> Any:
 
 
 def may_travel() -> bool:
-    """Return True if a pickle made now, in this thread, may hold descriptors."""
     return context.get_spawning_popen() is not None or getattr(_pickling, "fds", None) is not None
 
 
@@ -142,7 +139,6 @@ MOST_FDS = 200
 
 
 def send_descriptors(sock: socket.socket, fds: Sequence[int]) -> None:
-    """Send any number of descriptors."""
     while len(fds) > MOST_FDS:
         socket.send_fds(sock, [b"+"], fds[:MOST_FDS])
         fds = fds[MOST_FDS:]

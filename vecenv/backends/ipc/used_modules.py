@@ -18,7 +18,6 @@ LIBRARIES = ("site-packages", "dist-packages")
 
 
 def dumps_and_modules(value: Any) -> tuple[bytes, set[str]]:
-    """Return the bytes of `dumps_by_value`, and the slow modules that the value needs."""
     with io.BytesIO() as file:
         pickler = _Recorder(file)
         pickler.dump(value)
@@ -42,7 +41,6 @@ class _Recorder(ByValuePickler):
             self.modules.add(value.__module__)
 
     def _record_text(self, text: str) -> None:
-        """Record the module of "module:name" or of a registered env id."""
         module, colon, id = text.partition(":")
         if colon and module in sys.modules:
             self.modules.add(module)

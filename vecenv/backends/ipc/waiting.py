@@ -1,8 +1,8 @@
 """`SpinWait` looks for a change for a moment before its process sleeps. `Wakeup` wakes a sleeping process.
 
-Waking an awake process needs no system call. The sleeper sets a flag in shared memory *before* its last check for data.
-The waker writes data *before* it reads the flag. Fences on both sides keep these orders, so no wakeup is lost. An extra
-wakeup does no harm.
+Waking an awake process needs no system call. The sleeper sets a flag in shared memory *before* the last check for data.
+The waker writes data *before* reading the flag. Fences keep these orders, so no wakeup is lost. Extra wakeups do no
+harm.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ def _locked_fence() -> None:
     threading.Lock().acquire()
 
 
-# Makes earlier writes visible before later reads and writes. On x86, any locked instruction does this, for example
-# acquiring a lock. Elsewhere, a system call that releases the interpreter lock does.
+# Makes earlier writes visible before later reads and writes. On x86, any locked instruction does this, for example of a
+# lock. Elsewhere, a system call that releases the interpreter lock does.
 fence: Callable[[], None] = _locked_fence if IN_ORDER else os.sched_yield
 
 
 def wakeup_fds() -> tuple[int, int]:
-    """Return descriptors to sleep on and to wake with: an eventfd twice, or both ends of a pipe."""
+    """Return descriptors to sleep on and to wake with: an eventfd, or both ends of a pipe."""
     if (fd := portability.eventfd()) is not None:
         return fd, fd
     read, write = os.pipe()
@@ -41,16 +41,16 @@ def wakeup_fds() -> tuple[int, int]:
 SLICE = 1e-3
 """Seconds. If a sched_yield takes longer, another program used the CPU."""
 FIRST_PAUSE, LONGEST_PAUSE = 8, 4096
-"""Number of waits without looking after such a yield. It grows fourfold if the next try meets a long yield too, and
-halves otherwise. It starts small, because the caller's work between batches looks the same.
+"""Number of waits without looking after such a yield. The number grows fourfold if the next try meets a long yield too,
+and halves otherwise. The first pause is short, because the caller's work between batches looks the same.
 """
 
 
 class SpinWait:
     """Loop that looks up to `looks` times, with a sched_yield in between.
 
-    On an idle CPU, a look takes 0.5 us, and sleeping 50 us. If another program computes, a yield takes milliseconds,
-    but a sleeping process is woken immediately. So after a long yield, the next waits sleep without looking.
+    On an idle CPU, a look takes 0.5 us, and sleeping 50 us. If another program computes, a yield takes milliseconds, so
+    the next waits sleep without looking.
     """
 
     def __init__(self, looks: int) -> None:
@@ -59,7 +59,6 @@ class SpinWait:
         self._pause = FIRST_PAUSE
 
     def until(self, done: Callable[[], bool]) -> bool:
-        """Look until `done()`. Return False if it is time to sleep."""
         if done():
             return True
         if self._skip:
@@ -91,10 +90,9 @@ class Wakeup:
     def wake(self) -> None:
         """Wake the sleeper if it sleeps. Call this after writing data and a fence."""
         if self.flag[0]:
-            with contextlib.suppress(BlockingIOError):  # full of unread wakeups
+            with contextlib.suppress(BlockingIOError):
                 os.write(self.write, (1).to_bytes(8, "little"))
 
     def clear(self) -> None:
-        """Discard all pending wakeups."""
         with contextlib.suppress(BlockingIOError):
             os.read(self.read, 4096)

@@ -41,7 +41,7 @@ class Leaf:
     def of(cls, path: str, shape: Sequence[int], dtype: Any) -> Leaf:
         """Build a leaf with numpy's shared dtype object, so that `array.dtype is leaf.dtype` holds.
 
-        numpy keeps one object per plain dtype, but spaces and pickles have copies. The name finds numpy's object.
+        Spaces and pickles have copies of this object.
         """
         return cls(path, tuple(shape), np.dtype(np.dtype(dtype).str))
 
@@ -51,21 +51,16 @@ class Leaf:
 
 @dataclass(frozen=True)
 class ObjectLeaf:
-    """Part that is passed on as a Python object."""
-
     path: str
 
 
 @dataclass(frozen=True)
 class Layout:
-    """Trees of leaves for the observation and the action of a batch. `action` is None if it has object leaves."""
-
     obs: Any
     action: Any
 
 
 def space_tree(space: Any, path: str) -> Any:
-    """Return the tree of leaves of a space."""
     if isinstance(space, spaces.Dict):
         return {key: space_tree(child, f"{path}[{key!r}]") for key, child in space.spaces.items()}
     if isinstance(space, spaces.Tuple):
@@ -77,7 +72,7 @@ def space_tree(space: Any, path: str) -> Any:
 
 
 def merge_trees(trees: Sequence[Any], path: str) -> Any:
-    """Return the tree that fits all `trees`. A part in which they differ becomes an object leaf."""
+    """Return the tree that fits all `trees`. Parts that differ become object leaves."""
     first = trees[0]
     if all(tree == first for tree in trees):
         return first
@@ -98,25 +93,20 @@ def common_layout(observation_spaces: Sequence[Any], action_spaces: Sequence[Any
 
 @dataclass
 class Arena:
-    """Arrays of a batch, or of a block of envs."""
-
     status: np.ndarray
     reward: np.ndarray
     terminated: np.ndarray
     truncated: np.ndarray
     seed: np.ndarray
-    """Seed for the reset in the round of an env's last step. -1 means no seed."""
     action: Any
-    """Tree of arrays (n, *shape), or None if actions travel as objects."""
+    """None if actions are pickled."""
     obs: Any
-    """Tree of arrays (n, *shape). An object leaf is an object array (n,), which processes never share."""
+    """Tree of arrays (n, *shape). An object leaf is an object array (n,), which is never shared."""
     final: Any
-    """Tree like `obs`. Its object leaves are unused."""
     info: np.ndarray
 
     @classmethod
     def build(cls, layout: Layout, n: int, buffer: Any = None) -> Arena:
-        """Build the arena of `n` envs in `buffer` (`arena_bytes` long), or in new private memory."""
         if buffer is None:
             buffer = bytearray(arena_bytes(layout, n))
         offsets = iter(_plan(layout, n)[0])
@@ -132,7 +122,6 @@ class Arena:
         return cls(status, reward, terminated, truncated, seed, action, obs, final, array(_INFO))
 
     def block(self, start: int, stop: int) -> Arena:
-        """Return views of the rows of envs `start` to `stop - 1`."""
         rows = slice(start, stop)
         action = None if self.action is None else nest.take(self.action, rows)
         obs = nest.take(self.obs, rows)
@@ -141,7 +130,6 @@ class Arena:
         return Arena(*small, action, obs, final, self.info[rows])
 
     def actions(self) -> list[np.ndarray]:
-        """Return the arrays that workers read: the seeds, and the arrays of the action if actions are not objects."""
         return [self.seed, *([] if self.action is None else nest.leaves(self.action))]
 
     def outputs(self) -> list[np.ndarray]:
@@ -149,7 +137,6 @@ class Arena:
         return [*_arrays(self.obs), self.reward, self.terminated, self.truncated]
 
     def finals(self) -> list[np.ndarray]:
-        """Return the arrays of the last observations, except object leaves."""
         return _arrays(self.final)
 
 
@@ -183,10 +170,8 @@ def _plan(layout: Layout, n: int) -> tuple[list[int], int, int]:
 
 
 def arena_bytes(layout: Layout, n: int) -> int:
-    """Return the number of bytes of the arena of `n` envs."""
     return _plan(layout, n)[2]
 
 
 def used_bytes(layout: Layout, n: int) -> int:
-    """Return the number of bytes that every round uses. Last observations (of autoreset) and infos lie behind them."""
     return _plan(layout, n)[1]

@@ -16,11 +16,7 @@ from typing import Any
 import numpy as np
 
 INFO_BYTES = 512
-"""Size of a row, enough for sixty numbers. A larger info is pickled."""
-
 Kind = Any
-"""Type of a value: a number type, or dtype and shape of an array."""
-
 FORMATS = {"b1": "?", "f2": "e", "f4": "f", "f8": "d"} | {
     f"{sign}{1 << power}": (letter.upper() if sign == "u" else letter)
     for sign in "iu"
@@ -34,7 +30,7 @@ SCALARS = PYTHON | {
         *(np.int8, np.int16, np.int32, np.int64, np.uint8, np.uint16, np.uint32, np.uint64),
     )
 }
-"""Number types, with the dtype that holds the values exactly. An int of more than 64 bits does not fit."""
+"""Number types, with exact dtypes, except for an int of more than 64 bits."""
 
 
 class InfoSchema:
@@ -52,10 +48,8 @@ class InfoSchema:
         self.parts = [
             (SCALARS[kind], ()) if isinstance(kind, type) else (np.dtype(kind[0]), tuple(kind[1])) for kind in kinds
         ]
-        """Dtype and shape of each value."""
         sizes = [dtype.itemsize * int(np.prod(shape, dtype=np.int64)) for dtype, shape in self.parts]
         self.size = 1 + sum(sizes)
-        """Size in bytes."""
         self.struct = struct.Struct(
             "=B"
             + "".join(
@@ -83,7 +77,7 @@ class InfoSchema:
 class InfoColumns(Mapping[int, dict[str, Any]]):
     """Infos of the envs `ids` in a round, by env id. All have the same schema. Dicts are made on request.
 
-    `columns` has an array (k, *shape) per key of the schema.
+    `columns` has an array (k, *shape) per key.
     """
 
     __slots__ = ("columns", "ids", "schema")
@@ -92,22 +86,19 @@ class InfoColumns(Mapping[int, dict[str, Any]]):
         self.schema, self.ids, self.columns = schema, ids, columns
 
     def dicts(self, env_id: bool = False) -> list[dict[str, Any]]:
-        """Return the infos as the envs returned them, in the order of `ids`. Dicts and arrays are new.
-
-        `env_id=True` adds the env id under this key.
+        """Return infos as the envs returned them, in the order of `ids`. `env_id=True` adds the env id under this
+        key.
         """
         keys, values = self.schema.keys, [*map(_values, self.schema.kinds, self.columns)]
         if env_id:
             keys, values = (*keys, "env_id"), [*values, self.ids]
-        return list(map(dict, map(zip, repeat(keys), zip(*values, strict=True))))  # avoids a Python loop over envs
+        return list(map(dict, map(zip, repeat(keys), zip(*values, strict=True))))
 
     def of(self, ids: Sequence[int]) -> InfoColumns:
-        """Return the infos of these envs only."""
         rows = [row for row, i in enumerate(self.ids) if i in ids]
         return InfoColumns(self.schema, [self.ids[row] for row in rows], [column[rows] for column in self.columns])
 
     def items(self) -> Any:
-        """Return a list of (env id, info)."""
         return list(zip(self.ids, self.dicts(), strict=True))
 
     def __getitem__(self, env_id: int) -> dict[str, Any]:
@@ -123,7 +114,6 @@ class InfoColumns(Mapping[int, dict[str, Any]]):
 
 
 def _values(kind: Kind, column: np.ndarray) -> Sequence[Any]:
-    """Return the values of a column as the envs returned them. Arrays are copies."""
     if kind in PYTHON:
         values: list[Any] = column.tolist()
         return values
@@ -134,7 +124,7 @@ class InfoReader:
     """Reader of `rows` (n, INFO_BYTES). `worker_of` (n,) is the worker of each env, because each worker numbers its
     schemas.
 
-    Equal schemas of several workers become the same object, so that their infos are read together.
+    Equal schemas of several workers become one object, so that the infos are read together.
     """
 
     def __init__(self, rows: np.ndarray, worker_of: np.ndarray) -> None:
@@ -142,16 +132,12 @@ class InfoReader:
         self._all = list(range(len(rows)))
         self._schemas: dict[Any, InfoSchema] = {}
         self._sent: dict[tuple[int, int], InfoSchema] = {}
-        """Schemas by worker and by the worker's number."""
         self._schema_of_all: dict[bytes, InfoSchema] = {}
-        """Schema of the infos of all envs, by the schema numbers in all rows."""
 
     def learn(self, worker: int, number: int, keys: tuple[str, ...], kinds: tuple[Any, ...]) -> None:
-        """Record a schema that a worker has sent."""
         self._sent[worker, number] = self._schemas.setdefault((keys, kinds), InfoSchema(keys, kinds))
 
     def forget(self, worker: int) -> None:
-        """Forget the schemas of a worker that has ended, because its successor has other schemas."""
         self._sent = {key: schema for key, schema in self._sent.items() if key[0] != worker}
         self._schema_of_all = {}
 
@@ -172,7 +158,6 @@ class InfoReader:
 
 
 MOST_SCHEMAS = 8
-"""Maximum number of schemas per block. Steps, resets and single envs may have different infos."""
 MOST_KNOWN = 64
 """Maximum number of signatures to remember. Infos with further signatures are pickled."""
 NUMBERS = "biufc"
@@ -180,23 +165,20 @@ TEXT = frozenset({str})
 
 
 class InfoWriter:
-    """Writer of the info rows (k, INFO_BYTES) of a block. The parent has not received `schemas[sent:]` yet."""
+    """Writer of the info rows (k, INFO_BYTES) of a block. The parent has received `schemas[:sent]`."""
 
     def __init__(self, rows: np.ndarray) -> None:
         self._memory = rows.reshape(-1).data
         self._known: dict[Any, tuple[int, InfoSchema] | None] = {}
         self.schemas: list[InfoSchema] = []
-        """Schemas of infos in rows. The index is the number of the schema."""
         self.sent = 0
-        """Number of schemas that the parent has received."""
 
     @property
     def size(self) -> int:
-        """Number of bytes of a row that are used."""
         return max((schema.size for schema in self.schemas), default=0)
 
     def write(self, j: int, info: Mapping[Any, Any]) -> bool:
-        """Write the info of env j into its row. Return False if the info must be pickled."""
+        """Write the info of env j into a row. Return False if the info must be pickled."""
         if not TEXT.issuperset(map(type, info)):
             return False
         values = info.values()
@@ -215,7 +197,7 @@ class InfoWriter:
             values = [v.tobytes() if v.__class__ is np.ndarray else v for v in values]  # type: ignore[assignment]
         try:
             schema.struct.pack_into(self._memory, j * INFO_BYTES, number, *values)
-        except struct.error:  # an int of more than 64 bits
+        except struct.error:
             return False
         return True
 

@@ -16,7 +16,7 @@ PAGE = mmap.PAGESIZE
 
 
 def anonymous_file(name: str) -> int:
-    """Return the descriptor of an unnamed file in memory, or in the temporary folder if the system has no memfd."""
+    """Return the descriptor of an unnamed file in memory, or on disk if the system has no memfd."""
     if (fd := portability.memfd(name)) is not None:
         return fd
     with tempfile.TemporaryFile() as file:
@@ -26,8 +26,8 @@ def anonymous_file(name: str) -> int:
 def reserve(fd: int, size: int, purpose: str, used: int | None = None) -> mmap.mmap:
     """Resize the file `fd` to `size` bytes, and map it. Raises SharedMemoryError if memory is short.
 
-    The first `used` bytes (None for all) are allocated now. Otherwise, the first access to a page could kill the
-    process (SIGBUS) when memory is full.
+    The first `used` bytes (None for all) are allocated now. Otherwise, if memory is full, the first access to a page
+    would kill the process (SIGBUS).
     """
     used = size if used is None else used
     available = available_memory()
@@ -38,7 +38,7 @@ def reserve(fd: int, size: int, purpose: str, used: int | None = None) -> mmap.m
         system = os.fstatvfs(fd)
         if portability.allocate(fd, used) or used <= (free := system.f_bavail * system.f_frsize):
             memory = mmap.mmap(fd, size)
-            portability.seal_size(fd)  # a process that shrinks the file would kill the other processes
+            portability.seal_size(fd)  # a process that shrinks the file would kill the others
             return memory
     except OSError as error:
         raise _refused(used, purpose, f"the system refused: {error}") from error
@@ -53,20 +53,20 @@ def _refused(size: int, purpose: str, reason: str) -> SharedMemoryError:
 
 
 LINE = 8  # numbers of 8 bytes in a line of 64
-# Written by the worker: index of the env in use + block size * number of uses. Each use changes it.
+# Written by the worker: index of the env in use + block size * number of uses.
 PROGRESS = 0
 FRAMES = 1  # written by the parent: number of frames posted for the worker (Shmem)
 BUSY_NS = 2  # written by the worker: nanoseconds spent in rounds
 DOING = 3  # written by the worker: one of the values below
 NOTHING, A_ROUND, A_CALL, SENDING = range(4)
-ELSEWHERE = 4  # written by the parent: the worker is busy, but shares no memory
+ELSEWHERE = 4  # written by the parent: busy, but shares no memory
 
 
 class Control:
     """Control page of a vector env: numbers that the parent and its workers share. A worker maps the file `fd`.
 
-    A single store instruction writes each number, so that a reader sees the old or the new number. A copy of several
-    bytes has no such guarantee, and may write bytes twice.
+    A single store instruction writes each number, so that readers see the old or the new number. A copy of several
+    bytes may write bytes twice.
 
     Each worker has a line of `LINE` 64-bit numbers, which is a cache line. The rest is for Shmem:
 
@@ -77,9 +77,9 @@ class Control:
     | `sleepers[w]`  | 1 while worker w sleeps                        | before its last look |                       |
     | `sleepers[-1]` | 1 while the parent sleeps                      | before its last look |                       |
 
-    A sleeping worker polls its own wakeup and `everyone[full + 1 & 1]`, which the next round of all envs wakes. Two
-    wakeups are needed, because a wakeup stays readable until it is cleared. The parent clears a wakeup when the next
-    round begins. Then all workers have answered, so no worker sleeps on it.
+    A sleeping worker polls its wakeup and `everyone[full + 1 & 1]`, which the next round of all envs wakes. There are
+    two, because a wakeup stays readable until the parent clears it, at the begin of the next round. By then all workers
+    have answered, so no worker sleeps on it.
     """
 
     def __init__(self, workers: int, fd: int | None = None) -> None:
@@ -100,5 +100,4 @@ class Control:
         self.sleepers: Any = memory[full : full + workers + 1]
 
     def line(self, worker: int) -> Any:
-        """Return the numbers of a worker as a memoryview of 64-bit integers."""
         return self._numbers[worker * LINE : (worker + 1) * LINE]

@@ -12,7 +12,7 @@ Protocol of a wrapper or a transform with such a state (running statistics, coun
     class Counter(gymnasium.Wrapper):
         def __init__(self, env):
             super().__init__(env)
-            self._state = SharedState({"count": np.zeros(())})  # private until `bind_shared_state`
+            self._state = SharedState({"count": np.zeros(())})
 
         def shared_state(self):
             return self._state.read()
@@ -54,31 +54,27 @@ from vecenv.backends.ipc.serialization import Descriptor, may_travel
 from vecenv.backends.memory.shared_memory import anonymous_file, reserve
 
 LOCK_TIMEOUT = 60.0
-"""Seconds that an update waits for the lock, in case that the process that holds it is stopped or hangs."""
+"""Seconds that an update waits for the lock. The owner may be stopped or hang."""
 TRIES = 50
-"""Number of tries to take a held lock before waiting. An update takes microseconds, so a few tries usually suffice."""
 HEADER, PID_AT = 64, 8
 
 Form = tuple[tuple[str, tuple[int, ...], str], ...]
-"""Name, shape and dtype of each array."""
 
 
 @runtime_checkable
 class Stateful(Protocol):
-    """Env, wrapper or transform with state that envs may share. The module docstring has an example."""
-
     def shared_state(self) -> Mapping[str, np.ndarray]:
-        """Return the arrays of the state by name. Names, shapes and dtypes (not object) never change."""
+        """Return the arrays by name. Names, shapes and dtypes (not object) never change."""
 
     def bind_shared_state(self, state: SharedState) -> None:
-        """Use `state` from now on, and discard the private state. Names, shapes and dtypes of the arrays are the same.
+        """Use `state`, which has the same arrays, instead of the private state.
 
-        Do not reset `state`, because other envs may have updated it already.
+        Do not reset `state`, because other envs may have updated the arrays already.
         """
 
 
 class _Hold:
-    """Record of how a thread takes and releases a lock. `frame` is the frame that makes the update."""
+    """Record of how a thread takes and releases a lock. `frame` makes the update."""
 
     def __init__(self, lock: ProcessLock, frame: FrameType) -> None:
         self.lock, self.at = lock, frame.f_lasti
@@ -90,21 +86,24 @@ class _Hold:
             deque[bool](),
             deque[Any](),
         )
-        """Results of each step. One C call makes the step and records its result, so an interrupt cannot separate them.
+        """Results of each step. The same C call makes the step and records the result, so no interrupt comes in
+        between.
         """
         self.first = threading.Lock()
-        """Acquired by the helper thread or by this thread. The first decides which of the two gets the lock."""
+        """Acquired by the helper or by this thread. If this thread is first, the helper must release the process
+        lock.
+        """
 
     def is_stale(self, at: FrameType | None) -> bool:
-        """Return True if an interrupt has ended the update. `at` is the frame that makes the present call."""
+        """Return True if an interrupt has ended the update. `at` is the frame of the present call."""
         if at is not None and at is self.frame and at.f_lasti == self.at:
-            return True  # the same statement runs a second time
+            return True
         while at is not None and at is not self.frame:
             at = at.f_back
         return at is None
 
     def decide(self) -> bool:
-        """Tell the helper to release the lock when it gets it. Return False if the helper has got it already."""
+        """Tell the helper to release the lock later. Return False if the helper already has the lock."""
         if not self.decided:
             self.decided.extend(map(self.first.acquire, (False,)))
         return self.decided[0]
@@ -113,12 +112,11 @@ class _Hold:
 class ProcessLock:
     """Lock of the file `fd`, or of this process only if `fd` is None. The lock owns `fd`.
 
-    The system releases a record lock (`fcntl.lockf`) when its process ends, and also when the process closes *any*
-    descriptor of the file. So a process must hold one descriptor per file. A record lock does not exclude threads of
-    the same process from each other, so a `threading` lock is taken first.
+    The system releases a record lock (`fcntl.lockf`) when the process ends, or closes *any* descriptor of the file. So
+    hold only one descriptor per file. A `threading` lock excludes threads of the same process.
 
-    A thread records its hold before it takes the lock. After an interrupt, the thread finds this record at its next
-    update or at its next call of a vector env (`free_stale_locks`), and releases the lock.
+    A thread records the hold before taking the lock. After an interrupt, the next update or call of a vector env in
+    this thread finds the record (`free_stale_locks`), and releases the lock.
     """
 
     def __init__(self, fd: int | None) -> None:
@@ -129,7 +127,7 @@ class ProcessLock:
             weakref.finalize(self, os.close, fd).atexit = False
 
     def renew(self) -> None:
-        """Replace the thread lock in a forked process, because the threads that could release it do not exist there."""
+        """Replace the thread lock in a forked process, because its owner may not exist there."""
         self._threads = threading.Lock()
 
     def acquire(self, timeout: float, frame: FrameType) -> _Hold | None:
@@ -150,16 +148,13 @@ class ProcessLock:
         return None
 
     def _wait(self, timeout: float, hold: _Hold) -> bool:
-        """Wait in a helper thread, because `fcntl.lockf` has no timeout.
-
-        If the helper gets the lock too late, it releases the lock. Until then, other threads of this process wait.
-        """
+        """Wait in a helper thread, because `fcntl.lockf` has no timeout. A late helper releases the lock."""
         obtained = SimpleQueue[None]()
 
         def wait() -> None:
             assert self.fd is not None
             while not hold.first.locked():
-                with suppress(OSError):  # EDEADLK: for the kernel, all threads of a process are one owner
+                with suppress(OSError):  # EDEADLK: for the kernel, the threads of a process are one owner
                     fcntl.lockf(self.fd, fcntl.LOCK_EX)
                     break
             if hold.first.acquire(blocking=False):
@@ -174,22 +169,20 @@ class ProcessLock:
         return not hold.decide()
 
     def release(self, hold: _Hold) -> None:
-        """Release the lock, as far as it was taken."""
         if hold.taken and hold.taken[0] and not hold.given_back and not (hold.helper and hold.decide()):
             if self.fd is not None:
                 fcntl.lockf(self.fd, fcntl.LOCK_UN)
             hold.given_back.extend(starmap(self._threads.release, ((),)))
         if holds.get(hold.key) is hold:
             del holds[hold.key]
-        hold.frame = None  # the frame may refer to the hold
+        hold.frame = None
 
 
 holds: dict[tuple[int, int], _Hold] = {}
-"""Locks that threads take, hold or release, by thread and lock. Nearly always empty."""
 
 
 def free_stale_locks(frame: FrameType) -> None:
-    """Release the locks that this thread still holds after an interrupt. `frame` must not be inside an update."""
+    """Release locks that this thread still holds after an interrupt. `frame` must not be inside an update."""
     for key, hold in list(holds.items()):
         if key[0] == threading.get_ident() and hold.is_stale(frame):
             hold.lock.release(hold)
@@ -198,7 +191,7 @@ def free_stale_locks(frame: FrameType) -> None:
 def _lock_at_once(fd: int) -> bool:
     try:
         fcntl.lockf(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except (BlockingIOError, PermissionError):  # POSIX allows both errors
+    except (BlockingIOError, PermissionError):
         os.sched_yield()
         return False
     return True
@@ -219,11 +212,10 @@ os.register_at_fork(after_in_child=_renew_locks)
 class SharedState:
     """Named arrays of fixed shapes and dtypes, with `arrays` as initial values.
 
-    Without `share`, the state is private to this process. Its threads may use it. Copies and pickles are independent.
+    Without `share`, the state belongs to this process. Copies and pickles are independent.
 
-    With `share`, the state lies in unnamed shared memory. Forked processes see the same state. A process that is being
-    started receives the state in a pickle of its arguments. Any other pickling raises TypeError, because the memory has
-    no name by which a process could find it. A deep copy is independent and private.
+    With `share`, the state lies in unnamed shared memory. Forked processes, and processes that get the state in the
+    pickle of their arguments, use the same memory. Any other pickling raises TypeError. A deep copy is independent.
 
     Raises TypeError for an array of objects, and SharedMemoryError if memory is short.
 
@@ -253,7 +245,6 @@ class SharedState:
 
     def _map(self, form: Form, memory: Any, fd: int | None, token: str) -> None:
         self.form = form
-        """Name, shape and dtype of each array."""
         self._token = token
         self._lock = ProcessLock(fd)
         self._current = np.ndarray((1,), np.uint8, memory)
@@ -267,17 +258,15 @@ class SharedState:
 
     @property
     def shared(self) -> bool:
-        """True if processes can share the memory of the state."""
         return self._lock.fd is not None
 
     @contextmanager
     def update(self) -> Iterator[dict[str, np.ndarray]]:
-        """Change the state in a `with` block: `arrays += ...` in place, or `arrays[name] = value`.
+        """Change the state in a `with` block: `arrays[name] += ...` in place, or `arrays[name] = value`.
 
-        No process can update or read the state meanwhile. The changes take effect at the end of the block. If the block
-        raises, or if the process is killed, the state keeps its old values. Do not use the arrays after the block.
-        Raises TimeoutError if the lock is held for 60 seconds, and RuntimeError if this thread is in an update of the
-        same state.
+        No process can update or read the state meanwhile. The changes take effect at the end of the block, unless the
+        block raises or the process is killed. Do not use the arrays after the block. Raises TimeoutError after 60
+        seconds of waiting, and RuntimeError inside an update of the same state by this thread.
         """
         frame: Any = sys._getframe(1)
         while frame.f_code.co_filename == contextlib.__file__:
@@ -318,7 +307,7 @@ class SharedState:
         arrays = ", ".join(f"{name}: {np.dtype(dtype).name}{list(shape)}" for name, shape, dtype in self.form)
         return f"SharedState({arrays}{', shared' if self.shared else ''})"
 
-    def __copy__(self) -> SharedState:  # a shallow copy would put a second lock on the same memory
+    def __copy__(self) -> SharedState:
         return SharedState(self.read())
 
     def __deepcopy__(self, memo: Any) -> SharedState:
@@ -340,7 +329,7 @@ class SharedState:
 
 
 def form_of(arrays: Mapping[str, np.ndarray]) -> Form:
-    """Return names, shapes and dtypes of arrays. Raises TypeError for arrays of objects."""
+    """Return names, shapes and dtypes. Raises TypeError for arrays of objects."""
     for name, array in arrays.items():
         if np.asarray(array).dtype.hasobject:
             raise TypeError(f"the state {name!r} is an array of objects, which cannot be shared; use numbers")
@@ -349,9 +338,9 @@ def form_of(arrays: Mapping[str, np.ndarray]) -> Form:
 
 @contextmanager
 def pickled_by_name() -> Iterator[dict[str, SharedState]]:
-    """Pickle shared states by name inside the block (in this thread), and yield the states that were pickled.
+    """Pickle shared states by name inside the block (in this thread), and yield the pickled states.
 
-    A process can load such a pickle only if it received the states before, in the pickle of its arguments.
+    A process must receive the states with its arguments before loading such a pickle.
     """
     states: dict[str, SharedState] = {}
     outer, _pickling.states = getattr(_pickling, "states", None), states
@@ -363,7 +352,7 @@ def pickled_by_name() -> Iterator[dict[str, SharedState]]:
 
 _pickling = threading.local()
 _open_states: weakref.WeakValueDictionary[str, SharedState] = weakref.WeakValueDictionary()
-"""Shared states of this process by token. Only one object per state, because a process may hold only one descriptor."""
+"""Shared states by token. Each state is one object, because a process may hold only one descriptor."""
 
 
 def _find(token: str) -> SharedState:
@@ -378,7 +367,7 @@ def _find(token: str) -> SharedState:
 def _attach(token: str, form: Form, descriptor: Descriptor | None, arrays: Mapping[str, np.ndarray]) -> SharedState:
     """Return the state that arrived with the arguments of this process.
 
-    On another machine, which cannot receive descriptors, the state is private and begins with `arrays`.
+    On another machine, which cannot receive descriptors, return a private state with the values `arrays`.
     """
     if (known := _open_states.get(token)) is not None:
         if descriptor is not None:
@@ -393,7 +382,6 @@ def _attach(token: str, form: Form, descriptor: Descriptor | None, arrays: Mappi
 
 
 def _buffer(form: Form) -> np.dtype:
-    """Return the dtype of a buffer, with a field per array."""
     return np.dtype([(str(k), dtype, shape) for k, (_, shape, dtype) in enumerate(form)], align=True)
 
 

@@ -34,7 +34,7 @@ class StateCopies:
         self._due = 0.0
 
     def replace(self, news: Sequence[Arrays | None]) -> None:
-        """Use the driver's states (None if a state has not changed), and keep changes that were not reported yet."""
+        """Use the driver's states (None if unchanged), and keep changes that were not reported yet."""
         for k, arrays in enumerate(news):
             if arrays is not None:
                 with self._states[k].update() as own:
@@ -82,7 +82,6 @@ class StateMerger:
         return news
 
     def merge(self, changes: Sequence[Change | None]) -> None:
-        """Merge the worker's changes into the states."""
         for state, change in zip(self._states, changes, strict=True):
             if change is not None:
                 with state.update() as arrays:
@@ -111,7 +110,7 @@ def merge(now: Mapping[str, np.ndarray], before: Mapping[str, np.ndarray], after
         names = [f"{name.removesuffix('_mean')}_{ending}" for ending in STATISTICS]
         if name.endswith("_mean") and all(each in now for each in names):
             parts = [[arrays[each] for each in names] for arrays in (now, before, after)]
-            if float(np.max(parts[1][2])) == 0.0 == float(np.max(parts[0][2])):  # no rows before
+            if float(np.max(parts[1][2])) == 0.0 == float(np.max(parts[0][2])):
                 merged |= dict(zip(names, map(np.array, parts[2]), strict=True))
             else:
                 merged |= dict(zip(names, _merged_statistics(*parts), strict=True))
@@ -119,7 +118,7 @@ def merge(now: Mapping[str, np.ndarray], before: Mapping[str, np.ndarray], after
 
 
 def _merged_statistics(now: Any, before: Any, after: Any) -> Any:
-    """Merge mean, variance and count. Sums are centred at the mean of `now`, so that large means do not cancel digits."""
+    """Merge mean, variance and count. Sums are about the mean of `now`, so that large means cancel no digits."""
     centre, sums = now[0], []
     for mean, var, count in (now, before, after):
         shift = np.where(count > 0, mean - centre, 0.0)
@@ -132,7 +131,6 @@ def _merged_statistics(now: Any, before: Any, after: Any) -> Any:
 
 
 def equal(one: Mapping[str, np.ndarray], other: Mapping[str, np.ndarray]) -> bool:
-    """Return True if all arrays are equal, bit for bit."""
     return all(one[name].tobytes() == other[name].tobytes() for name in one)
 
 

@@ -1,7 +1,7 @@
-"""The parent's side of preloaded servers. A server belongs to a set of modules, and is kept for the next vector env.
+"""The parent's side of preloaded servers. A server has imported a set of modules, and is kept for the next vector env.
 
-A server is used only if environment variables, search path and files of its modules are unchanged since its imports.
-Otherwise its workers would differ from a fresh import.
+A server is used only if environment variables, search path and files of its modules are unchanged. Otherwise its
+workers would differ from a fresh import.
 """
 
 from __future__ import annotations
@@ -28,12 +28,8 @@ from vecenv.backends.worker.preloaded_server import AUTHKEY_BYTES, ImportReport,
 from vecenv.portability import signals_at_end_of_starter
 
 LONGEST_POLL = 1e6
-"""Seconds. `poll` refuses longer waits."""
 MOST_SERVERS = 4
-"""Maximum number of idle servers to keep."""
 CHANGES = {"PYTEST_CURRENT_TEST"}
-"""Environment variables that modules do not read."""
-
 _lock = threading.Lock()
 _kept: OrderedDict[Any, PreloadedServer] = OrderedDict()
 _refused: dict[Any, str] = {}
@@ -42,8 +38,6 @@ _all: weakref.WeakSet[PreloadedServer] = weakref.WeakSet()
 
 
 class PreloadedServer(forkserver.ForkServer):
-    """Forkserver that has imported modules. It ends when this object is garbage."""
-
     _forkserver_address: Any
     _forkserver_alive_fd: Any
     _forkserver_authkey: bytes
@@ -59,7 +53,7 @@ class PreloadedServer(forkserver.ForkServer):
         self._forkserver_authkey = secrets.token_bytes(AUTHKEY_BYTES)
         try:
             with socket.socket(socket.AF_UNIX) as listener:
-                listener.bind(f"\0vecenv-{os.getpid()}-{secrets.token_hex(8)}")  # an abstract name, not a file
+                listener.bind(f"\0vecenv-{os.getpid()}-{secrets.token_hex(8)}")
                 listener.listen()
                 self._forkserver_address = listener.getsockname()
                 fds = [Descriptor(fd) for fd in (listener.fileno(), alive_r, report_w)]
@@ -75,7 +69,6 @@ class PreloadedServer(forkserver.ForkServer):
             self.close()
 
     def _read_report(self, fd: int, names: Sequence[str], timeout: float) -> ImportReport:
-        """Wait for the end of the imports. Kill the process if it is late, or after an interrupt."""
         try:
             poller, deadline, data = select.poll(), time.monotonic() + timeout, b""
             poller.register(fd, select.POLLIN)
@@ -99,7 +92,6 @@ class PreloadedServer(forkserver.ForkServer):
         resource_tracker.ensure_running()
 
     def is_current(self) -> bool:
-        """Return True if the server runs, and no imported file has changed."""
         try:
             return self.process.is_alive() and all(
                 os.stat(file).st_mtime_ns == changed for file, changed in self.report.files.items()

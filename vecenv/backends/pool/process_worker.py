@@ -28,13 +28,12 @@ FDS_PER_WORKER = 7  # channel, sentinel, the worker's watch pipe, wakeup, pidfd 
 FDS_BESIDES = 24
 
 _launched: weakref.WeakSet[ProcessWorker] = weakref.WeakSet()
-"""Workers whose channel and pipes are open in this process."""
 
 
 def _close_inherited() -> None:
-    """Close the parent's pipe ends in a forked copy of the process.
+    """Close the parent's pipe ends in a forked copy of the process, which may live longer than the parent.
 
-    A worker ends when its channel closes. The copy may live longer than the parent, and must not keep the channel open.
+    A worker ends when its channel closes.
     """
     for worker in list(_launched):
         worker.close_ends()
@@ -45,13 +44,10 @@ os.register_at_fork(after_in_child=_close_inherited)
 
 
 class ProcessWorker(WorkerHandle):
-    """Worker process, and the socket to it."""
-
     def __init__(self, index: int, ids: range) -> None:
         super().__init__(index, ids)
         self.process: Any = None
         self.server: Any = None
-        """Forkserver that has imported the modules of the env_fns, if any."""
         self._pipes: tuple[int, ...] = ()
         self._pidfd: int | None = None
 
@@ -72,18 +68,17 @@ class ProcessWorker(WorkerHandle):
         try:
             self.process = start_process(args.method, worker_main, (args,), f"vecenv-worker-{self.index}", self.server)
             self.alive = True
-        except BaseException:  # a process that was started nevertheless ends when its channel closes
+        except BaseException:
             self.close_ends()
             raise
         finally:
             theirs.close()  # so that the stream ends with the worker
         self._pipes = parent_fds(self.process)
         if args.method != "forkserver":
-            # A process that an env has forked may hold channel and sentinel open after the end of the worker.
+            # An env's process may hold channel and sentinel open after the end of the worker.
             self._pidfd = pidfd(self.pid)
 
     def close_ends(self) -> None:
-        """Close the parent's ends of channel and pipes. Does not end the worker."""
         self.channel.close()
         pipes, self._pipes = self._pipes, ()
         for fd in pipes:
@@ -93,7 +88,6 @@ class ProcessWorker(WorkerHandle):
         return [self.channel.fileno(), self.process.sentinel, *([] if self._pidfd is None else [self._pidfd])]
 
     def clean_up(self) -> None:
-        # Close our ends, reap the process, and kill the processes of its envs.
         self._pipes = ()  # multiprocessing closes them; the system reuses their numbers
         self.channel.close()
         self.kill_group()
@@ -106,7 +100,7 @@ class ProcessWorker(WorkerHandle):
     def seems_ended(self) -> bool:
         poller = select.poll()
         channel, *others = self.fds()
-        poller.register(channel, 0)  # only the hang-up
+        poller.register(channel, 0)
         for fd in others:
             poller.register(fd, select.POLLIN)
         return bool(poller.poll(0))
@@ -127,7 +121,7 @@ class ProcessWorker(WorkerHandle):
         return not self.process.is_alive()
 
     def discard(self) -> None:
-        with contextlib.suppress(ValueError):  # killed, but it still exists
+        with contextlib.suppress(ValueError):
             self.process.close()
 
     def stack(self) -> str:
@@ -138,8 +132,6 @@ class ProcessWorker(WorkerHandle):
 
 
 class ProcessPool(WorkerPool):
-    """Pool of worker processes. `context` is the start method. `affinity` binds each worker to a CPU."""
-
     def __init__(self, context: str | None, affinity: bool) -> None:
         super().__init__()
         self._method = check_method(context)
@@ -179,7 +171,6 @@ def _environ() -> dict[str, str]:
 
 
 def enlarge_buffers(*ends: socket.socket) -> None:
-    """Enlarge small socket buffers, such as the 8 KiB of macOS."""
     for end in ends:
         for option in (socket.SO_SNDBUF, socket.SO_RCVBUF):
             if end.getsockopt(socket.SOL_SOCKET, option) < SOCKET_BUFFER:
@@ -187,7 +178,6 @@ def enlarge_buffers(*ends: socket.socket) -> None:
 
 
 def cause_of(exitcode: int | None) -> str:
-    """Describe how a process ended."""
     if exitcode is None:
         return "ended (its exit status was collected outside of vecenv)"
     if exitcode == 255:
@@ -196,7 +186,7 @@ def cause_of(exitcode: int | None) -> str:
         return f"exited with code {exitcode} (the env called os._exit?)"
     try:
         name = signal.Signals(-exitcode).name
-    except ValueError:  # real-time signals have no names
+    except ValueError:
         name = f"signal {-exitcode}"
     hints = {
         "SIGKILL": " (often the kernel, out of memory)",

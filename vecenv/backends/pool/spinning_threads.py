@@ -1,12 +1,12 @@
 """Keep threads of OpenMP and OpenBLAS in this process from spinning on CPUs that workers need.
 
-After each parallel operation, the threads of libgomp (torch) spin for milliseconds, and the threads of OpenBLAS (numpy,
-scipy) for about 20 ms. Both can be stopped without changing results:
+After each parallel operation, threads of libgomp (torch) spin for milliseconds, and threads of OpenBLAS (numpy, scipy)
+for about 20 ms. Both can be stopped without changing results:
 
 - OpenMP 5.0 can end the idle threads of the calling thread's pool. The next parallel region starts new threads in about
   40 us.
-- OpenBLAS reads its spin time when it starts its threads. vecenv ends them once, as every `fork()` does. The next
-  product starts threads that spin only for a short time.
+- OpenBLAS reads its spin time when it starts threads. vecenv ends the threads, as every `fork()` does, and sets a short
+  spin time for their successors.
 """
 
 from __future__ import annotations
@@ -32,18 +32,15 @@ FORKED_NOT_EXECUTED = 0x40
 """`PF_FORKNOEXEC` of Linux's `sched.h`."""
 
 WORTH = 1e-4
-"""CPU seconds per round that justify ending the threads: about the cost of ending and starting them."""
+"""CPU seconds per round that justify ending the threads, which costs about the same."""
 SAMPLED, PERIOD = 8, 160
 """Of each `PERIOD` rounds, `SAMPLED` measure the threads. The pool is released before all other rounds."""
 PAUSE = 16
-"""Number of reviews to skip after a sample that did not justify a release."""
 WARN_SHARE = 0.5
-"""CPUs that threads must use in two samples before the caller is warned, if vecenv cannot end the threads."""
+"""CPUs that the threads use before the caller is warned, if vecenv cannot end the threads."""
 
 _releases: list[Callable[[int], int]] = []
-"""`omp_pause_resource_all` of each libgomp in this process."""
 _shortened: set[str] = set()
-"""Paths of the OpenBLAS libraries with a short spin."""
 _warned = False
 
 
@@ -53,7 +50,7 @@ def _was_forked() -> bool:
     return stat is None or bool(int(stat.rpartition(")")[2].split()[6]) & FORKED_NOT_EXECUTED)
 
 
-# In a forked child that inherited a pool, the call would wait forever for threads that do not exist there.
+# In a forked child with an inherited pool, the call would wait forever for threads that do not exist there.
 _usable = os.environ.get("VECENV_RELEASE_OPENMP", "1") != "0" and not _was_forked()
 
 
@@ -76,7 +73,7 @@ def is_enabled() -> bool:
 def can_release() -> bool:
     """Return True if a libgomp with `omp_pause_resource_all` is loaded, and torch.profiler does not record.
 
-    The runtimes of LLVM and Intel are left alone, because they would act on the pools of all threads.
+    Runtimes of LLVM and Intel would act on the pools of all threads.
     """
     if _usable and not _releases:
         found = (getattr(library, "omp_pause_resource_all", None) for _, library in _loaded("libgomp"))
@@ -87,11 +84,11 @@ def can_release() -> bool:
 
 
 def release_pool() -> bool:
-    """End the idle OpenMP threads of the calling thread (20 to 60 us), and return whether this was possible."""
+    """End the idle OpenMP threads of the calling thread (20 to 60 us). Return False if this is not possible."""
     if not can_release():
         return False
     for release in list(_releases):
-        if release(PAUSE_SOFT) != 0:  # libgomp refused, so never ask it any more
+        if release(PAUSE_SOFT) != 0:
             _disable()
     return _usable
 
@@ -115,7 +112,6 @@ def shorten_openblas_spin() -> bool:
 
 
 def _has_threads(library: Any) -> bool:
-    """Return True if this OpenBLAS does not use OpenMP's threads and has the functions to end its threads."""
     names = [f"{prefix}openblas_get_parallel{suffix}" for prefix in ("", "scipy_") for suffix in ("", "64_")]
     kind = next((found for name in names if (found := getattr(library, name, None))), None)
     complete = hasattr(library, "openblas_read_env") and hasattr(library, "blas_thread_shutdown_")
@@ -123,21 +119,19 @@ def _has_threads(library: Any) -> bool:
 
 
 def _loaded(name: str) -> list[tuple[str, Any]]:
-    """Return path and library for each loaded library with `name` in its file name."""
     import ctypes
 
     lines = (system_file("/proc/self/maps") or "").splitlines()
     paths = {line.split(maxsplit=5)[5] for line in lines if name in line.rpartition("/")[2]}
     libraries = []
     for path in sorted(path for path in paths if ".so" in path):
-        with contextlib.suppress(OSError):  # the file was replaced while the program ran
+        with contextlib.suppress(OSError):
             # PyDLL keeps the interpreter lock, so no other Python thread can start a product during a call.
             libraries.append((path, ctypes.PyDLL(path, mode=os.RTLD_NOW | os.RTLD_NOLOAD)))
     return libraries
 
 
 def unknown_threads() -> list[int]:
-    """Return the ids of threads unknown to Python, for example of OpenMP and OpenBLAS."""
     known = {thread.native_id for thread in threading.enumerate()}
     return [tid for tid in thread_ids() or () if tid not in known]
 
@@ -145,8 +139,8 @@ def unknown_threads() -> list[int]:
 def cpu_seconds(tids: Iterable[int]) -> float:
     seconds = 0.0
     for tid in tids:
-        with contextlib.suppress(OSError):  # the thread has ended
-            seconds += time.clock_gettime((~tid << 3) | 6)  # the kernel's id for the clock of a thread
+        with contextlib.suppress(OSError):
+            seconds += time.clock_gettime((~tid << 3) | 6)
     return seconds
 
 
@@ -154,25 +148,21 @@ class SpinningThreads:
     """Control that ends spinning threads of the caller while `num_workers` worker processes step envs.
 
     - `review` engages the control if other threads of the process use CPU time.
-    - While engaged, `before_round` and `after_round` are called around each round. The first rounds are a sample of the
-      CPU time that threads unknown to Python use beyond spare CPUs.
-    - If the sample justifies this, OpenBLAS's spin is shortened. If that is done already, the OpenMP pool is released
-      before each round.
-    - Releasing stops if a later sample finds no spinning, or if rounds are not faster. For example, new threads wait
-      for a CPU if other programs compute.
+    - While engaged, the first rounds measure the CPU time that threads unknown to Python use beyond spare CPUs.
+    - If this is worth it, OpenBLAS's spin is shortened, or else the OpenMP pool is released before each round.
+    - Releasing stops if a later measurement finds no spinning, or if rounds do not get faster, for example because new
+      threads wait for a CPU.
     """
 
     def __init__(self, num_workers: int) -> None:
         self._spare = max(0, usable_cpus() - num_workers)
         self.engaged = False
         self.rounds = 0
-        """Number of rounds before which the pool was released."""
         self._others = time.process_time() - time.thread_time()
         self._pause = self._helpless = 0
         self._sample()
 
     def stats(self) -> dict[str, Any]:
-        """Return the entries for `stats()` of the vector env."""
         active = self.engaged and self._round > SAMPLED
         return {"openmp_active": active, "openmp_rounds": self.rounds, "openblas_shortened": bool(_shortened)}
 
@@ -183,7 +173,6 @@ class SpinningThreads:
         self._seconds = self._spun = 0.0
 
     def review(self, rounds: int) -> None:
-        """Engage if other threads have used CPU time. Called after `rounds` more rounds while not engaged."""
         others = time.process_time() - time.thread_time()
         used, self._others = others - self._others, others
         self._pause -= 1
@@ -205,7 +194,6 @@ class SpinningThreads:
                 self._fail()
 
     def after_round(self) -> None:
-        """Decide at the end of a sample, and start a new sample after `PERIOD` rounds."""
         if self._began is not None:
             begin, threads, before = self._began
             self._began = None
@@ -234,7 +222,7 @@ class SpinningThreads:
         return released[SAMPLED // 2] < before[SAMPLED // 2]
 
     def _fail(self) -> None:
-        """Pause, because vecenv cannot end the threads that take CPUs from the workers."""
+        """Pause, because the threads that take CPUs from the workers cannot be ended."""
         self._pause, self.engaged = PAUSE, False
         self._helpless += 1
         share = self._spun / self._seconds
@@ -255,7 +243,6 @@ def _warn(share: float) -> None:
 
 
 def _pools() -> str:
-    """Describe the thread pools of this process with threadpoolctl, if installed."""
     try:
         from threadpoolctl import threadpool_info  # type: ignore[import-not-found,unused-ignore]
     except ImportError:

@@ -1,8 +1,8 @@
 """Start worker processes by fork, forkserver or spawn, without importing the user's `__main__`.
 
-multiprocessing's spawn and forkserver run the main script in each worker. So other vector envs need an `if __name__ ==
-"__main__":` guard, and fail in notebooks. vecenv sends env_fns by cloudpickle, which needs no script. It has a separate
-forkserver that has imported numpy and gymnasium, so that workers start in milliseconds and share memory pages.
+multiprocessing runs the main script in each worker. So other vector envs need an `if __name__ == "__main__":` guard,
+and fail in notebooks. vecenv sends env_fns by cloudpickle instead. A separate forkserver has imported numpy and
+gymnasium, so that workers start in milliseconds and share memory pages.
 """
 
 from __future__ import annotations
@@ -44,7 +44,6 @@ ONE_THREAD = (
 )
 PRELOAD = ["vecenv.backends.worker.forkserver_preload"]
 
-# The stubs of multiprocessing lack some names.
 _process: Any = process
 _util: Any = util
 
@@ -53,7 +52,6 @@ _server: Any = forkserver.ForkServer()
 
 
 def check_method(method: str | None) -> str:
-    """Return the start method (`DEFAULT_METHOD` for None). Raises ValueError for an unknown method."""
     if method is None:
         return DEFAULT_METHOD
     if method not in METHODS:
@@ -66,7 +64,7 @@ def start_process(
 ) -> process.BaseProcess:
     """Start a process that runs `target(*args)`. Returns when the process exists, possibly before it runs.
 
-    `server`: a forkserver to use instead of the plain forkserver, as long as it runs.
+    `server`: forkserver to use instead of the plain forkserver, while it runs.
     """
     popen: Any = {"fork": popen_fork.Popen, "forkserver": partial(_ForkServerPopen, server), "spawn": _SpawnPopen}
     popen = popen[method]
@@ -75,15 +73,15 @@ def start_process(
     if method != "fork":
         resource_tracker.ensure_running()  # before SIGINT is blocked below, because this call unblocks SIGINT
     with _start_lock, _one_blas_thread(), _sigint_blocked():
-        # `start()` would register the process with multiprocessing, which ends or joins it at exit, also in forked
-        # copies of this process. Daemonic processes may not call `start()`.
+        # `start()` would make multiprocessing end or join the process at exit, also in forked copies of this process.
+        # Daemonic processes may not call `start()`.
         worker._popen = popen(worker)
         worker._sentinel = worker._popen.sentinel
     return worker
 
 
 def parent_fds(worker: process.BaseProcess) -> tuple[int, ...]:
-    """Return the pipe ends that detect the end of the worker, and show the worker the end of the parent."""
+    """Return the pipe ends that detect the end of the worker, and that show the worker the end of the parent."""
     popen: Any = worker._popen  # type: ignore[attr-defined]
     return tuple(popen.finalizer._args)
 
@@ -103,13 +101,11 @@ def _environment(values: dict[str, str]) -> Iterator[None]:
 
 
 def _one_blas_thread() -> AbstractContextManager[None]:
-    """Limit numeric libraries to one thread in processes started inside, unless the user has set a number."""
     return _environment({name: "1" for name in ONE_THREAD if name not in os.environ})
 
 
 @contextmanager
 def _sigint_blocked() -> Iterator[None]:
-    """Block SIGINT here and in processes started inside, because the parent handles Ctrl-C."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield
@@ -118,12 +114,10 @@ def _sigint_blocked() -> Iterator[None]:
 
 
 def search_path() -> list[str]:
-    """Return `sys.path`, with "" replaced by the directory in which the program started."""
     return [path or _process.ORIGINAL_DIR for path in sys.path]
 
 
 def _preparation(name: str) -> dict[str, Any]:
-    """Return arguments of `multiprocessing.spawn.prepare`, except `__main__` and the default start method."""
     return {
         "name": name,
         "authkey": process.current_process().authkey,
@@ -147,9 +141,9 @@ def _pickled(popen: Any, process_object: process.BaseProcess, most_fds: float = 
 
 
 class _Further:
-    """Object that makes the forkserver's child receive further descriptors when it is unpickled.
+    """Object that makes the forkserver's child receive further descriptors when unpickled.
 
-    They come from a socket, which is the last descriptor of the request.
+    The last descriptor of the request is the socket for this.
     """
 
     def __reduce__(self) -> Any:
@@ -166,7 +160,7 @@ def _ensure_server() -> None:
     default: Any = context._default_context
     chosen = default._actual_context
     _server.set_forkserver_preload(PRELOAD)
-    # A file in the working directory must not replace a library, so the server gets this process's search path.
+    # The server must import this process's modules, and no file in the working directory with a library's name.
     with _environment({"PYTHONSAFEPATH": "1", "PYTHONPATH": os.pathsep.join(search_path())}):
         _server.ensure_running()
     # Starting the server would fix the default start method, which is the user's choice.
@@ -174,7 +168,6 @@ def _ensure_server() -> None:
 
 
 def _discard_server() -> None:
-    """Discard the parent's server in a forked child."""
     global _server, _start_lock
     if (alive := _server._forkserver_alive_fd) is not None:
         os.close(alive)
@@ -189,7 +182,6 @@ class _ForkServerPopen(popen_forkserver.Popen):
 
     def __init__(self, server: Any, process_obj: process.BaseProcess) -> None:
         self._server = server
-        """Reference that keeps the server running, because it ends with the last reference."""
         super().__init__(process_obj)
 
     def _launch(self, process_obj: process.BaseProcess) -> None:
@@ -200,10 +192,10 @@ class _ForkServerPopen(popen_forkserver.Popen):
             self.sentinel, write_end = self._connect(self._fds[:MOST_FDS] + ([theirs.fileno()] if further else []))
             if further:
                 send_descriptors(ours, further)
-        # Stays open while this process lives, because its hang-up tells the worker that the parent has ended.
+        # Stays open while this process lives. The hang-up tells the worker that the parent has ended.
         kept = os.dup(write_end)
         self.finalizer = util.Finalize(self, _util.close_fds, (kept, self.sentinel))
-        with suppress(BrokenPipeError), open(write_end, "wb", closefd=True) as stream:  # the pool detects the end
+        with suppress(BrokenPipeError), open(write_end, "wb", closefd=True) as stream:
             stream.write(data)
         self.pid = forkserver.read_signed(self.sentinel)
 
@@ -211,7 +203,7 @@ class _ForkServerPopen(popen_forkserver.Popen):
         if self._server is not None:
             try:
                 return self._server.connect_to_new_process(fds)
-            except OSError:  # it has ended
+            except OSError:
                 self._server = None
         _ensure_server()
         return _server.connect_to_new_process(fds)

@@ -18,11 +18,9 @@ class Watchdog:
     """Sum, per worker, of the time without progress while an answer is missing. `limit` is `step_timeout`.
 
     - The sum continues across waits, because waits may be short.
-    - It is checked every tenth of the limit. A hang is detected at most two tenths late while the caller waits,
+    - Checks happen every tenth of the limit. So a hang is detected at most two tenths late while the caller waits,
       otherwise at the next call.
-    - Between two checks, at most half the limit counts, because program and workers may have been stopped meanwhile.
-
-    `kill(worker, reason)` ends a worker.
+    - Between two checks, at most half the limit counts, because the program may have been stopped meanwhile.
     """
 
     def __init__(self, limit: float | None, kill: Callable[[Any, Reason], None]) -> None:
@@ -31,24 +29,21 @@ class Watchdog:
         self._interval = self._limit / 10
         self._next = 0.0
         self._seen: dict[Watched, tuple[Any, float, float]] = {}
-        """Per worker at the last check: its numbers, the seconds without a change, and the time of the check."""
+        """Per worker at the last check: the numbers, the seconds without a change, and the time of the check."""
 
     def is_due(self) -> bool:
-        """Return True if it is time for a check."""
         return time.monotonic() >= self._next
 
     def discard(self, worker: Watched) -> None:
-        """Forget a worker that was replaced."""
         self._seen.pop(worker, None)
 
     def start(self) -> float:
-        """Return the time of the next check (time.monotonic). Called when a wait begins."""
         return max(self._next, time.monotonic() + self._interval / 2)
 
     def check(self, unanswered: Mapping[Any, Sequence[int]]) -> float:
         """End the workers that hang, and return the time of the next check.
 
-        `unanswered` maps each worker that owes answers to the env ids of the missing answers.
+        `unanswered` maps workers that owe answers to the env ids.
         """
         now = time.monotonic()
         before, self._seen = self._seen, {}
@@ -67,7 +62,7 @@ class Watchdog:
     def _is_over(self, worker: Watched, spent: float, ids: Sequence[int]) -> bool:
         """Return True if a worker without progress hangs.
 
-        A worker that does not report progress watches its envs itself. It may use the limit for each env, plus once
+        A worker that does not report progress watches envs by itself, and may use the limit for each env, plus once
         more.
         """
         return worker.reports_progress or spent >= self._limit * (len(ids) + 1) or worker.is_silent()
@@ -77,7 +72,7 @@ class Watchdog:
             self._kill(worker, silent(worker.title, worker.ending, self._limit))
             return
         env_id = worker.start + progress % len(worker.ids)
-        if doing in (NOTHING, ELSEWHERE):  # `progress` names the last env that was used
+        if doing in (NOTHING, ELSEWHERE):
             env_id = next(iter(ids), env_id)
         stack = worker.stack()
         if self._kill is None:

@@ -1,4 +1,4 @@
-"""`WorkerHandle`: the parent's side of a worker. It stays the same object when the worker is restarted."""
+"""`WorkerHandle`: the parent's side of a worker. A restarted worker keeps its handle."""
 
 from __future__ import annotations
 
@@ -18,16 +18,13 @@ from vecenv.backends.worker.worker_setup import WorkerArgs
 from vecenv.errors import VectorEnvError, WorkerDiedError, WorkerTimeoutError
 
 STACK_TIMEOUT = 0.3
-"""Seconds to wait until a worker has written its stack."""
 IDLE_TEXTS = {SENDING: "sending what its envs returned", ELSEWHERE: "running its envs"}
-"""Activity of a dead worker, if no single env was in use."""
-
 Reason = Callable[[int], VectorEnvError]
 """Function (env id) -> error, for envs of a worker that the parent has ended."""
 
 
 class Watched(ABC):
-    """Process, actor or thread that hosts the envs `ids`. `line` has its numbers (see `Control`)."""
+    """Process, actor or thread that hosts the envs `ids`. `line`: see `Control`."""
 
     line: Any
     reports_progress = True
@@ -37,7 +34,6 @@ class Watched(ABC):
         self.index, self.ids = index, ids
         self.start, self.stop = ids.start, ids.stop
         self.alive = False
-        """True if the parent uses the answers."""
 
     @property
     @abstractmethod
@@ -47,7 +43,7 @@ class Watched(ABC):
     @property
     @abstractmethod
     def ending(self) -> str:
-        """Part of an error text that says how a hang was ended."""
+        """Part of an error text: how the hang was ended."""
 
     @abstractmethod
     def stack(self) -> str:
@@ -58,25 +54,19 @@ class Watched(ABC):
 
 
 class WorkerHandle(Watched):
-    """Process or actor, with its channel and reports. A restarted worker uses the same handle."""
-
     channel: Any
     """`messages.Channel`, or an object with the methods of its parent's end. No method blocks."""
     stacks: int
-    """File for the worker's stack."""
     on_this_node = True
     """True if the worker shares memory with this process."""
 
     def __init__(self, index: int, ids: range) -> None:
         super().__init__(index, ids)
         self.ready: list[EnvReport] | Failure | None = None
-        """Reports of the envs, or the failure of a constructor. None until the report arrives."""
+        """Reports of the envs, or the failure of a constructor, or None before."""
         self.served = False
-        """True if the worker was ever ready."""
         self.problems: list[str] | None = None
-        """Problems in closing the envs, or None before."""
         self.reason: Reason | None = None
-        """Error function, if the parent killed the worker."""
 
     @property
     @abstractmethod
@@ -90,7 +80,6 @@ class WorkerHandle(Watched):
 
     @property
     def where(self) -> str:
-        """Part of an error text that says where the envs are."""
         return f"pid {self.pid}"
 
     @property
@@ -107,11 +96,11 @@ class WorkerHandle(Watched):
 
     @abstractmethod
     def fds(self) -> list[int]:
-        """Return the descriptors to poll: the channel, and descriptors that become readable when the worker ends."""
+        """Return the channel's descriptor, and descriptors that become readable when the worker ends."""
 
     @abstractmethod
     def has_ended(self, timeout: float) -> bool:
-        """Wait up to `timeout` seconds for the end of the worker, and return True if it has ended."""
+        """Wait up to `timeout` seconds for the end of the worker. Return True if it has ended."""
 
     @abstractmethod
     def seems_ended(self) -> bool:
@@ -133,16 +122,13 @@ class WorkerHandle(Watched):
         """Describe the end of the worker, in words that follow "the worker"."""
 
     def own(self, by_id: Mapping[int, Any]) -> dict[int, Any]:
-        """Return the entries of `by_id` for this worker's envs, by index in the block."""
         return {i - self.start: by_id[i] for i in self.ids if i in by_id}
 
     def pickle_own(self, by_id: Mapping[int, Any]) -> bytes:
-        """Return `own(by_id)` pickled, or empty bytes if there are no entries."""
         mine = self.own(by_id)
         return pickle.dumps(mine) if mine else b""
 
     def death(self, env_id: int) -> VectorEnvError:
-        """Return the error of an env whose worker has ended."""
         if self.reason is not None:
             error = self.reason(env_id)
         else:
@@ -160,7 +146,7 @@ class WorkerHandle(Watched):
 
 
 def hung(ending: str, hung_id: int, limit: float, stack: str) -> Reason:
-    """Return the error function for a worker whose env `hung_id` did not return for `limit` seconds."""
+    """Return the error function for a worker whose env `hung_id` hangs."""
 
     def error_of(env_id: int) -> VectorEnvError:
         subject = f"env {env_id}" if env_id == hung_id else f"env {env_id} is lost because env {hung_id}"
@@ -187,12 +173,11 @@ def silent(title: str, ending: str, limit: float) -> Reason:
 
 
 def stack_of_process(stacks: int, pid: int) -> str:
-    """Return the Python stack of a worker, which writes it even while it is stuck in native code."""
     return written_stack(stacks, partial(os.kill, pid, signal.SIGUSR1))
 
 
 def written_stack(stacks: int, ask: Callable[[], object]) -> str:
-    """Return the stack that a worker or thread writes to the file `stacks` after `ask` has sent a signal."""
+    """Return the stack that is written to the file `stacks` after `ask` has sent a signal."""
     before = os.fstat(stacks).st_size
     try:
         ask()
@@ -201,7 +186,6 @@ def written_stack(stacks: int, ask: Callable[[], object]) -> str:
     deadline = time.monotonic() + STACK_TIMEOUT
     size = before
     while time.monotonic() < deadline:
-        # No event reports that a file has grown, so poll the file.
         time.sleep(0.01)
         grown = os.fstat(stacks).st_size
         if grown == size > before:

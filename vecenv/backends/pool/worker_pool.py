@@ -1,4 +1,4 @@
-"""`WorkerPool`: starts workers, receives their frames, detects their deaths, and closes them.
+"""`WorkerPool`: starts workers, receives frames, detects deaths, and closes the workers.
 
     parent                                   worker w (envs start .. stop - 1)
     ------                                   ---------------------------------
@@ -8,7 +8,7 @@
     ... rounds and calls ...
     CLOSE                        ->          close the envs, exit
 
-Every wait polls the sentinels of the processes together with their channels, so a death ends the wait.
+Every wait also polls the sentinels of the processes, so a death ends the wait.
 """
 
 from __future__ import annotations
@@ -42,11 +42,12 @@ LONGEST_POLL = 3600.0
 
 
 class WorkerPool(ABC):
-    """Workers of a vector env. Each kind of worker has a subclass.
+    """Workers of a vector env. Each kind of worker has a subclass. The owner sets these attributes:
 
-    `start_timeout`: seconds that all constructors together may take. `server`: class that serves rounds in the workers.
-    The owner sets both, and these callbacks: `on_frame` (a frame arrived), `on_loss` (a worker has ended), `announce`
-    and `notify` (before and after a frame is posted to a serving worker).
+    - `start_timeout`: seconds for all constructors together
+    - `server`: class that serves rounds in the workers
+    - `on_frame`, `on_loss`: called with a frame, and when a worker has ended
+    - `announce`, `notify`: called before and after a frame is posted to a serving worker
     """
 
     server: type[RoundServer]
@@ -56,7 +57,6 @@ class WorkerPool(ABC):
     announce: Callable[[WorkerHandle], None]
     notify: Callable[[WorkerHandle], None]
     forked = False
-    """True if workers inherit the objects of the program, so that env_fns need no pickle."""
 
     def __init__(self) -> None:
         self.workers: list[WorkerHandle] = []
@@ -64,14 +64,11 @@ class WorkerPool(ABC):
         self._poller = select.poll()
         self.closing = False
         self._waker: tuple[int, int] | None = None
-        """Descriptors to poll and to write, which `end_wait` uses."""
         self._own_fds: list[int] = []
-
-    # Methods for each kind of worker.
 
     @abstractmethod
     def default_num_workers(self, n: int, eager: bool) -> int:
-        """Return the number of workers for `n` envs if the user gives no number."""
+        """Return the default for `num_workers`."""
 
     @abstractmethod
     def prepare(self, num_workers: int) -> None:
@@ -86,21 +83,18 @@ class WorkerPool(ABC):
 
     @abstractmethod
     def handle(self, index: int, ids: range) -> WorkerHandle:
-        """Return a handle for a worker that is not launched yet."""
+        """Return a handle for a new worker."""
 
     @abstractmethod
     def complete(self, args: WorkerArgs) -> None:
         """Add the arguments that depend on the kind of worker."""
 
     def late_text(self, late: Sequence[WorkerHandle]) -> str:
-        """Return the error text for workers with late constructors."""
         ids, limit = [i for worker in late for i in worker.ids], self.start_timeout
         return f"envs {ids} were not constructed within start_timeout={limit} s; pass a larger one if they need it"
 
-    # Start.
-
     def open(self, num_workers: int, n: int, eager: bool) -> None:
-        """Allocate everything that the workers of `n` envs share, before the first launch."""
+        """Allocate the resources that the workers of `n` envs share."""
         self.prepare(num_workers)
         self.eager = eager
         self.control = Control(num_workers)
@@ -114,7 +108,6 @@ class WorkerPool(ABC):
         for worker in self.workers:
             worker.line, worker.stacks = self.control.line(worker.index), stacks
         self.worker_of = np.repeat(np.arange(num_workers), [len(w.ids) for w in self.workers])
-        """Index of the worker of each env."""
 
     def start(
         self, env_fns: Sequence[Callable[[], Any]], transport_args: Callable[[WorkerHandle], Any]
@@ -131,7 +124,7 @@ class WorkerPool(ABC):
         return [report for worker in self.workers for report in worker.ready]  # type: ignore[union-attr]
 
     def restart(self, worker: WorkerHandle, setup: bytes) -> None:
-        """Start a new process for a worker that has ended, and make its envs. Kill the process if this fails."""
+        """Restart a worker that has ended. Kill the process if this fails."""
         try:
             self._launch(worker, self._registered())
             self._await_ready([worker])
@@ -142,17 +135,16 @@ class WorkerPool(ABC):
             raise
 
     def own_fd(self, fd: int) -> int:
-        """Let `close` close `fd`, and return it."""
+        """Let `close` close `fd`, and return `fd`."""
         self._own_fds.append(fd)
         return fd
 
     def watch(self, fd: int, owner: WorkerHandle | Callable[[], None]) -> None:
-        """Poll `fd` in waits. When `fd` is readable, call `owner`, or handle the frames and the end of the worker."""
+        """Poll `fd` in waits. When readable, call `owner`, or handle the frames and the end of the worker."""
         self._by_fd[fd] = owner
         self._poller.register(fd, select.POLLIN)
 
     def _registered(self) -> list[bytes]:
-        """Return the envs in gymnasium's registry. Forked workers inherit them."""
         return [] if self.forked else registered_envs()
 
     def _launch(self, worker: WorkerHandle, registered: list[bytes]) -> None:
@@ -177,13 +169,13 @@ class WorkerPool(ABC):
             self.watch(fd, worker)
 
     def _await_ready(self, workers: Sequence[WorkerHandle]) -> None:
-        """Wait for the reports of all workers. Raises if a constructor fails or is late."""
+        """Wait for all reports. Raises if a constructor fails or is late."""
         deadline = time.monotonic() + self.start_timeout
         while True:
             for worker in workers:
                 if isinstance(worker.ready, Failure):
                     raise worker.ready.exception(worker.pid)
-                if not worker.alive:  # the worker may have ended after its report
+                if not worker.alive:
                     raise worker.death(worker.start)
             late = [worker for worker in workers if worker.ready is None]
             if not late:
@@ -192,10 +184,8 @@ class WorkerPool(ABC):
                 raise WorkerTimeoutError(self.late_text(late))
             self.handle_events(self.events(deadline))
 
-    # Messages.
-
     def post(self, worker: WorkerHandle, kind: int, number: int, *parts: bytes | memoryview) -> None:
-        """Send a frame to a worker. If the socket is full, the next waits send the rest."""
+        """Send a frame. If the socket is full, the next waits send the rest."""
         if not worker.channel.post(kind, number, *parts):
             self._poller.modify(worker.channel.fileno(), select.POLLIN | select.POLLOUT)
 
@@ -206,7 +196,7 @@ class WorkerPool(ABC):
         self.notify(worker)
 
     def events(self, deadline: float | None) -> Sequence[tuple[int, int]]:
-        """Poll until an event arrives or `deadline` (time.monotonic) has passed. If `deadline` is None, do not wait."""
+        """Poll until an event or `deadline` (time.monotonic; None: do not wait)."""
         # poll() rejects very long timeouts. The caller polls in a loop.
         seconds = 0.0 if deadline is None else min(max(0.0, deadline - time.monotonic()), LONGEST_POLL)
         try:
@@ -250,10 +240,8 @@ class WorkerPool(ABC):
             else:
                 self.on_frame(worker, frame)
 
-    # The end of a worker.
-
     def _on_end(self, worker: WorkerHandle) -> None:
-        """Read the last frames of a process that has ended, and report its loss."""
+        """Read the last frames of a worker that has ended, and report the loss."""
         if worker.alive:
             self._receive(worker)
             self._note_end(worker)
@@ -266,11 +254,11 @@ class WorkerPool(ABC):
     def _unregister(self, *fds: int) -> None:
         for fd in fds:
             if self._by_fd.pop(fd, None) is not None:
-                with contextlib.suppress(KeyError):  # an interrupt came before it was registered
+                with contextlib.suppress(KeyError):
                     self._poller.unregister(fd)
 
     def kill(self, worker: WorkerHandle, reason: Reason | None) -> None:
-        """Kill a worker and handle its end immediately. `reason` makes the error of its envs."""
+        """Kill a worker and handle the end immediately. `reason` makes the errors of the envs."""
         worker.reason = reason
         worker.kill()
         self._on_end(worker)
@@ -292,10 +280,7 @@ class WorkerPool(ABC):
             poller.register(fd, select.POLLIN)
         self._by_fd, self._poller = found, poller
 
-    # Close.
-
     def end_wait(self) -> None:
-        """End the wait of another thread, which then finds that the pool closes."""
         self.closing = True
         if self._waker is not None:
             os.write(self._waker[1], (1).to_bytes(8, "little"))
@@ -303,14 +288,14 @@ class WorkerPool(ABC):
     def close(self, timeout: float) -> list[str]:
         """Close the envs and end the workers. Return a line for each problem."""
         self.closing = True
-        # Use a new poller, because another thread or an interrupted call may still use the old poller.
-        if self._waker is not None:  # only other threads need it
+        # Another thread or an interrupted call may still use the old poller.
+        if self._waker is not None:
             self._by_fd.pop(self._waker[0], None)
         self._renew_poller()
         started = [worker for worker in self.workers if worker.launched]
         try:
             problems = self._stop(started, time.monotonic() + timeout)
-        finally:  # also after a Ctrl-C
+        finally:
             for worker in started:
                 if worker.alive:
                     self.kill(worker, None)
@@ -321,7 +306,7 @@ class WorkerPool(ABC):
         return problems + [problem for worker in started for problem in worker.problems or []]
 
     def _stop(self, workers: Sequence[WorkerHandle], deadline: float) -> list[str]:
-        """Ask the workers to close, and kill the late workers at the deadline. Return a line for each problem."""
+        """Ask the workers to close, and kill late workers. Return a line for each problem."""
         asked = []
         for worker in workers:
             if worker.alive and worker.ready is None:

@@ -1,8 +1,8 @@
 """`main` of a worker process: set up the process, make the envs, serve rounds, close.
 
 The worker never outlives the parent. A thread waits for the parent's end. If an env holds the interpreter lock, the
-kernel kills the worker when its starter ends, or else the forkserver or a guard process does. The worker leads a
-process group, so that processes of its envs end too.
+kernel, the forkserver or a guard process kills the worker. Processes of envs belong to the worker's process group, and
+end too.
 """
 
 from __future__ import annotations
@@ -30,7 +30,6 @@ from vecenv.backends.worker.round_server import RoundServer
 from vecenv.backends.worker.worker_setup import WorkerArgs, leave_forkserver, seed_generators
 
 LAST_SECONDS = 0.3
-"""Maximum number of seconds between closing the envs and the end of the process."""
 
 
 def main(args: WorkerArgs) -> None:
@@ -39,8 +38,8 @@ def main(args: WorkerArgs) -> None:
     try:
         live(args, channel)
     except (EOFError, BrokenPipeError, ConnectionResetError):
-        pass  # the parent is gone; `_watch_parent` ends this process
-    finally:  # end processes of the envs in this process group
+        pass  # `_watch_parent` ends this process
+    finally:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         os.killpg(0, signal.SIGTERM)
         # Python now waits for threads and pools of the envs, possibly forever.
@@ -66,19 +65,17 @@ def live(args: WorkerArgs, channel: Channel) -> None:
 def construct(
     args: WorkerArgs, server: type[RoundServer], channel: WorkerChannel, line: Any
 ) -> tuple[EnvHost, RoundServer | None]:
-    """Make the envs and report them. Return their host and the server, or None as server if a constructor failed."""
     args.setup.apply()
     host = EnvHost(args.setup.env_fns, args.first_id, local=False)
     host.progress = line[PROGRESS : PROGRESS + 1]
     reports = host.construct()
     gc.collect()  # before the first step, which may have a time limit
-    gc.freeze()  # so that the garbage collector does not scan these objects during a step
+    gc.freeze()  # so that the garbage collector skips these objects during a step
     channel.write(messages.READY, 0, pickle.dumps(_pickled_reports(reports, args.first_id)))
     return host, None if isinstance(reports, Failure) else server(args, host, channel, line)
 
 
 def _pickled_reports(reports: list[EnvReport] | Failure, first_id: int) -> list[bytes]:
-    """Pickle each report separately, so that a failure concerns only its env."""
     if isinstance(reports, Failure):
         return [dumps(reports)]
     blobs = []
@@ -97,7 +94,6 @@ MOST_FDS = 1 << 16
 
 
 def bootstrap(args: WorkerArgs) -> None:
-    """Set up the process group, signals, the watch for the parent's end, and random generators."""
     leave_forkserver()
     os.setpgid(0, 0)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -112,30 +108,29 @@ def bootstrap(args: WorkerArgs) -> None:
 
 
 def _end_with_starter(args: WorkerArgs) -> None:
-    """Ensure that this process ends with its starter, even if an env holds the interpreter lock.
+    """Ensure that this process ends with the starter, even if an env holds the interpreter lock.
 
-    The forkserver kills its workers when the parent ends. Without a forkserver, the kernel signals the end of the
+    The forkserver kills all workers when the parent ends. Without a forkserver, the kernel signals the end of the
     starting *thread*, so the signal is only requested if the main thread starts workers.
     """
     signalled = (args.method == "forkserver" or args.starter) and portability.signal_at_end_of_starter(signal.SIGKILL)
     if args.method == "forkserver":
         return
-    if args.starter and os.getppid() != args.starter:  # the starter ended before the request
+    if args.starter and os.getppid() != args.starter:
         os.killpg(0, signal.SIGKILL)
     if signalled:
         _start_guard(_await_end_of_starter)
     elif not portability.signals_at_end_of_starter():
         _start_guard(_await_end_of_parent)
     if not portability.has_pidfds():
-        # A process that the env forks must not hold this socket open, because that would hide the end of the worker.
+        # An env's process must not hold this socket open, because this would hide the end of the worker.
         os.register_at_fork(after_in_child=args.socket.close)
 
 
 def _watch_parent(sock: Any) -> None:
-    """Wait for the end of the parent, which alone holds the other end of the channel."""
     poller = select.poll()
     if portability.polls_for_hangup():
-        poller.register(sock, 0)  # only the hang-up
+        poller.register(sock, 0)
     else:
         poller.register(_lifeline(), select.POLLIN)
     poller.poll()
@@ -143,16 +138,15 @@ def _watch_parent(sock: Any) -> None:
 
 
 def _lifeline() -> int:
-    """Return a pipe that nobody writes to, and that closes when the parent ends."""
     parent = parent_process()
     assert parent is not None
     return parent.sentinel
 
 
 def _start_guard(wait: Callable[[int], None]) -> None:
-    """Start a process that outlives this process for a moment, to kill the processes of its envs.
+    """Start a process that outlives this process for a moment, to kill the processes of the envs.
 
-    With a forkserver this is not needed, because the forkserver kills them.
+    The forkserver does this for workers that it has forked.
     """
     worker = os.getpid()
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
@@ -171,7 +165,7 @@ def _await_end_of_starter(worker: int) -> None:
 
 
 def _await_end_of_parent(worker: int) -> None:
-    """Wait until the parent has ended, or the worker sends SIGTERM. After a crash of the worker, the parent kills the
+    """Wait until the parent has ended, or the worker sends SIGTERM. If the worker crashes, the parent kills the
     group.
     """
     lifeline = _lifeline()

@@ -1,7 +1,7 @@
 """Forkserver that imports the modules of env functions once for all workers.
 
-It is forked from vecenv's plain forkserver, imports the modules, reports, and then serves as multiprocessing's
-forkserver. If a module leaves state that processes must not inherit, the server reports the module and ends.
+It is forked from vecenv's plain forkserver. If a module leaves state that processes must not inherit, the server
+reports the module and ends.
 """
 
 from __future__ import annotations
@@ -26,7 +26,6 @@ from vecenv.backends.ipc.serialization import Descriptor
 from vecenv.backends.worker.worker_setup import leave_forkserver, set_environment
 
 AUTHKEY_BYTES = 32
-"""Length of the key that `multiprocessing.forkserver` reads from a pipe."""
 HARMLESS = ("/dev/null", "/dev/urandom", "/dev/random")
 DRIVERS = ("libcuda.so", "libnvidia", "libEGL", "libGLX", "libOSMesa")
 """Libraries whose state a forked process cannot use."""
@@ -34,13 +33,9 @@ GENERATORS = (np.random.Generator, np.random.RandomState, random.Random)
 
 
 class ImportReport(NamedTuple):
-    """Result of the imports."""
-
     refused: str = ""
-    """Module that cannot be preloaded, or "" if all were imported."""
     reason: str = ""
     files: dict[str, int] = {}
-    """Files of the imported modules, with the time of their last change."""
 
 
 def serve(
@@ -51,8 +46,7 @@ def serve(
     environ: dict[str, str],
     names: Sequence[str],
 ) -> None:
-    """Run the server process."""
-    # The plain server has imported this module. In other processes, the import could change signal handlers.
+    # In processes other than the plain server, this import could change signal handlers.
     from vecenv.backends.worker import forkserver_preload
 
     leave_forkserver()
@@ -73,7 +67,7 @@ def serve(
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         os._exit(0)
-    # from now on, the end of the parent ends this process after it has killed its workers
+    # from now on, the end of the parent ends this process, after it has killed all workers
     portability.signal_at_end_of_starter(0)
     try:
         if sys.version_info >= (3, 14):
@@ -138,7 +132,7 @@ def _children() -> list[int]:
 def _descriptors() -> dict[int, str]:
     found = {}
     for fd in os.listdir("/proc/self/fd"):
-        with contextlib.suppress(OSError):  # the one that listed the folder
+        with contextlib.suppress(OSError):
             found[int(fd)] = os.readlink(f"/proc/self/fd/{fd}")
     return found
 

@@ -1,7 +1,4 @@
-"""`RoundServer`: serves rounds and calls in a worker, over any transport.
-
-`BlockingMeter` detects envs that wait more than they compute. Such envs should not share a worker.
-"""
+"""`RoundServer`: serves rounds and calls in a worker, over any transport."""
 
 from __future__ import annotations
 
@@ -24,16 +21,13 @@ from vecenv.backends.memory.shared_memory import A_CALL, A_ROUND, BUSY_NS, DOING
 from vecenv.backends.worker.worker_setup import WorkerArgs
 
 Answer = Callable[[Sequence[int], dict[int, Extra]], None]
-"""Function that announces that these envs of the block are done, with their extras."""
 
 
 def _waits() -> int:
-    """Return how often this thread has waited (or this process, if the system does not count threads)."""
     return resource.getrusage(getattr(resource, "RUSAGE_THREAD", resource.RUSAGE_SELF)).ru_nvcsw
 
 
 def advice(n: int, workers: int) -> str:
-    """Return the end of `BlockingMeter`'s warning: the arguments that give `n` envs `workers` workers."""
     own = (
         f". Pass num_workers={min(n, workers)} to the vector env, or to the collector that makes it, to give each its "
         "own worker"
@@ -48,10 +42,11 @@ def advice(n: int, workers: int) -> str:
 
 
 class BlockingMeter:
-    """Meter that finds out in the first rounds whether envs that share a worker wait (sockets, sleep).
+    """Meter that finds out in the first rounds whether envs that share a worker wait (sockets, sleep) and should not
+    share.
 
-    A thread that waits has voluntary context switches. A preempted thread has none. CPU time is measured for the
-    process, because envs may compute in other threads.
+    A thread that waits has voluntary context switches, unlike a preempted thread. CPU time is measured for the process,
+    because envs may compute in other threads.
     """
 
     MIN_WALL = 0.25
@@ -87,9 +82,9 @@ class BlockingMeter:
 
 
 class BlockRounds:
-    """Runner of rounds on the `count` envs of `host`. Updates the worker's `line` of numbers (see `Control`).
+    """Runner of rounds on the `count` envs of `host`, which updates the worker's `line` of numbers (see `Control`).
 
-    If `eager`, each env is announced when it is done, otherwise the block together. `warn` receives warning texts.
+    If `eager`, each env is announced when it is done, otherwise the block together.
     """
 
     def __init__(self, host: EnvHost, count: int, eager: bool, line: Any, warn: Callable[[str], None]) -> None:
@@ -99,14 +94,12 @@ class BlockRounds:
         self._meter = BlockingMeter(count)
 
     def timed(self, round: Callable[..., None], *args: Any) -> None:
-        """Run a round and record its time."""
         begin = time.perf_counter_ns()
         round(*args)
         self.line[DOING] = NOTHING
         self.line[BUSY_NS] += time.perf_counter_ns() - begin
 
     def run_block(self, asked: bytes, action: Any, payload: Payload, answer: Answer) -> None:
-        """Run the operations in the status bytes, and announce the answers."""
         if not asked.translate(None, opcodes.BUSY):
             places: Sequence[int] = self.everyone
         else:
@@ -120,7 +113,6 @@ class BlockRounds:
             answer([j], {} if extra is None else {j: extra})
 
     def _measured(self, run: Callable[..., Any], *args: Any) -> Any:
-        """Return the result of `run`. In the first rounds, measure its time without the time of sending."""
         self.line[DOING] = A_ROUND
         if not self._meter.measuring:
             return run(*args)
@@ -132,10 +124,7 @@ class BlockRounds:
 
 
 class RoundServer(BlockRounds, ABC):
-    """Server of a worker. `line` is its line of the control page."""
-
     infos: InfoWriter
-    """Set by `bind`."""
 
     def __init__(self, args: WorkerArgs, host: EnvHost, channel: WorkerChannel, line: Any) -> None:
         super().__init__(host, args.count, args.eager, line, self._send_warning)
@@ -161,7 +150,7 @@ class RoundServer(BlockRounds, ABC):
             self.line[DOING] = NOTHING
             self.channel.write(messages.REPLY, frame.number, reply)
         elif frame.kind == messages.SYNC:
-            self.infos.sent = 0  # the parent may have lost schemas
+            self.infos.sent = 0
             self.channel.write(messages.SYNCED, frame.number)
         elif frame.kind == messages.CLOSE:
             self.channel.write(messages.CLOSED, 0, pickle.dumps(self.host.close()))
@@ -171,12 +160,12 @@ class RoundServer(BlockRounds, ABC):
     def pickled_extras(self, extras: dict[int, Extra]) -> bytes:
         """Return a pickled list of (index in the block, pickled extra), or empty bytes.
 
-        Infos are written into info rows if they fit. New schemas are sent here, before the status bytes that announce
-        the rows. Each extra is pickled separately, so that a pickling error fails only its env.
+        Infos that fit are written into info rows. Their new schemas are sent here, before the status bytes announce the
+        rows. Each extra is pickled separately, so that a pickling error fails only its env.
         """
         blobs, infos = [], self.infos
         for j, extra in extras.items():
-            if extra is IN_INFO_ROW or extra is RENEWED:  # its status byte is the whole answer
+            if extra is IN_INFO_ROW or extra is RENEWED:
                 continue
             if (info := extra.info_alone()) is not None and infos.write(j, info):
                 extras[j] = IN_INFO_ROW
@@ -200,7 +189,6 @@ class RoundServer(BlockRounds, ABC):
         return capture(reason, env_id, "step", local=False)
 
     def _call(self, op: str, blobs: dict[int, bytes]) -> bytes:
-        """Run an operation on envs. Return a pickle of {index: pickled value or Failure}."""
         results: dict[int, bytes] = {}
         for j, blob in blobs.items():
             try:
@@ -212,7 +200,6 @@ class RoundServer(BlockRounds, ABC):
         return pickle.dumps(results)
 
     def load_payload(self, j: int, op: int, blob: bytes) -> Any:
-        """Unpickle an action or arguments. Return a Failure if this is not possible."""
         try:
             return loads_by_value(blob)
         except BaseException as error:
@@ -224,7 +211,6 @@ class RoundServer(BlockRounds, ABC):
 
 
 def answer_of(extra: Extra | None) -> int:
-    """Return the status byte for an answer."""
     if extra is None:
         return opcodes.DONE
     if extra is IN_INFO_ROW:

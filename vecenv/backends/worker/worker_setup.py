@@ -27,21 +27,18 @@ from vecenv.portability import allow_cpus
 
 @dataclass
 class WorkerSetup:
-    """Env_fns of a worker and its environment. Plain pickle can carry it, except for env_fns of forked workers."""
+    """Env_fns of a worker and data for its environment."""
 
     env_fns: list[Callable[[], Any]]
-    """Functions that a forked worker inherits, or `PickledEnvFn` objects."""
+    """Inherited functions of a forked worker, or `PickledEnvFn` objects."""
     registered: list[bytes]
-    """Specs in the parent's gymnasium registry. The worker needs them because it does not run the user's script."""
+    """Specs in the parent's gymnasium registry. The worker needs these, because it does not run the user's script."""
     paths: Sequence[str] = ()
-    """Additional folders of modules."""
     environ: dict[str, str] | None = None
     affinity: set[int] | None = None
     states: Sequence[SharedState] = ()
-    """States that the pickled env_fns refer to by name."""
 
     def apply(self) -> None:
-        """Apply environment variables, affinity and registry to this process."""
         sys.path += [path for path in self.paths if path not in sys.path]
         if self.environ is not None:
             set_environment(self.environ)
@@ -53,7 +50,7 @@ class WorkerSetup:
     def _register(self) -> None:
         """Register the program's envs, and keep them registered.
 
-        An import of an env package may register the same ids later. This is expected, so gymnasium's warning is hidden.
+        Hides gymnasium's warning, because an import of an env package may register the same ids later.
         """
         specs = {spec.id: spec for spec in map(loads_by_value, self.registered)}
         warnings.filterwarnings("ignore", f".*{OVERRIDING}")
@@ -62,18 +59,15 @@ class WorkerSetup:
 
 
 def set_environment(environ: dict[str, str]) -> None:
-    """Give this process exactly these environment variables."""
     for name in os.environ.keys() - environ.keys():
         del os.environ[name]
     os.environ.update(environ)
 
 
 OVERRIDING = "Overriding environment .* already in registry"
-"""gymnasium's warning if an id is registered twice."""
 
 
 def _call_registered(env_fn: Any, specs: dict[str, Any]) -> Any:
-    """Import the modules of an env_fn, register `specs`, and call the env_fn."""
     if isinstance(env_fn, PickledEnvFn):
         env_fn = env_fn.load()
     gymnasium.registry.update(specs)
@@ -86,12 +80,10 @@ class PickledEnvFn:
 
     blob: bytes | memoryview
     modules: frozenset[str] = frozenset()
-    """Modules that the env_fn needs and that take long to import."""
     place: int | None = None
     """Index of the env_fn, if `blob` is the pickle of all env_fns."""
 
     def load(self) -> Callable[[], Any]:
-        """Return the env_fn, after importing its modules."""
         found: Any = loads_by_value(self.blob)
         env_fn: Callable[[], Any] = found if self.place is None else found[self.place]
         return env_fn
@@ -101,7 +93,6 @@ class PickledEnvFn:
 
 
 def pickle_env_fn(i: int, env_fn: Callable[[], Any]) -> PickledEnvFn:
-    """Pickle an env_fn. Raises TypeError if this is not possible."""
     try:
         blob, modules = dumps_and_modules(env_fn)
         return PickledEnvFn(blob, frozenset(modules))
@@ -113,7 +104,6 @@ def pickle_env_fn(i: int, env_fn: Callable[[], Any]) -> PickledEnvFn:
 
 
 def registered_envs() -> list[bytes]:
-    """Return gymnasium's registered specs, without specs of the program that cannot be pickled."""
     blobs = []
     for spec in list(gymnasium.registry.values()):
         with contextlib.suppress(Exception):
@@ -123,37 +113,28 @@ def registered_envs() -> list[bytes]:
 
 @dataclass
 class WorkerArgs:
-    """Arguments of `main`, which are sent once, before a channel exists."""
-
     index: int
     num_workers: int
     first_id: int
     count: int
-    """Number of envs of the worker."""
     eager: bool
-    """True if each env is announced when it is done."""
     control: Descriptor
     stacks: Descriptor
     setup: WorkerSetup
     seeds: tuple[bytes, bytes]
-    """Seeds of the global generators of numpy and Python."""
     server: Any
-    """`RoundServer` class of the transport."""
     transport: Any
-    """Additional arguments of the transport."""
     method: str = ""
-    """Start method of the process."""
     starter: int = 0
     """Pid of the parent if its main thread starts the process, else 0."""
     socket: Any = None
 
 
 _launches = itertools.count()
-"""Count of launches of all vector envs in this process, so that no two workers get the same seeds."""
+"""Count of launches in this process, so that no two workers get the same seeds."""
 
 
 def worker_seeds(index: int) -> tuple[bytes, bytes]:
-    """Return seeds of numpy's and Python's generators for the next worker. Does not advance this process's generators."""
     states = np.random.get_state(legacy=False), random.getstate()
     where = index, next(_launches)
     of_numpy, of_python = (hashlib.sha256(pickle.dumps((state, where))).digest() for state in states)
