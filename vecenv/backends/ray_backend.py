@@ -1,8 +1,8 @@
-"""`RayBackend`: step envs in Ray actors, through shared memory on the driver's node and calls elsewhere.
+"""`RayBackend`: steps envs in Ray actors, through shared memory on the driver's node and calls elsewhere.
 
-driver --+-- shared arena, wakeups (as Shmem)       actors on the driver's node: no call of Ray in a round
+driver --+-- shared arena, wakeups (as Shmem)       actors on the driver's node: a round does not call Ray
          |
-         '-- ROUND and ANSWERS frames (as Subproc)  actors on other nodes: one call a worker and round
+         '-- ROUND and ANSWERS frames (as Subproc)  actors on other nodes: a round is a call per worker
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from vecenv.backends.subproc import SubprocServer, SubprocTransport
 
 
 class RayServer(ShmemServer):
-    """Serves rounds on the driver's node; `far` does so elsewhere."""
+    """Server on the driver's node. `far` is the server for other nodes."""
 
     far = SubprocServer
 
 
 class RayTransport(ShmemTransport):
-    """The transport of Shmem, with that of Subproc for the workers that are not on this node."""
+    """Transport of Shmem, combined with the transport of Subproc for workers on other nodes."""
 
     server = RayServer
 
@@ -37,7 +37,6 @@ class RayTransport(ShmemTransport):
         self._frames = SubprocTransport()
         self._frames.open(pool, n)
         self._is_far = np.zeros(n, bool)
-        """True for each env that is on another node."""
         self._any_far = False
 
     def bind(self, layout: Layout, n: int) -> Arena:
@@ -61,7 +60,7 @@ class RayTransport(ShmemTransport):
         far = self._is_far[ids]
         places = np.flatnonzero(far)
         parts = [places] if len(places) else []
-        if self._pool.eager:  # one by one, by id, because the answers of a call arrive together
+        if self._pool.eager:  # one by one in the order of ids, because the answers of a call arrive together
             parts = list(places[np.argsort(ids[places])].reshape(-1, 1))
         for part in parts:
             self._frames.send(ids[part], all_ops[part], payloads)
@@ -85,8 +84,6 @@ class RayTransport(ShmemTransport):
 
 
 class RayBackend(ProcessBackend):
-    """`options` are those of each actor."""
-
     def __init__(
         self, start_timeout: float, step_timeout: float | None, release_openmp: bool = True, **options: Any
     ) -> None:
@@ -94,6 +91,6 @@ class RayBackend(ProcessBackend):
         super().__init__(RayTransport(), RayPool(step_timeout, **options), start_timeout, step_timeout, release_openmp)
 
     def _unanswered(self) -> dict[WorkerHandle, Sequence[int]]:
-        """Without `step_timeout` the time of each env of a round on another node is not known."""
+        """Return workers that owe answers. Without `step_timeout`, leave out other nodes, which report no progress."""
         unanswered = super()._unanswered()
         return {worker: ids for worker, ids in unanswered.items() if worker.on_this_node or self._is_limited}

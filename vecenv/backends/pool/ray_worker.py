@@ -1,4 +1,4 @@
-"""Pool of workers that are Ray actors, and the handle of one actor."""
+"""Pool of workers that are Ray actors, and the handle of an actor."""
 
 from __future__ import annotations
 
@@ -33,16 +33,16 @@ from vecenv.backends.worker.worker_setup import PickledEnvFn, WorkerArgs
 
 
 class CallChannel:
-    """Has the methods of the parent's end of `Channel`. Results are handled in the order of their calls.
+    """Calls of an actor, with the methods of the parent's end of `Channel`. Results are handled in the order of calls.
 
-    `call(method, *args, results=1)` starts a call of the actor, whose result is a `Bundle`, or None when the actor has
-    closed its envs. `line` is the worker's line of the control page, `states` what it shares with other workers.
+    `call(method, *args, results=1)` starts a call. The result is a `Bundle`, or None if the actor has closed the envs.
+    `states` are shared with other workers.
     """
 
     def __init__(self, call: Callable[..., Future[Any]], line: Any, states: Sequence[SharedState] = ()) -> None:
         self._call, self._line, self._states = call, line, StateMerger(states)
         self.results = 1
-        """Number of results of a call that serves a frame; see `split`."""
+        """Number of results of a call that serves a frame (see `split`)."""
         self._read, self._write = wakeup_fds()
         os.set_blocking(self._read, False)
         self._lock = threading.Lock()
@@ -50,21 +50,19 @@ class CallChannel:
         self._frames: deque[Frame] = deque()
         self._open = True
         self.ended = False
-        """The actor is gone, or has closed its envs."""
         self.error: BaseException | None = None
-        """The exception by which Ray reported its end."""
+        """Exception with which Ray reported the end."""
 
     def fileno(self) -> int:
         return self._read
 
     def start(self, method: str, *args: Any, results: int = 1) -> None:
-        """Start a call."""
         future = self._call(method, *args, results=results)
         self._calls.append(future)
         future.add_done_callback(self._wake)
 
     def _wake(self, _: Any) -> None:
-        """In a thread of Ray: wake the parent. After `close` its number may be that of another descriptor."""
+        """Wake the parent from a thread of Ray. After `close`, the file descriptor may have been reused."""
         with self._lock:
             if self._open:
                 os.write(self._write, (1).to_bytes(8, "little"))
@@ -79,7 +77,6 @@ class CallChannel:
         return True
 
     def receive(self) -> None:
-        """Take the results that have arrived."""
         with contextlib.suppress(BlockingIOError):
             os.read(self._read, 4096)
         while not self.ended and self._calls and self._calls[0].done():
@@ -106,14 +103,15 @@ class CallChannel:
         return self._frames.popleft() if self._frames else None
 
     def await_end(self, timeout: float) -> bool:
-        """Return whether the first call has ended, or ends within `timeout` seconds; that of an actor on this node
-        lasts as long as its envs."""
+        """Wait up to `timeout` seconds for the end of the first call, which on this node lasts until the envs are
+        closed.
+        """
         if not self.ended and self._calls and wait([self._calls[0]], timeout).done:
             self.receive()
         return self.ended
 
     def seems_ended(self) -> bool:
-        """Return whether the first call has failed, or closed the envs. Nothing is changed."""
+        """Return True if the first call has failed or closed the envs. Does not change any state."""
         first = next(iter(tuple(self._calls)), None)
         return self.ended or (
             first is not None and first.done() and (first.exception() is not None or first.result() is None)
@@ -125,22 +123,20 @@ class CallChannel:
                 self._open = False
                 for fd in {self._read, self._write}:
                     os.close(fd)
-        # Ray holds the callbacks of calls that are not over yet, and with them this object.
+        # Ray still holds callbacks of pending calls, and thereby this object.
         self._line = None
         self._calls.clear()
         self._frames.clear()
 
 
 HELLO_TIMEOUT = 1.0
-"""Seconds that an actor which has connected may take to send its token."""
 END_TIMEOUT = 2.0
-"""Seconds that Ray may take to end an actor on this node; then it is killed."""
+"""Seconds that Ray may take to end an actor on this node, before the process is killed."""
 CAUSE_TIMEOUT = 1.0
-"""Seconds to wait for what Ray knows about the end of an actor."""
 
 
 class RayWorker(WorkerHandle):
-    """An actor. On this node its channel is a socket; elsewhere, and until it has connected, it consists of calls."""
+    """Actor. Frames travel by calls, or through a socket if the actor has connected from this node."""
 
     def __init__(self, index: int, ids: range, pool: RayPool) -> None:
         super().__init__(index, ids)
@@ -151,14 +147,14 @@ class RayWorker(WorkerHandle):
         self.fds_to_send: list[int] = []
         self._calls: CallChannel
         self._hang = ""
-        """The key of the record that the actor leaves if it ends because of an env that hangs."""
+        """Key of the record that the actor writes before ending because of a hang."""
 
     @property
     def launched(self) -> bool:
         return self._actor is not None
 
     def _where_it_is(self) -> tuple[int, str] | None:
-        """The actor's process and its node: on this node its socket may name it before Ray does."""
+        """Return process and node of the actor. A socket may name the process before Ray does."""
         place = self._place
         if place is None or not place.done() or place.exception() is not None:
             return (self._peer, self._pool.node) if self._peer else None
@@ -191,11 +187,11 @@ class RayWorker(WorkerHandle):
         self._calls.start("start", self.index, blob, pool.address, pool.step_timeout, self._hang, pool.common)
 
     def expect(self, size: int) -> None:
-        """Prepare for answers of so many bytes."""
+        """Prepare for answers of `size` bytes."""
         self._calls.results = results_for(size)
 
     def connected(self, sock: socket.socket, peer: int) -> None:
-        """The actor turns out to be on this node: from now on frames travel through a socket."""
+        """Switch to frames through a socket, because the actor is on this node."""
         self.channel, self._peer, self.on_this_node, self.reports_progress = Channel(sock), peer, True, True
 
     def fds(self) -> list[int]:
@@ -209,16 +205,16 @@ class RayWorker(WorkerHandle):
 
     def kill(self) -> None:
         ray_cluster.end_actor(self._actor)
-        # What it still writes into memory that is shared would be taken for answers of the next worker.
+        # Wait for the end, because later writes into shared memory would look like answers of the next worker.
         if self.on_this_node and not self._is_gone(END_TIMEOUT) and self._peer:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.kill(self._peer, signal.SIGKILL)
             self._is_gone(END_TIMEOUT)
 
     def _is_gone(self, timeout: float) -> bool:
-        """Return whether the other end of the socket closes within `timeout` seconds, as when its process ends."""
+        """Return True if the other end of the socket closes within `timeout` seconds."""
         poller = select.poll()
-        poller.register(self.channel.fileno(), 0)  # nothing but the hang-up
+        poller.register(self.channel.fileno(), 0)
         return bool(poller.poll(timeout * 1000))
 
     def clean_up(self) -> None:
@@ -231,7 +227,7 @@ class RayWorker(WorkerHandle):
         self.alive = False
 
     def _read_hang(self) -> None:
-        """Set the reason if the actor has ended itself because of an env that hangs."""
+        """Set the reason if the actor has ended because of a hang."""
         limit = self._pool.step_timeout
         if limit is not None and not self.on_this_node and (found := ray_cluster.get_record(self._hang)):
             ray_cluster.remove_record(self._hang)
@@ -259,7 +255,7 @@ LARGE = 1 << 20
 
 
 class RayPool(WorkerPool):
-    """`options` are those of each actor (`ray_cluster.actor_options`)."""
+    """Pool of actors with these `options` (`ray_cluster.actor_options`)."""
 
     def __init__(self, step_timeout: float | None = None, **options: Any) -> None:
         super().__init__()
@@ -312,7 +308,7 @@ class RayPool(WorkerPool):
         return RayWorker(index, ids, self)
 
     def complete(self, args: WorkerArgs) -> None:
-        args.setup.paths = search_path()  # as other workers have it, as far as nodes share a file system
+        args.setup.paths = search_path()  # useful if the nodes share a file system
 
     def _accept(self) -> None:
         assert self._listener is not None
@@ -329,7 +325,6 @@ class RayPool(WorkerPool):
         self.watch(sock.fileno(), worker)
 
     def _greeted(self, sock: socket.socket) -> RayWorker | None:
-        """The worker that has connected, which gets its descriptors; None for anything else."""
         sock.settimeout(HELLO_TIMEOUT)
         try:
             index, token = HELLO.unpack(sock.recv(HELLO.size, socket.MSG_WAITALL))
@@ -338,13 +333,13 @@ class RayPool(WorkerPool):
             if not hmac.compare_digest(token, self._token) or not worker.alive:
                 return None
             send_descriptors(sock, worker.fds_to_send)
-        except (OSError, struct.error, IndexError):  # it went away, or is no worker
+        except (OSError, struct.error, IndexError):  # the client went away, or is not a worker
             return None
         sock.setblocking(True)
         return worker
 
     def late_text(self, late: Sequence[WorkerHandle]) -> str:
-        waiting = sum(worker.pid is None for worker in late)  # Ray has not started them
+        waiting = sum(worker.pid is None for worker in late)
         if not waiting:
             return super().late_text(late)
         return ray_cluster.unscheduled(waiting, len(self.workers), self.options, self.start_timeout)

@@ -2,10 +2,10 @@
 
 driver                                   actor
 ------                                   -----
-start(WorkerArgs)            ->          on the driver's node: connect to its socket, and live as a worker process
-                                         does (shared arena), until the driver closes the envs; the call returns
-                                         None. Elsewhere: construct the envs, return the READY frame.
-frame(SETUP, ROUND, CALL...) ->          elsewhere only: serve the frame; return those that it leads to
+start(WorkerArgs)            ->          on the driver's node: connect to its socket, live as a worker process
+                                         (shared arena) until the driver closes the envs, and return None.
+                                         Elsewhere: make the envs, return the READY frame.
+frame(SETUP, ROUND, CALL...) ->          elsewhere only: serve the frame, return the resulting frames
 """
 
 from __future__ import annotations
@@ -37,26 +37,18 @@ from vecenv.backends.worker.main import construct, live
 from vecenv.backends.worker.worker_setup import PickledEnvFn, WorkerArgs, seed_generators
 
 CONNECT_TIMEOUT = 2.0
-"""Seconds. The same node need not be the same container: where the socket cannot be reached, calls carry the rounds."""
+"""Seconds. The same node may be another container. If the socket cannot be reached, calls carry the rounds."""
 HANDSHAKE_TIMEOUT = 60.0
-"""Seconds that the driver may take to answer once the socket is reached."""
 HELLO = struct.Struct("<I32s")
-"""The index of the worker, and the token."""
 
 
 class Address(NamedTuple):
-    """The place where the driver listens for the actors on its node."""
-
     node: str
     socket: str
     token: bytes
 
 
 class Bundle(NamedTuple):
-    """Result of a call: frames, the worker's numbers, which its line of the control page takes, and what the call has
-    changed in the states that envs share.
-    """
-
     frames: list[tuple[int, int, bytes]]
     progress: int
     busy_ns: int
@@ -64,19 +56,20 @@ class Bundle(NamedTuple):
 
 
 PART = 96_000
-"""Bytes of one result of a call. Ray sends results of up to 100 KB (`max_direct_call_object_size`) within its answer to
-the call. Larger ones pass through the object stores of both nodes, which takes 20 ms or more."""
+"""Bytes per result of a call. Ray sends results of up to 100 KB (`max_direct_call_object_size`) within the answer to the
+call. Larger results pass through object stores, which takes 20 ms or more.
+"""
 MOST_PARTS = 64
-"""Number of such results, because Ray sends at most 10 MB within an answer (`task_rpc_inlined_bytes_limit`)."""
+"""Maximum number of such results. Ray sends at most 10 MB within an answer (`task_rpc_inlined_bytes_limit`)."""
 
 
 def results_for(size: int) -> int:
-    """Return the number of results in which a call returns frames of so many bytes."""
+    """Return the number of results in which a call returns frames of `size` bytes."""
     return 1 if size <= PART else 1 + min(MOST_PARTS, -(-size // PART))
 
 
 def split(bundle: Bundle, results: int) -> list[Any]:
-    """Return the bundle with the sizes of its payloads, and the payloads in `results - 1` parts."""
+    """Return the bundle with the sizes of the payloads, and the payloads in `results - 1` parts."""
     data = memoryview(b"".join(payload for _, _, payload in bundle.frames))
     ends = [PART * k for k in range(results - 1)] + [max(len(data), PART * (results - 1))]
     frames: Any = [(kind, number, len(payload)) for kind, number, payload in bundle.frames]
@@ -84,7 +77,7 @@ def split(bundle: Bundle, results: int) -> list[Any]:
 
 
 def joined(results: Sequence[Any]) -> Bundle:
-    """Return the bundle that was split into these results."""
+    """Return the bundle that `split` took apart."""
     bundle: Bundle = results[0]
     data, start, frames = b"".join(results[1:]), 0, []
     for kind, number, size in cast("list[tuple[int, int, int]]", bundle.frames):
@@ -94,7 +87,7 @@ def joined(results: Sequence[Any]) -> Bundle:
 
 
 class Outbox:
-    """The worker's end of frames that travel as results of calls."""
+    """Worker's end of a channel that collects frames as the result of a call."""
 
     def __init__(self) -> None:
         self.frames: list[tuple[int, int, bytes]] = []
@@ -104,7 +97,7 @@ class Outbox:
 
 
 class EnvActor:
-    """Its calls run one after the other, in the main thread of the actor's process."""
+    """Ray actor with a block of envs. Calls run one after the other, in the main thread of the process."""
 
     def __init__(self, first: int = 0, count: int = 1) -> None:
         self._ids = first, first + count - 1
@@ -114,7 +107,7 @@ class EnvActor:
         return "EnvActor(envs {} to {})".format(*self._ids)
 
     def place(self) -> tuple[int, str]:
-        """The process, and the address of the node."""
+        """Return the process id and the address of the node."""
         return os.getpid(), ray_cluster.own_node()[1]
 
     def start(
@@ -126,18 +119,19 @@ class EnvActor:
         hang: str,
         common: np.ndarray | None = None,
     ) -> Bundle | None:
-        """Construct the envs of the pickled WorkerArgs; on the driver's node, serve them until they are closed.
+        """Make the envs of the pickled WorkerArgs. On the driver's node, also serve the envs until they are closed.
 
-        step_timeout, hang: elsewhere, as for `HangGuard`. common: the bytes of all env_fns, if they are not in `blob`.
+        On other nodes, `step_timeout` and `hang` are passed to `HangGuard`. `common` are the bytes of all env_fns, if
+        not in `blob`.
         """
         sock = connect(address, index)
         if sock is not None:
-            with contextlib.suppress(EOFError, ConnectionError):  # the driver is gone
+            with contextlib.suppress(EOFError, ConnectionError):
                 _live_beside_driver(blob, sock, common)
             sock.close()
             return None
         args = _complete(loads_apart(blob, ()), common)
-        self._args = args  # which holds what envs share
+        self._args = args  # keeps shared states alive
         self._copies = StateCopies(args.setup.states)
         seed_generators(args.seeds)
         self._line = memoryview(array.array("q", [0] * LINE))
@@ -150,12 +144,12 @@ class EnvActor:
     def frame(
         self, kind: int, number: int, payload: bytes, news: Sequence[Any] = (), results: int = 1
     ) -> Bundle | list[Any]:
-        """Serve a frame. Where a constructor failed the only one is CLOSE, for the envs that were made before it.
+        """Serve a frame. If a constructor failed, the only frame is CLOSE, which closes the envs made before.
 
-        news: the shared states that have changed elsewhere. results: the number of results, see `split`.
+        `news`: shared states that have changed elsewhere. `results`: see `split`.
         """
         self._copies.replace(news)
-        with self._guard if kind != CLOSE else contextlib.nullcontext():  # `close` has a limit of its own
+        with self._guard if kind != CLOSE else contextlib.nullcontext():  # `close` has a separate limit
             bundle = self._serve(kind, number, payload)
         return bundle if results == 1 else split(bundle, results)
 
@@ -175,8 +169,10 @@ class EnvActor:
 
 
 class HangGuard:
-    """In the block, ends this process if an env does not return for `limit` seconds (None: any time). Before that it
-    records the place of the env among `count` and the stack under `key`, because a call that hangs returns nothing.
+    """Context that ends this process if an env does not return for `limit` seconds (None: no limit).
+
+    Before that, the index of the env (of `count`) and the stack are recorded under `key`, because a hanging call cannot
+    return a result.
     """
 
     def __init__(self, line: memoryview, count: int, limit: float | None, key: str) -> None:
@@ -208,7 +204,7 @@ class HangGuard:
 
 
 def connect(address: Address, index: int) -> socket.socket | None:
-    """The socket to the driver, or None if it is on another node or out of reach."""
+    """Return a socket to the driver, or None if the driver is on another node or out of reach."""
     if address.node != ray_cluster.own_node()[0] or not address.socket:
         return None
     sock = socket.socket(socket.AF_UNIX)
@@ -223,7 +219,7 @@ def connect(address: Address, index: int) -> socket.socket | None:
 
 
 def _complete(args: WorkerArgs, common: np.ndarray | None) -> WorkerArgs:
-    """Give the env_fns their bytes, if all share them."""
+    """Give the env_fns the bytes that they share, if any."""
     if common is not None:
         for env_fn in args.setup.env_fns:
             assert isinstance(env_fn, PickledEnvFn)
@@ -233,14 +229,14 @@ def _complete(args: WorkerArgs, common: np.ndarray | None) -> WorkerArgs:
 
 def _live_beside_driver(blob: bytes, sock: socket.socket, common: np.ndarray | None) -> None:
     args = _complete(loads_apart(blob, _received(sock)), common)
-    os.register_at_fork(after_in_child=sock.close)  # held open there, it would hide the end of this process
+    # an env's process must not hold the socket open, because this would hide the end of this process
+    os.register_at_fork(after_in_child=sock.close)
     faulthandler.register(signal.SIGUSR1, file=args.stacks.fd, all_threads=True)
     seed_generators(args.seeds)
     live(args, Channel(sock))
 
 
 def _received(sock: socket.socket) -> Sequence[int]:
-    """The descriptors that the driver sends in answer to HELLO."""
     sock.settimeout(HANDSHAKE_TIMEOUT)
     fds = receive_descriptors(sock)
     sock.settimeout(None)
@@ -248,8 +244,8 @@ def _received(sock: socket.socket) -> Sequence[int]:
 
 
 def peer_of(sock: socket.socket) -> tuple[int, int]:
-    """The process and the user at the other end, as the kernel names them here; 0: a process that is not visible."""
-    if sys.platform != "linux":  # where no driver listens
+    """Return pid and user id of the other end. Pid 0 means that the process is not visible here."""
+    if sys.platform != "linux":  # drivers listen only on Linux
         return 0, -1
     pid, uid, _ = struct.unpack("3i", sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
     return pid, uid
