@@ -31,7 +31,7 @@ NOTHING_BESIDES = Taken({})
 
 
 class WorkerInfo(NamedTuple):
-    """Env ids of a worker, its process (None for this process), and its seconds in rounds."""
+    """Env ids of a worker, its process (`None` for this process), and its seconds in rounds."""
 
     ids: Sequence[int]
     pid: int | None
@@ -68,7 +68,7 @@ class Backend(ABC):
         backend.wait(lambda: all_done(arena.status), deadline)
         taken = backend.take(ids)
         call = backend.call(ids, "render", args)
-        backend.wait(call.done, None), call.values()
+        backend.wait(call.done, `None`), call.values()
         backend.close(timeout)
 
     States of an env. The status byte shows idle, busy and done:
@@ -144,7 +144,7 @@ class Backend(ABC):
 
     @abstractmethod
     def send(self, ids: np.ndarray | None, ops: int | np.ndarray, payloads: Mapping[int, Any]) -> None:
-        """Start an operation on the idle envs `ids` (None for all). `ops`: an opcode, or a uint8 array (k,)."""
+        """Start an operation on the idle envs `ids` (`None` for all). `ops`: an opcode, or a uint8 array (k,)."""
 
     @abstractmethod
     def wait(self, done: Callable[[], bool] | None, deadline: float | None) -> float:
@@ -155,7 +155,7 @@ class Backend(ABC):
 
     @abstractmethod
     def take(self, ids: Sequence[int] | None) -> Taken:
-        """Return the results of envs that have answered (None for all). These envs become idle."""
+        """Return the results of envs that have answered (`None` for all). These envs become idle."""
 
     @abstractmethod
     def call(self, ids: Sequence[int], op: str, args: Sequence[tuple[Any, ...]]) -> EnvCall:
@@ -205,7 +205,6 @@ def _own_dicts(kwargs: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def unreturned(env_id: int, block: Sequence[int], running: int) -> WorkerDiedError:
-    """Return the error of an env that is lost because env `running` did not return from an interrupted call."""
     subject = (
         f"env {env_id}"
         if env_id == running
@@ -228,7 +227,6 @@ class Answers:
         self.status[env_id] = opcodes.DONE if extra is None else opcodes.DONE_EXTRA
 
     def fail(self, i: int, error: BaseException, began: bool = True) -> None:
-        """Record a Failure if the env is busy. `began`: the operation may have started."""
         if self.busy(i):
             self.put(i, Extra(failure=died_failure(i, "step", error, began)))
 

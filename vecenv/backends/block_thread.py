@@ -44,7 +44,7 @@ class Owner(Protocol):
 class BlockThread(Watched):
     """Thread that makes, uses and closes a block of envs.
 
-    The thread calls the functions in the queue `work` in order, and ends at None. After `abandon`, the thread uses no
+    The thread calls the functions in the queue `work` in order, and ends at `None`. After `abandon`, the thread uses no
     further env, closes all envs when the running env returns, and ends.
     """
 

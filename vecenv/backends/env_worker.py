@@ -28,7 +28,7 @@ REQUIRED = ("send", "recv", "wait", "get_env_attr", "set_env_attr", "seed", "ren
 class EnvWorker(ABC):
     """Host of one env. Subclass it to define a new kind of worker (contract of tianshou's EnvWorker).
 
-    - `send(None, **kwargs)` starts a reset, and `send(action)` a step. `recv` returns the result.
+    - `send(`None`, **kwargs)` starts a reset, and `send(action)` a step. `recv` returns the result.
     - `wait` returns the workers that have a result.
     - `get_env_attr` asks the outermost wrapper. Observations must fit the space that it returns.
     - If the env is in another process, override `call`, so that the method runs there.
@@ -76,7 +76,7 @@ class EnvWorker(ABC):
 
     @abstractmethod
     def send(self, action: Any, **kwargs: Any) -> None:
-        """Start a step, or a reset if the action is None."""
+        """Start a step, or a reset if the action is `None`."""
 
     def recv(self) -> Any:
         """Return the result of `send`: (obs, info), or (obs, reward, terminated, truncated, info)."""
@@ -203,7 +203,6 @@ class EnvWorkerBackend(Backend):
         return capture(error, i, "reset" if self._resetting[i] else "step", local=True)
 
     def _note_end(self, i: int, error: BaseException | None) -> None:
-        """Record that the env is lost, if `error` or the worker says so."""
         worker = self.env_workers[i]
         if i in self.lost or not (isinstance(error, ENDED) or not _is_alive(worker)):
             return
@@ -281,7 +280,6 @@ def _is_alive(worker: Any) -> bool:
 
 
 def _check_worker(worker: Any) -> None:
-    """Raise TypeError if the result of `worker_fn` is not an EnvWorker."""
     missing = [name for name in REQUIRED if not callable(getattr(worker, name, None))]
     if missing:
         raise TypeError(f"worker_fn returned {worker!r}, which is no EnvWorker: it lacks {missing}")

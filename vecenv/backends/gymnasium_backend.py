@@ -233,7 +233,6 @@ class GymnasiumBackend(NativeBackend):
         return obs, first_infos
 
     def _has_begun(self, ids: np.ndarray, payloads: Mapping[int, Any]) -> bool:
-        """Return True if these envs are reset already, and the arguments ask for no other reset."""
         asks = any(payload.get("seed") is not None or payload.get("options") for payload in payloads.values())
         return self.begun is not None and not asks and bool(self.over[ids].all())
 
@@ -263,7 +262,6 @@ class GymnasiumBackend(NativeBackend):
         return arguments | ({"options": options} if options else {})
 
     def _fitted(self, obs: Any, layout: Any) -> Any:
-        """Return `obs` with the dtypes of `layout`. Raises ObservationError if a value would change."""
         try:
             return nest.merge(lambda pair: fit(pair[1], pair[0]), [layout, obs])
         except ObservationError as error:

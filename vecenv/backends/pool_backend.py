@@ -155,7 +155,6 @@ class PoolBackend(NativeBackend):
         return self._all
 
     def _receive(self) -> None:
-        """Receive the next batch, and record its answers."""
         self._fill_up()
         state = dict(zip(self._keys, self._pool._recv(), strict=True))
         self._in_flight -= len(state["info:env_id"])
@@ -222,7 +221,6 @@ def _kind(column: np.ndarray) -> Any:
 
 
 def quiet_spaces(pool: Any) -> tuple[Any, Any]:
-    """Return the spaces of an env, without gymnasium's warnings about the precision of bounds."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         return pool.observation_space, pool.action_space

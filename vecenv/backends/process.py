@@ -143,7 +143,6 @@ class ProcessBackend(Backend):
         return waited
 
     def _sleep(self, done: Callable[[], bool], deadline: float | None) -> None:
-        """Handle events until `done()` or `deadline`, and check at intervals for workers that hang."""
         pool = self.pool
         check_at, transport = self._watchdog.start(), self._transport
         try:

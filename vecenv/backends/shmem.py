@@ -137,7 +137,7 @@ class ShmemServer(RoundServer):
 
     @cached_property
     def _cpus(self) -> tuple[set[int], set[int]] | None:
-        """CPU on which the worker is woken, and CPUs on which the worker may run. None if no binding is needed.
+        """CPU on which the worker is woken, and CPUs on which the worker may run. `None` if no binding is needed.
 
         The scheduler wakes a task on the CPU of its last run. If there are as many workers as CPUs, two workers may
         share a CPU while another CPU idles for 0.5 ms or more. An awake worker is not bound, so that programs share

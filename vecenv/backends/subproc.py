@@ -181,7 +181,6 @@ class SubprocTransport(Transport):
         return rest
 
     def _take_rest(self, worker: WorkerHandle, answered: bytes | bytearray, payload: memoryview) -> memoryview:
-        """Copy last observations and info rows into the arena. Return the rest of the payload."""
         ended, informed = (
             [worker.start + j for j, byte in enumerate(answered) if byte & kind]
             for kind in (opcodes.FINAL, opcodes.INFO)
@@ -193,7 +192,6 @@ class SubprocTransport(Transport):
         return self._take_arrays([(self._arena.info[:, :size], size)], informed, payload[SIZE.size :])
 
     def _take_arrays(self, arrays: Sequence[tuple[np.ndarray, int]], ids: list[int], payload: memoryview) -> memoryview:
-        """Copy a row of each array for each env into the arena. Return the rest of the payload."""
         end = 0
         for array, size in arrays if ids else ():
             start, end = end, end + len(ids) * size

@@ -212,7 +212,6 @@ class ThreadBackend(Backend):
         self._warnings.append(text + advice(len(self.env_fns), self.num_workers * envs))
 
     def note_end(self, block: BlockThread, error: BaseException) -> None:
-        """Record that a thread has ended with an error of vecenv, and wake the caller."""
         self._ended.append((block, error))
         self._wakeups.put(None)
 

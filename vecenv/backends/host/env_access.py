@@ -58,7 +58,6 @@ _rendering = threading.RLock()
 
 
 def _has_rules(layer: Any, method: str) -> bool:
-    """Return True if the layer overrides gymnasium's `get_wrapper_attr` or `set_wrapper_attr`."""
     gymnasiums = (None, getattr(gymnasium.Env, method), getattr(gymnasium.Wrapper, method))
     return getattr(type(layer), method, None) not in gymnasiums
 
@@ -230,7 +229,6 @@ def _has(layer: Any, *methods: str) -> bool:
 
 
 def own_copy(value: Any) -> Any:
-    """Return a deep copy, or the value if deepcopy fails."""
     try:
         return copy.deepcopy(value)
     except Exception:

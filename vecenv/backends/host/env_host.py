@@ -35,7 +35,7 @@ Payload = Callable[[int, int], Any]
 
 
 class EnvReport(NamedTuple):
-    """Report of a new env. A part that the env does not have is None."""
+    """Report of a new env. A part that the env does not have is `None`."""
 
     observation_space: Any
     action_space: Any
@@ -90,7 +90,6 @@ class EnvHost:
         return reports
 
     def bind(self, layout: Layout, block: Arena, infos: InfoWriter | None = None) -> None:
-        """Write results into `block` from now on. `infos` writes infos into rows, if the parent reads rows."""
         self._write_info = None if infos is None else infos.write
         keep = copy.deepcopy if self._local else own_containers if len(self._env_fns) > 1 else None
         self._rows = RowWriter(layout, self._spaces, block, keep=keep)
@@ -266,7 +265,6 @@ def _located(error: BaseException, env_id: int) -> BaseException:
 
 
 def check_env(env: Any, origin: str) -> None:
-    """Raise TypeError if `env` is not a single env."""
     if isinstance(env, type):
         raise TypeError(f"{origin} returned the class {env.__name__}, expected an env; use lambda: {env.__name__}()")
     if isinstance(env, gymnasium.vector.VectorEnv):

@@ -102,7 +102,6 @@ def describe(error: BaseException) -> str:
 
 
 def _shortened(text: str) -> str:
-    """Cut the middle of a long text, because both ends of a traceback are useful."""
     half = TEXT_LIMIT // 2
     return text if len(text) <= TEXT_LIMIT else f"{text[:half]}\n[...]\n{text[-half:]}"
 
@@ -115,7 +114,7 @@ def _text(error: BaseException) -> str:
 
 
 def _blob(error: Exception) -> bytes | None:
-    """Return the pickled exception, or None if unpickling changes its class or text."""
+    """Return the pickled exception, or `None` if unpickling changes its class or text."""
     # Pickle by name first, because cloudpickle would copy a class of the script that a forked worker inherited.
     for dumps in (pickle.dumps, cloudpickle.dumps):
         with contextlib.suppress(BaseException):

@@ -92,7 +92,7 @@ class RowWriter:
         self.truncated: Any = block.truncated.data
 
     def write_step(self, j: int, result: Any) -> Extra | None:
-        """Check and write a result of `step`. Return the part that does not fit the row, or None."""
+        """Check and write a result of `step`. Return the part that does not fit the row, or `None`."""
         if result.__class__ is not tuple or len(result) != 5:
             result = _as_tuple(result, 5, "step", "(obs, reward, terminated, truncated, info)")
         obs, reward, terminated, truncated, info = result
@@ -143,7 +143,7 @@ def wrong_reward_shape(shape: tuple[int, ...], expected: tuple[int, ...]) -> Env
 
 
 def odd_reward(reward: Any) -> tuple[float, np.ndarray | None]:
-    """Return (scalar, vector or None) for a reward that is not a plain number."""
+    """Return (scalar, vector or `None`) for a reward that is not a plain number."""
     try:
         array = np.asarray(reward)
     except Exception:
@@ -267,7 +267,7 @@ def is_exact(obs: Any, tree: Any, layout: Any) -> bool:
 
 
 def cast_exactly(array: np.ndarray, dtype: np.dtype) -> np.ndarray | None:
-    """Return `array` as `dtype`, or None if a value would change. Rounding of floats is allowed, overflow is not."""
+    """Return `array` as `dtype`, or `None` if a value would change. Rounding of floats is allowed, overflow is not."""
     if array.dtype.kind not in "biufc":
         return None
     if dtype.kind in "fc":

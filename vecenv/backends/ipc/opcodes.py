@@ -20,4 +20,4 @@ INFO = 4  # there is an info in the info row
 DONE_EXTRA, DONE_FINAL, DONE_EXTRA_FINAL = DONE | EXTRA, DONE | FINAL, DONE | EXTRA | FINAL
 DONE_INFO = DONE | INFO
 BUSY, NOT_DONE = bytes(range(IDLE + 1, DONE)), bytes(range(DONE))
-"""All opcodes, without and with IDLE. `status.translate(None, NOT_DONE)` leaves the answers."""
+"""All opcodes, without and with IDLE. `status.translate(`None`, NOT_DONE)` leaves the answers."""

@@ -125,7 +125,7 @@ def dumps_apart(value: Any) -> tuple[bytes, list[int]]:
 
 
 def loads_apart(blob: bytes, fds: Sequence[int]) -> Any:
-    """Unpickle the bytes of `dumps_apart`. Without `fds`, its descriptors become None."""
+    """Unpickle the bytes of `dumps_apart`. Without `fds`, its descriptors become `None`."""
     _pickling.arrived = fds
     return pickle.loads(blob)
 

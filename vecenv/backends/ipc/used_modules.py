@@ -32,7 +32,7 @@ class _Recorder(ByValuePickler):
         self.modules = set[str]()
 
     def persistent_id(self, value: Any) -> None:
-        """Record the module of a value. Returns None, so that pickling is unchanged."""
+        """Record the module of a value. Returns `None`, so that pickling is unchanged."""
         if isinstance(value, str):
             self._record_text(value)
         elif isinstance(value, ModuleType):

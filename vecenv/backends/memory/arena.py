@@ -72,7 +72,6 @@ def space_tree(space: Any, path: str) -> Any:
 
 
 def merge_trees(trees: Sequence[Any], path: str) -> Any:
-    """Return the tree that fits all `trees`. Parts that differ become object leaves."""
     first = trees[0]
     if all(tree == first for tree in trees):
         return first
@@ -84,7 +83,7 @@ def merge_trees(trees: Sequence[Any], path: str) -> Any:
 
 
 def common_layout(observation_spaces: Sequence[Any], action_spaces: Sequence[Any]) -> Layout:
-    """Return the layout of a batch of envs with these spaces (None for an env without a space)."""
+    """Return the layout of a batch of envs with these spaces (`None` for an env without a space)."""
     obs = merge_trees([space_tree(space, "obs") for space in observation_spaces], "obs")
     action = merge_trees([space_tree(space, "action") for space in action_spaces], "action")
     leaves = list(nest.leaves(action))
@@ -99,7 +98,7 @@ class Arena:
     truncated: np.ndarray
     seed: np.ndarray
     action: Any
-    """None if actions are pickled."""
+    """`None` if actions are pickled."""
     obs: Any
     """Tree of arrays (n, *shape). An object leaf is an object array (n,), which is never shared."""
     final: Any
@@ -133,7 +132,6 @@ class Arena:
         return [self.seed, *([] if self.action is None else nest.leaves(self.action))]
 
     def outputs(self) -> list[np.ndarray]:
-        """Return the arrays that workers write, except `status` and object leaves."""
         return [*_arrays(self.obs), self.reward, self.terminated, self.truncated]
 
     def finals(self) -> list[np.ndarray]:

@@ -142,7 +142,7 @@ class InfoReader:
         self._schema_of_all = {}
 
     def read(self, ids: Sequence[int] | None) -> list[InfoColumns] | None:
-        """Return the infos of these envs (None for all) by schema, or None if a schema has not arrived yet."""
+        """Return the infos of these envs (`None` for all) by schema, or `None` if a schema has not arrived yet."""
         numbers = self._rows[:, 0].tobytes()
         if ids is None and (schema := self._schema_of_all.get(numbers)) is not None:
             return [InfoColumns(schema, self._all, schema.read(self._rows))]
@@ -216,7 +216,6 @@ class InfoWriter:
 
 
 def _kind(value: Any) -> Any:
-    """Return the kind of a value (see `InfoSchema`), or None if it is neither a number nor an array of numbers."""
     if value.__class__ is not np.ndarray:
         return value.__class__ if value.__class__ in SCALARS else None
     return (value.dtype.str, value.shape) if value.dtype.kind in NUMBERS else None

@@ -26,7 +26,7 @@ def anonymous_file(name: str) -> int:
 def reserve(fd: int, size: int, purpose: str, used: int | None = None) -> mmap.mmap:
     """Resize the file `fd` to `size` bytes, and map it. Raises SharedMemoryError if memory is short.
 
-    The first `used` bytes (None for all) are allocated now. Otherwise, if memory is full, the first access to a page
+    The first `used` bytes (`None` for all) are allocated now. Otherwise, if memory is full, the first access to a page
     would kill the process (SIGBUS).
     """
     used = size if used is None else used

@@ -110,7 +110,7 @@ class _Hold:
 
 
 class ProcessLock:
-    """Lock of the file `fd`, or of this process only if `fd` is None. The lock owns `fd`.
+    """Lock of the file `fd`, or of this process only if `fd` is `None`. The lock owns `fd`.
 
     The system releases a record lock (`fcntl.lockf`) when the process ends, or closes *any* descriptor of the file. So
     hold only one descriptor per file. A `threading` lock excludes threads of the same process.

@@ -34,7 +34,7 @@ class StateCopies:
         self._due = 0.0
 
     def replace(self, news: Sequence[Arrays | None]) -> None:
-        """Use the driver's states (None if unchanged), and keep changes that were not reported yet."""
+        """Use the driver's states (`None` if unchanged), and keep changes that were not reported yet."""
         for k, arrays in enumerate(news):
             if arrays is not None:
                 with self._states[k].update() as own:
@@ -68,7 +68,7 @@ class StateMerger:
         self._due = 0.0
 
     def news(self) -> list[Arrays | None]:
-        """Return the states that have changed since the worker received them, else None."""
+        """Return the states that have changed since the worker received them, else `None`."""
         if is_due := time.monotonic() >= self._due:
             self._due = time.monotonic() + INTERVAL
         news: list[Arrays | None] = []

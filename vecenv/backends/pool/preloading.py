@@ -101,7 +101,7 @@ class PreloadedServer(forkserver.ForkServer):
 
 
 def preloaded_server(modules: Collection[str], environ: dict[str, str], timeout: float) -> PreloadedServer | None:
-    """Return a server that has imported these modules, or None if no module can be preloaded."""
+    """Return a server that has imported these modules, or `None` if no module can be preloaded."""
     if not modules or not signals_at_end_of_starter():
         return None
     variables = frozenset((name, value) for name, value in environ.items() if name not in CHANGES)

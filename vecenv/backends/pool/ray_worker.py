@@ -187,7 +187,6 @@ class RayWorker(WorkerHandle):
         self._calls.start("start", self.index, blob, pool.address, pool.step_timeout, self._hang, pool.common)
 
     def expect(self, size: int) -> None:
-        """Prepare for answers of `size` bytes."""
         self._calls.results = results_for(size)
 
     def connected(self, sock: socket.socket, peer: int) -> None:
@@ -212,7 +211,6 @@ class RayWorker(WorkerHandle):
             self._is_gone(END_TIMEOUT)
 
     def _is_gone(self, timeout: float) -> bool:
-        """Return True if the other end of the socket closes within `timeout` seconds."""
         poller = select.poll()
         poller.register(self.channel.fileno(), 0)
         return bool(poller.poll(timeout * 1000))
@@ -227,7 +225,6 @@ class RayWorker(WorkerHandle):
         self.alive = False
 
     def _read_hang(self) -> None:
-        """Set the reason if the actor has ended because of a hang."""
         limit = self._pool.step_timeout
         if limit is not None and not self.on_this_node and (found := ray_cluster.get_record(self._hang)):
             ray_cluster.remove_record(self._hang)

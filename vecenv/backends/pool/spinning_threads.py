@@ -45,7 +45,6 @@ _warned = False
 
 
 def _was_forked() -> bool:
-    """Return True if this process was forked without exec, or if the system does not tell."""
     stat = system_file("/proc/self/stat")
     return stat is None or bool(int(stat.rpartition(")")[2].split()[6]) & FORKED_NOT_EXECUTED)
 
@@ -215,14 +214,12 @@ class SpinningThreads:
             self._fail()
 
     def _is_faster(self) -> bool:
-        """Return True if rounds, including the caller's work between them, are faster since the pool is released."""
         begins = self._begins
         seconds = [after - before for before, after in pairwise(begins)]
         before, released = sorted(seconds[:SAMPLED]), sorted(seconds[SAMPLED:])
         return released[SAMPLED // 2] < before[SAMPLED // 2]
 
     def _fail(self) -> None:
-        """Pause, because the threads that take CPUs from the workers cannot be ended."""
         self._pause, self.engaged = PAUSE, False
         self._helpless += 1
         share = self._spun / self._seconds

@@ -63,7 +63,7 @@ class WorkerHandle(Watched):
     def __init__(self, index: int, ids: range) -> None:
         super().__init__(index, ids)
         self.ready: list[EnvReport] | Failure | None = None
-        """Reports of the envs, or the failure of a constructor, or None before."""
+        """Reports of the envs, or the failure of a constructor, or `None` before."""
         self.served = False
         self.problems: list[str] | None = None
         self.reason: Reason | None = None
@@ -76,7 +76,7 @@ class WorkerHandle(Watched):
     @property
     @abstractmethod
     def pid(self) -> int | None:
-        """Process id, or None if unknown."""
+        """Process id, or `None` if unknown."""
 
     @property
     def where(self) -> str:
@@ -146,8 +146,6 @@ class WorkerHandle(Watched):
 
 
 def hung(ending: str, hung_id: int, limit: float, stack: str) -> Reason:
-    """Return the error function for a worker whose env `hung_id` hangs."""
-
     def error_of(env_id: int) -> VectorEnvError:
         subject = f"env {env_id}" if env_id == hung_id else f"env {env_id} is lost because env {hung_id}"
         error = WorkerTimeoutError(
@@ -161,8 +159,6 @@ def hung(ending: str, hung_id: int, limit: float, stack: str) -> Reason:
 
 
 def silent(title: str, ending: str, limit: float) -> Reason:
-    """Return the error function for a worker whose host does not answer."""
-
     def error_of(env_id: int) -> VectorEnvError:
         return WorkerTimeoutError(
             f"the host of env {env_id} ({title}) does not answer, and step_timeout={limit} s is over; {ending}; "

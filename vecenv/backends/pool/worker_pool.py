@@ -196,7 +196,7 @@ class WorkerPool(ABC):
         self.notify(worker)
 
     def events(self, deadline: float | None) -> Sequence[tuple[int, int]]:
-        """Poll until an event or `deadline` (time.monotonic; None: do not wait)."""
+        """Poll until an event or `deadline` (time.monotonic; `None`: do not wait)."""
         # poll() rejects very long timeouts. The caller polls in a loop.
         seconds = 0.0 if deadline is None else min(max(0.0, deadline - time.monotonic()), LONGEST_POLL)
         try:
@@ -241,7 +241,6 @@ class WorkerPool(ABC):
                 self.on_frame(worker, frame)
 
     def _on_end(self, worker: WorkerHandle) -> None:
-        """Read the last frames of a worker that has ended, and report the loss."""
         if worker.alive:
             self._receive(worker)
             self._note_end(worker)
@@ -258,7 +257,6 @@ class WorkerPool(ABC):
                     self._poller.unregister(fd)
 
     def kill(self, worker: WorkerHandle, reason: Reason | None) -> None:
-        """Kill a worker and handle the end immediately. `reason` makes the errors of the envs."""
         worker.reason = reason
         worker.kill()
         self._on_end(worker)
@@ -306,7 +304,6 @@ class WorkerPool(ABC):
         return problems + [problem for worker in started for problem in worker.problems or []]
 
     def _stop(self, workers: Sequence[WorkerHandle], deadline: float) -> list[str]:
-        """Ask the workers to close, and kill late workers. Return a line for each problem."""
         asked = []
         for worker in workers:
             if worker.alive and worker.ready is None:

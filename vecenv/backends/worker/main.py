@@ -157,7 +157,6 @@ def _start_guard(wait: Callable[[int], None]) -> None:
 
 
 def _await_end_of_starter(worker: int) -> None:
-    """Wait until the worker has ended, or sends SIGTERM."""
     os.closerange(3, MOST_FDS)  # held open here, they would hide the end of the worker
     portability.signal_at_end_of_starter(signal.SIGTERM)
     if os.getppid() == worker:
@@ -165,9 +164,6 @@ def _await_end_of_starter(worker: int) -> None:
 
 
 def _await_end_of_parent(worker: int) -> None:
-    """Wait until the parent has ended, or the worker sends SIGTERM. If the worker crashes, the parent kills the
-    group.
-    """
     lifeline = _lifeline()
     os.closerange(3, lifeline)
     os.closerange(lifeline + 1, MOST_FDS)

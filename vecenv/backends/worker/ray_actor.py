@@ -3,7 +3,7 @@
 driver                                   actor
 ------                                   -----
 start(WorkerArgs)            ->          on the driver's node: connect to its socket, live as a worker process
-                                         (shared arena) until the driver closes the envs, and return None.
+                                         (shared arena) until the driver closes the envs, and return `None`.
                                          Elsewhere: make the envs, return the READY frame.
 frame(SETUP, ROUND, CALL...) ->          elsewhere only: serve the frame, return the resulting frames
 """
@@ -56,8 +56,8 @@ class Bundle(NamedTuple):
 
 
 PART = 96_000
-"""Bytes per result of a call. Ray sends results of up to 100 KB (`max_direct_call_object_size`) within the answer to the
-call. Larger results pass through object stores, which takes 20 ms or more.
+"""Bytes per result of a call. Ray sends up to 100 KB (`max_direct_call_object_size`) within the answer to the call.
+Larger results pass through object stores, which takes 20 ms or more.
 """
 MOST_PARTS = 64
 """Maximum number of such results. Ray sends at most 10 MB within an answer (`task_rpc_inlined_bytes_limit`)."""
@@ -107,7 +107,6 @@ class EnvActor:
         return "EnvActor(envs {} to {})".format(*self._ids)
 
     def place(self) -> tuple[int, str]:
-        """Return the process id and the address of the node."""
         return os.getpid(), ray_cluster.own_node()[1]
 
     def start(
@@ -169,7 +168,7 @@ class EnvActor:
 
 
 class HangGuard:
-    """Context that ends this process if an env does not return for `limit` seconds (None: no limit).
+    """Context that ends this process if an env does not return for `limit` seconds (`None`: no limit).
 
     Before that, the index of the env (of `count`) and the stack are recorded under `key`, because a hanging call cannot
     return a result.
@@ -204,7 +203,7 @@ class HangGuard:
 
 
 def connect(address: Address, index: int) -> socket.socket | None:
-    """Return a socket to the driver, or None if the driver is on another node or out of reach."""
+    """Return a socket to the driver, or `None` if the driver is on another node or out of reach."""
     if address.node != ray_cluster.own_node()[0] or not address.socket:
         return None
     sock = socket.socket(socket.AF_UNIX)
@@ -219,7 +218,6 @@ def connect(address: Address, index: int) -> socket.socket | None:
 
 
 def _complete(args: WorkerArgs, common: np.ndarray | None) -> WorkerArgs:
-    """Give the env_fns the bytes that they share, if any."""
     if common is not None:
         for env_fn in args.setup.env_fns:
             assert isinstance(env_fn, PickledEnvFn)

@@ -63,7 +63,7 @@ class BlockingMeter:
         self._begin = time.perf_counter(), resource.getrusage(resource.RUSAGE_SELF), _waits()
 
     def stop(self) -> str | None:
-        """End the measurement of a round. Return the text of a warning once, else None."""
+        """End the measurement of a round. Return the text of a warning once, else `None`."""
         begin, before, waits = self._begin
         now = resource.getrusage(resource.RUSAGE_SELF)
         self._wall += time.perf_counter() - begin
