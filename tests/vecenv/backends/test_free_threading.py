@@ -1,4 +1,4 @@
-"""Free-threaded Python: the import that turns the interpreter lock on, and stacks of threads that run."""
+"""Free-threaded Python: the import that turns the interpreter lock on, and stacks of running threads."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_one_warning_names_the_module_that_has_turned_the_interpreter_lock_on(mo
 
 @pytest.mark.parametrize("locked", [True, False])
 def test_the_stack_of_a_thread_that_waits_is_its_own(locked: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without the interpreter lock the thread writes it, in the handler of a signal; that works with the lock too."""
+    """Without the interpreter lock, the thread writes its stack in a signal handler. This also works with the lock."""
     if locked and not free_threading.has_gil():
         pytest.skip("frames of other threads cannot be read")
     monkeypatch.setattr(free_threading, "has_gil", lambda: locked)

@@ -1,4 +1,4 @@
-"""A KeyboardInterrupt at every bytecode of an update: statistics are whole or unchanged, and no lock is left."""
+"""A KeyboardInterrupt at every bytecode of an update leaves statistics whole or unchanged, and no lock held."""
 
 from __future__ import annotations
 

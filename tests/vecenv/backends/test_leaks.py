@@ -1,4 +1,4 @@
-"""Opening and closing again and again, whatever goes wrong in between, leaves no process, descriptor, thread, name."""
+"""Repeated opening and closing, also after failures, leaves no process, descriptor, thread or name behind."""
 
 from __future__ import annotations
 
@@ -26,17 +26,18 @@ from vecenv import DummyVectorEnv, ShmemVectorEnv, SubprocVectorEnv, WorkerDiedE
 from vecenv.portability import PORTABLE
 
 SLOPE = 20 * 1024
-"""Bytes that this process may grow in a cycle (rounding of the system, and the caches of the interpreter)."""
+"""Bytes that this process may grow per cycle, because of rounding by the system and caches of the interpreter."""
 
 
 class Snapshot:
-    """The resources of this process; the forkserver and the resource tracker are there from the first cycle on."""
+    """Resources of this process. The forkserver and the resource tracker exist from the first cycle on."""
 
     def __init__(self) -> None:
         gc.collect()
         processes = psutil.Process().children(recursive=True)
         self.children = sorted((child.pid, child.status() == psutil.STATUS_ZOMBIE) for child in processes)
-        self.descriptors = {fd: name.partition(":[")[0] for fd, name in descriptors().items()}  # no numbers of pipes
+        # without the numbers of pipes
+        self.descriptors = {fd: name.partition(":[")[0] for fd, name in descriptors().items()}
         self.threads = sorted(thread.name for thread in threading.enumerate())
         self.temporary = sorted(
             name for name in os.listdir(tempfile.gettempdir()) if "vecenv" in name or name.startswith("pymp-")
@@ -45,13 +46,15 @@ class Snapshot:
 
 
 def shared_names() -> list[str]:
-    """Files in /dev/shm that this process has mapped and that have a name: a kill would leave them."""
+    """Return the named files in /dev/shm that this process has mapped, because a kill would leave these files
+    behind.
+    """
     lines = Path("/proc/self/maps").read_text().splitlines()
     return sorted({line.split()[-1] for line in lines if "/dev/shm/" in line and not line.endswith("(deleted)")})
 
 
 def cycle(venv_class: Any, k: int) -> None:
-    """Open, use, close; every fifth time something goes wrong."""
+    """Open, use and close a vector env. Every fifth cycle has a failure."""
     options: dict[str, Any] = {} if venv_class is DummyVectorEnv else {"num_workers": 1 + k % 2}
     fault = k % 5
     if fault == 1:
@@ -111,7 +114,7 @@ def test_cycles_leave_nothing_and_in_many_memory_does_not_grow(venv_class: Any, 
 @pytest.mark.parametrize("context", ["forkserver", "fork", pytest.param("spawn", marks=pytest.mark.slow)])
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning", "ignore:.*threads.*:RuntimeWarning")
 def test_nothing_that_is_open_has_a_name(column: Column, context: str) -> None:
-    """A process that is killed cannot remove names; and what has none cannot be found, or squatted, by others."""
+    """A killed process cannot remove names. Other users cannot find or occupy memory without a name."""
     with column.open(counters(4), context=context) as ledger:
         ledger.begin()
         assert shared_names() == []
@@ -126,7 +129,7 @@ def test_a_worker_costs_the_program_few_descriptors(column: Column) -> None:
     with column.open(counters(1), num_workers=1):
         one = len(os.listdir("/proc/self/fd"))
         with column.open(counters(8), num_workers=8):
-            own = 1  # by which a thread that closes the vector env wakes the one that waits
+            own = 1  # a thread that closes the vector env wakes the waiting thread with it
             assert len(os.listdir("/proc/self/fd")) - one <= few * 8 + own
 
 
@@ -149,7 +152,7 @@ def test_a_failed_start_for_want_of_descriptors_is_reported_and_leaves_nothing(c
 @pytest.mark.timeout(300)
 @columns("blocks", dummy=False)
 def test_stepping_for_long_with_infos_and_faults_does_not_grow(column: Column) -> None:
-    """Frames, extras and errors of earlier rounds are freed."""
+    """The parent frees frames, extras and errors of earlier rounds."""
     with column.open([partial(Counter, i) for i in range(3)] + [partial(RaisesOnStep, 3, at=50)]) as ledger:
         ledger.begin()
         blocks = []
@@ -159,7 +162,7 @@ def test_stepping_for_long_with_infos_and_faults_does_not_grow(column: Column) -
                 ledger.reset([3])
             else:
                 assert ledger.round() == []
-            if k in (1200, 1999):  # the times of the last 1,024 rounds are kept
+            if k in (1200, 1999):  # the vector env keeps the times of the last 1,024 rounds
                 gc.collect()
                 blocks.append(sys.getallocatedblocks())
         assert blocks[1] - blocks[0] < 500

@@ -1,4 +1,4 @@
-"""The fallbacks for systems other than Linux, tested on Linux with its own calls hidden (`vecenv.portability`)."""
+"""The fallbacks for other systems, tested on Linux with the Linux-only calls hidden (`vecenv.portability`)."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ ENVIRONMENT = {
     "VECENV_PORTABLE": "1",
     "PYTHONPATH": str(ROOT),
 }
-"""Of a process that takes the fallbacks."""
+"""Environment of a process that uses the fallbacks."""
 
 
 @FULL

@@ -1,4 +1,4 @@
-"""Modules of env functions that import a library are imported once, for all workers."""
+"""Modules of env functions that import a library are imported only once for all workers."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class Env(gymnasium.Env):
 
 
 class Project:
-    """A module of envs in the user's folder, and the library that it imports, which logs its imports."""
+    """Module of envs in the user's folder, and a library that logs its imports."""
 
     def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self.log, self.library = folder / "log", folder / "site-packages" / f"library_{folder.name}.py"
@@ -71,7 +71,7 @@ class Project:
         return [importlib.import_module(self.name).Env] * 4
 
     def importers(self) -> list[int]:
-        """The processes that have imported the library, in order."""
+        """Return the pids of the processes that have imported the library, in order."""
         return [int(line) for line in self.log.read_text().split()]
 
     def refused(self) -> list[str]:
@@ -91,7 +91,7 @@ def test_the_workers_of_all_vector_envs_share_one_import(project: Project, backe
             assert os.getpid() not in pids(venv)
             assert [seen[:3] for seen in venv.get_env_attr("seen")] == [(1, os.environ.get("VECENV_TEST"), 2)] * 4
             venv.reset()
-            os.kill(pids(venv)[0], signal.SIGKILL)  # the next one is forked from the same server
+            os.kill(pids(venv)[0], signal.SIGKILL)  # the same server forks the next worker
             with pytest.raises(WorkerDiedError, match="SIGKILL"):
                 venv.step([0] * 4)
             venv.reset()
@@ -138,8 +138,8 @@ UNFIT = {
 
 @pytest.mark.parametrize("reason", [next(iter(UNFIT)), *full([*UNFIT][1:])])
 def test_what_an_import_leaves_behind_is_not_inherited(project: Project, reason: str) -> None:
-    """The workers then import by themselves, as they would without a server."""
-    generator = reason == "random generator"  # looked for in the packages of the env functions
+    """The workers then import the modules themselves, as without a server."""
+    generator = reason == "random generator"  # vecenv looks for it in the packages of the env functions
     code = UNFIT[reason] if generator else f"if os.getpid() != {os.getpid()}:\n    {UNFIT[reason]}"
     if generator:
         with open(project.library.parent.parent / f"{project.name}.py", "a") as file:

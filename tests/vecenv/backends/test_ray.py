@@ -1,6 +1,6 @@
-"""RayVectorEnv on a local Ray of two nodes: the contract, placement, life and facades.
+"""RayVectorEnv on a local Ray of two nodes: the contract, placement, life cycle and facades.
 
-`make test` runs the contract on the driver's node and a few rows of the fault tests; the rest is for `make test-ray`.
+`make test` runs the contract on the driver's node and a few rows of the fault tests. `make test-ray` runs all tests.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ CARTPOLE = partial(gym.make, "CartPole-v1")
 
 
 def spread(venv: RayVectorEnv) -> list[bool]:
-    """Of each actor: whether it is on the node of this process."""
+    """Return True for each actor on the node of this process."""
     return [worker.on_this_node for worker in venv.engine.backend.pool.workers]
 
 
@@ -90,7 +90,7 @@ def test_in_actors_and_tasks_there_are_as_many_workers_as_ray_has_assigned_cpus(
 
 
 class Pictures(Counter):
-    """Shows where it is in pixels; an episode has five steps."""
+    """Env that shows its state in pixels. An episode has five steps."""
 
     observation_space = gym.spaces.Box(0, 255, (4, 84, 84), np.uint8)
 
@@ -105,7 +105,7 @@ class Pictures(Counter):
 @pytest.mark.ray
 @pytest.mark.parametrize("options", [{}, {"wait_num": 3}], ids=["all", "some"])
 def test_answers_that_are_larger_than_a_message_arrive_whole(options: dict[str, Any]) -> None:
-    """A block of 8 pictures takes 226 KB, and the last observations of its episodes as much again."""
+    """A block of 8 pictures takes 226 KB, and the last observations of its episodes take the same."""
     env_fns = [partial(Pictures, i) for i in range(16)]
     with RayVectorEnv(env_fns, num_workers=2, **options, **FAR) as venv, DummyVectorEnv(env_fns) as other:
         assert all(worker.channel.results == 4 for worker in venv.engine.backend.pool.workers)
@@ -123,7 +123,7 @@ def test_answers_that_are_larger_than_a_message_arrive_whole(options: dict[str, 
 
 
 class HasTable(Counter):
-    """An env with a table, which belongs to it."""
+    """Env with a private table."""
 
     def __init__(self, table: dict[str, np.ndarray], id: int) -> None:
         super().__init__(id)
@@ -239,7 +239,7 @@ with RayVectorEnv(counters(4), num_workers=2) as venv:
 
 @pytest.fixture
 def driver(ray_address: str) -> Iterator[Any]:
-    """Starts another driver on the same Ray."""
+    """Start another driver on the same Ray."""
     started = []
 
     def start(rounds: int, then: str) -> subprocess.Popen[str]:
@@ -292,7 +292,7 @@ def test_envs_of_a_creator_share_their_state_with_the_driver(options: dict[str, 
 
 @pytest.mark.ray
 def test_the_cluster_file_of_the_examples_is_one_for_ray_up() -> None:
-    """By Ray's own check of such files."""
+    """Ray's own check of cluster files accepts the file."""
     import yaml
     from ray.autoscaler._private.util import prepare_config, validate_config
 

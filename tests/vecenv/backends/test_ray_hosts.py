@@ -31,7 +31,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hosts]:
 
 @pytest.fixture
 def hosts(cluster: Hosts) -> Iterator[Hosts]:
-    """All three hosts; B, which tests take away, returns after each of them."""
+    """All three hosts. Tests take host B away, so B returns after each test."""
     yield cluster
     cluster.set_link("B", up=True)
     if "B" in cluster._booted:
@@ -42,7 +42,7 @@ def hosts(cluster: Hosts) -> Iterator[Hosts]:
 
 @pytest.fixture(autouse=True)
 def no_leaks() -> None:
-    """In place of the check for all tests: hosts, which tests boot, are processes of this one."""
+    """Replace the leak check of all tests, because hosts that a test boots are processes of this process."""
 
 
 def take_away(hosts: Hosts, name: str, how: str) -> None:

@@ -1,4 +1,4 @@
-"""RayVectorEnv and a node that is lost; on a cluster of its own."""
+"""RayVectorEnv when a node is lost, on a separate cluster."""
 
 from __future__ import annotations
 
@@ -26,7 +26,8 @@ def own_ray() -> Iterator[Any]:
 
     cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 4, "include_dashboard": False})
     ray.init(address=cluster.address, log_to_driver=False, logging_level=logging.ERROR)
-    with RayVectorEnv(counters(2), num_workers=1) as venv:  # what Ray opens with the first actor is there before
+    # the first actor makes Ray open descriptors, so count them afterwards
+    with RayVectorEnv(counters(2), num_workers=1) as venv:
         venv.reset()
     yield cluster
     ray.shutdown()
@@ -41,7 +42,7 @@ def test_the_number_of_actors_is_that_of_free_cpus_at_most_one_an_env(own_ray: A
 
 
 def await_places(expected: int, **options: Any) -> None:
-    """Wait until Ray counts so many places: nodes report their resources by and by."""
+    """Wait until Ray counts `expected` places, because nodes report their resources with a delay."""
     while free_places(actor_options(**options)) != expected:
         time.sleep(0.1)
 
@@ -98,11 +99,11 @@ def test_the_actors_of_a_lost_node_are_dead_and_reset_starts_others(own_ray: Any
         assert len(far) == 2
         own_ray.remove_node(node, allow_graceful=False)
         errors = ledger.round()
-        while not errors:  # the actor goes on until it notices; the test has a time limit
+        while not errors:  # the actor continues until it notices the loss; the test has a time limit
             errors = ledger.round()
         assert {type(error) for error in errors} == {WorkerDiedError}
         assert venv.failed_id == far
-        while venv.failed_id:  # until Ray has noticed the loss it may place the new actor there
+        while venv.failed_id:  # until Ray has noticed the loss, Ray may place the new actor on the lost node
             with contextlib.suppress(WorkerDiedError):
                 venv.reset(far)
         assert venv.step([0] * 4)[0][far, 2].tolist() == [1, 1]
@@ -117,4 +118,4 @@ def test_step_timeout_is_earlier_than_ray(own_ray: Any) -> None:
         venv.reset()
         own_ray.remove_node(node, allow_graceful=False)
         with pytest.raises((WorkerTimeoutError, WorkerDiedError)):
-            step_for_ever(venv)  # the actor goes on until it notices; the test has a time limit
+            step_for_ever(venv)  # the actor continues until it notices the loss; the test has a time limit

@@ -1,4 +1,4 @@
-"""Threads of OpenMP and OpenBLAS that spin beside workers: they are ended where that helps, nothing else changes."""
+"""Threads of OpenMP and OpenBLAS that spin beside workers are ended if this helps. Results do not change."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ torch = pytest.importorskip("torch")
 
 
 def multiply() -> Any:
-    """A parallel operation on two threads, whatever this thread has set."""
+    """Run a parallel operation on two threads, whatever number this thread has set."""
     before = torch.get_num_threads()
     torch.set_num_threads(2)
     try:
@@ -42,7 +42,7 @@ def count_threads() -> int:
 
 
 def script(text: str, *args: str, **environment: str) -> list[str]:
-    """The words that a program of its own prints."""
+    """Run a program and return the words that it prints."""
     command = [sys.executable, "-c", text, *args]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, env={**os.environ, **environment})
     assert done.returncode == 0, done.stderr
@@ -55,7 +55,7 @@ needs_libgomp = pytest.mark.skipif(not can_release(), reason="this torch does no
 @needs_libgomp
 @FULL
 class TestOpenMP:
-    @pytest.mark.timeout(900)  # threads that spin are slow where other programs are busy
+    @pytest.mark.timeout(900)  # spinning threads are slow if other programs are busy
     @pytest.mark.parametrize("cycles", [100, pytest.param(20_000, marks=pytest.mark.slow)])
     def test_the_threads_end_and_come_back_with_the_same_results_and_nothing_grows(self, cycles):
         def pages() -> int:
@@ -72,7 +72,7 @@ class TestOpenMP:
             assert release_pool()
             assert count_threads() == without
         assert torch.get_num_threads() == threads
-        assert pages() - resident < 1000  # less than a page a cycle, and what the allocator rounds up
+        assert pages() - resident < 1000  # less than a page per cycle, plus rounding by the allocator
 
     def test_the_pool_of_another_thread_goes_on(self):
         wrong, end = [], threading.Event()
@@ -93,12 +93,12 @@ class TestOpenMP:
         assert wrong == []
 
     @pytest.mark.timeout(900)
-    @pytest.mark.slow  # torch.compile asks a C++ compiler for half a minute
+    @pytest.mark.slow  # torch.compile runs a C++ compiler for half a minute
     def test_a_compiled_policy_gives_the_same_actions(self):
         torch.manual_seed(0)
         net = torch.nn.Sequential(torch.nn.Linear(512, 512), torch.nn.Tanh(), torch.nn.Linear(512, 8))
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # those of torch's own compiler
+            warnings.simplefilter("ignore")  # warnings of torch's compiler
             compiled = torch.compile(net)
             obs = torch.randn(512, 512)
             with torch.no_grad():
@@ -165,7 +165,7 @@ def test_the_argument_switches_it_off():
 
 
 def test_a_library_whose_file_is_not_there_any_more_is_left_alone(monkeypatch):
-    """As after an upgrade while the program runs."""
+    """For example after an upgrade while the program runs."""
     monkeypatch.setattr(spinning_threads, "_releases", [])
     monkeypatch.setattr(spinning_threads, "system_file", lambda path: "0-1 r-xp 0 08:01 1 /libgomp.so.1 (deleted)\n")
     assert not can_release()
@@ -233,7 +233,9 @@ def has_openblas() -> bool:
 
 
 class TestOpenBLAS:
-    """Words: enabled, shortened at first, and again; in a child; spins before, and afterwards; exit code of a fork."""
+    """The programs print these words: enabled; shortened at first, and later; in a child; spins before, and afterwards;
+    exit code of a fork.
+    """
 
     @pytest.mark.parametrize("case", ["alone", pytest.param("scipy", marks=FULL)])
     def test_threads_sleep_after_a_product_which_stays_the_same(self, case):
@@ -259,11 +261,13 @@ class TestOpenBLAS:
         assert words[-1] == "7"
 
 
-# When it is used: a program in simulated time, because gains on a test machine depend on what else it runs.
+# Programs run in simulated time, because gains on a test machine depend on other programs.
 
 
 class Program:
-    """A loop with a round of 0.3 ms, three times as long beside a pool that spins, and 0.1 ms of the caller's work."""
+    """Simulated loop with rounds of 0.3 ms and 0.1 ms of the caller's work. Beside a spinning pool, a round takes 0.9
+    ms.
+    """
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, cpus: int = 2) -> None:
         self.now = self.own = self.others = self.user_threads = 0.0
@@ -300,7 +304,7 @@ class Program:
         return shortened
 
     def rounds(self, count: int) -> int:
-        """Run rounds; returns before how many of them the pool was released."""
+        """Run rounds, and return the number of rounds before which the pool was released."""
         spinning, before = self.spinning, self.spinning.rounds
         for _ in range(count):
             self.now += 1e-4 if self.pool or not self.spins else 1e-4 + self.start_seconds
@@ -373,7 +377,7 @@ class TestWhenItIsUsed:
 class TestSpinWait:
     @staticmethod
     def slept(monkeypatch: pytest.MonkeyPatch, slow: Callable[[int], bool]) -> float:
-        """The share of 20,000 waits that sleep, where `slow` says before which of them a yield takes 3 ms."""
+        """Return the share of 20,000 waits that sleep. `slow` tells before which waits a yield takes 3 ms."""
         wait, now = 0, 0.0
 
         def sched_yield() -> None:
@@ -396,7 +400,7 @@ class TestSpinWait:
         assert self.slept(monkeypatch, lambda wait: wait % 64 == 0) < 0.3
 
 
-@pytest.mark.slow  # whether threads spin long enough depends on what else the machine runs
+@pytest.mark.slow  # the length of spinning depends on other programs
 @pytest.mark.parametrize("library", ["torch", "numpy"])
 def test_the_threads_of_a_real_loop_are_found(library, monkeypatch):
     if library == "torch" and not can_release():

@@ -1,4 +1,4 @@
-"""States that workers on other nodes have copies of."""
+"""Shared states of which workers on other nodes have copies."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Status bytes in shared memory are written once a round, and looked at only when they are known to be written."""
+"""Status bytes in shared memory are written once per round, and read only after the announcement."""
 
 import pickle
 from types import SimpleNamespace
@@ -17,7 +17,9 @@ from vecenv.testing import CountingEnv
 
 
 class NotedStatus:
-    """Notes what is written. A slice would be one copy, which the C library may make of stores that overlap."""
+    """Status bytes that record each write. A slice would be one copy, which the C library may make of overlapping
+    stores.
+    """
 
     def __init__(self):
         self.seen = []
@@ -36,11 +38,11 @@ def test_a_worker_writes_every_answer_once():
 
 
 def test_a_message_is_no_reason_to_look_at_status_bytes():
-    """They may be in the middle of being written, for the next round."""
+    """The parent may be writing the status bytes of the next round at this moment."""
     with ShmemVectorEnv([CountingEnv] * 2, num_workers=1) as venv:
         venv.reset()
         venv.engine.arena.status[0] = opcodes.STEP
-        for _ in range(2):  # the second is answered after whatever the first made the worker do
+        for _ in range(2):  # the worker answers the second message after all work for the first message
             venv.get_env_attr("calls", id=[1])
         assert venv.engine.arena.status[0] == opcodes.STEP
         venv.engine.arena.status[0] = opcodes.IDLE
@@ -49,7 +51,7 @@ def test_a_message_is_no_reason_to_look_at_status_bytes():
 
 @pytest.mark.parametrize("op", [opcodes.STEP, opcodes.STEP_RESET, opcodes.STEP_OBJECT, opcodes.RESET])
 def test_an_env_that_is_answered_for_alone_is_run_alone(op, monkeypatch):
-    """Its answer takes as long as itself, however many share the worker."""
+    """The answer of an env takes only the time of that env, however many envs share the worker."""
     n, copied, real = 16, [], hosts.own_actions
     monkeypatch.setattr(hosts, "own_actions", lambda rows, k: copied.append(k) or real(rows, k))
     host = hosts.EnvHost(counting(n), 0, local=False)
@@ -70,7 +72,7 @@ def test_an_env_that_is_answered_for_alone_is_run_alone(op, monkeypatch):
 
 
 def test_a_round_is_done_with_the_payloads_that_were_sent_for_it():
-    """Here the parent sends it between two looks of the worker, which has a payload of an interrupted call."""
+    """The parent sends the round between two looks of the worker, which still has a payload of an interrupted call."""
 
     class Line(list):
         def __getitem__(self, where):

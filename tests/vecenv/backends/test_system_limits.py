@@ -1,4 +1,4 @@
-"""Limits of the machine and its control group: CPUs and memory, read from a pretended file system."""
+"""Limits of the machine and of its control group: CPUs and memory, read from a simulated file system."""
 
 import os
 import sys
@@ -20,7 +20,7 @@ GIB = 2**30
 
 @pytest.fixture
 def machine(monkeypatch, tmp_path):
-    """Pretends to be a machine with 8 CPUs; what the test writes below the folder is the file system."""
+    """Simulate a machine with 8 CPUs. Files that the test writes below the folder are its file system."""
     monkeypatch.setattr(portability, "PORTABLE", False)
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(8)), raising=False)
     monkeypatch.setattr(portability, "Path", lambda path: Path(str(tmp_path) + str(path)))
@@ -55,7 +55,7 @@ class TestUsableCpus:
     def test_the_affinity_counts_and_quotas_of_the_own_control_group_and_those_around_it(
         self, machine, groups, quotas, count
     ):
-        """Rounded up; also those of the older control groups; nonsense is no limit."""
+        """Quotas are rounded up. Control groups of version 1 count too. Invalid values are no limit."""
         if groups:
             machine("/proc/self/cgroup", groups)
         for path, text in quotas.items():
@@ -108,7 +108,7 @@ class TestAvailableMemory:
 
     @FULL
     def test_more_than_there_is_is_refused_before_anything_is_reserved(self, monkeypatch):
-        """The system would go on giving until it has to kill a process."""
+        """Otherwise the system would grant memory until it has to kill a process."""
         monkeypatch.setattr(shared_memory, "available_memory", lambda: 5 * 2**20)
         space = spaces.Box(0, 255, (3, 2**20), "uint8")
         with pytest.raises(SharedMemoryError, match=r"6\.0 MiB of .* needed .* only 5\.0 MiB are available"):

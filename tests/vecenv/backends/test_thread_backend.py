@@ -1,4 +1,4 @@
-"""ThreadVectorEnv: what holds for threads only. The contract of all backends is tested elsewhere, for all of them."""
+"""ThreadVectorEnv: behaviour of threads only. The contract suite tests the behaviour of all backends."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ TIMEOUT = 20.0
 
 
 class Gate:
-    """Blocks envs that enter it until it is opened. `notes` is a list to which the envs append."""
+    """Gate that blocks envs until it is opened. The envs append to the list `notes`."""
 
     def __init__(self) -> None:
         self._open, self.entered = threading.Event(), threading.Event()
@@ -43,7 +43,7 @@ class Gate:
             assert self._open.wait(TIMEOUT)
 
     def open(self) -> None:
-        """Let all envs pass, now and from now on."""
+        """Let all envs pass from now on."""
         self.shut = False
         self._open.set()
 
@@ -63,7 +63,7 @@ def block_threads() -> list[threading.Thread]:
 
 
 class BlocksAtGate(Counter):
-    """Blocks at the gate in step `at`, and in `method`, if it is the first env with its id; its replacements do not."""
+    """Env that blocks at the gate in step `at` and in `method`. A replacement with the same id does not block."""
 
     def __init__(self, id: int, gate: Gate, at: int = 2) -> None:
         super().__init__(id)
@@ -86,11 +86,11 @@ class BlocksAtGate(Counter):
         self.gate.notes.append(("closed", self.id, self.first))
 
 
-# The thread of an env.
+# The env's thread.
 
 
 class Notes:
-    """A counter behind a note of each use and its thread."""
+    """Counter that records each use and the thread."""
 
     def __init__(self, id: int, notes: dict[int, list[tuple[str, Any]]]) -> None:
         vars(self).update(inner=Counter(id), notes=notes.setdefault(id, []))
@@ -100,7 +100,7 @@ class Notes:
         self.notes.append((what, threading.current_thread()))
 
     def __getattr__(self, name: str) -> Any:
-        if name != "unwrapped":  # by which the parent compares envs
+        if name != "unwrapped":  # the parent compares envs with this method
             self.note(name)
         return getattr(self.inner, name)
 
@@ -130,17 +130,14 @@ def test_an_env_is_made_used_and_closed_in_one_thread(options: dict[str, Any]) -
     assert threading.current_thread() not in threads
 
 
-# Hung envs.
-
-
 def make_hanging(gate: Gate, **options: Any) -> ThreadVectorEnv:
-    """Four envs in two threads, of which env 1 blocks at the gate in its second step."""
+    """Make four envs in two threads. Env 1 blocks at the gate in its second step."""
     fns = [partial(Counter, 0), partial(BlocksAtGate, 1, gate), partial(Counter, 2), partial(Counter, 3)]
     return ThreadVectorEnv(fns, **{"num_workers": 2, "step_timeout": LIMIT, **options})
 
 
 def step_until_error(venv: Any) -> None:
-    """Step the envs that are ready until an error is raised."""
+    """Step the ready envs until an error is raised."""
     while True:
         ready = venv.ready_id
         venv.step([0] * len(ready) if ready else None, ready or None)
@@ -176,13 +173,13 @@ def test_a_hung_env_is_abandoned_with_its_stack_and_the_others_and_close_go_on(
         obs, _ = venv.reset([0, 1])
         assert obs[:, :3].tolist() == [[0, 1, 0], [1, 1, 0]]
         assert venv.stats()["restarts"] == 1
-        assert len(block_threads()) == 3  # with the abandoned one
+        assert len(block_threads()) == 3  # including the abandoned thread
         begin = time.monotonic()
-    assert time.monotonic() - begin < TIMEOUT  # which is not waited for
+    assert time.monotonic() - begin < TIMEOUT  # the vector env does not wait for this thread
 
 
 def test_a_step_that_returns_after_its_env_was_reset_is_discarded(gate: Gate) -> None:
-    """Its thread steps no other env either: it closes its envs and ends."""
+    """The abandoned thread steps no other env. It closes its envs and ends."""
     fns = [partial(BlocksAtGate, 0, gate), partial(BlocksAtGate, 1, gate, at=99)]
     with ThreadVectorEnv(fns, num_workers=1, step_timeout=LIMIT, copy=False) as venv:
         venv.reset()
@@ -217,9 +214,6 @@ def test_a_call_that_returns_after_its_env_was_reset_is_discarded(gate: Gate) ->
         gate.open()
         old.join(TIMEOUT)
         assert venv.call("method") == ["new"]
-
-
-# Constructors.
 
 
 def test_a_constructor_that_does_not_return_is_abandoned(gate: Gate) -> None:
@@ -279,11 +273,8 @@ def test_a_restart_raises_what_the_constructor_raises(gate: Gate) -> None:
         assert len(made) == 3
 
 
-# Errors.
-
-
 def test_the_envs_of_a_thread_that_ends_unexpectedly_are_lost(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Only a bug of ours ends a thread; no call may hang then."""
+    """Only a bug of vecenv ends a thread. Even then, no call may hang."""
     with ThreadVectorEnv(counters(2), num_workers=2) as venv:
         venv.reset()
         with monkeypatch.context() as patch:
@@ -295,11 +286,8 @@ def test_the_envs_of_a_thread_that_ends_unexpectedly_are_lost(monkeypatch: pytes
         assert venv.step([0, 0])[0][:, 2].tolist() == [2, 1]
 
 
-# Interrupts, and other threads.
-
-
 def interrupt_when(condition: Callable[[], bool]) -> None:
-    """Send SIGINT soon after `condition` holds."""
+    """Send SIGINT soon after `condition` is true."""
 
     def wait() -> None:
         wait_until(condition)
@@ -341,9 +329,6 @@ def test_an_answer_that_comes_after_its_call_was_interrupted_is_not_that_of_the_
         venv.send([0], [1])
         assert [row["env_id"] for row in venv.recv()[-1]] == [1]
         assert venv.reset()[0][:, 2].tolist() == [0, 0]
-
-
-# Close.
 
 
 def test_close_is_bounded_though_an_env_hangs(gate: Gate, monkeypatch: pytest.MonkeyPatch) -> None:
