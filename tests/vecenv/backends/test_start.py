@@ -143,7 +143,7 @@ def python(*arguments: str, stdin: str | None = None, cwd: Path = ROOT, **option
 def test_no_main_guard_is_needed(how: str, context: str, tmp_path: Path) -> None:
     """Classes, functions (also cached) and exceptions of the program reach workers. The program runs only once.
 
-    And what cannot travel says so, with what to do.
+    An error about an object that cannot be sent says how to fix it.
 
     A file in the working directory does not hide a library from workers, as it does not from the program, whose own
     folder is searched instead.

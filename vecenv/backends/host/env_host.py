@@ -56,8 +56,8 @@ class EnvHost:
 
     `interruptible`: a KeyboardInterrupt in an env is the user's Ctrl-C, and is raised.
 
-    Before each use of an env, `progress[0]` gets a new number: the env's index modulo the size of the block. So a
-    watchdog sees which env runs. If this write raises, no further env is used.
+    Before each use of an env, `progress[0]` gets a new number. Modulo the size of the block, the number is the env's
+    index, so a watchdog sees which env runs. If this write raises, no further env is used.
     """
 
     def __init__(
