@@ -10,11 +10,18 @@ from collector.basics.whole_numbers import at_least_one
 from collector.batch.step_extras import check_info_keys
 from vecenv.extending import actor_options, check_count, check_timeout
 
-OF_ACTORS = ["backend", "compile_policy", "cudagraph_policy", "env_device", "exploration_mode", "exploration_type"]
-OF_ACTORS += ["info_keys", "max_frames_per_traj", "policy_threads", "reset_at_each_iter", "reset_when_done"]
-OF_ACTORS += ["set_truncated"]
+ACTOR_ARGUMENTS = [
+    "backend",
+    "compile_policy",
+    "cudagraph_policy",
+    "env_device",
+    "exploration_mode",
+    "exploration_type",
+]
+ACTOR_ARGUMENTS += ["info_keys", "max_frames_per_traj", "policy_threads", "reset_at_each_iter", "reset_when_done"]
+ACTOR_ARGUMENTS += ["set_truncated"]
 
-OF_RAY = ("num_cpus", "num_gpus", "resources", "runtime_env", "scheduling", "placement_group")
+RAY_FIELDS = ("num_cpus", "num_gpus", "resources", "runtime_env", "scheduling", "placement_group")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,7 +63,7 @@ class ActorConfig:
 
     def ray_options(self) -> dict[str, Any]:
         """Return arguments for `ray.remote(cls).options(...)`."""
-        return actor_options(**{name: getattr(self, name) for name in OF_RAY})
+        return actor_options(**{name: getattr(self, name) for name in RAY_FIELDS})
 
 
 def check_arguments(
@@ -80,8 +87,8 @@ def check_arguments(
         )
     if misplaced := [each.name for each in fields(ActorConfig) if each.name in options]:
         raise TypeError(f"pass actors=ActorConfig({', '.join(f'{name}=...' for name in misplaced)})")
-    if unknown := options.keys() - {*OF_ACTORS}:
-        raise TypeError(f"RayCollector has no arguments {sorted(unknown)}; beside its own it takes {OF_ACTORS}")
+    if unknown := options.keys() - {*ACTOR_ARGUMENTS}:
+        raise TypeError(f"RayCollector has no arguments {sorted(unknown)}; beside its own it takes {ACTOR_ARGUMENTS}")
     check_info_keys(options.get("info_keys"))
     count = check_count("num_actors", num_actors)
     if max_in_flight is not None and check_count("max_in_flight", max_in_flight) > 1 and sync:

@@ -113,7 +113,7 @@ class Actor:
         return f"actor {self.index} ({where}{envs})"
 
 
-class Arrived(NamedTuple):
+class ReceivedRollout(NamedTuple):
     """Received rollout. Its arrays are read-only views of Ray's store."""
 
     actor: Actor
@@ -164,7 +164,7 @@ class ActorPool:
     def ask(self, actor: Actor, frames: int, *arguments: Any) -> None:
         self._call(actor, "rollout", "collect", arguments, frames)
 
-    def next_answer(self, timeout: float | None = None) -> Arrived | None:
+    def next_answer(self, timeout: float | None = None) -> ReceivedRollout | None:
         """Wait until an actor answers its oldest call or fails, or until `timeout` (seconds). Prefer the earliest call.
 
         Returns a rollout if one has arrived. Raises exceptions of the actor's code, which keeps running, and failures
@@ -179,14 +179,14 @@ class ActorPool:
         references = [actor.calls[0].reference for actor in busy]
         ready, _ = self._ray.wait(references, num_returns=1, timeout=wait, fetch_local=False)
         if ready:
-            return self._take(busy[references.index(ready[0])])
+            return self._receive(busy[references.index(ready[0])])
         overdue = next((actor for actor in busy if self._deadline(actor) <= time.monotonic()), None)
         if overdue is not None:
             failure = self._timeout_error(overdue)
             if overdue.calls[0].kind == "placement" and not self._starting and self._may_wait(overdue):
                 self._await_place(overdue, failure)
             else:
-                self._fail(overdue, failure)
+                self._handle_failure(overdue, failure)
         return None
 
     def _may_wait(self, actor: Actor) -> bool:
@@ -258,11 +258,11 @@ class ActorPool:
     def _deadline(self, actor: Actor) -> float:
         return actor.oldest_since + self._limit(actor)
 
-    def _take(self, actor: Actor) -> Arrived | None:
+    def _receive(self, actor: Actor) -> ReceivedRollout | None:
         try:
             value = self._ray.get(actor.calls[0].reference, timeout=self._config.rollout_timeout)
         except Exception as error:
-            self._fail(actor, self._failure_of(actor, error))
+            self._handle_failure(actor, self._failure_of(actor, error))
             return None
         call = actor.pop()
         if call.kind == "placement":
@@ -272,23 +272,25 @@ class ActorPool:
             actor.started = value
         elif call.kind == "rollout":
             report, columns = value
-            return Arrived(actor, report, columns, call.frames)
+            return ReceivedRollout(actor, report, columns, call.frames)
         return None
 
     def _failure_of(self, actor: Actor, error: Exception) -> VectorEnvError:
         """Convert an exception of `ray.get` to a failure of the actor. Raise exceptions of the actor's code."""
         if is_loss(error):
             reason = missing_package(error) or str(error).strip()
-            return _named(actor, WorkerDiedError, f"{actor} died during its {actor.calls[0].kind}: {reason}")
+            return _make_error(actor, WorkerDiedError, f"{actor} died during its {actor.calls[0].kind}: {reason}")
         if isinstance(error, self._ray.exceptions.GetTimeoutError):
-            return _named(actor, WorkerTimeoutError, f"the rollout of {actor} did not arrive within rollout_timeout")
+            return _make_error(
+                actor, WorkerTimeoutError, f"the rollout of {actor} did not arrive within rollout_timeout"
+            )
         cause = cause_of(error)
         if cause is error:
             raise error
         trace = RemoteTraceback(getattr(error, "traceback_str", str(error)))
         if isinstance(cause, (WorkerDiedError, WorkerTimeoutError)):
             # The vector env of the actor has lost a worker.
-            failure = _named(actor, type(cause), f"in {actor}: {cause}")
+            failure = _make_error(actor, type(cause), f"in {actor}: {cause}")
             failure.__cause__ = trace
             return failure
         actor.stats.lost += actor.pop().frames  # the actor survives
@@ -306,9 +308,9 @@ class ActorPool:
         text = f"{actor} has taken more than rollout_timeout={limit:g} s; it is killed"
         if kind == "start":
             text = f"{actor} has not made its vector env within start_timeout={limit:g} s"
-        return _named(actor, WorkerTimeoutError, text)
+        return _make_error(actor, WorkerTimeoutError, text)
 
-    def _fail(self, actor: Actor, failure: VectorEnvError) -> None:
+    def _handle_failure(self, actor: Actor, failure: VectorEnvError) -> None:
         """Kill a failed actor, then follow `on_worker_failure`."""
         self._kill(actor)
         self.broken += actor.in_progress
@@ -342,7 +344,7 @@ class ActorPool:
             end_actor(handle)
 
 
-def _named(actor: Actor, kind: type[VectorEnvError], text: str) -> VectorEnvError:
+def _make_error(actor: Actor, kind: type[VectorEnvError], text: str) -> VectorEnvError:
     failure = kind(text)
     failure.env_ids, failure.pid, failure.op = actor.env_ids, actor.stats.pid or None, "rollout"
     failure.env_id = next(iter(failure.env_ids), None)

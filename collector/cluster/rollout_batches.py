@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from collector.batch.rollout import Rollout
-from collector.cluster.actor_pool import Actor, ActorPool, Arrived
+from collector.cluster.actor_pool import Actor, ActorPool, ReceivedRollout
 from collector.cluster.rollout_actor import STEPS, Columns
 from collector.policy.weights import PublishedWeights
 from vecenv import nest
@@ -44,7 +44,7 @@ class RolloutBatches:
     ) -> None:
         self._pool, self._weights, self._frames = pool, weights, frames
         self._depth, self._max_bytes, self._straggler_timeout = depth, max_bytes, straggler_timeout
-        self._taken: list[Arrived] = []
+        self._received: list[ReceivedRollout] = []
         self._rollout_bytes = 0
 
     def of_all(self, random_frames: int) -> Rollout:
@@ -58,7 +58,7 @@ class RolloutBatches:
         while missing := [actor for actor in self._pool.usable if actor.index not in batch.slots]:
             if time.monotonic() >= until:
                 break
-            self._ask(missing, all_or_none)
+            self._request(missing, all_or_none)
             arrived = self._pool.next_answer(None if until == math.inf else max(0.0, until - time.monotonic()))
             if arrived is not None:
                 self._add(batch, arrived.actor.index, arrived)
@@ -73,18 +73,18 @@ class RolloutBatches:
         """
         batch = Assembler(1)
         while not batch.slots:
-            self._ask(self._in_turn(), random_frames)
+            self._request(self._by_requested_steps(), random_frames)
             if (arrived := self._pool.next_answer()) is not None:
                 self._add(batch, 0, arrived)
         # The actor collects while the caller learns.
-        self._ask(self._in_turn(), random_frames - self._frames)
+        self._request(self._by_requested_steps(), random_frames - self._frames)
         return self._finish(batch)
 
-    def _in_turn(self) -> list[Actor]:
+    def _by_requested_steps(self) -> list[Actor]:
         """Sort the actors by requested steps, because `max_bytes` may exclude some."""
         return sorted(self._pool.usable, key=lambda actor: actor.stats.requested)
 
-    def _ask(self, actors: Sequence[Actor], random_frames: float) -> None:
+    def _request(self, actors: Sequence[Actor], random_frames: float) -> None:
         version, weights = self._weights.reference()  # read once: an update may arrive
         most = self._depth if self._rollout_bytes else 1  # the size of a rollout is still unknown
         asked = [actor.rollouts for actor in self._pool.actors]
@@ -100,9 +100,9 @@ class RolloutBatches:
                     is_random = self._pool.frames_in_flight < random_frames
                     self._pool.ask(actor, self._frames, version, new, is_random)
 
-    def _add(self, batch: Assembler, slot: int, arrived: Arrived) -> None:
+    def _add(self, batch: Assembler, slot: int, arrived: ReceivedRollout) -> None:
         """Add a rollout, and record which episodes of its actor continue."""
-        self._taken.append(arrived)
+        self._received.append(arrived)
         actor, report, columns, _ = arrived
         self._rollout_bytes = max(self._rollout_bytes, sum(leaf.nbytes for leaf in nest.leaves(columns)))
         actor.stats.collecting += report.seconds
@@ -116,13 +116,13 @@ class RolloutBatches:
     def _finish(self, batch: Assembler) -> Rollout:
         broken, self._pool.broken = self._pool.broken, []
         finished = batch.finish(broken)
-        taken, self._taken = self._taken, []
+        taken, self._received = self._received, []
         for arrived in taken:
             arrived.actor.stats.delivered += arrived.frames
         return finished
 
     def discard(self) -> None:
-        taken, self._taken = self._taken, []
+        taken, self._received = self._received, []
         for arrived in taken:
             arrived.actor.stats.discarded += arrived.frames
 

@@ -57,18 +57,20 @@ from vecenv.extending import (
     unscheduled,
 )
 
-SEES_WITHIN = 10.0
+VISIBLE_TIMEOUT = 10.0
 """Seconds until files of other nodes must be visible: network file systems are slow."""
-SHARED = "choose with --out a folder that all nodes share, or one whose path exists only on the node of the driver"
-PLACED_WITHIN = 120.0
+FOLDER_ADVICE = (
+    "choose with --out a folder that all nodes share, or one whose path exists only on the node of the driver"
+)
+PLACEMENT_TIMEOUT = 120.0
 """Seconds until the first task must have a place."""
-NOTICE_WITHIN = 0.5
+SIGNAL_INTERVAL = 0.5
 """Seconds until a signal is noticed."""
-LOOK_EVERY = 1.0
+NODE_CHECK_INTERVAL = 1.0
 """Seconds between checks for lost nodes. Ray reports tasks of a silent node after minutes."""
-LAST_COMMITS = 12.0
+COMMIT_TIMEOUT = 12.0
 """Seconds for the last commits of tasks after a signal or an error."""
-ENDED_WITHIN = 5.0
+KILL_TIMEOUT = 5.0
 """Seconds until killed tasks must have ended."""
 
 
@@ -141,7 +143,7 @@ def _sees_folder(task: Range, node: str) -> bool:
     """Return whether this node shows the folder that the driver has made: on a shared file system, perhaps late."""
     if node in task.unseen_by:
         return os.path.isdir(task.part)
-    return _becomes_true(lambda: os.path.isdir(task.part))
+    return _wait_until(lambda: os.path.isdir(task.part))
 
 
 def _play(task: Range, folder: Path, result: RangeResult) -> None:
@@ -167,8 +169,8 @@ def _play(task: Range, folder: Path, result: RangeResult) -> None:
         signal.signal(signal.SIGINT, previous)
 
 
-def _becomes_true(check: Callable[[], bool]) -> bool:
-    until = time.monotonic() + SEES_WITHIN
+def _wait_until(check: Callable[[], bool]) -> bool:
+    until = time.monotonic() + VISIBLE_TIMEOUT
     while not (found := check()) and time.monotonic() < until:
         time.sleep(0.1)
     return found
@@ -206,8 +208,8 @@ class RayPlayer:
         """Nodes that do not see the folder."""
         self._dead_nodes = dead_nodes()
         self._parts = 0
-        self._look_at, self._run = 0.0, secrets.token_hex(8)
-        self._pace = 0.0
+        self._next_node_check, self._run = 0.0, secrets.token_hex(8)
+        self._episodes_per_second = 0.0
         self._head: dict[str, Any] | None = None
 
     def play(self) -> Generator[PlayedEpisodes, None, None]:
@@ -223,17 +225,17 @@ class RayPlayer:
                 yield from self._play_ranges()
             except Exception as error:
                 errors.append(error)
-            yield from self._last_answers(errors)
+            yield from self._end_tasks(errors)
         except GeneratorExit:  # the caller failed: adopt episodes without yielding
             if not self.stop.is_stopped:
-                for _ in self._last_answers(errors):
+                for _ in self._end_tasks(errors):
                     pass
             raise
         finally:  # also after a second Ctrl-C: the cluster may outlive this job
             for reference in self._tasks:
                 self._ray.cancel(reference, force=True)
         if self._tasks:  # no task may write to a folder that is removed
-            self._ray.wait(list(self._tasks), num_returns=len(self._tasks), timeout=ENDED_WITHIN)
+            self._ray.wait(list(self._tasks), num_returns=len(self._tasks), timeout=KILL_TIMEOUT)
         for task in self._tasks.values():
             with suppress(DatasetError):
                 yield from self._adopt(task, RangeResult())
@@ -247,23 +249,23 @@ class RayPlayer:
     def _play_ranges(self) -> Iterator[PlayedEpisodes]:
         began = time.monotonic()
         while not (self.plan.is_complete or self.stop.is_stopped):
-            self._hand_out()
-            yield from self._next_answer(NOTICE_WITHIN)
-            if self._head is None and time.monotonic() > began + PLACED_WITHIN and not free_places(self._options):
-                raise WorkerTimeoutError(unscheduled(1, self.places, self._options, PLACED_WITHIN))
+            self._start_tasks()
+            yield from self._receive_result(SIGNAL_INTERVAL)
+            if self._head is None and time.monotonic() > began + PLACEMENT_TIMEOUT and not free_places(self._options):
+                raise WorkerTimeoutError(unscheduled(1, self.places, self._options, PLACEMENT_TIMEOUT))
 
-    def _last_answers(self, errors: list[Exception]) -> Iterator[PlayedEpisodes]:
+    def _end_tasks(self, errors: list[Exception]) -> Iterator[PlayedEpisodes]:
         """Let the tasks commit whole episodes and end. Adopt their episodes, and append errors to `errors`."""
         for reference in self._tasks:
             self._ray.cancel(reference, force=self.plan.is_complete)
-        until = time.monotonic() + LAST_COMMITS * (not self.plan.is_complete)
+        until = time.monotonic() + COMMIT_TIMEOUT * (not self.plan.is_complete)
         while self._tasks and (rest := until - time.monotonic()) > 0:
             try:
-                yield from self._next_answer(rest)
+                yield from self._receive_result(rest)
             except Exception as error:
                 errors.append(error)
 
-    def _hand_out(self) -> None:
+    def _start_tasks(self) -> None:
         """Start tasks. The first task runs alone, to find the head."""
         job = self.job
         if job.backend == "auto" and self._head is not None:  # use the first task's measurement
@@ -277,7 +279,9 @@ class RayPlayer:
             size = self.job.num_envs
             if not self.plan.waiting:  # after a failure, ranges stay small
                 # One shard's worth, or less, so that all tasks end together.
-                size = max(size, int(min(self._pace * self.job.shard_seconds, self.plan.left / self.places)))
+                size = max(
+                    size, int(min(self._episodes_per_second * self.job.shard_seconds, self.plan.left / self.places))
+                )
             numbers = [number for number, _ in islice(self.plan, size)]
             if not numbers:
                 return
@@ -292,7 +296,7 @@ class RayPlayer:
             options = {**self._options, "name": f"episodes {numbers[0]} to {numbers[-1]}"}
             self._tasks[start_task(play_range, options, task)] = task
 
-    def _next_answer(self, timeout: float) -> Iterator[PlayedEpisodes]:
+    def _receive_result(self, timeout: float) -> Iterator[PlayedEpisodes]:
         ready, _ = self._ray.wait(list(self._tasks), num_returns=1, timeout=timeout)
         for reference in ready:
             task = self._tasks.pop(reference)
@@ -301,7 +305,7 @@ class RayPlayer:
             except Exception as error:
                 yield from self._adopt(task, RangeResult())
                 if is_loss(error):
-                    self._lose(task, reason_of(error))
+                    self._record_loss(task, reason_of(error))
                 elif not isinstance(error, self._ray.exceptions.TaskCancelledError):
                     if advice := missing_package(error):
                         raise JobError(advice) from None
@@ -311,12 +315,12 @@ class RayPlayer:
                     raise cause from RemoteTraceback(getattr(error, "traceback_str", str(error)))
             else:
                 remove_record(task.key)
-                yield from self._accept(task, result)
-        if time.monotonic() >= self._look_at:
-            self._look_at = time.monotonic() + LOOK_EVERY
-            yield from self._lose_nodes()
+                yield from self._record_result(task, result)
+        if time.monotonic() >= self._next_node_check:
+            self._next_node_check = time.monotonic() + NODE_CHECK_INTERVAL
+            yield from self._handle_lost_nodes()
 
-    def _lose_nodes(self) -> Iterator[PlayedEpisodes]:
+    def _handle_lost_nodes(self) -> Iterator[PlayedEpisodes]:
         """Hand out again the ranges of tasks whose node was lost.
 
         Ray does not say where a task is until the task has begun. If a node was lost since the last look, each task
@@ -330,14 +334,14 @@ class RayPlayer:
                 self._ray.cancel(reference, force=True)
                 yield from self._adopt(task, RangeResult())
                 if node:
-                    self._lose(task, f"its node {node} was lost")
+                    self._record_loss(task, f"its node {node} was lost")
 
-    def _accept(self, task: Range, result: RangeResult) -> Iterator[PlayedEpisodes]:
+    def _record_result(self, task: Range, result: RangeResult) -> Iterator[PlayedEpisodes]:
         self.progress.frames += result.frames
         self.progress.retried += result.retried
         self.progress.bottleneck = result.bottleneck or self.progress.bottleneck
         if result.episodes:
-            self._pace = result.episodes / result.seconds
+            self._episodes_per_second = result.episodes / result.seconds
         too_many: JobFailedError | None = None
         try:
             give_up(self.job, self.plan, self.progress, result.skipped)
@@ -362,7 +366,7 @@ class RayPlayer:
                 lines.extend(store.adopt(part))
                 return sum(len(line.episodes) for line in lines) >= result.episodes
 
-            is_whole = _becomes_true(sees_all)
+            is_whole = _wait_until(sees_all)
             for line in lines:
                 for number, length in zip(line.episodes, line.lengths, strict=True):
                     self.plan.finished(number, length)
@@ -371,7 +375,7 @@ class RayPlayer:
             if not is_whole:
                 raise DatasetError(
                     f"a task on the node {result.node} has committed {result.episodes} episodes to "
-                    f"{task.part}, and not all of them are seen here: {SHARED}"
+                    f"{task.part}, and not all of them are seen here: {FOLDER_ADVICE}"
                 )
             with suppress(OSError):  # a killed task may still write
                 store.opened.remove(part)
@@ -385,7 +389,7 @@ class RayPlayer:
         found = [f"on the node {node} {note}" for note in check_head(Path(self._folder), self._head, head)]
         self.progress.notes += [note for note in found if note not in self.progress.notes]
 
-    def _lose(self, task: Range, reason: str) -> None:
+    def _record_loss(self, task: Range, reason: str) -> None:
         """Record the death of a task. Raises `JobFailedError` if an episode has lost too many tasks."""
         self._losses[get_record(task.key)] += 1
         remove_record(task.key)

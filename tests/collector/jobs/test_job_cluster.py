@@ -51,7 +51,7 @@ def test_tasks_that_do_not_see_the_folder_return_their_files(
     uninterrupted: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     waits = list[Any]()
-    monkeypatch.setattr(ray_player, "_becomes_true", lambda check: waits.append(check) or check())
+    monkeypatch.setattr(ray_player, "_wait_until", lambda check: waits.append(check) or check())
     isdir = os.path.isdir
     monkeypatch.setattr(os.path, "isdir", lambda path: "/shards/w" not in str(path) and isdir(path))
     RayHere(0.3, 1, monkeypatch)
@@ -98,7 +98,7 @@ class RayHere:
         monkeypatch.setattr(ray_player, "dead_nodes", lambda: {"lost"} if self.silent else set())
         monkeypatch.setattr(ray_player, "get_record", lambda key: "lost" if key in self.silent else "")
         monkeypatch.setattr(ray_player, "remove_record", lambda key: None)
-        monkeypatch.setattr(ray_player, "LOOK_EVERY", 0.0)
+        monkeypatch.setattr(ray_player, "NODE_CHECK_INTERVAL", 0.0)
         monkeypatch.setattr(job_runner, "connect_to", lambda address: nullcontext(self))
         self.silent: set[str] = set()
         """Keys of the tasks on silent nodes."""
