@@ -3,9 +3,9 @@
     driver  --numbers-->  play_range  --whole episodes-->  shards/w001/, a separate data set
       shards/000000/  <-------------- adopts its shards --------'
 
-The driver adopts a task's shards when the task has ended or died, which commits their episodes. Other tasks play the
-rest of the range. If the driver dies, a resumed job removes shards that were not adopted, and plays their episodes. So
-each episode is stored exactly once.
+The driver adopts a task's shards when the task has ended or died, which commits the episodes. Other tasks play the rest
+of the range. If the driver dies, a resumed job removes shards that were not adopted, and plays these episodes. So each
+episode is stored exactly once.
 
 If the node of a task does not see the folder, the task returns its files through the object store. If such a task dies,
 all of its episodes are played again.
@@ -100,7 +100,7 @@ class Range:
     numbers: Sequence[int]
     skipped: Sequence[int] = ()
     unseen_by: Sequence[str] = ()
-    """Nodes that do not see the folder of the job, as far as the driver knows."""
+    """Nodes that do not see the job's folder."""
     key: str = ""
     """Name under which the task records its node in the cluster."""
     here: str = "."
@@ -114,7 +114,7 @@ class RangeResult(JobProgress):
     head: dict[str, Any] = field(default_factory=dict)
     """Head that this task would write; empty without a batch."""
     files: dict[str, np.ndarray] = field(default_factory=dict)
-    """Files of the task's data set in the order of writing, if its node does not see the folder of the job."""
+    """Files to write, in order, if the task's node does not see the folder."""
     node: str = ""
     seconds: float = 0.0
 
@@ -140,14 +140,13 @@ def play_range(task: Range) -> RangeResult:
 
 
 def _sees_folder(task: Range, node: str) -> bool:
-    """Return whether this node shows the folder that the driver has made: on a shared file system, perhaps late."""
+    """Return whether this node sees the driver's folder, which may appear late on a shared file system."""
     if node in task.unseen_by:
         return os.path.isdir(task.part)
     return _wait_until(lambda: os.path.isdir(task.part))
 
 
 def _play(task: Range, folder: Path, result: RangeResult) -> None:
-    """Play the episodes of a range into a folder, and count them in the result."""
     job, stop = task.job, Stopping()
     plan = Plan(job.seed, numbers=task.numbers)
     plan.skipped.update(task.skipped)
@@ -205,7 +204,6 @@ class RayPlayer:
         self._deaths: Counter[int] = Counter()
         self._losses = Counter[str]()
         self._unseen_by = set[str]()
-        """Nodes that do not see the folder."""
         self._dead_nodes = dead_nodes()
         self._parts = 0
         self._next_node_check, self._run = 0.0, secrets.token_hex(8)
@@ -321,10 +319,10 @@ class RayPlayer:
             yield from self._handle_lost_nodes()
 
     def _handle_lost_nodes(self) -> Iterator[PlayedEpisodes]:
-        """Hand out again the ranges of tasks whose node was lost.
+        """Hand out the ranges of tasks on lost nodes again.
 
-        Ray does not say where a task is until the task has begun. If a node was lost since the last look, each task
-        that has not begun may be on the way to this node, and is handed out again.
+        Ray does not say where a task is before it begins. So if a node was lost since the last check, tasks that have
+        not begun are handed out too.
         """
         known, self._dead_nodes = self._dead_nodes, dead_nodes()
         for reference, task in list(self._tasks.items()) if self._dead_nodes else ():
