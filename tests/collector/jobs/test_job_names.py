@@ -326,7 +326,7 @@ class TestAllowed:
         assert not canary.exists()
 
     def test_what_it_has_from_elsewhere_does_not(self, folder: Path) -> None:
-        inner = r"is defined in own_package\.inner: where .*, pass --allow-import own_package\.inner"
+        inner = r"is defined in own_package\.inner: if .*, pass --allow-import own_package\.inner"
         names = (
             (wrapper("own_package:mkdir"), "own_package:mkdir', .*, not a class or function that a module defines"),
             (wrapper("own_package:os"), "not a class or function that"),
