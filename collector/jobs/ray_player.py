@@ -59,9 +59,7 @@ from vecenv.extending import (
 
 VISIBLE_TIMEOUT = 10.0
 """Seconds until files of other nodes must be visible: network file systems are slow."""
-FOLDER_ADVICE = (
-    "choose with --out a folder that all nodes share, or one whose path exists only on the node of the driver"
-)
+ADVICE = "choose with --out a folder that all nodes share, or one whose path exists only on the node of the driver"
 PLACEMENT_TIMEOUT = 120.0
 """Seconds until the first task must have a place."""
 SIGNAL_INTERVAL = 0.5
@@ -207,7 +205,7 @@ class RayPlayer:
         self._dead_nodes = dead_nodes()
         self._parts = 0
         self._next_node_check, self._run = 0.0, secrets.token_hex(8)
-        self._episodes_per_second = 0.0
+        self._speed = 0.0
         self._head: dict[str, Any] | None = None
 
     def play(self) -> Generator[PlayedEpisodes, None, None]:
@@ -277,9 +275,7 @@ class RayPlayer:
             size = self.job.num_envs
             if not self.plan.waiting:  # after a failure, ranges stay small
                 # One shard's worth, or less, so that all tasks end together.
-                size = max(
-                    size, int(min(self._episodes_per_second * self.job.shard_seconds, self.plan.left / self.places))
-                )
+                size = max(size, int(min(self._speed * self.job.shard_seconds, self.plan.left / self.places)))
             numbers = [number for number, _ in islice(self.plan, size)]
             if not numbers:
                 return
@@ -339,7 +335,7 @@ class RayPlayer:
         self.progress.retried += result.retried
         self.progress.bottleneck = result.bottleneck or self.progress.bottleneck
         if result.episodes:
-            self._episodes_per_second = result.episodes / result.seconds
+            self._speed = result.episodes / result.seconds
         too_many: JobFailedError | None = None
         try:
             give_up(self.job, self.plan, self.progress, result.skipped)
@@ -373,7 +369,7 @@ class RayPlayer:
             if not is_whole:
                 raise DatasetError(
                     f"a task on the node {result.node} has committed {result.episodes} episodes to "
-                    f"{task.part}, and not all of them are seen here: {FOLDER_ADVICE}"
+                    f"{task.part}, and not all of them are seen here: {ADVICE}"
                 )
             with suppress(OSError):  # a killed task may still write
                 store.opened.remove(part)
