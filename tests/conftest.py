@@ -16,9 +16,11 @@ from multiprocessing import forkserver, resource_tracker
 from multiprocessing.util import Finalize
 from pathlib import Path
 
+import gymnasium
 import numpy as np
 import psutil
 import pytest
+from packaging.version import Version
 
 from tests.support import local_ray as local_ray_of_the_run
 from tests.support.backends import BACKENDS, PROCESS_BACKENDS, and_ray, one_of, vector_env_classes
@@ -29,6 +31,8 @@ PATIENCE = 2.0
 """Seconds that the system may take to end closed processes."""
 PATIENCE_WITH_RAY = 45.0
 """Seconds that Ray may take to end an actor on a busy machine."""
+
+WRITES_METADATA = Version(gymnasium.__version__) < Version("1.4")
 
 # Each test process has a separate temporary folder, because tests count the files that remain there.
 os.environ["TMPDIR"] = tempfile.tempdir = tempfile.mkdtemp(prefix="tests-")
@@ -174,6 +178,18 @@ def interpreter_lock_stays_off() -> Iterator[None]:
     before = free_threading.has_gil()
     yield
     assert free_threading.has_gil() == before, f"turned on by the import of {free_threading.gil_modules}"
+
+
+@pytest.fixture(autouse=True)
+def clean_metadata() -> Iterator[None]:
+    """Undo that gymnasium 1.3's vector envs write into the metadata of the class of their envs."""
+    yield
+    if WRITES_METADATA:
+        classes: list[type] = [gymnasium.Env]
+        for each in classes:
+            classes += each.__subclasses__()
+            if isinstance(metadata := each.__dict__.get("metadata"), dict):
+                metadata.pop("autoreset_mode", None)
 
 
 @pytest.fixture(autouse=True)

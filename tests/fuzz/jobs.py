@@ -1,6 +1,6 @@
 """Jobs that are killed, stopped or fail, and are resumed, against a loop that plays the same episodes in turn.
 
-`python -m tests.fuzz.kills` kills longer jobs, also on a Ray cluster.
+`python -m tests.fuzz.kills` kills longer jobs, and `python -m tests.fuzz.ray_kills` kills jobs on a Ray cluster.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from tests.fuzz.envs import assert_same, stacked
 from tests.support.job_envs import Counting
 from tests.support.seeded_envs import Masked
 
-kills._context.set_forkserver_preload(["collector.jobs.job_runner", "gymnasium.envs.classic_control", "torch"])
+kills.CONTEXT.set_forkserver_preload(["collector.jobs.job_runner", "gymnasium.envs.classic_control", "torch"])
 MOMENT = st.tuples(st.integers(1, 40), st.sampled_from(["before", "within", "after", "raise", "signal"]))
 ENVS = {"counting": "tests.support.job_envs:Counting", "masked": "tests.support.seeded_envs:Masked"}
 HERE = "tests.fuzz.jobs:"
@@ -157,7 +157,7 @@ class Fuzz(Program):
         if self.complete:
             return
         self.failed = True
-        running = kills._context.Process(target=play, args=(str(self.out), self.settings, kill_at))
+        running = kills.CONTEXT.Process(target=play, args=(str(self.out), self.settings, kill_at))
         running.start()
         code = kills.finish(running, (0, 1, -9) if kill_at.endswith("raise") else (0, -9))
         # A job that is stopped before its first episode has ended makes no data set.

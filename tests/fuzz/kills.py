@@ -2,7 +2,7 @@
 
     python -m tests.fuzz.kills                            # 200 kills: some minutes
     python -m tests.fuzz.kills --kills 20 --backend shmem
-    python -m tests.fuzz.kills --kills 30 --backend ray   # drivers and actors of jobs on a cluster that it starts
+    python -m tests.fuzz.ray_kills                        # drivers and actors of jobs on a cluster that it starts
 
 A job runs in a process of its own, with small shards, so that it commits all the time. Two of three kills are injected:
 the process kills itself before or after the k-th system call of its commits (write, fsync, rename, the line of the
@@ -14,7 +14,6 @@ killed again, until it is complete. Then it must equal, bit for bit, the same jo
 from __future__ import annotations
 
 import argparse
-import logging
 import multiprocessing
 import os
 import random
@@ -23,7 +22,7 @@ import signal
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import nullcontext
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -33,23 +32,50 @@ from vecenv import nest
 
 CALLS = ("write", "fsync", "rename")
 """Of `collector.store.safe_folder`: what a commit consists of."""
-_context = multiprocessing.get_context("forkserver")
-_context.set_forkserver_preload(["collector.jobs.job_runner", "gymnasium.envs.classic_control"])
+CONTEXT = multiprocessing.get_context("forkserver")
+CONTEXT.set_forkserver_preload(["collector.jobs.job_runner", "gymnasium.envs.classic_control"])
 """Jobs are forked from a process that has imported everything, because that takes longer than most of them live."""
 
 
-def job_process(out: str, backend: str, episodes: str, kill_at: str, transforms: tuple[Any, ...] = ()) -> None:
+@dataclass(frozen=True)
+class LocalJobs:
+    """Jobs that are killed: their settings, and how to kill one of them until it is complete."""
+
+    backend: str
+
+    def settings(self, out: Path) -> dict[str, Any]:
+        """Return the settings of `Job` that name the envs. `out` is the folder of the job."""
+        return {"env": "CartPole-v1", "backend": self.backend}
+
+    def options(self) -> dict[str, Any]:
+        """Return further arguments of `run_job` and `resume_job`."""
+        return {}
+
+    def undisturbed(self) -> LocalJobs:
+        """Return the jobs that write the same episodes and are not killed."""
+        return self
+
+    def kill_until_complete(self, out: Path, episodes: int, rng: random.Random) -> Iterator[bool]:
+        """Kill a job and resume it until it is complete. Yield for each kill whether it came within a commit."""
+        committed: set[int] = set()
+        while True:
+            inject = rng.random() < 2 / 3
+            running = start(out, self, episodes, moment(rng) if inject else "")
+            if not inject:
+                wait_for_growth(out, running)
+                time.sleep(rng.random() * 0.2)
+                running.kill()
+            code = finish(running, (0, -signal.SIGKILL))
+            committed = check(out, committed)
+            if code == 0:
+                return
+            yield inject
+
+
+def job_process(out: str, jobs: LocalJobs, episodes: str, kill_at: str, transforms: tuple[Any, ...] = ()) -> None:
     """Run or resume the job in this process, which kills itself before, within or after a system call of a commit."""
     arm(kill_at)
-    settings: dict[str, Any] = {"env": "CartPole-v1", "backend": backend}
-    options: dict[str, Any] = {}
-    if backend.startswith("ray"):
-        from tests.fuzz import ray_kills
-
-        logging.getLogger("vecenv").setLevel(logging.ERROR)  # it warns of actors that die
-        settings = ray_kills.settings(Path(out).parent / "orders")
-        if address := backend.removeprefix(ray_kills.PREFIX):
-            options = {"cluster": address, "cluster_actors": ray_kills.ACTORS}
+    settings, options = jobs.settings(Path(out)), jobs.options()
     job = Job(**settings, episodes=int(episodes), num_envs=4, seed=5, shard_bytes=3000, transforms=transforms)
     if os.path.exists(os.path.join(out, "dataset.json")):
         resume_job(out, job, **options)
@@ -96,51 +122,30 @@ class Tally(NamedTuple):
     """That were complete, and equal to the undisturbed one."""
 
 
-def start(out: Path, backend: str, episodes: int, kill_at: str = "", transforms: tuple[Any, ...] = ()) -> Any:
-    """The job in a process of its own: new, or resumed. `kill_at`: "17:before", "17:after" or "17:within"."""
-    running = _context.Process(target=job_process, args=(str(out), backend, str(episodes), kill_at, transforms))
+def start(out: Path, jobs: LocalJobs, episodes: int, kill_at: str = "", transforms: tuple[Any, ...] = ()) -> Any:
+    """Start or resume the job in a process. `kill_at`: "17:before", "17:after" or "17:within"."""
+    running = CONTEXT.Process(target=job_process, args=(str(out), jobs, str(episodes), kill_at, transforms))
     running.start()
     return running
 
 
-def kill_jobs(folder: Path, backend: str, kills: int, seed: int, episodes: int = 150) -> Tally:
-    """Kill and resume jobs in `folder` until they were killed so often. AssertionError where anything is lost."""
+def kill_jobs(folder: Path, jobs: LocalJobs, kills: int, seed: int, episodes: int = 150) -> Tally:
+    """Kill and resume jobs in `folder`, `kills` times in all. Raise AssertionError if anything is lost."""
     rng = random.Random(seed)
-    whole, undisturbed, kill = folder / "whole", backend, kill_until_complete
-    if backend.startswith("ray"):
-        from tests.fuzz import ray_kills
-
-        undisturbed, kill = ray_kills.PREFIX, ray_kills.kill_until_complete  # undisturbed it needs no cluster
-    finish(start(whole, undisturbed, episodes))
+    whole = folder / "whole"
+    finish(start(whole, jobs.undisturbed(), episodes))
     tally = Tally(0, 0, 0)
     while tally.kills < kills:
         out = folder / f"job{tally.jobs}"
-        for within in kill(out, backend, episodes, rng):
+        for within in jobs.kill_until_complete(out, episodes, rng):
             tally = tally._replace(kills=tally.kills + 1, within_commits=tally.within_commits + within)
             if tally.kills == kills:
-                finish(start(out, backend, episodes))
+                finish(start(out, jobs, episodes))
                 break
         assert_same(Dataset(out), Dataset(whole))
         tally = tally._replace(jobs=tally.jobs + 1)
         shutil.rmtree(out)
     return tally
-
-
-def kill_until_complete(out: Path, backend: str, episodes: int, rng: random.Random) -> Iterator[bool]:
-    """Kill a job and resume it until it is complete; for each kill, whether it was within a commit."""
-    committed: set[int] = set()
-    while True:
-        inject = rng.random() < 2 / 3
-        running = start(out, backend, episodes, moment(rng) if inject else "")
-        if not inject:
-            wait_for_growth(out, running)
-            time.sleep(rng.random() * 0.2)
-            running.kill()
-        code = finish(running, (0, -signal.SIGKILL))
-        committed = check(out, committed)
-        if code == 0:
-            return
-        yield inject
 
 
 def moment(rng: random.Random) -> str:
@@ -193,32 +198,34 @@ def assert_same(one: Dataset, two: Dataset) -> None:
             assert all(x.tobytes() == y.tobytes() for x, y in pairs), f"{name} of episode {a.number} differs"
 
 
-def place(backend: str) -> Any:
-    """A context that gives the backend as `kill_jobs` takes it: for "ray" with a cluster that it starts."""
-    if backend != "ray":
-        return nullcontext(backend)
-    from tests.fuzz import ray_kills
+def report(name: str, jobs: LocalJobs, kills: int, seed: int) -> None:
+    """Kill jobs in a temporary folder, and print the outcome."""
+    begin = time.perf_counter()
+    with tempfile.TemporaryDirectory() as folder:
+        tally = kill_jobs(Path(folder), jobs, kills, seed)
+    print(
+        f"{name}: {tally.kills} kills, {tally.within_commits} of them within a commit; {tally.jobs} jobs "
+        f"complete and equal to the undisturbed job; {time.perf_counter() - begin:.0f} s",
+        flush=True,
+    )
 
-    return ray_kills.cluster()
+
+def parser(doc: str | None, kills: int) -> argparse.ArgumentParser:
+    """Return the parser of the arguments of both commands."""
+    made = argparse.ArgumentParser(description=(doc or "").partition("\n")[0])
+    made.add_argument("--kills", type=int, default=kills, help="in all [%(default)s]")
+    made.add_argument("--seed", type=int, default=0, help="of the moments [%(default)s]")
+    return made
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--kills", type=int, default=200, help="in all [%(default)s]")
-    parser.add_argument("--backend", default="dummy,shmem", help="backends that share the kills [%(default)s]")
-    parser.add_argument("--seed", type=int, default=0, help="of the moments")
-    options = parser.parse_args()
+    arguments = parser(__doc__, 200)
+    arguments.add_argument("--backend", default="dummy,shmem", help="backends that share the kills [%(default)s]")
+    options = arguments.parse_args()
     backends = options.backend.split(",")
-    begin = time.perf_counter()
     for i, backend in enumerate(backends):
         kills = options.kills // len(backends) + (i < options.kills % len(backends))
-        with tempfile.TemporaryDirectory() as folder, place(backend) as where:
-            tally = kill_jobs(Path(folder), where, kills, options.seed + i)
-        print(
-            f"{backend}: {tally.kills} kills, {tally.within_commits} of them within a commit; {tally.jobs} jobs "
-            f"complete and equal to the undisturbed one; {time.perf_counter() - begin:.0f} s",
-            flush=True,
-        )
+        report(backend, LocalJobs(backend), kills, options.seed + i)
 
 
 if __name__ == "__main__":

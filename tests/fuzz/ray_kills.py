@@ -1,4 +1,4 @@
-"""The part of `tests.fuzz.kills` on a Ray cluster: drivers and actors are killed.
+"""`python -m tests.fuzz.ray_kills`: as `tests.fuzz.kills` on a Ray cluster, where drivers and actors are killed.
 
 An actor finds orders in a folder when it makes its first env: it writes its pid there, and where there is an order to
 kill itself at a system call of a commit, it takes it.
@@ -6,12 +6,14 @@ kill itself at a system call of a commit, it takes it.
 
 from __future__ import annotations
 
+import logging
 import os
 import random
 import signal
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +22,6 @@ import gymnasium
 from tests.fuzz import kills
 
 ACTORS = 2
-PREFIX = "ray@"
-"""Of the name of a backend, before the address of the cluster."""
 _knows_orders = False
 
 
@@ -40,40 +40,54 @@ def cartpole(orders: str) -> gymnasium.Env[Any, Any]:
     return gymnasium.make("CartPole-v1")
 
 
-def settings(orders: Path) -> dict[str, Any]:
-    """Of the job, in the place of those of a local one: envs in the process of the actor."""
-    orders.mkdir(exist_ok=True)
-    return {"env": "tests.fuzz.ray_kills:cartpole", "env_kwargs": {"orders": str(orders)}, "backend": "dummy"}
+@dataclass(frozen=True)
+class RayJobs(kills.LocalJobs):
+    """Jobs on the cluster with this address. Without an address they run in this process."""
 
+    backend: str = "dummy"
+    address: str = ""
 
-def kill_until_complete(out: Path, backend: str, episodes: int, rng: random.Random) -> Iterator[bool]:
-    """As `kills.kill_until_complete`: at a time the driver or an actor is killed, or both."""
-    orders = out.parent / "orders"
-    orders.mkdir(exist_ok=True)
-    committed: set[int] = set()
-    while True:
-        for path in orders.iterdir():
-            path.unlink()
-        driver, actor = rng.choice([(True, False), (False, True), (True, True)])
-        inject = rng.random() < 2 / 3
-        if actor and inject:
-            (orders / "order").write_text(kills.moment(rng))
-        running = kills.start(out, backend, episodes, kills.moment(rng) if driver and inject else "")
-        outside = 0
-        if not inject:
-            kills.wait_for_growth(out, running)
-            time.sleep(rng.random() * 0.2)
-            outside = actor and kill_an_actor(orders, rng)
-            if driver:
-                time.sleep(rng.random() * 0.5)
-                running.kill()
-        code = kills.finish(running, (0, -signal.SIGKILL))
-        committed = kills.check(out, committed)
-        yield from [False] * outside
-        yield from [True] * len(list(orders.glob("done-*")))
-        if code == 0:
-            return
-        yield inject
+    def settings(self, out: Path) -> dict[str, Any]:
+        logging.getLogger("vecenv").setLevel(logging.ERROR)  # it warns of actors that die
+        orders = out.parent / "orders"
+        orders.mkdir(exist_ok=True)
+        kwargs = {"orders": str(orders)}
+        return {"env": "tests.fuzz.ray_kills:cartpole", "env_kwargs": kwargs, "backend": self.backend}
+
+    def options(self) -> dict[str, Any]:
+        return {"cluster": self.address, "cluster_actors": ACTORS} if self.address else {}
+
+    def undisturbed(self) -> RayJobs:
+        return RayJobs()
+
+    def kill_until_complete(self, out: Path, episodes: int, rng: random.Random) -> Iterator[bool]:
+        """Kill the driver, an actor or both, and resume the job until it is complete."""
+        orders = out.parent / "orders"
+        orders.mkdir(exist_ok=True)
+        committed: set[int] = set()
+        while True:
+            for path in orders.iterdir():
+                path.unlink()
+            driver, actor = rng.choice([(True, False), (False, True), (True, True)])
+            inject = rng.random() < 2 / 3
+            if actor and inject:
+                (orders / "order").write_text(kills.moment(rng))
+            running = kills.start(out, self, episodes, kills.moment(rng) if driver and inject else "")
+            outside = 0
+            if not inject:
+                kills.wait_for_growth(out, running)
+                time.sleep(rng.random() * 0.2)
+                outside = actor and kill_an_actor(orders, rng)
+                if driver:
+                    time.sleep(rng.random() * 0.5)
+                    running.kill()
+            code = kills.finish(running, (0, -signal.SIGKILL))
+            committed = kills.check(out, committed)
+            yield from [False] * outside
+            yield from [True] * len(list(orders.glob("done-*")))
+            if code == 0:
+                return
+            yield inject
 
 
 def kill_an_actor(orders: Path, rng: random.Random) -> int:
@@ -90,12 +104,22 @@ def kill_an_actor(orders: Path, rng: random.Random) -> int:
 
 @contextmanager
 def cluster() -> Iterator[str]:
-    """A Ray on this machine, which has more CPUs than there are: it gives the name of the backend."""
+    """Start a Ray on this machine with more CPUs than the machine has, and yield its address."""
     os.environ["RAY_AUTH_MODE"] = "disabled"  # a token is for the process that starts Ray, and its children
     from ray.cluster_utils import Cluster
 
     made = Cluster(initialize_head=True, head_node_args={"num_cpus": 2 * ACTORS, "include_dashboard": False})
     try:
-        yield PREFIX + made.address
+        yield str(made.address)
     finally:
         made.shutdown()
+
+
+def main() -> None:
+    options = kills.parser(__doc__, 30).parse_args()
+    with cluster() as address:
+        kills.report("ray", RayJobs(address=address), options.kills, options.seed)
+
+
+if __name__ == "__main__":
+    main()

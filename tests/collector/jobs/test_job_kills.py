@@ -12,6 +12,7 @@ import pytest
 from tests.fuzz import kills, ray_kills
 
 pytestmark = pytest.mark.usefixtures("forkserver_ends")
+DUMMY = kills.LocalJobs("dummy")
 
 
 @pytest.mark.parametrize(
@@ -26,7 +27,7 @@ pytestmark = pytest.mark.usefixtures("forkserver_ends")
 def test_a_killed_job_goes_on_and_ends_as_if_nothing_had_happened(
     backend: str, count: int, seed: int, tmp_path: Path
 ) -> None:
-    tally = kills.kill_jobs(tmp_path, backend, count, seed, episodes=100)
+    tally = kills.kill_jobs(tmp_path, kills.LocalJobs(backend), count, seed, episodes=100)
     assert tally.kills == count
     assert tally.within_commits > 0
     assert tally.jobs > 0
@@ -36,7 +37,7 @@ def test_a_killed_job_goes_on_and_ends_as_if_nothing_had_happened(
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("count", [3, pytest.param(12, marks=pytest.mark.slow)])
 def test_killed_drivers_and_actors_on_ray_lose_and_repeat_nothing(count: int, ray_address: str, tmp_path: Path) -> None:
-    tally = kills.kill_jobs(tmp_path, ray_kills.PREFIX + ray_address, count, seed=4, episodes=200)
+    tally = kills.kill_jobs(tmp_path, ray_kills.RayJobs(address=ray_address), count, seed=4, episodes=200)
     assert tally.kills >= count
     assert tally.jobs > 0
 
@@ -46,10 +47,10 @@ def test_killed_drivers_and_actors_on_ray_lose_and_repeat_nothing(count: int, ra
 @pytest.mark.parametrize("when", ["before", "within", "after"])
 def test_after_each_system_call_the_folder_is_whole(when: str, tmp_path: Path) -> None:
     """The calls of the first commits: write, fsync and rename of head and shard, and the manifest's line."""
-    kills.finish(kills.start(tmp_path / "whole", "dummy", 20))
+    kills.finish(kills.start(tmp_path / "whole", DUMMY, 20))
     for call in range(1, 17):
         out = tmp_path / str(call)
-        kills.finish(kills.start(out, "dummy", 20, f"{call}:{when}"), (0, -9))
+        kills.finish(kills.start(out, DUMMY, 20, f"{call}:{when}"), (0, -9))
         kills.check(out, set())
-        kills.finish(kills.start(out, "dummy", 20))
+        kills.finish(kills.start(out, DUMMY, 20))
         kills.assert_same(kills.Dataset(out), kills.Dataset(tmp_path / "whole"))

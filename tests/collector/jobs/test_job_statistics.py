@@ -137,16 +137,19 @@ class TestKilled:
     )
     def test_by_sigkill_within_and_between_commits_nothing_is_lost(self, call: int, when: str, tmp_path: Path) -> None:
         chain, out = (LEARNING,), tmp_path / "a"
-        assert kills.finish(kills.start(out, "dummy", 60, f"{call}:{when}", chain), (0, -signal.SIGKILL)) != 0
+        assert (
+            kills.finish(kills.start(out, kills.LocalJobs("dummy"), 60, f"{call}:{when}", chain), (0, -signal.SIGKILL))
+            != 0
+        )
         committed = kills.check(out, set())
         if committed:
             assert_nothing_is_lost(out)
         # kill the next run too, during its commits
-        kills.finish(kills.start(out, "dummy", 60, f"{call + 3}:after", chain), (0, -signal.SIGKILL))
+        kills.finish(kills.start(out, kills.LocalJobs("dummy"), 60, f"{call + 3}:after", chain), (0, -signal.SIGKILL))
         committed = kills.check(out, committed)
         if committed:
             assert_nothing_is_lost(out)
-        kills.finish(kills.start(out, "dummy", 60, "", chain))
+        kills.finish(kills.start(out, kills.LocalJobs("dummy"), 60, "", chain))
         assert len(kills.check(out, committed)) == 60
         assert_nothing_is_lost(out)
 
