@@ -20,10 +20,9 @@ import gymnasium
 import numpy as np
 import psutil
 import pytest
-from packaging.version import Version
 
 from tests.support import local_ray as local_ray_of_the_run
-from tests.support.backends import BACKENDS, PROCESS_BACKENDS, and_ray, one_of, vector_env_classes
+from tests.support.backends import BACKENDS, OLD_GYMNASIUM, PROCESS_BACKENDS, and_ray, one_of, vector_env_classes
 from vecenv.backends import free_threading
 from vecenv.backends.pool import preloading, start_methods
 
@@ -31,8 +30,6 @@ PATIENCE = 2.0
 """Seconds that the system may take to end closed processes."""
 PATIENCE_WITH_RAY = 45.0
 """Seconds that Ray may take to end an actor on a busy machine."""
-
-WRITES_METADATA = Version(gymnasium.__version__) < Version("1.4")
 
 # Each test process has a separate temporary folder, because tests count the files that remain there.
 os.environ["TMPDIR"] = tempfile.tempdir = tempfile.mkdtemp(prefix="tests-")
@@ -184,7 +181,7 @@ def interpreter_lock_stays_off() -> Iterator[None]:
 def clean_metadata() -> Iterator[None]:
     """Undo that gymnasium 1.3's vector envs write into the metadata of the class of their envs."""
     yield
-    if WRITES_METADATA:
+    if OLD_GYMNASIUM:
         classes: list[type] = [gymnasium.Env]
         for each in classes:
             classes += each.__subclasses__()

@@ -7,7 +7,9 @@ from collections.abc import Sequence
 from importlib.util import find_spec
 from typing import Any
 
+import gymnasium
 import pytest
+from packaging.version import Version
 
 from tests.support.local_ray import NEAR
 from vecenv import DummyVectorEnv, RayVectorEnv, ShmemVectorEnv, SubprocVectorEnv, ThreadVectorEnv
@@ -20,6 +22,8 @@ RAY = [pytest.mark.local_ray, pytest.mark.ray]
 """Marks of the tests that run on Ray, with `make test-ray`."""
 ON_RAY = pytest.param(RayVectorEnv, marks=RAY)
 """RayVectorEnv as one more class for a test, with actors on two nodes."""
+OLD_GYMNASIUM = Version(gymnasium.__version__) < Version("1.4")
+"""gymnasium 1.3 writes into the metadata of env classes, and refuses SAME_STEP in its wrappers of statistics."""
 NEEDS_DM_CONTROL = pytest.mark.skipif(
     sys.version_info >= (3, 13) and find_spec("dm_control") is None,
     reason="labmaze, which dm_control needs, has no wheel for Python 3.13",
