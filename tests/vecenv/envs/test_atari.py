@@ -1,4 +1,4 @@
-"""AtariVectorEnv: ALE's vector env in the form that gymnasium promises."""
+"""AtariVectorEnv: ALE's vector env with gymnasium's contract."""
 
 import importlib
 import sys
@@ -21,7 +21,7 @@ SHORT = {"max_num_frames_per_episode": 40, "noop_max": 1}
 
 @pytest.fixture
 def make():
-    """Makes envs that are closed after the test."""
+    """Return a function that makes envs, which are closed after the test."""
     made = []
 
     def one(*arguments, **options):
@@ -71,10 +71,10 @@ def test_same_step_mode_gives_the_last_observation_in_the_form_of_gymnasium(make
     shared = dict(gym.vector.VectorEnv.metadata)
     envs, plain = (make("breakout", 2, autoreset_mode=mode, **SHORT) for mode in (AutoresetMode.SAME_STEP, "NextStep"))
     assert envs.metadata["autoreset_mode"] is AutoresetMode.SAME_STEP
-    assert gym.vector.VectorEnv.metadata == shared  # into which ALE writes the mode
+    assert gym.vector.VectorEnv.metadata == shared  # ALE writes the mode into this dict
     envs.reset(seed=0)
     plain.reset(seed=0)
-    for _ in range(5):  # so that one of them ends before the other
+    for _ in range(5):  # so that one env ends before the other
         envs.step([0, 0])
         plain.step([0, 0])
     mask = np.array([True, False])
@@ -158,7 +158,7 @@ def test_batches_of_some_envs_name_them_and_those_after_a_reset_are_of_new_episo
         infos = envs.reset()[1]
         assert infos["episode_frame_number"].tolist() == [1] * batch_size
         seen = set(infos["env_id"].tolist())
-        # The first to be ready are handed out: a thread that the machine keeps waiting is seen late.
+        # The first ready envs are returned, so a thread that the machine delays comes late.
         for step in range(1000):
             _, rewards, _, _, infos = envs.step([0] * batch_size)
             assert rewards.shape == (batch_size,)
@@ -200,7 +200,7 @@ def test_what_ale_cannot_do_is_refused():
 
 @pytest.mark.parametrize("name", ["num_envs", "batch_size", "stack_num", "img_height", "img_width", "frameskip"])
 def test_a_count_that_ale_would_crash_or_hang_on_is_refused(name):
-    for bad in (3 if name == "batch_size" else 0, -1, 1.5, None, True):  # a batch_size of 0 means all
+    for bad in (3 if name == "batch_size" else 0, -1, 1.5, None, True):  # a batch_size of 0 means all envs
         with pytest.raises((ValueError, TypeError), match=f"{name} must be"):
             AtariVectorEnv(**{"game": "pong", "num_envs": 2, name: bad})
 

@@ -1,4 +1,4 @@
-"""DMControlEnv: tasks of the DeepMind control suite with gymnasium's semantics, in every vector env, pixels too."""
+"""DMControlEnv: tasks of the DeepMind control suite with gymnasium's semantics, also with pixels, in vector envs."""
 
 import os
 import subprocess
@@ -18,7 +18,7 @@ pytestmark = NEEDS_DM_CONTROL
 
 @pytest.fixture
 def suite():
-    """dm_control's suite, after DMControlEnv has chosen the renderer for it."""
+    """Return dm_control's suite, after DMControlEnv has chosen its renderer."""
     assert DMControlEnv.available_envs
     from dm_control import suite
 
@@ -40,7 +40,7 @@ def pixels():
 
 
 def in_fresh_python(program, **variables):
-    """The output of the program, in a process of its own with these environment variables."""
+    """Run the program in a new process with these environment variables. Return its output."""
     env = {k: v for k, v in os.environ.items() if k not in ("MUJOCO_GL", "PYOPENGL_PLATFORM", "DISPLAY")}
     command = [sys.executable, "-W", "error", "-c", program]
     done = subprocess.run(command, cwd=ROOT, env={**env, **variables}, capture_output=True, text=True, timeout=60)
@@ -48,7 +48,7 @@ def in_fresh_python(program, **variables):
     return done.stdout.strip()
 
 
-# What the env is.
+# Observations and seeds.
 
 
 def test_available_envs_is_a_dict_of_domains_on_the_class(suite):
@@ -56,7 +56,7 @@ def test_available_envs_is_a_dict_of_domains_on_the_class(suite):
     assert sum(map(len, DMControlEnv.available_envs.values())) == len(suite.ALL_TASKS)
 
 
-@pytest.mark.filterwarnings("ignore:.*A Box observation space m:UserWarning")  # dm_control does not bound what is seen
+@pytest.mark.filterwarnings("ignore:.*A Box observation space m:UserWarning")  # dm_control sets no bounds
 @FULL
 def test_it_passes_the_check_of_gymnasium():
     for task in (("cartpole", "balance"), ("hopper", "stand"), ("pendulum", "swingup")):
@@ -65,7 +65,7 @@ def test_it_passes_the_check_of_gymnasium():
         assert {part.dtype.name for part in env.observation_space.values()} == {"float64"}
         assert (env.action_space.low == -1).all()
         env.close()
-    walker = DMControlEnv("walker", "walk")  # whose height is a number
+    walker = DMControlEnv("walker", "walk")  # its height is a number
     assert walker.observation_space["height"].shape == walker.reset(seed=0)[0]["height"].shape == (1,)
     walker.close()
 
@@ -88,12 +88,12 @@ def test_it_gives_what_dm_control_gives(suite):
 
 
 def test_a_seed_decides_the_episode_and_the_model():
-    """The model of lqr is drawn when the env is made; seeds may be larger than those numpy's RandomState takes."""
+    """The model of lqr is drawn when the env is made. Seeds may exceed the limit of numpy's RandomState."""
     envs = [DMControlEnv("lqr", "lqr_2_1"), DMControlEnv("lqr", "lqr_2_1")]
     for seed in (0, 2**32 + 5, 2**63 - 1):
         left, right = ([env.reset(seed=seed)[0], *(env.step(np.ones(1))[0] for _ in range(5))] for env in envs)
         np.testing.assert_equal(left, right)
-    starts = [env.reset()[0]["position"] for env in (swingup(), swingup())]  # without one they differ
+    starts = [env.reset()[0]["position"] for env in (swingup(), swingup())]  # without a seed, starts differ
     assert not np.array_equal(*starts)
 
 
@@ -104,7 +104,7 @@ def test_an_end_that_the_task_decides_is_a_termination():
     env = DMControlEnv("lqr", "lqr_2_1")
     env.reset(seed=0)
     with env.physics.reset_context():
-        env.physics.data.qpos[:] = env.physics.data.qvel[:] = 0  # where lqr ends
+        env.physics.data.qpos[:] = env.physics.data.qvel[:] = 0  # lqr ends here
     assert env.step([0.0])[2:4] == (True, False)
 
 
@@ -142,7 +142,7 @@ def test_a_step_outside_of_an_episode_is_refused():
             use()
 
 
-# What is refused.
+# Errors.
 
 
 NO_TASK = "no task 'fly' in the domain"
@@ -175,11 +175,11 @@ def test_arguments_that_do_not_exist_are_refused():
         env.step([0.0, 0.0])
 
 
-# Pixels. Where nothing can render, what must hold is that the error names what to install.
+# Pixels. On a machine that cannot render, the error must name the package to install.
 
 
 def renders_or_says_what_to_install(make):
-    """The result of `make`, or None where this machine has no OpenGL and the error said so."""
+    """Return the result of `make`, or None if this machine has no OpenGL and the error says so."""
     if renders():
         return make()
     with pytest.raises(RuntimeError, match="apt-get install libegl1"):
@@ -190,7 +190,7 @@ def renders_or_says_what_to_install(make):
 @FULL
 @pytest.mark.parametrize("kind", [DummyVectorEnv, ShmemVectorEnv, ThreadVectorEnv])
 def test_pixels_in_workers(kind):
-    """Two envs, one a worker where there are workers; the frames are those of the state."""
+    """Two envs, in separate workers if possible. The frames show the state of each env."""
     venv = renders_or_says_what_to_install(lambda: kind([pixels] * 2, num_workers=2))
     if venv is not None:
         with venv:
@@ -220,7 +220,7 @@ def test_pixels_replace_the_state_or_are_added_to_it(pixels_only):
         frames = [env.step([1.0])[0]["pixels"] for _ in range(10)]
         assert not np.array_equal(frames[0], frames[-1])
         env.close()
-        with pytest.raises(ValueError, match="width"):  # more than the model allows
+        with pytest.raises(ValueError, match="width"):  # larger than the model allows
             swingup(from_pixels=True, height=24, width=4000)
 
 
@@ -245,7 +245,7 @@ def test_the_renderer_is_one_that_the_machine_has_or_the_users_own_choice(monkey
     def chosen(works=(), **variables):
         def load(name):
             if os.environ["MUJOCO_GL"] not in works:
-                os.environ["PYOPENGL_PLATFORM"] = "egl"  # as dm_control leaves it
+                os.environ["PYOPENGL_PLATFORM"] = "egl"  # dm_control leaves this variable set
                 raise AttributeError("'NoneType' object has no attribute 'eglQueryString'")
 
         monkeypatch.setattr(os, "environ", variables)
@@ -257,7 +257,7 @@ def test_the_renderer_is_one_that_the_machine_has_or_the_users_own_choice(monkey
 
     for works in (("egl", "osmesa"), ("osmesa", "disabled"), ("disabled",)):
         assert chosen(works) == {"MUJOCO_GL": works[0]}
-    assert chosen() == {}  # there is no dm_control
+    assert chosen() == {}  # dm_control is not installed
     for name, value in (("MUJOCO_GL", "glfw"), ("DISPLAY", ":1"), ("WAYLAND_DISPLAY", "wayland-0")):
         assert chosen(**{name: value}) == {name: value}
 

@@ -1,4 +1,4 @@
-"""Wrappers of single envs that change what an action or an end is."""
+"""Wrappers of single envs that change actions or the flags of an end."""
 
 import gymnasium as gym
 import numpy as np
@@ -20,12 +20,12 @@ class TestContinuousToDiscrete:
         assert [values.tolist() for values in env.mesh] == [[-1, 0, 1], [0, 1, 2, 3]]
         env.step(np.array([2, 1]))
         assert equal_bits(env.unwrapped.actions[0], np.array([1, 1], np.float32))
-        batch = np.array([[0, 0], [2, 3], [0, 3]])  # one of rows
+        batch = np.array([[0, 0], [2, 3], [0, 3]])  # a batch of rows
         assert equal_bits(env.action(batch), np.array([[-1, 0], [1, 3], [-1, 3]], np.float32))
 
     @pytest.mark.parametrize(("counts", "dtype"), [(7, np.float64), ([7, 7], np.float64), ([7, 6], np.float32)])
     def test_the_env_gets_the_floats_that_tianshou_hands_it(self, counts, dtype):
-        """tianshou's table of choices widens float32 values to Python floats if all dimensions have as many choices."""
+        """tianshou's table widens float32 values to Python floats if all dimensions have equal numbers of choices."""
         env = ContinuousToDiscrete(Records(PLANE), counts)
         ends = zip(PLANE.low, PLANE.high, env.action_space.nvec, strict=True)
         table = np.array([np.linspace(*end) for end in ends], dtype=object)  # as in tianshou 2.0
@@ -56,7 +56,7 @@ class TestMultiDiscreteToDiscrete:
         for number in range(6):
             env.step(number)
         assert [action.tolist() for action in env.unwrapped.actions] == [[i, j] for i in range(2) for j in range(3)]
-        assert env.action(np.array([0, 5])).tolist() == [[0, 0], [1, 2]]  # a batch is one of rows
+        assert env.action(np.array([0, 5])).tolist() == [[0, 0], [1, 2]]  # a batch
         space = spaces.MultiDiscrete(np.array([2, 3]), dtype=np.int32, start=np.array([10, 20]))
         env = MultiDiscreteToDiscrete(Records(space))
         assert equal_bits(env.action(np.int64(4)), np.array([11, 21], np.int32))
@@ -92,7 +92,7 @@ MISTAKES = [
     (TypeError, "MultiDiscrete action space, got Discrete", lambda: MultiDiscreteToDiscrete(gym.make("CartPole-v1"))),
     (ValueError, "one dimension", lambda: MultiDiscreteToDiscrete(Records(spaces.MultiDiscrete([[3, 3], [3, 3]])))),
     (ValueError, "combinations", lambda: MultiDiscreteToDiscrete(Records(spaces.MultiDiscrete([10] * 19)))),
-    ((TypeError, AssertionError), r"gymnasium\.Env", lambda: TruncatedAsTerminated(object())),  # gymnasium's own error
+    ((TypeError, AssertionError), r"gymnasium\.Env", lambda: TruncatedAsTerminated(object())),  # gymnasium's error
 ]
 
 

@@ -1,6 +1,6 @@
-"""EnvPool's pools behind the interface of every vector env, without crashes, hangs and ghost transitions.
+"""EnvPool's pools as vector envs, without crashes, hangs and steps of finished envs.
 
-On a double of EnvPool by default, and on the package itself, of 740 MB, in the slow tier: `make test-slow` installs it.
+By default the tests use a double of EnvPool. The slow tier uses the package (740 MB), which `make test-slow` installs.
 """
 
 import subprocess
@@ -19,7 +19,7 @@ from vecenv.engine.arguments import seed_chain
 
 @pytest.fixture(params=[PoolDouble.make, pytest.param(real_pool, marks=pytest.mark.slow)], ids=["double", "envpool"])
 def make(request):
-    """Makes a pool of short episodes with the keyword arguments of `envpool.make`."""
+    """Return a function that makes pools of short episodes with arguments of `envpool.make`."""
     yield request.param
     PoolDouble.made.clear()
 
@@ -33,7 +33,7 @@ def ids_of(info):
 
 
 def run(venv, steps):
-    """The (obs, rew, terminated, truncated) of each step, finished envs being reset in the next round."""
+    """Return (obs, rew, terminated, truncated) of each step. Finished envs are reset in the next round."""
     done = np.zeros(len(venv), np.bool_)
     log = []
     for t in range(steps):
@@ -61,9 +61,9 @@ def test_results_are_those_of_every_vector_env(make):
             assert rew.shape == terminated.shape == truncated.shape == (3,)
         assert venv.observation_space[0].contains(obs[0])
         assert "autoreset_mode" not in venv.metadata[2]
-    with EnvPoolVectorEnv(make(2, batch_size=0)) as venv:  # all of them
+    with EnvPoolVectorEnv(make(2, batch_size=0)) as venv:  # 0 means all envs
         assert (venv.is_async, venv.reset()[0].shape[0]) == (False, 2)
-        left, right = venv.action_space  # each env has spaces of its own, and no bounds that are none
+        left, right = venv.action_space  # each env has separate spaces
         left.seed(1), right.seed(1)
         assert [left.sample() for _ in range(20)] == [right.sample() for _ in range(20)]
         assert left is not right
@@ -105,7 +105,7 @@ def test_steps_and_resets_of_some_leave_the_others_alone(make):
         before = venv.stats()
         *_, info = venv.step([0, 1, 0])
         assert elapsed(info) == [1, 1, 1]
-        # A reset in mid-episode, in the round of steps.
+        # Reset an env within its episode, in a round of steps.
         _, rew, terminated, truncated, info = venv.step([0, 1, 0], reset=[1])
         assert (ids_of(info), elapsed(info)) == ([0, 1, 2], [2, 0, 2])
         assert (rew[1], terminated[1], truncated[1]) == (0, False, False)
@@ -113,7 +113,7 @@ def test_steps_and_resets_of_some_leave_the_others_alone(make):
         assert (ids_of(info), elapsed(info)) == ([2, 1], [0, 1])
         assert venv.stats()["steps"] == before["steps"] + 3 + 2 + 1
         assert venv.stats()["wait_s"] > before["wait_s"]
-        assert elapsed(venv.step([0, 99, 0], reset=[1])[4]) == [3, 0, 1]  # whose action does not matter
+        assert elapsed(venv.step([0, 99, 0], reset=[1])[4]) == [3, 0, 1]  # the action of env 1 is ignored
 
 
 def test_two_rounds_in_flight_come_back_together(make):
@@ -129,7 +129,7 @@ def test_two_rounds_in_flight_come_back_together(make):
         assert venv.ready_id == [0, 1, 2, 3]
 
 
-# Ghost transitions.
+# Steps of finished envs.
 
 
 def test_a_step_outside_of_an_episode_is_refused_and_moves_no_env(make):
@@ -152,7 +152,7 @@ def test_a_step_outside_of_an_episode_is_refused_and_moves_no_env(make):
         assert elapsed(venv.step([0, 0, 0])[4])[over] == 1
 
 
-# What EnvPool would crash on, guess or ignore.
+# Calls on which EnvPool would crash or guess.
 
 
 @pytest.mark.parametrize(
@@ -194,7 +194,7 @@ def test_the_seeds_of_a_reset_are_those_that_a_pool_can_be_made_with(make):
         np.testing.assert_array_equal(starts[0], starts[1])
         assert not np.array_equal(starts[0], starts[2])
         np.testing.assert_array_equal(starts[0], make(3, seed=7).reset()[0])
-        np.testing.assert_array_equal(starts[0], venv.reset(seed=[2**31 + 7, 8, 2**40 + 9])[0])  # more than it takes
+        np.testing.assert_array_equal(starts[0], venv.reset(seed=[2**31 + 7, 8, 2**40 + 9])[0])  # modulo 2**31
         runs = [[venv.reset(seed=11), *run(venv, 30)][1:] for _ in range(2)]
         np.testing.assert_equal(runs[0], runs[1])
 
@@ -243,7 +243,7 @@ def test_wait_num_is_the_batch_size_and_nothing_waits_without_an_end(make, num_e
             ages[ids] += 1
             assert elapsed(info) == ages[ids].tolist()
             done = ids[terminated | truncated]
-            if len(done):  # whatever else is on its way
+            if len(done):  # other envs are in flight
                 assert ids_of(venv.reset(done)[1]) == done.tolist()
                 ages[done] = 0
             venv.send(np.full(len(ids), t % 2), ids)
@@ -253,7 +253,7 @@ def test_wait_num_is_the_batch_size_and_nothing_waits_without_an_end(make, num_e
 
 
 def test_an_asynchronous_pool_gives_the_trajectories_of_a_synchronous_one(make):
-    """Whatever the order in which they come: each env has its own generator, and the spare ones belong to no env's."""
+    """In every order of results: each env has a random generator, and spare envs use different generators."""
     with EnvPoolVectorEnv(make(4, seed=9)) as venv:
         first, _ = venv.reset()
         expected = {(i, t): row for t, step in enumerate(run(venv, 20)) for i, row in enumerate(step[0])}
@@ -274,7 +274,7 @@ def test_an_asynchronous_pool_gives_the_trajectories_of_a_synchronous_one(make):
             assert len(venv.recv()[4]) > 0
 
 
-# The rest of the interface.
+# The remaining interface.
 
 
 def test_attributes_frames_and_life(make):
@@ -331,7 +331,7 @@ def test_without_envpool_the_error_says_what_to_install(monkeypatch):
             make()
 
 
-# The names of torchrl.
+# torchrl's names.
 
 
 def test_the_wrapper_of_torchrl_takes_a_synchronous_pool(make):
@@ -385,7 +385,7 @@ def test_mistakes_are_named_with_what_to_use_instead(make, arguments, error, mes
         make(**arguments)
 
 
-# EnvPool's own tasks.
+# Tasks of the EnvPool package.
 
 
 @pytest.mark.slow
@@ -439,7 +439,7 @@ def test_after_an_interrupt_at_any_bytecode_a_reset_makes_all_usable(make, call,
         venv.reset()
         n = 1
         while interrupted_at(n, calls[call]):
-            while venv.waiting_id:  # the interrupt came after the last instant of the step
+            while venv.waiting_id:  # the interrupt came after the step
                 venv.recv()
             _, info = venv.reset()
             assert elapsed(info) == [0, 0, 0]

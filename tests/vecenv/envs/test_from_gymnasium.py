@@ -1,4 +1,4 @@
-"""from_gymnasium: a gymnasium VectorEnv does what the same envs do one by one, without ghost transitions."""
+"""from_gymnasium: a gymnasium VectorEnv gives the same results as single envs."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ modes = pytest.mark.parametrize("mode", MODES)
 
 CAN_DO = {"actions_are_the_envs_own", "seeds", "rejected_calls", "errors_of_constructors", "env_fns_are_called_once"}
 CAN_DO |= {"close"}
-"""The checks that step all envs together. The others step some, wait for some, or look at attributes and infos of envs
-that gymnasium's classes do not pass on one by one.
+"""Checks that step all envs together. Other checks step or wait for some envs, or need attributes and infos of single
+envs, which gymnasium's classes do not return.
 """
 
 
@@ -53,7 +53,7 @@ def cartpoles(n: int = 3) -> VectorEnv:
 
 
 def drive(venv: Any, how: str, steps: int = 12) -> list[Any]:
-    """The rows of every round, with infos; ended episodes are begun again as `how` says."""
+    """Return the rows of every round, with infos. `how` says how finished envs are reset."""
     log: list[Any] = [venv.reset(seed=3)]
     done = np.zeros(N, np.bool_)
     for t in range(steps):
@@ -76,7 +76,7 @@ WAYS = {
     "SameStep": [("reset", True), ("autoreset", True), ("reset", False), ("autoreset", False)],
     "Disabled": [("reset", True), ("autoreset", True)],
 }
-"""The ways to drive the envs of a mode, and whether with `resets_by_id`."""
+"""Ways to drive the envs of a mode, with `resets_by_id` or without."""
 
 
 @pytest.mark.parametrize("form", ["array", "dict"])
@@ -94,7 +94,7 @@ def test_rows_are_those_of_the_same_envs_one_by_one(mode: str, form: str) -> Non
 
 @FULL
 def test_processes_of_gymnasium_and_those_that_reset_twice_which_are_refused() -> None:
-    """Without shared memory its workers do not note that a reset was made, and make one more in the next step."""
+    """Without shared memory, workers forget a reset, and reset again in the next step."""
     envs = AsyncVectorEnv(counting(), shared_memory=False, context="spawn", autoreset_mode="Disabled")
     with from_gymnasium(envs) as venv, DummyVectorEnv(counting()) as plain:
         assert_same(drive(venv, "reset"), drive(plain, "reset"))
@@ -105,7 +105,7 @@ def test_processes_of_gymnasium_and_those_that_reset_twice_which_are_refused() -
     for _ in range(3):
         envs.step(np.zeros(N, np.int64))
     assert envs.reset()[0][0].tolist()[1:3] == [1, 0]
-    assert envs.step(np.zeros(N, np.int64))[0][0].tolist()[1:3] == [2, 0]  # a reset of the next episode, no step
+    assert envs.step(np.zeros(N, np.int64))[0][0].tolist()[1:3] == [2, 0]  # the next episode was reset, not stepped
     envs.close()
 
 
@@ -233,7 +233,7 @@ def test_seeds_and_options_of_resets() -> None:
         np.testing.assert_array_equal(venv.step([0] * N)[0], plain.step([0] * N)[0])
         np.testing.assert_array_equal(venv.reset([2, 1], seed=[8, 6])[0], plain.reset([2, 1], seed=[8, 6])[0])
     with from_gymnasium(cartpoles()) as left, from_gymnasium(cartpoles()) as right:
-        left.set_seed(4), right.set_seed(4)  # one random stream for all of them
+        left.set_seed(4), right.set_seed(4)  # all envs share a random stream
         np.testing.assert_array_equal(left.step([0, 1, 0])[0], right.step([0, 1, 0])[0])
         with pytest.raises(ValueError, match="no reset of some envs"):
             left.seed([1, None, 2])
@@ -276,7 +276,7 @@ def test_after_an_exception_all_envs_have_to_be_reset() -> None:
 
 
 class Odd(VectorEnv):
-    """Returns what its arguments say."""
+    """VectorEnv that returns values from its arguments."""
 
     def __init__(
         self, obs: Any, infos: dict[str, Any], over: bool = False, mode: Any = AutoresetMode.SAME_STEP
@@ -298,7 +298,7 @@ class Odd(VectorEnv):
 
 
 class InAnotherLibrary(gym.vector.VectorWrapper):
-    """A wrapper of gymnasium's: what its `env` returns, as foreign arrays."""
+    """Wrapper as gymnasium's, which returns the results of `env` as foreign arrays."""
 
     def reset(self, **kwargs: Any) -> Any:
         obs, infos = self.env.reset(**kwargs)
@@ -372,7 +372,7 @@ def test_the_async_collector_takes_native_vector_envs() -> None:
             batch = collector.next()
             assert batch.frames == 200
             ends = batch.terminated | batch.truncated
-            # Within an episode each step begins where the last one ended, and no step is a reset.
+            # Within an episode, each step starts from the last step's observation, and no step is a reset.
             inner = ~ends[:-1] & (batch.traj_ids[:-1] == batch.traj_ids[1:])
             np.testing.assert_array_equal(batch.next.obs[:-1][inner], batch.obs[1:][inner])
             assert (batch.reward == 1).all()
@@ -427,10 +427,10 @@ def test_random_policies_play_legal_moves_of_multi_agent_games(mode: str) -> Non
     with SyncDataCollector(flatten_agents(games, mask_in_obs=True), frames_per_batch=120) as collector:
         batch = collector.next()
     games = ParallelVectorEnv([Masked] * 2, backend="dummy", autoreset_mode=mode, check_legal=True)
-    with from_gymnasium(flatten_agents(games, mask_in_obs=True)) as venv:  # a move that is not legal would raise
+    with from_gymnasium(flatten_agents(games, mask_in_obs=True)) as venv:  # an illegal move would raise
         assert rollout(venv, 9, break_when_any_done=False).frames == 9 * 6
     masks = batch.obs["action_mask"]
-    alive = batch.obs["observation"].any(-1)  # an agent that dies stays as a row of zeros
+    alive = batch.obs["observation"].any(-1)  # the row of a dead agent has zeros
     assert 0 < alive.mean() < 1
     assert (masks[alive].sum(-1) == 2).all()
     assert np.take_along_axis(masks, batch.action[..., None], -1)[alive].all()

@@ -1,4 +1,4 @@
-"""GymEnv: names, repeated actions, and observations in pixels, alone and in workers."""
+"""GymEnv: names, repeated actions, and pixel observations, alone and in workers."""
 
 import contextlib
 import re
@@ -10,7 +10,7 @@ from functools import partial
 import ale_py
 import gymnasium as gym
 import numpy as np
-import pygame.gfxdraw  # noqa: F401  # by which envs may draw from now on
+import pygame.gfxdraw  # noqa: F401  # envs may now draw with gfxdraw
 import pytest
 from gymnasium import spaces
 from gymnasium.utils.env_checker import check_env, data_equivalence
@@ -34,11 +34,11 @@ SKIPPING = {
     "RepeatAction": lambda: TimeLimit(RepeatAction(one_frame_a_step(), 4), 99),
     "AtariPreprocessing": lambda: AtariPreprocessing(one_frame_a_step(), frame_skip=4, noop_max=0),
 }
-"""Envs of four frames a step."""
+"""Env with episodes of four frames."""
 
 
 class Pictures(CountingEnv):
-    """Draws into one array, and takes the size of its frames."""
+    """Env that draws into a single array, and takes the size of its frames."""
 
     def __init__(self, **options):
         super().__init__(**options)
@@ -50,7 +50,7 @@ class Pictures(CountingEnv):
 
 
 class Meets(CountingEnv):
-    """Notes whether two envs render at the same time, after waiting for each other, but in resets."""
+    """Env that records whether two envs render at the same time. Outside resets it waits for the other env."""
 
     patience = 0.05
 
@@ -69,7 +69,7 @@ class Meets(CountingEnv):
 
 
 def printed_by(program):
-    """The output of a fresh Python."""
+    """Run the program in a new Python. Return its output."""
     command = [sys.executable, "-c", program]
     return subprocess.run(command, capture_output=True, text=True, timeout=100, check=True).stdout
 
@@ -127,7 +127,7 @@ class TestNames:
 
     @FULL
     def test_a_gymnasium_without_the_wrappers_that_skip_is_good_enough(self):
-        """RepeatAction is not in all that setup.cfg allows."""
+        """Some versions that setup.cfg allows lack RepeatAction."""
         program = (
             "from gymnasium import wrappers; del wrappers.RepeatAction, wrappers.MaxAndSkipObservation\n"
             "del wrappers.AtariPreprocessing; import vecenv\n"
@@ -143,7 +143,7 @@ class TestSpec:
     @pytest.mark.filterwarnings("ignore:.*A Box observation space m:UserWarning")  # CartPole's
     def test_it_passes_the_check_of_gymnasium(self):
         env = GymEnv("CartPole-v1", frame_skip=2)
-        check_env(env, skip_render_check=True)  # which opens a window
+        check_env(env, skip_render_check=True)  # a render check opens a window
         env.close()
 
     @pytest.mark.parametrize(
@@ -227,7 +227,7 @@ class TestFrameSkip:
             env = GymEnv("TakesAnything-v0", frame_skip=4, frameskip=4)
             env.reset()
             assert env.unwrapped.options == {"frameskip": 4}
-            assert env.step(0)[0][2] == 1  # once: the env's own business
+            assert env.step(0)[0][2] == 1  # a single frame, because the env ignores its frameskip
             with pytest.raises(ValueError, match="contradicts frameskip=2"):
                 GymEnv("TakesAnything-v0", frame_skip=4, frameskip=2)
         finally:
@@ -251,7 +251,7 @@ class TestPixels:
             obs, _ = env.reset(seed=5)
             assert obs.keys() == env.observation_space.keys() == keys
             assert form == "dict" or obs["observation"][3] == 5
-            again = GymEnv(env, from_pixels=True)  # an env with a part named pixels stays as it is
+            again = GymEnv(env, from_pixels=True)  # an env with the key pixels is unchanged
             assert again.from_pixels
             assert again.observation_space == env.observation_space
             assert again.reset()[0].keys() == keys
@@ -260,7 +260,7 @@ class TestPixels:
         env = GymEnv(Pictures(length=9), from_pixels=True, frame_skip=3)
         env.reset()
         frames = [env.step(0)[0]["pixels"] for _ in range(3)]
-        assert [frame.max() for frame in frames] == [3, 6, 9]  # and the env's one canvas is not handed out
+        assert [frame.max() for frame in frames] == [3, 6, 9]  # frames are copies of the env's canvas
 
     def test_render_kwargs_are_for_the_envs_own_render(self):
         env = GymEnv(TimeLimit(Pictures(), 9), from_pixels=True, render_kwargs={"width": 4})
@@ -315,7 +315,7 @@ def test_mistakes_are_named(error, message, make):
 
 
 def in_two_threads(env, *args):
-    """Two envs of this class, each in a thread of its own, that observe their frames."""
+    """Two envs of this class, in separate threads, that observe their frames."""
     return ThreadVectorEnv([lambda i=i: GymEnv(env(i, *args), from_pixels=True) for i in range(2)], num_workers=2)
 
 

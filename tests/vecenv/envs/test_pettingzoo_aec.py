@@ -1,4 +1,4 @@
-"""Turn-based PettingZoo envs: AECVectorEnv, one turn a step, and PettingZooEnv, in the form of tianshou's."""
+"""Turn-based PettingZoo envs: AECVectorEnv with a turn per step, and PettingZooEnv in tianshou's form."""
 
 import sys
 from functools import partial
@@ -26,7 +26,7 @@ def game(name, **kwargs):
 
 @pytest.mark.parametrize("name", GAMES)
 def test_turns_are_those_of_pettingzoos_own_loop(name):
-    """Movers, observations, masks and returns of one episode, played by two envs alike."""
+    """Return movers, observations, masks and returns of an episode that two envs play alike."""
     make = partial(game, name, **({"max_cycles": 250} if name == KNIGHTS else {}))
     turns, returns = play_by_hand(make(), 2, RandomPlay(make()))
     play = RandomPlay(make())
@@ -44,7 +44,7 @@ def test_turns_are_those_of_pettingzoos_own_loop(name):
     assert total.tolist() == [list(returns.values())] * 2
     assert (ends == 1).all()  # each end is reported once
     counts = [[agent for agent, _, _ in turns].count(agent) for agent in returns]
-    assert name != KNIGHTS or min(counts) < max(counts) - 1  # an agent died in mid-episode
+    assert name != KNIGHTS or min(counts) < max(counts) - 1  # an agent died before the end
 
 
 def test_a_policy_that_follows_the_masks_plays_through_the_reset_after_a_full_board():
@@ -53,7 +53,7 @@ def test_a_policy_that_follows_the_masks_plays_through_the_reset_after_a_full_bo
         for move in (0, 1, 2, 4, 3, 5, 7, 6, 8):  # a draw
             _, _, _, _, infos = venv.step([move])
         assert (infos["done"].tolist(), infos["action_mask"].all()) == ([True], True)
-        obs, _, _, _, infos = venv.step([infos["action_mask"][0].argmax()])  # the reset
+        obs, _, _, _, infos = venv.step([infos["action_mask"][0].argmax()])  # resets the env
         assert (obs.any(), infos["done"].tolist()) == (False, [False])
 
 
@@ -67,7 +67,7 @@ def test_agents_with_unequal_spaces_have_dicts_of_batches():
             assert obs[agent].tolist() == [seen.tolist()] * 2
             assert not any(obs[other].any() for other in venv.agents if other != agent)
             assert infos["agent"].tolist() == [venv.agents.index(agent)] * 2
-            assert infos["action_mask"].shape == (2, 5)  # the largest
+            assert infos["action_mask"].shape == (2, 5)  # the largest space
             n = {"runner_0": 3, "runner_1": 0, "runner_2": 5}[agent]
             assert infos["action_mask"][0].tolist() == [j < n for j in range(5)]
             obs, rewards, _, _, infos = venv.step({agent: [act_of(agent)] * 2})
@@ -183,7 +183,7 @@ def test_the_envs_of_these_tests_pass_pettingzoos_api_test():
 
 
 def test_turns_of_a_pettingzoo_env_are_those_of_pettingzoos_own_loop():
-    """Agents, observations, masks and the sums of the rewards of one episode, for two envs that play alike."""
+    """Return agents, observations, masks and sums of rewards of an episode that two envs play alike."""
     make = partial(pettingzoo.make, "aec", "classic/tictactoe-v3")
     turns, returns = play_by_hand(make(), 2, RandomPlay(make()))
     play = RandomPlay(make())
@@ -224,7 +224,7 @@ def test_it_is_a_gymnasium_env_whose_observations_are_in_its_space():
     assert env.step(3)[0] in env.observation_space
     assert (obs["mask"].dtype, info) == (np.bool_, {})
     env.close()
-    space = env.observation_space  # with the names that code for tianshou looks for
+    space = env.observation_space  # has the names that tianshou's code uses
     assert space["observation"] == space["obs"]
     assert space["observation"].shape == (6, 7, 2)
     assert space["action_mask"] == space["mask"]

@@ -1,4 +1,4 @@
-"""Refusals of PettingZoo envs, from callers and from envs, with the env and the agent in the message."""
+"""Errors for bad input of PettingZoo vector envs, from callers and from envs, name the env and the agent."""
 
 from functools import partial
 

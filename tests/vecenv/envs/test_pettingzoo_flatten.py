@@ -20,7 +20,7 @@ ZEROS = np.zeros(6, int)
 
 @pytest.fixture
 def herds():
-    """Makes envs that are closed after the test."""
+    """Return a function that makes envs, which are closed after the test."""
     with contextlib.ExitStack() as made:
 
         def make(n=2, own_episodes=False, **options):
@@ -54,7 +54,7 @@ def test_rows_are_the_agents_of_env_0_then_those_of_env_1(herds):
 def test_rows_of_dead_agents_are_empty_until_the_episode_of_their_env_ends_or_an_episode_of_their_own(
     herds, own_episodes
 ):
-    """The first agent is terminated in step 2, the second in step 3, the last is truncated in step 4."""
+    """The first agent is terminated in step 2, the second in step 3. The last is truncated in step 4."""
     envs = herds(1, own_episodes=own_episodes)
     envs.reset(seed=0)
     steps = [envs.step(np.array([1, 1, 1])) for _ in range(5)]
@@ -111,7 +111,7 @@ def test_the_last_observation_of_an_agent_that_ends_early_is_in_final_obs(herds)
 
 @pytest.mark.parametrize("mode", ["next_step", "same_step"])
 def test_each_row_has_a_legal_action_and_those_of_dead_agents_have_all(mode):
-    """Also the row in which the zeros begin: a softmax over the legal actions would be NaN there."""
+    """Also the first row of zeros has a mask. A softmax over legal actions would otherwise be NaN."""
     with ParallelVectorEnv([Masked], "dummy", autoreset_mode=mode) as venv:
         envs = flatten_agents(venv, own_episodes=True, mask_in_obs=True)
         envs.reset(seed=0)
@@ -124,7 +124,7 @@ def test_each_row_has_a_legal_action_and_those_of_dead_agents_have_all(mode):
 
 @FULL
 def test_sb3_counts_and_learns_from_the_steps_of_agents_alone(herds):
-    """Agent i of a herd makes 2, 3 and 4 steps of an episode."""
+    """Agents of a herd make 2, 3 and 4 steps of an episode."""
     envs = AgentMonitor(SB3VecEnv(herds(2, autoreset_mode="same_step", own_episodes=True)))
     envs.seed(0)
     envs.reset()

@@ -22,7 +22,7 @@ def any_actions(venv, n=None):
 
 
 def usable(venv):
-    """A reset makes every env usable."""
+    """Check that a reset makes every env usable."""
     obs, infos = venv.reset(seed=0)
     assert infos["alive"]["cow_0"].all() if isinstance(obs, dict) else not infos["agent"].any()
     for t in (1, 2, 3):

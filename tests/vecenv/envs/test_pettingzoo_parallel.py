@@ -1,4 +1,4 @@
-"""ParallelVectorEnv: batches of simultaneous PettingZoo envs, with agents that die, come and differ."""
+"""ParallelVectorEnv: batches of simultaneous PettingZoo envs, with agents that die, appear and differ."""
 
 import numpy as np
 import pettingzoo
@@ -12,7 +12,7 @@ from vecenv import ClosedError, ParallelVectorEnv, ShmemVectorEnv, nest
 
 KNIGHTS = "butterfly/knights_archers_zombies-v11"
 FATAL_SEED = 0
-"""Of knights that die in mid-episode."""
+"""Seed of an episode in which knights die before the end."""
 
 pytestmark = pytest.mark.filterwarnings("ignore:The old environment creation API:DeprecationWarning")
 
@@ -22,7 +22,7 @@ def knights():
 
 
 def batches(env, n, steps, seed=0):
-    """For each step a dict of batches of actions for all agents of `n` envs."""
+    """Yield for each step a dict of action batches for all agents of `n` envs."""
     rng = np.random.default_rng(seed)
 
     def sample(space):
@@ -36,7 +36,7 @@ def batches(env, n, steps, seed=0):
 
 
 def all_do(venv, actions):
-    """The same batch of actions for every agent."""
+    """Return the same batch of actions for every agent."""
     return dict.fromkeys(venv.agents, actions)
 
 
@@ -44,7 +44,7 @@ def all_do(venv, actions):
     ("make", "backend"), [(Zoo, "dummy"), (Zoo, "shmem"), (Herd, "dummy"), pytest.param(knights, "dummy", marks=FULL)]
 )
 def test_steps_are_those_of_pettingzoos_own_envs(make, backend):
-    """Two envs through several episodes, with the autoreset of NEXT_STEP, beside PettingZoo's own loop."""
+    """Compare two envs over several episodes (NEXT_STEP) with PettingZoo's loop."""
     envs = [make(), make()]
     with ParallelVectorEnv([make] * 2, backend) as venv:
         infos = venv.reset(seed=FATAL_SEED)[1]
@@ -69,7 +69,7 @@ def test_steps_are_those_of_pettingzoos_own_envs(make, backend):
 
 
 def assert_agent(agent, row, results, want, acted, alive):
-    """The batch has of an agent in the env `row` what PettingZoo's env returned, or nothing."""
+    """Check that row `row` of an agent's batch equals the values of PettingZoo's env, or is empty."""
     obs, rewards, terminations, truncations, infos = results
     assert (infos["active"][agent][row], infos["alive"][agent][row]) == (acted, alive)
     assert rewards[agent][row] == want[1].get(agent, 0)
@@ -78,7 +78,7 @@ def assert_agent(agent, row, results, want, acted, alive):
     got = list(nest.leaves(nest.take(obs[agent], row)))
     if acted or alive:
         expected = want[0][agent]
-        if isinstance(expected, dict) and "observation" in expected:  # beside its mask
+        if isinstance(expected, dict) and "observation" in expected:  # with a mask
             expected = expected["observation"]
         assert all(np.array_equal(a, b) for a, b in zip(got, nest.leaves(expected), strict=True)), (agent, got)
     else:
@@ -87,7 +87,7 @@ def assert_agent(agent, row, results, want, acted, alive):
 
 
 def test_batches_masks_and_infos_of_agents():
-    """Arrays of the agents' own spaces; masks from the observation or the info, or all true; infos with the rest."""
+    """Arrays have the agents' spaces. Masks come from the observation or the info, or are all True."""
     with ParallelVectorEnv([Zoo] * 2, "dummy") as venv:
         obs, infos = venv.reset(seed=7)
         assert venv.agents == venv.possible_agents == Zoo.possible_agents == list(obs)
@@ -123,7 +123,7 @@ def test_same_step_mode_resets_at_once_and_hands_over_the_last_observation():
         for t in range(3):
             infos = venv.step(actions)[4]
             assert "final_obs" not in infos, t
-        venv.reset(id=0, seed=0)  # behind the other by three steps
+        venv.reset(id=0, seed=0)  # three steps behind env 1
         obs, rewards, _, truncations, infos = venv.step(actions)
         assert infos["done"].tolist() == infos["_final_obs"].tolist() == [False, True]
         assert infos["final_obs"]["cow_2"][1].tolist() == [21, 4]
@@ -243,7 +243,7 @@ def test_with_restarts_a_failed_env_ends_its_episode_truncated():
         assert not any(batch[1] for part in (terminations, rewards, infos["alive"]) for batch in part.values())
         assert infos["done"].tolist() == [False, True]
         assert infos["info"][1]["restarted"]
-        assert venv.step(acts[2])[4]["alive"]["ant"].tolist() == [False, True]  # began again
+        assert venv.step(acts[2])[4]["alive"]["ant"].tolist() == [False, True]  # a new episode began
 
 
 def test_a_failing_reset_in_same_step_mode_does_not_lose_the_step():
@@ -280,7 +280,7 @@ def test_dead_agents_need_no_actions_and_what_is_given_is_ignored():
         assert not infos["active"]["cow_0"].any()
         assert (rewards["cow_0"].tolist(), rewards["cow_1"].tolist()) == ([0, 0], [3, 3])
         assert venv.step({"cow_0": [7, 7], "cow_2": [1, 1]})[4]["done"].all()
-        assert venv.step({})[4]["alive"]["cow_0"].all()  # the step in which they are reset
+        assert venv.step({})[4]["alive"]["cow_0"].all()  # this step resets the envs
 
 
 def test_actions_without_a_fixed_shape_travel_as_objects():

@@ -1,4 +1,4 @@
-"""Envs behind the gymnasium facade get what gymnasium hands them: the same numbers in the same types."""
+"""Envs behind the gymnasium facade get the same actions as in gymnasium: the same numbers in the same types."""
 
 import functools
 

@@ -1,4 +1,4 @@
-"""Envs reached through the facades: attributes, methods, wrappers and infos are those of the original libraries."""
+"""Attributes, methods, wrappers and infos of envs behind the facades equal the original libraries' results."""
 
 import subprocess
 import sys
@@ -37,7 +37,7 @@ from vecenv.testing import CountingEnv
 
 
 class Plays(Reports):
-    """Plays against an `opponent`, which it is given in different ways."""
+    """Env that plays against an `opponent`, which is passed in different ways."""
 
     opponent = None
 
@@ -64,7 +64,7 @@ class Plays(Reports):
 
 
 class Mapped(gym.Wrapper):
-    """Finds and sets attributes by rules of its own."""
+    """Env that finds and sets attributes by special rules."""
 
     def __init__(self, env):
         super().__init__(env)
@@ -79,15 +79,15 @@ class Mapped(gym.Wrapper):
 
 
 class Monitor(gym.Wrapper):
-    """Has the name of SB3's, and nothing else of it."""
+    """Class with the name of an SB3 wrapper, but unrelated."""
 
 
 class SB3Monitor(monitor.Monitor):
-    """Is one of SB3's."""
+    """Subclass of an SB3 wrapper."""
 
 
 class Tells(Reports):
-    """Its infos hold an object that changes in each step."""
+    """Env whose infos hold an object that changes in each step."""
 
     def __init__(self):
         super().__init__(length=3)
@@ -120,7 +120,7 @@ in_process_of_sb3 = pytest.mark.parametrize("kind", one_of([*SB3]))
 
 
 class TestObjectsAreShared:
-    """A model that goes on learning is the model that envs in this process play against."""
+    """Envs in this process play against the model object that is being trained."""
 
     def played(self, envs):
         model, found = SimpleNamespace(strength=1), []
@@ -260,7 +260,7 @@ class TestWrappersOfEnvs:
 
     def test_evaluate_policy_ends_with_a_wrapper_that_only_has_the_name(self):
         make = [lambda: Monitor(gym.make("CartPole-v1", max_episode_steps=5))] * 2
-        # Not by a forkserver, the default of Python 3.14: it stays until this process ends.
+        # Not the forkserver, the default of Python 3.14, because it stays until this process ends.
         stock = gym.vector.AsyncVectorEnv(make, False, context="spawn", autoreset_mode="SameStep")
         for envs in (DummyVectorEnv(make), stock):
             env = SB3VecEnv(envs)
@@ -303,7 +303,7 @@ LIBRARY_NAMES = ["envpool-double", "envpool", "atari", "agents"]
 
 
 class TestVectorEnvsOfLibraries:
-    """Their envs cannot be reached, and have no wrappers and attributes."""
+    """Envs of a foreign vector env cannot be reached, and have no known wrappers and attributes."""
 
     @pytest.mark.parametrize(
         "make",

@@ -1,4 +1,4 @@
-"""Faults through the facades: the same exception, the others intact, and a reset heals, whichever API is spoken."""
+"""Faults through the facades: each API raises the same exception, other envs stay intact, and a reset recovers."""
 
 import functools
 
@@ -22,7 +22,7 @@ from vecenv.testing import CountingEnv, ExitsOnReset, ExitsOnStep, RaisesOnStep
 
 
 def over(facade, make, env_fns, **options):
-    """A vector env of the class `make` behind a facade, with a worker for each env."""
+    """Make a vector env of the class `make` behind a facade, with a worker per env."""
     return facade(make(env_fns, **({} if make is DummyVectorEnv else {"num_workers": len(env_fns)}), **options))
 
 
@@ -64,13 +64,13 @@ FURTHER = [
 
 
 def observed(result):
-    """The observations of a reset, which SB3 returns alone."""
+    """Return the observations of a reset. SB3 returns no infos."""
     return result[0] if isinstance(result, tuple) else result
 
 
 @pytest.mark.parametrize(("kind", "fault"), [*QUICK, *(pytest.param(*case, marks=FULL) for case in FURTHER)])
 def test_the_exception_names_the_env_leaves_the_others_intact_and_a_reset_heals(kind, fault):
-    """V1: SB3's own vector env hangs."""
+    """V1: SB3's vector env hangs."""
     bad, error, match = FAULTS[fault]
     envs = KINDS[kind]([CountingEnv, bad, lambda: CountingEnv(2)])
     envs.reset()
@@ -79,14 +79,14 @@ def test_the_exception_names_the_env_leaves_the_others_intact_and_a_reset_heals(
         envs.reset() if "reset" in fault else envs.step(np.full(3, 7))
     assert "env 1" in " ".join([str(caught.value), *getattr(caught.value, "__notes__", ())])
     partial = caught.value.partial
-    if fault == "raises in step":  # no env is stepped beside one that has failed
+    if fault == "raises in step":  # no env steps while an env has failed
         with pytest.raises(error, match=match):
             envs.step(np.full(3, 7))
     assert partial.env_id.tolist() == [0, 2]
     assert partial.obs[:, 4].tolist() == ([-1, -1] if "reset" in fault else [7, 7])
     obs = observed(envs.reset())
     episode = 2 if "reset" in fault else 1
-    assert obs[[0, 2], 1].tolist() == [episode] * 2  # not made anew
+    assert obs[[0, 2], 1].tolist() == [episode] * 2  # the same env objects
     assert obs[:, 2].tolist() == [0] * 3
     assert envs.step(np.full(3, 5))[0][:, [2, 4]].tolist() == [[1, 5]] * 3
     envs.close()

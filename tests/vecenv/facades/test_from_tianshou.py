@@ -1,4 +1,4 @@
-"""Code that was written for tianshou: its subclasses, its arguments, its workers."""
+"""Code that was written for tianshou works: subclasses, arguments, workers."""
 
 from functools import partial
 
@@ -54,7 +54,7 @@ class TestSubclassing:
 
 
 class TestArguments:
-    """The place where tianshou has them."""
+    """tianshou's import path of the workers."""
 
     @FULL
     def test_shared_memory_for_subprocesses(self):
@@ -157,7 +157,7 @@ class Tuned(CountingEnv):
 
 
 class SaysSo(ProcessWorker):
-    """Raises our own error for the end of its process."""
+    """Worker that raises vecenv's error for the end of its process."""
 
     def recv(self):
         try:
@@ -167,7 +167,7 @@ class SaysSo(ProcessWorker):
 
 
 class Remote(ProcessWorker):
-    """Its process is somewhere else: only its own method knows whether it is alive."""
+    """Worker with a remote process. Only the worker's method knows whether the process is alive."""
 
     def __init__(self, env_fn):
         super().__init__(env_fn)
@@ -181,7 +181,7 @@ class Remote(ProcessWorker):
         super().close_env()
 
 
-@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")  # the processes of these tests only
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")  # these tests fork
 class TestCustomWorkersThatEnd:
     @pytest.mark.parametrize("worker_fn", one_of([ProcessWorker, SaysSo, Remote]))
     def test_a_reset_makes_a_new_one(self, worker_fn):

@@ -1,4 +1,4 @@
-"""The calls in two halves: what is refused while one is pending, and waits that time out without a loss."""
+"""Calls in two halves: other calls are refused while a call is pending, and a timeout loses no results."""
 
 import functools
 import multiprocessing
@@ -32,7 +32,7 @@ def envs(request):
 
 
 class Interrupted(VectorEnvWrapper):
-    """A Ctrl-C falls into the wait with the number `at`."""
+    """Raise KeyboardInterrupt in the wait with the number `at`."""
 
     def __init__(self, venv, at):
         super().__init__(venv)
@@ -115,7 +115,7 @@ def test_closing_while_a_call_is_pending_warns(envs):
     ("mode", "shared_memory"), [("SameStep", True), *(pytest.param(mode, False, marks=FULL) for mode in MODES[:2])]
 )
 def test_a_wait_that_timed_out_can_be_repeated_and_returns_all(mode, shared_memory):
-    """W2. In each phase of a step: while the others have answered, while the resets of SAME_STEP mode are running."""
+    """W2. In each phase of a step: after the other envs have answered, and during the resets of SAME_STEP mode."""
     with Gates(2, length=1, infos=False) as gates:
         envs = AsyncVectorEnv(gates.env_fns, shared_memory, autoreset_mode=mode, num_workers=2)
         timed_out = functools.partial(pytest.raises, multiprocessing.TimeoutError, match="nothing is lost")
@@ -161,7 +161,7 @@ def test_a_call_that_timed_out_can_be_waited_for_again():
 
 @FULL
 def test_a_worker_that_dies_in_a_pending_call_is_reported_when_it_is_waited_for():
-    """Also if the env was started again meanwhile, below the facade."""
+    """Also if the env was restarted meanwhile, below the facade."""
     with Gates(2, ops=["echo"], infos=False) as gates:
         envs = AsyncVectorEnv(gates.env_fns, num_workers=2)
         envs.reset()
@@ -180,7 +180,7 @@ def test_a_worker_that_dies_in_a_pending_call_is_reported_when_it_is_waited_for(
 
 
 def test_what_is_refused_is_not_pending(envs):
-    """While an env is stepped below the facade."""
+    """While a call below the facade steps an env."""
     envs.reset()
     envs.venv.send([2], id=[1])
     for call in (
@@ -196,7 +196,7 @@ def test_what_is_refused_is_not_pending(envs):
 
 @pytest.mark.parametrize("kind", one_of(["sync", "async"]))
 def test_a_reset_that_fails_after_the_last_step_leaves_the_step_in_the_error(kind):
-    """SAME_STEP mode: the other envs go on, and the next step tries the reset again."""
+    """SAME_STEP mode: other envs continue, and the next step tries the reset again."""
     env_fns = [
         lambda: RaisesOnReset(0, at=1, length=2),
         lambda: CountingEnv(1, length=2),
@@ -219,7 +219,7 @@ def test_a_reset_that_fails_after_the_last_step_leaves_the_step_in_the_error(kin
 
 
 def test_after_an_interrupt_between_the_halves_of_a_step_a_reset_is_enough():
-    """The wrapper makes the facade step by halves."""
+    """With the wrapper, the facade steps in two halves."""
     envs = GymnasiumVectorEnv(Interrupted(DummyVectorEnv([Remembers] * 2), at=2))
     envs.reset()
     with pytest.raises(KeyboardInterrupt):
@@ -233,7 +233,7 @@ def test_after_an_interrupt_between_the_halves_of_a_step_a_reset_is_enough():
 @pytest.mark.parametrize("facade", [GymnasiumVectorEnv, SB3VecEnv])
 @pytest.mark.parametrize("half", ["step_async", "step_wait"])
 def test_a_subclass_may_change_one_half_of_a_step(facade, half):
-    """`step` uses it."""
+    """`step` uses the two halves."""
 
     class Changed(facade):
         pass
@@ -252,7 +252,7 @@ def test_a_subclass_may_change_one_half_of_a_step(facade, half):
 
 
 def test_an_interrupt_of_the_random_starts_leaves_nothing_pending():
-    """Their answers are no result of a later call, and the envs need a reset."""
+    """The answers of this call never become results of a later call, and the envs need a reset."""
 
     def make(at):
         venv = Interrupted(DummyVectorEnv(counting(4, length=3), strict=True), at)
@@ -266,7 +266,7 @@ def test_an_interrupt_of_the_random_starts_leaves_nothing_pending():
         with pytest.raises(NoAsyncCallError):
             wait()
     obs, _ = envs.reset(seed=5)
-    assert obs[:, [0, 2, 4]].tolist() == want[:, [0, 2, 4]].tolist()  # the others count resets
+    assert obs[:, [0, 2, 4]].tolist() == want[:, [0, 2, 4]].tolist()  # the other columns count resets
     with pytest.raises(KeyboardInterrupt):
         stepped.reset(seed=5)
     with pytest.raises(VectorEnvError, match="interrupted"):

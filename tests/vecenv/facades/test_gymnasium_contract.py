@@ -1,4 +1,4 @@
-"""Code written for gymnasium's vector envs relies on this: attributes, arguments, what is refused and how."""
+"""The contract on which code for gymnasium's vector envs relies: attributes, arguments and errors."""
 
 import gymnasium as gym
 import numpy as np
@@ -15,7 +15,7 @@ from vecenv.testing import CountingEnv
 
 @pytest.fixture
 def make():
-    """Makes a vector env, which is closed after the test; that the backends agree is tested elsewhere."""
+    """Return a function that makes a vector env, which is closed after the test. Other tests compare backends."""
     made = []
 
     def make(env_fns, **options):
@@ -44,11 +44,11 @@ class TestAttributes:
 
     @pytest.mark.parametrize("cls", [GymnasiumVectorEnv, SyncVectorEnv, AsyncVectorEnv, make_vec.BACKENDS["thread"]])
     def test_the_class_of_gymnasium_is_a_direct_base(self, cls):
-        """skrl's `wrap_env` recognises a vector env by the names of its direct bases alone."""
+        """skrl's `wrap_env` recognises a vector env by its direct bases."""
         assert gym.vector.VectorEnv in cls.__bases__
 
     def test_metadata_is_a_copy_that_names_the_autoreset_mode(self, make):
-        """The metadata of the env class must not be written to (gymnasium #1623)."""
+        """The metadata of the env class is not modified (gymnasium #1623)."""
         before = dict(gym.make("CartPole-v1").unwrapped.metadata)
         for given, mode in [(mode, mode) for mode in AutoresetMode] + [(mode.value, mode) for mode in AutoresetMode]:
             envs = make([cartpole()] * 2, autoreset_mode=given)
@@ -111,7 +111,7 @@ class TestSeedsAndOptions:
         assert [frame[0, 0, 0] for frame in frames] == [0, 1, 2]
         before, *_ = envs.step([7, 7, 7])
         kept = before[1].copy()
-        before[:] = -99  # the caller's own
+        before[:] = -99  # the caller owns this array
         obs, infos = envs.reset(seed=[1, 2, 3], options={"reset_mask": np.array([True, False, True]), "t": 2})
         assert obs.tolist() == [[0, 1, 2, 1, -1], kept.tolist(), [2, 1, 2, 3, -1]]
         assert_same(infos, {"episode": np.array([1, 0, 1]), "_episode": np.array([True, False, True])})
@@ -124,7 +124,7 @@ class TestSteps:
         obs, rewards, terminations, truncations, infos = envs.step(iter([1, 2, 3]))
         assert infos == {}
         for array in (obs, rewards, terminations, truncations):
-            array[...] = 1  # vector wrappers write into what they get
+            array[...] = 1  # vector wrappers write into their arguments
         later, rewards_later, *_ = envs.step([1, 1, 1])
         assert (first == 0).all()
         assert (obs == 1).all()
@@ -151,7 +151,7 @@ class TestCalls:
         assert envs.get_attr("metadata") == ({"render_modes": []},) * 2
         envs.call("reset")
         assert [len(env.resets) for env in envs.envs] == [1, 1]
-        envs = make([Keywords] * 3)  # whose keywords are also those of the engine's methods
+        envs = make([Keywords] * 3)  # these keywords are also parameters of the engine's methods
         assert envs.call("all", id=2, op="x") == ({"id": 2, "op": "x"},) * 3
         envs.call_async("all", id=[1])
         assert envs.call_wait() == ({"id": [1]},) * 3
@@ -167,7 +167,7 @@ class TestCalls:
         assert envs.get_attr("gravity") == (4.0,) * 3
 
     def test_set_attr_sets_where_gymnasium_does(self, make):
-        """An attribute that a wrapper or the env has, there; a new attribute on the outermost wrapper."""
+        """An existing attribute is set on its wrapper or env, and a new attribute on the outermost wrapper."""
         found = []
         for kind in (make, gym.vector.SyncVectorEnv):
             envs = kind([lambda: gym.wrappers.TimeLimit(CountingEnv(), 9)] * 2)
@@ -200,7 +200,7 @@ class TestEnd:
 
     @pytest.mark.parametrize("cls", [AsyncVectorEnv, SyncVectorEnv, GymnasiumVectorEnv])
     def test_what_was_never_made_is_closed_in_silence(self, cls):
-        """Some gymnasiums do so when an object goes whose constructor was refused."""
+        """Some versions of gymnasium call `close` when a refused object is deleted."""
         envs = cls.__new__(cls)
         envs.close(timeout=1.0)
         assert envs.closed
@@ -254,14 +254,14 @@ class TestArguments:
 
 
 class Keywords(Reports):
-    """Its method returns the keywords that it got."""
+    """Env whose method returns its keywords."""
 
     def all(self, **keywords):
         return keywords
 
 
 class Parent(Reports):
-    """Starts a process."""
+    """Env that starts a process."""
 
     def child_says(self):
         import multiprocessing

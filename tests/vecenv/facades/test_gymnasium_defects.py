@@ -1,7 +1,7 @@
-"""Defects of gymnasium's own vector envs that must not be here: each test is one such case.
+"""Defects of gymnasium's vector envs that vecenv must not have. Each test covers a defect.
 
-W1 to W17 number these defects; a test says in its docstring which it is about. Others are tested elsewhere: W2 and W4
-in test_gymnasium_async, W7 in test_facade_faults, W8 in the contract, W9 in test_gymnasium_spaces.
+The defects have the numbers W1 to W17. The docstring of a test names its number. Other files test W2 and W4
+(test_gymnasium_async), W7 (test_facade_faults), W8 (the contract) and W9 (test_gymnasium_spaces).
 """
 
 import contextlib
@@ -37,14 +37,14 @@ class Unpicklable(Exception):
 
 
 class TakesTwo(Exception):
-    """Cannot be made of its message alone."""
+    """Exception that cannot be made from its message alone."""
 
     def __init__(self, code, reason):
         super().__init__(f"{code}: {reason}")
 
 
 class Fails(Reports):
-    """Raises in the step with action 4."""
+    """Env that raises in the step with action 4."""
 
     def step(self, action):
         if action == 4:
@@ -61,7 +61,7 @@ class FailsUnpicklably(Fails):
 
 
 class OneRow(Reports):
-    """Rewards of the shape (1,)."""
+    """Env with rewards of the shape (1,)."""
 
     def step(self, action):
         obs, reward, *rest = super().step(action)
@@ -71,7 +71,7 @@ class OneRow(Reports):
 @pytest.mark.parametrize("mode", ["NextStep", "Disabled"])
 @pytest.mark.parametrize("options", [None, {"reset_mask": np.array([True, False])}], ids=["all", "mask"])
 def test_a_manual_reset_does_not_swallow_the_next_step(mode, options):
-    """W1: It clears the pending one; gymnasium's without shared memory does not."""
+    """W1: A manual reset clears the pending autoreset. gymnasium's class without shared memory does not clear it."""
     envs = SyncVectorEnv([lambda: Reports(length=1), Reports], autoreset_mode=mode)
     envs.reset()
     envs.step([1, 1])
@@ -94,7 +94,7 @@ def test_what_the_caller_does_to_an_object_is_not_in_a_later_batch(backend, wrap
             batches = [envs.step([0, 0])[0], envs.reset(options={"reset_mask": np.array([True, False])})[0]]
             for batch in batches:
                 assert [each.tolist() for each in batch["seen"][1]] == [[t], [t]]
-                batch["seen"][1][0][:] = -1  # the caller's own
+                batch["seen"][1][0][:] = -1  # the caller owns this array
 
 
 def test_a_wrong_number_of_actions_does_not_shift_later_answers():
@@ -115,9 +115,8 @@ def test_a_wrong_number_of_actions_does_not_shift_later_answers():
     ("env_class", "shared_memory"), [(FailsUnpicklably, True), pytest.param(Fails, False, marks=FULL)]
 )
 def test_an_exception_leaves_the_others_usable_and_a_reset_heals(env_class, shared_memory):
-    """W4, W5, W6: Neither one whose constructor needs other arguments nor one that cannot be pickled is in the way.
-
-    The traceback of the env comes with it.
+    """W4, W5, W6: Exceptions with other constructor arguments, or that cannot be pickled, arrive with the env's
+    traceback.
     """
     envs = AsyncVectorEnv([env_class] * 3, shared_memory=shared_memory)
     envs.reset()
@@ -163,7 +162,7 @@ def test_final_observations_and_infos_are_those_of_the_last_step_though_the_env_
 
 
 def test_a_probability_of_one_third_is_not_rounded_to_zero():
-    """W12: FrozenLake's resets say prob=1, an int, and its steps 0.333."""
+    """W12: The resets of FrozenLake return prob=1, an int, and its steps 0.333."""
     envs = SyncVectorEnv([lambda: gym.make("FrozenLake-v1")] * 4)
     _, infos = envs.reset(seed=3)
     seen = set(infos["prob"].tolist())
@@ -208,7 +207,7 @@ def test_every_env_is_made_once_and_none_in_this_process(tmp_path, mode):
 
 
 def test_normalised_observations_work_with_same_step_autoreset():
-    """W16: gymnasium's own observation wrappers refuse this mode."""
+    """W16: gymnasium's observation wrappers refuse this mode."""
     venv = VectorEnvNormObs(DummyVectorEnv([lambda: Reports(length=2)] * 2))
     envs = GymnasiumVectorEnv(venv, autoreset_mode="SameStep")
     envs.reset()

@@ -1,4 +1,4 @@
-"""The infos of the envs as one dict of arrays with masks."""
+"""Infos of the envs as a dict of arrays with masks."""
 
 import gymnasium as gym
 import numpy as np
@@ -11,7 +11,7 @@ from vecenv.facades.vector_infos import vector_infos
 
 
 class Original(gym.vector.VectorEnv):
-    """gymnasium's own way to batch infos."""
+    """Batch infos with gymnasium's method."""
 
     def __init__(self, n):
         self.num_envs = n
@@ -37,7 +37,7 @@ LIKE = [
 
 
 def of_x(values, n=3):
-    """The infos of envs of which the first have these values of x."""
+    """Return the infos of envs in which the first envs have these values of x."""
     return vector_infos(enumerate({"x": value} for value in values), n)
 
 
@@ -71,7 +71,7 @@ def test_infos_of_one_kind_are_batched_as_by_gymnasium(info):
     ids=str,
 )
 def test_values_that_differ_in_type_stay_what_they_are(values, dtype, expected):
-    """gymnasium takes the type of the first env for all: 2.7 after 1 becomes 2, 7 after True becomes True."""
+    """gymnasium uses the type of the first env for all envs: 2.7 after 1 becomes 2, 7 after True becomes True."""
     infos = of_x(values)
     assert infos["x"].dtype == dtype
     assert infos["x"].tolist() == expected
@@ -101,7 +101,7 @@ def test_a_key_that_looks_like_a_mask_does_not_replace_the_mask():
 
 
 class Named(Reports):
-    """Its infos have keys that the engine uses as well."""
+    """Env whose infos have keys that the engine uses too."""
 
     def __init__(self, name, length, **more):
         super().__init__({"env_id": name, **more}, {}, length=length)
@@ -113,7 +113,7 @@ class Named(Reports):
 
 
 class Raises(Reports):
-    """In its third step."""
+    """Env that raises in its third step."""
 
     def step(self, action):
         if self.t == 2:
@@ -124,7 +124,7 @@ class Raises(Reports):
 @pytest.mark.parametrize("mode", ["NextStep", "SameStep"])
 @pytest.mark.parametrize("kind", ["sync", "wrapped", pytest.param("async", marks=FULL)])
 def test_an_env_id_of_the_envs_own_is_kept(kind, mode):
-    """In step, in reset and in the infos of last steps; the engine below puts its own there."""
+    """In step, in reset and in last infos, because the engine adds these keys to its infos."""
     env_fns = [lambda: Named(7, 3), Reports, lambda: Named(1, 4)]
 
     def wrapped(env_fns, **options):

@@ -1,4 +1,4 @@
-"""make_vec, and how gym.make_vec comes to make ours."""
+"""make_vec, and gym.make_vec through vector entry points."""
 
 import gymnasium as gym
 import numpy as np
@@ -16,7 +16,7 @@ SAME_STEP = {"autoreset_mode": "SameStep"}
 
 @pytest.fixture(autouse=True)
 def registered():
-    """An id whose vector entry point is ours."""
+    """Register an id whose vector entry point is vecenv."""
     gym.register(
         "Ours-v0",
         entry_point="gymnasium.envs.classic_control:CartPoleEnv",
@@ -46,7 +46,7 @@ def steps_to_the_end(envs):
     ],
 )
 def test_make_vec_makes_each_backend(backend, facade, engine):
-    envs = vecenv.make_vec("CartPole", 3, backend=backend)  # without a version the latest
+    envs = vecenv.make_vec("CartPole", 3, backend=backend)  # without a version, the latest version is used
     assert type(envs) is facade
     assert type(envs.venv).__name__ == engine
     assert repr(envs) == f"{facade.__name__}(CartPole-v1, num_envs=3)"
@@ -98,7 +98,7 @@ def test_gym_make_vec_makes_ours_by_the_entry_point_of_a_spec():
 
 
 def ends_of_an_episode(envs):
-    """The autoreset mode, as it shows in the step that ends the first episodes and in the one after it."""
+    """Return the autoreset mode, found from the step that ends the first episodes and the step after it."""
     steps_to_the_end(envs)
     actions = np.arange(envs.num_envs) % 2
     return "SameStep" if envs.step(actions)[1].all() else "NextStep"
@@ -108,7 +108,7 @@ def ends_of_an_episode(envs):
     ("make", "backend"), [(gym.make_vec, "dummy"), pytest.param(vecenv.make_vec, "subproc", marks=FULL)]
 )
 def test_venv_kwargs_pass_gymnasium_and_stay_in_the_spec(make, backend):
-    """gym.make_vec refuses vector_kwargs for what is made by an entry point."""
+    """gym.make_vec refuses vector_kwargs for an entry point."""
     options = SAME_STEP if backend == "dummy" else {"num_workers": 1, **SAME_STEP}
     made = [make("Ours-v0", 3, backend=backend), make("Ours-v0", 3, backend=backend, venv_kwargs=options)]
     spec = made[1].spec
@@ -146,7 +146,7 @@ def test_what_gym_make_vec_is_asked_for_goes_before_what_was_registered():
 
 @FULL
 def test_gym_make_vec_makes_ours_where_the_classes_are_replaced(monkeypatch):
-    """As a program that cannot be changed otherwise is moved over."""
+    """Change the backend of a program that cannot be edited."""
     monkeypatch.setattr(gym.vector, "AsyncVectorEnv", AsyncVectorEnv)
     envs = gym.make_vec("Ours-v0", 2, "async", {"shared_memory": False}, [gym.wrappers.TimeAwareObservation])
     assert isinstance(envs.venv, SubprocVectorEnv)

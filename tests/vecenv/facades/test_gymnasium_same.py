@@ -1,4 +1,4 @@
-"""The same program on gymnasium's SyncVectorEnv and on ours returns the same: observations, rewards, flags, infos."""
+"""A program returns the same observations, rewards, flags and infos on gymnasium's SyncVectorEnv and on vecenv's."""
 
 import functools
 
@@ -34,7 +34,7 @@ ENVS = {
 
 
 def program(envs, mode):
-    """Everything that these calls return: 200 steps past many ends, partial and full resets among them."""
+    """Return all results of 200 steps with many ends, partial resets and full resets."""
     n, log = envs.num_envs, [envs.reset(seed=5)]
     actions = np.random.default_rng(3).integers(0, 2, (200, n))
     for t, action in enumerate(actions):
@@ -86,7 +86,7 @@ def test_programs_return_the_same_as_with_gymnasium(name, mode):
 
 
 def last_observations(envs, steps=7):
-    """The last observation of every episode that these steps end."""
+    """Return the last observation of every episode that these steps end."""
     envs.reset(seed=0)
     found = []
     for action in np.random.default_rng(0).integers(0, 2, (steps, envs.num_envs)):
@@ -114,9 +114,9 @@ READS |= {id: [registered(id, max_episode_steps=3)] * 2 for id in ("Taxi-v4", "B
 def test_last_observations_are_what_the_envs_returned(name, kind, options):
     want = last_observations(gym.vector.SyncVectorEnv(READS[name], autoreset_mode="SameStep"))
     got = last_observations(OURS[kind](READS[name], autoreset_mode="SameStep", **options))
-    if "seed_episodes" not in options:  # which plays other episodes
+    if "seed_episodes" not in options:  # with this option, other episodes are played
         assert_same(got, want)
-        assert repr(got) == repr(want)  # types of scalars, order of keys
+        assert repr(got) == repr(want)  # also compares types of scalars and the order of keys
     assert kinds(got[:4]) == kinds(want[:4])
     assert len(got) >= 4
 

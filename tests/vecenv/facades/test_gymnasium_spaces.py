@@ -1,4 +1,4 @@
-"""Spaces: which the envs of a batch may have, and spaces of a user's own, registered with gymnasium or not."""
+"""Spaces of envs in a batch, and custom spaces, registered with gymnasium or not."""
 
 import functools
 import re
@@ -15,7 +15,7 @@ from vecenv import SyncVectorEnv
 
 
 class Word(gym.Space):
-    """A space of a user's own, not registered anywhere."""
+    """Custom space that is not registered."""
 
     def __init__(self, length=3):
         super().__init__()
@@ -32,7 +32,7 @@ class Word(gym.Space):
 
 
 class Pair(Word):
-    """A space of a user's own for which all of gymnasium's functions are registered: two batches of letters."""
+    """Custom space, registered for all of gymnasium's functions: batches of letters."""
 
 
 @utils.batch_space.register(Pair)
@@ -52,7 +52,7 @@ def _concatenate(space, items, out):
 
 
 class Reversed(spaces.Box):
-    """A Box whose users see the batch in another order, and give actions in it."""
+    """Box with custom functions, so that users see the batch in another order, and give actions in this order."""
 
 
 @utils.concatenate.register(Reversed)
@@ -101,32 +101,32 @@ WORDS = [
 
 
 class ClosedIfRefused(gym.vector.AsyncVectorEnv):
-    """gymnasium leaves the workers of a constructor that fails to finalizers, which may close a pipe twice."""
+    """Close the workers if a constructor fails. gymnasium's finalizers may close a pipe twice."""
 
     def __init__(self, *args, **kwargs):
         try:
             super().__init__(*args, **kwargs)
         except Exception:
-            if hasattr(self, "_state"):  # the workers run
+            if hasattr(self, "_state"):  # the workers are running
                 self.close(terminate=True)
             raise
 
 
 def refusal(make, env_fns, **options):
-    """The error of a constructor."""
+    """Return the error of a constructor."""
     with pytest.raises((AssertionError, RuntimeError, TypeError, ValueError)) as caught:
         make(env_fns, **options)
-    return caught.value.with_traceback(None)  # which would keep what was being made
+    return caught.value.with_traceback(None)  # the traceback would keep the object alive
 
 
 class TestObservationModes:
     @pytest.mark.parametrize("case", UNLIKE)
     @pytest.mark.parametrize("kind", one_of(["sync", "async"]))
     def test_envs_that_do_not_fit_are_refused_with_the_error_of_gymnasium_and_closed(self, kind, case):
-        """In the words that both of gymnasium's classes have, and the error says which env it is."""
+        """The error has the words of both gymnasium classes, and names the env."""
         mode, *found = UNLIKE[case]
         env_fns = [functools.partial(Holds, *its) for its in zip(*found, strict=True)]
-        # What multiprocessing shares for it is never given back.
+        # multiprocessing never frees its shared memory.
         theirs = {
             "sync": gym.vector.SyncVectorEnv,
             "async": functools.partial(ClosedIfRefused, shared_memory=False, context="spawn"),
@@ -227,7 +227,7 @@ BATCHES = [
     ids=str,
 )
 def test_every_kind_of_action_reaches_its_env_and_comes_back_as_observation(space, kind):
-    """W9: gymnasium's shared memory refuses some. Spaces are batched as by gymnasium, with the same generators."""
+    """W9: gymnasium's shared memory refuses some spaces. Spaces are batched as in gymnasium, with equal generators."""
     space.seed(3)
     theirs, ours = gym.vector.SyncVectorEnv([lambda: Echo(space)] * 3), OURS[kind]([lambda: Echo(space)] * 3)
     for name in ("observation_space", "action_space", "single_observation_space", "single_action_space"):

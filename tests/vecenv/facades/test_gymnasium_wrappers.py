@@ -1,4 +1,4 @@
-"""gymnasium's wrappers for vector envs do the same around ours as around gymnasium's SyncVectorEnv."""
+"""gymnasium's wrappers for vector envs behave the same around vecenv's as around gymnasium's SyncVectorEnv."""
 
 import functools
 
@@ -47,7 +47,7 @@ WRAPPERS = {
 
 
 def played(envs):
-    """All that 30 wrapped steps return."""
+    """Return all results of 30 wrapped steps."""
     log = [envs.reset(seed=3)]
     envs.action_space.seed(1)
     for _ in range(30):
@@ -80,7 +80,7 @@ def test_a_wrapper_does_the_same_as_around_gymnasiums_class(name):
 
 @FULL
 def test_rllib_can_drive_ours():
-    """The calls of its SingleAgentEnvRunner: an id with entry points, rows, lists of actions, infos as dicts."""
+    """Calls of RLlib's SingleAgentEnvRunner: an id with entry points, rows, lists of actions, infos as dicts."""
     gym.register(
         "RllibSingleAgentEnv-v0",
         entry_point=functools.partial(gym.make, "CartPole-v1", max_episode_steps=7),
@@ -106,7 +106,7 @@ def test_rllib_can_drive_ours():
 
 
 def test_statistics_survive_the_reset_of_other_envs():
-    """gymnasium's vector envs take the mask out of the options, and the wrapper then forgets all envs."""
+    """gymnasium's vector envs remove the mask from the options, so that the wrapper forgets all envs."""
     envs = wrappers.RecordEpisodeStatistics(
         vecenv.SyncVectorEnv(
             [lambda: CountingEnv(0, length=2), lambda: CountingEnv(1, length=4)], autoreset_mode="Disabled"

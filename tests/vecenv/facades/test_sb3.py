@@ -1,4 +1,4 @@
-"""The SB3 facade with SB3 itself: algorithms, wrappers, results equal to those of SB3's own vector envs."""
+"""The SB3 facade with SB3's algorithms and wrappers. Results equal SB3's vector envs."""
 
 import subprocess
 import sys
@@ -38,7 +38,7 @@ def with_dicts():
 
 
 def played_alike(ours, theirs, actions):
-    """The number of episodes that ended in these steps, of which both returned the same; both are closed."""
+    """Check that both return the same in these steps, and close both. Return the number of ended episodes."""
     assert_same(ours.reset(), theirs.reset())
     ended = 0
     for action in actions:
@@ -66,7 +66,7 @@ class TestWithSB3:
         ours, theirs = make(env_fns), DummyVecEnv(env_fns)
         assert isinstance(ours, VecEnv)
         assert (ours.observation_space, ours.action_space) == (theirs.observation_space, theirs.action_space)
-        # S13: a video has the frame rate of the metadata.
+        # S13: the frame rate of a video comes from the metadata.
         assert (ours.num_envs, ours.render_mode, ours.metadata) == (3, theirs.render_mode, theirs.metadata)
         assert ours.seed(11) == theirs.seed(11) == [11, 12, 13]
         assert played_alike(ours, theirs, np.random.default_rng(0).integers(0, 2, (200, 3))) >= 20
@@ -170,7 +170,7 @@ class TestWithSB3:
             assert played_alike(ours, theirs, np.random.default_rng(0).integers(0, 2, (40, 3))) >= 10
 
     def test_wrappers_of_the_vector_env_work_below(self):
-        """Also those that change `step` alone."""
+        """Also wrappers that change only `step`."""
 
         class Doubles(VectorEnvWrapper):
             def step(self, action, id=None, **kwargs):
@@ -187,13 +187,13 @@ class TestWithSB3:
 
 
 class TestVectorEnvsOfGymnasium:
-    """V9: SB3 takes none of them."""
+    """V9: SB3 accepts none of these vector envs."""
 
     @pytest.mark.parametrize("mode", one_of(["sync", "async"]))
     def test_a_vector_env_of_gymnasium_is_taken_with_the_same_results(self, mode):
         options = {"autoreset_mode": AutoresetMode.SAME_STEP, "copy": False}
         if mode == "async":
-            options["shared_memory"] = False  # multiprocessing never gives it back
+            options["shared_memory"] = False  # multiprocessing never frees shared memory
         envs = gym.make_vec("CartPole-v1", 3, mode, vector_kwargs=options, max_episode_steps=12)
         ours, theirs = SB3VecEnv(envs), DummyVecEnv(cartpoles(3, 12))
         assert (ours.observation_space, ours.action_space) == (theirs.observation_space, theirs.action_space)

@@ -1,8 +1,8 @@
-"""The SB3 facade as a VecEnv: episodes, seeds, attributes and frames; and where SB3's own vector envs go wrong.
+"""The SB3 facade as a VecEnv: episodes, seeds, attributes and frames; and defects of SB3's vector envs.
 
-V1 to V9 number these defects; a test says in its docstring which it is about (V1 also in test_facade_faults;
-V2, workers that outlive a program that is killed, in test_faults_parent; V8, descriptors that stay open, is checked
-after every test by the fixture no_leaks).
+The defects have the numbers V1 to V9. The docstring of a test names its number. Other files test V1 too
+(test_facade_faults), V2, workers that outlive a killed program (test_faults_parent), and V8, descriptors that stay open
+(the fixture no_leaks, after every test).
 """
 
 import os
@@ -32,7 +32,7 @@ from vecenv.testing import CountingEnv, ExitsOnStep, RaisesOnReset
 
 @pytest.fixture
 def counted():
-    """Four CountingEnvs of three steps an episode."""
+    """Return the facade around four CountingEnvs with episodes of three steps."""
     env = SB3VecEnv(DummyVectorEnv(counting(4, length=3)))
     yield env
     env.close()
@@ -40,7 +40,7 @@ def counted():
 
 class TestEpisodes:
     def test_an_episode_that_ends_in_both_ways_is_not_truncated(self):
-        """As with DummyVecEnv."""
+        """As in DummyVecEnv."""
 
         class Both(CountingEnv):
             def step(self, action):
@@ -98,8 +98,8 @@ class TestAccess:
         env_fns, found = [lambda: TimeLimit(CountingEnv(), 9)] * 3, []
         for env in (SB3VecEnv(kind(env_fns)), DummyVecEnv(env_fns)):
             env.reset()
-            env.set_attr("dummy", 12)  # new
-            env.set_attr("length", 7, indices=[0, -1])  # the inner env's own
+            env.set_attr("dummy", 12)  # a new attribute
+            env.set_attr("length", 7, indices=[0, -1])  # an attribute of the inner env
             env.set_attr("metadata", {"render_fps": 3}, indices=1)  # a property of the wrapper
             names = ("dummy", "length", "_metadata", "_max_episode_steps")
             found.append(
@@ -137,7 +137,7 @@ class TestAccess:
     def test_has_attr_is_true_only_if_all_have_it_and_harms_nothing(self, kind):
         def with_lambda():
             env = CountingEnv()
-            env.odd = lambda: (yield)  # cannot be sent
+            env.odd = lambda: (yield)  # cannot be pickled
             return env
 
         env = SB3VecEnv(kind([with_lambda, CountingEnv]))
@@ -182,7 +182,7 @@ class TestAccess:
 
 
 class TestGoodBehaviour:
-    """Cases in which SB3's own SubprocVecEnv hangs, crashes without a cause, or goes on with wrong data."""
+    """Cases in which SB3's SubprocVecEnv hangs, crashes without a cause, or continues with wrong data."""
 
     @pytest.mark.parametrize("kind", one_of([DummyVectorEnv, ShmemVectorEnv]))
     def test_the_error_of_a_reset_within_a_step_arrives_as_itself(self, kind):

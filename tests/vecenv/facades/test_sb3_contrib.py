@@ -1,4 +1,4 @@
-"""MaskablePPO of sb3-contrib on SB3VecEnv: it asks every env for its mask between two steps."""
+"""MaskablePPO of sb3-contrib on SB3VecEnv, which asks every env for its mask between two steps."""
 
 import gymnasium as gym
 import numpy as np
@@ -17,7 +17,7 @@ ACTIONS, STEPS = 6, 16
 
 
 class Masked(gym.Env):
-    """Pays for the action that it shows; half of the others are illegal, other ones in each step."""
+    """Env that rewards the action in its observation. In each step, half of the other actions are illegal."""
 
     observation_space = spaces.Box(0, 1, (ACTIONS,), np.float32)
     action_space = spaces.Discrete(ACTIONS)
@@ -44,7 +44,7 @@ class Masked(gym.Env):
 
 
 def trained(envs):
-    """The weights after 512 steps."""
+    """Return the weights after 512 steps."""
     torch.set_num_threads(1)
     try:
         model = MaskablePPO("MlpPolicy", envs, n_steps=64, batch_size=64, learning_rate=3e-3, seed=3, device="cpu")

@@ -1,4 +1,4 @@
-"""vecenv.sb3: a program for SB3's own DummyVecEnv and SubprocVecEnv, with the import changed and nothing else."""
+"""vecenv.sb3: a program for SB3's DummyVecEnv and SubprocVecEnv works if only its import is changed."""
 
 import gymnasium as gym
 import numpy as np
@@ -24,8 +24,8 @@ class TestPrograms:
     @FULL
     @pytest.mark.parametrize(("cls", "arguments"), [(DummyVecEnv, {}), (SubprocVecEnv, {"start_method": None})])
     def test_make_vec_env_takes_the_class_and_its_arguments(self, cls, arguments):
-        """Weights and metrics of a training are the same with SB3's class and with ours."""
-        torch.set_num_threads(1)  # more of them wait for each other where others compute too
+        """A training gives the same weights and metrics with SB3's class and with vecenv's."""
+        torch.set_num_threads(1)  # several threads wait for each other on a busy machine
         results = []
         for made, kwargs in (
             (cls, {**arguments, "num_workers": 2, "on_error": "restart"}),
@@ -93,7 +93,7 @@ class TestArguments:
     @pytest.mark.parametrize("cls", one_of([DummyVecEnv, SubprocVecEnv]))
     def test_envs_that_do_not_fit_are_closed(self, cls):
         makes = [*counting(1), *playing(spaces.Box(-1, 1, (2,)), [np.zeros(2, np.float32)])]
-        with pytest.raises(ValueError, match="observation_space of env 1"):  # and nothing is left behind
+        with pytest.raises(ValueError, match="observation_space of env 1"):  # and no worker is left
             cls(makes)
         with pytest.raises(ValueError, match="env_fns is empty"):
             cls([])
@@ -109,7 +109,7 @@ class TestArguments:
 
 
 class TestEnvs:
-    """The env objects themselves, as SB3's DummyVecEnv has them."""
+    """Env objects, as in SB3's DummyVecEnv."""
 
     @pytest.mark.parametrize(
         "around",

@@ -1,4 +1,4 @@
-"""Transforms in a worker, around the batch and on tensors: the same rows, the same refusals."""
+"""Transforms give the same rows and errors in a worker, around a vector env, and on tensors."""
 
 from __future__ import annotations
 
@@ -79,14 +79,14 @@ def test_inside_of_its_bounds_it_is_rescale_action_of_gymnasium() -> None:
         left, right = (env.step(action)[-1]["action"] for env in (theirs, own))
         np.testing.assert_allclose(left, right, rtol=1e-6, atol=1e-6)
     beyond = own.step(np.array([3, -3], np.float32))[-1]["action"]
-    np.testing.assert_allclose(beyond, [14, -1], rtol=1e-6)  # as there: what is outside stays outside
+    np.testing.assert_allclose(beyond, [14, -1], rtol=1e-6)  # as in TorchRL: values outside stay outside
 
 
 # Rewards.
 
 
 class Pays(Samples):
-    """Returns rewards as arrays of the shape (1,)."""
+    """Env with rewards of the shape (1,)."""
 
     def step(self, action: Any) -> Any:
         obs, reward, *rest = super().step(action)
@@ -121,7 +121,7 @@ def test_rewards_that_are_vectors_are_refused(form: Any) -> None:
 
 @forms
 def test_a_return_that_goes_on_while_frozen_is_the_one_of_the_episode(form: Any) -> None:
-    """As gymnasium's NormalizeReward, which adds rewards up whether it updates or not."""
+    """Check against gymnasium's NormalizeReward, which sums rewards whether it updates or not."""
 
     def played(freezes: bool) -> Any:
         with form([partial(Samples, length=50)], lambda: tf.NormalizeReward(gamma=1.0)) as venv:

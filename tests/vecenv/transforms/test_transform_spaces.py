@@ -1,4 +1,4 @@
-"""Spaces of transforms: they hold each observation, and each action that they offer is one of the env."""
+"""The spaces of transforms contain each observation, and only actions that the env accepts."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_actions_that_are_offered_as_floats_of_integers_are_of_the_env() -> None
 
 
 class Ends(Samples):
-    """Observes the finite ends of its space, and numbers between."""
+    """Env whose observations are the finite bounds of its space, and numbers between the bounds."""
 
     def _obs(self) -> Any:
         space = self.observation_space
@@ -70,7 +70,7 @@ class Ends(Samples):
 
 
 def assert_spaces_hold(box: spaces.Box, make: Any) -> None:
-    """In each form each observation is in the space that is offered."""
+    """In each form, each observation is in the transformed space."""
     for form in FORMS[:3]:
         if form is on_tensors and box.dtype.name in ("uint16", "uint32", "uint64"):
             continue  # torch has few functions for these

@@ -1,4 +1,4 @@
-"""Transforms: chains, those of a single env, mistakes, tensors; test_episode_layers.py plays with each of them."""
+"""Transforms: chains, transforms of a single env, mistakes, tensors. See also test_episode_layers.py."""
 
 import pickle
 from functools import partial
@@ -138,7 +138,7 @@ def test_actions_pass_the_last_transform_first():
         venv.reset(seed=0)
         venv.step(np.array([[1, 2]], np.float32))
         venv.step([[1.0, 2.0]])
-        venv.step(([1.0, 2.0],))  # one action an env
+        venv.step(([1.0, 2.0],))  # an action per env
     assert seen == [[3, 5]] * 4
 
 
@@ -231,7 +231,7 @@ def test_pixels_are_those_of_the_rendered_env(pixels_only):
     assert np.array_equal(obs["pixels"], want)
     state = env.base_env.unwrapped.state
     assert set(env.transform[1].parent.observation_space) == set(env.observation_space)
-    assert env.base_env.unwrapped.state is state  # to look at the parent does not reset the env
+    assert env.base_env.unwrapped.state is state  # reading `parent` does not reset the env
 
 
 def test_they_belong_into_the_workers():
@@ -359,7 +359,7 @@ QUICK = ("atari", "cat some", "all together", "vec norm")
 
 
 class OnDevice(torch.Tensor):
-    """A tensor that refuses to leave its device."""
+    """Tensor that refuses to leave its device."""
 
     def _refuse(self, *args, **kwargs):
         raise AssertionError("a tensor was moved to the host")
@@ -377,7 +377,7 @@ def from_device(array):
 
 
 def rounds(space):
-    """A full reset, a full step, then steps and resets of some: (ids, obs, reward or None)."""
+    """Return (obs, reward) of a full reset, a full step, then steps and resets of some envs."""
     space.seed(0)
     rng = np.random.default_rng(0)
     for ids, steps in (([0, 1, 2, 3], False), ([0, 1, 2, 3], True), ([2, 0], True), ([1], False), ([3, 1], True)):
@@ -386,7 +386,7 @@ def rounds(space):
 
 
 def run(transform, ids, obs, reward, convert):
-    """One round in a library: (obs, reward, truncated)."""
+    """Run a round in a library. Return (obs, reward, truncated)."""
     if reward is None:
         rows = Rows(nest.map(convert, obs), None, ids=ids)
         transform.reset(rows)
@@ -413,7 +413,7 @@ def test_a_transform_stays_on_the_device_of_the_rows(case):
                     two = from_device(two)
                     assert one.dtype == two.dtype
                     if one.dtype.kind == "f":
-                        # OpenCV rounds halves of uint8 up, the others to even.
+                        # OpenCV rounds halves of uint8 up; numpy and torch round halves to even.
                         np.testing.assert_allclose(two, one, rtol=2e-6, atol=1.01 / 255 if case == "atari" else 2e-6)
                     else:
                         assert np.abs(two.astype(np.int64) - one.astype(np.int64)).max() <= (one.dtype == np.uint8)

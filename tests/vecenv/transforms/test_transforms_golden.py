@@ -23,7 +23,7 @@ BOX = spaces.Box(-np.inf, np.inf, (3,), np.float32)
 
 @pytest.fixture(params=["opencv", "numpy"])
 def image_library(request, monkeypatch):
-    """With OpenCV, and as where it is not installed."""
+    """Run with OpenCV, and as if OpenCV were not installed."""
     if request.param == "numpy":
         monkeypatch.setattr(tf.images, "opencv", lambda: None)
     else:
@@ -31,7 +31,7 @@ def image_library(request, monkeypatch):
 
 
 class Shows:
-    """An env that is only made for its spaces."""
+    """Env that is only made for its spaces."""
 
     def __init__(self, observation_space, action_space=None):
         self.observation_space, self.action_space = observation_space, action_space
@@ -44,14 +44,14 @@ class Shows:
 
 
 class Played(gymnasium.Env):
-    """Has observations of this space, for wrappers of gymnasium."""
+    """Env with observations of this space, for gymnasium's wrappers."""
 
     def __init__(self, space):
         self.observation_space, self.action_space = space, spaces.Discrete(2)
 
 
 def stacked(**options):
-    """The frames of one env's rows: its first is that of a reset."""
+    """Env that returns the rows as frames, the first row in its reset."""
     transform, x = tf.CatFrames(3, 0, **options), tf.UnsqueezeTransform(0)(X)
     rows = [tf.Rows(x[i : i + 1], None, np.zeros(1), ids=ALL[:1]) for i in range(len(x))]
     for i, each in enumerate(rows):
@@ -92,7 +92,7 @@ def resized(name):
 
 
 MADE = {
-    "torchvision gray": (lambda: tf.GrayScale()(tf.ToTensorImage()(SMALL)), 2e-4),  # which has 0.2989 for 0.299
+    "torchvision gray": (lambda: tf.GrayScale()(tf.ToTensorImage()(SMALL)), 2e-4),  # torchvision uses 0.2989
     "torchrl gray": (lambda: tf.GrayScale()(tf.ToTensorImage()(SMALL)), 2e-4),
     "torchrl to tensor": (lambda: tf.ToTensorImage()(SMALL), 0),
     "torchrl crop": (lambda: tf.Compose(tf.ToTensorImage(), tf.CenterCrop(13, 20))(SMALL), 0),
@@ -147,7 +147,7 @@ def test_every_gray_value_is_that_of_gymnasium():
 
 
 def test_every_size_is_that_of_gymnasium():
-    """Also if one side grows and the other shrinks. Tensors differ by rounding."""
+    """Also if a side grows and the other side shrinks. Tensors differ by rounding."""
     pytest.importorskip("cv2")
     rng = np.random.default_rng(0)
     for _ in range(40):
@@ -172,7 +172,7 @@ def test_large_integers_stay_what_they_are(dtype):
 
 
 def test_vec_norm_is_that_of_torchrl():
-    """TorchRL keeps its sums in float32."""
+    """TorchRL computes its sums in float32."""
     with tf.TransformedVectorEnv(DummyVectorEnv([lambda: Shows(BOX)] * 6), tf.VecNorm(decay=0.9)) as venv:
         for batch in range(4):
             rows = tf.Rows(X * (batch + 1), None, REWARD[:, 0] - batch, ids=ALL)

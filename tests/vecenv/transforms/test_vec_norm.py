@@ -1,4 +1,4 @@
-"""VecNorm: its formula, what it has learnt, and statistics that workers share."""
+"""VecNorm: its formula, its statistics, and statistics that workers share."""
 
 import json
 import pickle
@@ -71,7 +71,7 @@ def test_what_it_has_learnt_goes_on_in_another():
         copied = pickle.loads(pickle.dumps(state))
         arrays = dict(second.transform[0].shared_state())
         second.load_state_dict(copied)
-        assert arrays["observation_count"] == 4  # in place
+        assert arrays["observation_count"] == 4  # updated in place
         assert np.array_equal(first.reset(seed=1)[0], second.reset(seed=1)[0])
         with pytest.raises(ValueError, match=r"expected {'reward_mean': \(\), .* got {'observation_mean': \(5,\), "):
             other.load_state_dict(copied)
@@ -92,13 +92,13 @@ def test_vector_rewards_are_refused():
         venv.transform.step(Rows(np.zeros((4, 5), np.float32), None, np.zeros((4, 2)), ids=np.arange(4)))
 
 
-# A state that comes before the env does.
+# A state that is loaded before there is an env.
 
 
 @FULL
 @pytest.mark.parametrize("keys", [None, ["observation", "reward"]])
 def test_from_a_file_it_normalises_the_same(tmp_path, keys):
-    """The statistics of a vector env and of the envs of a creator, in both kinds of files."""
+    """Return the statistics of a vector env and of an `EnvCreator`'s envs, in both file formats."""
     with attached(VecNorm(), n=2) as venv:
         venv.reset(seed=0)
         for _ in range(4):
@@ -239,7 +239,7 @@ def test_a_state_that_does_not_fit_is_refused():
         venv.transform[0].load_state_dict(two)
     norm = VecNorm(["reward"])
     norm.load_state_dict({name: value for name, value in state.items() if name.startswith("reward")})
-    assert isinstance(norm.to_observation_norm(), Compose)  # of none
+    assert isinstance(norm.to_observation_norm(), Compose)  # without parts
 
 
 @pytest.mark.parametrize("attach", [attached, lambda norm, space: TransformedEnv(Samples(space), norm)])
