@@ -298,7 +298,7 @@ class Odd(VectorEnv):
 
 
 class InAnotherLibrary(gym.vector.VectorWrapper):
-    """Wrapper as gymnasium's, which returns the results of `env` as foreign arrays."""
+    """Wrapper of a gymnasium VectorEnv that returns foreign arrays."""
 
     def reset(self, **kwargs: Any) -> Any:
         obs, infos = self.env.reset(**kwargs)

@@ -34,7 +34,7 @@ SKIPPING = {
     "RepeatAction": lambda: TimeLimit(RepeatAction(one_frame_a_step(), 4), 99),
     "AtariPreprocessing": lambda: AtariPreprocessing(one_frame_a_step(), frame_skip=4, noop_max=0),
 }
-"""Env with episodes of four frames."""
+"""Envs that skip frames already, four per step."""
 
 
 class Pictures(CountingEnv):

@@ -26,7 +26,7 @@ def game(name, **kwargs):
 
 @pytest.mark.parametrize("name", GAMES)
 def test_turns_are_those_of_pettingzoos_own_loop(name):
-    """Return movers, observations, masks and returns of an episode that two envs play alike."""
+    """Compare movers, observations, masks and returns of an episode that two envs play alike."""
     make = partial(game, name, **({"max_cycles": 250} if name == KNIGHTS else {}))
     turns, returns = play_by_hand(make(), 2, RandomPlay(make()))
     play = RandomPlay(make())
@@ -183,7 +183,7 @@ def test_the_envs_of_these_tests_pass_pettingzoos_api_test():
 
 
 def test_turns_of_a_pettingzoo_env_are_those_of_pettingzoos_own_loop():
-    """Return agents, observations, masks and sums of rewards of an episode that two envs play alike."""
+    """Compare agents, observations, masks and sums of rewards of an episode that two envs play alike."""
     make = partial(pettingzoo.make, "aec", "classic/tictactoe-v3")
     turns, returns = play_by_hand(make(), 2, RandomPlay(make()))
     play = RandomPlay(make())

@@ -111,7 +111,7 @@ def test_the_last_observation_of_an_agent_that_ends_early_is_in_final_obs(herds)
 
 @pytest.mark.parametrize("mode", ["next_step", "same_step"])
 def test_each_row_has_a_legal_action_and_those_of_dead_agents_have_all(mode):
-    """Also the first row of zeros has a mask. A softmax over legal actions would otherwise be NaN."""
+    """Also in the first row of zeros, because a softmax over legal actions would otherwise be NaN."""
     with ParallelVectorEnv([Masked], "dummy", autoreset_mode=mode) as venv:
         envs = flatten_agents(venv, own_episodes=True, mask_in_obs=True)
         envs.reset(seed=0)

@@ -22,7 +22,7 @@ def knights():
 
 
 def batches(env, n, steps, seed=0):
-    """Yield for each step a dict of action batches for all agents of `n` envs."""
+    """Return for each step a dict of action batches for all agents of `n` envs."""
     rng = np.random.default_rng(seed)
 
     def sample(space):

@@ -64,7 +64,7 @@ class Plays(Reports):
 
 
 class Mapped(gym.Wrapper):
-    """Env that finds and sets attributes by special rules."""
+    """Wrapper that finds and sets attributes by special rules."""
 
     def __init__(self, env):
         super().__init__(env)

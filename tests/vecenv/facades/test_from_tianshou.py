@@ -54,7 +54,7 @@ class TestSubclassing:
 
 
 class TestArguments:
-    """tianshou's import path of the workers."""
+    """Arguments in tianshou's positions."""
 
     @FULL
     def test_shared_memory_for_subprocesses(self):

@@ -32,7 +32,7 @@ def envs(request):
 
 
 class Interrupted(VectorEnvWrapper):
-    """Raise KeyboardInterrupt in the wait with the number `at`."""
+    """Wrapper that raises KeyboardInterrupt in the wait with the number `at`."""
 
     def __init__(self, venv, at):
         super().__init__(venv)

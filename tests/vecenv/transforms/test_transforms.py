@@ -377,7 +377,7 @@ def from_device(array):
 
 
 def rounds(space):
-    """Return (obs, reward) of a full reset, a full step, then steps and resets of some envs."""
+    """Yield (ids, obs, reward or None) of a full reset, a full step, then steps and resets of some envs."""
     space.seed(0)
     rng = np.random.default_rng(0)
     for ids, steps in (([0, 1, 2, 3], False), ([0, 1, 2, 3], True), ([2, 0], True), ([1], False), ([3, 1], True)):

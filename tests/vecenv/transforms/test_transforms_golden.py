@@ -51,7 +51,7 @@ class Played(gymnasium.Env):
 
 
 def stacked(**options):
-    """Env that returns the rows as frames, the first row in its reset."""
+    """Return the stacked frames of an env's rows. The first row comes from a reset."""
     transform, x = tf.CatFrames(3, 0, **options), tf.UnsqueezeTransform(0)(X)
     rows = [tf.Rows(x[i : i + 1], None, np.zeros(1), ids=ALL[:1]) for i in range(len(x))]
     for i, each in enumerate(rows):

@@ -98,7 +98,7 @@ def test_vector_rewards_are_refused():
 @FULL
 @pytest.mark.parametrize("keys", [None, ["observation", "reward"]])
 def test_from_a_file_it_normalises_the_same(tmp_path, keys):
-    """Return the statistics of a vector env and of an `EnvCreator`'s envs, in both file formats."""
+    """The statistics come from a vector env and from an `EnvCreator`'s envs, in both file formats."""
     with attached(VecNorm(), n=2) as venv:
         venv.reset(seed=0)
         for _ in range(4):
