@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from vecenv.backends.host.env_access import own_copy
+from vecenv.backends.host.env_access import copy_if_possible
 from vecenv.backends.host.env_host import EnvReport
 from vecenv.backends.host.failure import died_failure
 from vecenv.backends.host.row_writer import Extra
@@ -26,7 +26,7 @@ class Taken(NamedTuple):
     """Infos that came in info rows. The info of an extra wins."""
 
 
-NOTHING_BESIDES = Taken({})
+NO_EXTRAS = Taken({})
 """Shared by all rounds, so do not change it."""
 
 
@@ -138,9 +138,11 @@ class Backend(ABC):
         """
         resets = np.equal(ops, opcodes.RESET_KWARGS)
         if self.copies or not resets.any():
-            return {i: own_copy(payload) for i, payload in payloads.items()}
+            return {i: copy_if_possible(payload) for i, payload in payloads.items()}
         shares = dict(zip(ids, np.broadcast_to(resets, len(ids)).tolist(), strict=True))
-        return {i: _own_dicts(payload) if shares[i] else own_copy(payload) for i, payload in payloads.items()}
+        return {
+            i: _copy_options(payload) if shares[i] else copy_if_possible(payload) for i, payload in payloads.items()
+        }
 
     @abstractmethod
     def send(self, ids: np.ndarray | None, ops: int | np.ndarray, payloads: Mapping[int, Any]) -> None:
@@ -199,7 +201,7 @@ class Backend(ABC):
         """
 
 
-def _own_dicts(kwargs: Mapping[str, Any]) -> dict[str, Any]:
+def _copy_options(kwargs: Mapping[str, Any]) -> dict[str, Any]:
     """Copy the options of a reset. The option values stay shared with the caller."""
     return {name: dict(value) if isinstance(value, dict) else value for name, value in kwargs.items()}
 
@@ -234,7 +236,7 @@ class Answers:
         if ids is None:
             self.status[...] = opcodes.IDLE
             if not self.extras:
-                return NOTHING_BESIDES
+                return NO_EXTRAS
             extras, self.extras = self.extras, {}
         else:
             self.status[list(ids)] = opcodes.IDLE

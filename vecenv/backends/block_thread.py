@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 from vecenv.backends.backend import Answers, EnvCall
 from vecenv.backends.free_threading import has_gil, stack_of_thread
-from vecenv.backends.host.env_access import plain_copy
+from vecenv.backends.host.env_access import copy_data
 from vecenv.backends.host.env_host import EnvHost, EnvReport
 from vecenv.backends.host.failure import Failure
 from vecenv.backends.host.row_writer import Extra
@@ -156,6 +156,6 @@ class BlockThread(Watched):
         self.line[DOING] = A_CALL
         values = {i: self._host.call(i - self.start, call.op, args[i]) for i in args}
         if self._backend.copies:
-            values = {i: plain_copy(value) for i, value in values.items()}
+            values = {i: copy_data(value) for i, value in values.items()}
         self.line[DOING] = NOTHING
         self.deliver(call.found.update, values)

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from vecenv.backends.backend import Answers, Backend, EnvCall, Taken, WorkerInfo
-from vecenv.backends.host.env_access import own_copy, plain_copy
+from vecenv.backends.host.env_access import copy_data, copy_if_possible
 from vecenv.backends.host.env_host import EnvHost, EnvReport, check_distinct
 from vecenv.backends.host.failure import Failure
 from vecenv.backends.ipc import opcodes
@@ -68,7 +68,7 @@ class DummyBackend(Backend):
         if not self.copies:
             return EnvCall(ids, op, [self._host.call(i, op, a) for i, a in zip(ids, args, strict=True)])
         return EnvCall(
-            ids, op, [plain_copy(self._host.call(i, op, own_copy(a))) for i, a in zip(ids, args, strict=True)]
+            ids, op, [copy_data(self._host.call(i, op, copy_if_possible(a))) for i, a in zip(ids, args, strict=True)]
         )
 
     def resynchronise(self, deadline: float) -> None:

@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 
 from vecenv.backends.backend import Answers, Backend, EnvCall, Taken, WorkerInfo
-from vecenv.backends.host.env_access import own_copy, plain_copy, wrapper_classes
-from vecenv.backends.host.env_host import ATTRIBUTES, EnvReport, own_actions, own_report
+from vecenv.backends.host.env_access import copy_data, copy_if_possible, wrapper_classes
+from vecenv.backends.host.env_host import ATTRIBUTES, EnvReport, copy_actions, make_report
 from vecenv.backends.host.failure import Failure, capture, describe
 from vecenv.backends.host.row_writer import Extra, RowWriter
 from vecenv.backends.ipc import opcodes
@@ -141,7 +141,7 @@ class EnvWorkerBackend(Backend):
         kinds = {type(worker) for worker in self.env_workers}
         if len(kinds) > 1:
             raise TypeError(f"worker_fn returned workers of several classes, {sorted(kind.__name__ for kind in kinds)}")
-        reports = [own_report([_attr_or_none(w, name) for name in ATTRIBUTES]) for w in self.env_workers]
+        reports = [make_report([_attr_or_none(w, name) for name in ATTRIBUTES]) for w in self.env_workers]
         self._spaces = [report.observation_space for report in reports]
         return reports
 
@@ -156,7 +156,7 @@ class EnvWorkerBackend(Backend):
         env_ids = np.arange(len(self.env_workers)) if ids is None else ids
         actions = [None] * len(self.env_workers)
         if self.arena.action is not None:
-            actions = own_actions(self.arena.action, len(actions))
+            actions = copy_actions(self.arena.action, len(actions))
         for i, op in zip(env_ids.tolist(), np.broadcast_to(ops, env_ids.shape).tolist(), strict=True):
             self._resetting[i] = op in (opcodes.RESET, opcodes.RESET_KWARGS)
             self.arena.status[i] = op
@@ -231,8 +231,8 @@ class EnvWorkerBackend(Backend):
         values = []
         for i, a in zip(ids, args, strict=True):
             try:
-                value = _call(self.env_workers[i], op, own_copy(a) if self.copies else a)
-                values.append(plain_copy(value) if self.copies else value)
+                value = _call(self.env_workers[i], op, copy_if_possible(a) if self.copies else a)
+                values.append(copy_data(value) if self.copies else value)
             except Exception as error:
                 self._note_end(i, error)
                 values.append(capture(error, i, op, local=True))
@@ -248,10 +248,10 @@ class EnvWorkerBackend(Backend):
         return problems
 
 
-def backend_maker(worker_fn: Any, backend: Any, again: bool = False) -> Callable[[], Backend]:
+def backend_maker(worker_fn: Any, backend: Any, several: bool = False) -> Callable[[], Backend]:
     """Return a function that makes the backend. Raises TypeError unless exactly one valid argument is given.
 
-    If `again`, the function is called several times, so `backend` must be a function.
+    If `several`, the function is called several times, so `backend` must be a function.
     """
     if (worker_fn is None) == (backend is None):
         raise TypeError(
@@ -261,7 +261,7 @@ def backend_maker(worker_fn: Any, backend: Any, again: bool = False) -> Callable
     if callable(worker_fn):
         return functools.partial(EnvWorkerBackend, worker_fn)
     if isinstance(backend, Backend):
-        if again:
+        if several:
             raise TypeError(f"with lazy=True backend must be a function that makes one, got {backend!r}")
         return lambda: backend
     if not callable(backend) or (isinstance(backend, type) and not issubclass(backend, Backend)):

@@ -20,10 +20,10 @@ from gymnasium.vector import AutoresetMode
 
 from vecenv import nest
 from vecenv.backends.backend import Answers, Backend, EnvCall, Taken, WorkerInfo
-from vecenv.backends.host.env_access import ENV_CALLS, is_env, own_copy
-from vecenv.backends.host.env_host import ATTRIBUTES, EnvReport, own_report
+from vecenv.backends.host.env_access import ENV_CALLS, copy_if_possible, is_env
+from vecenv.backends.host.env_host import ATTRIBUTES, EnvReport, make_report
 from vecenv.backends.host.failure import capture
-from vecenv.backends.host.row_writer import Extra, Final, fit, is_exact, own_containers
+from vecenv.backends.host.row_writer import Extra, Final, copy_containers, fit, is_exact
 from vecenv.backends.ipc import opcodes
 from vecenv.backends.memory.arena import Arena, Layout, Leaf
 from vecenv.errors import ClosedError, EnvContractError, ObservationError
@@ -53,9 +53,9 @@ class NativeBackend(Backend):
         # The library's autoreset mode is hidden, because the vector env has no autoreset.
         metadata = {key: value for key, value in metadata.items() if key != "autoreset_mode"}
         parts = obs, action, metadata, spec, None
-        self.known = dict(zip(ATTRIBUTES, own_report(parts), strict=False))
+        self.known = dict(zip(ATTRIBUTES, make_report(parts), strict=False))
         self.some_action = copy.deepcopy(action).sample()
-        return [own_report(parts) for _ in range(self.env_num)]
+        return [make_report(parts) for _ in range(self.env_num)]
 
     def bind(self, layout: Layout) -> Arena:
         self.arena = Arena.build(layout, self.env_num)
@@ -207,7 +207,7 @@ class GymnasiumBackend(NativeBackend):
             nest.put(arena.final, ended, nest.take(arena.obs, ended))
             first_infos = self._begin(ended, {})
             for i in ended.tolist():
-                infos[i], finals[i] = first_infos[i], Final(None, own_containers(infos[i]), last_obs.get(i))
+                infos[i], finals[i] = first_infos[i], Final(None, copy_containers(infos[i]), last_obs.get(i))
         self._answer(range(self.env_num), infos, rewards if rewards.ndim > 1 else None, finals)
 
     def _split_ends(self, ended: np.ndarray, infos: Infos, last_obs: dict[int, Any]) -> tuple[Any, Infos]:
@@ -226,7 +226,7 @@ class GymnasiumBackend(NativeBackend):
             last = info.pop(key)
             nest.put(self.arena.obs, i, self._fitted(last, self._row))
             if not is_exact(last, self._row, self._row):
-                last_obs[i] = own_copy(last)
+                last_obs[i] = copy_if_possible(last)
             last_info = info.pop("final_info", None)
             # some envs (Atari) have no separate info of the last step
             infos[i] = info if last_info is None else last_info
@@ -272,7 +272,7 @@ class GymnasiumBackend(NativeBackend):
         for i in ids:
             if infos[i] or rewards is not None or i in finals:
                 vector = None if rewards is None else rewards[i]
-                self.answers.put(i, Extra(own_containers(infos[i]), None, vector, None, finals.get(i)))
+                self.answers.put(i, Extra(copy_containers(infos[i]), None, vector, None, finals.get(i)))
 
     def wait(self, done: Callable[[], bool] | None, deadline: float | None) -> float:
         return 0.0
@@ -331,7 +331,7 @@ class GymnasiumBackend(NativeBackend):
         return []
 
 
-def in_the_library() -> None:
+def library_makes_env() -> None:
     """Placeholder for env_fns, because the library has made the envs."""
 
 

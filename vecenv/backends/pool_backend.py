@@ -83,7 +83,7 @@ class PoolBackend(NativeBackend):
         old.close()
 
     def start(self, env_fns: Sequence[Callable[[], Any]], num_workers: int | None, eager: bool) -> list[EnvReport]:
-        obs, self._space = map(mended, quiet_spaces(self._pool))
+        obs, self._space = map(with_infinite_bounds, quiet_spaces(self._pool))
         return self.reports(obs, self._space, self._pool.metadata, None)
 
     def encode(
@@ -226,13 +226,13 @@ def quiet_spaces(pool: Any) -> tuple[Any, Any]:
         return pool.observation_space, pool.action_space
 
 
-def mended(space: Any) -> Any:
+def with_infinite_bounds(space: Any) -> Any:
     """Replace EnvPool's default bounds (smallest positive and largest float) by infinite bounds.
 
     EnvPool's bounds would exclude negative observations.
     """
     if isinstance(space, spaces.Dict):
-        return space_of(nest.map(mended, tree_of(space)))
+        return space_of(nest.map(with_infinite_bounds, tree_of(space)))
     if not isinstance(space, spaces.Box) or space.dtype.kind != "f":
         return space
     limits = np.finfo(space.dtype)

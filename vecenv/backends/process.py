@@ -16,10 +16,10 @@ from typing import Any
 
 import numpy as np
 
-from vecenv.backends.backend import NOTHING_BESIDES, Answers, Backend, EnvCall, Taken, WorkerInfo, unreturned
+from vecenv.backends.backend import NO_EXTRAS, Answers, Backend, EnvCall, Taken, WorkerInfo, unreturned
 from vecenv.backends.host.env_host import EnvReport
 from vecenv.backends.host.failure import Failure, died_failure, read_value
-from vecenv.backends.host.row_writer import RENEWED, Extra
+from vecenv.backends.host.row_writer import RESET_IN_ARENA, Extra
 from vecenv.backends.ipc import messages, opcodes
 from vecenv.backends.ipc.messages import Frame
 from vecenv.backends.ipc.serialization import dumps, dumps_by_value
@@ -184,7 +184,7 @@ class ProcessBackend(Backend):
             status = self._status.tobytes()
             if status == self._all_done:
                 self.arena.status[...] = opcodes.IDLE
-                return NOTHING_BESIDES
+                return NO_EXTRAS
             if status == self._all_infos and (infos := self._infos.read(None)) is not None:
                 self.arena.status[...] = opcodes.IDLE
                 return Taken({}, infos)
@@ -193,7 +193,7 @@ class ProcessBackend(Backend):
         status, extras = self._status.tobytes(), self._answers.extras
         i = status.find(opcodes.DONE_FINAL)
         while i >= 0:
-            extras[i] = RENEWED
+            extras[i] = RESET_IN_ARENA
             i = status.find(opcodes.DONE_FINAL, i + 1)
         asked = range(self._n) if ids is None else ids
         if opcodes.DONE_EXTRA in status or opcodes.DONE_EXTRA_FINAL in status:
@@ -245,7 +245,9 @@ class ProcessBackend(Backend):
             extras = self._transport.take_rows(worker, frame.payload)
             for j, blob in pickle.loads(extras) if extras else ():
                 parts = read_value(blob, i := worker.start + j, "step")
-                self._answers.extras[i] = Extra(failure=parts) if isinstance(parts, Failure) else Extra.unpacked(parts)
+                self._answers.extras[i] = (
+                    Extra(failure=parts) if isinstance(parts, Failure) else Extra.from_tuples(parts)
+                )
         elif frame.kind == messages.INFO_SCHEMA:
             self._infos.learn(worker.index, frame.number, *pickle.loads(frame.payload))
         elif frame.kind == messages.REPLY:

@@ -22,9 +22,9 @@ from vecenv.backends.subproc import SubprocServer, SubprocTransport
 
 
 class RayServer(ShmemServer):
-    """Server on the driver's node. `far` is the server for other nodes."""
+    """Server on the driver's node. `remote` is the server for other nodes."""
 
-    far = SubprocServer
+    remote = SubprocServer
 
 
 class RayTransport(ShmemTransport):
@@ -36,8 +36,8 @@ class RayTransport(ShmemTransport):
         super().open(pool, n)
         self._frames = SubprocTransport()
         self._frames.open(pool, n)
-        self._is_far = np.zeros(n, bool)
-        self._any_far = False
+        self._is_remote = np.zeros(n, bool)
+        self._any_remote = False
 
     def bind(self, layout: Layout, n: int) -> Arena:
         arena = super().bind(layout, n)
@@ -45,28 +45,28 @@ class RayTransport(ShmemTransport):
         return arena
 
     def serves(self, worker: WorkerHandle) -> None:
-        self._is_far[worker.start : worker.stop] = not worker.on_this_node
-        self._any_far = bool(self._is_far.any())
+        self._is_remote[worker.start : worker.stop] = not worker.on_this_node
+        self._any_remote = bool(self._is_remote.any())
         if not worker.on_this_node:
             assert isinstance(worker, RayWorker)
             worker.expect(self._frames.answer_bytes(worker))
 
     def send(self, ids: np.ndarray | None, ops: int | np.ndarray, payloads: Mapping[int, Any]) -> None:
-        if not self._any_far:
+        if not self._any_remote:
             super().send(ids, ops, payloads)
             return
         ids = self._all_ids if ids is None else np.asarray(ids)
         all_ops = np.broadcast_to(ops, len(ids))
-        far = self._is_far[ids]
-        places = np.flatnonzero(far)
+        remote = self._is_remote[ids]
+        places = np.flatnonzero(remote)
         parts = [places] if len(places) else []
         if self._pool.eager:  # one by one in the order of ids, because the answers of a call arrive together
             parts = list(places[np.argsort(ids[places])].reshape(-1, 1))
         for part in parts:
             self._frames.send(ids[part], all_ops[part], payloads)
-        if not far.all():
-            near = {i: payload for i, payload in payloads.items() if not self._is_far[i]}
-            super().send(ids[~far], all_ops[~far], near)
+        if not remote.all():
+            near = {i: payload for i, payload in payloads.items() if not self._is_remote[i]}
+            super().send(ids[~remote], all_ops[~remote], near)
 
     def announce(self, worker: WorkerHandle) -> None:
         if worker.on_this_node:
@@ -77,7 +77,7 @@ class RayTransport(ShmemTransport):
             super().notify(worker)
 
     def spin(self, done: Callable[[], bool], last_wait: float) -> bool:
-        return False if self._any_far else super().spin(done, last_wait)
+        return False if self._any_remote else super().spin(done, last_wait)
 
     def take_rows(self, worker: WorkerHandle, payload: bytes | bytearray) -> bytes | bytearray | memoryview:
         return payload if worker.on_this_node else self._frames.take_rows(worker, payload)

@@ -21,7 +21,7 @@ import numpy as np
 from vecenv.backends.backend import Answers, Backend, EnvCall, Taken, WorkerInfo, unreturned
 from vecenv.backends.block_thread import BlockThread
 from vecenv.backends.free_threading import has_gil, warn_of_gil
-from vecenv.backends.host.env_access import own_copy
+from vecenv.backends.host.env_access import copy_if_possible
 from vecenv.backends.host.env_host import EnvReport, check_distinct
 from vecenv.backends.host.failure import Failure, describe, died_failure
 from vecenv.backends.ipc.waiting import SpinWait, fence
@@ -182,7 +182,7 @@ class ThreadBackend(Backend):
             self._answer_lost()
 
     def call(self, ids: Sequence[int], op: str, args: Sequence[tuple[Any, ...]]) -> EnvCall:
-        given = map(own_copy, args) if self.copies else args
+        given = map(copy_if_possible, args) if self.copies else args
         payloads, call = dict(zip(ids, given, strict=True)), EnvCall(ids, op)
         self._calls = [*(other for other in self._calls if not other.done()), call]
         for block in dict.fromkeys(map(self._block_of.__getitem__, ids)):

@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from vecenv import nest
-from vecenv.backends.backend import NOTHING_BESIDES, Backend
+from vecenv.backends.backend import NO_EXTRAS, Backend
 from vecenv.backends.ipc import opcodes
 from vecenv.backends.memory.arena import Layout, Leaf, common_layout
 from vecenv.backends.memory.shared_state import free_stale_locks, holds
@@ -128,7 +128,7 @@ class Engine:
             waited = self.backend.wait(self.status.all_answered, None)
             taken = self.backend.take(None)
             results, ids = self.results, self.all_ids
-            if taken is not NOTHING_BESIDES or not plain or results.checks_scalars:
+            if taken is not NO_EXTRAS or not plain or results.checks_scalars:
                 taken = results.settle(None, ids, taken)
             rows = results.own_rows(None, taken) if own else results.rows(None, ids, taken)
             seconds, statistics = perf_counter() - begin, self.statistics

@@ -12,9 +12,9 @@ import numpy as np
 
 from vecenv import nest
 from vecenv.backends.backend import Taken, WorkerInfo
-from vecenv.backends.host.env_access import own_copy
+from vecenv.backends.host.env_access import copy_if_possible
 from vecenv.backends.host.failure import capture
-from vecenv.backends.host.row_writer import NOTHING, Extra, wrong_reward_shape
+from vecenv.backends.host.row_writer import NO_EXTRA, Extra, wrong_reward_shape
 from vecenv.backends.memory.arena import Arena, Layout, ObjectLeaf
 from vecenv.engine.recovery import Recovery
 from vecenv.engine.returned_infos import ReturnedInfos
@@ -127,7 +127,7 @@ class Results:
             asked = [i for i, extra in extras.items() if extra.reward is not None]
         shapes: dict[int, tuple[int, ...]] = {}
         for i in asked:
-            extra = extras.get(i, NOTHING)
+            extra = extras.get(i, NO_EXTRA)
             if i not in unstepped and (extra.failure is None or extra.failure.stepped):
                 shapes[i] = () if extra.reward is None else extra.reward.shape
         if self._reward_shape is None and shapes:
@@ -189,13 +189,13 @@ class Results:
 
 
 def own_objects(leaf: np.ndarray) -> np.ndarray:
-    return nest.object_array([own_copy(value) for value in leaf]) if leaf.dtype == object else leaf.copy()
+    return nest.object_array([copy_if_possible(value) for value in leaf]) if leaf.dtype == object else leaf.copy()
 
 
 def _row(leaf: np.ndarray, i: int, owns_objects: bool = False) -> Any:
     row = leaf[i]
     if leaf.dtype == object:
-        return own_copy(row) if owns_objects else row
+        return copy_if_possible(row) if owns_objects else row
     return row.copy() if isinstance(row, np.ndarray) else row
 
 

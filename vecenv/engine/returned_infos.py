@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from vecenv import nest
-from vecenv.backends.backend import NOTHING_BESIDES, Taken
+from vecenv.backends.backend import NO_EXTRAS, Taken
 from vecenv.backends.host.row_writer import Final
 from vecenv.backends.memory.arena import Arena
 
@@ -32,7 +32,7 @@ class ReturnedInfos:
             if columns.ids == asked and "env_id" not in columns.schema.keys:
                 return np.fromiter(columns.dicts(env_id=True), object, len(asked))
         infos: np.ndarray = COPIES(self._empty if asked is self._all else self._empty[asked])
-        if taken is NOTHING_BESIDES:
+        if taken is NO_EXTRAS:
             return infos
         row_of = self._all if asked is self._all else {i: row for row, i in enumerate(asked)}
         for i, info in self._merged(taken).items():
@@ -46,7 +46,7 @@ class ReturnedInfos:
 
     def by_id(self, taken: Taken) -> Mapping[int, dict[str, Any]]:
         """Return the non-empty infos and last observations of the envs, by env id."""
-        if taken is NOTHING_BESIDES:
+        if taken is NO_EXTRAS:
             return {}
         if not taken.extras and len(taken.infos) < 2:
             return taken.infos[0] if taken.infos else {}

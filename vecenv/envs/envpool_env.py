@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from vecenv.backends.gymnasium_backend import in_the_library
+from vecenv.backends.gymnasium_backend import library_makes_env
 from vecenv.backends.pool_backend import PoolBackend, quiet_spaces
 from vecenv.base import BaseVectorEnv
 from vecenv.engine.arguments import check_count
@@ -55,7 +55,7 @@ class EnvPoolVectorEnv(BaseVectorEnv):
         check_pool(pool)
         backend = PoolBackend(pool)
         wait_num = None if backend.is_sync else backend.batch_size
-        super().__init__([in_the_library] * backend.env_num, wait_num=wait_num, backend=backend, strict=True)
+        super().__init__([library_makes_env] * backend.env_num, wait_num=wait_num, backend=backend, strict=True)
 
     @classmethod
     def make(cls, task_id: str, num_envs: int, **kwargs: Any) -> Any:

@@ -7,7 +7,7 @@ from typing import Any
 from gymnasium.vector import AutoresetMode, VectorEnv
 
 from vecenv import nest
-from vecenv.backends.gymnasium_backend import GymnasiumBackend, in_the_library
+from vecenv.backends.gymnasium_backend import GymnasiumBackend, library_makes_env
 from vecenv.backends.memory.arena import Leaf, common_layout
 from vecenv.base import BaseVectorEnv
 from vecenv.envs.gymnasium_arguments import as_autoreset_mode
@@ -106,7 +106,7 @@ class NativeVectorEnv(BaseVectorEnv):
         self.resets_in_next_step = mode is AutoresetMode.NEXT_STEP
         """True if finished envs can be reset in the next step."""
         self._backend = backend = GymnasiumBackend(envs, mode, resets_by_id)
-        super().__init__([in_the_library] * backend.env_num, backend=backend, strict=True)
+        super().__init__([library_makes_env] * backend.env_num, backend=backend, strict=True)
 
     @property
     def envs(self) -> Any:

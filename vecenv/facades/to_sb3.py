@@ -13,7 +13,7 @@ import numpy as np
 from gymnasium.vector import AutoresetMode, VectorEnv
 
 from vecenv import nest
-from vecenv.backends.host.env_access import own_copy
+from vecenv.backends.host.env_access import copy_if_possible
 from vecenv.backends.host.row_writer import UNCHANGING
 from vecenv.base import BaseVectorEnv
 from vecenv.engine.arguments import check_seed
@@ -144,7 +144,7 @@ class SB3VecEnv(LayerMark, VecEnv):
         if dones.any():
             self._end_episodes((obs, rewards, terminated, truncated, env_infos), dones.nonzero()[0].tolist(), infos)
         if self._copies_infos and env_infos:  # SB3 copies infos; infos from other processes are copies
-            infos = [info if _is_plain(info) else own_copy(info) for info in infos]
+            infos = [info if _is_plain(info) else copy_if_possible(info) for info in infos]
         return obs, rewards.astype(np.float32), dones, infos
 
     def _end_episodes(self, step: OwnStep, ids: list[int], infos: list[dict[str, Any]]) -> None:

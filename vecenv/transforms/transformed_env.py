@@ -10,7 +10,7 @@ import gymnasium
 import numpy as np
 
 from vecenv import nest
-from vecenv.backends.host.row_writer import fit, odd_flag, odd_reward, wrong_keys
+from vecenv.backends.host.row_writer import convert_flag, convert_reward, fit, wrong_keys
 from vecenv.backends.memory.arena import Leaf, space_tree
 from vecenv.engine.arguments import check_count
 from vecenv.envs.gym_env import Pixels, check_frame_skip, skip_frames
@@ -114,9 +114,9 @@ class TransformedRows(Wrapper):
         if self.transform.changes_actions:
             action = nest.take(self.transform.inv(action_rows(action, self._actions, one=True)), 0)
         obs, reward, terminated, truncated, info = self.env.step(action)
-        number, vector = odd_reward(reward)
+        number, vector = convert_reward(reward)
         paid = np.array([number]) if vector is None else vector[None]
-        flags = np.array([[odd_flag("terminated", terminated)], [odd_flag("truncated", truncated)]])
+        flags = np.array([[convert_flag("terminated", terminated)], [convert_flag("truncated", truncated)]])
         rows = Rows(self._batch(obs), [info], paid, flags[0], flags[1], ONLY_ENV)
         self.transform.step(rows)
         reward = float(rows.reward[0]) if rows.reward.ndim == 1 else rows.reward[0]

@@ -52,8 +52,8 @@ def test_a_message_is_no_reason_to_look_at_status_bytes():
 @pytest.mark.parametrize("op", [opcodes.STEP, opcodes.STEP_RESET, opcodes.STEP_OBJECT, opcodes.RESET])
 def test_an_env_that_is_answered_for_alone_is_run_alone(op, monkeypatch):
     """The answer of an env takes only the time of that env, however many envs share the worker."""
-    n, copied, real = 16, [], hosts.own_actions
-    monkeypatch.setattr(hosts, "own_actions", lambda rows, k: copied.append(k) or real(rows, k))
+    n, copied, real = 16, [], hosts.copy_actions
+    monkeypatch.setattr(hosts, "copy_actions", lambda rows, k: copied.append(k) or real(rows, k))
     host = hosts.EnvHost(counting(n), 0, local=False)
     reports = host.construct()
     args = SimpleNamespace(first_id=0, count=n, eager=True)

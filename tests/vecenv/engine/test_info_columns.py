@@ -24,7 +24,7 @@ from vecenv import (
     SyncVectorEnv,
     WorkerDiedError,
 )
-from vecenv.backends.host.row_writer import own_containers
+from vecenv.backends.host.row_writer import copy_containers
 from vecenv.backends.memory.infos import INFO_BYTES, MOST_KNOWN, MOST_SCHEMAS, InfoReader, InfoWriter
 
 N, WORKERS, STEPS = 5, 2, 13
@@ -164,7 +164,7 @@ def test_infos_of_envs_that_answer_one_by_one_are_their_own(make, num_workers):
             ids = [info["env_id"] for info in infos]
             steps[ids] += 1
             for i, info in zip(ids, infos, strict=True):
-                want = own_containers({**INFOS[names[i]](i, 100 + steps[i].item()), "env_id": i})
+                want = copy_containers({**INFOS[names[i]](i, 100 + steps[i].item()), "env_id": i})
                 assert described(info) == described(want)
             venv.send(np.zeros(len(ids), int), ids)
         assert steps.sum() >= 60

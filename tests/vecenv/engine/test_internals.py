@@ -17,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from vecenv import SharedMemoryError, nest
-from vecenv.backends.host.row_writer import own_containers
+from vecenv.backends.host.row_writer import copy_containers
 from vecenv.backends.ipc.messages import HEADER, Channel
 from vecenv.backends.memory.arena import Arena, Leaf, ObjectLeaf, arena_bytes, common_layout, space_tree, used_bytes
 from vecenv.backends.memory.shared_memory import PAGE, anonymous_file, reserve
@@ -161,12 +161,12 @@ def received(channel):
 
 
 def test_own_containers_are_of_the_same_kind_and_size():
-    queue, data = own_containers({"queue": deque([1, 2], 3), "data": (text := bytearray(b"ab"))}).values()
+    queue, data = copy_containers({"queue": deque([1, 2], 3), "data": (text := bytearray(b"ab"))}).values()
     assert (queue, queue.maxlen) == (deque([1, 2]), 3)
     text[0] = 0
     assert data == b"ab"
     array = np.zeros(1)
-    listed, (inner,), named = own_containers({"a": [array], "b": (array,), "c": Pair(array, 1)}).values()
+    listed, (inner,), named = copy_containers({"a": [array], "b": (array,), "c": Pair(array, 1)}).values()
     array[0] = 5
     assert [copy.tolist() for copy in (listed[0], inner, named.x)] == [[0]] * 3
     assert type(named) is Pair

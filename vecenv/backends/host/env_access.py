@@ -228,16 +228,16 @@ def _has(layer: Any, *methods: str) -> bool:
     return all(callable(getattr(type(layer), name, None)) for name in methods)
 
 
-def own_copy(value: Any) -> Any:
+def copy_if_possible(value: Any) -> Any:
     try:
         return copy.deepcopy(value)
     except Exception:
         return value
 
 
-def plain_copy(value: Any) -> Any:
+def copy_data(value: Any) -> Any:
     """Copy data, as a worker would. Return other objects unchanged, for debugging."""
-    return own_copy(value) if isinstance(value, (np.ndarray, list, dict, set, tuple)) else value
+    return copy_if_possible(value) if isinstance(value, (np.ndarray, list, dict, set, tuple)) else value
 
 
 ENV_CALLS: dict[str, Callable[..., Any]] = {

@@ -18,12 +18,12 @@ from vecenv.backends.host.failure import Failure, capture
 from vecenv.backends.host.row_writer import (
     FLAGS,
     IN_INFO_ROW,
-    NOTHING,
-    RENEWED,
+    NO_EXTRA,
+    RESET_IN_ARENA,
     REWARDS,
     Extra,
     RowWriter,
-    own_containers,
+    copy_containers,
 )
 from vecenv.backends.ipc import opcodes
 from vecenv.backends.memory.arena import Arena, Layout
@@ -91,7 +91,7 @@ class EnvHost:
 
     def bind(self, layout: Layout, block: Arena, infos: InfoWriter | None = None) -> None:
         self._write_info = None if infos is None else infos.write
-        keep = copy.deepcopy if self._local else own_containers if len(self._env_fns) > 1 else None
+        keep = copy.deepcopy if self._local else copy_containers if len(self._env_fns) > 1 else None
         self._rows = RowWriter(layout, self._spaces, block, keep=keep)
         self._seeds = block.seed
         self._steps = [env.step for env in self.envs]
@@ -106,7 +106,7 @@ class EnvHost:
         dtype, shape, rewards = rows.dtype, rows.shape, rows.reward
         terminations, truncations, write_info = rows.terminated, rows.truncated, self._write_info
         plain, quick = opcodes.STEP, (opcodes.STEP, opcodes.STEP_RESET)
-        actions = [None] * len(ops) if action is None else own_actions(action, len(ops))
+        actions = [None] * len(ops) if action is None else copy_actions(action, len(ops))
         self._used = mark = self._used + len(ops)
         for j, op, step, own_action, row in zip(range(len(ops)), ops, self._steps, actions, rows.obs_rows, strict=True):
             if op in quick:
@@ -141,7 +141,7 @@ class EnvHost:
                         ):
                             extra = IN_INFO_ROW
                         else:
-                            extra = Extra(rows.own(info))
+                            extra = Extra(rows.copy_info(info))
                     else:
                         extra = rows.write_step(j, result)
                     if op != plain and (terminations[j] or truncations[j]):
@@ -160,7 +160,7 @@ class EnvHost:
         if op == opcodes.RESET:
             return self._reset(j, {})
         if op & opcodes.PLAIN == opcodes.STEP:
-            return self._step(j, own_actions(nest.take(action, slice(j, j + 1)), 1)[0], op)
+            return self._step(j, copy_actions(nest.take(action, slice(j, j + 1)), 1)[0], op)
         loaded = payload(j, op)
         if isinstance(loaded, Failure):
             return Extra(failure=loaded)
@@ -180,15 +180,15 @@ class EnvHost:
 
     def _next_episode(self, j: int, last: Extra | None, last_obs: Any) -> Extra:
         """Reset env j at the end of its episode. Of the row, only the observation changes."""
-        rows, last = self._rows, last or NOTHING
+        rows, last = self._rows, last or NO_EXTRA
         final = rows.final(j, last, last_obs)
         outcome = rows.reward[j], rows.terminated[j], rows.truncated[j]
         self._mark(j)
         try:
             seed = int(self._seeds[j])
-            first = rows.write_reset(j, self.envs[j].reset(**({} if seed < 0 else {"seed": seed}))) or NOTHING
-            if first is NOTHING and last is NOTHING and final.obs is None:
-                first = RENEWED
+            first = rows.write_reset(j, self.envs[j].reset(**({} if seed < 0 else {"seed": seed}))) or NO_EXTRA
+            if first is NO_EXTRA and last is NO_EXTRA and final.obs is None:
+                first = RESET_IN_ARENA
             else:
                 first = first._replace(reward=last.reward, final=final)
         except self._passes:
@@ -247,7 +247,7 @@ class EnvHost:
         return capture(_located(error, env_id), env_id, op, self._local)
 
 
-def own_actions(action: Any, k: int) -> list[Any]:
+def copy_actions(action: Any, k: int) -> list[Any]:
     """Copy the k rows of an action tree, because envs may keep and change actions."""
     if action.__class__ is np.ndarray:
         return list(action.copy())
@@ -302,9 +302,9 @@ def report_of(env: Any) -> EnvReport:
     *parts, reward_range = (getattr(env, name, None) for name in ATTRIBUTES)
     if reward_range is None:
         reward_range = getattr(getattr(env, "unwrapped", None), "reward_range", None)
-    return own_report([*parts, reward_range, learning(env)])
+    return make_report([*parts, reward_range, learning(env)])
 
 
-def own_report(parts: Sequence[Any]) -> EnvReport:
+def make_report(parts: Sequence[Any]) -> EnvReport:
     """Build a report with copied spaces, because envs may share a space, and the caller may sample from it."""
     return EnvReport(*copy.deepcopy(parts[:2]), *parts[2:])

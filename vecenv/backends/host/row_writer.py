@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from vecenv import nest
-from vecenv.backends.host.env_access import own_copy
+from vecenv.backends.host.env_access import copy_if_possible
 from vecenv.backends.host.failure import Failure
 from vecenv.backends.memory.arena import Arena, Layout, Leaf, ObjectLeaf, space_tree
 from vecenv.errors import EnvContractError, ObservationError
@@ -42,21 +42,21 @@ class Extra(NamedTuple):
     failure: Failure | None = None
     final: Final | None = None
 
-    def info_alone(self) -> Mapping[str, Any] | None:
+    def only_info(self) -> Mapping[str, Any] | None:
         info, *others = self
         return info if all(part is None for part in others) else None
 
-    def packed(self) -> tuple[Any, ...]:
+    def to_tuples(self) -> tuple[Any, ...]:
         return *self[:4], None if self.final is None else tuple(self.final)
 
     @classmethod
-    def unpacked(cls, parts: Any) -> Extra:
+    def from_tuples(cls, parts: Any) -> Extra:
         info, objects, reward, failure, final = parts
         return cls(info, objects, reward, failure, None if final is None else Final(*final))
 
 
-NOTHING = Extra()
-RENEWED = Extra(final=Final(None, {}))
+NO_EXTRA = Extra()
+RESET_IN_ARENA = Extra(final=Final(None, {}))
 """Extra of an env that was reset in the round of the last step, if the infos are empty and the arena holds the rest."""
 IN_INFO_ROW = Extra()
 """Extra of an env with an info in the info row, if the arena holds the rest."""
@@ -75,7 +75,7 @@ class RowWriter:
     def __init__(self, layout: Layout, spaces: Sequence[Any], block: Arena, keep: Keep | None) -> None:
         arrays = [leaf for leaf in nest.leaves(block.obs) if leaf.dtype != object]
         self._obs_and_final = list(zip(arrays, block.finals(), strict=True))
-        self.own: Keep = (lambda value: value) if keep is None else own_containers
+        self.copy_info: Keep = (lambda value: value) if keep is None else copy_containers
         self._has_objects = any(isinstance(leaf, ObjectLeaf) for leaf in nest.leaves(layout.obs))
         self._layout, self._trees = layout.obs, [space_tree(space, "obs") for space in spaces]
         self._put = [
@@ -100,22 +100,22 @@ class RowWriter:
         self._put[j](obs, objects)
         vector = None
         if reward.__class__ not in REWARDS:
-            reward, vector = odd_reward(reward)
+            reward, vector = convert_reward(reward)
         self.reward[j] = reward
-        self.terminated[j] = terminated if terminated.__class__ in FLAGS else odd_flag("terminated", terminated)
-        self.truncated[j] = truncated if truncated.__class__ in FLAGS else odd_flag("truncated", truncated)
+        self.terminated[j] = terminated if terminated.__class__ in FLAGS else convert_flag("terminated", terminated)
+        self.truncated[j] = truncated if truncated.__class__ in FLAGS else convert_flag("truncated", truncated)
         if info.__class__ is not dict:
-            info = _odd_info("step", info)
+            info = _convert_info("step", info)
         if info or objects is not None or vector is not None:
-            return Extra(self.own(info) if info else None, objects, vector)
+            return Extra(self.copy_info(info) if info else None, objects, vector)
         return None
 
     def final(self, j: int, extra: Extra, last: Any) -> Final:
         """Copy the last result of env j, so that neither the next row nor the env can change the copy."""
         for obs, final in self._obs_and_final:
             final[j] = obs[j]
-        returned = None if is_exact(last, self._trees[j], self._layout) else own_copy(last)
-        return Final(copy.deepcopy(extra.objects), own_containers(extra.info or {}), returned)
+        returned = None if is_exact(last, self._trees[j], self._layout) else copy_if_possible(last)
+        return Final(copy.deepcopy(extra.objects), copy_containers(extra.info or {}), returned)
 
     def restore(self, j: int) -> None:
         for obs, final in self._obs_and_final:
@@ -131,8 +131,8 @@ class RowWriter:
         self.reward[j] = 0.0
         self.terminated[j] = self.truncated[j] = False
         if info.__class__ is not dict:
-            info = _odd_info("reset", info)
-        return Extra(self.own(info) or None, objects) if info or objects is not None else None
+            info = _convert_info("reset", info)
+        return Extra(self.copy_info(info) or None, objects) if info or objects is not None else None
 
 
 def wrong_reward_shape(shape: tuple[int, ...], expected: tuple[int, ...]) -> EnvContractError:
@@ -142,7 +142,7 @@ def wrong_reward_shape(shape: tuple[int, ...], expected: tuple[int, ...]) -> Env
     )
 
 
-def odd_reward(reward: Any) -> tuple[float, np.ndarray | None]:
+def convert_reward(reward: Any) -> tuple[float, np.ndarray | None]:
     """Return (scalar, vector or `None`) for a reward that is not a plain number."""
     try:
         array = np.asarray(reward)
@@ -287,15 +287,15 @@ def _as_floats(array: np.ndarray, dtype: np.dtype) -> np.ndarray | None:
         return None
 
 
-def own_containers(value: Any) -> Any:
+def copy_containers(value: Any) -> Any:
     """Copy containers and arrays in them, because the env may change these later. Other objects stay shared."""
     try:
-        return _own_dict(value) if value.__class__ is dict else _own_arrays(value)
+        return _copy_dict(value) if value.__class__ is dict else _copy_arrays(value)
     except RecursionError:
         return value
 
 
-def _own_dict(value: dict[Any, Any]) -> dict[Any, Any]:
+def _copy_dict(value: dict[Any, Any]) -> dict[Any, Any]:
     copied = value.copy()
     for key, child in value.items():
         kind = child.__class__
@@ -304,25 +304,25 @@ def _own_dict(value: dict[Any, Any]) -> dict[Any, Any]:
         if kind is np.ndarray:
             copied[key] = child.copy()
         else:
-            copied[key] = _own_dict(child) if kind is dict else _own_arrays(child)
+            copied[key] = _copy_dict(child) if kind is dict else _copy_arrays(child)
     return copied
 
 
-def _own_arrays(value: Any) -> Any:
+def _copy_arrays(value: Any) -> Any:
     if value.__class__ is dict:
-        return _own_dict(value)
+        return _copy_dict(value)
     if isinstance(value, np.ndarray):
         return value.copy()
     if value.__class__ is OrderedDict:
-        return OrderedDict((key, _own_arrays(child)) for key, child in value.items())
+        return OrderedDict((key, _copy_arrays(child)) for key, child in value.items())
     if value.__class__ is defaultdict:
-        return defaultdict(value.default_factory, ((key, _own_arrays(child)) for key, child in value.items()))
+        return defaultdict(value.default_factory, ((key, _copy_arrays(child)) for key, child in value.items()))
     if value.__class__ in (list, tuple):
-        return value.__class__(_own_arrays(child) for child in value)
+        return value.__class__(_copy_arrays(child) for child in value)
     if isinstance(value, tuple) and hasattr(value, "_make"):
-        return value._make(map(_own_arrays, value))
+        return value._make(map(_copy_arrays, value))
     if value.__class__ is deque:
-        return deque((_own_arrays(child) for child in value), value.maxlen)
+        return deque((_copy_arrays(child) for child in value), value.maxlen)
     return copy.copy(value) if value.__class__ in (set, bytearray) else value
 
 
@@ -338,7 +338,7 @@ def _as_tuple(result: Any, length: int, op: str, form: str) -> tuple[Any, ...]:
     )
 
 
-def odd_flag(name: str, flag: Any) -> bool:
+def convert_flag(name: str, flag: Any) -> bool:
     """Return the flag as a bool, or raise EnvContractError."""
     if isinstance(flag, (int, float)) or hasattr(flag, "__array__"):
         array = np.asarray(flag)
@@ -347,7 +347,7 @@ def odd_flag(name: str, flag: Any) -> bool:
     raise EnvContractError(f"step() returned {name}={_short(flag)} of type {type(flag).__name__}, expected a bool")
 
 
-def _odd_info(op: str, info: Any) -> dict[str, Any]:
+def _convert_info(op: str, info: Any) -> dict[str, Any]:
     if isinstance(info, Mapping):
         return dict(info)
     raise EnvContractError(f"{op}() returned an info of type {type(info).__name__}, expected a dict")

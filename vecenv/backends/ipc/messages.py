@@ -26,7 +26,7 @@ IN_ONE_CALL = deque[Any](maxlen=0).extend
 methods.
 """
 ONE_CHUNK, DONT_WAIT = (CHUNK,), (socket.MSG_DONTWAIT,)
-NOTHING: tuple[bytes, deque[int]] = b"", deque(maxlen=0)
+NONE_UNSENT: tuple[bytes, deque[int]] = b"", deque(maxlen=0)
 GONE_ON_A_MAC = (errno.ENOTCONN, errno.EPROTOTYPE)
 """Additional errors of macOS if the other end closes during a send."""
 
@@ -62,7 +62,7 @@ class Channel:
     def __init__(self, sock: socket.socket) -> None:
         self._sock = sock
         self._in = bytearray()
-        self._out: tuple[bytes, deque[int]] = NOTHING
+        self._out: tuple[bytes, deque[int]] = NONE_UNSENT
         """Bytes to send, and the number of bytes that each call of `send` has taken."""
         self.ended = False
 
@@ -112,7 +112,7 @@ class Channel:
             except OSError:  # full, or the worker is gone; `flush` finds out
                 return self.flush()
             if sent[0] == len(frame):
-                self._out = NOTHING
+                self._out = NONE_UNSENT
                 return True
         return self.flush()
 
@@ -129,7 +129,7 @@ class Channel:
                 return False
             except OSError:
                 self.ended = True
-        self._out = NOTHING
+        self._out = NONE_UNSENT
         return True
 
     def receive(self) -> None:

@@ -31,7 +31,7 @@ SPIN, SPIN_EXPONENT = "OPENBLAS_THREAD_TIMEOUT", "14"
 FORKED_NOT_EXECUTED = 0x40
 """`PF_FORKNOEXEC` of Linux's `sched.h`."""
 
-WORTH = 1e-4
+MIN_SPIN_SECONDS = 1e-4
 """CPU seconds per round that justify ending the threads, which costs about the same."""
 SAMPLED, PERIOD = 8, 160
 """Of each `PERIOD` rounds, `SAMPLED` measure the threads. The pool is released before all other rounds."""
@@ -175,7 +175,7 @@ class SpinningThreads:
         others = time.process_time() - time.thread_time()
         used, self._others = others - self._others, others
         self._pause -= 1
-        if self._pause < 0 and used > WORTH * rounds:
+        if self._pause < 0 and used > MIN_SPIN_SECONDS * rounds:
             self.engaged = True
             self._sample()
 
@@ -206,7 +206,7 @@ class SpinningThreads:
             self._sample()
 
     def _decide(self) -> None:
-        if self._spun - self._spare * self._seconds < WORTH * SAMPLED:
+        if self._spun - self._spare * self._seconds < MIN_SPIN_SECONDS * SAMPLED:
             self._pause, self.engaged = PAUSE, False
         elif shorten_openblas_spin():
             self._sample()

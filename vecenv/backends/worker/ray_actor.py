@@ -135,7 +135,7 @@ class EnvActor:
         seed_generators(args.seeds)
         self._line = memoryview(array.array("q", [0] * LINE))
         self._outbox = Outbox()
-        self._host, server = construct(args, args.server.far, self._outbox, self._line)
+        self._host, server = construct(args, args.server.remote, self._outbox, self._line)
         self._server: Any = server
         self._guard = HangGuard(self._line, len(args.setup.env_fns), step_timeout, hang)
         return self._bundle()

@@ -11,7 +11,7 @@ from typing import Any
 
 from vecenv.backends.host.env_host import EnvHost, Payload
 from vecenv.backends.host.failure import Failure, capture, describe
-from vecenv.backends.host.row_writer import IN_INFO_ROW, RENEWED, Extra
+from vecenv.backends.host.row_writer import IN_INFO_ROW, RESET_IN_ARENA, Extra
 from vecenv.backends.ipc import messages, opcodes
 from vecenv.backends.ipc.messages import Channel, Frame, WorkerChannel
 from vecenv.backends.ipc.serialization import dumps, loads_by_value
@@ -165,17 +165,17 @@ class RoundServer(BlockRounds, ABC):
         """
         blobs, infos = [], self.infos
         for j, extra in extras.items():
-            if extra is IN_INFO_ROW or extra is RENEWED:
+            if extra is IN_INFO_ROW or extra is RESET_IN_ARENA:
                 continue
-            if (info := extra.info_alone()) is not None and infos.write(j, info):
+            if (info := extra.only_info()) is not None and infos.write(j, info):
                 extras[j] = IN_INFO_ROW
                 continue
             self.line[DOING] = SENDING
             try:
-                blobs.append((j, dumps(extra.packed())))
+                blobs.append((j, dumps(extra.to_tuples())))
             except BaseException as error:
                 extras[j] = Extra(failure=self._not_sent(j, error))
-                blobs.append((j, dumps(extras[j].packed())))
+                blobs.append((j, dumps(extras[j].to_tuples())))
         while infos.sent < len(infos.schemas):
             schema = infos.schemas[infos.sent]
             self.channel.write(messages.INFO_SCHEMA, infos.sent, pickle.dumps((schema.keys, schema.kinds)))
@@ -215,6 +215,6 @@ def answer_of(extra: Extra | None) -> int:
         return opcodes.DONE
     if extra is IN_INFO_ROW:
         return opcodes.DONE_INFO
-    if extra is RENEWED:
+    if extra is RESET_IN_ARENA:
         return opcodes.DONE_FINAL
     return opcodes.DONE_EXTRA if extra.final is None else opcodes.DONE_EXTRA_FINAL
