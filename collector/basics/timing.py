@@ -28,7 +28,7 @@ class Clock:
 
 @dataclass(frozen=True)
 class CollectorStats:
-    """Seconds per kind of work since the first batch. `str()` returns one line that begins with the bottleneck.
+    """Seconds per kind of work since the first batch. `str()` begins with the bottleneck.
 
     >>> print(CollectorStats(env=6.0, policy=2.0, transfer=1.0, storage=0.5, idle=0.5, frames=4000))
     400 frames/s; envs 60 %, policy 20 %, transfers 10 %, storage 5 %, idle 5 %, hooks 0 %

@@ -22,8 +22,8 @@ class AsyncDataCollector(SyncDataCollector):
     step in flight at the end of a batch joins the next batch, so no step is lost or repeated. `policy_version` tells
     which weights chose an action.
 
-    Without `wait_num` and `timeout`, groups of envs take turns, and every run returns the same batches. With `wait_num`
-    or `timeout`, batches depend on the speed of the envs. See docs/guides/collecting.md and docs/guarantees.md.
+    Without `wait_num` and `timeout`, groups of envs take turns, and every run returns the same batches. With these
+    arguments, batches depend on the speed of the envs. See docs/guides/collecting.md and docs/guarantees.md.
 
     Takes the arguments of `SyncDataCollector`, and:
 

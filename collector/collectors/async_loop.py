@@ -1,13 +1,13 @@
 """`AsyncLoop`: collects flat batches. Envs step while the policy runs.
 
-Envs are in groups. While the policy chooses actions for one group, the other groups step::
+Envs are in groups. While the policy chooses actions for a group, the other groups step::
 
     policy     A0      B0      A1      B1      A2
     group A       |--- a0 ---|    |--- a1 ---|         A0: choose actions for group A; a0: group A steps
     group B               |--- b0 ---|    |--- b1 ---|
 
-Without `wait_num` and `timeout`, groups are fixed and in flight one at a time, so batches do not depend on time. With
-these arguments, a group is all envs that are ready, so that no env waits for the slowest.
+Without `wait_num` and `timeout`, groups are fixed and take turns, so batches do not depend on time. With these
+arguments, a group is all envs that are ready, so that no env waits for the slowest.
 """
 
 from __future__ import annotations

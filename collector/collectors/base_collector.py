@@ -1,4 +1,4 @@
-"""`BaseCollector`: the base class of all collectors. Iterates over batches, counts frames, and shuts down."""
+"""`BaseCollector`: base class of all collectors. Iterates over batches, counts frames, and shuts down."""
 
 from __future__ import annotations
 
@@ -61,12 +61,13 @@ class BaseCollector(ABC):
 
     @property
     def policy_version(self) -> int:
-        """Number of weight updates when the last batch began. Steps of a learner that shares the module count too."""
+        """Number of weight updates when the last batch began, including a learner's steps on a shared module."""
         version: int = self._weights.version
         return version
 
     def update_policy_weights_(self, policy_weights: Any = None) -> None:
-        """Copy the weights of a module, a state dict or a `TensorDict` into the policy, for the next batch.
+        """Copy the weights of a module, a state dict or a `TensorDict` into the policy, for the next batch or the next
+        rollout of an actor.
 
         `policy_weights=None` copies from the policy that was passed to the collector. Raises `RuntimeError` if the
         policy has no weights, and `ValueError` if names or shapes do not fit.
@@ -185,8 +186,8 @@ class BaseCollector(ABC):
         """Collect one batch without counting, splitting or post-processing it.
 
         Exceptions of envs and policy, and KeyboardInterrupt, are raised unchanged. The steps of this batch are lost,
-        and the next batch begins new episodes. With a closed vector env, with envs in Ray actors, or with
-        `episode_seeds`, the collector is shut down instead. A note at the exception of a local collector says so.
+        and the next batch begins new episodes. With a closed vector env, with Ray actors, or with `episode_seeds`, the
+        collector is shut down instead. A local collector adds a note to the exception.
         """
         return self._stored(self._collect_batch())
 

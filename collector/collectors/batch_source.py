@@ -1,4 +1,4 @@
-"""`BatchSource`: collects single batches for a local collector, from its vector env, policy, episodes and loop."""
+"""`BatchSource`: collects single batches from the vector env, policy, episodes and loop of a collector."""
 
 from __future__ import annotations
 
@@ -27,17 +27,15 @@ class Loop(Protocol):
 
 
 class StepsInFlight(Protocol):
-    """Loop that may leave envs stepping between two batches."""
-
     def finish_steps(self, request: BatchRequest, discard: bool) -> None:
         """Wait for envs that are stepping. `discard` also drops steps that belong to no batch."""
 
     def discard_steps(self) -> None:
-        """After a failure: drop uncollected steps, and the results and errors of envs in flight."""
+        """After a failure: drop uncollected steps, and results and errors of envs in flight."""
 
 
 Loops = tuple[Loop, Loop, StepsInFlight | None]
-"""Loop for batches, loop for a share of episodes per env, and the loop with steps in flight or `None`."""
+"""Loop for batches, loop for a share of episodes per env, and loop with steps in flight or `None`."""
 
 
 class BatchSource:
@@ -66,7 +64,7 @@ class BatchSource:
             self.episodes.share(noise.numbers[: env.env_num], noise.steps[: env.env_num])
         self.weights = PolicyWeights(policy, self.policy.module)
         if config.init_random_frames:
-            self._random_actions()  # raises now if the spaces cannot be sampled
+            self._random_actions()  # raises early if spaces cannot be sampled
         parts = LoopParts(env, self.policy, self.episodes, self.clock, config.interruptor.collection_stopped)
         self._loop, self._episode_loop, self._in_flight = make_loops(parts)
         self._info_layout: dict[str, Any] = {}
@@ -77,7 +75,6 @@ class BatchSource:
         return self.episodes.is_seeded and self.episodes.all_played
 
     def extras(self, on_step: StepHook | None) -> StepExtras | None:
-        """Return the `StepExtras` of the hook and the infos, or `None` without both."""
         if on_step is None and not self._config.info_keys:
             return None
         return StepExtras(on_step, self._config.info_keys, self._info_layout, lambda: self.policy.layout)
@@ -102,7 +99,6 @@ class BatchSource:
         return self._random
 
     def reseed_random_actions(self) -> None:
-        """Continue random actions from the current random state of the action spaces."""
         if self._random is not None:
             self._random.policy.draw_like(self.env.action_space)
 
@@ -129,7 +125,7 @@ class BatchSource:
         )
 
     def note_failure(self, error: BaseException) -> bool:
-        """Record that `error` ended a batch. Return whether the collector can continue. Add a note that says so."""
+        """Record that `error` ended a batch. Return whether the collector can continue."""
         if self._config.is_seeded:
             why = "its steps are lost, and with episode_seeds every episode is played to its end"
         elif getattr(self.env, "is_closed", False):
@@ -142,7 +138,6 @@ class BatchSource:
         return False
 
     def recover(self) -> None:
-        """After a failure: abandon episodes and steps in flight."""
         if self.failed:
             if self._in_flight is not None:
                 self._in_flight.discard_steps()
@@ -156,7 +151,7 @@ class BatchSource:
 
     def finish_steps(self, discard: bool) -> None:
         if self._in_flight is not None:
-            request = BatchRequest(0, False, on_step=self.extras(None))  # no hook sees these steps
+            request = BatchRequest(0, False, on_step=self.extras(None))  # without the hook
             self._in_flight.finish_steps(request, discard)
 
     def begin(self, ids: np.ndarray, obs: Any, infos: np.ndarray) -> None:

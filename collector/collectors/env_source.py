@@ -22,8 +22,8 @@ PROCESSES = ("num_workers", "context", "start_timeout", "step_timeout", "affinit
 class VectorEnvMaker:
     """Makes a vector env from a list of env_fns, with the backend and keywords of the user.
 
-    user: class of the collector, for errors. default: replaces the backend `None`, unless a keyword needs processes.
-        Raises `ValueError` for an unknown backend, and `TypeError` for unknown keywords.
+    default: replaces the backend `None`, unless a keyword needs processes. Raises `ValueError` for an unknown backend,
+        and `TypeError` for unknown keywords.
     """
 
     def __init__(self, user: type[Any], backend: str | None, default: str, options: Mapping[str, Any]) -> None:
@@ -46,7 +46,6 @@ class VectorEnvMaker:
         return self._make(env_fns, **self._options)
 
     def check_used(self) -> None:
-        """Raise `ValueError` if there are keywords for a vector env that already exists."""
         if self._given and not self._used:
             raise ValueError(
                 f"{' and '.join(self._given)} cannot be used with a vector env that is already made: set them in the "
@@ -55,10 +54,10 @@ class VectorEnvMaker:
 
 
 def make_vector_env(source: Any, kwargs: dict[str, Any] | None, make: Callable[[list[Callable[[], Any]]], Any]) -> Any:
-    """Return the vector env that `source` is or makes. Single envs become a vector env through `make`.
+    """Return the vector env that `source` is or makes. `make` combines single envs.
 
-    Raises `RuntimeError` if there are `kwargs` for an object that already exists, and `TypeError` if `source` is not
-    supported, for example a vector env of another library.
+    Raises `RuntimeError` if there are `kwargs` for an existing object, and `TypeError` for an unsupported source, such
+    as a vector env of SB3.
     """
     kwargs = kwargs or {}
     if isinstance(source, str):
@@ -124,7 +123,7 @@ def with_transforms(env: Any, transforms: Any, policy: Any, device: Any) -> Any:
 def again(
     kwargs: dict[str, Any] | None, make: VectorEnvMaker, transforms: Any, policy: Any, device: Any
 ) -> Callable[[Any], Any]:
-    """Return a function that makes the same vector env from a source, with copies of the transforms."""
+    """Return a function that makes the same vector env from a source. Transforms are copied."""
 
     def make_again(source: Any) -> Any:
         clones = None if transforms is None else [each.clone() for each in flat(transforms)]
@@ -179,7 +178,6 @@ def check_step_count(observation_spaces: Sequence[Any]) -> None:
 
 
 def _instead_of(source: Any) -> str | None:
-    """Return the error text for a vector env that collectors cannot step, or `None`."""
     tensors = sys.modules.get("collector.device.torch_vector_env")
     if tensors is not None and isinstance(source, tensors.TorchVectorEnv):
         return "collectors move observations themselves: pass the vector env without TorchVectorEnv around it"

@@ -31,7 +31,7 @@ def needs_eval_env(why: str) -> ValueError:
 
 
 def learning(env: Any) -> list[str]:
-    """Return the classes of envs, wrappers and transforms whose statistics are not frozen."""
+    """Return the class names of statistics that are not frozen."""
     engine = getattr(_base(env), "engine", None)  # custom vector envs have no engine
     names = set() if engine is None else {name for report in engine.reports for name in report.learning or ()}
     for wrapper in _wrappers(env):
@@ -60,7 +60,7 @@ class Evaluation:
     """Makes collectors for `evaluate`. The collector with envs made here is kept for later calls.
 
     source: first argument of the training collector. make_env: makes a vector env from `source`. train: vector env of
-        the training, whose statistics are copied, or `None` if it is in another process.
+        the training, or `None` if it is in another process. Its statistics are copied.
     """
 
     def __init__(self, source: Any, make_env: Callable[[Any], Any], train: Any = None) -> None:

@@ -106,7 +106,7 @@ def _call(callback: Callable[[Any, StepBatch], Any], env: Any, step: StepBatch) 
 
 
 class _FirstEnd(Interruptor):
-    """Stops a collection when an episode ends, which the loop subtracts from `quota`."""
+    """Stops a collection when an episode ends, because the loop then changes `quota`."""
 
     def __init__(self, quota: np.ndarray) -> None:
         super().__init__()
@@ -130,12 +130,11 @@ class _Borrowed:
 
 
 class _Draws:
-    """Policy that draws from the envs' action spaces themselves. The next rollout continues the random streams."""
+    """Policy that draws from the envs' own action spaces, so that rollouts continue the random streams."""
 
     def __init__(self, venv: Any) -> None:
         self._venv = venv
         self.masks_of: Callable[[Any], list[Any] | None] = lambda env_ids: None
-        """Returns the action masks in infos."""
 
     def __call__(self, obs: Any, env_id: Any) -> Any:
         every = self._venv.action_space

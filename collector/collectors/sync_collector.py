@@ -126,7 +126,7 @@ class SyncDataCollector(BaseCollector):
             make.check_used()
             self._open(create_env_fn, create_env_kwargs, make, transforms)
         except BaseException as error:
-            # The caller owns a vector env that was passed, so a failed constructor must not close it.
+            # A failed constructor does not close a vector env that was passed.
             if is_own:
                 self._note_exception(error)
             self._close(env_too=is_own)
@@ -226,7 +226,7 @@ class SyncDataCollector(BaseCollector):
             batch, ended = self._collect(BatchRequest(frames, random, on_step=hook))
         else:
             episodes = EpisodeCollection(self._collect, self._abandon_started, self._config, self._source.episodes)
-            with self._weights.kept():  # an update must not fall between the pieces of this batch
+            with self._weights.kept():  # no update between the pieces of a batch
                 batch, ended = episodes.collect(count, BatchRequest(0, random, on_step=hook), on_episode, keep)
         steps = batch.frames if n_episode is None else int(ended.lens.sum())
         batch = batch if keep else None
@@ -238,7 +238,7 @@ class SyncDataCollector(BaseCollector):
         return render_hook(self.env, pause, on_step)
 
     def _abandon_started(self) -> np.ndarray:
-        """Abandon the episodes that have at least one step. Return their ids."""
+        """Abandon the episodes that have steps. Return their ids."""
         self._source.recover()
         episodes = self._source.episodes
         abandoned: np.ndarray = episodes.ids[episodes.taken > 0]  # read before steps in flight end some episodes

@@ -1,4 +1,4 @@
-"""`EpisodeCollection`: collects whole episodes for `SyncDataCollector.collect`."""
+"""`EpisodeCollection`: collects whole episodes."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class EpisodeCollection:
     def collect(
         self, count: int, request: BatchRequest, on_episode: Callable[..., Any] | None, keep: bool
     ) -> tuple[FlatRollout | None, Ended]:
-        """Collect `count` episodes. Return one batch (`None` without `keep`), and all ended episodes."""
+        """Collect `count` episodes. Return a batch (`None` without `keep`), and all ended episodes."""
         # Shares are fixed before the first step, so that envs with short episodes do not play more episodes.
         quota = count // self._env_num + (np.arange(self._env_num) < count % self._env_num)
         hook, request = request.on_step, request._replace(frames=CHUNK * self._env_num, quota=quota)

@@ -14,7 +14,6 @@ ARRAYS = (spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary)
 
 
 def parts(space: spaces.Space[Any], path: str = "action") -> Iterator[tuple[str, spaces.Space[Any]]]:
-    """Yield the leaves of a space with their names."""
     for key, child in _children(space):
         yield from parts(child, f"{path}[{key!r}]")
     if not isinstance(space, (spaces.Dict, spaces.Tuple)):

@@ -55,7 +55,6 @@ class KeyedNoise:
         return not self.reason
 
     def not_keyed(self, reason: str) -> None:
-        """Record the first reason why actions are not keyed."""
         self.reason = self.reason or reason
 
     def resize(self, rows: int) -> None:
@@ -109,7 +108,7 @@ class KeyedNoise:
             or self.numbers.tobytes() != self._block_numbers
             or ahead.view(np.uint64).max() >= self._block.shape[1]  # negative numbers are large as uint64
         ):
-            # Numpy draws hundreds of numbers as fast as a few. But a new episode needs a new block.
+            # Numpy draws hundreds of numbers as fast as a few, but each new episode wastes the rest of the block.
             count = max(1, min(2 * self._drawn, MOST_AHEAD, MOST_IN_A_BLOCK // max(1, len(self._rows) * words)))
             self._block_numbers, self._block_steps, self._drawn = self.numbers.tobytes(), self.steps.copy(), 0
             keys = episode_keys(self.job_seed, self.numbers)[:, None]
@@ -135,8 +134,8 @@ class KeyedNoise:
     def sample(self, distribution: Any) -> torch.Tensor | None:
         """Sample a distribution with a row for each row of the noise, in its shape, dtype and device.
 
-        Known families are `Categorical`, `OneHotCategorical`, `Bernoulli` and `Normal`, also within `Independent` and
-        `TransformedDistribution`. Returns `None` for other families. Raises `ValueError` for NaN probabilities.
+        Returns `None` except for `Categorical`, `OneHotCategorical`, `Bernoulli` and `Normal`, also within
+        `Independent` and `TransformedDistribution`. Raises `ValueError` for NaN probabilities.
         """
         if tuple(getattr(distribution, "batch_shape", ())[:1]) != self.numbers.shape:
             return None  # `OutputCheck` refuses the sample later
@@ -219,7 +218,7 @@ def _checked(values: np.ndarray, valid: Any) -> np.ndarray:
 
 @contextmanager
 def generators_kept() -> Iterator[None]:
-    """Restore the global generators of Python, numpy and torch afterwards."""
+    """Restore the global random generators afterwards."""
     torch = sys.modules.get("torch")
     devices = range(torch.cuda.device_count()) if torch is not None and torch.cuda.is_initialized() else []
     states = random.getstate(), np.random.get_state()

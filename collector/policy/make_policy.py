@@ -41,8 +41,8 @@ def make_policy(
     """Return the policy of a collector.
 
     policy: `None` for random actions. clock: measures policy, transfers and checks. job_seed: seed of the job with
-        `episode_seeds`. The other arguments are the collector's `policy_device`, `policy_threads`, `compile_policy`,
-        `cudagraph_policy` and `info_keys`.
+        `episode_seeds`. Other arguments: `policy_device`, `policy_threads`, `compile_policy`, `cudagraph_policy` and
+        `info_keys` of the collector.
     """
     clock = clock or Clock()
     noise = None if job_seed is None else KeyedNoise(job_seed, env.env_num)
@@ -96,7 +96,7 @@ def _device_of(policy: Policy, device: Any, cudagraph: bool) -> Any:
 
 
 def _rows_of_a_batch(noise: KeyedNoise, env_num: int, knows_ids: bool, target: Any) -> np.ndarray:
-    """Return the row ids of a call, padded so that rows do not affect each other's results."""
+    """Return the row ids of a call, padded so that rows do not affect each other."""
     from collector.device.math_libraries import full_rows, rows_are_exact
 
     # Padding rows have no valid env id, so a policy with `env_id` gets no padding.

@@ -18,8 +18,8 @@ class MLPPolicy(nn.Module):
     """Network with two hidden layers of tanh units, for array observations.
 
     Observations: Box (flattened, uint8 scaled to 0..1) or Discrete (one-hot). Actions: Discrete, or a bounded float Box
-    (a normal distribution, squashed into the bounds). The policy returns a distribution, from which the collector takes
-    a sample or the mode. Weights come from torch's random stream. Raises `TypeError` for other spaces.
+    (a normal distribution, squashed into the bounds). Returns a distribution. Weights come from torch's random stream.
+    Raises `TypeError` for other spaces.
 
     Example::
 
@@ -49,7 +49,6 @@ class MLPPolicy(nn.Module):
         self.net = nn.Sequential(first, nn.Tanh(), second, nn.Tanh(), last)
 
     def forward(self, obs: torch.Tensor) -> distributions.Distribution:
-        """Return the distribution of actions `(k, ...)` for observations `(k, ...)`."""
         observation_space, action_space = self._spaces
         if isinstance(observation_space, spaces.Discrete):
             indices = obs.long() - int(observation_space.start)
@@ -72,7 +71,7 @@ class MLPPolicy(nn.Module):
 
 
 class _Transformed(distributions.TransformedDistribution):
-    """Transformed distribution with a mode: the transformed mode of the base distribution."""
+    """Transformed distribution that transforms the mode too."""
 
     @property
     def mode(self) -> torch.Tensor:

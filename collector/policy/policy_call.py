@@ -24,8 +24,7 @@ Policy = Callable[..., Any]
 class ExplorationType(enum.Enum):
     """The value taken from a distribution that a policy returns (names as in torchrl).
 
-    RANDOM is a sample, MODE the most likely action, and MEAN the mean, which may only be an action in continuous
-    spaces.
+    RANDOM is a sample, MODE the most likely action, and MEAN the mean, for continuous actions.
     """
 
     RANDOM = "random"
@@ -38,7 +37,7 @@ _current: ContextVar[tuple[ExplorationType | None, bool]] = ContextVar("explorat
 
 
 def exploration_type() -> ExplorationType | None:
-    """Return the exploration type of the current collection, or `None`, for policies that explore without a
+    """Return the exploration type of the current collection, or `None`. For policies that explore without a
     distribution.
 
     >>> with set_exploration_type(ExplorationType.MODE):
@@ -215,7 +214,6 @@ class PolicyCall:
         """True if `inputs` are `(observations, rows_of(...), entries of infos)`."""
         self.takes_info = signature.info
         self.infos: Any = None
-        """Infos for the next call."""
         self.state = RecurrentState(policy, rows) if signature.state else None
         self._signature, self._pick = signature, pick
         if signature.info and (compile is not None or cudagraph is not None):
@@ -230,7 +228,6 @@ class PolicyCall:
         self._policy = policy if cudagraph is None else self._graphed(policy, rows, cudagraph)
 
     def rows_of(self, env_ids: np.ndarray, stepping: np.ndarray | None = None) -> tuple[np.ndarray, ...]:
-        """See `RecurrentState.rows`."""
         return (env_ids,) if self.state is None else self.state.rows(env_ids, stepping, self._signature.env_id)
 
     def __call__(self, inputs: Any) -> dict[str, Any]:
@@ -259,7 +256,7 @@ class PolicyCall:
         return read_output(output, self.exploration, self._pick)
 
     def _graphed(self, policy: Policy, rows: int, options: dict[str, Any]) -> Policy:
-        """Return a CUDA graph per exploration type. Rounds with fewer rows use no graph."""
+        """Return a CUDA graph per exploration type, for rounds of all rows."""
         try:
             from tensordict.nn import CudaGraphModule
         except ImportError as error:
@@ -304,7 +301,7 @@ class RecurrentState:
         """Return the envs of the next call, the rows that begin an episode, and `stepping` unless it is `None`.
 
         stepping: the envs whose state changes, if the call has a row for every env. The result is empty if all envs
-            step in order and in mid-episode, and `needs_ids` is False.
+            step in order, in mid-episode, and `needs_ids` is False.
         """
         begun = self._begun[env_ids].nonzero()[0]
         self._env_ids, self._in_order = env_ids, np.array_equal(env_ids, self._all_ids)
@@ -314,7 +311,6 @@ class RecurrentState:
         return () if self._in_order and not len(begun) and not needs_ids else (env_ids, begun)
 
     def recall(self, rows: tuple[Any, ...]) -> Any:
-        """Return the state for the next call, or `None` if unknown."""
         if self._state is None and self._initial is not None:
             self._state = nest.map(copy_of, self._initial(len(self._all_ids)))
         if self._state is None:
@@ -326,7 +322,7 @@ class RecurrentState:
         return state
 
     def keep(self, rows: tuple[Any, ...], output: Any) -> dict[str, Any]:
-        """Store the new state. Return the other outputs. Raises `TypeError` or `ValueError` for wrong states."""
+        """Store the state, and return the other outputs. Raises `TypeError` or `ValueError` for wrong states."""
         output, self.is_known = _with_state(output), True
         # Gradients would keep the graphs of earlier steps alive.
         state = nest.map(lambda leaf: leaf.detach() if hasattr(leaf, "detach") else leaf, output.pop("state"))

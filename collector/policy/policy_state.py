@@ -17,7 +17,7 @@ from vecenv.nest import as_array
 
 
 def hash_of(policy: Any) -> str | None:
-    """Return the hash of a policy's weights, or of its source code. `None` for random actions or unknown source."""
+    """Return the hash of a policy's weights, or of its source code if it has no weights. `None` if neither is known."""
     if policy is None:
         return None
     digest = hashlib.sha256()

@@ -80,7 +80,7 @@ class RandomPolicy:
 
     def _from_blocks(self, ids: np.ndarray) -> Any:
         if self._sure <= 0:
-            # Only these envs, because the next action of another env may have a mask.
+            # Only these envs, because the other envs' next actions may have masks.
             for env in ids[self._used[ids] == self.BLOCK].tolist():
                 self._refill(env)
             self._sure = self.BLOCK - int(self._used.max())
@@ -90,13 +90,12 @@ class RandomPolicy:
         return actions
 
     def seed(self, env_ids: np.ndarray, seeds: Sequence[int]) -> None:
-        """Continue with the actions that these spaces give after `space.seed(seed)`."""
         for env, seed in zip(env_ids.tolist(), seeds, strict=True):
             self._spaces[env].seed(seed)
         self._used[env_ids], self._sure = self.BLOCK, 0
 
     def draw_like(self, action_spaces: Sequence[spaces.Space[Any]]) -> None:
-        """Continue with the random streams of these spaces."""
+        """Continue the random streams of these spaces."""
         for own, seeded in zip(self._spaces, action_spaces, strict=True):
             for (_, part), (_, given) in zip(parts(own), parts(seeded), strict=True):
                 part.np_random.bit_generator.state = given.np_random.bit_generator.state
@@ -125,7 +124,6 @@ def draw_many(space: spaces.Space[Any], size: int) -> Any:
 
 
 def masks_of(obs: Any, space: spaces.Space[Any], rows: int) -> list[Any] | None:
-    """Return the mask of each row, from `action_mask` or a fitting `mask`."""
     if obs.__class__ is not dict:
         return None
     found: Any = obs.get("action_mask")

@@ -15,7 +15,7 @@ import numpy as np
 class PolicyWeights:
     """Copies new weights in place into the network that the collector calls, and counts the updates.
 
-    An update during a batch, from another thread or from the policy, waits for the end of the batch.
+    An update during a batch, from a thread or from the policy, waits for the end of the batch.
     """
 
     def __init__(self, policy: Any, module: Any) -> None:
@@ -24,7 +24,7 @@ class PolicyWeights:
         self._module = module
         self._lock = threading.RLock()
         self._collecting = 0
-        """Number of batches in progress, including nested batches."""
+        """Number of batches in progress, including nested ones."""
         self._waiting: dict[str, Any] | None = None
         self._updates = 0
         """Number of waiting updates. Only the last is applied."""
@@ -34,8 +34,8 @@ class PolicyWeights:
         """Copy the weights of `source`: a module, a mapping of names to tensors or arrays, or `None` for the user's
         policy.
 
-        Raises `RuntimeError` if the policy is not a module, and `TypeError` or `ValueError` if weights do not fit. Then
-        no weight changes.
+        Raises `RuntimeError` if the policy is not a module, and `TypeError` or `ValueError` if names, shapes or dtypes
+        do not fit. Then no weight changes.
         """
         if self._module is None:
             raise RuntimeError("there are no weights to update: the policy is not a torch module")
@@ -76,7 +76,7 @@ class PolicyWeights:
         """Delay updates until the end of the `with` block."""
         with self._lock:
             if not self._collecting and (counters := self._counters()) != self._seen:
-                # A learner on a shared module has stepped. (A lazy module that makes parameters is not updated.)
+                # A learner on a shared module has stepped. (A lazy module that made parameters does not count.)
                 self.version, self._seen = self.version + bool(self._seen), counters
             self._collecting += 1
         try:
@@ -101,7 +101,7 @@ class PolicyWeights:
             name: value if _is_extra_state(name) else _as_weight(name, value, own[name])
             for name, value in found.items()
         }
-        # Shared memory needs no copy. A waiting copy would undo steps that a learner takes meanwhile.
+        # Shared memory needs no copy, and a waiting copy would undo a learner's steps.
         return {name: value for name, value in weights.items() if not _is_same(value, own[name])}
 
     def _apply(self, weights: dict[str, Any], updates: int) -> None:
@@ -123,9 +123,7 @@ class PolicyWeights:
 
 
 class PublishedWeights(PolicyWeights):
-    """Weights for actors. `policy`: the driver's policy, which never changes. `put`: puts an object into Ray's
-    store.
-    """
+    """Weights for actors. `put` puts an object into Ray's store. The driver's `policy` never changes."""
 
     def __init__(self, policy: Any, put: Callable[[Any], Any]) -> None:
         self.policy = on_cpu(policy)
@@ -135,7 +133,7 @@ class PublishedWeights(PolicyWeights):
         self._put = put
         self._reference: Any = None
         self._sent: int | None = 0
-        """Version in the store, or `None` after `load`."""
+        """Version of the weights in the store, or `None` after `load`."""
 
     def load(self, weights: Any, strict: bool) -> None:
         super().load(weights, strict)
@@ -163,7 +161,7 @@ def take_over(collector: Any, weights: Any) -> None:
 
 
 def on_cpu(policy: Any) -> Any:
-    """Return a copy of a module on the CPU, made without a second copy on its device. Else return `policy`."""
+    """Return a copy of a module on the CPU, without a second copy on its device."""
     if not is_module(policy):
         return policy
     from torch.nn import Parameter
@@ -189,7 +187,7 @@ def _as_array(value: Any) -> Any:
 
 
 def _wait_for(values: Iterable[Any]) -> None:
-    """Wait for queued operations on these tensors, because another thread uses them next."""
+    """Wait for queued operations on these tensors, before a thread with a different CUDA stream uses them."""
     devices = {value.device for value in values if getattr(value, "is_cuda", False)}
     if devices:
         import torch
