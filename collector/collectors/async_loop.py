@@ -70,7 +70,6 @@ class AsyncLoop:
         self._queue.extend(ids[group::groups] for group in range(groups) if len(ids))
 
     def _act(self, ids: np.ndarray, request: BatchRequest) -> None:
-        """Choose actions for the envs that need no reset."""
         ids = ids[~self._episodes.over[ids]]
         if not len(ids):
             return
@@ -95,7 +94,6 @@ class AsyncLoop:
         self._clock.lap("env")
 
     def _receive(self, request: BatchRequest) -> None:
-        """Log the steps of ready envs, and queue these envs."""
         results = obs, *_, info = self._env.recv()
         self._clock.lap("env")
         ids = np.array([each["env_id"] for each in info])

@@ -82,6 +82,5 @@ class RandomActions(CollectorPolicy):
 
 
 def masks_in(infos: np.ndarray) -> list[Any] | None:
-    """Return the action masks of these infos, or `None`."""
     masks = [None if info is None else info.get(ACTION_MASK) for info in infos]
     return None if all(mask is None for mask in masks) else masks

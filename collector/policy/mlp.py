@@ -49,6 +49,7 @@ class MLPPolicy(nn.Module):
         self.net = nn.Sequential(first, nn.Tanh(), second, nn.Tanh(), last)
 
     def forward(self, obs: torch.Tensor) -> distributions.Distribution:
+        """Return the distribution of actions `(k, ...)` for observations `(k, ...)`."""
         observation_space, action_space = self._spaces
         if isinstance(observation_space, spaces.Discrete):
             indices = obs.long() - int(observation_space.start)
