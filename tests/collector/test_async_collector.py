@@ -1,4 +1,4 @@
-"""The collector whose envs step while the policy runs: nothing lost, nothing repeated, nothing out of order."""
+"""`AsyncDataCollector`: no step is lost, repeated or out of order."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ FLIGHTS = [{}, {"wait_num": 1}, {"wait_num": 2}, {"timeout": 0.01}, {"copy": Fal
 
 
 class WaitsForFile(Countdown):
-    """Its third step waits until a file is there."""
+    """Env that waits in its third step until a file exists."""
 
     def __init__(self, length: int, path: str) -> None:
         super().__init__(length)
@@ -53,7 +53,7 @@ class WaitsForFile(Countdown):
 
 
 def by_env(batches: list[FlatRollout], envs: int) -> list[dict[str, np.ndarray]]:
-    """The steps of each env over all batches."""
+    """Return the steps of each env over all batches."""
     whole = arrays(concatenate(batches))
     env_ids = concatenate(batches).env_ids
     return [{name: rows[env_ids == env] for name, rows in whole.items()} for env in range(envs)]
@@ -71,7 +71,7 @@ def test_options_for_envs_that_are_made_already_are_refused(kind: type, options:
 
 
 class TenTimes(VectorEnvWrapper):
-    """Written for tianshou, whose vector envs have no `send` and `recv`."""
+    """Wrapper in tianshou's interface, which has no `send` and `recv`."""
 
     def step(self, action: Any, id: Any = None, **kwargs: Any) -> Any:
         obs, reward, *rest = self.venv.step(action, id, **kwargs)
@@ -79,11 +79,11 @@ class TenTimes(VectorEnvWrapper):
 
 
 class Named(TenTimes):
-    """Adds nothing that matters."""
+    """Subclass that changes no behaviour."""
 
 
 class Wide(Countdown):
-    """Observations of 80 kB."""
+    """Env with observations of 80 kB."""
 
     def __init__(self) -> None:
         super().__init__(99)
@@ -144,7 +144,7 @@ def test_each_env_lives_as_in_a_hand_written_loop(backend: Any, flight: dict[str
 
 
 def test_two_runs_with_groups_are_the_same_to_the_bit() -> None:
-    """Also for a policy with one random stream, which the group that comes first draws from."""
+    """A policy with one random stream gives the same batches too, because groups take turns in a fixed order."""
 
     def collect(workers: int) -> dict[str, np.ndarray]:
         stream = np.random.default_rng(5)
@@ -178,7 +178,7 @@ def test_batches_are_ordered_by_env_and_time(flight: dict[str, Any]) -> None:
 
 
 def test_envs_step_while_the_policy_runs(tmp_path: Any) -> None:
-    """A step ends only once a file is there that the policy makes when it is called for the other group."""
+    """A step of one group waits for a file, which the policy writes when it is called for the other group."""
     seen: list[list[int]] = []
     over = tmp_path / "over"
 
@@ -204,7 +204,7 @@ def test_envs_step_while_the_policy_runs(tmp_path: Any) -> None:
     fns = [partial(WaitsForOther, env) for env in range(2)]
     with AsyncDataCollector(ShmemVectorEnv(fns, num_workers=2), policy, frames_per_batch=8) as collector:
         assert collector.rollout().frames == 8
-        over.touch()  # the last steps wait for calls of the policy that do not come
+        over.touch()  # the steps in flight wait for a call of the policy that never comes
     assert seen[:4] == [[0], [1], [0], [1]]
 
 
@@ -234,7 +234,7 @@ def test_what_the_vector_env_of_a_list_of_callables_waits_for() -> None:
 
 
 class TestKeywords:
-    """The arrays of the synchronous collector, where a flat batch makes them anew."""
+    """Keywords that need new code for flat batches."""
 
     def make(self, *lengths: int, policy: Any = zeros, frames: int = 20, **options: Any) -> AsyncDataCollector:
         return AsyncDataCollector(DummyVectorEnv(countdowns(*lengths)), policy, frames_per_batch=frames, **options)
@@ -250,7 +250,7 @@ class TestKeywords:
         assert batches[1].random.all()
         assert not batches[3].random.any()
         assert batches[4].random.sum() >= 18
-        for batch in batches:  # those in flight when the random batches end still have random actions
+        for batch in batches:  # steps in flight at the end of the random batches have random actions
             np.testing.assert_array_equal(batch.extras["value"], ~batch.random)
             assert (batch.action[~batch.random] == 1).all()
         assert batches[2].random.sum() <= 2
@@ -285,7 +285,7 @@ class TestKeywords:
                 np.testing.assert_array_equal(found["done"][:, 0], ends)
                 np.testing.assert_array_equal(found["truncated"][:, 0], ends & ~batch.terminated)
                 left += np.sum(ends & (np.diff(batch.env_ids, append=-1) == 0) & ~batch.done)
-                collector.reset([env])  # a step that is on its way belongs to the episode that is left
+                collector.reset([env])  # a step in flight belongs to the abandoned episode
         assert left > 0
 
     def test_the_version_of_the_policy_is_that_of_the_action(self) -> None:

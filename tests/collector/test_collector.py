@@ -1,4 +1,4 @@
-"""The collector: what its batches promise, and what it can be made with."""
+"""`SyncDataCollector` and `AsyncDataCollector`: content of batches, and sources of envs."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def test_batches_of_any_size_equal_a_hand_written_loop(backend: Any, copy: bool,
 
 
 def joined(batches: list[Rollout]) -> dict[str, np.ndarray]:
-    """The columns of batches one after another."""
+    """Concatenate the columns of batches."""
     return {name: np.concatenate([arrays(batch)[name] for batch in batches], axis=1) for name in arrays(batches[0])}
 
 
@@ -109,7 +109,7 @@ LOOPS = {
     ],
 )
 def test_what_a_policy_returns_may_be_views_of_its_observations(loop: str, views: str) -> None:
-    """They are stored as they were when it returned, also where the vector env writes over the observations."""
+    """The batch has copies, because the vector env overwrites the observations."""
     options = {"kind": SyncDataCollector, "backend": DummyVectorEnv, **VIEWS[views], **LOOPS[loop]}
     kind, backend, found = options.pop("kind"), options.pop("backend"), []
     for copy in (True, False):
@@ -130,7 +130,7 @@ def test_what_a_policy_returns_may_be_views_of_its_observations(loop: str, views
 
 @kinds
 class TestAPolicyThatDrawsFromOneStream:
-    """A module that samples draws a number for each row: the data are the same only if the calls are."""
+    """A module that samples draws a number per row, so the data repeat only if the calls repeat."""
 
     @pytest.fixture(autouse=True)
     def _torch(self) -> Iterator[None]:
@@ -139,7 +139,7 @@ class TestAPolicyThatDrawsFromOneStream:
             yield
 
     def collect(self, kind: type, venv: Any, frames: int, **options: Any) -> list[dict[str, np.ndarray]]:
-        """90 steps, those of each env by itself."""
+        """Collect 90 steps, and return the steps of each env."""
         torch, actions = self.torch, int(venv.action_space[0].n)
 
         class Samples(torch.nn.Module):
@@ -196,7 +196,7 @@ def test_a_random_mix_of_episode_lengths_and_batch_sizes_equals_a_hand_written_l
 
 
 def test_no_device_is_ever_synchronised() -> None:
-    """`torch.cuda.synchronize` would wait for all that runs on it, a learner's work too."""
+    """`torch.cuda.synchronize` would also wait for the work of a learner."""
     sources = list((ROOT / "collector").rglob("*.py"))
     found = [
         f"{path.name}:{node.lineno}"
@@ -214,7 +214,7 @@ def test_an_env_that_is_over_is_reset_once_and_its_true_last_observation_is_kept
         batches = [collector.rollout() for _ in range(3)]
     whole, steps = joined(batches), np.arange(30)
     for env, length in enumerate((4, 6)):
-        # The env counts its own resets, so a superfluous one would skip an episode number.
+        # The env counts its resets, so a superfluous reset would skip an episode number.
         np.testing.assert_array_equal(whole["obs"][env], np.stack([steps // length, steps % length], 1))
         np.testing.assert_array_equal(whole["next_obs"][env], np.stack([steps // length, steps % length + 1], 1))
     np.testing.assert_array_equal(batches[0].final_env, [0, 1, 0])
@@ -223,7 +223,7 @@ def test_an_env_that_is_over_is_reset_once_and_its_true_last_observation_is_kept
 
 
 class CountsRounds:
-    """A vector env that logs its calls."""
+    """Vector env that logs its calls."""
 
     def __init__(self, venv: Any) -> None:
         self.venv, self.rounds = venv, []
@@ -240,19 +240,19 @@ def test_resets_within_a_batch_cost_no_rounds() -> None:
         for batches in (1, 2):
             batch = collector.rollout()
             assert batch.done.sum(1).tolist() == [20, 15, 12, 10]
-            # All four end in the last round of the batch, and are reset before the next.
+            # All four episodes end in the last round of the batch. A separate round resets the envs.
             assert venv.stats()["rounds"] == batches * (1 + 60)
 
 
 class Levels(DummyVectorEnv):
-    """A curriculum, as a subclass with a `reset` of its own."""
+    """Curriculum: a subclass of a vector env with a custom `reset`."""
 
     def reset(self, id: Any = None, **kwargs: Any) -> Any:
         return super().reset(id, **{"options": {"level": 50}, **kwargs})
 
 
 class Level(Countdown):
-    """Its observations begin with the level in the options of the reset."""
+    """Env with observations that begin with the level from the options of the reset."""
 
     def reset(self, *, seed: Any = None, options: Any = None) -> Any:
         super().reset(seed=seed)
@@ -267,7 +267,7 @@ def test_a_reset_of_a_subclass_is_used_for_each_episode(frames: int) -> None:
 
 
 class Reports(Countdown):
-    """Has keys of its own where a vector env puts the last observation, and what failed."""
+    """Env with info keys that vector envs use for the last observation and for failures."""
 
     def step(self, action: Any) -> Any:
         obs, reward, terminated, truncated, _ = super().step(action)
@@ -277,7 +277,7 @@ class Reports(Countdown):
 @kinds
 @pytest.mark.parametrize("limit", [None, 2])
 def test_keys_of_an_envs_own_info_mean_nothing_to_the_collector(kind: type, limit: Any) -> None:
-    """Also where the collector itself ends the episode."""
+    """Includes an episode that the collector truncates."""
 
     def collect(env: type) -> dict[str, np.ndarray]:
         venv = DummyVectorEnv([partial(env, 3)] * 2)
@@ -310,7 +310,7 @@ def test_episode_ids_never_repeat_and_change_with_the_episode(kind: type) -> Non
         seen.append(collector.collect(n_step=10).batch.flatten())
     steps = np.concatenate([np.stack([batch.env_ids, batch.obs[:, 0], batch.traj_ids], 1) for batch in seen])
     assert steps.dtype == np.int64
-    # The env counts its own episodes; one that was left before its first step leaves no gap in the ids.
+    # The env counts its episodes. An episode that is abandoned before its first step leaves no gap in the ids.
     for env in range(2):
         episodes, ids = np.unique(steps[steps[:, 0] == env][:, 1:], axis=0).T
         assert len(np.unique(episodes)) == len(episodes), "one id for each episode"

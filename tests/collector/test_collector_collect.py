@@ -1,4 +1,4 @@
-"""`collect`: so many steps or episodes, hooks, and statistics (as tianshou's collector, without its surprises)."""
+"""`collect`: numbers of steps and episodes, hooks, and statistics (as tianshou's collector)."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def make(kind: type, *lengths: int, policy: Any = ones, **options: Any) -> Any:
 
 
 def resets(collector: Any) -> list[int]:
-    """The number of resets of each env."""
+    """Return the number of resets of each env."""
     return [episode + 1 for episode in collector.env.get_env_attr("episode")]
 
 
@@ -90,7 +90,7 @@ class TestEpisodes:
                 np.testing.assert_array_equal(rows.final_time[np.argsort(rows.final_env)], stats.lens - 1)
 
     def test_short_episodes_are_not_preferred(self, kind: type) -> None:
-        """If the envs that end first went on, nearly all episodes would be of the env with short ones."""
+        """Without shares, the env with short episodes would play nearly all of the episodes."""
         with make(kind, 1, 100) as collector:
             stats = collector.collect(n_episode=6)
             assert sorted(stats.lens.tolist()) == [1, 1, 1, 100, 100, 100]
@@ -98,7 +98,7 @@ class TestEpisodes:
 
     @pytest.mark.parametrize("n_episode", [3, 4])
     def test_an_episode_that_ends_long_after_the_others_is_not_lost(self, kind: type, n_episode: int) -> None:
-        """Its last steps come after as many steps as would be enough for a batch."""
+        """Its last steps come after a whole batch of steps."""
         one_group = {"groups": 1} if kind is AsyncDataCollector else {}
         with make(kind, 1, 96, 96, **one_group) as collector:
             stats = collector.collect(n_episode=n_episode)
@@ -188,7 +188,7 @@ class TestCutter:
         assert all(episode.obs[0][1] == 0 for episode in found)
 
     def test_what_it_keeps_holds_no_batch(self) -> None:
-        """The steps of an unfinished episode alone: one env of many may be in an episode for long."""
+        """The cutter keeps only the steps of unfinished episodes, because an episode may be long."""
         cutter = EpisodeCutter()
         with SyncDataCollector([lambda: DictObs(Countdown(999))] * 2, zeros, frames_per_batch=20) as collector:
             batch = collector.rollout().flatten()
@@ -233,7 +233,7 @@ class TestHooks:
         assert 0 < (noted != 0).sum() <= (taken % 2).sum()
 
     def test_extras_may_begin_late_and_come_in_any_order(self, kind: type) -> None:
-        """More than one batch inside: 64 rounds each."""
+        """The collection takes more than one internal batch of 64 rounds."""
 
         def late(step: StepBatch) -> dict[str, Any] | None:
             a, b = {"a": step.obs[:, 1]}, {"b": -step.obs[:, 1]}
@@ -295,7 +295,7 @@ class TestHooks:
             assert (collector.collect(n_step=100).batch.flatten().action[-50:] == 1).all()
 
     def test_the_policy_gets_nothing_that_was_never_observed(self, kind: type) -> None:
-        """It is called once to learn what it returns beside the action; not all envs have been reset by then."""
+        """The first call only learns the layout of the outputs. Not all envs have been reset at this time."""
         seen = []
 
         def policy(obs: np.ndarray) -> dict[str, np.ndarray]:
@@ -345,7 +345,7 @@ def test_a_hook_may_return_the_same_array_each_time(kind: type) -> None:
 
 
 class Shown(Countdown):
-    """Counts how often it was looked at."""
+    """Env that counts the calls of `render`."""
 
     frames = 0
 

@@ -1,4 +1,4 @@
-"""A collector in which something fails: it names the env, and loses no more than what broke."""
+"""Failures in a collector: errors name the env, and only the failed steps are lost."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from vecenv import DummyVectorEnv, EnvContractError, ShmemVectorEnv, WorkerDiedE
 
 
 class Dies(Countdown):
-    """Its process is killed in the fourth step."""
+    """Env that kills its process in the fourth step."""
 
     def step(self, action: Any) -> Any:
         if self.taken == 3:
@@ -32,7 +32,7 @@ class Dies(Countdown):
 
 
 class Sleeps(Countdown):
-    """A step with the action 1 takes 0.4 s."""
+    """Env that takes 0.4 s for the action 1."""
 
     def step(self, action: Any) -> Any:
         if action == 1:
@@ -41,7 +41,7 @@ class Sleeps(Countdown):
 
 
 class NotANumber(Countdown):
-    """The reward of the third step is NaN."""
+    """Env that returns a reward of NaN in the third step."""
 
     def step(self, action: Any) -> Any:
         obs, reward, *rest = super().step(action)
@@ -49,7 +49,7 @@ class NotANumber(Countdown):
 
 
 class BreaksUntil(Countdown):
-    """Fails in its first `failures` steps."""
+    """Env that fails in its first `failures` steps."""
 
     def __init__(self, length: int, failures: int) -> None:
         super().__init__(length)
@@ -223,7 +223,7 @@ def test_a_worker_that_dies_is_reported_with_its_envs(kind: type) -> None:
 
 @pytest.mark.filterwarnings("ignore:.*broke off where envs failed:RuntimeWarning")
 class TestRestart:
-    """A vector env with on_error="restart": the broken episode ends before the failure, and the collection goes on."""
+    """With on_error="restart", the broken episode ends before the failure, and the collection continues."""
 
     def fns(self) -> list[Any]:
         return [partial(Countdown, 4), partial(BreaksOnce, 5, 2, 3)]
@@ -316,7 +316,7 @@ class TestRestart:
 
     @kinds
     def test_split_batches_say_which_it_was(self, kind: type) -> None:
-        """Its first steps came in a batch before."""
+        """The first steps of the broken episode are in an earlier batch."""
         venv = DummyVectorEnv(self.fns(), on_error="restart")
         with kind(venv, zeros, frames_per_batch=8, split_trajs=True) as collector:
             batches = [collector.next() for _ in range(5)]
@@ -348,7 +348,7 @@ class TestRestart:
                 assert stats.batch.reward.tolist() == [[1, 2]] * 6
             elif form == "n_step":
                 returns = [collector.collect(n_step=1).returns for _ in range(11)]
-                whole = 2 if kind is SyncDataCollector else 3  # whose batches have no rows for the five failures
+                whole = 2 if kind is SyncDataCollector else 3  # flat batches have no rows for the five failures
                 assert [each.tolist() for each in returns if len(each)] == [[[3, 6]]] * whole
             else:
                 rewards = [batch.reward[batch.mask] for batch in (collector.rollout() for _ in range(9))]

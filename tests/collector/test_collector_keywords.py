@@ -1,4 +1,4 @@
-"""The keywords and methods of the collector, one by one; what they mean is what they mean in torchrl."""
+"""Keywords and methods of the collectors, with their meaning in torchrl."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ RANDOM = [spaces.Discrete(3)]
 
 
 def make(*lengths: int, policy: Any = zeros, steps: int = 10, **options: Any) -> SyncDataCollector:
-    """A collector of countdowns, `steps` of each in a batch."""
+    """Make a collector of countdowns, with `steps` steps of each env in a batch."""
     return SyncDataCollector(
         DummyVectorEnv(countdowns(*lengths)), policy, frames_per_batch=steps * len(lengths), **options
     )
@@ -232,7 +232,7 @@ class TestSeeds:
                 assert collector.set_seed(10) == 3288080526
                 firsts.append(arrays(collector.rollout()))
         for first in firsts:
-            first.pop("traj_ids")  # these never repeat
+            first.pop("traj_ids")  # ids never repeat
             assert_equal(first, firsts[0])
 
     @pytest.mark.parametrize("options", [{}, {"init_random_frames": 60}])
@@ -455,7 +455,7 @@ class TestWeights:
 
     @kinds
     def test_an_update_from_another_thread_waits_for_the_end_of_the_batch(self, kind: type) -> None:
-        """It comes when the batch has begun, and returns at once."""
+        """The update comes after the start of the batch, and returns immediately."""
         called, updated = threading.Event(), threading.Event()
 
         def hook() -> None:
@@ -518,7 +518,7 @@ class TestWeights:
         torch = self.torch
 
         class Two(torch.nn.Module):
-            """Two weights and what is no tensor beside them."""
+            """Module with two weights, and extra state that is not a tensor."""
 
             def __init__(self, value: float = 0.0) -> None:
                 super().__init__()
@@ -563,7 +563,7 @@ class TestWeights:
             with pytest.raises(RuntimeError, match="size mismatch for b"):
                 collector.load_state_dict(state)
             assert policy.a.tolist() == [0, 0]
-            for b in (np.ones(2), np.ones(2, np.int64), [1.0, 1.0]):  # arrays are weights too
+            for b in (np.ones(2), np.ones(2, np.int64), [1.0, 1.0]):  # arrays and lists are weights too
                 collector.update_policy_weights_({"a": b, "b": b})
                 assert (policy.a.tolist(), policy.b.tolist()) == ([1, 1], [1, 1])
                 collector.update_policy_weights_({"a": 0 * ones, "b": 0 * ones})
@@ -576,7 +576,7 @@ class TestWeights:
                 source[0].seen = {"n": n}
                 collector.update_policy_weights_(form())
                 assert (policy[0].a.tolist(), policy[0].seen) == ([2, 2], {"n": n})
-            with collector._weights.kept():  # as in mid-batch
+            with collector._weights.kept():  # as during a batch
                 source[0].seen = {"n": 8}
                 collector.update_policy_weights_(source)
                 source[0].seen["n"] = 9
@@ -625,12 +625,12 @@ class TestWeights:
                 assert (collector.rollout().policy_version == version).all()
                 assert (collector.rollout().action == version % 3).all()
                 optimizer.step()
-            collector.update_policy_weights_()  # of the same change
+            collector.update_policy_weights_()  # the same weights once more
             assert collector.policy_version == 3
             assert (collector.rollout().policy_version == 3).all()
 
     def test_whole_episodes_are_collected_with_one_version(self) -> None:
-        """Also where they are longer than what is collected at a time."""
+        """Includes episodes that are longer than an internal batch."""
 
         def update(step: StepBatch) -> None:
             collector.update_policy_weights_(self.constant(1))
@@ -681,7 +681,7 @@ class TestStats:
 
 
 class TestKeywordsOfTheVectorEnv:
-    """A collector that makes its vector env takes that one's keywords too."""
+    """A collector that makes a vector env also takes the keywords of the vector env."""
 
     def test_ids_in_place_of_functions(self) -> None:
         assert batch_of(["CartPole-v1"] * 2, None, 4).obs.shape == (2, 2, 4)

@@ -1,4 +1,4 @@
-"""Collectors with transforms: in the collector, around the vector env, in workers and on a device they are the same."""
+"""Transforms give the same batches in the collector, around the vector env, in workers and on a device."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def env_fns(space: Any) -> list[Any]:
 
 
 class Linear(torch.nn.Module):
-    """An action of two numbers in [-1, 1], which follows from all of the observation."""
+    """Policy with two actions in [-1, 1] that depend on the whole observation."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -181,7 +181,7 @@ def test_a_vector_env_stays_open_where_the_transforms_do_not_fit() -> None:
 
 
 class Launch(Transform):
-    """Sees what a kernel would: all copies that were queued before it have run."""
+    """Transform that sees the memory as a kernel would: all queued copies have run."""
 
     def transform_observation(self, obs: Any) -> Any:
         LateTransfer.kernel()
@@ -192,7 +192,9 @@ class Launch(Transform):
 @chains
 @pytest.mark.parametrize("device", ["late", pytest.param("cpu", marks=FULL), pytest.param("cuda", marks=needs_cuda)])
 def test_batches_are_the_same_on_a_device(kind: type, chain: str, device: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also on a double of CUDA, whose copies run when they must, and fail where memory was written to too early."""
+    """Includes a test double of CUDA. Its copies run as late as possible, and fail if their source was overwritten too
+    early.
+    """
     space, make = CHAINS[chain]
     LateTransfer.log.clear()
     if device == "late":

@@ -1,4 +1,4 @@
-"""Other actions than in training: `set_exploration_type` around a collector, and `evaluate` beside it."""
+"""`set_exploration_type` around a collector, and `evaluate` during training."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ torch = pytest.importorskip("torch")
 
 
 class Policy(torch.nn.Module):
-    """Its mode is the action 2 (with weights of 0), its samples are any."""
+    """Policy with the mode 2 (with weights of 0) and random samples."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -46,7 +46,7 @@ def test_an_exploration_type_around_a_call_takes_the_place_of_the_collectors(kin
         ]
         for collect in calls:
             if kind is AsyncDataCollector:
-                collector.reset()  # else steps that are in flight were sampled
+                collector.reset()  # steps in flight already have sampled actions
             with set_exploration_type(ExplorationType.MODE):
                 assert (collect().flatten().action == 2).all()
             assert len(np.unique(collect().flatten().action)) == 3
@@ -134,7 +134,7 @@ def test_envs_that_are_passed_stay_open(backend: Any) -> None:
 
 
 def ones(obs: Any) -> Any:
-    """A policy whose episodes are the same whatever it observes."""
+    """Policy that ignores observations, so that its episodes repeat."""
     return np.ones(len(obs), np.int64)
 
 
@@ -148,7 +148,7 @@ def played(collector: Any) -> Any:
 
 @pytest.fixture(scope="module")
 def raw() -> Any:
-    """The episodes as the envs return them."""
+    """Return the episodes as the envs return them."""
     with SyncDataCollector(cartpoles(2), ones, frames_per_batch=4) as collector:
         return played(collector)
 
@@ -173,7 +173,7 @@ def test_it_has_the_statistics_of_the_training_frozen(made: str, raw: Any) -> No
         transforms = [VecNorm(["observation"]), CatFrames(2, -1), RewardScaling(0.0, 0.1)]
     with SyncDataCollector(source, ones, frames_per_batch=40, transforms=transforms) as collector:
         collector.set_seed(0)
-        for _ in range(2):  # later with those of then, in the same envs
+        for _ in range(2):  # the second evaluation has newer statistics, in the same envs
             collector.next()
             mean, std = moments_of(collector, source)
             batch = played(collector)
@@ -186,7 +186,7 @@ def test_it_has_the_statistics_of_the_training_frozen(made: str, raw: Any) -> No
 
 
 def moments_of(collector: Any, source: Any) -> tuple[np.ndarray, np.ndarray]:
-    """Mean and deviation of the training's observations."""
+    """Return mean and deviation of the training's observations."""
     if isinstance(collector.env, VectorEnvNormObs):
         found = collector.env.get_obs_rms()
         return found.mean.copy(), np.sqrt(found.var + found.eps)
@@ -273,7 +273,7 @@ def test_it_does_not_count_in_what_training_envs_share() -> None:
 def test_after_the_last_batch_it_makes_envs_and_closes_them() -> None:
     collector = SyncDataCollector(fns(), Policy(), frames_per_batch=9, total_frames=9, backend="shmem")
     assert len(list(collector)) == 1
-    assert collector.evaluate(3).returns.tolist() == [14.0] * 3  # the fixture finds workers that are left
+    assert collector.evaluate(3).returns.tolist() == [14.0] * 3  # a fixture detects workers that are not closed
     assert collector.evaluate(3).returns.tolist() == [14.0] * 3
 
 

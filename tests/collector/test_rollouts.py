@@ -1,4 +1,4 @@
-"""`rollout`: where it begins and ends, and what it leaves of the envs."""
+"""`rollout`: start, end, and the state of the envs afterwards."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ BACKENDS = [
 
 
 def fixed(obs: Any) -> np.ndarray:
-    """A policy that knows no masks; while actions are random, only the form of its outputs counts."""
+    """Policy without masks. Only the form of its outputs counts while actions are random."""
     return np.full(len(next(nest.leaves(obs))), 2)
 
 

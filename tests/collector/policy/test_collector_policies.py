@@ -1,4 +1,4 @@
-"""Policies of every kind, and the use of their results."""
+"""Kinds of policies, and the storage of their outputs."""
 
 from __future__ import annotations
 
@@ -209,7 +209,7 @@ class TestFasterPolicies:
     def test_graphs_are_those_of_tensordict_in_rounds_of_all_rows(
         self, form: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """One for each exploration type, which returns tensors alone; other rounds call the policy as it is."""
+        """Each exploration type has a graph, which returns only tensors. Rounds with fewer rows use no graph."""
         torch, made = self.torch, []
         nn = pytest.importorskip("tensordict.nn")
 
@@ -255,7 +255,7 @@ class TestFasterPolicies:
         [("LogNormal", True), ("Independent", True), ("Tanh", True), ("Categorical", False)],
     )
     def test_samples_are_torchs_and_those_of_normals_wait_for_no_value(self, name: str, is_normal: bool) -> None:
-        """On a device, that would be a wait for it, and the end of a recording."""
+        """Reading a value on the host would wait for the device, and end the recording of a graph."""
         torch, made = self.torch, self.torch.distributions
         loc, scale = torch.randn(8, 4).requires_grad_(), torch.full((8, 4), 0.5)
         normal = made.Independent(made.Normal(loc, scale), 1)
@@ -277,7 +277,7 @@ class TestFasterPolicies:
 
 
 class TestSignatures:
-    """The arguments of a policy depend on the names of its parameters."""
+    """The names of a policy's parameters decide which arguments the policy gets."""
 
     def collect(self, policy: Any) -> Rollout:
         return collect(policy, [lambda length=length: DictObs(Countdown(length)) for length in (3, 5)])
@@ -329,7 +329,7 @@ class TestSignatures:
 
 
 class TestRecurrentPolicies:
-    """`state` is carried from step to step, and begins anew with each episode of each env."""
+    """`state` is passed from step to step, and is initial at the start of each episode."""
 
     LENGTHS = (2, 3, 7)
 
@@ -391,7 +391,7 @@ class TestRecurrentPolicies:
 
     @pytest.mark.parametrize("form", [lambda action: (action, None), lambda action: {"action": action, "state": None}])
     def test_no_state_at_all(self, form: Any) -> None:
-        """As `predict` of models of Stable-Baselines3."""
+        """As `predict` of SB3's models."""
 
         def predict(observation: Any, state: Any = None, episode_start: Any = None, deterministic: Any = False) -> Any:
             assert state is None
@@ -617,7 +617,7 @@ class TestRandomPolicy:
         assert copies[0].sample() == expected[0, 0], "the spaces that it was made of are not advanced"
 
     def test_an_episode_has_the_actions_of_its_seed_whatever_the_other_envs_do(self) -> None:
-        """In blocks, with masks, and with masks in some steps only."""
+        """Neither the order of the envs nor masks in some steps change the other actions."""
         space, mask = spaces.Discrete(1000), np.eye(1000, dtype=np.int8)[7]
 
         def play(order: list[int]) -> dict[int, list[int]]:
@@ -638,7 +638,7 @@ class TestRandomPolicy:
         assert found[1][4::5] == [7] * 60
 
     def test_masks_leave_what_they_allow(self) -> None:
-        """In the forms that `sample` takes, in the observation or beside it; parts of trees may have none."""
+        """Masks have the forms of `space.sample`. Leaves of Dict and Tuple spaces may lack a mask."""
         discrete = RandomPolicy([spaces.Discrete(5, start=1, seed=seed) for seed in range(200)])
         legal = np.array([0, 1, 0, 1, 1], np.int8)
         for found in (
@@ -648,7 +648,7 @@ class TestRandomPolicy:
         ):
             assert set(found.tolist()) == {2, 4, 5}
             assert np.bincount(found)[[2, 4, 5]].min() > 30
-        assert discrete({"action_mask": np.zeros((200, 5))}).tolist() == [1] * 200  # as gymnasium's
+        assert discrete({"action_mask": np.zeros((200, 5))}).tolist() == [1] * 200  # as gymnasium does
         assert set(discrete({"mask": np.zeros((200, 84, 84))}).tolist()) == {1, 2, 3, 4, 5}, "which is something else"
         parts = (np.array([0, 1], np.int8), np.array([1, 0, 1], np.int8))
         multi = RandomPolicy([spaces.MultiDiscrete([2, 3], seed=seed) for seed in range(200)])

@@ -34,7 +34,7 @@ def policy(obs: np.ndarray) -> Any:
 
 
 def check(batch: Any) -> None:
-    """Each action has the effect that it says."""
+    """Check that each stored action has had its effect."""
     action, after = batch.action, batch.next.obs
     np.testing.assert_array_equal(action["gear"], after[..., 0])
     np.testing.assert_array_equal(action["wheel"][0], after[..., 1:])
@@ -117,7 +117,7 @@ def test_rollout_draws_them() -> None:
 
 
 class Pairs(Drives):
-    """The same, with the actions in a tuple: a vector env reads a tuple as one action for each env."""
+    """`Drives` with the actions in a tuple, because a vector env reads a tuple as one action per env."""
 
     action_space = spaces.Tuple((spaces.Discrete(3), spaces.Box(-1, 1, (2,))))
 

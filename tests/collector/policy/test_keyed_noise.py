@@ -1,4 +1,4 @@
-"""Random bits and samples that depend on (job seed, episode number, step) alone."""
+"""Random bits and samples that depend only on job seed, episode number and step."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_the_seeds_of_episodes_are_of_the_same_keys():
 
 
 def test_numbers_that_are_drawn_ahead_are_those_of_their_step():
-    """Episodes end, rows wait, and the number of words changes, in any order."""
+    """Episodes end, rows pause, and the number of words changes, in any order."""
     rng, made = np.random.default_rng(3), noise(rows=5)
     for _ in range(300):
         made.steps += rng.random(5) < 0.9
@@ -101,7 +101,7 @@ def test_samples_have_the_form_and_the_moments_of_torchs(name):
     again, other = noise().sample(distribution), noise(seed=2).sample(distribution)
     assert torch.equal(own, again)
     assert not torch.equal(own, other)
-    distribution.log_prob(own)  # which refuses what is outside of the support
+    distribution.log_prob(own)  # raises for values outside of the support
 
 
 def test_a_sample_does_not_depend_on_the_rows_beside_it():

@@ -100,7 +100,7 @@ def test_the_info_of_an_env_that_was_restarted_counts(kind: Any, tmp_path: Any) 
 
 @pytest.mark.parametrize("seeds", [None, EpisodeSeeds(0)], ids=["", "seeds"])
 def test_the_info_of_a_reset_by_the_worker_is_that_of_a_separate_reset(seeds: Any) -> None:
-    """Batches decide if a worker resets its env in the same round, and the policy cannot tell."""
+    """A policy cannot tell if the worker reset the env in the same round or in a separate round."""
     seen: list[set[str]] = []
 
     def policy(obs: np.ndarray, info: np.ndarray) -> Any:
@@ -123,7 +123,7 @@ def test_in_an_actor_of_a_cluster_too() -> None:
 
 
 class Late(Told):
-    """Only infos of steps have a `speed`, and not each of them."""
+    """Env with `speed` in some infos of steps, and never in infos of resets."""
 
     def _returned(self) -> Any:
         obs, info = super()._returned()

@@ -1,4 +1,4 @@
-"""The number of torch threads of a policy on the CPU; and a collector changes nothing else."""
+"""Number of torch threads of a CPU policy. A collector changes no other setting."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from collector.device.math_libraries import policy_threads  # noqa: E402
 from collector.policy.mlp import MLPPolicy  # noqa: E402
 
 CALLER = 3
-"""The number that the program has set: neither torch's default here nor the collector's."""
+"""Number of threads that the program has set. Differs from torch's default here and from the collector's."""
 PATIENCE = 10.0
 
 
@@ -43,13 +43,13 @@ def callers_setting() -> Iterator[None]:
 
 
 def mkl_threads() -> int:
-    """The number of threads that MKL would use; torch's number where it is built without."""
+    """Return MKL's number of threads, or torch's number if torch is built without MKL."""
     found = re.search(r"mkl_get_max_threads\(\) : (\d+)", torch.__config__.parallel_info())
     return int(found[1]) if found else int(torch.get_num_threads())
 
 
 def in_a_thread(function: Callable[[], Any]) -> Any:
-    """The result of `function` in a thread that is born now."""
+    """Return the result of `function` in a new thread."""
     found: list[Any] = []
     thread = threading.Thread(target=lambda: found.append(function()))
     thread.start()
@@ -58,7 +58,7 @@ def in_a_thread(function: Callable[[], Any]) -> Any:
 
 
 class Watching(torch.nn.Module):
-    """Takes action 0, and notes what `look` returns in each call."""
+    """Policy with the action 0, which records the result of `look` in each call."""
 
     def __init__(self, look: Callable[[], Any] = torch.get_num_threads) -> None:
         super().__init__()
@@ -126,7 +126,9 @@ class TestInABatch:
                 batches.set_seed(0)
                 return batches.rollout().extras["sums"].tobytes()
 
-        assert sums(1, policy_threads=None) != sums(4, policy_threads=None)  # torch's sums do depend on it
+        assert sums(1, policy_threads=None) != sums(
+            4, policy_threads=None
+        )  # torch's sums depend on the number of threads
         assert sums(1) == sums(2) == sums(4)
 
 
@@ -183,7 +185,7 @@ class TestArguments:
                 error = ValueError if number == 0 else TypeError
                 with pytest.raises(error, match=f"policy_threads must be an integer of at least 1, got {number!r}"):
                     kind(venv, Watching(), frames_per_batch=8, policy_threads=number)
-            venv.reset()  # it is still the caller's
+            venv.reset()  # a refused collector leaves the vector env open
 
     @FULL
     def test_jobs_have_it_too(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -210,12 +212,12 @@ class TestArguments:
 
 
 def tasks() -> set[str]:
-    """The threads of this process, OpenMP's among them."""
+    """Return the ids of the threads of this process, including OpenMP's threads."""
     return set(os.listdir("/proc/self/task"))
 
 
 def multiply() -> None:
-    """Work for several threads, as learning is."""
+    """Run work for several threads, as a learner does."""
     torch.ones(2_000_000).sin()
 
 
@@ -231,7 +233,7 @@ class TestOpenMP:
             def left() -> int:
                 deadline = time.monotonic() + PATIENCE
                 while pool & tasks() and time.monotonic() < deadline:
-                    os.sched_yield()  # a thread that has ended is gone when the system has reaped it
+                    os.sched_yield()  # the system removes an ended thread later
                 return len(pool & tasks())
 
             return len(pool), seen_in_batches(Watching(left))
@@ -250,7 +252,7 @@ torch.ones(2_000_000).sin()
 child = os.fork()
 if child:
     sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
-signal.alarm(30)  # which ends it where it hangs
+signal.alarm(30)  # ends the process if it hangs
 {source}
 policy = torch.nn.Sequential(torch.nn.Linear(4, 256), torch.nn.Linear(256, 2), torch.nn.Softmax(-1))
 net = lambda obs: policy(obs).argmax(-1)

@@ -1,4 +1,4 @@
-"""Random actions without a seed: each row draws its own."""
+"""Random actions without a seed: each env has a different random stream."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ N = 4
 
 
 class OneSpaceForAll(gymnasium.Env):
-    """The envs share one space, which has been drawn from."""
+    """Env whose class shares an action space that was already sampled."""
 
     observation_space = spaces.Box(-1, 1, (2,))
     action_space = spaces.Dict({"a": spaces.Discrete(9), "b": spaces.Box(-1, 1, (2,))})
@@ -36,7 +36,7 @@ class OneSpaceForAll(gymnasium.Env):
 
 
 class SameActions(Transform):
-    """Leaves actions as they are; its action space is a copy."""
+    """Transform that copies the action space and changes no action."""
 
     def transform_action_space(self, space: Any) -> Any:
         space.sample()
