@@ -1,4 +1,4 @@
-"""Eight environments of uneven speed; each call returns as soon as two of them have finished their step.
+"""Eight envs with different speeds. Each call returns when two envs have finished a step.
 
 python examples/async_wait_num.py [--fast]
 """
@@ -34,7 +34,7 @@ with ShmemVectorEnv([Uneven] * 8, wait_num=2) as venv:
     ids, counts = np.arange(8), np.zeros(8, int)
     for _ in range(calls):
         obs, rew, terminated, truncated, info = venv.step(np.ones(len(ids), int), ids)
-        ids = np.array([row["env_id"] for row in info])  # the ones that are ready
+        ids = np.array([row["env_id"] for row in info])  # the envs that are ready
         counts[ids] += 1
 
 print(f"{counts.sum()} steps in {calls} calls, each environment between {counts.min()} and {counts.max()}")

@@ -1,4 +1,4 @@
-"""Actor-critic on batches of SyncDataCollector: the policy returns what the learner needs beside the action.
+"""Actor-critic on batches of SyncDataCollector. The policy also returns the log-probability for the learner.
 
 python examples/collect.py [--fast]
 """
@@ -17,7 +17,7 @@ parser.add_argument("--fast", action="store_true", help="few batches, to see tha
 batches = 5 if parser.parse_args().fast else 150
 
 torch.manual_seed(0)  # the policy draws from torch's random stream
-torch.set_num_threads(1)  # for learning: so small a network gains nothing from more
+torch.set_num_threads(1)  # more threads do not help a small network
 
 
 class ActorCritic(nn.Module):
@@ -25,7 +25,7 @@ class ActorCritic(nn.Module):
         super().__init__()
         self.actor, self.critic = (nn.Sequential(nn.Linear(4, 64), nn.Tanh(), nn.Linear(64, out)) for out in (2, 1))
 
-    def forward(self, obs):  # obs: (k, 4), a row for each env that is about to step
+    def forward(self, obs):  # obs: (k, 4), a row for each env that steps next
         dist = torch.distributions.Categorical(logits=self.actor(obs))
         action = dist.sample()
         return {"action": action, "log_prob": dist.log_prob(action)}  # batch.action, batch.extras["log_prob"]
@@ -45,7 +45,7 @@ with SyncDataCollector(envs, model, frames_per_batch=512, total_frames=512 * bat
             for t in reversed(range(delta.shape[1])):
                 advantage[:, t] = last = delta[:, t] + 0.99 * 0.95 * end[:, t] * last
         columns = (batch.obs, batch.action, batch.extras["log_prob"], advantage, advantage + value)
-        obs, action, old, advantage, wanted = (column[batch.mask] for column in columns)  # no rows of failures
+        obs, action, old, advantage, wanted = (column[batch.mask] for column in columns)  # without rows of failures
         scaled = (advantage - advantage.mean()) / (advantage.std() + 1e-8)
         for _ in range(4):
             ratio = (torch.distributions.Categorical(logits=model.actor(obs)).log_prob(action) - old).exp()
@@ -53,7 +53,7 @@ with SyncDataCollector(envs, model, frames_per_batch=512, total_frames=512 * bat
             loss = loss + 0.5 * (model.critic(obs)[..., 0] - wanted).pow(2).mean()
             optimizer.zero_grad()
             loss.backward()
-            optimizer.step()  # the collector asks this very module: the next batch has the new weights
+            optimizer.step()  # the collector shares this module, so the next batch has new weights
 
 with SyncDataCollector([lambda: gym.make("CartPole-v1")] * 8, model, frames_per_batch=8) as test:
     test.set_seed(1)

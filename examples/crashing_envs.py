@@ -1,4 +1,4 @@
-"""Envs that raise, hang and kill their process: the loop goes on, by itself or in your hands.
+"""Envs that raise, hang and kill their process. The loop continues, with automatic or manual resets.
 
 python examples/crashing_envs.py
 """
@@ -31,10 +31,10 @@ class Crashing(gym.Env):
 
 
 failures = {9: lambda: 1 / 0, 16: lambda: threading.Event().wait(), 25: lambda: os.kill(os.getpid(), 9)}
-env_fns = [partial(Crashing, at) for at in (0, *failures)]  # the first one is well
-options = {"num_workers": 4, "step_timeout": 0.5}  # a worker for each, so that what fails stops no other env
+env_fns = [partial(Crashing, at) for at in (0, *failures)]  # the first env never fails
+options = {"num_workers": 4, "step_timeout": 0.5}  # a worker per env, so that a failure stops only one env
 
-# With on_error="restart" a failure is the end of an episode like any other: truncated, to be reset.
+# With on_error="restart", a failure truncates the episode. Reset the env as after any other episode.
 with ShmemVectorEnv(env_fns, on_error="restart", **options) as venv:
     obs, info = venv.reset(seed=0)
     for _ in range(30):
@@ -44,7 +44,7 @@ with ShmemVectorEnv(env_fns, on_error="restart", **options) as venv:
         if (done := terminated | truncated).any():
             obs[done], _ = venv.reset(done)
 
-# With the default, on_error="raise", the same by hand: the error has what the other envs returned.
+# With on_error="raise", the default, the error holds the rows of the other envs.
 with ShmemVectorEnv(env_fns, **options) as venv:
     obs, info = venv.reset(seed=0)
     for _ in range(30):
@@ -52,9 +52,9 @@ with ShmemVectorEnv(env_fns, **options) as venv:
             step = venv.step(np.ones(4, int))
         except Exception as error:
             if getattr(error, "partial", None) is None:
-                raise  # no env has returned
+                raise  # no env has finished
             print(f"caught {type(error).__name__}, kept the rows of envs {error.partial.env_id.tolist()}")
-            step = error.partial.merge_into(obs)  # the row of the env that failed is truncated
+            step = error.partial.merge_into(obs)  # marks the failed env as truncated
         obs, rew, terminated, truncated, info = step
         if (done := terminated | truncated).any():
-            obs[done], _ = venv.reset(done)  # in a new worker, if need be
+            obs[done], _ = venv.reset(done)  # starts a new worker if needed

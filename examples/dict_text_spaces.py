@@ -1,4 +1,4 @@
-"""Dict and Text spaces: observations are batches by key, texts an object array, actions a dict for each env.
+"""Dict and Text spaces. Observations are a dict of batches, texts an object array, and actions a dict per env.
 
 python examples/dict_text_spaces.py
 """
@@ -12,7 +12,7 @@ from vecenv import ShmemVectorEnv
 
 
 class Errand(gym.Env):
-    """Walk to where the text says, and say so there."""
+    """Walk to the place that the text names, and report the arrival."""
 
     observation_space = spaces.Dict({"position": spaces.Box(-5, 5, (1,)), "order": spaces.Text(20)})
     action_space = spaces.Dict({"move": spaces.Discrete(3, start=-1), "say": spaces.Text(20)})
@@ -32,8 +32,8 @@ class Errand(gym.Env):
         return self.look(), float(there), there, False, {}
 
 
-def policy(obs):  # {"position": (k, 1), "order": (k,)}: a row for each env that is about to step
-    actions = np.empty(len(obs["order"]), object)  # a dict for each env
+def policy(obs):  # {"position": (k, 1), "order": (k,)}: a row for each env that steps next
+    actions = np.empty(len(obs["order"]), object)  # a dict per env
     for row, order in enumerate(obs["order"]):
         goal = int(order[0]) * (1 if order.endswith("right") else -1)
         move = int(np.sign(goal - obs["position"][row, 0]))

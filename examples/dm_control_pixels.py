@@ -1,8 +1,8 @@
-"""Four environments of the DeepMind control suite observed in pixels, each in a worker of its own.
+"""Four envs of the DeepMind control suite with pixels as observations, each in a separate worker.
 
 python examples/dm_control_pixels.py [--fast]
 
-Needs `pip install 'vecenv[dmcontrol]'`, Python 3.11 or 3.12, and an OpenGL; no display.
+Needs `pip install 'vecenv[dmcontrol]'`, Python 3.11 or 3.12, and OpenGL. No display is needed.
 """
 
 import argparse
@@ -23,7 +23,7 @@ def swingup() -> DMControlEnv:
 
 
 try:
-    # Made in the workers: OpenGL does not survive a fork of a process that has rendered.
+    # Workers make the envs, because OpenGL does not survive a fork of a process that has rendered.
     venv = ShmemVectorEnv([swingup] * 4, num_workers=4)
 except RuntimeError as error:
     raise SystemExit(f"no pixels: {error}") from None

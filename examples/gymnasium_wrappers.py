@@ -1,4 +1,4 @@
-"""gymnasium's own vector wrappers around our AsyncVectorEnv: normalised observations, scaled rewards, statistics.
+"""gymnasium's vector wrappers around vecenv's AsyncVectorEnv: normalised observations, scaled rewards, statistics.
 
 python examples/gymnasium_wrappers.py [--fast]
 """
@@ -9,7 +9,7 @@ import gymnasium as gym
 import numpy as np
 from gymnasium.wrappers.vector import ClipReward, NormalizeObservation, RecordEpisodeStatistics
 
-from vecenv import AsyncVectorEnv  # in place of gymnasium.vector's: nothing else changes
+from vecenv import AsyncVectorEnv  # replaces gymnasium.vector.AsyncVectorEnv; no other line changes
 
 parser = argparse.ArgumentParser(description=__doc__)
 parser.add_argument("--fast", action="store_true", help="few steps, to see that it works")

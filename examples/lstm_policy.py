@@ -1,4 +1,4 @@
-"""An LSTM learns to remember: the collector carries its state from step to step, the learner runs whole episodes.
+"""An LSTM learns to remember. The collector passes the state from step to step; the learner runs whole episodes.
 
 python examples/lstm_policy.py [--fast]
 """
@@ -18,7 +18,7 @@ batches, N, T = 20 if parser.parse_args().fast else 400, 32, 8
 
 
 class Remember(gym.Env):
-    """The first observation shows 1 or -1; the last of eight actions has to say which."""
+    """The first observation shows 1 or -1. The last of eight actions has to repeat it."""
 
     observation_space, action_space = gym.spaces.Box(-1, 1, (1,)), gym.spaces.Discrete(2)
 
@@ -37,7 +37,7 @@ class Recurrent(nn.Module):
         super().__init__()
         self.lstm, self.head = nn.LSTM(1, 32, batch_first=True), nn.Linear(32, 2)
 
-    def initial_state(self, k):  # where an episode begins; rows come first, (k, layers, hidden)
+    def initial_state(self, k):  # at the start of an episode; rows come first: (k, layers, hidden)
         return torch.zeros(k, 1, 32), torch.zeros(k, 1, 32)
 
     def forward(self, obs, state):  # one step of k envs
@@ -50,7 +50,7 @@ torch.manual_seed(0)
 policy = Recurrent()
 optimizer = torch.optim.Adam(policy.parameters(), lr=1e-2)
 with SyncDataCollector([Remember] * N, policy, frames_per_batch=N * T, device="cpu") as collector:
-    for batch, _ in zip(collector, range(batches), strict=False):  # (32, 8, ...): in each row one whole episode
+    for batch, _ in zip(collector, range(batches), strict=False):  # (32, 8, ...): a whole episode per row
         dist = torch.distributions.Categorical(logits=policy.head(policy.lstm(batch.obs)[0]))
         gain = (batch.reward.sum(1, keepdim=True) - 0.5).float()
         loss = -(dist.log_prob(batch.action) * gain).mean() - 0.01 * dist.entropy().mean()

@@ -1,4 +1,4 @@
-"""Eight games of connect four at once: a player that drops in the middle against one that plays at random.
+"""Eight games of connect four in parallel. A player that prefers the middle plays against a random player.
 
 Needs `pip install 'vecenv[pettingzoo]'`.
 
@@ -18,7 +18,7 @@ rng = np.random.default_rng(0)
 
 
 def policy(agent, mask):
-    """`mask` says which of the seven columns are open to the agent whose turn it is."""
+    """Choose one of the seven columns for the agent that moves. `mask` marks the open columns."""
     columns = np.flatnonzero(mask)
     return columns[np.abs(columns - 3).argmin()] if agent == 0 else rng.choice(columns)
 
@@ -30,7 +30,7 @@ with AECVectorEnv(["classic/connect_four-v3"] * 8, autoreset_mode="SameStep") as
         actions = [policy(agent, mask) for agent, mask in zip(infos["agent"], infos["action_mask"], strict=True)]
         obs, rewards, terminations, truncations, infos = venv.step(actions)
         returns += rewards  # of both players
-        finished.extend(returns[infos["done"]])  # these games have begun again
+        finished.extend(returns[infos["done"]])  # these games have restarted
         returns[infos["done"]] = 0
 
 wins = (np.array(finished) > 0).sum(axis=0)

@@ -1,4 +1,4 @@
-"""PPO in the single-file manner of CleanRL on our AsyncVectorEnv, with gymnasium's NEXT_STEP autoreset; needs torch.
+"""PPO in a single file, like CleanRL, on vecenv's AsyncVectorEnv with NEXT_STEP autoreset. Needs torch.
 
 python examples/ppo_cleanrl.py [--fast]
 """
@@ -18,7 +18,7 @@ parser.add_argument("--fast", action="store_true", help="two updates, to see tha
 updates, N, T, GAMMA, LAMBDA = 2 if parser.parse_args().fast else 150, 8, 64, 0.99, 0.95
 
 torch.manual_seed(0)
-torch.set_num_threads(1)  # so small a network gains nothing from more, and the workers want the CPUs
+torch.set_num_threads(1)  # more threads do not help a small network, and the workers need the CPUs
 envs = RecordEpisodeStatistics(AsyncVectorEnv([lambda: gym.make("CartPole-v1")] * N))
 actor, critic = (nn.Sequential(nn.Linear(4, 64), nn.Tanh(), nn.Linear(64, out)) for out in (2, 1))
 optimizer = torch.optim.Adam([*actor.parameters(), *critic.parameters()], lr=1e-3)
@@ -31,7 +31,7 @@ for _ in range(updates):
             dist = Categorical(logits=actor(obs))
             action = dist.sample()
             next_obs, reward, terminated, truncated, infos = envs.step(action)
-            # The step after an end is a reset: it has no transition, and its row is left out of the loss.
+            # The step after the end of an episode is a reset, not a transition, so the loss leaves out its row.
             row = [obs, action, dist.log_prob(action), critic(obs)[:, 0], torch.as_tensor(reward).float(), 1 - over]
             obs, over = torch.as_tensor(next_obs), torch.as_tensor(terminated | truncated).float()
             rows.append((*row, critic(obs)[:, 0] * (1 - torch.as_tensor(terminated).float()), over))

@@ -1,4 +1,4 @@
-"""PPO for continuous actions in the single-file manner of CleanRL, on HalfCheetah-v5; needs torch and vecenv[mujoco].
+"""PPO for continuous actions in a single file, like CleanRL, on HalfCheetah-v5. Needs torch and vecenv[mujoco].
 
 python examples/ppo_halfcheetah.py [--fast]
 """
@@ -17,7 +17,7 @@ parser.add_argument("--fast", action="store_true", help="two updates, to see tha
 updates, N, T, GAMMA, LAMBDA = 2 if parser.parse_args().fast else 150, 8, 512, 0.99, 0.95
 
 torch.manual_seed(0)
-torch.set_num_threads(1)  # so small a network gains nothing from more, and the workers want the CPUs
+torch.set_num_threads(1)  # more threads do not help a small network, and the workers need the CPUs
 envs = wrappers.RecordEpisodeStatistics(AsyncVectorEnv(["HalfCheetah-v5"] * N))
 envs = wrappers.NormalizeReward(wrappers.NormalizeObservation(wrappers.ClipAction(envs)), gamma=GAMMA)
 size, actions = envs.single_observation_space.shape[0], envs.single_action_space.shape[0]
@@ -37,7 +37,7 @@ for _ in range(updates):
         for _ in range(T):
             action = act(obs).sample()
             next_obs, reward, terminated, truncated, infos = envs.step(action.numpy())
-            # The step after an end is a reset: it has no transition, and its row is left out of the loss.
+            # The step after the end of an episode is a reset, not a transition, so the loss leaves out its row.
             row = [obs, action, act(obs).log_prob(action), critic(obs)[:, 0], torch.as_tensor(reward).float(), 1 - over]
             obs, over = torch.as_tensor(next_obs).float(), torch.as_tensor(terminated | truncated).float()
             rows.append((*row, critic(obs)[:, 0] * (1 - torch.as_tensor(terminated).float()), over))

@@ -1,4 +1,4 @@
-"""PPO on CartPole with the rollouts of two Ray actors; needs torch and ray.
+"""PPO on CartPole with the rollouts of two Ray actors. Needs torch and ray.
 
 python examples/ray_rollouts.py [--fast]
 On a cluster: `ray job submit -- python examples/ray_rollouts.py`, with more actors.
@@ -38,7 +38,7 @@ actors = ActorConfig(num_cpus=0.5)
 with RayCollector(env_fns, agent, actors=actors, storing_device="cpu", **settings) as collector:
     collector.set_seed(0)
     for batch in collector:
-        returns += (batch.step_count[batch.done] + 1).tolist()  # CartPole rewards 1 a step
+        returns += (batch.step_count[batch.done] + 1).tolist()  # CartPole's reward is 1 per step
         with torch.no_grad():
             value, next_value = agent.critic(batch.obs)[..., 0], agent.critic(batch.next.obs)[..., 0]
         delta = batch.reward.float() + GAMMA * next_value * ~batch.terminated - value
@@ -55,6 +55,6 @@ with RayCollector(env_fns, agent, actors=actors, storing_device="cpu", **setting
             optimizer.zero_grad()
             (loss - 0.01 * dist.entropy().mean()).backward()
             optimizer.step()
-        collector.update_policy_weights_()  # the next batch is collected with what was learned
+        collector.update_policy_weights_()  # the next batch is collected with the new weights
     tail, stats = returns[-20:], collector.stats()
 print(f"{stats.delivered} steps of {len(stats.actors)} actors, mean return of the last 20: {sum(tail) / len(tail):.1f}")

@@ -1,4 +1,4 @@
-"""Multi-agent episodes on disk: a row for each agent of each game, recorded by any loop, opened by number."""
+"""Multi-agent episodes on disk. Each agent of a game has a row, and each episode a number."""
 
 import argparse
 import tempfile

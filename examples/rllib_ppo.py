@@ -1,9 +1,9 @@
-"""PPO of RLlib on CartPole, with two env runners whose vector envs are vecenv's; needs `vecenv[rllib]`.
+"""PPO of RLlib on CartPole. Two env runners use vector envs of vecenv. Needs `vecenv[rllib]`.
 
 python examples/rllib_ppo.py [--fast]
 
-RLlib has gymnasium make its vector envs. An id whose `vector_entry_point` names vecenv gets vecenv's, and `env_config`
-goes to `vecenv.make_vec`. The module that registers the id is a part of its name: each env runner imports it.
+RLlib makes vector envs with gymnasium. If the `vector_entry_point` of an id names vecenv, gymnasium calls
+`vecenv.make_vec` with the `env_config`. The id contains the module that registers it, so that each env runner imports it.
 """
 
 import argparse

@@ -1,4 +1,4 @@
-"""PPO of Stable-Baselines3 on eight CartPole envs in worker processes: only the import is ours; needs vecenv[sb3].
+"""PPO of Stable-Baselines3 on eight CartPole envs in worker processes. Only an import changes. Needs vecenv[sb3].
 
 python examples/sb3_ppo.py [--fast]
 """
@@ -17,7 +17,7 @@ parser = argparse.ArgumentParser(description=__doc__)
 parser.add_argument("--fast", action="store_true", help="few steps, to see that it works")
 fast = parser.parse_args().fast
 
-torch.set_num_threads(1)  # so small a network gains nothing from more, and the workers want the CPUs
+torch.set_num_threads(1)  # more threads do not help a small network, and the workers need the CPUs
 envs = VecMonitor(SubprocVecEnv([lambda: gym.make("CartPole-v1")] * 8))
 try:
     model = PPO("MlpPolicy", envs, n_steps=64, batch_size=128, seed=0, device="cpu")

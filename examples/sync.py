@@ -1,4 +1,4 @@
-"""Eight CartPole environments in step with each other; each is reset when its episode ends.
+"""Eight CartPole envs that step together. An env is reset when its episode ends.
 
 python examples/sync.py [--fast]
 """
@@ -25,6 +25,6 @@ with ShmemVectorEnv([lambda: gym.make("CartPole-v1")] * 8) as venv:
         if done.size:
             finished.extend(returns[done])
             returns[done] = 0
-            obs[done], _ = venv.reset(done)  # only these; the others keep their place
+            obs[done], _ = venv.reset(done)  # resets only these envs
 
 print(f"{steps * len(venv)} steps, {len(finished)} episodes, mean return {np.mean(finished):.1f}")

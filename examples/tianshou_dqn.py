@@ -1,4 +1,4 @@
-"""DQN as a user of tianshou writes it: collect(n_step=) into a replay buffer, learn, test by collect(n_episode=).
+"""DQN in the style of tianshou: collect(n_step=) into a replay buffer, learn, and test with collect(n_episode=).
 
 python examples/tianshou_dqn.py [--fast]          docs/guides/from-others.md has tianshou's lines beside these
 """
@@ -16,12 +16,12 @@ parser.add_argument("--fast", action="store_true", help="one epoch, to see that 
 epochs, N, SIZE = 1 if parser.parse_args().fast else 15, 10, 20_000
 
 torch.manual_seed(0)
-torch.set_num_threads(1)  # for learning: so small a network gains nothing from more
+torch.set_num_threads(1)  # more threads do not help a small network
 net, target = (nn.Sequential(nn.Linear(4, 128), nn.ReLU(), nn.Linear(128, 2)) for _ in range(2))
 optimizer, rng, buffer, epsilon = torch.optim.Adam(net.parameters(), lr=1e-3), np.random.default_rng(0), [], 0.3
 
 
-def greedy(obs):  # a function gets numpy: (k, 4)
+def greedy(obs):  # functions get numpy arrays (k, 4)
     with torch.no_grad():
         return net(torch.as_tensor(obs)).argmax(1).numpy()
 
@@ -31,7 +31,7 @@ def explore(obs):
 
 
 def add(stats):
-    rows = stats.batch.flatten()  # next.obs is the true last observation where an episode ended
+    rows = stats.batch.flatten()  # at the end of an episode, next.obs is the last observation of the episode
     columns = (rows.obs, rows.action, rows.reward, rows.next.obs, rows.terminated)
     buffer.extend(zip(*(torch.as_tensor(column) for column in columns), strict=True))
     del buffer[:-SIZE]

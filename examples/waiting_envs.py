@@ -1,4 +1,4 @@
-"""64 envs that call a tool behind a TCP server in each step: steps/s in threads and in processes.
+"""64 envs that call a TCP server in each step. Compares steps/s in threads and in processes.
 
 python examples/waiting_envs.py [--fast]
 """
@@ -19,7 +19,7 @@ n, calls = (8, 20) if "--fast" in sys.argv else (64, 200)
 class Tool(socketserver.StreamRequestHandler):
     def handle(self):
         for number, line in enumerate(self.rfile):
-            time.sleep(0.005 + 0.001 * (number * 7 % 26))  # as long as a sandbox, a search or a language model takes
+            time.sleep(0.005 + 0.001 * (number * 7 % 26))  # like a sandbox, a search or a language model
             self.wfile.write(b"result of " + line)
 
 
