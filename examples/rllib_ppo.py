@@ -3,7 +3,7 @@
 python examples/rllib_ppo.py [--fast]
 
 RLlib makes vector envs with gymnasium. If the `vector_entry_point` of an id names vecenv, gymnasium calls
-`vecenv.make_vec` with the `env_config`. The id contains the module that registers it, so that each env runner imports it.
+`vecenv.make_vec` with the `env_config`. The id names the module that registers it, so each env runner imports it.
 """
 
 import argparse
