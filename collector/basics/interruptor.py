@@ -37,6 +37,7 @@ class Interruptor:
         self._stopped = True
 
     def collection_stopped(self) -> bool:
+        """Return whether the batch has to end."""
         return self._stopped
 
 

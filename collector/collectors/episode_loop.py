@@ -113,7 +113,6 @@ class EpisodeLoop:
         return {"seed": self._episodes.seeds[env_ids].tolist()} if self._episodes.is_seeded else {}
 
     def _exchange(self, ids: np.ndarray, action: Any, resets: np.ndarray | None, autoreset: bool) -> tuple[Any, ...]:
-        """Step envs, or reset the envs in the mask `resets`."""
         asked = None if len(ids) == len(self._all_ids) else ids
         if resets is not None:
             mask = resets if asked is None else ids[resets]

@@ -90,6 +90,7 @@ class RandomPolicy:
         return actions
 
     def seed(self, env_ids: np.ndarray, seeds: Sequence[int]) -> None:
+        """Draw the actions that the spaces of these envs give after `space.seed(seed)`."""
         for env, seed in zip(env_ids.tolist(), seeds, strict=True):
             self._spaces[env].seed(seed)
         self._used[env_ids], self._sure = self.BLOCK, 0
