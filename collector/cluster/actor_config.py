@@ -39,6 +39,8 @@ class ActorConfig:
             restarted actor may wait for a place while the others collect. Exceptions of envs and policy are always
             raised.
         max_restarts: Restarts of an actor without a rollout in between. The next failure is raised.
+        min_actors: Number of actors with which the collector starts, if the cluster has no place for more within
+            `start_timeout`. The others join when they find a place, for example on a new host. None requires all.
 
     Raises `ValueError` or `TypeError` for invalid values.
     """
@@ -53,11 +55,16 @@ class ActorConfig:
     rollout_timeout: float | None = 1800.0
     on_worker_failure: str = "restart"
     max_restarts: int = 5
+    min_actors: int | None = None
 
     def __post_init__(self) -> None:
         check_timeout(self.start_timeout, "start_timeout")
         check_timeout(self.rollout_timeout, "rollout_timeout")
         check_count("max_restarts", self.max_restarts)
+        if self.min_actors is not None:
+            check_count("min_actors", self.min_actors)
+            if self.on_worker_failure != "restart":
+                raise ValueError('min_actors needs on_worker_failure="restart": the other actors wait for a place')
         if self.on_worker_failure not in ("restart", "drop", "raise"):
             raise ValueError(f'on_worker_failure must be "restart", "drop" or "raise", got {self.on_worker_failure!r}')
 

@@ -145,7 +145,7 @@ class ActorPool:
         """Start all actors. Raises `WorkerTimeoutError` if this takes too long."""
         for actor in self.actors:
             self._launch(actor)
-        while any(actor.calls for actor in self.actors):
+        while any(actor.calls for actor in self.usable):
             self.next_answer()
         self._starting = False
 
@@ -183,14 +183,17 @@ class ActorPool:
         overdue = next((actor for actor in busy if self._deadline(actor) <= time.monotonic()), None)
         if overdue is not None:
             failure = self._timeout_error(overdue)
-            if overdue.calls[0].kind == "placement" and not self._starting and self._may_wait(overdue):
+            if overdue.calls[0].kind == "placement" and self._may_wait(overdue):
                 self._await_place(overdue, failure)
             else:
                 self._handle_failure(overdue, failure)
         return None
 
     def _may_wait(self, actor: Actor) -> bool:
-        """Return whether a replacement may wait for a place while other actors collect."""
+        """Return whether an actor may wait for a place while other actors collect."""
+        if self._starting:
+            least = self._config.min_actors
+            return least is not None and sum(bool(other.stats.pid) for other in self.alive) >= least
         return self._config.on_worker_failure == "restart" and any(other is not actor for other in self.usable)
 
     def _await_place(self, actor: Actor, failure: VectorEnvError) -> None:

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -332,3 +333,18 @@ def test_metrics_have_the_figures_of_stats(cluster: Any, monkeypatch: pytest.Mon
     assert found["vecenv_episodes"].sum == ended > 0
     assert found["vecenv_collecting_seconds"].sum == pytest.approx(sum(actor.collecting for actor in stats.actors))
     assert (found["vecenv_frames_lost"].sum, found["vecenv_restarts"].sum) == (0, 0)
+
+
+def test_a_collector_starts_with_fewer_actors_and_the_others_join_with_a_new_node(cluster: Any) -> None:
+    actors = ActorConfig(num_cpus=2, min_actors=2, start_timeout=8.0)
+    options = {"frames_per_batch": 80, "sync": False, "actors": actors}
+    with pytest.raises(WorkerTimeoutError, match="1 of 4 actors have not started"):
+        RayCollector(cartpoles(2), num_actors=4, **{**options, "actors": replace(actors, min_actors=4)})
+    with RayCollector(cartpoles(2), num_actors=4, **options) as collector:
+        collector.next()
+        assert [actor.state for actor in collector.stats().actors].count("no place") == 1
+        node = cluster.add_node(num_cpus=2)
+        while not all(actor.delivered for actor in collector.stats().actors):
+            assert collector.next().frames == 80
+        assert collector.stats().restarts == 0
+    cluster.remove_node(node)
