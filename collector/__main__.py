@@ -9,7 +9,7 @@ from typing import Any
 
 PROG = "python -m collector"
 ABOUT = (
-    "Collect whole episodes into a folder, and look at them. Ctrl-C and SIGTERM end a job cleanly; `resume` goes on. "
+    "Collect whole episodes into a folder, and look at them. Ctrl-C and SIGTERM end a job cleanly; `resume` continues. "
     "Read the episodes with collector.Dataset(folder). Exit codes: 0 done, 1 failed or damaged, 2 wrong arguments or "
     "settings, 130 and 143 ended by a signal."
 )
@@ -40,7 +40,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (JobError, ImportError) as error:
         return _end(2, str(error))
     except KeyboardInterrupt:
-        return _end(130, "stopped at once; episodes committed before are kept")
+        return _end(130, "stopped immediately; committed episodes are kept")
 
 
 def script() -> int:

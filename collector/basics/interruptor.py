@@ -66,7 +66,7 @@ def sigint_deferred() -> Iterator[None]:
 SLICE = 1.0
 """Maximum seconds of a job's batch."""
 NOTICE = (
-    b"\nEnding the job: finished episodes are kept, unfinished ones are dropped. A second signal ends it at once.\n"
+    b"\nEnding the job: finished episodes are kept, unfinished ones are dropped. A second signal ends it immediately.\n"
 )
 GRACE = 5.0
 """Seconds for the round in progress after the first signal."""

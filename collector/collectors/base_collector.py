@@ -123,7 +123,7 @@ class BaseCollector(ABC):
 
     def _load_progress(self, state: dict[str, Any], strict: bool, *needed: str) -> None:
         if missing := [name for name in needed if name not in state]:
-            raise ValueError(f"the state lacks {missing}; pass what `state_dict()` of a collector returned")
+            raise ValueError(f"the state lacks {missing}; pass the result of a collector's `state_dict()`")
         if "policy_state_dict" in state:
             self._weights.load(state["policy_state_dict"], strict)
         self._weights.version = state.get("policy_version", 0)
@@ -131,9 +131,9 @@ class BaseCollector(ABC):
 
     def _check_open(self) -> None:
         if self._closed and self._shut_down_by:
-            raise RuntimeError(f"the collector was shut down by the {self._shut_down_by} before; make a new one")
+            raise RuntimeError(f"the collector was shut down after {self._shut_down_by}; make a new collector")
         if self._closed:
-            raise RuntimeError("the collector is shut down; make a new one")
+            raise RuntimeError("the collector is shut down; make a new collector")
 
     def _warn_of_rounding(self, envs: str, each: str = "") -> None:
         asked, frames = self.requested_frames_per_batch, self.frames_per_batch

@@ -120,8 +120,9 @@ class BatchSource:
         self._warned_of_failures = True
         which = "1 episode" if count == 1 else f"{count} episodes"
         warn_caller(
-            f"{which} of this batch broke off where envs failed ({self.episodes.first_failure}): `batch.broken` marks "
-            "their steps, and `mask` leaves out the rows of the failures. Others are only counted: collector.stats()"
+            f"{which} of this batch broke off because envs failed ({self.episodes.first_failure}): `batch.broken` "
+            "marks the steps of these episodes, and `mask` is False in the rows of the failures. "
+            "This warning is given once; collector.stats() counts all broken episodes"
         )
 
     def note_failure(self, error: BaseException) -> bool:
@@ -132,9 +133,11 @@ class BatchSource:
             why = "its vector env is closed"
         else:
             self.failed = True
-            add_note(error, "the steps of this batch are lost; the collector can go on, with new episodes in all envs")
+            add_note(
+                error, "the steps of this batch are lost; the collector can continue, with new episodes in all envs"
+            )
             return True
-        add_note(error, f"the collector was shut down by this: {why}")
+        add_note(error, f"the collector was shut down because of this exception: {why}")
         return False
 
     def recover(self) -> None:

@@ -80,7 +80,7 @@ def make_vector_env(source: Any, kwargs: dict[str, Any] | None, make: Callable[[
         source = source(**kwargs)
     elif kwargs:
         raise RuntimeError(
-            f"kwargs were passed to {source} but they can't be set, for it is already made: {kwargs}; "
+            f"kwargs were passed to {source} but they can't be set, because it already exists: {kwargs}; "
             "pass a callable that makes the env"
         )
     if instead := _instead_of(source):
@@ -153,14 +153,12 @@ def check_rounds(env: Any, mixed: bool, cuts: bool) -> None:
         return
     if mixed and not env.resets_in_next_step:
         raise ValueError(
-            f"{env!r} cannot reset some envs in a step of the others, as an asynchronous collector does: use "
+            f"{env!r} cannot reset some envs while other envs step, as an asynchronous collector does: use "
             "SyncDataCollector, or autoreset_mode NEXT_STEP"
         )
     if not mixed and not env.resets_alone:
         instead = "use AsyncDataCollector" if env.resets_in_next_step else "make it with autoreset_mode SAME_STEP"
-        raise ValueError(
-            f"{env!r} cannot reset an env before the others step again, as a synchronous collector does: {instead}"
-        )
+        raise ValueError(f"{env!r} cannot reset an env between two steps, as a synchronous collector does: {instead}")
     if cuts and (mixed or not env.resets_by_id):
         raise ValueError(
             f"{env!r} cannot reset an env in the middle of an episode, as max_frames_per_traj demands: give its envs a "
@@ -185,7 +183,7 @@ def _instead_of(source: Any) -> str | None:
         return None
     if hasattr(source, "possible_agents"):
         return (
-            f"{type(source).__name__} steps many agents in each env, and collectors step one agent an env: pass "
+            f"{type(source).__name__} steps many agents in each env, and collectors step one agent per env: pass "
             "flatten_agents(env) of a ParallelVectorEnv, or a list of functions that make a PettingZooEnv(...) each"
         )
     if isinstance(source, VectorEnv):
@@ -193,6 +191,6 @@ def _instead_of(source: Any) -> str | None:
     is_ours = hasattr(getattr(source, "venv", None), "env_num")
     instead = "its `.venv`" if is_ours else "a list of callables that make one env each"
     return (
-        f"{type(source).__name__} is a vector env of another kind (as Stable-Baselines3's), which resets by itself: "
-        f"pass {instead}"
+        f"{type(source).__name__} is a vector env of another library (such as Stable-Baselines3), which resets envs "
+        f"by itself: pass {instead}"
     )

@@ -14,7 +14,7 @@ def cannot_be_made_again(source: Any, made: Any) -> str | None:
     """Return why no vector env like `made` can be made from `source`, or `None`."""
     for wrapper in _wrappers(made):
         if not isinstance(wrapper, (HasTransforms, VectorEnvNormObs)):
-            return f"what the {type(wrapper).__name__} around the vector env has learned is not in a new one"
+            return f"a new vector env would lack the statistics of the {type(wrapper).__name__} around this vector env"
     source = source if isinstance(source, Sequence) else [source]
     if hasattr(source[0], "step") and not isinstance(source[0], type):
         return "it was made with a vector env or env, not with functions that make one"
@@ -25,8 +25,8 @@ def cannot_be_made_again(source: Any, made: Any) -> str | None:
 
 def needs_eval_env(why: str) -> ValueError:
     return ValueError(
-        f"evaluate() needs envs of its own, and this collector cannot make them: {why}; pass eval_env=, a vector env "
-        "that evaluation may use"
+        f"evaluate() needs separate envs, and this collector cannot make them: {why}; pass eval_env=, a vector env "
+        "for evaluation"
     )
 
 
@@ -95,9 +95,9 @@ class Evaluation:
             self._carry(env)
             if names := learning(env):
                 raise needs_eval_env(
-                    f"what {' and '.join(names)} has learned in the training envs is not in new ones (it is where "
-                    "VecNorm is in transforms= of a local collector, in envs of EnvCreator(env_fn), or in env_fns that "
-                    "load its statistics and freeze it)"
+                    f"new envs would lack the statistics of {' and '.join(names)} in the training envs; they have "
+                    "these statistics if VecNorm is in transforms= of a local collector, if envs come from "
+                    "EnvCreator(env_fn), or if env_fns load and freeze the statistics"
                 )
             return make_collector(env)
         except BaseException:

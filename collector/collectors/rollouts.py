@@ -60,11 +60,11 @@ def rollout(
         raise TypeError(f"rollout() takes a vector env or an env that is already made, got {venv_or_env!r}")
     if not auto_reset and obs is None:
         raise RuntimeError(
-            "rollout(auto_reset=False) needs the observations from which it is to go on: "
+            "rollout(auto_reset=False) needs the observations to continue from: "
             "obs=venv.reset()[0], or obs=batch.next.obs[:, -1] of the last rollout"
         )
     if auto_reset and obs is not None:
-        raise ValueError("rollout() got obs, which only auto_reset=False goes on from")
+        raise ValueError("rollout() got obs, which needs auto_reset=False")
     venv = venv_or_env if hasattr(venv_or_env, "env_num") else DummyVectorEnv([lambda: _Borrowed(venv_or_env)])
     quota = np.ones(venv.env_num, np.int64) if break_when_any_done or break_when_all_done else None
     stop = Interruptor() if quota is None or break_when_all_done else _FirstEnd(quota)

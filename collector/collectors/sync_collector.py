@@ -259,7 +259,7 @@ class SyncDataCollector(BaseCollector):
         """Raise if closed, recover from the last failure, and record a new failure."""
         self._check_open()
         if getattr(self.env, "is_closed", False):
-            raise RuntimeError("the vector env was closed, and the collector cannot go on; make new ones")
+            raise RuntimeError("the vector env was closed, so the collector cannot continue; make new ones")
         self._source.recover()
         try:
             yield

@@ -77,7 +77,7 @@ def check_collect(
         raise ValueError("gym_reset_kwargs are for the reset of reset_before_collect=True")
     if n_episode is not None and getattr(env, "steps_together", False):
         raise ValueError(
-            f"n_episode leaves out envs that have their share, but {env!r} steps its envs together: pass n_step"
+            f"n_episode pauses envs that have played their share, but {env!r} steps all envs together: pass n_step"
         )
 
 

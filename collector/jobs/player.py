@@ -177,7 +177,7 @@ class Player:
         many episodes fail, the env's error with `on_error="raise"`, and errors of the policy.
         """
         with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", ".*broke off where envs failed", RuntimeWarning)
+            warnings.filterwarnings("ignore", ".*broke off because envs failed", RuntimeWarning)
             while not self._is_over(self.plan):
                 with suppress(OutOfTime), self.stop.leaving_in_time():
                     yield from self._play_together(self.job, self.plan, self._suspects)

@@ -113,8 +113,8 @@ class ArrayPolicy(CollectorPolicy):
             state.is_known = False
             add_note(
                 error,
-                "this was the first call of a recurrent policy, with state=None, which shows what its state is: "
-                "make zeros where state is None, or give the policy a method (or attribute) initial_state(k) that "
+                "this was the first call of a recurrent policy, with state=None, to learn the form of its state: "
+                "make zeros if state is None, or give the policy a method (or attribute) initial_state(k) that "
                 "returns the state of k rows",
             )
             raise
@@ -168,8 +168,9 @@ class OutputCheck:
             return {"action": nest.object_array(action) if isinstance(action, list) else action, **outputs}
         if not self.expected:
             raise TypeError(
-                f"the policy returned 'action' as a {type(action).__name__}; the action space {self._space} holds what "
-                "has no array, or envs differ in it: return one action for each env, a list or an object array"
+                f"the policy returned 'action' as a {type(action).__name__}; the action space {self._space} has "
+                "leaves that are not arrays, or the spaces of the envs differ: return one action per env, as a list or "
+                "an object array"
             )
         return {**flatten(action, self._space), **outputs}
 

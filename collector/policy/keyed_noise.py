@@ -75,8 +75,8 @@ class KeyedNoise:
         for env_id, space in enumerate(action_spaces):
             if space != action_spaces[0]:
                 raise TypeError(
-                    f"an episode may be played in any env, so their action spaces must be equal; that of env {env_id} "
-                    f"is {space}, that of env 0 is {action_spaces[0]}"
+                    "an episode may be played in any env, so all envs need equal action spaces; "
+                    f"env {env_id} has {space}, env 0 has {action_spaces[0]}"
                 )
         self._policy = policy
         ids = np.arange(len(action_spaces))

@@ -39,14 +39,13 @@ class RandomPolicy:
         for env_id, space in enumerate(action_spaces):
             if not is_of_arrays(space):
                 raise TypeError(
-                    f"random actions are drawn from array spaces, and Dict and Tuple of these; that of env {env_id} is "
-                    f"{space}"
+                    "random actions need Box, Discrete, MultiDiscrete or MultiBinary spaces, or Dict and Tuple of "
+                    f"these; env {env_id} has {space}"
                 )
             first = action_spaces[0]
             if not action_layouts([first, space]):
                 raise TypeError(
-                    f"random actions need spaces of one shape and dtype; that of env {env_id} is {space}, "
-                    f"that of env 0 is {first}"
+                    f"random actions need spaces of one shape and dtype; env {env_id} has {space}, env 0 has {first}"
                 )
         self._spaces = [copy.deepcopy(space) for space in action_spaces]
         self._ids = np.arange(len(self._spaces))

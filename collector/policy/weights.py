@@ -204,7 +204,7 @@ def _as_weight(name: str, value: Any, own: Any) -> Any:
     try:
         tensor = value.detach() if isinstance(value, torch.Tensor) else as_tensor(np.asarray(value))
     except (TypeError, ValueError) as error:
-        raise TypeError(f"{name!r} is no weight, but {type(value).__name__}: {error}") from None
+        raise TypeError(f"{name!r} is not a weight, but {type(value).__name__}: {error}") from None
     if tensor.shape != own.shape:
         raise ValueError(f"{name!r} has the shape {tuple(tensor.shape)}; it must be {tuple(own.shape)}")
     if not torch.can_cast(tensor.dtype, own.dtype):

@@ -165,7 +165,7 @@ class TestAPolicyThatDrawsFromOneStream:
         ids=["autoreset", "limit", "a wrapper with statistics", "transforms", "failures"],
     )
     @backends
-    @pytest.mark.filterwarnings("ignore:.*broke off where envs failed:RuntimeWarning")
+    @pytest.mark.filterwarnings("ignore:.*broke off because envs failed:RuntimeWarning")
     def test_the_data_does_not_depend_on_frames_per_batch(
         self, backend: Any, kind: type, make: Any, options: dict[str, Any]
     ) -> None:
@@ -473,7 +473,7 @@ class TestEnvironments:
     @kinds
     def test_multi_agent_envs_are_refused_with_what_to_pass_instead(self, kind: type) -> None:
         pytest.importorskip("pettingzoo")
-        message = r"(AEC|Parallel)VectorEnv steps many agents .* one agent an env: pass flatten_agents\(env\)"
+        message = r"(AEC|Parallel)VectorEnv steps many agents .* one agent per env: pass flatten_agents\(env\)"
         with ParallelVectorEnv(["classic/rps-v2"] * 2, backend="dummy") as envs:
             with pytest.raises(TypeError, match=message):
                 kind(envs, frames_per_batch=10)
@@ -527,7 +527,7 @@ class TestEnvironments:
         with pytest.raises(RuntimeError, match="vector env was closed"):
             collector.rollout()
         collector.shutdown()
-        with pytest.raises(RuntimeError, match="the collector is shut down; make a new one"):
+        with pytest.raises(RuntimeError, match="the collector is shut down; make a new collector"):
             collector.rollout()
 
     @kinds

@@ -97,7 +97,7 @@ def test_an_env_that_fails_is_named_and_the_collector_goes_on(kind: type, backen
         with pytest.raises(OverflowError, match="the env broke") as caught:
             batches.extend(collector)
         assert any("env 1" in note for note in caught.value.__notes__)
-        assert any("can go on, with new episodes" in note for note in caught.value.__notes__)
+        assert any("can continue, with new episodes" in note for note in caught.value.__notes__)
         assert not venv.is_closed
         seen = {int(i) for batch in batches for i in batch.flatten().traj_ids}
         failed_after = len(batches)
@@ -135,8 +135,10 @@ def test_where_nothing_is_left_to_go_on_with_the_error_says_so(kind: type) -> No
     with kind(venv, policy, frames_per_batch=20) as collector:
         with pytest.raises(ZeroDivisionError) as caught:
             collector.rollout()
-        assert any("shut down by this: its vector env is closed" in note for note in caught.value.__notes__)
-        with pytest.raises(RuntimeError, match="was shut down by the ZeroDivisionError before; make a new one"):
+        assert any(
+            "shut down because of this exception: its vector env is closed" in note for note in caught.value.__notes__
+        )
+        with pytest.raises(RuntimeError, match="was shut down after ZeroDivisionError; make a new collector"):
             collector.rollout()
 
 
@@ -221,7 +223,7 @@ def test_a_worker_that_dies_is_reported_with_its_envs(kind: type) -> None:
     assert caught.value.env_ids == (1,)
 
 
-@pytest.mark.filterwarnings("ignore:.*broke off where envs failed:RuntimeWarning")
+@pytest.mark.filterwarnings("ignore:.*broke off because envs failed:RuntimeWarning")
 class TestRestart:
     """With on_error="restart", the broken episode ends before the failure, and the collection continues."""
 
@@ -277,7 +279,9 @@ class TestRestart:
     def test_it_is_counted_and_one_warning_names_the_env(self, kind: type) -> None:
         venv = DummyVectorEnv([partial(BreaksUntil, 3, 2), partial(BreaksUntil, 3, 4)], on_error="restart")
         with kind(venv, zeros, frames_per_batch=4) as collector:
-            message = r"\d episodes? of this batch broke off where envs failed \(env 0: OverflowError: the env broke\)"
+            message = (
+                r"\d episodes? of this batch broke off because envs failed \(env 0: OverflowError: the env broke\)"
+            )
             with pytest.warns(RuntimeWarning, match=message) as caught:
                 batches = [collector.next() for _ in range(6)]
             assert [each.filename for each in caught] == [__file__]

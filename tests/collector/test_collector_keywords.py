@@ -416,7 +416,9 @@ class TestState:
             state = collector.state_dict()
             collector.next()
             del state[name]
-            with pytest.raises(ValueError, match=rf"the state lacks \['{name}'\]; pass what `state_dict\(\)`"):
+            with pytest.raises(
+                ValueError, match=rf"the state lacks \['{name}'\]; pass the result of a collector's `state_dict\(\)`"
+            ):
                 collector.load_state_dict(state)
             assert collector.frames == 5
 
@@ -543,9 +545,9 @@ class TestWeights:
             for source, error, message in (
                 ({"a": ones, "b": ones, "other": ones}, ValueError, r"no weights named \['other'\]"),
                 ({"a": ones}, ValueError, r"weights are missing: \['b'\]"),
-                ({"a": ones, "b": None}, TypeError, "'b' is no weight, but NoneType"),
-                ({"a": ones, "b": "1, 2"}, TypeError, "'b' is no weight, but str"),
-                ({"a": ones, "b": [[1.0], [2.0, 3.0]]}, TypeError, "'b' is no weight, but list"),
+                ({"a": ones, "b": None}, TypeError, "'b' is not a weight, but NoneType"),
+                ({"a": ones, "b": "1, 2"}, TypeError, "'b' is not a weight, but str"),
+                ({"a": ones, "b": [[1.0], [2.0, 3.0]]}, TypeError, "'b' is not a weight, but list"),
                 ({"a": ones, "b": np.ones(3)}, ValueError, r"'b' has the shape \(3,\); it must be \(2,\)"),
                 (
                     {"a": ones, "b": np.ones(2, np.complex64)},

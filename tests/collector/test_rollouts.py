@@ -71,7 +71,7 @@ def test_it_goes_on_from_observations_where_it_does_not_reset() -> None:
         np.testing.assert_array_equal(second.all_obs[:, :, 1], [[2, 3]] * 3)
         with pytest.raises(RuntimeError, match="needs the observations"):
             rollout(venv, 2, auto_reset=False)
-        with pytest.raises(ValueError, match="only auto_reset=False"):
+        with pytest.raises(ValueError, match="obs, which needs auto_reset=False"):
             rollout(venv, 2, obs=first.next.obs[:, -1])
         with pytest.raises(ValueError, match=r"2. rows, expected one for each of 3 envs"):
             rollout(venv, 2, auto_reset=False, obs=first.obs[:2, -1])

@@ -356,7 +356,7 @@ class Fuzz(Program):
     def resume(self) -> None:
         """After an error of the policy new episodes come; with `episode_seeds` the collector is shut down."""
         if self.numbered is not None:
-            with pytest.raises(RuntimeError, match="was shut down by the ArithmeticError"):
+            with pytest.raises(RuntimeError, match="was shut down after ArithmeticError"):
                 self.collector.next()
             self.over = True
             return

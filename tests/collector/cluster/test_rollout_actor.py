@@ -125,7 +125,7 @@ def assert_accounted(collector: RayCollector, *batches: Rollout) -> None:
 
 
 class TestBatches:
-    @pytest.mark.filterwarnings("ignore:.*broke off where envs failed:RuntimeWarning")
+    @pytest.mark.filterwarnings("ignore:.*broke off because envs failed:RuntimeWarning")
     @pytest.mark.parametrize(
         ("env_fns", "frames", "broken"),
         [
@@ -394,7 +394,7 @@ class TestEvaluation:
     def test_a_vector_env_that_has_learnt_is_not_made_again(self, wrap: Any) -> None:
         make_venv = lambda: wrap(DummyVectorEnv(cartpoles(2)))  # noqa: E731
         with RayCollector(make_venv, num_actors=1, frames_per_batch=4) as collector:
-            with pytest.raises(ValueError, match=r"what Vec.*Norm.* has learned in the training envs"):
+            with pytest.raises(ValueError, match=r"lack the statistics of Vec.*Norm.* in the training envs"):
                 collector.evaluate(2)
             with DummyVectorEnv(cartpoles(1)) as venv:
                 assert len(collector.evaluate(2, eval_env=venv).returns) == 2

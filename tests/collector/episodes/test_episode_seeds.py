@@ -200,7 +200,7 @@ class CountingTensors(torch.nn.Module):
         return {"action": (state // 2 + (obs[:, 2] > 0)) % 2, "seen": state, "state": state + 1}
 
 
-@pytest.mark.filterwarnings("ignore:.*broke off where envs failed:RuntimeWarning")
+@pytest.mark.filterwarnings("ignore:.*broke off because envs failed:RuntimeWarning")
 @pytest.mark.parametrize("policy", [counting_arrays, CountingTensors()], ids=["arrays", "tensors"])
 @pytest.mark.parametrize(
     ("backend", "options"),
@@ -343,7 +343,7 @@ def test_step_hooks_get_the_steps_of_their_rows():
         assert (batch.extras["id"] == np.arange(3)[:, None]).all()
 
 
-@pytest.mark.filterwarnings("ignore:.*broke off where envs failed:RuntimeWarning")
+@pytest.mark.filterwarnings("ignore:.*broke off because envs failed:RuntimeWarning")
 def test_an_episode_that_broke_off_can_be_played_again(tmp_path):
     failing = {episode_seed(SEED, number) for number in (1, 4)}
     venv = SubprocVectorEnv(
@@ -416,7 +416,7 @@ def test_seeds_that_are_none_are_refused(seeds, error, message):
 
 def test_random_actions_of_episodes_need_envs_of_one_action_space():
     spaces = [gymnasium.spaces.Discrete(n) for n in (2, 3)]
-    with pytest.raises(TypeError, match=r"an episode may be played in any env, .*; that of env 1 is Discrete"):
+    with pytest.raises(TypeError, match=r"an episode may be played in any env, .*; env 1 has Discrete"):
         KeyedNoise(0, 2).seed_random(RandomPolicy(spaces), spaces)
 
 

@@ -43,7 +43,7 @@ from tests.support.job_envs import (
 )
 from vecenv import DummyVectorEnv
 
-NOTICE = "Ending the job: finished episodes are kept, unfinished ones are dropped. A second signal ends it at once."
+NOTICE = "Ending the job: finished episodes are kept, unfinished ones are dropped. A second signal ends it immediately."
 backends = pytest.mark.parametrize(
     "backend",
     [
@@ -503,5 +503,5 @@ class TestSignals:
                 pass
             _, error = ended_by(signal.SIGINT, running)
         assert running.returncode == 130
-        assert "stopped at once" in error
+        assert "stopped immediately" in error
         assert "Traceback" not in error

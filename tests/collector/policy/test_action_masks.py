@@ -74,7 +74,7 @@ def test_the_mask_of_a_reset_with_a_seed_counts() -> None:
             collector.next()
 
 
-@pytest.mark.filterwarnings("ignore:.*broke off where envs failed:RuntimeWarning")
+@pytest.mark.filterwarnings("ignore:.*broke off because envs failed:RuntimeWarning")
 @pytest.mark.parametrize("kind", [SyncDataCollector, AsyncDataCollector])
 def test_the_mask_of_an_env_that_was_restarted_counts(kind: Any, tmp_path: Any) -> None:
     fns = [partial(Failing, {None}, tmp_path, partial(Masked, "info"))] * N  # without a seed, and once

@@ -603,7 +603,7 @@ class TestRandomPolicy:
         ],
     )
     def test_spaces_of_other_shapes_are_refused(self, pair: Any) -> None:
-        with pytest.raises(TypeError, match="need spaces of one shape and dtype; that of env 2 is"):
+        with pytest.raises(TypeError, match="need spaces of one shape and dtype; env 2 has"):
             RandomPolicy([pair[0], *pair])
         with pytest.raises(TypeError, match="env 1"):
             RandomPolicy([pair[0], spaces.Text(3)])

@@ -107,7 +107,7 @@ def test_random_actions_are_those_that_sample_gives() -> None:
                 {"gear": actions["gear"][env_id], "wheel": tuple(rows[env_id] for rows in actions["wheel"])},
                 space.sample(),
             )
-    with pytest.raises(TypeError, match="need spaces of one shape and dtype; that of env 1 is Dict"):
+    with pytest.raises(TypeError, match="need spaces of one shape and dtype; env 1 has Dict"):
         RandomPolicy([MOVE, spaces.Dict(gear=spaces.Discrete(3))])
 
 
@@ -181,7 +181,7 @@ def test_spaces_with_text_take_one_action_for_each_env() -> None:
 
     assert (batch_of([Says] * 2, lambda obs: [{"word": "abc"}] * 2, 4).next.obs == 3).all()
     batched = {"action": {"word": np.array(["abc", "def"])}}
-    with pytest.raises(TypeError, match="return one action for each env, a list or an object array"):
+    with pytest.raises(TypeError, match="return one action per env, as a list or an object array"):
         batch_of([Says] * 2, lambda obs: batched, 4)
 
 

@@ -88,7 +88,7 @@ def test_the_policy_gets_the_infos_of_the_observations_on_which_it_acts(loop: st
         np.testing.assert_array_equal(batch.extras["code"][mask], batch.next.obs[mask])
 
 
-@pytest.mark.filterwarnings("ignore:.*broke off where envs failed:RuntimeWarning")
+@pytest.mark.filterwarnings("ignore:.*broke off because envs failed:RuntimeWarning")
 @pytest.mark.parametrize("kind", [SyncDataCollector, AsyncDataCollector])
 def test_the_info_of_an_env_that_was_restarted_counts(kind: Any, tmp_path: Any) -> None:
     fns = [partial(Failing, {None}, tmp_path, partial(Told, 9))] * 3  # without a seed, and once
