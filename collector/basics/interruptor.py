@@ -63,15 +63,15 @@ def sigint_deferred() -> Iterator[None]:
             before(signal.SIGINT, pending[0])
 
 
-SLICE = 1.0
+BATCH_SECONDS = 1.0
 """Maximum seconds of a job's batch."""
 NOTICE = (
     b"\nEnding the job: finished episodes are kept, unfinished ones are dropped. A second signal ends it immediately.\n"
 )
-GRACE = 5.0
+GRACE_SECONDS = 5.0
 """Seconds for the round in progress after the first signal."""
-LAST_RESORT = 20.0
-"""Seconds after `GRACE` until the watchdog kills the process."""
+KILL_SECONDS = 20.0
+"""Seconds after `GRACE_SECONDS` until the watchdog kills the process."""
 _WATCHDOG = """
 import os, select, signal, sys, time
 pid, seconds = int(sys.argv[1]), float(sys.argv[2])
@@ -112,7 +112,7 @@ class Stopping(Interruptor):
         self.signum = 0
         """First signal, or 0."""
         self._previous: dict[int, Any] = {}
-        self._slice_ends = 0.0
+        self._batch_ends = 0.0
         self._may_raise = False
         self._alarm_before: Any = None
         self._watchdog: subprocess.Popen[bytes] | None = None
@@ -124,7 +124,15 @@ class Stopping(Interruptor):
                 if signal.getsignal(signum) != signal.SIG_IGN:
                     self._previous[signum] = signal.signal(signum, self._handle)
         if self._previous:
-            arguments = [sys.executable, "-I", "-S", "-c", _WATCHDOG, str(os.getpid()), str(GRACE + LAST_RESORT)]
+            arguments = [
+                sys.executable,
+                "-I",
+                "-S",
+                "-c",
+                _WATCHDOG,
+                str(os.getpid()),
+                str(GRACE_SECONDS + KILL_SECONDS),
+            ]
             with contextlib.suppress(OSError):
                 self._watchdog = subprocess.Popen(arguments, bufsize=0, stdin=subprocess.PIPE, start_new_session=True)
                 assert self._watchdog.stdin is not None
@@ -136,11 +144,11 @@ class Stopping(Interruptor):
     def is_stopped(self) -> bool:
         return self._stopped
 
-    def begin_slice(self) -> None:
-        self._slice_ends = time.monotonic() + SLICE
+    def begin_batch(self) -> None:
+        self._batch_ends = time.monotonic() + BATCH_SECONDS
 
     def collection_stopped(self) -> bool:
-        return self._stopped or time.monotonic() >= self._slice_ends
+        return self._stopped or time.monotonic() >= self._batch_ends
 
     @contextmanager
     def leaving_in_time(self) -> Iterator[None]:
@@ -175,7 +183,7 @@ class Stopping(Interruptor):
             signal.setitimer(signal.ITIMER_REAL, 0)
             signal.signal(signal.SIGALRM, self._alarm_before)
             self._alarm_before = None
-        if signal.getsignal(signal.SIGINT) == self._at_once:
+        if signal.getsignal(signal.SIGINT) == self._second_interrupt:
             signal.signal(signal.SIGINT, signal.default_int_handler)
         self._restore()
 
@@ -191,12 +199,12 @@ class Stopping(Interruptor):
         with contextlib.suppress(OSError):
             os.write(2, NOTICE)
         if signal.getsignal(signal.SIGINT) == signal.default_int_handler:
-            signal.signal(signal.SIGINT, self._at_once)
+            signal.signal(signal.SIGINT, self._second_interrupt)
         self._alarm_before = signal.signal(signal.SIGALRM, self._out_of_time)
         # Repeats, because an alarm during a close or commit has no effect.
-        signal.setitimer(signal.ITIMER_REAL, GRACE, 1.0)
+        signal.setitimer(signal.ITIMER_REAL, GRACE_SECONDS, 1.0)
 
-    def _at_once(self, signum: int, frame: FrameType | None) -> None:
+    def _second_interrupt(self, signum: int, frame: FrameType | None) -> None:
         """Handle the second Ctrl-C. `OutOfTime` does not interrupt the following cleanup."""
         self._may_raise = False
         raise KeyboardInterrupt

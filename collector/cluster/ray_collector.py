@@ -70,7 +70,7 @@ class RayCollector(BaseCollector):
             print(collector.stats())
     """
 
-    _first = "make_venv"
+    _first_argument = "make_venv"
 
     def __init__(
         self,

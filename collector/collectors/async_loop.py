@@ -30,14 +30,14 @@ class AsyncLoop:
         self._group_count, self._env_num = groups, parts.env.env_num
         self._queue: deque[np.ndarray] = deque()
         """Groups that are ready for actions."""
-        self._flying = np.zeros(self._env_num, np.bool_)
+        self._in_flight = np.zeros(self._env_num, np.bool_)
         self._resetting = np.zeros(self._env_num, np.bool_)
-        self._acted: dict[str, Any] = {}
+        self._outputs: dict[str, Any] = {}
         """Latest outputs of the policy, a row per env."""
-        self._acted_version = np.zeros(self._env_num, np.int64)
+        self._output_versions = np.zeros(self._env_num, np.int64)
         self._log: list[dict[str, Any]] = []
         """Steps that belong to no batch yet."""
-        self._logged = 0
+        self._log_frames = 0
         """Number of steps in the log, without failed steps."""
 
     def collect(self, request: BatchRequest) -> FlatRollout:
@@ -45,24 +45,24 @@ class AsyncLoop:
         self._episodes.begin_batch()
         self._queue_idle()
         stopped = False
-        while self._logged < frames and not (stopped and self._logged):
+        while self._log_frames < frames and not (stopped and self._log_frames):
             if self._queue:
                 ids = self._queue.popleft()
                 ids = ids if quota is None else ids[quota[ids] > 0]
                 if len(ids):
                     self._act(ids, request)
-                    if not self._env.is_async and self._flying.any():
+                    if not self._env.is_async and self._in_flight.any():
                         self._receive(request)
                     self._send(ids)
-            elif self._flying.any():
+            elif self._in_flight.any():
                 self._receive(request)
             else:
                 break  # every env has ended its share of episodes
             stopped = self._stops()
-        return self._batch(request, frames if quota is None else self._logged)
+        return self._batch(request, frames if quota is None else self._log_frames)
 
     def _queue_idle(self) -> None:
-        idle = ~self._flying
+        idle = ~self._in_flight
         for ids in self._queue:
             idle[ids] = False
         ids = np.flatnonzero(idle)
@@ -76,11 +76,11 @@ class AsyncLoop:
         obs = nest.take(self._episodes.obs, ids)
         outputs = request.policy.actions(obs, ids, self._episodes.infos)
         for name, rows in outputs.items():
-            if name not in self._acted:
+            if name not in self._outputs:
                 check_policy_names(outputs)
-                self._acted[name] = nest.map(self._episodes.zeros_like, rows)
-            nest.put(self._acted[name], ids, rows)
-        self._acted_version[ids] = request.version
+                self._outputs[name] = nest.map(self._episodes.zeros_like, rows)
+            nest.put(self._outputs[name], ids, rows)
+        self._output_versions[ids] = request.version
         self._clock.lap("storage")
 
     def _send(self, ids: np.ndarray) -> None:
@@ -88,9 +88,9 @@ class AsyncLoop:
         if reset.all():
             self._env.send(None, reset=ids)
         else:
-            action = nest.take(self._acted["action"], ids)
+            action = nest.take(self._outputs["action"], ids)
             self._env.send(action, ids, reset=ids[reset] if reset.any() else None)
-        self._flying[ids], self._resetting[ids] = True, reset
+        self._in_flight[ids], self._resetting[ids] = True, reset
         self._clock.lap("env")
 
     def _receive(self, request: BatchRequest) -> None:
@@ -104,7 +104,7 @@ class AsyncLoop:
         self._episodes.infos[ids] = info
         self._episodes.over[ids[~stepped]] = False
         self._policy.begin(ids[~stepped])
-        self._flying[ids] = False
+        self._in_flight[ids] = False
         self._queue.append(ids)
         self._clock.lap("storage")
 
@@ -114,15 +114,15 @@ class AsyncLoop:
         reward, terminated, truncated, _ = self._episodes.count(ids, reward, terminated, truncated)
         chunk = {
             "obs": nest.take(self._episodes.obs, ids),
-            "action": nest.take(self._acted["action"], ids),
+            "action": nest.take(self._outputs["action"], ids),
             "reward": reward,
             "terminated": terminated,
             "truncated": truncated,
             "traj_ids": self._episodes.ids[ids],
             "step_count": step_count,
-            "policy_version": self._acted_version[ids],
+            "policy_version": self._output_versions[ids],
             "env_ids": ids,
-            "extras": {name: rows[ids] for name, rows in self._acted.items() if name != "action"},
+            "extras": {name: rows[ids] for name, rows in self._outputs.items() if name != "action"},
             "next_obs": next_obs,
             "failed": np.zeros(len(ids), np.bool_),
         }
@@ -133,13 +133,13 @@ class AsyncLoop:
             failed = self._episodes.end(ids, ended, info, request.quota)
             chunk["failed"][ended] = False if failed is None else failed
         self._log.append(chunk)
-        self._logged += int((~chunk["failed"]).sum())
+        self._log_frames += int((~chunk["failed"]).sum())
 
     # Batches.
 
     def _batch(self, request: BatchRequest, frames: int) -> FlatRollout:
         """Return the first `frames` steps of the log as a batch. The rest stays in the log."""
-        names = [name for name in self._acted if name != "action"]
+        names = [name for name in self._outputs if name != "action"]
         if (on_step := request.on_step) is not None:
             names += on_step.layout
             for chunk in self._log:
@@ -150,15 +150,15 @@ class AsyncLoop:
         log = join(self._log)
         beyond = np.flatnonzero(~log["failed"])[frames:]
         count = int(beyond[0]) if len(beyond) else len(log["failed"])
-        self._logged = len(beyond)
+        self._log_frames = len(beyond)
         self._log = [nest.take(log, np.arange(count, len(log["failed"])))] if len(beyond) else []
         return by_env(*without_failures(nest.take(log, slice(count))))
 
     def finish_steps(self, request: BatchRequest, discard: bool) -> None:
-        while self._flying.any():
+        while self._in_flight.any():
             self._receive(request)
         if discard:
-            self._log, self._logged, self._queue = [], 0, deque()
+            self._log, self._log_frames, self._queue = [], 0, deque()
 
     def discard_steps(self) -> None:
         while waiting := len(self._env.waiting_id):
@@ -167,5 +167,5 @@ class AsyncLoop:
             except Exception:
                 if len(self._env.waiting_id) == waiting:
                     raise
-        self._flying[:] = False
-        self._log, self._logged, self._queue = [], 0, deque()
+        self._in_flight[:] = False
+        self._log, self._log_frames, self._queue = [], 0, deque()

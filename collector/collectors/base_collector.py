@@ -17,9 +17,9 @@ Self = TypeVar("Self", bound="BaseCollector")
 
 class BaseCollector(ABC):
     _closed = False
-    _shut_down_by = ""
+    _shutdown_cause = ""
     """Class name of the exception that caused the shutdown."""
-    _first = "the vector env"
+    _first_argument = "the vector env"
     _weights: Any
     _evaluation: Any = None
 
@@ -29,7 +29,7 @@ class BaseCollector(ABC):
         config: CollectorConfig,
     ) -> None:
         if hasattr(policy, "env_num"):
-            raise TypeError(f"{policy!r} is passed as the policy: {self._first} comes first, then the policy")
+            raise TypeError(f"{policy!r} is passed as the policy: {self._first_argument} comes first, then the policy")
         self._config = config
         self.requested_frames_per_batch: int = config.frames_per_batch
         self.total_frames: int = config.total_frames
@@ -40,7 +40,7 @@ class BaseCollector(ABC):
         """Steps in the batches of the iterator, including rows of failed steps."""
         self.policy: Any = policy
         self._batches = 0
-        self._kept: dict[type, Any] = {}
+        self._reused_batches: dict[type, Any] = {}
 
     @property
     @abstractmethod
@@ -130,8 +130,8 @@ class BaseCollector(ABC):
         self.frames, self._batches = state["frames"], state["iter"]
 
     def _check_open(self) -> None:
-        if self._closed and self._shut_down_by:
-            raise RuntimeError(f"the collector was shut down after {self._shut_down_by}; make a new collector")
+        if self._closed and self._shutdown_cause:
+            raise RuntimeError(f"the collector was shut down after {self._shutdown_cause}; make a new collector")
         if self._closed:
             raise RuntimeError("the collector is shut down; make a new collector")
 
@@ -159,7 +159,7 @@ class BaseCollector(ABC):
             self._show_progress()
             if self._is_complete():
                 self.shutdown()
-            return self._finished(batch)
+            return self._finish(batch)
         except StopIteration as error:  # raised unchanged, it would look like the normal end
             notes = "; ".join(getattr(error, "__notes__", ()))
             said = "an env, the policy or postproc raised StopIteration"
@@ -189,19 +189,19 @@ class BaseCollector(ABC):
         and the next batch begins new episodes. With a closed vector env, with Ray actors, or with `episode_seeds`, the
         collector is shut down instead. A local collector adds a note to the exception.
         """
-        return self._stored(self._collect_batch())
+        return self._store(self._collect_batch())
 
-    def _stored(self, batch: Any) -> Any:
+    def _store(self, batch: Any) -> Any:
         if self.storing_device is not None:
             batch = batch.to(self.storing_device)
         if not self._config.return_same_td:
             return batch
-        kept = self._kept.setdefault(type(batch), batch)
+        kept = self._reused_batches.setdefault(type(batch), batch)
         kept.__dict__.update(batch.__dict__)
         return kept
 
-    def _finished(self, batch: Any) -> Any:
-        batch = self._stored(batch.split_trajectories() if self._config.split_trajs else batch)
+    def _finish(self, batch: Any) -> Any:
+        batch = self._store(batch.split_trajectories() if self._config.split_trajs else batch)
         if self._config.postproc is not None:
             batch = self._config.postproc(batch)
         extras = batch if hasattr(batch, "keys") else getattr(batch, "extras", {})

@@ -50,7 +50,7 @@ class CollectorConfig:
         storing, policy, env = resolve_devices(self.device, self.storing_device, self.policy_device, self.env_device)
         checked: dict[str, Any] = {
             "frames_per_batch": frames,
-            "total_frames": all_frames(self.total_frames, frames),
+            "total_frames": check_total_frames(self.total_frames, frames),
             "storing_device": storing,
             "policy_device": policy,
             "env_device": env,
@@ -78,7 +78,7 @@ class CollectorConfig:
             raise TypeError(f"{user} needs frames_per_batch=, the steps in a batch of all envs together")
         return cls(**{each.name: arguments[each.name] for each in fields(cls) if each.name in arguments})
 
-    def of_evaluation(self) -> dict[str, Any]:
+    def evaluation_arguments(self) -> dict[str, Any]:
         """Return the arguments that the collector of `evaluate` shares."""
         names = "info_keys", "policy_device", "storing_device", "max_frames_per_traj", "policy_threads"
         return {name: getattr(self, name) for name in names}
@@ -123,7 +123,7 @@ def limit(name: str, number: Any) -> int:
     return 0 if number is None else max(0, whole(name, number))
 
 
-def all_frames(total_frames: Any, frames_per_batch: int) -> int:
+def check_total_frames(total_frames: Any, frames_per_batch: int) -> int:
     """Return `total_frames`, or -1 for no end. Raises `ValueError` for zero, and if batches do not divide the total."""
     total_frames = -1 if total_frames is None else max(-1, whole("total_frames", total_frames))
     if total_frames == 0:

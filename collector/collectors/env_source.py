@@ -83,7 +83,7 @@ def make_vector_env(source: Any, kwargs: dict[str, Any] | None, make: Callable[[
             f"kwargs were passed to {source} but they can't be set, because it already exists: {kwargs}; "
             "pass a callable that makes the env"
         )
-    if instead := _instead_of(source):
+    if instead := _unsupported_error(source):
         if made_here:
             source.close()
         raise TypeError(instead)
@@ -120,16 +120,16 @@ def with_transforms(env: Any, transforms: Any, policy: Any, device: Any) -> Any:
     return TransformedVectorEnv(env, transforms)
 
 
-def again(
+def vector_env_remaker(
     kwargs: dict[str, Any] | None, make: VectorEnvMaker, transforms: Any, policy: Any, device: Any
 ) -> Callable[[Any], Any]:
     """Return a function that makes the same vector env from a source. Transforms are copied."""
 
-    def make_again(source: Any) -> Any:
+    def remake(source: Any) -> Any:
         clones = None if transforms is None else [each.clone() for each in flat(transforms)]
         return with_transforms(make_vector_env(source, kwargs, make), clones, policy, device)
 
-    return make_again
+    return remake
 
 
 def check_synchronous(env: Any, user: str, cuts: bool) -> None:
@@ -175,7 +175,7 @@ def check_step_count(observation_spaces: Sequence[Any]) -> None:
             )
 
 
-def _instead_of(source: Any) -> str | None:
+def _unsupported_error(source: Any) -> str | None:
     tensors = sys.modules.get("collector.device.torch_vector_env")
     if tensors is not None and isinstance(source, tensors.TorchVectorEnv):
         return "collectors move observations themselves: pass the vector env without TorchVectorEnv around it"

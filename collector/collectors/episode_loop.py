@@ -47,7 +47,7 @@ class EpisodeLoop:
         episodes.begin_batch()
         if episodes.obs is not None:
             buffer.write("obs", slice(0, n), episodes.obs)
-        ids, time, is_even, some_ended, stopped = self._going(rows, buffer, request), 0, True, True, False
+        ids, time, is_even, some_ended, stopped = self._next_ids(rows, buffer, request), 0, True, True, False
         obs: Any = None  # policy's input, or None
         while len(ids) and not stopped:
             resets = None
@@ -63,7 +63,7 @@ class EpisodeLoop:
             where: Where = slice(time * n, time * n + n) if is_even and len(ids) == n else rows[ids] * n + ids
             buffer.write_outputs(where, outputs)  # rows of resets are overwritten later
             time += 1
-            autoreset = self._resets_in_step and time < buffer.steps and self._go_on(ids, request.quota)
+            autoreset = self._resets_in_step and time < buffer.steps and self._all_have_next(ids, request.quota)
             step = self._exchange(ids, outputs["action"], resets, autoreset)
             clock.lap("env")
             rows[ids] += 1 if resets is None else ~resets
@@ -71,21 +71,21 @@ class EpisodeLoop:
             some_ended = recorder.record(ids, where, after, step, resets, autoreset)
             obs = None if seeded and len(ids) < n else step[0]
             if time >= buffer.steps or some_ended:
-                before, ids = len(ids), self._going(rows, buffer, request)
+                before, ids = len(ids), self._next_ids(rows, buffer, request)
                 obs = obs if seeded or len(ids) == before else None
             clock.lap("storage")
             stopped = self._stops()
         episodes.obs = buffer.read("obs", rows * n + self._all_ids)
         return buffer.finish(rows, episodes.columns, request.version)
 
-    def _going(self, rows: np.ndarray, buffer: RolloutBuffer, request: BatchRequest) -> np.ndarray:
+    def _next_ids(self, rows: np.ndarray, buffer: RolloutBuffer, request: BatchRequest) -> np.ndarray:
         """Return the envs that step next: with free rows, an episode and a quota."""
         going = (rows < buffer.steps) & (self._episodes.ids >= 0)
         if request.quota is not None:
             going &= request.quota > 0
         return going.nonzero()[0]
 
-    def _go_on(self, ids: np.ndarray, quota: np.ndarray | None) -> bool:
+    def _all_have_next(self, ids: np.ndarray, quota: np.ndarray | None) -> bool:
         """Return whether each env has another episode after the current."""
         if self._episodes.is_seeded:
             return bool(self._episodes.next_seeds[ids].min() >= 0)

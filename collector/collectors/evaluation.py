@@ -10,7 +10,7 @@ from vecenv import EnvCreator, RayVectorEnv, VectorEnvNormObs, VectorEnvWrapper
 from vecenv.extending import Freezable, HasTransforms
 
 
-def cannot_be_made_again(source: Any, made: Any) -> str | None:
+def why_not_remakeable(source: Any, made: Any) -> str | None:
     """Return why no vector env like `made` can be made from `source`, or `None`."""
     for wrapper in _wrappers(made):
         if not isinstance(wrapper, (HasTransforms, VectorEnvNormObs)):
@@ -30,7 +30,7 @@ def needs_eval_env(why: str) -> ValueError:
     )
 
 
-def learning(env: Any) -> list[str]:
+def unfrozen_statistics(env: Any) -> list[str]:
     """Return the class names of statistics that are not frozen."""
     engine = getattr(_base(env), "engine", None)  # custom vector envs have no engine
     names = set() if engine is None else {name for report in engine.reports for name in report.learning or ()}
@@ -43,7 +43,7 @@ def learning(env: Any) -> list[str]:
     return sorted(names)
 
 
-def carry_statistics(train: Any, other: Any) -> None:
+def copy_statistics(train: Any, other: Any) -> None:
     """Copy the running statistics of `train`'s wrappers into `other`'s, and freeze them."""
     for known, new in zip(_wrappers(train), _wrappers(other), strict=True):
         if isinstance(new, HasTransforms):
@@ -65,19 +65,19 @@ class Evaluation:
 
     def __init__(self, source: Any, make_env: Callable[[Any], Any], train: Any = None) -> None:
         self._source, self._make_env, self._train = source, make_env, train
-        self._why_not = None if train is None else cannot_be_made_again(source, train)
+        self._no_remake_reason = None if train is None else why_not_remakeable(source, train)
         self._creators: dict[EnvCreator, EnvCreator] = {}
         """Frozen copies of the creators of the training envs."""
-        self._own: Any = None
+        self._kept_collector: Any = None
 
     @contextmanager
     def collector(self, make_collector: Callable[[Any], Any], eval_env: Any, stay_open: bool) -> Iterator[Any]:
         """Provide a collector on `eval_env`, or on envs made here. `stay_open` keeps the envs for later calls."""
-        if eval_env is None and self._own is None:
-            self._own = self._make(make_collector)
+        if eval_env is None and self._kept_collector is None:
+            self._kept_collector = self._make(make_collector)
         if eval_env is None:
-            self._carry(self._own.env)
-        collector = self._own if eval_env is None else make_collector(eval_env)
+            self._copy_statistics(self._kept_collector.env)
+        collector = self._kept_collector if eval_env is None else make_collector(eval_env)
         try:
             yield collector
         finally:
@@ -87,13 +87,15 @@ class Evaluation:
                 self.close()
 
     def _make(self, make_collector: Callable[[Any], Any]) -> Any:
-        if self._why_not is not None:
-            raise needs_eval_env(self._why_not)
+        if self._no_remake_reason is not None:
+            raise needs_eval_env(self._no_remake_reason)
         source = self._source
-        env = self._make_env([*map(self._frozen, source)] if isinstance(source, Sequence) else self._frozen(source))
+        env = self._make_env(
+            [*map(self._frozen_env_fn, source)] if isinstance(source, Sequence) else self._frozen_env_fn(source)
+        )
         try:
-            self._carry(env)
-            if names := learning(env):
+            self._copy_statistics(env)
+            if names := unfrozen_statistics(env):
                 raise needs_eval_env(
                     f"new envs would lack the statistics of {' and '.join(names)} in the training envs; they have "
                     "these statistics if VecNorm is in transforms= of a local collector, if envs come from "
@@ -104,22 +106,22 @@ class Evaluation:
             env.close()
             raise
 
-    def _frozen(self, env_fn: Any) -> Any:
+    def _frozen_env_fn(self, env_fn: Any) -> Any:
         if self._train is None or not isinstance(env_fn, EnvCreator):
             return env_fn
         if env_fn not in self._creators:
             self._creators[env_fn] = env_fn.frozen_copy(shared_only=True)
         return self._creators[env_fn]
 
-    def _carry(self, env: Any) -> None:
+    def _copy_statistics(self, env: Any) -> None:
         for known, copy in self._creators.items():
             copy.load_state_dict(known.state_dict())
         if self._train is not None:
-            carry_statistics(self._train, env)
+            copy_statistics(self._train, env)
 
     def close(self) -> None:
-        if self._own is not None:
-            own, self._own = self._own, None
+        if self._kept_collector is not None:
+            own, self._kept_collector = self._kept_collector, None
             own.shutdown()
 
 

@@ -65,21 +65,21 @@ def rollout(
         )
     if auto_reset and obs is not None:
         raise ValueError("rollout() got obs, which needs auto_reset=False")
-    venv = venv_or_env if hasattr(venv_or_env, "env_num") else DummyVectorEnv([lambda: _Borrowed(venv_or_env)])
+    venv = venv_or_env if hasattr(venv_or_env, "env_num") else DummyVectorEnv([lambda: _BorrowedEnv(venv_or_env)])
     quota = np.ones(venv.env_num, np.int64) if break_when_any_done or break_when_all_done else None
-    stop = Interruptor() if quota is None or break_when_all_done else _FirstEnd(quota)
-    policy, frames = _Draws(venv) if policy is None else policy, max_steps * venv.env_num
-    rounds = _Rounds(venv, policy, frames_per_batch=frames, interruptor=stop)
-    batch = rounds.take(quota, None if callback is None else partial(_call, callback, venv_or_env), obs)
+    stop = Interruptor() if quota is None or break_when_all_done else _StopAtFirstEnd(quota)
+    policy, frames = _SpacePolicy(venv) if policy is None else policy, max_steps * venv.env_num
+    collector = _RolloutCollector(venv, policy, frames_per_batch=frames, interruptor=stop)
+    batch = collector.collect_rollout(quota, None if callback is None else partial(_call, callback, venv_or_env), obs)
     if set_truncated:
         truncate_last(batch)
     return batch
 
 
-class _Rounds(SyncDataCollector):
-    _user = "rollout()"
+class _RolloutCollector(SyncDataCollector):
+    _name_in_errors = "rollout()"
 
-    def take(self, quota: np.ndarray | None, hook: Callable[[StepBatch], Any] | None, obs: Any) -> Rollout:
+    def collect_rollout(self, quota: np.ndarray | None, hook: Callable[[StepBatch], Any] | None, obs: Any) -> Rollout:
         """Collect a batch with at most `quota` episodes per env, after a reset or from `obs`."""
         if obs is not None:
             counts = {len(rows) for rows in nest.leaves(obs)}
@@ -88,7 +88,7 @@ class _Rounds(SyncDataCollector):
                 raise ValueError(f"obs has {sorted(counts)} rows, expected one for each of {n} envs")
             self._source.episodes.put_obs(np.arange(n), obs)
             self._source.episodes.over[:] = False
-        if isinstance(self.policy, _Draws):
+        if isinstance(self.policy, _SpacePolicy):
             infos = self._source.episodes.infos
             self.policy.masks_of = lambda env_ids: masks_in(infos[env_ids])
         try:
@@ -105,7 +105,7 @@ def _call(callback: Callable[[Any, StepBatch], Any], env: Any, step: StepBatch) 
     callback(env, step)
 
 
-class _FirstEnd(Interruptor):
+class _StopAtFirstEnd(Interruptor):
     """Stops a collection when an episode ends, because the loop then changes `quota`."""
 
     def __init__(self, quota: np.ndarray) -> None:
@@ -116,7 +116,7 @@ class _FirstEnd(Interruptor):
         return not self._quota.all()
 
 
-class _Borrowed:
+class _BorrowedEnv:
     """Env that its vector env does not close, because it belongs to the caller."""
 
     def __init__(self, env: Any) -> None:
@@ -129,7 +129,7 @@ class _Borrowed:
         """Do nothing."""
 
 
-class _Draws:
+class _SpacePolicy:
     """Policy that draws from the envs' own action spaces, so that rollouts continue the random streams."""
 
     def __init__(self, venv: Any) -> None:

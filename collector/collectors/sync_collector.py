@@ -19,7 +19,13 @@ from collector.collectors.base_collector import BaseCollector
 from collector.collectors.batch_request import BatchRequest, LoopParts
 from collector.collectors.batch_source import BatchSource, Loops
 from collector.collectors.collector_config import CollectorConfig
-from collector.collectors.env_source import VectorEnvMaker, again, check_synchronous, make_vector_env, with_transforms
+from collector.collectors.env_source import (
+    VectorEnvMaker,
+    check_synchronous,
+    make_vector_env,
+    vector_env_remaker,
+    with_transforms,
+)
 from collector.collectors.episode_loop import EpisodeLoop
 from collector.collectors.evaluation import Evaluation
 from collector.collectors.sync_loop import SyncLoop
@@ -80,7 +86,7 @@ class SyncDataCollector(BaseCollector):
     Rollout(2 envs, 5 steps, 10 frames, 0 episode ends)
     """
 
-    _user = "SyncDataCollector"
+    _name_in_errors = "SyncDataCollector"
     _default_backend = "dummy"
     _source: Any = None
     """`BatchSource`, or `None` before the vector env is made."""
@@ -142,10 +148,10 @@ class SyncDataCollector(BaseCollector):
         self._weights = self._source.weights
         n = self.env.env_num
         self._warn_of_rounding(f"the {n} envs", f"{self.frames_per_batch // n} steps of each, ")
-        self._evaluation = Evaluation(source, again(kwargs, make, transforms, *where), self.env)
+        self._evaluation = Evaluation(source, vector_env_remaker(kwargs, make, transforms, *where), self.env)
 
     def _check_env(self) -> None:
-        check_synchronous(self.env, self._user, cuts=self._config.max_frames_per_traj > 0)
+        check_synchronous(self.env, self._name_in_errors, cuts=self._config.max_frames_per_traj > 0)
         if self._config.is_seeded:
             check_send_and_recv(self.env, "a collector with episode_seeds")
 
@@ -249,7 +255,7 @@ class SyncDataCollector(BaseCollector):
     def _make_evaluator(self, env: Any) -> SyncDataCollector:
         module = self._source.policy.module
         policy = self.policy if module is None else module
-        return self._like_this(env, policy, frames_per_batch=env.env_num, **self._config.of_evaluation())
+        return self._like_this(env, policy, frames_per_batch=env.env_num, **self._config.evaluation_arguments())
 
     def _like_this(self, env: Any, policy: Any, **options: Any) -> SyncDataCollector:
         return SyncDataCollector(env, policy, **options)
@@ -265,7 +271,7 @@ class SyncDataCollector(BaseCollector):
             yield
         except BaseException as error:
             if not self._source.note_failure(error):
-                self._shut_down_by = type(error).__name__
+                self._shutdown_cause = type(error).__name__
                 self._note_exception(error)
                 self.shutdown()
             raise

@@ -16,7 +16,7 @@ from collector.collectors.collector_config import CollectorConfig
 from collector.episodes.env_episodes import Episodes
 from collector.episodes.episode import Ended, EpisodeCutter
 
-CHUNK = 64
+STEPS_PER_CHECK = 64
 """Steps of each env between two checks for ended episodes."""
 
 
@@ -44,7 +44,7 @@ class EpisodeCollection:
         """Collect `count` episodes. Return a batch (`None` without `keep`), and all ended episodes."""
         # Shares are fixed before the first step, so that envs with short episodes do not play more episodes.
         quota = count // self._env_num + (np.arange(self._env_num) < count % self._env_num)
-        hook, request = request.on_step, request._replace(frames=CHUNK * self._env_num, quota=quota)
+        hook, request = request.on_step, request._replace(frames=STEPS_PER_CHECK * self._env_num, quota=quota)
         cutter, batches, ends = EpisodeCutter(), list[FlatRollout](), list[Ended]()
         self._abandon_started()
         while quota.any() and not (ends and self._stops()):

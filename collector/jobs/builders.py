@@ -15,7 +15,7 @@ import gymnasium
 from collector.jobs.job import POLICIES, Call, Job, JobError
 from collector.jobs.names import ATARI_MODULE, TRANSFORM, WRAPPER, as_call, code_names, find_class, load_attr
 from collector.jobs.transform_statistics import freeze, from_json
-from collector.policy.keyed_noise import generators_kept
+from collector.policy.keyed_noise import restored_generators
 from vecenv import transforms
 from vecenv.extending import VECTOR_ENVS, find_spec, flat
 
@@ -205,7 +205,7 @@ def _make_seeded(job: Job, kind: type, spaces: tuple[Any, Any], kwargs: dict[str
             with suppress(ImportError):
                 import torch
 
-                seeded.enter_context(generators_kept())
+                seeded.enter_context(restored_generators())
                 torch.manual_seed(job.seed)
             return kind(*spaces, **kwargs)
     except TypeError as error:

@@ -217,7 +217,7 @@ class Player:
         cutter = EpisodeCutter()
         # The limit on `suspects` ends the loop if an env always fails.
         while not (self._is_over(plan) or plan.is_exhausted or len(suspects) > job.max_failed + job.num_envs):
-            self.stop.begin_slice()
+            self.stop.begin_batch()
             batch = batches.rollout()
             self.progress.frames += batch.frames
             self._add_suspects(plan, suspects, batch.broken_ids.tolist())

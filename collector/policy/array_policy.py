@@ -14,7 +14,7 @@ from collector.basics.timing import Clock
 from collector.batch.step_extras import InfoColumns, RowLayout, check_policy_names
 from collector.policy.action_trees import action_layouts, flatten, unflatten
 from collector.policy.collector_policy import CollectorPolicy, Outputs
-from collector.policy.keyed_noise import generators_kept
+from collector.policy.keyed_noise import restored_generators
 from collector.policy.policy_call import ExplorationType, PolicyCall, RecurrentState
 from vecenv import nest
 from vecenv.extending import add_note, cast_exactly
@@ -70,11 +70,11 @@ class ArrayPolicy(CollectorPolicy):
     def _arrays(self, inputs: Any) -> Outputs:
         """Return the outputs as arrays by name, valid until the next call."""
         self._clock.lap("transfer")
-        found = self._called(inputs)
+        found = self._call_policy(inputs)
         return {name: each if each.__class__ is np.ndarray else as_array(each) for name, each in found.items()}
 
-    def _called(self, inputs: Any) -> dict[str, Any]:
-        outputs = self._check.by_leaf(self._call(inputs))
+    def _call_policy(self, inputs: Any) -> dict[str, Any]:
+        outputs = self._check.flatten_actions(self._call(inputs))
         self._clock.lap("policy")
         return outputs
 
@@ -99,7 +99,7 @@ class ArrayPolicy(CollectorPolicy):
     def learn(self, obs: Any, env_ids: np.ndarray, infos: np.ndarray) -> None:
         """Call a policy for the first time, to learn its layout. Random generators are restored."""
         if not self._check.returned:
-            with generators_kept():
+            with restored_generators():
                 self.actions(nest.map(np.copy, obs), env_ids, infos)  # a policy may write into its inputs
             self.begin(slice(None))
             check_policy_names(self.layout)
@@ -107,7 +107,7 @@ class ArrayPolicy(CollectorPolicy):
     def _learn_state(self, state: RecurrentState, obs: Any, env_ids: np.ndarray, infos: np.ndarray) -> None:
         state.is_known = True  # prevents endless recursion
         try:
-            with generators_kept():
+            with restored_generators():
                 self.outputs(nest.map(np.copy, obs), env_ids, infos)
         except Exception as error:
             state.is_known = False
@@ -153,13 +153,13 @@ class OutputCheck:
             self._check(outputs, rows)
             self._last = form
         for name in self._to_cast:
-            outputs[name] = self._as_in_space(name, outputs[name])
+            outputs[name] = self._cast(name, outputs[name])
         if "action" not in outputs:
             action = unflatten(outputs, self._space)
             outputs = {"action": action, **{name: outputs[name] for name in outputs if name not in self.expected}}
         return outputs
 
-    def by_leaf(self, outputs: dict[Any, Any]) -> dict[str, Any]:
+    def flatten_actions(self, outputs: dict[Any, Any]) -> dict[str, Any]:
         """Return the outputs with an entry per leaf of Dict or Tuple actions."""
         if not self._is_tree:
             return outputs
@@ -198,7 +198,7 @@ class OutputCheck:
             name: in_space.get(name, each) for name, each in layout.items() if name == "action" or name not in in_space
         }
 
-    def _as_in_space(self, name: str, action: np.ndarray) -> np.ndarray:
+    def _cast(self, name: str, action: np.ndarray) -> np.ndarray:
         """Cast actions as the envs would, so that batches store the executed actions."""
         shape, dtype = self.expected[name]
         cast = action if action.dtype == dtype else cast_exactly(action, dtype)

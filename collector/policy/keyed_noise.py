@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 
 from collector.episodes.seeds import action_seed, episode_keys, random_bits, uniforms
-from collector.policy.policy_call import ExplorationType, choose, draws_as_torch, is_distribution
+from collector.policy.policy_call import ExplorationType, choose, has_torch_sampling, is_distribution
 from collector.policy.policy_state import marks_of
 from collector.policy.random_policy import RandomPolicy
 from vecenv.nest import as_array
@@ -29,9 +29,9 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
-MOST_AHEAD = 16
-MOST_IN_A_BLOCK = 4096
-UNKNOWN = (
+MAX_STEPS_AHEAD = 16
+MAX_BLOCK_SIZE = 4096
+UNKNOWN_RANDOMNESS = (
     "the randomness of the policy is unknown: return a distribution, or declare that its actions follow from its "
     "inputs alone, by the attribute repeatable = True of the policy"
 )
@@ -61,7 +61,7 @@ class KeyedNoise:
         self.numbers = np.full(rows, -1)
         self.steps = np.zeros(rows, np.int64)
         # Uniform numbers (rows, steps, words) for the next steps, and the number of steps that used them.
-        self._rows, self._block, self._drawn = np.arange(rows), np.zeros((rows, 0, 0)), 0
+        self._rows, self._block, self._used_steps = np.arange(rows), np.zeros((rows, 0, 0)), 0
         self._block_numbers, self._block_steps = b"", self.steps
 
     def begin(self, env_ids: np.ndarray) -> None:
@@ -109,12 +109,14 @@ class KeyedNoise:
             or ahead.view(np.uint64).max() >= self._block.shape[1]  # negative numbers are large as uint64
         ):
             # Numpy draws hundreds of numbers as fast as a few, but each new episode wastes the rest of the block.
-            count = max(1, min(2 * self._drawn, MOST_AHEAD, MOST_IN_A_BLOCK // max(1, len(self._rows) * words)))
-            self._block_numbers, self._block_steps, self._drawn = self.numbers.tobytes(), self.steps.copy(), 0
+            count = max(
+                1, min(2 * self._used_steps, MAX_STEPS_AHEAD, MAX_BLOCK_SIZE // max(1, len(self._rows) * words))
+            )
+            self._block_numbers, self._block_steps, self._used_steps = self.numbers.tobytes(), self.steps.copy(), 0
             keys = episode_keys(self.job_seed, self.numbers)[:, None]
             self._block = uniforms(random_bits(keys, self.steps[:, None] + np.arange(count), words))
             ahead = np.zeros_like(self.steps)
-        self._drawn += 1
+        self._used_steps += 1
         drawn: np.ndarray = self._block[self._rows, ahead]
         return drawn
 
@@ -128,7 +130,7 @@ class KeyedNoise:
         if is_distribution(type(action)):  # type: ignore[arg-type]
             self.not_keyed(f"samples of {type(action).__name__} are drawn by torch")
         else:  # or distributions in a dict or tuple
-            self.not_keyed(UNKNOWN)
+            self.not_keyed(UNKNOWN_RANDOMNESS)
         return choose(action, wanted)
 
     def sample(self, distribution: Any) -> torch.Tensor | None:
@@ -143,7 +145,7 @@ class KeyedNoise:
         return None if found is None else found[0].to(found[1])
 
     def _sample(self, distribution: Any) -> tuple[torch.Tensor, torch.dtype] | None:
-        if not draws_as_torch(type(distribution)):  # type: ignore[arg-type]
+        if not has_torch_sampling(type(distribution)):  # type: ignore[arg-type]
             return None
         import torch
         from torch import distributions as families
@@ -217,7 +219,7 @@ def _checked(values: np.ndarray, valid: Any) -> np.ndarray:
 
 
 @contextmanager
-def generators_kept() -> Iterator[None]:
+def restored_generators() -> Iterator[None]:
     """Restore the global random generators afterwards."""
     torch = sys.modules.get("torch")
     devices = range(torch.cuda.device_count()) if torch is not None and torch.cuda.is_initialized() else []

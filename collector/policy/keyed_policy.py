@@ -12,7 +12,7 @@ import numpy as np
 from collector.batch.step_extras import RowLayout, check_policy_names
 from collector.policy.array_policy import ArrayPolicy
 from collector.policy.collector_policy import CollectorPolicy, Outputs
-from collector.policy.keyed_noise import KeyedNoise, generators_kept
+from collector.policy.keyed_noise import KeyedNoise, restored_generators
 from collector.policy.policy_call import ExplorationType
 from vecenv import nest
 
@@ -62,7 +62,7 @@ class KeyedPolicy(CollectorPolicy):
         if not self._policy.layout:
             assert self.noise is not None
             reason, self._is_watched = self.noise.reason, True
-            with generators_kept():
+            with restored_generators():
                 self.actions(nest.map(np.copy, obs), env_ids, infos)  # a policy may write into its inputs
             self.noise.reason = reason
             self._policy.begin(slice(None))

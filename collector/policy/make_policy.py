@@ -20,7 +20,7 @@ from collector.policy.random_policy import RandomPolicy
 Options = bool | dict[str, Any]
 
 
-KERNELS = (
+KERNELS_MAY_DIFFER = (
     "the math library may choose other kernels for other rows of a batch: set MKL_CBWR=COMPATIBLE before Python starts"
 )
 
@@ -103,7 +103,7 @@ def _rows_of_a_batch(noise: KeyedNoise, env_num: int, knows_ids: bool, target: A
     rows = np.arange(env_num if knows_ids else full_rows(env_num))
     noise.resize(len(rows))
     if not rows_are_exact(len(rows), target):
-        noise.not_keyed(KERNELS)
+        noise.not_keyed(KERNELS_MAY_DIFFER)
     return rows
 
 

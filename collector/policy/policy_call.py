@@ -91,12 +91,12 @@ def is_distribution(kind: type) -> bool:
     return hasattr(kind, "sample") and hasattr(kind, "log_prob")
 
 
-def _is_quicker_by_rsample(distribution: Any) -> bool:
+def _prefers_rsample(distribution: Any) -> bool:
     """Return whether this is a torch distribution that is built on `Normal`.
 
     Its `sample` waits for the device, which a CUDA graph cannot do. `rsample` draws the same numbers without waiting.
     """
-    while draws_as_torch(type(distribution)):  # type: ignore[arg-type]
+    while has_torch_sampling(type(distribution)):  # type: ignore[arg-type]
         if type(distribution).__name__ == "Normal":
             return True
         distribution = getattr(distribution, "base_dist", None)
@@ -104,7 +104,7 @@ def _is_quicker_by_rsample(distribution: Any) -> bool:
 
 
 @lru_cache
-def draws_as_torch(kind: type) -> bool:
+def has_torch_sampling(kind: type) -> bool:
     ways = (getattr(kind, name, None) for name in ("sample", "rsample"))
     return all((getattr(way, "__module__", None) or "").startswith("torch.distributions.") for way in ways)
 
@@ -116,7 +116,7 @@ def choose(action: Any, wanted: ExplorationType) -> Any:
     if not is_distribution(type(action)):  # type: ignore[arg-type]
         return action
     if wanted is ExplorationType.RANDOM:
-        return action.rsample().detach() if _is_quicker_by_rsample(action) else action.sample()
+        return action.rsample().detach() if _prefers_rsample(action) else action.sample()
     try:
         return getattr(action, wanted.value)
     except (NotImplementedError, AttributeError):

@@ -51,7 +51,7 @@ class RandomPolicy:
         self._ids = np.arange(len(self._spaces))
         self._block: Any = None
         self._used = np.full(len(self._spaces), self.BLOCK)
-        self._sure = 0
+        self._left = 0
         """Number of unused actions in every block."""
 
     def __call__(self, obs: Any, env_id: Any = None, masks: Sequence[Any] | None = None) -> Any:
@@ -78,12 +78,12 @@ class RandomPolicy:
         )
 
     def _from_blocks(self, ids: np.ndarray) -> Any:
-        if self._sure <= 0:
+        if self._left <= 0:
             # Only these envs, because the other envs' next actions may have masks.
             for env in ids[self._used[ids] == self.BLOCK].tolist():
                 self._refill(env)
-            self._sure = self.BLOCK - int(self._used.max())
-        self._sure -= 1
+            self._left = self.BLOCK - int(self._used.max())
+        self._left -= 1
         actions = nest.take(self._block, (ids, self._used[ids]))
         self._used[ids] += 1
         return actions
@@ -92,14 +92,14 @@ class RandomPolicy:
         """Draw the actions that the spaces of these envs give after `space.seed(seed)`."""
         for env, seed in zip(env_ids.tolist(), seeds, strict=True):
             self._spaces[env].seed(seed)
-        self._used[env_ids], self._sure = self.BLOCK, 0
+        self._used[env_ids], self._left = self.BLOCK, 0
 
-    def draw_like(self, action_spaces: Sequence[spaces.Space[Any]]) -> None:
+    def copy_streams(self, action_spaces: Sequence[spaces.Space[Any]]) -> None:
         """Continue the random streams of these spaces."""
         for own, seeded in zip(self._spaces, action_spaces, strict=True):
             for (_, part), (_, given) in zip(parts(own), parts(seeded), strict=True):
                 part.np_random.bit_generator.state = given.np_random.bit_generator.state
-        self._used[:], self._sure = self.BLOCK, 0
+        self._used[:], self._left = self.BLOCK, 0
 
     def _refill(self, env_id: int) -> None:
         drawn = draw_many(self._spaces[env_id], self.BLOCK)

@@ -48,7 +48,7 @@ class TensorPolicy(ArrayPolicy):
         with self._guard:  # reused, because making a guard costs time
             tensors = self._transfer.to_device(inputs)
             self._clock.lap("transfer")
-            outputs = self._called(tensors)
+            outputs = self._call_policy(tensors)
             is_first = self._inputs_device is None
             if is_first:
                 self._inputs_device = next(nest.leaves(tensors)).device

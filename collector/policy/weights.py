@@ -25,10 +25,10 @@ class PolicyWeights:
         self._lock = threading.RLock()
         self._collecting = 0
         """Number of batches in progress, including nested ones."""
-        self._waiting: dict[str, Any] | None = None
-        self._updates = 0
+        self._pending_weights: dict[str, Any] | None = None
+        self._pending_updates = 0
         """Number of waiting updates. Only the last is applied."""
-        self._seen = self._counters()
+        self._last_counters = self._counters()
 
     def update(self, source: Any) -> None:
         """Copy the weights of `source`: a module, a mapping of names to tensors or arrays, or `None` for the user's
@@ -42,21 +42,21 @@ class PolicyWeights:
         weights = self._weights_of(self._policy if source is None else source)
         with self._lock:
             if self._collecting:
-                self._updates += 1
-                self._waiting = copy.deepcopy(weights)
-                _wait_for(self._waiting.values())
+                self._pending_updates += 1
+                self._pending_weights = copy.deepcopy(weights)
+                _wait_for(self._pending_weights.values())
             else:
                 self._apply(weights, 1)
 
     def state_dict(self) -> dict[str, Any]:
         state: dict[str, Any] = {"policy_version": self.version}
-        if hasattr(self._called, "state_dict"):
-            state["policy_state_dict"] = self._called.state_dict()
+        if hasattr(self._network, "state_dict"):
+            state["policy_state_dict"] = self._network.state_dict()
         return state
 
     def load(self, weights: Any, strict: bool) -> None:
         """Load all weights of a `state_dict`, or raise and change no weight."""
-        policy = self._called
+        policy = self._network
         if not hasattr(policy, "load_state_dict"):
             raise RuntimeError("the state has weights of a policy, but this collector's policy takes none")
         before = copy.deepcopy(policy.state_dict())
@@ -65,28 +65,28 @@ class PolicyWeights:
         except BaseException:
             policy.load_state_dict(before)  # torch loads some weights before it raises
             raise
-        self._seen = self._counters()
+        self._last_counters = self._counters()
 
     @property
-    def _called(self) -> Any:
+    def _network(self) -> Any:
         return self._policy if self._module is None else self._module
 
     @contextmanager
     def kept(self) -> Iterator[None]:
         """Delay updates until the end of the `with` block."""
         with self._lock:
-            if not self._collecting and (counters := self._counters()) != self._seen:
+            if not self._collecting and (counters := self._counters()) != self._last_counters:
                 # A learner on a shared module has stepped. (A lazy module that made parameters does not count.)
-                self.version, self._seen = self.version + bool(self._seen), counters
+                self.version, self._last_counters = self.version + bool(self._last_counters), counters
             self._collecting += 1
         try:
             yield
         finally:
             with self._lock:
                 self._collecting -= 1
-                if self._waiting is not None and not self._collecting:
-                    weights, self._waiting = self._waiting, None
-                    updates, self._updates = self._updates, 0
+                if self._pending_weights is not None and not self._collecting:
+                    weights, self._pending_weights = self._pending_weights, None
+                    updates, self._pending_updates = self._pending_updates, 0
                     self._apply(weights, updates)
 
     def _weights_of(self, source: Any) -> dict[str, Any]:
@@ -112,7 +112,7 @@ class PolicyWeights:
             if not _is_extra_state(name):
                 own[name].copy_(value)
         _wait_for([*own.values(), *weights.values()])
-        self.version, self._seen = self.version + updates, self._counters()
+        self.version, self._last_counters = self.version + updates, self._counters()
 
     def _counters(self) -> list[tuple[int, int]]:
         """Return address and version of each parameter. Torch counts changes in place as versions."""

@@ -343,7 +343,7 @@ class TestRestart:
     def test_rewards_that_are_vectors_where_no_env_returned_one_for_long(
         self, kind: type, form: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr("collector.collectors.whole_episodes.CHUNK", 2)
+        monkeypatch.setattr("collector.collectors.whole_episodes.STEPS_PER_CHECK", 2)
         venv = DummyVectorEnv([lambda: PaysTwo(BreaksUntil(3, 5))], on_error="restart", max_restarts=9)
         with kind(venv, zeros, frames_per_batch=1) as collector:
             if form == "n_episode":
