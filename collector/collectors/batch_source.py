@@ -100,7 +100,7 @@ class BatchSource:
 
     def reseed_random_actions(self) -> None:
         if self._random is not None:
-            self._random.policy.copy_streams(self.env.action_space)
+            self._random.policy.draw_like(self.env.action_space)
 
     def _totals(self, batch: Any, request: BatchRequest) -> Ended:
         if request.on_step is not None:

@@ -94,8 +94,8 @@ class RandomPolicy:
             self._spaces[env].seed(seed)
         self._used[env_ids], self._left = self.BLOCK, 0
 
-    def copy_streams(self, action_spaces: Sequence[spaces.Space[Any]]) -> None:
-        """Continue the random streams of these spaces."""
+    def draw_like(self, action_spaces: Sequence[spaces.Space[Any]]) -> None:
+        """Continue the random streams of these spaces, which were seeded."""
         for own, seeded in zip(self._spaces, action_spaces, strict=True):
             for (_, part), (_, given) in zip(parts(own), parts(seeded), strict=True):
                 part.np_random.bit_generator.state = given.np_random.bit_generator.state
