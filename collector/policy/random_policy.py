@@ -95,7 +95,7 @@ class RandomPolicy:
         self._used[env_ids], self._left = self.BLOCK, 0
 
     def draw_like(self, action_spaces: Sequence[spaces.Space[Any]]) -> None:
-        """Continue the random streams of these spaces, which were seeded."""
+        """Continue the random streams of these spaces."""
         for own, seeded in zip(self._spaces, action_spaces, strict=True):
             for (_, part), (_, given) in zip(parts(own), parts(seeded), strict=True):
                 part.np_random.bit_generator.state = given.np_random.bit_generator.state
