@@ -432,7 +432,7 @@ class TestEnvironments:
 
         assert (self.made(make), len(made)) == (1, 1), "each callable is called once"
         assert (self.made([make, make]), len(made)) == (2, 3)
-        with pytest.raises(RuntimeError, match="already made"):
+        with pytest.raises(RuntimeError, match="already exists"):
             self.made(Countdown(3), create_env_kwargs={"length": 3})
         assert self.made(lambda: DummyVectorEnv(countdowns(3, 4))) == 2
         assert self.made(Countdown(3)) == 1
