@@ -101,9 +101,7 @@ class EnvCreator:
         return self._variant(_kwargs=kwargs)
 
     def make_variant(self, **kwargs: Any) -> EnvCreator:
-        """Return a creator with the same state and changed arguments. Unlike torchrl's, this creator
-        stays unchanged.
-        """
+        """Return a creator with the same state and changed arguments. This creator stays unchanged."""
         return self._variant(_kwargs=_merged(self._kwargs, kwargs))
 
     def _variant(self, **attributes: Any) -> EnvCreator:
@@ -112,7 +110,6 @@ class EnvCreator:
         return variant
 
     def unshared(self) -> EnvCreator:
-        """Return a creator of envs with separate state, for measurements."""
         return self._variant(_shares=False, _states=None, _names=[])
 
     def frozen_copy(self, *, shared_only: bool = False) -> EnvCreator:

@@ -88,7 +88,7 @@ class VectorEnvNormObs(RowWiseWrapper):
         return self.obs_rms
 
     def set_obs_rms(self, obs_rms: Any) -> None:
-        """Use these statistics. With None, observations are not normalised."""
+        """Use these statistics. With `None`, observations are not normalised."""
         self.obs_rms = obs_rms
 
 

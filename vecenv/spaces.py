@@ -111,7 +111,7 @@ def _bounds(space: spaces.Space[Any]) -> tuple[np.ndarray, np.ndarray]:
 
 
 def bounds_of(space: Any) -> tuple[np.ndarray, np.ndarray] | None:
-    """Return the smallest and largest element, or None for a space without an array form."""
+    """Return the smallest and largest element, or `None` for a space without an array form."""
     if isinstance(space, spaces.Box):
         return space.low, space.high
     if isinstance(space, spaces.Discrete):

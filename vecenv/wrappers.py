@@ -160,7 +160,7 @@ class RowWiseWrapper(VectorEnvWrapper):
         self._resets = (self._resets - asked) | asked.intersection(resets)
 
     def map_repeated(self, obs: Any, rew: Any, terminated: Any, truncated: Any, info: np.ndarray) -> Any:
-        """Return the caller's rows for failed envs (`on_error="restart"`), whose `obs` repeats the previous
+        """Return the caller's rows for failed envs (`on_error="restart"`). Their `obs` repeats the previous
         observation.
         """
         return self.map_step(obs, rew, terminated, truncated, info)
@@ -173,7 +173,7 @@ class RowWiseWrapper(VectorEnvWrapper):
         """Set the episode state of these envs, from `episode_state`."""
 
     def get_state(self, id: Any = None) -> list[Any]:
-        """Return the states with the episode state of this wrapper, or raise NotImplementedError."""
+        """Return the states with this wrapper's episode state."""
         own = self.episode_state(self._ids(id))
         below = self.venv.get_state(id)
         return [LayerState(each, nest.take(own, slice(i, i + 1))) for i, each in enumerate(below)] if own else below

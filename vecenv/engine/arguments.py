@@ -273,7 +273,7 @@ def check_options(user: type[Any], options: Iterable[str], *takers: type[Any], h
 
 
 def option_meant(name: str, *takers: type[Any]) -> str | None:
-    """Return the constructor argument that `name` equals or resembles, or None."""
+    """Return the constructor argument that `name` equals or resembles, or `None`."""
     return _closest(name, sorted(_names(takers)))
 
 

@@ -114,7 +114,7 @@ class Recovery:
                 self._traces.pop(i, None)
 
     def keep_rows(self, ids: np.ndarray | None, ops: Any) -> None:
-        """Copy the observations of these envs (None: all), because a failing env may write only a part of its row."""
+        """Copy the observations of these envs (`None`: all), because a failing env may write only a part of its row."""
         if not len(self._autoresets):
             self._autoresets = np.zeros(len(self._backend.arena.status), np.bool_)
         self._autoresets[... if ids is None else ids] = ops & opcodes.AUTORESET

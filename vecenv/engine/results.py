@@ -99,7 +99,6 @@ class Results:
         return leaf.copy() if self.copies else leaf
 
     def _stack_if_even(self, values: np.ndarray) -> np.ndarray:
-        """Stack observations without a space, until their shapes differ once."""
         if not self._ragged:
             for value in values:
                 shape = np.shape(value) if isinstance(value, (np.ndarray, np.generic, int, float)) else None

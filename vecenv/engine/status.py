@@ -153,5 +153,4 @@ class EnvStatus:
         self._unreset[[i for i, extra in taken.extras.items() if extra.final is not None]] = False
 
     def note_begun(self, i: int, needs_reset: bool = False) -> None:
-        """Record that env i was reset, or needs a reset."""
         self._unreset[i] = needs_reset

@@ -56,7 +56,6 @@ def check_reports(factory: Factory) -> None:
 
 
 def check_frames(factory: Factory) -> None:
-    """Check that `render` returns a frame per env, in order, and passes arguments on."""
     with factory([functools.partial(_Described, i) for i in range(N)]) as venv:
         for arguments, shade in (({}, 0), ({"shade": 7}, 7)):
             frames = [int(frame[0, 0, 0]) for frame in venv.render(**arguments)]
