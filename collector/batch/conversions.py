@@ -1,6 +1,6 @@
 """Convert batches between the forms `(env, time, ...)`, flat, and one row per trajectory.
 
-The functions return columns by name, so that `rollout.py` can import this module without a cycle.
+The functions return columns, because `rollout.py` imports this module.
 """
 
 from __future__ import annotations
@@ -15,12 +15,11 @@ from vecenv.extending import cast_exactly
 
 
 def copy_of(rows: Any) -> Any:
-    """Return a copy of an array or a tensor, with the same memory layout."""
     return rows.copy(order="K") if isinstance(rows, np.ndarray) else rows.clone()
 
 
 def like(index: np.ndarray, array: Any) -> Any:
-    """Return an index for `array`: a tensor on its device if `array` is a tensor."""
+    """Return an index for `array`, as a tensor if `array` is a tensor."""
     if isinstance(array, np.ndarray):
         return index
     from collector.device.tensors import to_device  # arrays need no torch
@@ -29,23 +28,20 @@ def like(index: np.ndarray, array: Any) -> Any:
 
 
 def pick(tree: Any, *index: np.ndarray) -> Any:
-    """Return a copy of the rows at these indices, an index array per leading dimension."""
+    """Return a copy of rows, with an index array per leading dimension."""
     return nest.map(lambda rows: rows[tuple(like(each, rows) for each in index)], tree)
 
 
 def join(trees: Sequence[Any]) -> Any:
-    """Concatenate trees of `(k, ...)` arrays."""
     return nest.merge(np.concatenate, trees)
 
 
 COLUMNS = ["obs", "action", "reward", "terminated", "truncated", "traj_ids", "step_count", "policy_version", "extras"]
-"""Columns with a row per step, in both forms."""
 PADDING = {"terminated": False, "truncated": False, "traj_ids": -1}
-"""Columns with a fixed padding."""
 
 
 def flat_columns(rollout: Any) -> dict[str, Any]:
-    """Return the columns of a `FlatRollout` with the steps in the mask of a `Rollout`."""
+    """Return the columns of a `FlatRollout` with the steps in the mask."""
     mask = nest.as_array(rollout.mask)
     row, time = np.nonzero(mask)
     all_steps = len(row) == mask.size
@@ -83,10 +79,7 @@ def tail_rows(columns: dict[str, Any]) -> np.ndarray:
 
 
 def trajectory_columns(flat: Any, pad_value: float) -> dict[str, Any]:
-    """Return the columns of a `Rollout` with a row per trajectory; see `Rollout.split_trajectories`.
-
-    A flat batch is ordered by env and time, so a trajectory is a range of rows with the same id.
-    """
+    """Return the columns of a `Rollout` with a row per trajectory, which is a range of flat rows."""
     ids, done = nest.as_array(flat.traj_ids), nest.as_array(flat.done)
     starts = np.flatnonzero(np.r_[True, ids[1:] != ids[:-1]]) if len(ids) else np.zeros(0, np.int64)
     lengths = np.diff(np.r_[starts, len(ids)])
@@ -111,7 +104,6 @@ def trajectory_columns(flat: Any, pad_value: float) -> dict[str, Any]:
     ended = done[last]
     final_row, final_time = np.flatnonzero(ended), lengths[ended] - 1
     order = np.lexsort((final_row, final_time))
-    # Each trajectory ends in a tail.
     after = pick(flat.tail_obs, np.searchsorted(nest.as_array(flat.tail_rows), last))
     columns = {name: pad(name) for name in COLUMNS}
     all_obs = _with_last(columns.pop("obs"), after, lengths, pad_value)
@@ -129,13 +121,12 @@ def trajectory_columns(flat: Any, pad_value: float) -> dict[str, Any]:
 
 
 def _padding(rows: Any, wanted: float) -> Any:
-    """Return the padding value, or zero if the dtype cannot hold `wanted`."""
     value = cast_exactly(np.asarray(wanted), nest.as_array(rows[:0]).dtype)
     return 0 if value is None else value.item()
 
 
 def _with_last(obs: Any, after: Any, lengths: np.ndarray, pad_value: float) -> Any:
-    """Append a time step, and write the observation after the last step of each row: `(K, L+1, ...)`."""
+    """Append a time step for the observation after the last step."""
 
     def extend(rows: Any) -> Any:
         shape = (rows.shape[0], rows.shape[1] + 1, *rows.shape[2:])

@@ -19,8 +19,8 @@ class MultiStep:
             target = batch.reward + batch.extras["discount"] * ~batch.terminated * value(batch.next.obs)
 
     Takes a `Rollout` or `FlatRollout`, and returns a `FlatRollout` with the same steps. The reward becomes the
-    discounted sum of n rewards; `next.obs`, `terminated` and `truncated` belong to the last of the n steps. At the end
-    of an episode or batch, the sum is shorter. New entries of `extras`:
+    discounted sum of n rewards; `next.obs`, `terminated` and `truncated` belong to the last of these steps. The sum is
+    shorter at the end of an episode or batch. New entries of `extras`:
 
     - `discount`: float64, `gamma` to the number of steps, for the value of `next.obs`.
     - `steps`: int64, the number of steps; also as `steps_to_next_obs`, for torchrl's value estimators.
@@ -28,8 +28,8 @@ class MultiStep:
 
     In torchrl's MultiStep, the flags belong to the first step, so that targets continue after a terminated episode.
 
-    Raises ValueError if n is not an integer of at least 1, or if gamma is not above 0 and at most 1, for example
-    because the arguments have torchrl's order.
+    Raises ValueError if n is not an integer of at least 1, or if gamma is not above 0 and at most 1 (torchrl's
+    arguments have the other order).
 
     >>> import gymnasium as gym
     >>> from collector import SyncDataCollector
@@ -75,7 +75,6 @@ class MultiStep:
         )
 
     def _last_rows(self, flat: FlatRollout) -> np.ndarray:
-        """Return the last row that each step is combined with."""
         trajectories = as_array(flat.traj_ids)
         ends = np.append(np.flatnonzero(np.diff(trajectories)), len(trajectories) - 1)
         rows = np.arange(len(trajectories))

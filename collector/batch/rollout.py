@@ -32,7 +32,7 @@ class Next(NamedTuple):
 
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)
 class Steps(ABC):
-    """Base of `Rollout` and `FlatRollout`. Columns have an entry per step."""
+    """Base of `Rollout` and `FlatRollout`."""
 
     action: Any
     """Actions that the envs received: an array, or a tree of arrays (Dict and Tuple spaces)."""
@@ -66,7 +66,6 @@ class Steps(ABC):
         return self.policy_version < 0
 
     def _followed_by(self, obs: Any) -> Next:
-        """Return `next` with these observations. Padding counts no step."""
         return Next(obs, self.reward, self.terminated, self.truncated, self.step_count + (self.traj_ids >= 0))
 
     def _broken_text(self) -> str:
@@ -78,10 +77,10 @@ class Steps(ABC):
         """Return the steps in one dimension."""
 
     def split_trajectories(self, pad_value: float = 0) -> Rollout:
-        """Return a batch with a row per trajectory, padded to the longest. Rows are ordered by env, then by time.
+        """Return a batch with a row per trajectory, padded to the longest, ordered by env, then by time.
 
-        `mask` is False for padding, and `env_ids` has the env of each row. Padding is `pad_value` (zero if the dtype
-        cannot hold it), with `traj_ids` -1 and flags False. A trajectory that continues in the next batch is split.
+        `mask` is False for padding, which is `pad_value` (zero if the dtype cannot hold it), `traj_ids` -1, and flags
+        False. `env_ids` has the env of each row. A trajectory that continues in the next batch is split.
 
         Raises ValueError for a batch from `MultiStep`.
         """
@@ -102,15 +101,15 @@ class Steps(ABC):
 
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)
 class FlatRollout(Steps):
-    """F steps `(F, ...)`, ordered by env, then by time.
+    """F steps `(F, ...)`, ordered by env, then by time, as from `AsyncDataCollector`.
 
-    `AsyncDataCollector` and `Rollout.flatten` return a `FlatRollout`. Columns are as in `Rollout`, but without padding
-    and without rows for failed steps. The next observation of a step is in the following row, or in `tail_obs`.
+    Columns are as in `Rollout`, but without padding and failed steps. The next observation is in the following row, or
+    in `tail_obs`.
     """
 
     obs: Any
     tail_rows: Any
-    """int64 `(K,)`: rows whose next observation is in `tail_obs`, because the episode or the env's steps end."""
+    """int64 `(K,)`: rows whose next observation is in `tail_obs`."""
     tail_obs: Any
     """`(K, ...)`: next observations of these rows."""
 
@@ -120,6 +119,7 @@ class FlatRollout(Steps):
 
     @property
     def shape(self) -> tuple[int]:
+        """`(F,)`."""
         return (self.reward.shape[0],)
 
     @property
@@ -139,7 +139,7 @@ class FlatRollout(Steps):
 
     @property
     def broken(self) -> Any:
-        """bool `(F,)`: the step's episode ended with a failure in this batch."""
+        """bool `(F,)`: see `Rollout`."""
         return like(np.isin(nest.as_array(self.traj_ids), self.broken_ids), self.reward)
 
     @property
@@ -149,7 +149,7 @@ class FlatRollout(Steps):
 
     @property
     def next(self) -> Next:
-        """Observations (copied on each access), rewards and flags after each step."""
+        """Results of each step. Observations are copied on each access."""
         order = np.minimum(np.arange(1, self.frames + 1), max(0, self.frames - 1))
         following = pick(self.obs, order)
         nest.put(following, self.tail_rows, self.tail_obs)
@@ -162,10 +162,10 @@ class FlatRollout(Steps):
     def to_tensordict(self) -> Any:
         """Return a `TensorDict` of shape `(F,)`; see `Rollout.to_tensordict`.
 
-        If an episode continues in the next batch, its last row is truncated and done in the result, so that GAE,
-        TD(lambda) and V-trace do not run from one env into the next.
+        If an episode continues in the next batch, its last row is truncated and done, so that GAE, TD(lambda) and
+        V-trace do not run from one env into the next.
         """
-        from collector.batch.tensordict_form import as_tensordict  # here, because it needs tensordict
+        from collector.batch.tensordict_form import as_tensordict
 
         ends = like(np.diff(nest.as_array(self.traj_ids), append=-1) != 0, self.reward)
         truncated = self.truncated | (ends & ~self.terminated)
@@ -176,11 +176,11 @@ class FlatRollout(Steps):
 class Rollout(Steps):
     """T steps of each of N envs: arrays `(N, T, ...)`.
 
-    The policy chose `action[n, t]` for `obs[n, t]`, and the env returned `next.obs[n, t]`. docs/guarantees.md has the
-    guarantees. `all_obs` stores each observation once.
+    The policy chose `action[n, t]` for `obs[n, t]`, and the env returned `next.obs[n, t]` (guarantees:
+    docs/guarantees.md). `all_obs` stores each observation once.
 
-    Arrays are numpy, or torch tensors on `storing_device`. Dict and Tuple observations are dicts and tuples of arrays.
-    After `split_trajectories`, a row is a trajectory instead of an env.
+    Arrays are numpy, or torch tensors on `storing_device`. Dict and Tuple observations are dicts and tuples. After
+    `split_trajectories`, a row is a trajectory.
 
     Example::
 
@@ -214,6 +214,7 @@ class Rollout(Steps):
 
     @property
     def shape(self) -> tuple[int, int]:
+        """`(N, T)`."""
         return (self.reward.shape[0], self.reward.shape[1])
 
     @property
@@ -228,7 +229,7 @@ class Rollout(Steps):
 
     @property
     def dropped_rows(self) -> int:
-        """Number of failed steps, at most one per `broken_ids`."""
+        """Number of failed steps."""
         return int((self.broken & ~self.mask).sum()) if len(self.broken_ids) else 0
 
     @property
@@ -238,7 +239,7 @@ class Rollout(Steps):
 
     @property
     def next(self) -> Next:
-        """Observations (copied on each access), rewards and flags after each step."""
+        """Results of each step. Observations are copied on each access."""
         following = nest.map(lambda rows: copy_of(rows[:, 1:]), self.all_obs)
         nest.put(following, (self.final_env, self.final_time), self.final_obs)
         if len(self.broken_ids):  # after a failed step, `all_obs` has the observation of a reset
@@ -258,7 +259,7 @@ class Rollout(Steps):
 
         Raises `TypeError` for an entry of objects or text, such as `agent_id` of `PettingZooEnv`.
         """
-        from collector.batch.tensordict_form import as_tensordict  # here, because it needs tensordict
+        from collector.batch.tensordict_form import as_tensordict  # needs tensordict
 
         return as_tensordict(self, [*self.shape], [None, "time"])
 
@@ -305,7 +306,6 @@ def check_rewards(batch: Rollout | FlatRollout) -> None:
 
 
 def truncate_last(batch: Rollout | FlatRollout) -> None:
-    """Mark the last step of each env as truncated."""
     if isinstance(batch, Rollout):
         count = (batch.mask | batch.broken).sum(1)
         rows = np.flatnonzero(count)
@@ -315,10 +315,7 @@ def truncate_last(batch: Rollout | FlatRollout) -> None:
 
 
 def concatenate(batches: Sequence[FlatRollout], left_out: Sequence[np.ndarray] = ()) -> FlatRollout:
-    """Join consecutive numpy batches of one collector, ordered by env.
-
-    Episodes that break off in a later batch, and episodes in `left_out`, are removed from all batches.
-    """
+    """Join consecutive numpy batches, without episodes that break off in any batch or are in `left_out`."""
     names = [each.name for each in fields(FlatRollout) if each.name not in ("tail_rows", "tail_obs", "broken_ids")]
     columns = {name: join([getattr(batch, name) for batch in batches]) for name in names}
     columns["next_obs"] = join([batch.next.obs for batch in batches])
@@ -328,7 +325,7 @@ def concatenate(batches: Sequence[FlatRollout], left_out: Sequence[np.ndarray] =
 
 
 def by_env(columns: dict[str, Any], broken_ids: np.ndarray) -> FlatRollout:
-    """Return a batch of these columns (with `next_obs`), ordered by env."""
+    """Return a batch, ordered by env."""
     columns = nest.take(columns, np.argsort(columns["env_ids"], kind="stable"))
     next_obs, tails = columns.pop("next_obs"), tail_rows(columns)
     return FlatRollout(
@@ -337,9 +334,9 @@ def by_env(columns: dict[str, Any], broken_ids: np.ndarray) -> FlatRollout:
 
 
 def without_failures(columns: dict[str, Any]) -> tuple[dict[str, Any], np.ndarray]:
-    """Remove the rows that the column `failed` marks, and truncate the step before.
+    """Remove the rows that `failed` marks, and truncate the step before.
 
-    Returns the columns, ordered by env, and the ids of the failed episodes.
+    Returns the columns, ordered by env, and the ids of failed episodes.
     """
     columns = nest.take(columns, np.argsort(columns["env_ids"], kind="stable"))
     failed, ids = columns.pop("failed"), columns["traj_ids"]

@@ -1,12 +1,11 @@
 """`RolloutBuffer`: preallocated memory into which a collector writes a batch.
 
-The memory is ordered by time, because each round writes a row per env. `Rollout` has views `(N, T, ...)`::
+Memory is ordered by time, because each round writes a row per env. `Rollout` has views `(N, T, ...)`::
 
     buffer (flat)   t=0: env 0, env 1, ..., env N-1 | t=1: env 0, ... | ... | t=T: observations only
     rollout         obs[env, t], action[env, t], reward[env, t], ...
 
-The row `time * N + env` is addressed with an index array, because envs without further episodes do not step, or with a
-slice while all envs step.
+A row `time * N + env` is addressed with an index array, or with a slice while all envs step.
 
 A failed step (`on_error="restart"`) is masked, and the step before ends the episode::
 
@@ -51,7 +50,6 @@ class RolloutBuffer:
         self._finals, self._failed = [], []
 
     def write(self, name: str, where: Where, rows: Any) -> None:
-        """Write a tree of `(k, ...)` arrays at k indices."""
         column = self._columns[name] if name in self._columns else self._new_column(name, rows)
         if type(rows) is np.ndarray:
             column[where] = rows
@@ -68,7 +66,6 @@ class RolloutBuffer:
     def write_step(
         self, where: Where, after: Where, obs: Any, reward: np.ndarray, terminated: np.ndarray, truncated: np.ndarray
     ) -> None:
-        """Write the results of a step at `where`, and its observations at `after`."""
         columns = self._columns
         if "truncated" not in columns:  # checks the last column, because Ctrl-C may interrupt the loop
             for name, rows in (("reward", reward), ("terminated", terminated), ("truncated", truncated)):
@@ -82,7 +79,7 @@ class RolloutBuffer:
         self.write("obs", after, obs)
 
     def write_extras(self, where: Where, extras: dict[str, np.ndarray]) -> None:
-        """Write columns that not every round has. Missing rows are zero; another dtype promotes the column."""
+        """Write optional columns. Missing rows are zero; another dtype promotes the column."""
         for name, rows in extras.items():
             column = self._columns.get(name)
             if column is None:
@@ -100,10 +97,7 @@ class RolloutBuffer:
         return nest.take(self._columns[name], where)
 
     def end_episodes(self, rows: np.ndarray, obs: Any, failed: np.ndarray | None) -> None:
-        """Record that these rows end episodes, with the last observations, because a reset overwrites the row of `obs`.
-
-        `failed` is a mask of the rows whose env failed, or None.
-        """
+        """Record last observations, because a reset overwrites `obs`. `failed` masks rows of failed envs."""
         if failed is not None:
             self._failed.append(rows[failed])
             rows, obs = rows[~failed], nest.take(obs, ~failed)
@@ -162,11 +156,9 @@ class RolloutBuffer:
         return np.empty(((self.steps + 1) * self._env_num, *rows.shape[1:]), rows.dtype)
 
     def _view(self, rows: np.ndarray, steps: int) -> np.ndarray:
-        """Return rows as `(N, steps + 1, ...)`."""
         return rows.reshape(self.steps + 1, self._env_num, *rows.shape[1:])[: steps + 1].swapaxes(0, 1)
 
     def _join_finals(self, all_obs: Any) -> tuple[np.ndarray, np.ndarray, Any]:
-        """Return envs, times and last observations of the ended episodes, ordered by time and env."""
         ended = np.concatenate([np.zeros(0, np.int64), *(rows for rows, _ in self._finals)])
         obs = nest.map(lambda rows: np.empty((len(ended), *rows.shape[2:]), rows.dtype), all_obs)
         start = 0
@@ -179,7 +171,7 @@ class RolloutBuffer:
 
 
 def _end_before_failures(batch: Rollout) -> Rollout:
-    """Truncate the step before each failed step, if this step is in the batch and in the same episode."""
+    """Truncate the step before each failed step."""
     failed = batch.broken & ~batch.mask
     ends = np.zeros_like(failed)
     ends[:, :-1] = failed[:, 1:] & batch.mask[:, :-1] & (batch.traj_ids[:, 1:] == batch.traj_ids[:, :-1])

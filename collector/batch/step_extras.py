@@ -16,7 +16,6 @@ EPISODE_SEED = "episode_seed"
 """Entry of `extras` with the seed of each step's episode (with `episode_seeds`)."""
 
 RowLayout = tuple[tuple[int, ...], np.dtype[Any]]
-"""Shape and dtype of a row."""
 
 RESERVED = frozenset(
     {each.name for each in fields(Rollout)} | {"obs", "next", "done", "observation", "collector", EPISODE_SEED}
@@ -25,7 +24,7 @@ RESERVED = frozenset(
 
 
 class StepBatch(NamedTuple):
-    """Round of a collector, as passed to a step hook. The k envs that stepped have a row each.
+    """Round of a collector, as passed to a step hook.
 
     Example::
 
@@ -47,16 +46,15 @@ class StepBatch(NamedTuple):
     """bool `(k,)`, as `truncated`."""
     truncated: np.ndarray
     next_obs: Any
-    """Observations after the step; the last observation if the episode ended."""
+    """Observations after the step."""
     info: np.ndarray
-    """Object array of dicts `(k,)`."""
+    """Dicts `(k,)`."""
 
 
 StepHook = Callable[[StepBatch], "dict[str, Any] | None"]
 
 
 def check_policy_names(outputs: Iterable[str]) -> None:
-    """Raise `ValueError` if a batch already has an output's name, `TypeError` if the name is not text."""
     for name in outputs:
         if not isinstance(name, str):
             raise TypeError(f"the policy returned something under {name!r}; names are text")
@@ -66,9 +64,11 @@ def check_policy_names(outputs: Iterable[str]) -> None:
 class StepExtras:
     """Columns of a round from a step hook and from infos.
 
-    hook: called with copies of the round. Results of the wrong length, or with a changed shape or dtype, are refused.
-    keys: entries of infos, see `InfoColumns`. info_layout: known layout of the keys, shared with the next object.
-    policy_layout: returns the layout of the policy's outputs.
+    Args:
+        hook: called with copies of the round.
+        keys: entries of infos, see `InfoColumns`.
+        info_layout: known layout of the keys, shared with the next object.
+        policy_layout: returns the layout of the policy's outputs.
     """
 
     def __init__(
@@ -85,11 +85,9 @@ class StepExtras:
 
     @property
     def layout(self) -> dict[str, RowLayout]:
-        """Shape and dtype of a row of each column seen so far."""
         return {**self._hook_layout, **self._info_layout}
 
     def __call__(self, step: StepBatch, clock: Clock) -> dict[str, np.ndarray]:
-        """Return the columns of a round. `clock` belongs to the collector."""
         clock.lap("storage")
         extras = {} if self._hook is None else self._of_hook(self._hook, step)
         if extras and self._keys:
@@ -123,7 +121,7 @@ class StepExtras:
         return extras
 
     def fill(self, extras: dict[str, Any], shape: tuple[int, ...]) -> None:
-        """Add zeros for columns that only other rounds had, and keep the names in a fixed order."""
+        """Add zeros for columns that only other rounds had, in a fixed order of names."""
         for name, layout in self.layout.items():
             rows = extras.pop(name, None)
             if rows is None or rows.shape[len(shape) :] != layout[0] or not np.can_cast(rows.dtype, layout[1]):
@@ -135,8 +133,7 @@ class InfoColumns:
     """Converter of info entries to arrays `(k, ...)`.
 
     Flags become bool, integers int64, other numbers float64. A value outside the dtype promotes the column. Array
-    values must keep the first shape and dtype. Missing entries are zero. layout: known layout of the keys.
-    policy_layout: returns the names that keys must not use.
+    values must keep shape and dtype. Missing entries are zero.
     """
 
     def __init__(
@@ -149,9 +146,9 @@ class InfoColumns:
         self._layout = {} if layout is None else layout
 
     def __call__(self, infos: Sequence[Mapping[str, Any]] | np.ndarray, env_ids: np.ndarray) -> dict[str, np.ndarray]:
-        """Return the columns. A column is missing until an info has its entry.
+        """Return the columns whose entries have occurred.
 
-        Raises `TypeError` if a value is not a number or an array, or if an array changes its shape or dtype.
+        Raises `TypeError` for values other than numbers and arrays, and if an array changes its shape or dtype.
         """
         columns = {key: self._column(key, infos, env_ids) for key in self._keys}
         return {key: column for key, column in columns.items() if column is not None}
@@ -191,7 +188,7 @@ def refuse_names(source: str, names: Iterable[str], taken: Iterable[str] = ()) -
 
 
 def check_info_keys(keys: Any) -> tuple[str, ...]:
-    """Return the keys as a tuple. Raises `TypeError` or `ValueError` unless they are a sequence of unique names."""
+    """Return the keys as a tuple. Raises `TypeError` and `ValueError`."""
     if keys is None:
         return ()
     if isinstance(keys, str) or not isinstance(keys, Sequence) or not all(isinstance(key, str) for key in keys):
@@ -204,11 +201,11 @@ def check_info_keys(keys: Any) -> tuple[str, ...]:
 
 
 def _of_the_step(info: Mapping[str, Any], done: Any) -> Mapping[str, Any]:
-    """Return the info of the step, also if the env was reset in the same round."""
+    """Return the info of the step, also if the env was reset afterwards."""
     last = info.get("final_info") if done and "final_obs" in info else None
     return last if isinstance(last, Mapping) else info
 
 
 def without_last(info: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the info of a reset without the entries of the previous episode."""
+    """Return the info of a reset without the previous episode's entries."""
     return {key: value for key, value in info.items() if key not in ("final_obs", "final_info")}

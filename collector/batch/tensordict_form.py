@@ -64,7 +64,6 @@ def call_with_tensordict(policy: Any, obs: Any, interaction: str) -> dict[str, A
 
 
 def _observations(tree: Any) -> dict[str, Any]:
-    """Return the entries of an observation; an array gets the key `observation`."""
     return _nested(tree) if isinstance(tree, dict) else {"observation": _nested(tree)}
 
 

@@ -1,12 +1,12 @@
 """Control OpenMP and MKL under torch: thread counts, and results that do not depend on the batch.
 
-Threads: the counts of the calling thread are set in OpenMP and MKL directly. `torch.set_num_threads` would also change
-the count of threads that start during the batch. *Rejected:* restoring that count from a second thread, because this
-takes 130 us per batch, and 10 ms while another thread runs Python.
+Threads: `torch.set_num_threads` would also change the count of threads that start during the batch, so counts are set
+in OpenMP and MKL directly. *Rejected:* restoring that count from a second thread, which takes 130 us per batch, and 10
+ms while another thread runs Python.
 
-Rows: MKL's kernels treat a row differently depending on its address, and the last rows of a batch depending on the
-batch size. The same episode would then differ in its last bits in another env. MKL has reproducible kernels, which must
-be requested before its first use. Whether products are then exact is tested.
+Rows: MKL computes a row differently depending on its address and on the batch size. The last bits of an episode would
+then depend on its env. MKL has reproducible kernels, which must be requested before its first use. Whether products are
+then exact is tested.
 """
 
 from __future__ import annotations
@@ -22,17 +22,16 @@ from vecenv.extending import release_pool
 
 _MULTIPLE = 4
 _ANY_REPRODUCIBLE = 2
-"""MKL_CBWR_AUTO, as the environment variable MKL_CBWR=AUTO."""
+"""As the environment variable MKL_CBWR=AUTO."""
 
 
 def _function(name: str, otherwise: Callable[[int], Any]) -> Callable[[int], Any]:
-    """Return a function of the libraries that torch is linked with."""
     # PyDLL keeps the interpreter lock, because the call takes < 1 us, and getting the lock back up to 5 ms.
     found: Callable[[int], Any] = getattr(ctypes.PyDLL(torch._C.__file__), name, otherwise)
     return found
 
 
-# Some builds of torch hide these functions. torch's function then also affects threads that start meanwhile.
+# Some builds of torch hide these functions.
 _set_openmp = _function("omp_set_num_threads", torch.set_num_threads)
 _set_mkl = _function("MKL_Set_Num_Threads_Local", torch.set_num_threads if torch.backends.mkl.is_available() else int)
 
@@ -41,14 +40,13 @@ _set_mkl = _function("MKL_Set_Num_Threads_Local", torch.set_num_threads if torch
 def policy_threads(count: int) -> Iterator[None]:
     """Run torch's CPU operations of this thread on `count` threads, and restore the count afterwards.
 
-    A small network is fastest on one thread. With busy worker processes, waiting for a second thread makes the network
-    several times slower, and spinning threads slow down the workers.
+    A small network is fastest on one thread, because further threads wait for, and slow down, busy worker processes.
 
     >>> with policy_threads(1):
     ...     torch.get_num_threads()
     1
     """
-    before = torch.get_num_threads()  # must be called: a thread's first use of torch sets its count
+    before = torch.get_num_threads()  # always: a thread's first use of torch sets its count
     if count == 1:
         release_pool()  # unused threads would spin for milliseconds
     try:
@@ -64,7 +62,6 @@ def policy_threads(count: int) -> Iterator[None]:
 
 
 def full_rows(rows: int) -> int:
-    """Return the number of rows to which a batch is padded."""
     return rows if rows == 1 else -(-rows // _MULTIPLE) * _MULTIPLE
 
 
@@ -72,7 +69,7 @@ def full_rows(rows: int) -> int:
 def rows_are_exact(rows: int, device: torch.device) -> bool:
     """Test whether a row of a product is independent of its place in a batch of `rows` rows.
 
-    The first call requests MKL's reproducible kernels for the process, which has no effect after the first use of MKL.
+    The first call requests MKL's reproducible kernels, which has no effect after a use of MKL.
     """
     _ask_for_reproducible()
     generator = torch.Generator().manual_seed(0)

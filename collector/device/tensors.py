@@ -6,8 +6,7 @@ On the CPU, a tensor and its array share memory. On CUDA, a round has one copy i
 
     obs (numpy) --memcpy--> pinned --copy--> device --policy--> action --copy--> pinned --event--> numpy
 
-All copies are queued on the device's current stream, so that they run before and after the policy. The process waits
-once per round, for the event after the last copy.
+Copies are queued on the device's current stream, as the policy is. The process waits once per round, for the event.
 """
 
 from __future__ import annotations
@@ -29,17 +28,16 @@ except ImportError as error:
 
 
 def tensors_of(policy: Any) -> list[torch.Tensor]:
-    """Return the parameters and buffers of a module, or an empty list for any other policy."""
+    """Return the parameters and buffers of a module."""
     return [*policy.parameters(), *policy.buffers()] if isinstance(policy, torch.nn.Module) else []
 
 
 def is_lazy(policy: Any) -> bool:
-    """Return whether the policy creates parameters in its first call."""
     return any(map(torch.nn.parameter.is_lazy, tensors_of(policy)))
 
 
 def moved(policy: Any, device: torch.device) -> Any:
-    """Return the policy, or a copy on `device` if the module is on a different device."""
+    """Return the policy, or a copy on `device`."""
     if all(tensor.device == device for tensor in tensors_of(policy)):
         return policy
     # The copy shares the module's generators, so that seeding them also seeds the copy.
@@ -105,21 +103,20 @@ class Transfer:
     float32. Not thread-safe. The policy must use (or join) the device's current stream.
 
     Tensors of `to_device` belong to the caller (on the CPU, they share memory). Arrays of `to_numpy` are valid until
-    the next call. Buffers have `rows` rows; a round of k rows uses the first k.
+    the next call. Rounds have at most `rows` rows, or buffers are reallocated.
     """
 
     def __init__(self, device: torch.device, rows: int) -> None:
         self.device, self._rows = device, rows
         self.is_staged = device.type == "cuda"
-        """True if copies use pinned memory."""
         self._pinned: dict[int | str, torch.Tensor] = {}
-        """Buffers by input leaf number, or by output name."""
+        """Buffers by input leaf number or output name."""
         self._in_flight = False
         self._event: Any = None
         self._stream: Any = None
 
     def to_device(self, tree: Any) -> Any:
-        """Return `(k, ...)` arrays or tensors on the device, without blocking. Raises `TypeError` as `as_tensor`."""
+        """Return arrays as tensors, without blocking. Raises `TypeError` as `as_tensor`."""
         if not self.is_staged:
             return to_device(tree, self.device)
         self.settle()  # after an error of the policy, its input may be in flight
@@ -141,7 +138,7 @@ class Transfer:
         return arrays
 
     def own_arrays(self, tree: Any) -> Any:
-        """Replace tensors in a tree by arrays that belong to the caller, after one wait."""
+        """Replace tensors by arrays that belong to the caller."""
         tensors = {str(i): leaf for i, leaf in enumerate(nest.leaves(tree)) if isinstance(leaf, torch.Tensor)}
         if not tensors:
             return tree
@@ -151,7 +148,6 @@ class Transfer:
         return nest.map(lambda leaf: arrays.get(str(next(numbers)), leaf), tree)
 
     def settle(self) -> None:
-        """Wait for the copies in flight."""
         if self._in_flight:
             self.wait()
             self._in_flight = False
@@ -166,35 +162,30 @@ class Transfer:
     def _fetch(self, name: str, value: Any) -> np.ndarray:
         if not isinstance(value, torch.Tensor) or value.device != self.device or value.dim() == 0:
             return nest.as_array(value)
-        if value.dtype is torch.bfloat16:  # unknown to numpy
+        if value.dtype is torch.bfloat16:
             value = value.float()
         target = self._buffer(name, value.shape, value.dtype)
         self.download(target, value.detach())
         return target.numpy()
 
     def _buffer(self, key: int | str, shape: Any, dtype: torch.dtype) -> torch.Tensor:
-        """Return the first rows of the buffer, reallocated if it does not fit."""
         rows, buffer = shape[0], self._pinned.get(key)
         if buffer is None or buffer.dtype != dtype or buffer.shape[1:] != shape[1:] or len(buffer) < rows:
             with torch.inference_mode(False):  # so that it is writable in any mode
                 buffer = self._pinned[key] = self.pinned((max(self._rows, rows), *shape[1:]), dtype)
         return buffer[:rows]
 
-    # Calls of CUDA
-
     def pinned(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
         return torch.empty(shape, dtype=dtype, pin_memory=True)
 
     def upload(self, source: torch.Tensor) -> torch.Tensor:
-        """Queue a copy from pinned memory to the device."""
         return source.to(self.device, non_blocking=True)
 
     def download(self, target: torch.Tensor, source: torch.Tensor) -> None:
-        """Queue a copy from the device to pinned memory."""
         target.copy_(source, non_blocking=True)
 
     def record(self) -> None:
-        """Record the event on the current stream. If the stream has changed, first wait for the earlier copies."""
+        """Record the event. If the stream has changed, first wait for earlier copies."""
         stream = torch.cuda.current_stream(self.device)
         if self._event is None:
             self._event = torch.cuda.Event()

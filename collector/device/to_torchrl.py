@@ -75,7 +75,6 @@ class TorchRLVectorEnv(EnvBase):
             done=flag, terminated=flag.clone(), truncated=flag.clone(), shape=(n,), device=self.device
         )
         self._latest: Any = None
-        """Observations of all envs. A partial reset replaces some rows."""
         self.is_closed = False
 
     def _reward_shape(self) -> tuple[int, ...]:
@@ -125,7 +124,6 @@ class TorchRLVectorEnv(EnvBase):
 
 
 def _spec(space: Any, n: int, device: Any, path: str) -> Any:
-    """Return the spec of a batch of n elements of a space."""
     if isinstance(space, spaces.Dict):
         children = {key: _spec(child, n, device, f"{path}[{key!r}]") for key, child in space.spaces.items()}
         return Composite(children, shape=(n,), device=device)

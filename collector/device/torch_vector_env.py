@@ -62,7 +62,6 @@ class TorchVectorEnv(VectorEnvWrapper):
         self._reward_dtype = _numpy_dtype(reward_dtype)
         self._inner, self._has_transforms = venv, transforms is not None
         self._all_tensors = False
-        """True if `final_obs` in infos becomes tensors."""
         self._transfer = Transfer(self.device, venv.env_num if hasattr(venv, "env_num") else venv.num_envs)
         if transforms is not None:
             plain = TorchVectorEnv(venv, self.device, reward_dtype=reward_dtype)
@@ -81,6 +80,7 @@ class TorchVectorEnv(VectorEnvWrapper):
         return states
 
     def set_state(self, states: Sequence[Any], id: Any = None) -> None:
+        """Restore states, as `venv.set_state`."""
         self.venv.set_state(states, *_positional(id))
 
     def reset(self, id: Any = None, **kwargs: Any) -> tuple[Any, Any]:
@@ -93,6 +93,7 @@ class TorchVectorEnv(VectorEnvWrapper):
         return self._result(self._checked(self.venv.step, self._actions(action), *_positional(id), **_on_host(kwargs)))
 
     def send(self, action: Any, id: Any = None, **kwargs: Any) -> None:
+        """Send actions, as `venv.send`."""
         self.venv.send(self._actions(action), *_positional(id), **_on_host(kwargs))
 
     def recv(self) -> TensorStep:  # type: ignore[override]
@@ -100,7 +101,6 @@ class TorchVectorEnv(VectorEnvWrapper):
         return self._result(self._checked(self.venv.recv))
 
     def _checked(self, call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """Call, and convert the `partial` of an error to tensors."""
         try:
             return call(*args, **kwargs)
         except Exception as error:
@@ -110,14 +110,13 @@ class TorchVectorEnv(VectorEnvWrapper):
             raise
 
     def _actions(self, action: Any) -> Any:
-        """Return actions as arrays, unless transforms take tensors."""
         action = _stacked(action)
         return (
             action if self._has_transforms else self._transfer.own_arrays(action)
         )  # copies: an env may keep its action
 
     def _result(self, step: Any) -> TensorStep:
-        if self._has_transforms:  # already tensors
+        if self._has_transforms:
             return step
         obs, rew, terminated, truncated, info = step
         rew = rew if rew.dtype == object else rew.astype(self._reward_dtype, copy=False)
@@ -138,7 +137,7 @@ class TorchVectorEnv(VectorEnvWrapper):
 
 
 def check_can_be_tensors(venv: Any, user: str) -> None:
-    """Raise `TypeError` if `venv` is not a vector env, or if observations cannot be tensors."""
+    """Raise `TypeError` if observations cannot be tensors."""
     if isinstance(venv, TorchVectorEnv):
         raise TypeError("this is a TorchVectorEnv already; use its to(device) for another device")
     if not (hasattr(venv, "step") and (hasattr(venv, "env_num") or hasattr(venv, "num_envs"))):
@@ -159,7 +158,7 @@ def check_can_be_tensors(venv: Any, user: str) -> None:
 
 
 def _stacked(action: Any) -> Any:
-    """Stack a list of equal tensors, because one copy is faster than many."""
+    """Stack a list of equal tensors, for a single copy."""
     rows = action if isinstance(action, list) else ()  # a tuple of tensors may be the batches of a Tuple space
     if not rows or not all(isinstance(row, torch.Tensor) for row in rows):
         return action
@@ -173,7 +172,6 @@ def _positional(id: Any) -> tuple[Any, ...]:
 
 
 def _on_host(kwargs: dict[str, Any]) -> dict[str, Any]:
-    """Return keyword arguments with ids and masks as arrays."""
     return {name: tensor_on_host(value) for name, value in kwargs.items()}
 
 
@@ -188,8 +186,7 @@ class TransformedOnDevice(TransformedVectorEnv):
 
         rows of the envs (numpy) --one copy a leaf--> device --transforms--> device --one copy a leaf--> numpy
 
-    Original dtypes are transferred (uint8 frames as uint8), with one wait per round. Rewards stay float64. Transforms
-    of actions get arrays. Raises as TransformedVectorEnv and TorchVectorEnv.
+    Original dtypes are transferred, with one wait per round. Rewards stay float64. Transforms of actions get arrays.
     """
 
     def __init__(self, venv: Any, transform: Any, device: Any) -> None:
@@ -200,11 +197,10 @@ class TransformedOnDevice(TransformedVectorEnv):
         super().__init__(venv, transform)
 
     def with_transforms(self, transforms: Any) -> TransformedOnDevice:
-        """Wrap the same base env with other transforms."""
         return TransformedOnDevice(self.base_env, transforms, self.device)
 
     def on_device(self, obs: Any) -> Any:
-        """Return the tensors if `obs` is the object that the latest call returned, else None."""
+        """Return the tensors of the latest returned observations, if `obs` is that object."""
         return self._latest[1] if obs is self._latest[0] else None
 
     def map_reset(self, obs: Any, info: np.ndarray) -> tuple[Any, np.ndarray]:

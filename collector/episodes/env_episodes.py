@@ -1,4 +1,4 @@
-"""`Episodes`: record the episode of each env, its steps, and its end."""
+"""`Episodes`: record which episode each env plays, its steps, and its end."""
 
 from __future__ import annotations
 
@@ -28,9 +28,8 @@ class Episodes:
     ) -> None:
         self.limit = limit
         self.obs: Any = None
-        """Observations with which the next batch starts, a row per env; None at first."""
+        """Observations with which the next batch starts, a row per env."""
         self.infos = np.full(env_num, None)
-        """Latest info of each env."""
         self.reward_shape = RewardShape()
         self._envs, self._is_ahead = np.arange(env_num), ahead
         self._held: dict[int, tuple[int, int]] = {}
@@ -48,11 +47,10 @@ class Episodes:
         self.taken = np.zeros(env_num, np.int64)
         """int64 `(N,)`: steps of this episode."""
         self.broken = 0
-        """Number of episodes that ended because their env failed."""
+        """Number of failed episodes."""
         self.first_failure = ""
-        """First failed env and its error."""
         self._log: list[tuple[np.ndarray, np.ndarray, np.ndarray]] = []
-        """Envs, ids and seeds of the episodes in this batch, in the order in which they became current."""
+        """Envs, ids and seeds of the episodes in this batch, in order."""
         self._taken_before = self.taken
 
     def share(self, ids: np.ndarray, taken: np.ndarray) -> None:
@@ -68,7 +66,6 @@ class Episodes:
         self._taken_before = self.taken.copy()
 
     def begin(self, env_ids: np.ndarray, infos: np.ndarray) -> None:
-        """Record that the episodes of these envs begin."""
         self.over[env_ids] = False
         # With autoreset, the info also has the last observation and info of the previous episode.
         self.infos[env_ids] = nest.object_array([without_last(info) for info in infos])
@@ -80,9 +77,9 @@ class Episodes:
     def count(
         self, ids: np.ndarray, reward: np.ndarray, terminated: np.ndarray, truncated: np.ndarray, resets: Any = None
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-        """Count the steps of a round; envs in the mask `resets` did not step.
+        """Count the steps of a round, except in the mask `resets`.
 
-        Returns rewards in their shape, both flags with the limit applied, and the ends from the envs.
+        Returns rewards, both flags with the limit applied, and the ends from the envs.
         """
         taken = self.taken
         if resets is not None:
@@ -98,7 +95,7 @@ class Episodes:
         return self.reward_shape.fit(reward), terminated, truncated, by_env
 
     def end(self, ids: np.ndarray, ended: np.ndarray, info: Any, quota: np.ndarray | None) -> np.ndarray | None:
-        """End the episodes in the rows `ended`, and decrease `quota`. Return a mask of failed envs, or None."""
+        """End the episodes in the rows `ended`, and decrease `quota`. Return a mask of failed envs, if an env failed."""
         failures = self._note_failures(ids, ended, info)
         over = ids[ended]
         self._advance(over)
@@ -108,17 +105,14 @@ class Episodes:
         return failed
 
     def put_obs(self, ids: np.ndarray, obs: Any) -> None:
-        """Set the observations with which the next batch starts."""
         if self.obs is None:
             self.obs = nest.map(self.zeros_like, obs)
         nest.put(self.obs, ids, obs)
 
     def zeros_like(self, rows: np.ndarray) -> np.ndarray:
-        """Return zeros with a row per env, in the shape and dtype of `rows`."""
         return np.zeros((len(self._envs), *rows.shape[1:]), rows.dtype)
 
     def _advance(self, env_ids: np.ndarray) -> None:
-        """Move these envs to their next episodes."""
         self.over[env_ids] = True
         self.taken[env_ids] = 0
         if self._source is None:
@@ -130,7 +124,6 @@ class Episodes:
         self._log.append((env_ids, self.ids[env_ids], self.seeds[env_ids]))
 
     def _assign(self, env_ids: np.ndarray) -> None:
-        """Give these envs the next episodes."""
         for env_id in env_ids.tolist():
             pair = self._held.pop(env_id, None) or self._read()
             if pair is None and self._held:
@@ -153,13 +146,13 @@ class Episodes:
 
     @property
     def all_played(self) -> bool:
-        """True if all envs are idle. Asks for more episodes first, because a source may get new episodes."""
+        """True if all envs are idle, after asking for more episodes."""
         if (self.ids < 0).all():
             self.begin_batch()
         return bool((self.ids < 0).all())
 
     def columns(self, done: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
-        """Return ids, step counts and seeds (or None) of the batch, from the flags `done` `(N, T)`."""
+        """Return ids, step counts and seeds (or None) of the batch, from `done` `(N, T)`."""
         n, steps = done.shape
         envs, ids, seeds = (np.concatenate(column) for column in zip(*self._log, strict=True))
         order = np.argsort(envs, kind="stable")
@@ -173,9 +166,7 @@ class Episodes:
         return ids[at], step_count, None if self._source is None else seeds[at]
 
     def abandon(self, env_ids: Any = slice(None)) -> None:
-        """Abandon the episodes of these envs, which then need a reset. Raises `RuntimeError` for a seeded episode in
-        progress.
-        """
+        """Abandon episodes, so that a reset is needed. Raises `RuntimeError` for a seeded episode in progress."""
         started = self._envs[env_ids][self.taken[env_ids] > 0]
         if self._source is not None:
             if len(started):
@@ -195,14 +186,14 @@ class Episodes:
         return 0 if self._source is not None else (int(self.ids.max()) // n + 1) * n
 
     def skip_to(self, next_id: int) -> None:
-        """Use only ids from `next_id` on. Numbers of `seeds` do not change."""
+        """Use only ids from `next_id` on."""
         self.abandon()
         if self._source is None:
             n = len(self._envs)
             self.ids[:] = np.maximum(self.ids, -(-next_id // n) * n + self._envs)
 
     def _note_failures(self, env_ids: np.ndarray, rows: np.ndarray, info: Any) -> list[int]:
-        """Return the rows whose env failed (`on_error="restart"`), and count them."""
+        """Count and return the rows of failed envs."""
         failed = [row for row in rows.tolist() if is_repeated(info[row])]
         if failed and not self.broken:
             last = info[failed[0]].get("final_info", info[failed[0]])

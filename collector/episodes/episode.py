@@ -53,6 +53,7 @@ class Episode:
 
     @property
     def nbytes(self) -> int:
+        """Bytes of all arrays."""
         return sum(array.nbytes for array in nest.leaves(columns_of(self)))
 
 
@@ -142,13 +143,10 @@ class EpisodeBatch:
 
 
 def columns_of(steps: Episode | EpisodeBatch | FlatRollout) -> dict[str, Any]:
-    """Return the columns of steps by name."""
     return {name: getattr(steps, name) for name in EPISODE_COLUMNS}
 
 
 class Ended(NamedTuple):
-    """Envs, returns and lengths of ended episodes."""
-
     env_ids: np.ndarray
     returns: np.ndarray
     lens: np.ndarray
@@ -170,10 +168,9 @@ class EpisodeCutter:
 
     def __init__(self) -> None:
         self._ids = np.zeros(0, np.int64)
-        """Current episode of each env; -1 if its start is unknown."""
+        """Current episode per env; -1 if its start is unknown."""
         self._unfinished = UnfinishedEpisodes()
         self._returns: Any = None
-        """Sum of rewards of each env's unfinished episode."""
 
     @property
     def unfinished_steps(self) -> int:
@@ -207,13 +204,13 @@ class EpisodeCutter:
         )
 
     def totals(self, batch: Rollout | FlatRollout) -> Ended:
-        """Return returns and lengths of the episodes that end in this batch, ordered by env, without keeping steps."""
+        """Return returns and lengths of the episodes that end in this batch, ordered by env."""
         steps = _step_columns(batch)
         reward = nest.as_array(batch.reward)[nest.as_array(batch.mask)]
         runs, usable = self._runs(*steps, batch.broken_ids)
         if self._returns is None or self._returns.shape != (len(self._ids), *reward.shape[1:]):
             known, self._returns = self._returns, np.zeros((len(self._ids), *reward.shape[1:]))
-            if known is not None and known.ndim == reward.ndim:  # otherwise, the first vector reward
+            if known is not None and known.ndim == reward.ndim:
                 self._returns[: len(known)] = known
         if not len(reward):
             return Ended(runs.env, np.zeros((0, *reward.shape[1:])), np.zeros(0, np.int64))
@@ -228,7 +225,7 @@ class EpisodeCutter:
     def _runs(
         self, env_ids: Any, traj_ids: Any, step_count: Any, done: Any, broken_ids: np.ndarray
     ) -> tuple[Runs, np.ndarray]:
-        """Return the runs of a batch, and a mask of runs from complete, unbroken episodes."""
+        """Return the runs of a batch, and a mask of unbroken episodes with a known start."""
         envs, ids, counts, done = map(nest.as_array, (env_ids, traj_ids, step_count, done))
         if len(new := np.arange(len(self._ids), envs.max(initial=-1) + 1)):
             self._ids = np.append(self._ids, np.full(len(new), -1))
@@ -240,13 +237,12 @@ class EpisodeCutter:
         usable = (before == 0) | (self._ids[env] == run_ids)
         if len(broken_ids):
             usable &= ~np.isin(run_ids, broken_ids)
-        self._ids[env] = np.where(usable & ~ends, run_ids, -1)  # the last run of each env counts
+        self._ids[env] = np.where(usable & ~ends, run_ids, -1)  # last run of each env
         unknown = np.full(len(env), -1)
         return Runs(env, start, stop - start, before, ends, unknown, unknown), usable
 
 
 def _step_columns(batch: Rollout | FlatRollout) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """Return envs, ids, step counts and ends, ordered by env, then by time."""
     mask = nest.as_array(batch.mask)
     ids, step_count, done = (nest.as_array(each)[mask] for each in (batch.traj_ids, batch.step_count, batch.done))
     env_ids = nest.as_array(batch.env_ids)
@@ -260,7 +256,6 @@ def _time_first(rows: Any) -> np.ndarray:
 
 
 def _last_obs(batch: Rollout, env: np.ndarray, time: np.ndarray) -> Any:
-    """Return the observations after these steps."""
     all_obs, final_obs = (nest.map(nest.as_array, tree) for tree in (batch.all_obs, batch.final_obs))
     finals = np.full(nest.as_array(batch.mask).shape, -1)
     finals[nest.as_array(batch.final_env), nest.as_array(batch.final_time)] = np.arange(len(batch.final_env))
@@ -313,10 +308,12 @@ class CollectStats:
 
     @property
     def returns_stat(self) -> SequenceSummaryStats:
+        """Summary of `returns`."""
         return SequenceSummaryStats.of(self.returns)
 
     @property
     def lens_stat(self) -> SequenceSummaryStats:
+        """Summary of `lens`."""
         return SequenceSummaryStats.of(self.lens)
 
     def __repr__(self) -> str:

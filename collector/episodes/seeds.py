@@ -1,8 +1,7 @@
 """Number the episodes of a collector, and derive a seed and random bits for each episode.
 
-The bits are a hash of (job seed, episode number, step), because the state of a generator would depend on the order of
-episodes. So an episode gets the same bits in any env, on any backend, and after a resume. The hash is the finalizer of
-SplitMix64 (Steele, Lea and Flood, 2014), whose integer arithmetic is exact in every version of numpy.
+The bits are a hash of (job seed, episode number, step), so that they do not depend on env, backend, or the order of
+episodes. The hash is SplitMix64's finalizer (Steele, Lea and Flood, 2014), exact in every version of numpy.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ _MAX = 2**64 - 1
 
 
 def _mix(bits: np.ndarray) -> np.ndarray:
-    """Mix 64-bit integers in place, so that each input bit affects all output bits."""
+    """Mix 64-bit integers in place."""
     bits ^= bits >> _SHIFTS[0]
     bits *= _FACTORS[0]
     bits ^= bits >> _SHIFTS[1]
@@ -68,7 +67,7 @@ def episode_seed(job_seed: int, number: int) -> int:
 
 
 def action_seed(job_seed: int, number: int) -> int:
-    """Return the seed of `action_space` in episode `number`, for random actions independent of the env's draws.
+    """Return the seed of `action_space` in episode `number`, independent of the env's draws.
 
     >>> [action_seed(3, number) for number in range(3)]
     [1665845680, 834886420, 186418047]
@@ -93,8 +92,10 @@ def uniforms(bits: np.ndarray) -> np.ndarray:
 class EpisodeSeeds:
     """Iterator of `(number, seed)` for `episode_seeds=` of a collector.
 
-    job_seed: determines the seed of each episode (`episode_seed`). numbers: episodes to play, in this order; None: 0,
-    1, 2, ... without end. skip: episodes to leave out, for example because an earlier run has played them.
+    Args:
+        job_seed: determines the seed of each episode (`episode_seed`).
+        numbers: episodes to play, in order; None: 0, 1, 2, ... without end.
+        skip: episodes to leave out, for example because an earlier run has played them.
 
     Raises `ValueError` for a negative or too large seed or number.
 

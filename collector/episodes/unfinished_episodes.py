@@ -11,13 +11,12 @@ from vecenv import nest
 
 
 class Runs(NamedTuple):
-    """Runs: consecutive steps of one episode. Arrays have an entry per run."""
+    """Consecutive steps of one episode per run."""
 
     env: np.ndarray
     start: np.ndarray
     """Row of the first step."""
     steps: np.ndarray
-    """Number of steps."""
     before: np.ndarray
     """Steps of the episode in earlier runs."""
     ends: np.ndarray
@@ -31,11 +30,11 @@ class Runs(NamedTuple):
 
 
 class UnfinishedEpisodes:
-    """Steps of unfinished episodes, at most one episode per env."""
+    """Steps of unfinished episodes."""
 
     def __init__(self) -> None:
         self._parts: dict[int, list[list[np.ndarray]]] = {}
-        """Leaves of the columns of each run, by env."""
+        """Leaves of each run, by env."""
 
     @property
     def steps(self) -> int:
@@ -48,10 +47,10 @@ class UnfinishedEpisodes:
     def join(
         self, columns: dict[str, Any], runs: Runs, last_obs: Any, playing: np.ndarray, stride: int = 1
     ) -> dict[str, Any]:
-        """Return the fields of an `EpisodeBatch` with the episodes that end, in new memory. Keep the other runs.
+        """Return the fields of an `EpisodeBatch` with the episodes that end. Keep the other runs.
 
-        `columns`: trees of rows, including `obs`; rows of a run are `stride` apart. `last_obs`: a row per run that
-        ends. `playing`: False for envs whose kept steps are dropped.
+        `columns`: trees of rows, including `obs`; rows of a run are `stride` apart. `last_obs`: a row per ended run.
+        `playing`: False for envs whose kept steps are dropped.
         """
         leaves = [(nest.as_array(leaf), name == "obs") for name in columns for leaf in nest.leaves(columns[name])]
         earlier: dict[int, list[list[np.ndarray]]] = {}
@@ -96,7 +95,6 @@ class UnfinishedEpisodes:
 
 
 def _like_tree(tree: Any, leaves: Iterable[Any]) -> Any:
-    """Return a tree of the same form with these leaves."""
     in_order = iter(leaves)
     return nest.map(lambda _: next(in_order), tree)
 

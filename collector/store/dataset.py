@@ -35,9 +35,8 @@ class Transitions:
     next_obs: Any
     """Observations after the steps."""
     terminated: np.ndarray
-    """bool `(K,)`."""
     truncated: np.ndarray
-    """bool `(K,)`."""
+    """bool `(K,)`, as `terminated`."""
     episode: np.ndarray
     """int64 `(K,)`: episode numbers."""
     step: np.ndarray
@@ -50,6 +49,7 @@ class Transitions:
         return f"Transitions({len(self)} steps of {len(np.unique(self.episode))} episodes)"
 
     def as_dict(self) -> dict[str, Any]:
+        """Return the columns by name."""
         return dict(vars(self))
 
 
@@ -86,11 +86,11 @@ class Dataset:
         """Description by the writer: spaces, versions, job (docs/guides/datasets.md)."""
         manifest = read_manifest(self.folder)
         self.end = manifest.end
-        """Episodes with smaller numbers count. None if the data set is incomplete."""
+        """In a complete data set, only smaller numbers count; else None."""
         self.failed = manifest.failed
         self.state = manifest.state
         self.layout: EpisodeLayout | None = manifest.layout
-        """Arrays of a shard; None if no shard is committed."""
+        """Names, dtypes and shapes of the arrays of a shard, if a shard is committed."""
         if self.layout is not None:
             try:
                 check_spaces(self.layout, spaces_of(self.head))
@@ -103,8 +103,6 @@ class Dataset:
     def _set_index(self, index: np.ndarray) -> None:
         self._index = index if (np.diff(index["number"]) > 0).all() else index.take(np.argsort(index["number"]))
         self._starts = np.append(0, np.cumsum(self._index["length"]))
-
-    # Known from the manifest
 
     def __len__(self) -> int:
         return len(self._index)
@@ -209,11 +207,11 @@ class Dataset:
             raise IndexError(f"expected the numbers of one or more transitions, got {steps.size} values {steps.dtype}")
         if not (steps.min() >= 0 and steps.max() < self.steps):
             raise IndexError(f"the data set has {self.steps:,} transitions, got {steps.min()} to {steps.max()}")
-        steps = steps.astype(np.int64, copy=False)  # numpy would make floats of unsigned and signed integers
+        steps = steps.astype(np.int64, copy=False)  # numpy would convert mixed signs to float
         episode = np.searchsorted(self._starts, steps, side="right") - 1
         step, index = steps - self._starts[episode], self._index
         shard, row = index["shard"][episode], index["first"][episode] + step
-        # Sorted, so that each shard is opened once and read in the order of the disk.
+        # Each shard is opened once, and read in the order of the disk.
         order = np.lexsort((row, shard))
         found: dict[str, Any] = {}
         for into in np.split(order, np.flatnonzero(np.diff(shard[order])) + 1):
@@ -258,7 +256,6 @@ class Dataset:
                 yield rest
 
     def _windows(self, rng: np.random.Generator) -> Iterator[np.ndarray]:
-        """Yield shuffled transition indices of random shards that fit into memory."""
         shards, windows, number, size = rng.permutation(np.unique(self._index["shard"])), [], 0, 0
         for which in shards.tolist():
             nbytes = self._shards.nbytes(which)
@@ -288,8 +285,6 @@ class Dataset:
         if of not in ("transitions", "episodes"):
             raise ValueError(f"as_torch(of={of!r}): expected 'transitions', 'episodes' or 'batches'")
         return TorchRows(self, of == "episodes")
-
-    # Checks
 
     def verify(self) -> list[str]:
         """Check all shards, also of a slice, and return a line per problem."""

@@ -17,13 +17,12 @@ from collector.store.safe_folder import LOCK, PARTIAL, DatasetError, FolderLock,
 OURS = re.compile(
     r"(dataset\.json|manifest\.jsonl|metrics\.jsonl|statistics\.json|[\w-]+\.png)(\.partial|\.tmp)?|writer\.lock|shards|videos|tensorboard|job\.(json|toml|yaml)"
 )
-"""Names in a data set's folder. vecenv never writes to a folder with other names."""
+"""Names in a data set's folder. Folders with other names are refused."""
 MOST_ATTEMPTS = 10
-"""Attempts to lock a folder that other processes create and remove."""
 
 
 def check_folder(path: Path, overwrite: bool) -> None:
-    """Raise `DatasetError` early if a `StoreWriter` could not write a new data set. A missing folder stays missing."""
+    """Raise `DatasetError` early if a new data set cannot be written."""
     with writing(path, "choose another folder"), ExitStack() as context:
         is_new = not path.exists()
         folder, lock = open_locked(path, context)
@@ -46,7 +45,7 @@ def open_locked(path: Path, context: ExitStack) -> tuple[SafeFolder, FolderLock]
 
 
 def _check_files(folder: SafeFolder) -> None:
-    """Raise `DatasetError` if the folder holds foreign files, or a link at any depth."""
+    """Raise `DatasetError` for foreign files and links."""
     foreign = [name for name, _ in folder.entries() if not OURS.fullmatch(name)]
     if foreign:
         raise DatasetError(f"{folder.path} is not empty: no job wrote {foreign[0]} there; choose another folder")

@@ -22,9 +22,9 @@ HEAD = "dataset.json"
 FORMAT = {"format": "vecenv dataset", "version": 3}
 LARGEST_HEAD = 2**24
 COMPARED = ("observation_space", "action_space")
-"""Entries that must be equal to resume a data set, in addition to the job."""
+"""Entries that must be equal to resume a data set."""
 MOST_ELEMENTS = 2**24
-"""Maximum size of an array in a space: 64 MB of float32."""
+"""Maximum size of an array in a space."""
 
 
 def make_head(observation_space: Any = None, action_space: Any = None, job: Any = None, **more: Any) -> dict[str, Any]:
@@ -39,7 +39,7 @@ def make_head(observation_space: Any = None, action_space: Any = None, job: Any 
 
 
 def head_bytes(head: dict[str, Any]) -> bytes:
-    """Return the content of dataset.json. Raises `DatasetError` for an invalid head, or values outside JSON."""
+    """Return the content of dataset.json. Raises `DatasetError` for an invalid head."""
     try:
         data = json.dumps(head, indent=2, allow_nan=False).encode() + b"\n"
         if len(data) > LARGEST_HEAD:
@@ -63,7 +63,6 @@ def read_head(folder: str | os.PathLike[str]) -> dict[str, Any]:
 
 
 def _checked(data: bytes) -> dict[str, Any]:
-    """Parse a head. Raises `DatasetError` or ValueError if this version cannot read it."""
     head: dict[str, Any] = schema.parse(data)
     if type(head) is dict and head.get("format") == FORMAT["format"] and head.get("version") != FORMAT["version"]:
         raise DatasetError(
@@ -109,7 +108,7 @@ def spaces_of(head: Mapping[str, Any]) -> dict[str, spaces.Space[Any] | None]:
 
 
 def space_to_json(space: Any) -> Any:
-    """Return a space as JSON. Spaces without arrays (such as Graph) are stored as text, and cannot be restored.
+    """Return a space as JSON. Spaces without arrays (such as Graph) become text, which cannot be restored.
 
     >>> space_to_json(spaces.Discrete(2))
     {'type': 'Discrete', 'dtype': '<i8', 'n': 2}
@@ -135,7 +134,7 @@ def _form(space: Any) -> SpaceForm:
 
 
 def space_from_json(value: Any) -> spaces.Space[Any] | None:
-    """Return the space; None for null, and for a space stored as text. Raises `DatasetError` for invalid JSON.
+    """Return the space; None for null and text. Raises `DatasetError` for invalid JSON.
 
     >>> space_from_json(space_to_json(spaces.Box(-1, 1, (2,))))
     Box(-1.0, 1.0, (2,), float32)
@@ -146,7 +145,7 @@ def space_from_json(value: Any) -> spaces.Space[Any] | None:
         return _space(schema.convert(value, SpaceForm))
     except DatasetError:
         raise
-    except Exception as error:  # gymnasium asserts, numpy overflows
+    except Exception as error:
         raise DatasetError(f"a space in it cannot be made: {type(error).__name__}: {error}") from None
 
 
@@ -179,7 +178,7 @@ def _text(dtype: Any) -> str:
 
 
 def _bound(bound: np.ndarray) -> Any:
-    """Return a number if all values are equal (as for images), else a list in C order."""
+    """Return a number if all values are equal, else a list in C order."""
     flat = [each if math.isfinite(each) else "inf" if each > 0 else "-inf" for each in bound.reshape(-1).tolist()]
     return flat[0] if flat and flat.count(flat[0]) == len(flat) else flat
 

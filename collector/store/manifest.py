@@ -1,6 +1,6 @@
 """Read and write manifest.jsonl, which has a line per committed shard (see `schema`).
 
-Bytes after the last line end are ignored, because their writer was killed, or is still writing.
+Bytes after the last line end belong to an unfinished or killed write, and are ignored.
 """
 
 from __future__ import annotations
@@ -27,35 +27,30 @@ BEST_COMPRESSION = 1032
 INDEX = np.dtype(
     [("number", "i8"), ("length", "i8"), ("returns", "f8"), ("shard", "i8"), ("position", "i8"), ("first", "i8")]
 )
-"""Index entry of an episode: number, steps, return, index of the shard, place in the shard, and row of the first step.
-"""
+"""Entry per episode. `shard` and `position` locate the episode, `first` is its first row."""
 
 
 @dataclass
 class Manifest:
-    """Checked content of a manifest, updated by each line that is read or written."""
+    """Content of a manifest, checked line by line."""
 
     shards: list[ShardLine] = field(default_factory=list)
-    """Lines of the shards, without their episode lists, which the index holds."""
+    """Shards, without lists of episodes."""
     layout: EpisodeLayout | None = None
     end: int | None = None
-    """Episodes with smaller numbers count. None if the data set is incomplete."""
+    """Only smaller numbers count; None if incomplete."""
     end_at: int = 0
-    """Bytes before the end line."""
     failed: dict[str, int] = field(default_factory=dict)
     state: Any = None
     good_bytes: int = 0
-    """Bytes of the complete lines."""
+    """Bytes of complete lines."""
     entries: list[np.ndarray] = field(default_factory=list)
-    """Parts of the index, by shard."""
     fd: int = -1
-    """Descriptor for appending, owned by the writer."""
     unknown: str = ""
-    """Error after which the end of the file is unknown, or empty."""
+    """Error after which the end of the file is unknown."""
 
     @property
     def index(self) -> np.ndarray:
-        """Episodes in the order of the lines: `INDEX` `(episodes,)`."""
         if len(self.entries) != 1:
             self.entries = [np.concatenate([np.zeros(0, INDEX), *self.entries])]
         return self.entries[0]
@@ -104,7 +99,7 @@ class Manifest:
         self.shards.append(line.without_episodes())
 
     def problem(self) -> str:
-        """Return the first problem between lines, such as a duplicate episode, or an empty text."""
+        """Return an inconsistency between lines, or an empty text."""
         if len({line.shard for line in self.shards}) < len(self.shards):
             return "it names a shard twice"
         numbers = np.sort(self.index["number"])
@@ -162,7 +157,7 @@ def read_lines(folder: str | os.PathLike[str]) -> Iterator[tuple[Line, int]]:
         with SafeFolder(folder) as opened:
             fd = opened.open(MANIFEST)
     except FileNotFoundError:
-        return  # the writer was killed before its first line
+        return  # no commit yet
     with os.fdopen(fd, "rb") as file:
         while line := file.readline(LONGEST_LINE + 1):
             if len(line) > LONGEST_LINE:

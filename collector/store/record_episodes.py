@@ -41,11 +41,11 @@ def RecordEpisodes(
 
     Args:
         venv: a vector env of vecenv, or a `gymnasium.vector.VectorEnv` in any autoreset mode. The wrapper has the same
-            methods and returns the same values.
+            methods and results.
         autoreset_mode: needed if the metadata of a VectorEnv have no `autoreset_mode`.
-        shard_bytes: size at which finished episodes are committed.
-        shard_seconds: age at which finished episodes are committed. A kill loses uncommitted episodes.
-        memory: maximum bytes of unfinished episodes. If they need more, `step` raises.
+        shard_bytes, shard_seconds: size and age at which finished episodes are committed. A kill loses uncommitted
+            episodes.
+        memory: maximum bytes of unfinished episodes.
         compress, overwrite: as in `StoreWriter`.
         resume: continue the data set in the folder, even a complete data set, or begin a new data set.
         more: additional JSON entries for the head of the data set.
@@ -59,7 +59,7 @@ def RecordEpisodes(
 
     Raises `DatasetError` if the folder cannot be used, if observations or actions are not arrays of numbers with one
     shape in all envs, if the disk is full, or if unfinished episodes exceed `memory`. Raises ValueError for an unknown
-    autoreset mode, and for a vector env with `stack_obs=False`.
+    autoreset mode, and for `stack_obs=False`.
 
     >>> import tempfile, gymnasium
     >>> from collector import Dataset
@@ -82,7 +82,6 @@ def RecordEpisodes(
 
 
 def _wrapper_of(venv: Any, autoreset_mode: AutoresetMode | str | None) -> tuple[Any, int, tuple[Any, Any]]:
-    """Return the wrapper class, the number of envs, and their spaces."""
     if isinstance(venv, VectorEnv):
         mode = autoreset_mode or venv.metadata.get("autoreset_mode")
         if mode is None:
@@ -179,7 +178,7 @@ class RecordedVectorEnv(VectorWrapper):
 
 
 def _like(given: Any, rows: Any) -> Any:
-    """Return the rows as tensors on the device of `given`, if `given` is a tensor."""
+    """Return tensors on the device of `given`, if `given` is a tensor."""
     if not hasattr(given, "detach"):
         return rows
     from collector.device.tensors import to_device
@@ -188,10 +187,7 @@ def _like(given: Any, rows: Any) -> Any:
 
 
 def _final_obs(infos: dict[str, Any], rows: np.ndarray) -> Any:
-    """Return last observations from the infos of SAME_STEP mode: an array of objects, or arrays.
-
-    gymnasium 0.29 calls the entry `final_observation`.
-    """
+    """Return last observations from infos (`final_observation` in gymnasium 0.29)."""
     found = infos["final_obs"] if "final_obs" in infos else infos["final_observation"]
     if isinstance(found, np.ndarray) and found.dtype == object:
         return _stacked(found[rows])
@@ -203,7 +199,6 @@ def _stacked(rows: Sequence[Any]) -> Any:
 
 
 def _restarted(infos: dict[str, Any], n: int) -> np.ndarray:
-    """Return the envs that were restarted in this step."""
     found = np.zeros(n, np.bool_)
     for each in (infos, infos.get("final_info", {})):
         if "restarted" in each and "error" in each:
@@ -282,7 +277,6 @@ class RecordedEngine(RowWiseWrapper):
         return obs, rew, terminated, truncated, info
 
     def _record(self, columns: Any, info: np.ndarray) -> None:
-        """Record steps, and resets in the same round (autoreset)."""
         obs, reward, terminated, truncated = nest.map(as_array, columns)
         recorder, ids = self._recorder, None
         if not self._in_order or len(info) != recorder.n:

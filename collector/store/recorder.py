@@ -44,7 +44,7 @@ def fit_rows(rows: Any, layout: Any) -> Any:
         raise _misfit(layout.path, rows, f"{layout.dtype} in the shape {layout.shape}")
     if array.dtype == layout.dtype and array.shape[1:] == layout.shape:
         return array
-    if array.shape[1:] + layout.shape == (1,):  # vector envs also treat () and (1,) as equal
+    if array.shape[1:] + layout.shape == (1,):  # as in the engine
         array = array.reshape(len(array), *layout.shape)
     cast = cast_exactly(array, layout.dtype) if array.shape[1:] == layout.shape else None
     if cast is None:
@@ -67,10 +67,9 @@ def _misfit(path: str, rows: Any, expected: str) -> DatasetError:
 class EpisodeRecorder:
     """Recorder of the episodes of `n` envs, until `finish`.
 
-    Round k of an env since the last `cut` is in row k of a rollout buffer. Each env has the row in which its episode
-    began, so a finished episode is a range of rows. `cut` copies finished episodes to the writer, and keeps unfinished
-    episodes, up to `memory` bytes. A commit follows after `shard_bytes` of finished episodes, or `shard_seconds` after
-    the first.
+    Round k of an env since the last `cut` is in row k of a rollout buffer. `cut` copies finished episodes, which are
+    ranges of rows, to the writer, and keeps unfinished episodes, up to `memory` bytes. A commit follows after
+    `shard_bytes` of finished episodes, or `shard_seconds` after the first.
     """
 
     def __init__(
@@ -79,33 +78,27 @@ class EpisodeRecorder:
         self.n, self._writer, self._layout, self._memory = n, writer, layout, memory
         self._shard_bytes, self._shard_seconds = shard_bytes, shard_seconds
         self.sent = nest.map(lambda leaf: np.zeros((n, *leaf.shape), leaf.dtype), layout.action)
-        """Latest action of each env."""
         row = nest.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype).nbytes, (layout.obs, layout.action))
         self._buffer = RolloutBuffer(n, max(2, min(ROUNDS, _BYTES // (n * (sum(nest.leaves(row)) + 10)))))
         self._finished, self._pid = False, os.getpid()
         self._unfinished = UnfinishedEpisodes()
         self._all = np.arange(n)
         self._count = np.zeros(n, np.int64)
-        """Rounds per env in the buffer."""
         self._is_recorded = np.zeros(n, np.bool_)
-        """True if the env is in a recorded episode. The next three arrays describe this episode."""
+        """True if the env is in a recorded episode, which the next arrays describe."""
         self._first = np.zeros(n, np.int64)
         """Row in which the episode began."""
         self._before = np.zeros(n, np.int64)
         """Steps before the last cut."""
         self._seeds = np.full(n, -1)
         self._together = True
-        """True if all envs took part in each round, so that a slice addresses their rows."""
+        """True if all envs took part in each round."""
         self._ended: list[tuple[Runs, Any]] = []
-        """Finished episodes, and their last observations."""
         self._due = float("inf")
-        """Time of the next commit; infinite if no episode has finished."""
+        """Time of the next commit."""
 
     def actions(self, action: Any, ids: Sequence[int]) -> Any:
-        """Return the actions of these envs in the stored dtypes.
-
-        Raises as vecenv's `step`, and `DatasetError` for actions that the dtypes of the action space cannot hold.
-        """
+        """Return actions in the stored dtypes. Raises as vecenv's `step`, and `DatasetError` for unstorable values."""
         rows = batch_actions(action, ids, self._layout.action)
         if rows.__class__ is list:
             raise DatasetError(f"these actions are no elements of the action space, and cannot be stored: {action!r}")
@@ -119,9 +112,9 @@ class EpisodeRecorder:
             )
 
     def begin(self, ids: np.ndarray | None, obs: Any, seeds: Iterable[int | None] | None = None) -> None:
-        """Begin episodes of these envs (None: all), and abandon their unfinished episodes.
+        """Begin episodes of these envs (None: all), and abandon unfinished episodes.
 
-        `obs` are the first observations; None if `step` has recorded them.
+        `obs` are the first observations, unless `step` has recorded them.
         """
         self._check_open()
         envs = self._all if ids is None else ids
@@ -131,13 +124,13 @@ class EpisodeRecorder:
         self._first[envs], self._before[envs], self._is_recorded[envs] = self._count[envs], 0, True
 
     def discard(self, ids: Any = slice(None)) -> None:
-        """Abandon the unfinished episodes of these envs. Steps are not recorded until `begin`."""
+        """Abandon the unfinished episodes of these envs."""
         self._is_recorded[ids] = False
 
     def step(
         self, ids: np.ndarray | None, action: Any, obs: Any, reward: Any, terminated: Any, truncated: Any
     ) -> np.ndarray:
-        """Record a step of these envs (None: all). Return the rows that end episodes; pass these envs to `end`."""
+        """Record a step of these envs (None: all), and return the rows that end episodes, for `end`."""
         self._check_open()
         n, buffer, obs = self.n, self._buffer, fit_rows(obs, self._layout.obs)
         if time.monotonic() >= self._due or (self._count[0] if self._together else self._count.max()) == buffer.steps:
@@ -163,7 +156,6 @@ class EpisodeRecorder:
         return ended
 
     def _check_memory(self) -> None:
-        """Raise `DatasetError` if unfinished episodes exceed the memory."""
         if (kept := self._unfinished.nbytes) > self._memory:
             steps = np.where(self._is_recorded, self._before, 0)
             env = int(steps.argmax())
@@ -174,7 +166,7 @@ class EpisodeRecorder:
             )
 
     def end(self, envs: np.ndarray, last_obs: Any) -> None:
-        """End the episodes of these envs. `last_obs` must not be views of a buffer that changes."""
+        """End the episodes of these envs. `last_obs` must not change later."""
         rows, known = fit_rows(last_obs, self._layout.obs), self._is_recorded[envs]
         self._ended.append((self._runs(envs[known], True), nest.take(rows, known)))
         self._is_recorded[envs] = False
@@ -183,9 +175,9 @@ class EpisodeRecorder:
     def cut(self) -> None:
         """Pass finished episodes to the writer, and commit if due.
 
-        Raises `DatasetError` if the disk is full, or if an episode is refused (a NaN reward). Other episodes are kept.
+        Raises `DatasetError` if the disk is full, or if an episode has a NaN reward. Other episodes are kept.
         """
-        with sigint_deferred():  # Ctrl-C would leave rows and counts inconsistent, and break the writer
+        with sigint_deferred():  # Ctrl-C would leave rows and counts inconsistent
             whole = self._take() if self._count.any() else ()
             try:
                 if len(whole):
@@ -201,13 +193,12 @@ class EpisodeRecorder:
                     self._writer.commit()
 
     def _runs(self, envs: np.ndarray, ends: bool) -> Runs:
-        """Return the rows of the current episodes of these envs."""
         first, unknown = self._first[envs], np.full(len(envs), -1)
         rows, steps = first * self.n + envs, self._count[envs] - first
         return Runs(envs, rows, steps, self._before[envs], np.full(len(envs), ends), unknown, self._seeds[envs])
 
     def _take(self) -> EpisodeBatch:
-        """Copy finished episodes out of the buffer, keep unfinished episodes, and empty the buffer."""
+        """Take finished episodes out of the buffer, and empty the buffer."""
         playing = self._is_recorded
         going = self._runs(np.flatnonzero(playing & (self._first < self._count)), False)
         runs = Runs(*map(np.concatenate, zip(*(runs for runs, _ in self._ended), going, strict=True)))
@@ -222,11 +213,11 @@ class EpisodeRecorder:
         return whole
 
     def finish(self, complete: bool) -> None:
-        """Commit, and unlock the folder. Does nothing in a forked process, or if already called."""
+        """Commit, and unlock the folder, only once, and not in a forked process."""
         if self._finished or os.getpid() != self._pid:
             return
         self._finished = True
-        with sigint_deferred(), self._writer:  # close the writer in any case
+        with sigint_deferred(), self._writer:
             try:
                 self.cut()
             finally:
@@ -235,7 +226,7 @@ class EpisodeRecorder:
                 self._writer.end()
 
     def finish_after(self, error: BaseException) -> None:
-        """Finish without completing the data set. An error of the commit becomes a note on `error`."""
+        """Commit after an exception, and add an error of the commit as a note."""
         try:
             self.finish(complete=False)
         except DatasetError as refused:

@@ -17,17 +17,15 @@ from vecenv.extending import path_of_descriptor
 T = TypeVar("T")
 FILE, FOLDER = "file", "folder"
 PARTIAL = ".partial"
-"""Suffix of a file that is being written."""
 LOCK = "writer.lock"
 DEEPEST = 8
-"""Maximum depth of folders; no data set is so deep."""
 _KINDS = {stat.S_IFREG: FILE, stat.S_IFDIR: FOLDER, stat.S_IFLNK: "link", stat.S_IFIFO: "FIFO", stat.S_IFSOCK: "socket"}
 _OPEN_FOLDER = os.O_RDONLY | os.O_DIRECTORY
 # Without O_NONBLOCK, opening a FIFO without a writer would block forever.
 _OPEN_FILE = os.O_NOFOLLOW | os.O_NONBLOCK
 
 
-# Names for the system calls that change a data set, so that tests can make each of them fail.
+# Names for system calls, so that tests can make each call fail.
 fsync, truncate = os.fsync, os.ftruncate
 unlink, rmdir, mkdir = os.unlink, os.rmdir, os.mkdir
 rename = os.replace
@@ -38,7 +36,6 @@ MOST_BUFFERS = 1024
 
 
 def write(fd: int, data: Any) -> None:
-    """Write all of `data`: bytes, or a list of buffers."""
     rest = [memoryview(each).cast("B") for each in (data if isinstance(data, list) else [data]) if len(each)]
     at = 0
     while at < len(rest):
@@ -59,12 +56,12 @@ class FolderInUseError(DatasetError):
 
 
 class Closable:
-    """Owner of descriptors, closed by `close`, a `with` block, or garbage collection."""
+    """Owner of descriptors."""
 
     _fd = -1
 
     def close(self) -> None:
-        """Close the descriptors. Safe to call twice."""
+        """Close. Safe to call twice."""
         fd, self._fd = self._fd, -1
         if fd >= 0:
             os.close(fd)
@@ -82,12 +79,11 @@ class Closable:
 class SafeFolder(Closable, os.PathLike[str]):
     """A folder, held by its descriptor.
 
-    The path of the constructor may contain links. Below, only files and folders are allowed: a link raises
-    `DatasetError`, even if it replaces a folder after a check. Names are relative, such as "shards/000000/obs.npy".
-    `SafeFolder(folder)` duplicates the descriptor.
+    The constructor's path may contain links. Below, only files and folders are allowed: a link raises `DatasetError`,
+    even if it replaces a folder after a check. Names are relative, such as "shards/000000/obs.npy".
 
-    Methods raise FileNotFoundError for missing entries, `DatasetError` for entries of another kind and failed reads,
-    and OSError for failed writes.
+    Methods raise FileNotFoundError for missing entries, `DatasetError` for other kinds of entries and failed reads, and
+    OSError for failed writes.
     """
 
     path: Path
@@ -119,12 +115,10 @@ class SafeFolder(Closable, os.PathLike[str]):
 
     @property
     def fd_path(self) -> str:
-        """Path through the descriptor, for libraries that open files by path. It stays valid until `close`, even if the
-        folder is replaced.
+        """Path through the descriptor, for libraries that take paths. Valid until `close`, even if the folder is
+        replaced.
         """
         return path_of_descriptor(self._fd) or str(self.path)
-
-    # Entries
 
     def kind(self, name: str) -> str | None:
         """Return FILE or FOLDER; None if missing."""
@@ -154,7 +148,7 @@ class SafeFolder(Closable, os.PathLike[str]):
         return [(name, kind) for name, kind in kinds if kind is not None]
 
     def check(self, depth: int = DEEPEST) -> None:
-        """Raise `DatasetError` if the tree is too deep, or contains other entries than files and folders."""
+        """Raise `DatasetError` for links at any depth, and for deep trees."""
         if not depth:
             raise DatasetError(f"{self.path} is deeper than the folders of a data set; the folder is not to be trusted")
         for name, kind in self.entries():
@@ -174,10 +168,7 @@ class SafeFolder(Closable, os.PathLike[str]):
                 found = SafeFolder(above.path / each, above._open(each, _OPEN_FOLDER, FOLDER))
         return found
 
-    # Files
-
     def open(self, name: str, flags: int = os.O_RDONLY) -> int:
-        """Return a descriptor of a regular file."""
         above, _, last = name.rpartition("/")
         with self.inside(above) as folder:
             fd = folder._open(last, flags | _OPEN_FILE, FILE)
@@ -205,7 +196,6 @@ class SafeFolder(Closable, os.PathLike[str]):
         return DatasetError(f"{self.path / name} is a {found}, expected a {expected}; the folder is not to be trusted")
 
     def read(self, name: str, limit: int) -> bytes:
-        """Return the content of a file of at most `limit` bytes."""
         with os.fdopen(self.open(name), "rb") as file:
             size = os.fstat(file.fileno()).st_size
             if size > limit:
@@ -225,7 +215,7 @@ class SafeFolder(Closable, os.PathLike[str]):
         self.rename(name + PARTIAL, name)
 
     def create(self, name: str, data: Any) -> None:
-        """Write a file, and flush it to the disk."""
+        """Write a file, and flush."""
         fd = self.open(name, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
         try:
             write(fd, data)
@@ -239,7 +229,6 @@ class SafeFolder(Closable, os.PathLike[str]):
         (to or self).sync()
 
     def remove(self, name: str) -> None:
-        """Remove a file, or a folder with its content."""
         if self.kind(name) != FOLDER:
             unlink(name, dir_fd=self._fd)
             return
@@ -249,7 +238,6 @@ class SafeFolder(Closable, os.PathLike[str]):
         rmdir(name, dir_fd=self._fd)
 
     def sync(self) -> None:
-        """Flush the names in this folder to the disk."""
         fsync(self._fd)
 
 
@@ -257,7 +245,7 @@ class FolderLock(Closable):
     """Lock of a folder, through a file inside, until `close` or the end of the process.
 
     Raises `FolderInUseError` immediately if another writer has the lock. Forked children do not inherit the lock, so
-    that the folder of a killed job is free while its workers still end.
+    the folder of a killed job is free while its workers end.
     """
 
     def __init__(self, folder: SafeFolder) -> None:

@@ -24,7 +24,7 @@ except ImportError as error:
     raise ImportError("data sets need msgspec: pip install vecenv[data]", name="msgspec") from error
 
 LARGEST = 2**53
-"""Limit of numbers and counts, which JSON readers with floats represent exactly."""
+"""Limit of integers that JSON readers with floats represent exactly."""
 LARGEST_SIZE = 2**48
 """Limit of array sizes, so that products do not overflow int64."""
 DTYPES = ("|b1", "|i1", "|u1", "<i2", "<u2", "<i4", "<u4", "<i8", "<u8", "<f2", "<f4", "<f8")
@@ -35,11 +35,11 @@ Sha256 = Annotated[str, Meta(pattern=r"^[0-9a-f]{64}\Z")]
 
 
 class Exact(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True, tag_field="line"):
-    """Line of the manifest."""
+    pass
 
 
 class LayoutLine(Exact, tag="layout"):
-    """Row dtype and shape of observations, actions and rewards, as trees (tuples are lists)."""
+    """Row dtypes and shapes, as trees (tuples are lists)."""
 
     obs: Any
     action: Any
@@ -47,17 +47,14 @@ class LayoutLine(Exact, tag="layout"):
 
 
 class Note(Exact, tag="note"):
-    """Failures since the previous line, and state for the next writer."""
+    """Failures since the previous line, and state."""
 
     failed: dict[str, Count] = {}
     state: Any = None
 
 
 class ShardLine(Note, tag="shard", kw_only=True):
-    """Committed shard."""
-
     shard: Annotated[str, Meta(pattern=r"^shards/[0-9]{6,12}\Z")]
-    """Folder."""
     files: dict[str, tuple[Count, Sha256]]
     """Size and hash of each file."""
     compressed: bool
@@ -71,7 +68,6 @@ class ShardLine(Note, tag="shard", kw_only=True):
         return sum(size for size, _ in self.files.values())
 
     def without_episodes(self) -> ShardLine:
-        """Return a copy without the lists that have an entry per episode."""
         return msgspec.structs.replace(self, episodes=[], lengths=[], returns=[])
 
 
@@ -85,7 +81,7 @@ Line = LayoutLine | ShardLine | Note | End
 
 
 class SpaceForm(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
-    """gymnasium space: type and arguments. Other types keep only a text."""
+    """gymnasium space: type and arguments, or only a text."""
 
     type: Literal["Box", "Discrete", "MultiDiscrete", "MultiBinary", "Dict", "Tuple", "other"]
     dtype: Literal[("", *DTYPES)] = ""  # type: ignore[valid-type]
@@ -101,7 +97,7 @@ class SpaceForm(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
 
 
 class Head(msgspec.Struct):
-    """Checked entries of dataset.json. Other entries are allowed."""
+    """Checked entries of dataset.json."""
 
     format: Literal["vecenv dataset"]
     version: Literal[3]
@@ -112,9 +108,8 @@ class Head(msgspec.Struct):
 
 
 as_json = msgspec.to_builtins
-"""Convert a struct to JSON values."""
 convert = msgspec.convert
-"""Convert JSON values to a struct. Raises ValueError, and RecursionError for deep nesting."""
+"""Convert JSON values to a struct. Raises ValueError and RecursionError."""
 
 
 def parse(data: bytes, kind: Any = Any) -> Any:

@@ -27,7 +27,7 @@ from collector.store.schema import ShardLine
 from collector.store.shard_layout import batch_of, check_whole
 
 LARGEST_INFLATED = 2**32
-"""Maximum bytes of a compressed shard in memory. Larger shards are written uncompressed."""
+"""Maximum bytes of a compressed shard. Larger shards are not compressed."""
 LONGEST_HEADER = 4096
 SMALL = 2**17
 """Smaller files are read, because a mapping costs a descriptor."""
@@ -37,10 +37,10 @@ _UNTRACKED: dict[str, Any] = {"trackfd": False} if sys.version_info >= (3, 13) e
 def write_shard(
     folder: SafeFolder, name: str, columns: Mapping[str, Sequence[np.ndarray]], compress: bool
 ) -> tuple[dict[str, tuple[int, str]], bool]:
-    """Write a shard into `folder`, flush, and rename at the end.
+    """Write a shard, flush, and rename at the end.
 
-    Returns size and hash of each file, and whether the files are compressed. Equal arrays give equal bytes. Parts of an
-    array are not joined in memory. Raises OSError.
+    Returns size and hash of each file, and whether the files are compressed. Equal arrays give equal bytes. Raises
+    OSError.
     """
     files, size = {}, sum(part.nbytes for parts in columns.values() for part in parts)
     compress = compress and size <= LARGEST_INFLATED
@@ -60,7 +60,6 @@ def write_shard(
 
 
 def _npy_header(parts: Sequence[np.ndarray]) -> bytes:
-    """Return the header that `numpy.save` would write for the joined parts."""
     file, shape = io.BytesIO(), (sum(map(len, parts)), *parts[0].shape[1:])
     descr = np.lib.format.dtype_to_descr(parts[0].dtype)
     np.lib.format.write_array_header_1_0(file, {"descr": descr, "fortran_order": False, "shape": shape})
@@ -70,7 +69,7 @@ def _npy_header(parts: Sequence[np.ndarray]) -> bytes:
 def read_array(folder: SafeFolder, record: ShardLine, name: str, count: int, row: np.dtype, known: bool) -> np.ndarray:
     """Return an array with `count` rows, as a view of the file or of the decompressed content.
 
-    The hash is skipped if `known`. Raises `DatasetError`, and FileNotFoundError if the file differs from the manifest.
+    Raises `DatasetError`, and FileNotFoundError if the file differs from the manifest.
     """
     size, sha256 = record.files[file_name(name, record.compressed)]
     fd, nbytes = folder.open(file_name(name, record.compressed)), count * row.itemsize
@@ -100,10 +99,9 @@ def read_array(folder: SafeFolder, record: ShardLine, name: str, count: int, row
 
 
 class Shards:
-    """Open shards of a data set, each checked against the manifest the first time.
+    """Shards of a data set, checked when first opened.
 
-    If all open shards exceed `memory` bytes, the least recently used shards are closed. Pickling keeps the record of
-    checked shards.
+    If all open shards exceed `memory` bytes, the least recently used shards are closed.
     """
 
     def __init__(self, root: Path, manifest: Manifest, memory: int) -> None:
@@ -137,7 +135,7 @@ class Shards:
         return self._open[which]
 
     def check(self, which: int) -> None:
-        """Read a shard and check everything, even if already checked."""
+        """Read and check a shard, even if already checked."""
         self._checked.discard(which)
         self._open.pop(which, None)
         if not np.allclose(self[which].returns, self._entries(which)["returns"], rtol=1e-9, atol=1e-9):
@@ -177,5 +175,4 @@ class Shards:
 
 
 def mismatch(path: Path) -> DatasetError:
-    """Return the error for a shard that does not match the manifest."""
     return DatasetError(f"{path} is missing or does not match {MANIFEST}; restore it, or collect again")

@@ -39,7 +39,7 @@ DEEPEST = 32
 
 @dataclass(frozen=True)
 class EpisodeLayout:
-    """Arrays of steps and observations in every shard of a data set."""
+    """Arrays of steps and observations in every shard."""
 
     names: dict[str, Any]
     """Column to tree of array names."""
@@ -48,7 +48,7 @@ class EpisodeLayout:
 
     @classmethod
     def of(cls, episodes: Episode | EpisodeBatch | LayoutLine) -> EpisodeLayout:
-        """Return the layout of episodes or of a manifest line. Raises `DatasetError` if they cannot be stored."""
+        """Return the layout. Raises `DatasetError` for data that cannot be stored."""
         obs = episodes.obs_parts[0] if isinstance(episodes, EpisodeBatch) else episodes.obs
         trees = {"obs": _rows("obs", obs)} | {key: _rows(key, getattr(episodes, key)) for key in ("action", "reward")}
         trees |= {"reward": np.dtype(("<f8", trees["reward"].shape)), **dict.fromkeys(FLAGS, np.dtype("?"))}
@@ -56,12 +56,11 @@ class EpisodeLayout:
         return cls(names, dict(_pairs(names, trees)))
 
     def line(self) -> LayoutLine:
-        """Return the manifest line."""
         texts = {name: _text(row) for name, row in self.rows.items()}
         return LayoutLine(*(nest.map(texts.__getitem__, self.names[key]) for key in ("obs", "action", "reward")))
 
     def arrays(self, steps: int, episodes: int) -> dict[str, tuple[int, np.dtype]]:
-        """Return the number of rows and the row dtype of each array of a shard."""
+        """Return the row count and row dtype of each array."""
         found = {name: (steps + episodes * is_of_obs(name), row) for name, row in self.rows.items()}
         found["offsets"] = episodes + 1, np.dtype("<i8")
         return found | {name: (episodes, np.dtype(dtype)) for name, dtype in OF_EPISODES.items()}
@@ -71,10 +70,7 @@ class EpisodeLayout:
 
 
 def row_layout(observation_spaces: Sequence[Any], action_spaces: Sequence[Any]) -> RowLayout:
-    """Return the leaves of the observations and actions of envs with these spaces.
-
-    Raises `DatasetError` if their episodes cannot be stored.
-    """
+    """Return the leaves of observations and actions. Raises `DatasetError` if episodes cannot be stored."""
     layout = common_layout(observation_spaces, action_spaces)
     objects = [leaf.path for leaf in nest.leaves(layout.obs) if isinstance(leaf, ObjectLeaf)]
     if objects and isinstance(layout.obs, dict):
@@ -97,7 +93,7 @@ def row_layout(observation_spaces: Sequence[Any], action_spaces: Sequence[Any]) 
 
 
 def check_spaces(layout: EpisodeLayout, spaces: Mapping[str, Any]) -> None:
-    """Raise `DatasetError` if the arrays of a data set do not fit its spaces (None: unknown)."""
+    """Raise `DatasetError` if the arrays do not fit the spaces."""
     for name, space in spaces.items():
         if space is None:
             continue
@@ -139,7 +135,7 @@ def _named(prefix: str, tree: Any) -> Any:
 
 
 def _rows(name: str, tree: Any, depth: int = 0) -> Any:
-    """Return a tree of row dtypes, from a tree of arrays or from JSON (tuples as lists, rows as text: "<f4 84 84").
+    """Return a tree of row dtypes, from arrays or from JSON (tuples as lists, rows as text: "<f4 84 84").
 
     Raises `DatasetError` for data that cannot be stored.
     """
@@ -185,13 +181,11 @@ def columns_of_shard(layout: EpisodeLayout, batches: Sequence[EpisodeBatch]) -> 
 
 
 def arrays_of(episodes: EpisodeBatch) -> dict[str, np.ndarray]:
-    """Return the arrays of a shard by name."""
     columns = columns_of_shard(EpisodeLayout.of(episodes), [episodes])
     return {name: parts[0] if len(parts) == 1 else np.concatenate(parts) for name, parts in columns.items()}
 
 
 def batch_of(layout: EpisodeLayout, arrays: Mapping[str, np.ndarray]) -> EpisodeBatch:
-    """Return the episodes in the arrays of a shard."""
     about = {name: arrays[name] for name in OF_EPISODES}
     columns = nest.map(arrays.__getitem__, layout.names)
     obs_parts = [columns.pop("obs")]
@@ -199,7 +193,7 @@ def batch_of(layout: EpisodeLayout, arrays: Mapping[str, np.ndarray]) -> Episode
 
 
 def check_whole(episodes: EpisodeBatch, layout: EpisodeLayout) -> None:
-    """Raise `DatasetError` if episodes are not whole, or have rewards or returns that are not finite."""
+    """Raise `DatasetError` for partial episodes, and for NaN or infinite rewards."""
     steps, count, offsets = len(episodes.reward), len(episodes), episodes.offsets
     expected = layout.arrays(steps, count)
     columns = columns_of_shard(layout, [episodes])
@@ -225,7 +219,7 @@ def check_whole(episodes: EpisodeBatch, layout: EpisodeLayout) -> None:
 
 
 def pack(episodes: Sequence[Episode]) -> EpisodeBatch:
-    """Return episodes as a batch, without copying observations. Raises `DatasetError` if their arrays differ."""
+    """Return episodes as a batch. Raises `DatasetError` if their arrays differ."""
     layout = EpisodeLayout.of(episodes[0])
     for episode in episodes:
         steps, rows = len(episode), [[*map(len, nest.leaves(tree))] for tree in (episode.obs, episode.action)]
@@ -246,7 +240,7 @@ def pack(episodes: Sequence[Episode]) -> EpisodeBatch:
 
 
 def in_shards(batches: Sequence[EpisodeBatch], most: int) -> Iterator[list[EpisodeBatch]]:
-    """Yield groups of `most` episodes, and a smaller last group. Batches are split if needed."""
+    """Yield groups of at most `most` episodes."""
     group, room = list[EpisodeBatch](), most
     for batch in batches:
         while len(batch) > room:

@@ -40,7 +40,6 @@ class TorchRows(TorchDataset[Any]):
         return self.__getitems__([range(len(self))[number]])[0]
 
     def __getitems__(self, numbers: list[int]) -> list[dict[str, Any]]:
-        """Return several items in one call, as the DataLoader does."""
         if self._of_episodes:
             episodes = [self._dataset[number] for number in numbers]
             return [{**_tensors(columns_of(episode)), "number": episode.number} for episode in episodes]

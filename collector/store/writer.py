@@ -46,13 +46,13 @@ class StoreWriter(Closable):
         folder: created with its parents if missing.
         head: result of `make_head`, or None with `resume` to keep the folder's head.
         resume: continue a data set with the same head. Uncommitted data are removed.
-        reopen: with `resume`, allow a complete data set. It is incomplete until the next `end`.
+        reopen: with `resume`, allow a complete data set, which is then incomplete until `end`.
         overwrite: remove the data set in the folder.
-        compress: compress shards of up to 4 GB: smaller, but slower to write and to read at random.
+        compress: compress shards of up to 4 GB: smaller, but slower.
         check: with `resume`, called with the manifest before any change. Exceptions are passed on.
 
-    Raises `DatasetError`, before any change, if another writer has locked the folder, if the folder holds links,
-    foreign files or another data set, or if it cannot be written.
+    Raises `DatasetError`, before any change, if the folder is locked by another writer, contains links, foreign files
+    or another data set, or cannot be written.
 
     Example::
 
@@ -78,7 +78,6 @@ class StoreWriter(Closable):
         self.compress = compress
         self.manifest = Manifest()
         self.waiting_bytes = 0
-        """Bytes of uncommitted episodes."""
         self._waiting: list[EpisodeBatch] = []
         self._seen: set[int] = set()
         self._next_number = 0
@@ -87,7 +86,7 @@ class StoreWriter(Closable):
         content = None if head is None else head_bytes(head)
         with writing(self.folder, "choose another folder"), ExitStack() as undo:
             self.opened, _ = open_locked(self.folder, undo)
-            """The open folder, also for other files of the caller. `close` closes it."""
+            """The open folder, also for other files of the caller."""
             if resume and self.opened.kind(HEAD):
                 self.manifest = _resume(self.opened, head, check, reopen)
             elif content is None:
@@ -119,8 +118,8 @@ class StoreWriter(Closable):
     def add(self, episodes: Episode | Sequence[Episode] | EpisodeBatch) -> None:
         """Add episodes to the next shard. An episode without a number gets the next free number.
 
-        Raises `DatasetError`, and adds no episode, if an episode is not whole, has rewards that are not finite, has
-        other arrays than earlier episodes, or has a used number.
+        Raises `DatasetError`, and adds no episode, if an episode is not whole, has infinite or NaN rewards, has other
+        arrays than earlier episodes, or has a used number.
         """
         several = [episodes] if isinstance(episodes, Episode) else episodes
         self._check_open()
@@ -162,8 +161,8 @@ class StoreWriter(Closable):
 
         `failed` counts failures since the last commit, by name. `state` is JSON for the next writer.
 
-        Raises `DatasetError` if the disk is full (earlier commits are unchanged, and `commit` can be retried), or,
-        before writing, if `failed` and `state` are too large.
+        Raises `DatasetError` if the disk is full (`commit` can be retried), or, before writing, if `state` is too
+        large.
         """
         self._check_open()
         note = Note(failed or {}, state)
@@ -201,7 +200,7 @@ class StoreWriter(Closable):
                 )
                 self.manifest.append([line] if self.manifest.layout is not None else [layout.line(), line])
             except OSError:
-                for each in () if self.manifest.unknown else (name + PARTIAL, name):  # the shard has no line
+                for each in () if self.manifest.unknown else (name + PARTIAL, name):
                     with suppress(OSError):
                         shards.remove(each)
                 raise
@@ -209,7 +208,7 @@ class StoreWriter(Closable):
             self.waiting_bytes = sum(layout.nbytes(len(each.reward), len(each)) for each in self._waiting)
 
     def _new_name(self) -> str:
-        """Return an unused name. Names are never reused, because a line that failed to flush may be on the disk."""
+        """Return an unused name, because a line that failed to flush may be on the disk."""
         self._next_shard += 1
         return f"{self._next_shard - 1:06d}"
 
@@ -282,8 +281,7 @@ def _resume(
     check: Callable[[Manifest], object] = lambda manifest: None,
     reopen: bool = False,
 ) -> Manifest:
-    """Remove uncommitted shards of a locked folder, and return its manifest. `Manifest.cut_off` later shortens the
-    file.
+    """Remove uncommitted shards of a locked folder, and return its manifest.
 
     Raises `DatasetError`, before any change, if `head` differs, if a shard is missing, or if `reopen` would add
     episodes beyond the end.

@@ -18,13 +18,11 @@ TARGETS = {"parquet": "arrow_files", "lerobot": "arrow_files", "minari": "minari
 def export(dataset: Dataset | str | os.PathLike[str], to: str, out: str | os.PathLike[str], **options: Any) -> Path:
     """Write the episodes of a data set, or of a slice, in another format. Returns `out`.
 
-    Values of `to`, and the result:
-
-    - "parquet": a folder with steps.parquet (a row per observation) and episodes.parquet.
-    - "lerobot": a folder in LeRobot's format v3. Options: `fps` (30), `task`, `robot_type`. The format has only
-      numbers, and no last observations (docs/guides/datasets.md).
-    - "minari": a Minari data set, read back and compared. Options: `dataset_id`, and Minari's metadata (`description`,
-      `algorithm_name`, ...). Minari finds the data set if `out` is MINARI_DATASETS_PATH/namespace/name-v0.
+    - `to="parquet"`: a folder with steps.parquet (a row per observation) and episodes.parquet.
+    - `to="lerobot"`: a folder in LeRobot's format v3, which has only numbers, and no last observations
+      (docs/guides/datasets.md). Options: `fps` (30), `task`, `robot_type`.
+    - `to="minari"`: a Minari data set, read back and compared. Options: `dataset_id`, and metadata such as
+      `description`. Minari finds the data set if `out` is MINARI_DATASETS_PATH/namespace/name-v0.
 
     Raises ValueError for an unknown `to`, `DatasetError` if `out` exists, if episodes or required spaces are missing,
     or if the disk is full, and ImportError if a package is missing.
@@ -45,7 +43,7 @@ def export(dataset: Dataset | str | os.PathLike[str], to: str, out: str | os.Pat
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=f".{out.name}.", suffix=".partial", dir=out.parent) as folder:
-            partial = Path(folder, "data").absolute()  # because Minari joins relative paths to each other
+            partial = Path(folder, "data").absolute()  # Minari joins relative paths
             write(data, partial, name=out, **options)
             os.rename(partial, out)
     except OSError as error:

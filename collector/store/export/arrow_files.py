@@ -1,4 +1,4 @@
-"""Export to Parquet files, or to the LeRobot format, version 3, which has Parquet files with PNG images."""
+"""Export to Parquet files, or to LeRobot format v3, which has Parquet files with PNG images."""
 
 from __future__ import annotations
 
@@ -35,9 +35,8 @@ _PNG = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
 def write_parquet(dataset: Dataset, out: Path, *, name: Path) -> None:
     """Write steps.parquet and episodes.parquet.
 
-    A row of steps.parquet has an observation, the action, and the result of the step. The last row of an episode
-    (`is_last`) has only an observation. Vectors are fixed-size lists, images are binary, other arrays are flat lists.
-    Field metadata hold dtype and shape.
+    The last row of an episode (`is_last`) has only an observation. Vectors are fixed-size lists, images are binary,
+    other arrays are flat lists. Field metadata hold dtype and shape.
     """
     layout = dataset.layout
     assert layout is not None
@@ -62,10 +61,7 @@ def write_parquet(dataset: Dataset, out: Path, *, name: Path) -> None:
 
 
 def column_names(layout: EpisodeLayout) -> dict[str, str]:
-    """Return the column name of each array: `obs.image` instead of `obs.0` for Dict spaces.
-
-    If names would collide, the numbers stay.
-    """
+    """Return column names: `obs.image` instead of `obs.0` for Dict spaces, unless names collide."""
     names = {name: ".".join(map(str, path)) for name, path in _paths(layout.names)}
     return names if len({*names.values(), *_PLACE}) == len(names) + len(_PLACE) else {}
 
@@ -93,7 +89,6 @@ def _field(name: str, row: np.dtype) -> Any:
 
 
 def _column_of(array: np.ndarray, kind: Any) -> Any:
-    """Return an Arrow column."""
     array = np.ascontiguousarray(array)
     if pa.types.is_fixed_size_binary(kind):
         return pa.Array.from_buffers(kind, len(array), [None, pa.py_buffer(array.data.cast("B"))])
@@ -121,14 +116,13 @@ def _rows(block: EpisodeBatch, layout: EpisodeLayout) -> dict[str, np.ndarray]:
 def write_lerobot(
     dataset: Dataset, out: Path, *, name: Path, fps: int = 30, task: str = "", robot_type: str | None = None
 ) -> None:
-    """Write a LeRobot data set: `observation.state`, `observation.image` or `observation.KEY`, likewise `action`."""
+    """Write `observation.state`, `observation.image` or `observation.KEY`, likewise `action`."""
     assert dataset.layout is not None
     _check_sizes(dataset.layout)
     job = dataset.head.get("job")
     task = task or (str(job.get("env", name.name)) if isinstance(job, dict) else name.name)
     ends, count = np.cumsum(dataset.lengths), len(dataset)
     begins = ends - dataset.lengths
-    # No episode spans two files.
     file = np.unique(begins * dataset.layout.nbytes(1, 0) // FILE_BYTES, return_inverse=True)[1]
     features: dict[str, Any] = {}
     parts: dict[str, list[Any]] = {}
@@ -180,7 +174,6 @@ def _write(table: Any, folder: Path, number: int) -> None:
 
 
 def _columns(frames: Transitions) -> dict[str, np.ndarray]:
-    """Return the arrays by feature, with a row per step."""
     named = [*_named("observation", frames.obs), *_named("action", frames.action)]
     found = dict(named)
     if len(found) < len(named):
@@ -232,16 +225,13 @@ def _png(picture: np.ndarray) -> bytes:
 
 
 def _summary(array: np.ndarray) -> tuple[Any, ...]:
-    """Return sums, sums of squares, minima, maxima, rows and frames of a feature. Images are scaled to 0..1, and
-    summarised per channel.
-    """
+    """Return statistics of a feature. Images are scaled to 0..1, and summarised per channel."""
     is_picture = _is_picture(array)
     rows = array.reshape(-1, array.shape[-1]) / 255.0 if is_picture else array.reshape(len(array), -1).astype(float)
     return rows.sum(0), (rows**2).sum(0), rows.min(0), rows.max(0), len(rows), len(array)
 
 
 def _stats(parts: list[Any], is_picture: bool) -> dict[str, Any]:
-    """Return the feature's entry in meta/stats.json."""
     sums, squares, least, most, rows, frames = zip(*parts, strict=True)
     mean = sum(sums) / sum(rows)
     std = np.sqrt(np.maximum(sum(squares) / sum(rows) - mean**2, 0.0))
@@ -251,7 +241,6 @@ def _stats(parts: list[Any], is_picture: bool) -> dict[str, Any]:
 
 
 def _tasks(task: str) -> Any:
-    """Return the table of tasks, with the text as pandas index."""
     name = "__index_level_0__"
     index = {"name": None, "field_name": name, "pandas_type": "unicode", "numpy_type": "object", "metadata": None}
     table = pa.table({"task_index": pa.array([0], pa.int64()), name: [task]})

@@ -25,7 +25,7 @@ _ID = re.compile(r"[\w-]{2,}/[\w-]+-v\d+", re.ASCII)
 
 
 def write_minari(dataset: Dataset, out: Path, *, name: Path, dataset_id: str | None = None, **notes: Any) -> None:
-    """Write a Minari data set. Images are not compressed as JPEG, and seeds are kept."""
+    """Write a Minari data set, without JPEG compression."""
     spaces = dataset.observation_space, dataset.action_space
     if None in spaces:
         raise DatasetError(f"{dataset.folder} has no spaces in its head, and Minari needs them")
@@ -46,13 +46,12 @@ def write_minari(dataset: Dataset, out: Path, *, name: Path, dataset_id: str | N
 
 
 def id_of(out: Path) -> str:
-    """Return the id under which Minari finds the folder, if it is inside MINARI_DATASETS_PATH."""
+    """Return the id under which Minari finds the folder."""
     ending = "/".join(out.absolute().parts[-2:])
     return ending if _ID.fullmatch(ending) else f"vecenv/{re.sub(r'[^A-Za-z0-9_-]', '-', out.name)}-v0"
 
 
 def _same(ours: Episode, theirs: Any, notes: dict[str, Any]) -> bool:
-    """Return whether two episodes are bitwise equal."""
     named = theirs.observations, theirs.actions, theirs.rewards, theirs.terminations, theirs.truncations
     pairs: list[Any] = []
     nest.merge(lambda pair: pairs.append([*map(np.asarray, pair)]), [tuple(columns_of(ours).values()), named])
@@ -66,7 +65,7 @@ def _buffer(episode: Episode, place: int) -> Any:
 
 
 def _spec(head: dict[str, Any]) -> Any:
-    """Return the job env's spec if registered. Names in a data set are never imported."""
+    """Return the job env's spec if registered. Names are never imported."""
     job = head.get("job")
     name = job.get("env") if isinstance(job, dict) else None
     return gymnasium.registry.get(name) if isinstance(name, str) else None
