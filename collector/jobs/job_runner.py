@@ -208,6 +208,8 @@ class JobRunner:
     def _finish(self, writer: EpisodeWriter) -> None:
         """End the data set. Raises `JobFailedError` if every episode failed."""
         if not writer.end():
+            if not self.state.skipped:
+                raise JobFailedError(f"each of its {self.plan.end} episodes failed in an earlier run")
             number, error = max(self.state.skipped.items())
             raise JobFailedError(f"all episodes failed; the last, episode {number}, with {error}")
         self.completed()

@@ -132,12 +132,13 @@ class EpisodeWriter:
         self._recorded_failures, self._statistics = now, None
 
     def end(self) -> bool:
-        """Commit, and end the data set. Return False without a data set."""
+        """Commit, and end the data set. Return False if all episodes failed: such a data set has no end."""
         self.store = self.store or self._resumed
         self.commit()
-        if self.store is not None:
-            self.store.end(episodes=self._plan.end)
-        return self.store is not None
+        if self.store is None or not self._plan.end_episodes:
+            return False
+        self.store.end(episodes=self._plan.end)
+        return True
 
     def close(self) -> None:
         if self.store is not None:

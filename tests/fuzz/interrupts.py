@@ -51,7 +51,10 @@ CALLS = ["step", "step", "partial", "autoreset", "halves", "reset", "seed", "cal
 
 
 class Fuzz(Program):
-    """After an interrupt `usable` is False, until a reset of all envs."""
+    """After an interrupt `usable` is False, until a reset of all envs.
+
+    `sent` are the ids and actions of a `send` whose `recv` was interrupted.
+    """
 
     steps = 15
     patience = 20.0
@@ -76,7 +79,7 @@ class Fuzz(Program):
             self.envs = SB3VecEnv(venv)
         elif kind == "collector":
             self.envs = SyncDataCollector(venv, frames_per_batch=2 * n)
-        self.usable, self.at, self.seeds = False, [0] * n, [0] * n
+        self.usable, self.at, self.seeds, self.sent = False, [0] * n, [0] * n, None
         if kind != "collector":
             self.begin(5)
 
@@ -89,6 +92,8 @@ class Fuzz(Program):
 
     def begin(self, seed: int) -> None:
         """Reset all envs, after which all rows are right."""
+        if self.sent is not None:
+            self.receive_sent()
         if self.kind == "sb3":
             self.envs.seed(seed)
             obs, infos = self.envs.reset(), None
@@ -120,6 +125,15 @@ class Fuzz(Program):
     def advance(self, ids: Any) -> None:
         for i in ids:
             self.at[i] += 1
+
+    def receive_sent(self) -> None:
+        """Receive a round that an interrupt between `send` and `recv` has left in flight: its rows are whole."""
+        (ids, actions), self.sent = self.sent, None
+        if waiting := self.venv.waiting_id:
+            assert waiting == sorted(ids), f"in flight are {waiting}, sent were {ids}"
+            obs, *_, infos = self.envs.recv()
+            self.advance(ids)
+            self.check(obs, ids, actions, infos)
 
     # The operations.
 
@@ -168,8 +182,10 @@ class Fuzz(Program):
             return obs, actions, None
         if call in ("step", "partial", "autoreset", "halves"):
             if call == "halves" and self.kind != "sb3":
+                self.sent = ids, actions
                 envs.send(actions, ids)
                 obs, *_, infos = envs.recv()
+                self.sent = None
             elif self.kind == "sb3":
                 envs.step_async(np.array(actions))
                 return None if max(self.at) >= 3 else self.sb3_wait(ids, actions)

@@ -65,8 +65,12 @@ class Fuzz(Program):
         assert_same(mine, theirs, "result")
 
     def plain(self, result: Any) -> Any:
-        """A result whose infos have no `env_id`, which tianshou's `reset` leaves out."""
+        """Return a result in the form that both share: rewards are float64, which tianshou leaves to the env, and infos
+        have no `env_id`, which tianshou's `reset` leaves out.
+        """
         *batches, infos = result
+        if len(batches) > 1:
+            batches[1] = batches[1].astype(np.float64)
         return [*batches, [{key: value for key, value in info.items() if key != "env_id"} for info in infos]]
 
     @rule(ids=st.lists(st.integers(0, N - 1), min_size=1, unique=True), seed=st.none() | SMALL)
@@ -90,7 +94,7 @@ class Fuzz(Program):
         """tianshou's collector gathers the same transitions from both."""
         if n_step is None:
             n_episode = max(n_episode, self.n)
-        results = []
+        results, returns = list[Any](), list[Any]()
         for collector in self.collectors:
             collector.reset(reset_buffer=reset, gym_reset_kwargs={"seed": 5} if self.n == 1 else None)
             how = {"n_episode": n_episode} if n_step is None else {"n_step": n_step * self.n}
@@ -98,5 +102,8 @@ class Fuzz(Program):
             buffer = collector.buffer
             indices = buffer.sample_indices(0)
             columns = {name: np.asarray(getattr(buffer, name)[indices]) for name in COLUMNS}
-            results.append({**columns, "returns": stats.returns, "lens": stats.lens, "steps": stats.n_collected_steps})
+            columns["rew"] = columns["rew"].astype(np.float64)
+            results.append({**columns, "lens": stats.lens, "steps": stats.n_collected_steps})
+            returns.append(np.asarray(stats.returns, np.float32))
         assert_same(results[1], results[0], "collect")
+        assert_same(returns[1], returns[0], "returns", rounds=True)  # tianshou's are sums of float32 for such rewards

@@ -193,6 +193,7 @@ class TestFailures:
         [
             ({**counting(every=3), "episodes": 400, "max_failed": 2}, JobFailedError, TOO_MANY, True),
             ({**counting(every=1, at="reset"), "episodes": 3}, JobFailedError, ALL_FAILED, False),
+            ({**counting(every=1), "episodes": 3}, JobFailedError, ALL_FAILED, True),
             ({**counting(every=episode_seed(0, 90)), **RAISED}, OverflowError, "cannot be played", True),
             ({**counting(every=3, how="nan"), **RAISED}, ValueError, r"episode \d+", False),
             ({**counting(every=3, how="inf"), **RAISED}, ValueError, r"episode \d+", True),
@@ -217,6 +218,13 @@ class TestFailures:
             data = Dataset(tmp_path / "a")
             assert not data.complete
             assert_whole(data)
+
+    def test_a_job_whose_episodes_all_failed_is_not_complete_when_it_is_resumed(self, tmp_path: Path) -> None:
+        fails = job(**counting(every=1), episodes=3)
+        with pytest.raises(JobFailedError, match=ALL_FAILED):
+            run_job(fails, tmp_path / "a")
+        with pytest.raises(JobFailedError, match="each of its 3 episodes failed in an earlier run"):
+            resume_job(tmp_path / "a", fails)
 
     @FULL
     def test_a_full_disk_leaves_what_was_committed_and_the_job_goes_on_later(
