@@ -6,6 +6,7 @@ import sys
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from operator import attrgetter
+from threading import get_ident
 from typing import Any
 
 import numpy as np
@@ -214,6 +215,7 @@ class RowWiseWrapper(VectorEnvWrapper):
         # Inlined `_as_one_call`, which would cost two more calls per round.
         if self._in_call is not None:
             self._recover(sys._getframe(1))
+        self._caller = get_ident()
         self._in_call = action, id, kwargs
         try:
             self.note_round(action, id, kwargs)
@@ -268,9 +270,9 @@ class RowWiseWrapper(VectorEnvWrapper):
         return rows if rows.any() else None
 
     def map_round(self, obs: Any, rew: Any, terminated: Any, truncated: Any, info: np.ndarray) -> Any:
-        resets = self._reset_rows(info) if self._resets else None
-        if resets is None and terminated.__class__ is np.ndarray and not (terminated | truncated).nonzero()[0].size:
+        if not self._resets and terminated.__class__ is np.ndarray and not (terminated | truncated).nonzero()[0].size:
             return self.map_step(obs, rew, terminated, truncated, info)
+        resets = self._reset_rows(info) if self._resets else None
         ended = [row for row, each in enumerate(info) if "final_obs" in each and "final_info" in each]
         repeated = [row for row, each in enumerate(info) if is_repeated(each) and truncated[row]]
         if resets is None and not ended and not repeated:

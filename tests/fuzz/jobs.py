@@ -35,6 +35,7 @@ from tests.support.seeded_envs import Masked
 
 kills.CONTEXT.set_forkserver_preload(["collector.jobs.job_runner", "gymnasium.envs.classic_control", "torch"])
 MOMENT = st.tuples(st.integers(1, 40), st.sampled_from(["before", "within", "after", "raise", "signal"]))
+LINE = st.tuples(st.integers(1, 6), st.just("line"))
 ENVS = {"counting": "tests.support.job_envs:Counting", "masked": "tests.support.seeded_envs:Masked"}
 HERE = "tests.fuzz.jobs:"
 
@@ -172,7 +173,7 @@ class Fuzz(Program):
         self.committed = kills.check(self.out, self.committed)
         self.failed = False
 
-    @rule(moment=MOMENT)
+    @rule(moment=MOMENT | LINE)
     def kill(self, moment: tuple[int, str]) -> None:
         self.run("{}:{}".format(*moment))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from functools import partial
 from typing import Any
 
@@ -36,7 +37,10 @@ VectorReplayBuffer(8, 2)
 
 
 class Fuzz(Program):
-    """`both` are tianshou's vector env and ours, `collectors` a Collector of tianshou for each."""
+    """`both` are tianshou's vector env and ours, `collectors` a Collector of tianshou for each.
+
+    `kept` is our latest result, which no later call may change, and a copy.
+    """
 
     steps = 20
 
@@ -47,7 +51,7 @@ class Fuzz(Program):
         rewards=st.sampled_from(["float", "int", "float32"]),
     )
     def make(self, n: int, backend: Any, space: str, rewards: str) -> None:
-        self.n = n
+        self.n, self.kept = n, (None, None)
         fns = [partial(Scripted, i, space, rewards=rewards) for i in range(n)]
         self.both = [TheirVectorEnv(fns), backend(fns)]
         self.collectors: list[Any] = []
@@ -63,6 +67,9 @@ class Fuzz(Program):
     def compare(self, call: Any) -> None:
         theirs, mine = [self.plain(call(envs)) for envs in self.both]
         assert_same(mine, theirs, "result")
+        kept, was = self.kept
+        assert_same(kept, was, "earlier result")
+        self.kept = mine, copy.deepcopy(mine)
 
     def plain(self, result: Any) -> Any:
         """Return a result in the form that both share: rewards are float64, which tianshou leaves to the env, and infos
@@ -84,10 +91,14 @@ class Fuzz(Program):
                 self.plain(mine.reset(ids, seed=[seed] * len(ids))), self.plain(theirs.reset(ids, seed=seed)), "reset"
             )
 
-    @rule(ids=st.lists(st.integers(0, N - 1), min_size=1, unique=True), action=SMALL)
+    @rule(
+        ids=st.just(list(range(N))) | st.lists(st.integers(0, N - 1), min_size=1, unique=True),
+        action=SMALL,
+    )
     def step(self, ids: list[int], action: int) -> None:
         ids = [i for i in ids if i < self.n] or [0]
-        self.compare(lambda envs: envs.step(np.arange(action, action + len(ids)), ids))
+        which = None if ids == list(range(self.n)) else ids
+        self.compare(lambda envs: envs.step(np.arange(action, action + len(ids)), which))
 
     @rule(n_step=st.none() | st.integers(1, 15), n_episode=st.integers(1, 6), reset=st.booleans())
     def collect(self, n_step: int | None, n_episode: int, reset: bool) -> None:

@@ -15,9 +15,8 @@ from collections.abc import Callable, Collection
 from types import CodeType, FrameType
 from typing import Any, TypeVar
 
-from vecenv.backends.free_threading import has_gil
 from vecenv.backends.memory.shared_state import free_stale_locks, holds
-from vecenv.errors import CLOSED_MEANWHILE, ClosedError
+from vecenv.errors import CLOSED_MEANWHILE, ClosedError, ConcurrentCallError
 
 INTERRUPTS = (KeyboardInterrupt, SystemExit)
 SIGNAL = "a signal"
@@ -86,12 +85,14 @@ class LayerMark:
     """
 
     _in_call: Any = None
+    _caller = 0
+    """Ident of the thread that has stored `_in_call`; a call stores the ident first."""
 
     @sets_mark
     def _as_one_call(self, asked: Any, work: Callable[[], Result]) -> Result:
         if self._in_call is not None:
             self._recover(sys._getframe(1))
-        self._in_call = asked
+        self._caller, self._in_call = threading.get_ident(), asked
         try:
             result = work()
         except BaseException as error:
@@ -112,8 +113,18 @@ class LayerMark:
             self._abandon(error)
 
     def _recover(self, caller: FrameType) -> None:
-        if not _is_on_a_stack(self, caller):
-            self._abandon(None)
+        """Recover from an interrupted call, unless the call is still on this thread's stack.
+
+        Raise ConcurrentCallError if the call is another thread's. Only the other thread can then recover, because its
+        frames cannot be searched without the interpreter lock.
+        """
+        if _is_in(caller, self):
+            return
+        if _is_elsewhere(self._caller):
+            raise ConcurrentCallError(
+                "another call waits for this vector env, and has not ended; make the calls one after the other"
+            )
+        self._abandon(None)
 
     def _abandon(self, error: BaseException | None) -> None:
         """Abandon the envs in flight. `_in_call` is cleared last, in case of an interrupt."""
@@ -121,15 +132,6 @@ class LayerMark:
         if not engine.closed:
             engine.abandon(error)
         self._in_call = None
-
-
-def _is_on_a_stack(owner: Mark | LayerMark, frame: FrameType) -> bool:
-    """Return True if a call that has set this mark is on a stack.
-
-    Without the interpreter lock, only this thread is searched, because frames of running threads change.
-    """
-    others = sys._current_frames() if has_gil() else {}
-    return any(_is_in(each, owner) for each in {**others, threading.get_ident(): frame}.values())
 
 
 def _is_in(frame: FrameType | None, owner: Mark | LayerMark) -> bool:

@@ -6,6 +6,7 @@ import copy
 import sys
 from collections.abc import Callable, Sequence
 from functools import partial
+from threading import get_ident
 from typing import Any, TypeVar
 
 import numpy as np
@@ -120,7 +121,7 @@ class MultiAgentVectorEnv(LayerMark):
 
         RuntimeError if no env is in flight. The error of a failed env has the results of the other envs as `partial`.
         """
-        if self._in_call:
+        if self._in_call is not None and (self._in_call or self._caller != get_ident()):
             self._recover(sys._getframe(1))
         return self._call(self.venv.waiting_id, self._recv)
 
@@ -136,6 +137,7 @@ class MultiAgentVectorEnv(LayerMark):
 
         After an interrupt these envs need a reset, because their masks and flags may be outdated.
         """
+        self._caller = get_ident()
         outer, self._in_call = self._in_call, asked  # within `step`, `outer` is ()
         try:
             try:

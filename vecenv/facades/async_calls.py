@@ -8,6 +8,7 @@ import multiprocessing
 import sys
 import time
 from collections.abc import Callable
+from threading import get_ident
 from typing import Any
 
 import numpy as np
@@ -44,8 +45,9 @@ def is_half(method: Callable[..., Result]) -> Callable[..., Result]:
 
     @functools.wraps(method)
     def half(self: Any, *args: Any, **kwargs: Any) -> Result:
-        if self._in_call:
+        if self._in_call is not None and (self._in_call or self._caller != get_ident()):
             self._recover(sys._getframe(1))
+        self._caller = get_ident()
         outer, self._in_call = self._in_call, HALF
         try:
             result = method(self, *args, **kwargs)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from threading import get_ident
 from typing import Any
 
 import numpy as np
@@ -190,10 +191,11 @@ class GymnasiumVectorEnv(AsyncCalls, AnyVectorEnv):
             self._recover(sys._getframe(1))
         episodes = self._episodes
         if self._exchanges and (not episodes.ended or self._resets_plainly):
-            self._begin("step_async")
+            if self.closed or self._pending is not None:
+                self._begin("step_async")  # raises
             if actions.__class__ is not np.ndarray or not actions.ndim:
                 actions = split_actions(actions, self.action_space, self.single_action_space, True)
-            self._in_call = HALF
+            self._caller, self._in_call = get_ident(), HALF
             try:
                 try:
                     step = self._driver.exchange(actions, episodes.over if episodes.ended else None, self._one_round)

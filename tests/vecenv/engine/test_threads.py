@@ -19,8 +19,15 @@ from tests.support.backends import BACKENDS, PROCESS_BACKENDS, and_ray
 from tests.support.faulty import counters
 from tests.support.ledger import CLOSED, wait_until
 from tests.support.threads import beside
-from vecenv import ClosedError, ConcurrentCallError, DummyVectorEnv, ThreadVectorEnv
+from vecenv import (
+    ClosedError,
+    ConcurrentCallError,
+    DummyVectorEnv,
+    GymnasiumVectorEnv,
+    ThreadVectorEnv,
+)
 from vecenv.testing import Gates
+from vecenv.wrappers import RowWiseWrapper
 
 waiting_backend = and_ray([ThreadVectorEnv, *PROCESS_BACKENDS])
 
@@ -105,6 +112,49 @@ def test_another_thread_finds_that_the_envs_of_dummy_are_stepping() -> None:
                     call()
             gates.open()
         assert outcome[0][0][:, 2].tolist() == [1, 1]
+
+
+class Stays(RowWiseWrapper):
+    """Stays in `step` after the engine's part, until `may_end` is set."""
+
+    def __init__(self, venv: Any) -> None:
+        super().__init__(venv)
+        self.is_there, self.may_end = threading.Event(), threading.Event()
+
+    def map_step(self, *columns: Any) -> Any:
+        self.is_there.set()
+        assert self.may_end.wait(20)
+        return columns
+
+
+class StaysInAFacade(GymnasiumVectorEnv):
+    """As `Stays`, between the halves of `step`."""
+
+    def __init__(self, venv: Any) -> None:
+        self.is_there, self.may_end = threading.Event(), threading.Event()
+        super().__init__(venv)
+
+    def step_wait(self, timeout: float | None = None) -> Any:
+        self.is_there.set()
+        assert self.may_end.wait(20)
+        return super().step_wait(timeout)
+
+
+@pytest.mark.parametrize("layer", [Stays, StaysInAFacade])
+def test_another_thread_cannot_call_a_layer_whose_call_is_outside_of_the_engine(layer: Any) -> None:
+    """A wrapper or facade did not see the call, and discarded or mixed up its state."""
+    with DummyVectorEnv(counters(2)) as venv:
+        layered = layer(venv)
+        layered.reset()
+        with in_a_thread(lambda: layered.step(ACTIONS)) as outcome:
+            assert layered.is_there.wait(20)
+            halves = [] if layer is Stays else [partial(layered.step_async, ACTIONS)]
+            for call in (partial(layered.step, ACTIONS), layered.reset, *halves):
+                with pytest.raises(ConcurrentCallError, match="another call waits for this vector env"):
+                    call()
+            layered.may_end.set()
+        assert outcome[0][0][:, 2].tolist() == [1, 1]
+        assert layered.step(ACTIONS)[0][:, 2].tolist() == [2, 2]
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
