@@ -77,6 +77,7 @@ def test_after_an_interrupt_at_any_bytecode_a_reset_makes_all_usable(tier: str, 
             except BaseException:
                 print(f"interrupted before bytecode {n}")
                 raise
+        print(f"{backend.__name__}, {call}, {tier}: no interrupt from bytecode {n} on")
         assert n > 100
 
 
