@@ -85,8 +85,8 @@ def trajectory_columns(flat: Any, pad_value: float) -> dict[str, Any]:
     lengths = np.diff(np.r_[starts, len(ids)])
     if len(flat.tail_rows) > len(starts):
         raise ValueError(
-            "inside of trajectories this batch has next observations that are not those of the row below, as MultiStep "
-            "makes them: split it before (split_trajs=True of the collector)"
+            "a batch of MultiStep cannot be split, because its next observations are several steps later: split it "
+            "before MultiStep (split_trajs=True of the collector)"
         )
     longest = int(lengths.max(initial=0))
     mask = np.arange(longest) < lengths[:, None]

@@ -158,7 +158,7 @@ class InfoColumns:
         for i, value in values.items():
             if value.dtype.kind not in "biuf":
                 found = f"{key!r}={infos[i][key]!r}"
-                raise TypeError(f"info_keys: env {env_ids[i]} has {found}, which is no number or array")
+                raise TypeError(f"info_keys: env {env_ids[i]} has {found}, which is not a number or an array")
             own = value.dtype
             if not value.ndim and own.kind != "b":
                 own = np.dtype(np.int64 if np.can_cast(own, np.int64) else np.float64)

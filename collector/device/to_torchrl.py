@@ -65,7 +65,7 @@ class TorchRLVectorEnv(EnvBase):
         parts = observation if self._is_dict else spaces.Dict({"observation": observation})
         self.observation_spec = _spec(parts, n, self.device, "observation")
         if isinstance(action, spaces.Discrete) and action.start != 0:
-            raise TypeError(f"actions of TorchRL begin at 0, those of {action} do not")
+            raise TypeError(f"actions of TorchRL begin at 0, but {action} does not")
         if isinstance(action, spaces.Dict):
             raise TypeError(f"TorchRL's env has one action, got {action}")
         self.action_spec = _spec(action, n, self.device, "action")

@@ -95,7 +95,7 @@ class Episodes:
         return self.reward_shape.fit(reward), terminated, truncated, by_env
 
     def end(self, ids: np.ndarray, ended: np.ndarray, info: Any, quota: np.ndarray | None) -> np.ndarray | None:
-        """End the episodes in the rows `ended`, and decrease `quota`. Return a mask of failed envs, if an env failed."""
+        """End the episodes in the rows `ended`, decrease `quota`, and return a mask of failed envs, if any."""
         failures = self._note_failures(ids, ended, info)
         over = ids[ended]
         self._advance(over)

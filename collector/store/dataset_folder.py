@@ -62,7 +62,7 @@ def check_free(folder: SafeFolder, overwrite: bool) -> None:
     except DatasetError:
         held = "files of an earlier job"
     raise DatasetError(
-        f"{folder.path} already holds {held}: go on with it (resume), choose another folder, or replace it "
+        f"{folder.path} already holds {held}: continue it (resume), choose another folder, or replace it "
         "(overwrite=True, --overwrite)"
     )
 

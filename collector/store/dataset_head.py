@@ -43,7 +43,7 @@ def head_bytes(head: dict[str, Any]) -> bytes:
     try:
         data = json.dumps(head, indent=2, allow_nan=False).encode() + b"\n"
         if len(data) > LARGEST_HEAD:
-            raise DatasetError(f"it has {len(data):,} bytes, and {LARGEST_HEAD:,} are the most")
+            raise DatasetError(f"it has {len(data):,} bytes, but at most {LARGEST_HEAD:,} are allowed")
         _checked(data)
     except (TypeError, ValueError, DatasetError) as error:
         raise DatasetError(f"the head of a data set cannot be written: {error}; see make_head") from None
@@ -66,8 +66,8 @@ def _checked(data: bytes) -> dict[str, Any]:
     head: dict[str, Any] = schema.parse(data)
     if type(head) is dict and head.get("format") == FORMAT["format"] and head.get("version") != FORMAT["version"]:
         raise DatasetError(
-            f"it is of version {str(head.get('version'))[:40]!r}, and this vecenv reads {FORMAT['version']}: "
-            "install the one that wrote it"
+            f"it is of version {str(head.get('version'))[:40]!r}, but this vecenv reads {FORMAT['version']}: "
+            "install the vecenv that wrote it"
         )
     schema.parse(data, schema.Head)
     for key in COMPARED:
@@ -163,7 +163,7 @@ def _space(form: SpaceForm) -> spaces.Space[Any] | None:
     if form.type == "other":
         return None
     if isinstance(form.spaces, dict) != (form.type == "Dict"):
-        raise DatasetError(f"a {form.type} in it has its spaces in another form")
+        raise DatasetError(f"the spaces of a {form.type} in it have the wrong form")
     parts: Any = form.spaces if isinstance(form.spaces, dict) else dict(enumerate(form.spaces))
     parts = {key: _space(part) for key, part in parts.items()}
     if None in parts.values():
@@ -200,11 +200,13 @@ def _as_bound(value: Any, dtype: np.dtype, shape: tuple[int, ...]) -> np.ndarray
     many = value if type(value) is list else [value]
     numbers = [float(each) if each in ("inf", "-inf") else each for each in many]
     if not all(type(each) in (int, float, bool) for each in numbers):
-        raise DatasetError("a bound of a Box in it is no number")
+        raise DatasetError("a bound of a Box in it is not a number")
     return np.array(numbers, dtype).reshape(shape if type(value) is list else (1,) * len(shape))
 
 
 def _shape(sizes: list[int]) -> tuple[int, ...]:
     if min(sizes, default=0) < 0 or math.prod(sizes) > MOST_ELEMENTS:
-        raise DatasetError(f"a space in it has the shape {tuple(sizes)}; {MOST_ELEMENTS:,} elements are the most")
+        raise DatasetError(
+            f"a space in it has the shape {tuple(sizes)}, but at most {MOST_ELEMENTS:,} elements are allowed"
+        )
     return tuple(sizes)

@@ -81,7 +81,7 @@ class Manifest:
                 f"it has {episodes} episodes, {len(line.lengths)} lengths and {len(line.returns)} returns"
             )
         if max(line.lengths) > steps or sum(line.lengths) != steps:
-            raise DatasetError(f"it has lengths that are not those of {steps} steps")
+            raise DatasetError(f"its lengths do not add up to {steps} steps")
         entries = np.zeros(episodes, INDEX)
         entries["number"], entries["length"], entries["returns"] = line.episodes, line.lengths, line.returns
         entries["shard"], entries["position"] = len(self.shards), np.arange(episodes)

@@ -101,14 +101,16 @@ class EpisodeRecorder:
         """Return actions in the stored dtypes. Raises as vecenv's `step`, and `DatasetError` for unstorable values."""
         rows = batch_actions(action, ids, self._layout.action)
         if rows.__class__ is list:
-            raise DatasetError(f"these actions are no elements of the action space, and cannot be stored: {action!r}")
+            raise DatasetError(
+                f"these actions are not elements of the action space, so they cannot be stored: {action!r}"
+            )
         return rows
 
     def _check_open(self) -> None:
         if self._finished:
             raise DatasetError(
-                f"{self._writer.folder} is not recorded any more, since the vector env was closed: wrap it in "
-                "RecordEpisodes(..., resume=True) to go on"
+                f"{self._writer.folder} is no longer recorded, because the vector env was closed: wrap it in "
+                "RecordEpisodes(..., resume=True) to continue"
             )
 
     def begin(self, ids: np.ndarray | None, obs: Any, seeds: Iterable[int | None] | None = None) -> None:
@@ -160,8 +162,8 @@ class EpisodeRecorder:
             steps = np.where(self._is_recorded, self._before, 0)
             env = int(steps.argmax())
             raise DatasetError(
-                f"the episode in progress of env {env} has {steps[env]} steps and no end, and all of those in "
-                f"progress have {kept:,} bytes; RecordEpisodes stores whole episodes, and keeps {self._memory:,} bytes "
+                f"the unfinished episode of env {env} has {steps[env]} steps and no end, and all unfinished "
+                f"episodes have {kept:,} bytes; RecordEpisodes stores whole episodes, and keeps {self._memory:,} bytes "
                 "until they end: limit their steps (gymnasium.wrappers.TimeLimit), or pass a larger memory="
             )
 

@@ -129,8 +129,8 @@ class SafeFolder(Closable, os.PathLike[str]):
         found = _KINDS.get(stat.S_IFMT(mode), "device")
         if found not in (FILE, FOLDER):
             raise DatasetError(
-                f"{self.path / name} is a {found}: in the folder of a data set there are files and folders only, and "
-                "nothing was changed; remove it, or put there what it stands for"
+                f"{self.path / name} is a {found}: a data set contains only files and folders, and nothing was "
+                "changed; remove it, or replace it by its target"
             )
         return found
 
@@ -150,7 +150,7 @@ class SafeFolder(Closable, os.PathLike[str]):
     def check(self, depth: int = DEEPEST) -> None:
         """Raise `DatasetError` for links at any depth, and for deep trees."""
         if not depth:
-            raise DatasetError(f"{self.path} is deeper than the folders of a data set; the folder is not to be trusted")
+            raise DatasetError(f"{self.path} is nested deeper than any data set; the folder is not to be trusted")
         for name, kind in self.entries():
             if kind == FOLDER:
                 with self.inside(name) as below:
@@ -179,7 +179,9 @@ class SafeFolder(Closable, os.PathLike[str]):
 
     def _open(self, name: str, flags: int, expected: str) -> int:
         if name in ("", ".", "..") or "/" in name or "\0" in name:
-            raise DatasetError(f"{name!r} is no name of a {expected} inside {self.path}; it is not to be trusted")
+            raise DatasetError(
+                f"{name!r} is not a valid name of a {expected} inside {self.path}; it is not to be trusted"
+            )
         try:
             return os.open(name, flags | os.O_NOFOLLOW, 0o666, dir_fd=self._fd)
         except FileNotFoundError:
@@ -199,9 +201,7 @@ class SafeFolder(Closable, os.PathLike[str]):
         with os.fdopen(self.open(name), "rb") as file:
             size = os.fstat(file.fileno()).st_size
             if size > limit:
-                raise DatasetError(
-                    f"{self.path / name} has {size:,} bytes, and {limit:,} are the most that one may have"
-                )
+                raise DatasetError(f"{self.path / name} has {size:,} bytes, but at most {limit:,} are allowed")
             return file.read(size)
 
     def size(self, name: str) -> int:

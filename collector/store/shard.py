@@ -149,7 +149,7 @@ class Shards:
         path, layout = self.root / record.shard, self.layout
         if record.compressed and nbytes > LARGEST_INFLATED:
             raise DatasetError(
-                f"{path} declares {nbytes:,} bytes; {LARGEST_INFLATED:,} are the most for a shard that is compressed"
+                f"{path} declares {nbytes:,} bytes, but a compressed shard has at most {LARGEST_INFLATED:,}"
             )
         try:
             assert layout is not None
@@ -159,11 +159,11 @@ class Shards:
             episodes = batch_of(layout, arrays)
             if not known:
                 if not np.array_equal(arrays["offsets"], np.append(entries["first"], record.steps)):
-                    raise DatasetError(f"it has offsets that are not those of the lengths in {MANIFEST}")
+                    raise DatasetError(f"its offsets do not match the lengths in {MANIFEST}")
                 if not np.array_equal(episodes.episode, entries["number"]):
-                    raise DatasetError(f"it has other episodes than {MANIFEST} says")
+                    raise DatasetError(f"its episodes do not match {MANIFEST}")
                 if episodes.seed.min() < -1 or episodes.env_id.min() < 0:
-                    raise DatasetError("it has a seed or an env below zero")
+                    raise DatasetError("it has a negative seed or env id")
                 check_whole(episodes, layout)
         except FileNotFoundError:
             raise mismatch(path) from None

@@ -78,13 +78,13 @@ def row_layout(observation_spaces: Sequence[Any], action_spaces: Sequence[Any]) 
             key for key, part in layout.obs.items() if any(isinstance(each, ObjectLeaf) for each in nest.leaves(part))
         ]
         raise DatasetError(
-            f"only arrays of numbers can be stored: {objects[0]} is no array with the same shape and dtype in all "
+            f"only arrays of numbers can be stored: {objects[0]} is not an array with the same shape and dtype in all "
             f"envs; leave {', '.join(map(repr, odd))} out with the wrapper gymnasium.wrappers.FilterObservation, "
             f"filter_keys={[key for key in layout.obs if key not in odd]}"
         )
     if objects or layout.action is None:
         raise DatasetError(
-            f"only arrays of numbers can be stored: {[*objects, 'action'][0]} is no array with the same shape and "
+            f"only arrays of numbers can be stored: {[*objects, 'action'][0]} is not an array with the same shape and "
             "dtype in all envs"
         )
     for name, tree in (("obs", layout.obs), ("action", layout.action)):

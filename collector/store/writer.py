@@ -132,7 +132,8 @@ class StoreWriter(Closable):
             check_spaces(layout, self._spaces)
         elif layout != self._layout:
             raise DatasetError(
-                f"these episodes have the arrays {layout.line()}, and those of {self.folder} have {self._layout.line()}"
+                f"these episodes have the arrays {layout.line()}, but the episodes of {self.folder} have "
+                f"{self._layout.line()}"
             )
         self._layout = layout
         self._take_numbers(batch.episode)
@@ -167,7 +168,9 @@ class StoreWriter(Closable):
         self._check_open()
         note = Note(failed or {}, state)
         if (size := len(schema.dump(note))) > LARGEST_NOTE:
-            raise DatasetError(f"failures and state have {size:,} bytes as JSON, and {LARGEST_NOTE:,} are the most")
+            raise DatasetError(
+                f"failures and state have {size:,} bytes as JSON, but at most {LARGEST_NOTE:,} are allowed"
+            )
         if not self._waiting:
             if note != Note():
                 with self._changing():
@@ -270,7 +273,7 @@ class StoreWriter(Closable):
 
     def _check_open(self) -> None:
         if self._broken:
-            raise DatasetError(f"the writer of {self.folder} cannot go on: {self._broken}; resume with another one")
+            raise DatasetError(f"the writer of {self.folder} cannot continue: {self._broken}; resume with a new writer")
         if self.manifest.end is not None:
             raise DatasetError(f"{self.folder} is complete, with {self.manifest.end:,} episodes; choose another folder")
 
@@ -289,8 +292,8 @@ def _resume(
     before = read_head(folder)
     if head is not None and (found := head_changes(before, head)):
         raise DatasetError(
-            f"{folder.path} was begun with other settings ({'; '.join(found)}); resume it with those, or choose "
-            "another folder"
+            f"{folder.path} was begun with other settings ({'; '.join(found)}); resume it with the same "
+            "settings, or choose another folder"
         )
     manifest = read_manifest(folder)
     for shard in manifest.shards:

@@ -359,7 +359,7 @@ class TestGoingOn:
 class TestFolders:
     def test_a_folder_in_use_is_refused_and_replaced_on_demand(self, tmp_path: Path) -> None:
         run_job(job(episodes=3), tmp_path / "a")
-        with pytest.raises(DatasetError, match=r"already holds 3 episodes of CartPole-v1: go on with it"):
+        with pytest.raises(DatasetError, match=r"already holds 3 episodes of CartPole-v1: continue it"):
             run_job(job(episodes=5), tmp_path / "a")
         assert len(Dataset(tmp_path / "a")) == 3
         run_job(job(episodes=5), tmp_path / "a", overwrite=True)

@@ -263,7 +263,7 @@ def test_a_vector_env_that_starts_again_is_not_recorded_in_silence(tmp_path: Pat
     envs = RecordEpisodes(lazy, tmp_path)
     play(envs)
     envs.close()
-    with pytest.raises(DatasetError, match=r"not recorded any more, since the vector env was closed.*resume=True"):
+    with pytest.raises(DatasetError, match=r"no longer recorded, because the vector env was closed.*resume=True"):
         envs.reset()
     envs.close()
     assert_whole(Dataset(tmp_path))

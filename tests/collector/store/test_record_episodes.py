@@ -158,7 +158,7 @@ def test_what_cannot_be_recorded_is_refused_at_once(tmp_path: Path) -> None:
         ([Keyed], {}, DatasetError, r"keys of a Dict space are \[1\]; only text"),
         ([Long], {}, DatasetError, "action is (float128|longdouble)"),
         ([Words], {}, DatasetError, "only arrays of numbers"),
-        ([Wider, partial(Numbered, 1)], {}, DatasetError, "obs is no array with"),
+        ([Wider, partial(Numbered, 1)], {}, DatasetError, "obs is not an array with"),
         (env_fns(tree=True), {"stack_obs": False}, ValueError, "stack_obs=True"),
     ):
         with DummyVectorEnv(fns, **options) as venv, pytest.raises(kind, match=message):

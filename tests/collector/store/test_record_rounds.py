@@ -134,7 +134,7 @@ def test_actions_are_refused_as_by_the_vector_env(tmp_path: Path) -> None:
             assert str(error.value) == str(own.value)
     with RecordEpisodes(DummyVectorEnv([Bytes]), tmp_path / "b") as venv:
         venv.reset()
-        with pytest.raises(DatasetError, match=r"no elements of the action space, and cannot be stored: \[300\]"):
+        with pytest.raises(DatasetError, match=r"not elements of the action space, so they cannot be stored: \[300\]"):
             venv.step([300])
 
 

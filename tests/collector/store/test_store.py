@@ -296,7 +296,7 @@ class TestWriting:
 
     def test_a_data_set_is_not_written_over(self, tmp_path: Path) -> None:
         write(tmp_path / "a")
-        with pytest.raises(DatasetError, match="already holds 6 episodes of Numbers-v0: go on with it"):
+        with pytest.raises(DatasetError, match="already holds 6 episodes of Numbers-v0: continue it"):
             StoreWriter(tmp_path / "a", head())
         (tmp_path / "a/thesis.tex").write_text("ten years")
         with pytest.raises(DatasetError, match=r"no job wrote thesis\.tex there"):

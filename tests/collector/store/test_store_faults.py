@@ -180,7 +180,7 @@ def test_a_writer_that_does_not_know_what_is_on_the_disk_does_not_go_on(tmp_path
                 patch.setattr(safe_folder, name, broken)
             with pytest.raises(DatasetError, match="Input/output error; the 1 episodes committed"):
                 writer.commit()
-        with pytest.raises(DatasetError, match=r"cannot go on: .*resume with another one"):
+        with pytest.raises(DatasetError, match=r"cannot continue: .*resume with a new writer"):
             writer.commit()
     assert_readable(tmp_path, [0], [0])
 

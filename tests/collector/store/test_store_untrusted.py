@@ -127,7 +127,7 @@ class TestLinks:
     @FULL
     def test_folders_without_end_are_refused(self, folder: Path) -> None:
         (folder / "videos" / "/".join("x" * 500)).mkdir(parents=True)
-        with pytest.raises(DatasetError, match="is deeper than"):
+        with pytest.raises(DatasetError, match="is nested deeper than"):
             resume_job(folder)
 
     def test_a_link_that_comes_while_a_writer_is_open(self, folder: Path, tmp_path: Path) -> None:

@@ -81,7 +81,10 @@ def test_what_does_not_fit_is_refused(kind: type) -> None:
         make(["reward"])
     with pytest.raises(ValueError, match="twice"):
         make(["taken", "taken"])
-    with make(["text"]) as it, pytest.raises(TypeError, match="env 0 has 'text'='a', which is no number or array"):
+    with (
+        make(["text"]) as it,
+        pytest.raises(TypeError, match="env 0 has 'text'='a', which is not a number or an array"),
+    ):
         it.next()
     with (
         make(["taken"], lambda obs: {"action": zeros(obs), "taken": zeros(obs)}) as it,
