@@ -18,18 +18,18 @@ def copy_of(rows: Any) -> Any:
     return rows.copy(order="K") if isinstance(rows, np.ndarray) else rows.clone()
 
 
-def like(index: np.ndarray, array: Any) -> Any:
-    """Return an index for `array`, as a tensor if `array` is a tensor."""
-    if isinstance(array, np.ndarray):
-        return index
+def convert_like(values: np.ndarray, reference: Any) -> Any:
+    """Return the values as a tensor on the device of `reference`, if `reference` is a tensor."""
+    if isinstance(reference, np.ndarray):
+        return values
     from collector.device.tensors import to_device  # arrays need no torch
 
-    return to_device(index, array.device)
+    return to_device(values, reference.device)
 
 
 def pick(tree: Any, *index: np.ndarray) -> Any:
     """Return a copy of rows, with an index array per leading dimension."""
-    return nest.map(lambda rows: rows[tuple(like(each, rows) for each in index)], tree)
+    return nest.map(lambda rows: rows[tuple(convert_like(each, rows) for each in index)], tree)
 
 
 def join(trees: Sequence[Any]) -> Any:
@@ -63,7 +63,7 @@ def flat_columns(rollout: Any) -> dict[str, Any]:
     return {
         **columns,
         "env_ids": pick(rollout.env_ids, row),
-        "tail_rows": like(tails, rollout.reward),
+        "tail_rows": convert_like(tails, rollout.reward),
         "tail_obs": tail_obs,
         "broken_ids": rollout.broken_ids,
     }
@@ -95,7 +95,7 @@ def trajectory_columns(flat: Any, pad_value: float) -> dict[str, Any]:
     def pad(name: str) -> Any:
         def padded(column: Any) -> Any:
             column = pick(column, rows)
-            column[like(~mask, column)] = _padding(column, PADDING.get(name, pad_value))
+            column[convert_like(~mask, column)] = _padding(column, PADDING.get(name, pad_value))
             return column
 
         return nest.map(padded, getattr(flat, name))
@@ -112,10 +112,10 @@ def trajectory_columns(flat: Any, pad_value: float) -> dict[str, Any]:
         "all_obs": all_obs,
         "env_ids": pick(flat.env_ids, starts),
         "final_obs": pick(after, final_row[order]),
-        "final_env": like(final_row[order], flat.reward),
-        "final_time": like(final_time[order], flat.reward),
-        "mask": like(mask, flat.reward),
-        "broken": like(mask & np.isin(ids[starts], flat.broken_ids)[:, None], flat.reward),
+        "final_env": convert_like(final_row[order], flat.reward),
+        "final_time": convert_like(final_time[order], flat.reward),
+        "mask": convert_like(mask, flat.reward),
+        "broken": convert_like(mask & np.isin(ids[starts], flat.broken_ids)[:, None], flat.reward),
         "broken_ids": flat.broken_ids,
     }
 
@@ -137,5 +137,5 @@ def _with_last(obs: Any, after: Any, lengths: np.ndarray, pad_value: float) -> A
 
     longer = nest.map(extend, obs)
     leaf = next(nest.leaves(longer))
-    nest.put(longer, (like(np.arange(len(lengths)), leaf), like(lengths, leaf)), after)
+    nest.put(longer, (convert_like(np.arange(len(lengths)), leaf), convert_like(lengths, leaf)), after)
     return longer

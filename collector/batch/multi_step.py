@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from collector.batch.conversions import copy_of, like, pick
+from collector.batch.conversions import convert_like, copy_of, pick
 from collector.batch.rollout import FlatRollout, Steps
 from vecenv.nest import as_array
 
@@ -53,12 +53,12 @@ class MultiStep:
         reward = copy_of(flat.reward)
         for k in range(1, self.n):
             more = (rows + k <= last).nonzero()[0]
-            reward[like(more, reward)] += self.gamma**k * pick(flat.reward, more + k)
+            reward[convert_like(more, reward)] += self.gamma**k * pick(flat.reward, more + k)
         steps = last - rows + 1
         extras = {
-            "discount": like(self.gamma**steps, flat.reward),
-            "steps": like(steps, flat.reward),
-            "steps_to_next_obs": like(steps, flat.reward),
+            "discount": convert_like(self.gamma**steps, flat.reward),
+            "steps": convert_like(steps, flat.reward),
+            "steps_to_next_obs": convert_like(steps, flat.reward),
             "original_reward": flat.reward,
         }
         tails = np.union1d(as_array(flat.tail_rows), (steps > 1).nonzero()[0])
@@ -69,7 +69,7 @@ class MultiStep:
             reward=reward,
             terminated=pick(flat.terminated, last),
             truncated=pick(flat.truncated, last),
-            tail_rows=like(tails, flat.reward),
+            tail_rows=convert_like(tails, flat.reward),
             tail_obs=pick(flat.next.obs, last[tails]),
             extras={**flat.extras, **extras},
         )

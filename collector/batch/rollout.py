@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
-from collector.batch.conversions import copy_of, flat_columns, join, like, pick, tail_rows, trajectory_columns
+from collector.batch.conversions import convert_like, copy_of, flat_columns, join, pick, tail_rows, trajectory_columns
 from vecenv import nest
 
 Self = TypeVar("Self", bound="Steps")
@@ -140,7 +140,7 @@ class FlatRollout(Steps):
     @property
     def broken(self) -> Any:
         """bool `(F,)`: see `Rollout`."""
-        return like(np.isin(nest.as_array(self.traj_ids), self.broken_ids), self.reward)
+        return convert_like(np.isin(nest.as_array(self.traj_ids), self.broken_ids), self.reward)
 
     @property
     def dropped_rows(self) -> int:
@@ -167,7 +167,7 @@ class FlatRollout(Steps):
         """
         from collector.batch.tensordict_form import as_tensordict
 
-        ends = like(np.diff(nest.as_array(self.traj_ids), append=-1) != 0, self.reward)
+        ends = convert_like(np.diff(nest.as_array(self.traj_ids), append=-1) != 0, self.reward)
         truncated = self.truncated | (ends & ~self.terminated)
         return as_tensordict(replace(self, truncated=truncated), [*self.shape], ["time"])
 
@@ -244,7 +244,7 @@ class Rollout(Steps):
         nest.put(following, (self.final_env, self.final_time), self.final_obs)
         if len(self.broken_ids):  # after a failed step, `all_obs` has the observation of a reset
             failed = np.nonzero(nest.as_array(self.broken & ~self.mask))
-            nest.put(following, tuple(like(each, self.reward) for each in failed), pick(self.obs, *failed))
+            nest.put(following, tuple(convert_like(each, self.reward) for each in failed), pick(self.obs, *failed))
         return self._followed_by(following)
 
     def flatten(self) -> FlatRollout:

@@ -93,7 +93,7 @@ class StepExtras:
         if extras and self._keys:
             refuse_names("info_keys has", self._keys, extras)
         if self._keys:
-            infos = [_of_the_step(*row) for row in zip(step.info, step.terminated | step.truncated, strict=True)]
+            infos = [_step_info(*row) for row in zip(step.info, step.terminated | step.truncated, strict=True)]
             extras |= self._columns(infos, step.env_id)
         clock.lap("hooks")
         return extras
@@ -159,14 +159,14 @@ class InfoColumns:
             if value.dtype.kind not in "biuf":
                 found = f"{key!r}={infos[i][key]!r}"
                 raise TypeError(f"info_keys: env {env_ids[i]} has {found}, which is not a number or an array")
-            own = value.dtype
-            if not value.ndim and own.kind != "b":
-                own = np.dtype(np.int64 if np.can_cast(own, np.int64) else np.float64)
+            found_dtype = value.dtype
+            if not value.ndim and found_dtype.kind != "b":
+                found_dtype = np.dtype(np.int64 if np.can_cast(found_dtype, np.int64) else np.float64)
             if key not in self._layout:
                 refuse_names("info_keys has", [key], self._policy_layout())
-            shape, dtype = self._layout.setdefault(key, (value.shape, own))
+            shape, dtype = self._layout.setdefault(key, (value.shape, found_dtype))
             if value.shape == shape == ():
-                self._layout[key] = (), np.promote_types(dtype, own)
+                self._layout[key] = (), np.promote_types(dtype, found_dtype)
             elif value.shape != shape or not np.can_cast(value.dtype, dtype, "same_kind"):
                 found = f"{value.dtype} {value.shape}; before it was {dtype} {shape}"
                 raise TypeError(f"info_keys: env {env_ids[i]} has {key!r} as {found}")
@@ -200,7 +200,7 @@ def check_info_keys(keys: Any) -> tuple[str, ...]:
     return tuple(keys)
 
 
-def _of_the_step(info: Mapping[str, Any], done: Any) -> Mapping[str, Any]:
+def _step_info(info: Mapping[str, Any], done: Any) -> Mapping[str, Any]:
     """Return the info of the step, also if the env was reset afterwards."""
     last = info.get("final_info") if done and "final_obs" in info else None
     return last if isinstance(last, Mapping) else info

@@ -119,7 +119,7 @@ class Transfer:
         """Return arrays as tensors, without blocking. Raises `TypeError` as `as_tensor`."""
         if not self.is_staged:
             return to_device(tree, self.device)
-        self.settle()  # after an error of the policy, its input may be in flight
+        self.wait_for_copies()  # after an error of the policy, its input may be in flight
         numbers = count()
         try:
             return nest.map(lambda leaf: self._send(leaf, next(numbers)), tree)
@@ -134,7 +134,7 @@ class Transfer:
         arrays = {name: self._fetch(name, value) for name, value in outputs.items()}
         self.record()
         self._in_flight = True
-        self.settle()
+        self.wait_for_copies()
         return arrays
 
     def own_arrays(self, tree: Any) -> Any:
@@ -147,7 +147,7 @@ class Transfer:
             arrays = {name: array.copy() for name, array in arrays.items()}
         return nest.map(lambda leaf: arrays.get(str(next(numbers)), leaf), tree)
 
-    def settle(self) -> None:
+    def wait_for_copies(self) -> None:
         if self._in_flight:
             self.wait()
             self._in_flight = False

@@ -32,7 +32,7 @@ class Episodes:
         self.infos = np.full(env_num, None)
         self.reward_shape = RewardShape()
         self._envs, self._is_ahead = np.arange(env_num), ahead
-        self._held: dict[int, tuple[int, int]] = {}
+        self._reserved: dict[int, tuple[int, int]] = {}
         """Reserved pair per env."""
         self._source: Iterator[tuple[int, int]] | None = None if seeds is None else iter(seeds)
         self._playing: set[int] = set()
@@ -125,9 +125,9 @@ class Episodes:
 
     def _assign(self, env_ids: np.ndarray) -> None:
         for env_id in env_ids.tolist():
-            pair = self._held.pop(env_id, None) or self._read()
-            if pair is None and self._held:
-                pair = self._held.pop(other := next(iter(self._held)))
+            pair = self._reserved.pop(env_id, None) or self._read()
+            if pair is None and self._reserved:
+                pair = self._reserved.pop(other := next(iter(self._reserved)))
                 self.next_seeds[other] = -1
             number, seed = (-1, -1) if pair is None else pair
             if number in self._playing:
@@ -137,7 +137,7 @@ class Episodes:
             self.ids[env_id], self.seeds[env_id], self.next_seeds[env_id] = number, seed, -1
         for env_id in env_ids.tolist() if self._is_ahead else ():
             if self.ids[env_id] >= 0 and (pair := self._read()) is not None:
-                self._held[env_id], self.next_seeds[env_id] = pair, pair[1]
+                self._reserved[env_id], self.next_seeds[env_id] = pair, pair[1]
 
     def _read(self) -> tuple[int, int] | None:
         assert self._source is not None

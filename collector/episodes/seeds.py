@@ -107,18 +107,18 @@ class EpisodeSeeds:
         self.job_seed = check_seed(job_seed)
         self._numbers: Iterator[int] = count() if numbers is None else iter(numbers)
         self._skip = {int(number) for number in skip}
-        self._again: deque[int] = deque()
+        self._retries: deque[int] = deque()
 
     def again(self, number: int) -> None:
         """Play an episode next, for example after a failure of its env."""
-        self._again.append(_check_number(number))
+        self._retries.append(_check_number(number))
 
     def __iter__(self) -> EpisodeSeeds:
         return self
 
     def __next__(self) -> tuple[int, int]:
-        if self._again:
-            number = self._again.popleft()
+        if self._retries:
+            number = self._retries.popleft()
         else:
             number = next(each for each in map(_check_number, self._numbers) if each not in self._skip)
         return number, episode_seed(self.job_seed, number)

@@ -14,7 +14,7 @@ from collector.store.dataset_head import HEAD, read_head
 from collector.store.manifest import MANIFEST, read_manifest
 from collector.store.safe_folder import LOCK, PARTIAL, DatasetError, FolderLock, SafeFolder
 
-OURS = re.compile(
+ALLOWED_NAMES = re.compile(
     r"(dataset\.json|manifest\.jsonl|metrics\.jsonl|statistics\.json|[\w-]+\.png)(\.partial|\.tmp)?|writer\.lock|shards|videos|tensorboard|job\.(json|toml|yaml)"
 )
 """Names in a data set's folder. Folders with other names are refused."""
@@ -46,7 +46,7 @@ def open_locked(path: Path, context: ExitStack) -> tuple[SafeFolder, FolderLock]
 
 def _check_files(folder: SafeFolder) -> None:
     """Raise `DatasetError` for foreign files and links."""
-    foreign = [name for name, _ in folder.entries() if not OURS.fullmatch(name)]
+    foreign = [name for name, _ in folder.entries() if not ALLOWED_NAMES.fullmatch(name)]
     if foreign:
         raise DatasetError(f"{folder.path} is not empty: no job wrote {foreign[0]} there; choose another folder")
     folder.check()

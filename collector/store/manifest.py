@@ -40,6 +40,7 @@ class Manifest:
     end: int | None = None
     """Only smaller numbers count; None if incomplete."""
     end_at: int = 0
+    """Bytes before the end line."""
     failed: dict[str, int] = field(default_factory=dict)
     state: Any = None
     good_bytes: int = 0
@@ -55,7 +56,7 @@ class Manifest:
             self.entries = [np.concatenate([np.zeros(0, INDEX), *self.entries])]
         return self.entries[0]
 
-    def take(self, line: Line) -> None:
+    def add(self, line: Line) -> None:
         """Add a line. Raises `DatasetError`."""
         if self.end is not None:
             raise DatasetError("it stands after the end")
@@ -67,12 +68,12 @@ class Manifest:
             self.end, self.end_at = line.episodes, self.good_bytes
         elif isinstance(line, Note):
             if isinstance(line, ShardLine):
-                self._take_shard(line)
+                self._add_shard(line)
             for name, count in line.failed.items():
                 self.failed[name] = self.failed.get(name, 0) + count
             self.state = self.state if line.state is None else line.state
 
-    def _take_shard(self, line: ShardLine) -> None:
+    def _add_shard(self, line: ShardLine) -> None:
         if self.layout is None:
             raise DatasetError("it is a shard before the layout")
         steps, episodes = line.steps, len(line.episodes)
@@ -128,7 +129,7 @@ class Manifest:
                 self.unknown = str(error)
             raise
         for line in lines:
-            self.take(line)
+            self.add(line)
         self.good_bytes += len(data)
 
 
@@ -141,7 +142,7 @@ def read_manifest(folder: str | os.PathLike[str]) -> Manifest:
     found, where, number = Manifest(), str(Path(folder) / MANIFEST), 1
     try:
         for line, size in read_lines(folder):
-            found.take(line)
+            found.add(line)
             found.good_bytes += size
             number += 1
     except DatasetError as error:

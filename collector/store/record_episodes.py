@@ -20,7 +20,7 @@ from vecenv import BaseVectorEnv, RowWiseWrapper, nest
 from vecenv.extending import as_autoreset, as_ids, is_repeated, round_envs, spread_seeds
 from vecenv.nest import as_array
 
-HALVES = ("reset_async", "reset_wait", "step_async", "step_wait")
+ASYNC_METHODS = ("reset_async", "reset_wait", "step_async", "step_wait")
 """Methods of a gymnasium VectorEnv that the wrapper does not record, and therefore refuses."""
 
 
@@ -102,11 +102,11 @@ class RecordedVectorEnv(VectorWrapper):
     def __init__(self, env: Any, recorder: EpisodeRecorder, mode: AutoresetMode) -> None:
         super().__init__(env)
         self._recorder, self._mode, self._ids = recorder, mode, range(recorder.n)
-        self._over = np.zeros(0, np.int64)
+        self._to_reset = np.zeros(0, np.int64)
         """Envs that the next step resets (NEXT_STEP)."""
 
     def __getattr__(self, name: str) -> Any:
-        if name in HALVES:
+        if name in ASYNC_METHODS:
             raise AttributeError(f"RecordEpisodes has no {name}: it records `reset` and `step`")
         if name.startswith("_") or name == "env":
             raise AttributeError(f"{type(self).__name__} has no attribute {name!r}")
@@ -118,7 +118,7 @@ class RecordedVectorEnv(VectorWrapper):
         try:
             obs, infos = self.env.reset(seed=seed, options=options)
             self._recorder.begin(ids, nest.take(obs, ids), [seeds[i] for i in ids.tolist()])
-            self._over = np.setdiff1d(self._over, ids)
+            self._to_reset = np.setdiff1d(self._to_reset, ids)
         except BaseException:
             self._abandon()
             raise
@@ -131,18 +131,18 @@ class RecordedVectorEnv(VectorWrapper):
             actions = list(iterate(self.env.action_space, actions))
         given, actions = actions, recorder.actions(actions, self._ids)
         try:
-            result = obs, reward, terminated, truncated, infos = self.env.step(_like(given, actions))
+            result = obs, reward, terminated, truncated, infos = self.env.step(_to_type_of(given, actions))
             rows = nest.map(as_array, (obs, reward, terminated, truncated))
             if "restarted" in infos or "restarted" in infos.get("final_info", ()):
                 recorder.discard(_restarted(infos, self.num_envs))
             ended = recorder.step(None, actions, *rows)
-            begun = ended if same_step else self._over  # in NEXT_STEP mode these rows are resets
+            begun = ended if same_step else self._to_reset  # in NEXT_STEP mode these rows are resets
             if ended.size:
                 recorder.end(ended, _final_obs(infos, ended) if same_step else nest.take(rows[0], ended))
             if begun.size:
                 recorder.begin(begun, None)
             if self._mode is AutoresetMode.NEXT_STEP:
-                self._over = ended
+                self._to_reset = ended
         except BaseException:
             self._abandon()
             raise
@@ -150,7 +150,7 @@ class RecordedVectorEnv(VectorWrapper):
 
     def _abandon(self) -> None:
         """Abandon all unfinished episodes, because it is unknown which envs have stepped."""
-        self._over = np.zeros(0, np.int64)
+        self._to_reset = np.zeros(0, np.int64)
         self._recorder.discard()
 
     def call(self, name: str, *args: Any, **kwargs: Any) -> Any:
@@ -177,7 +177,7 @@ class RecordedVectorEnv(VectorWrapper):
     __exit__: Any = BaseVectorEnv.__exit__
 
 
-def _like(given: Any, rows: Any) -> Any:
+def _to_type_of(given: Any, rows: Any) -> Any:
     """Return tensors on the device of `given`, if `given` is a tensor."""
     if not hasattr(given, "detach"):
         return rows
@@ -215,24 +215,24 @@ class RecordedEngine(RowWiseWrapper):
         """Seed of the latest reset that each env was sent, also with a step (autoreset); -1 without a seed."""
         self._in_order = False
         """True if the last round steps all envs, so rows are ordered by env."""
-        self._stored: Any = None
+        self._stored_actions: Any = None
         """Actions of the last round in the stored dtypes."""
 
     def note_reset(self, id: Any, kwargs: dict[str, Any]) -> None:
         id = kwargs.get("env_id") if id is None else id
         every = range(self._recorder.n)
-        self._note_sent(None, None, {"reset": every if id is None else id, "seed": kwargs.get("seed")})
+        self._record_sent(None, None, {"reset": every if id is None else id, "seed": kwargs.get("seed")})
 
     def note_round(self, action: Any, id: Any, kwargs: dict[str, Any]) -> None:
         super().note_round(action, id, kwargs)
-        self._stored = action
-        self._note_sent(action, id, kwargs)
+        self._stored_actions = action
+        self._record_sent(action, id, kwargs)
 
     def map_action(self, action: Any) -> Any:
         """Return the stored actions, so that a replay sends the same values."""
-        return self._stored
+        return self._stored_actions
 
-    def _note_sent(self, action: Any, id: Any, kwargs: dict[str, Any]) -> None:
+    def _record_sent(self, action: Any, id: Any, kwargs: dict[str, Any]) -> None:
         """Record actions and seeds, unless an env is in flight, because the vector env then refuses the round."""
         recorder = self._recorder
         ids, resets = round_envs(recorder.n, action, id, kwargs)
@@ -246,7 +246,7 @@ class RecordedEngine(RowWiseWrapper):
             seeds = as_autoreset(kwargs.get("autoreset"), recorder.n if ids is None else len(ids))
             nest.put(recorder.sent, stepped, rows)
             self._seeds[stepped] = -1 if isinstance(seeds, bool) else seeds
-            self._stored = rows
+            self._stored_actions = rows
         if resets:
             self._seeds[resets] = [-1 if seed is None else seed for seed in spread_seeds(kwargs.get("seed"), resets)]
 

@@ -91,7 +91,7 @@ class EpisodeRecorder:
         self._before = np.zeros(n, np.int64)
         """Steps before the last cut."""
         self._seeds = np.full(n, -1)
-        self._together = True
+        self._all_stepped = True
         """True if all envs took part in each round."""
         self._ended: list[tuple[Runs, Any]] = []
         self._due = float("inf")
@@ -135,12 +135,15 @@ class EpisodeRecorder:
         """Record a step of these envs (None: all), and return the rows that end episodes, for `end`."""
         self._check_open()
         n, buffer, obs = self.n, self._buffer, fit_rows(obs, self._layout.obs)
-        if time.monotonic() >= self._due or (self._count[0] if self._together else self._count.max()) == buffer.steps:
+        if (
+            time.monotonic() >= self._due
+            or (self._count[0] if self._all_stepped else self._count.max()) == buffer.steps
+        ):
             self.cut()
             self._check_memory()
-        self._together &= ids is None
+        self._all_stepped &= ids is None
         envs = self._all if ids is None else ids
-        if self._together:
+        if self._all_stepped:
             first = int(self._count[0]) * n
             at: Any = slice(first, first + n)
             after: Any = slice(first + n, first + 2 * n)
@@ -180,7 +183,7 @@ class EpisodeRecorder:
         Raises `DatasetError` if the disk is full, or if an episode has a NaN reward. Other episodes are kept.
         """
         with sigint_deferred():  # Ctrl-C would leave rows and counts inconsistent
-            whole = self._take() if self._count.any() else ()
+            whole = self._extract_finished() if self._count.any() else ()
             try:
                 if len(whole):
                     self._writer.add(whole)
@@ -199,7 +202,7 @@ class EpisodeRecorder:
         rows, steps = first * self.n + envs, self._count[envs] - first
         return Runs(envs, rows, steps, self._before[envs], np.full(len(envs), ends), unknown, self._seeds[envs])
 
-    def _take(self) -> EpisodeBatch:
+    def _extract_finished(self) -> EpisodeBatch:
         """Take finished episodes out of the buffer, and empty the buffer."""
         playing = self._is_recorded
         going = self._runs(np.flatnonzero(playing & (self._first < self._count)), False)
@@ -211,7 +214,7 @@ class EpisodeRecorder:
         self._buffer.rewind()
         self._buffer.write("obs", slice(0, self.n), latest)
         self._before[playing] += (self._count - self._first)[playing]
-        self._first[:], self._count[:], self._together, self._ended = 0, 0, True, []
+        self._first[:], self._count[:], self._all_stepped, self._ended = 0, 0, True, []
         return whole
 
     def finish(self, complete: bool) -> None:

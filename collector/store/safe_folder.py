@@ -250,7 +250,7 @@ class FolderLock(Closable):
 
     def __init__(self, folder: SafeFolder) -> None:
         self._folder = folder
-        _HELD.add(self)
+        _OPEN_LOCKS.add(self)
         while not self._lock():  # the earlier holder has removed the file
             super().close()
 
@@ -286,11 +286,11 @@ class FolderLock(Closable):
         super().close()
 
 
-_HELD: weakref.WeakSet[FolderLock] = weakref.WeakSet()
+_OPEN_LOCKS: weakref.WeakSet[FolderLock] = weakref.WeakSet()
 
 
 def _close_all() -> None:
-    for lock in list(_HELD):
+    for lock in list(_OPEN_LOCKS):
         Closable.close(lock)
 
 

@@ -34,11 +34,11 @@ Shape = Annotated[list[Size], Meta(max_length=32)]
 Sha256 = Annotated[str, Meta(pattern=r"^[0-9a-f]{64}\Z")]
 
 
-class Exact(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True, tag_field="line"):
+class ManifestLine(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True, tag_field="line"):
     pass
 
 
-class LayoutLine(Exact, tag="layout"):
+class LayoutLine(ManifestLine, tag="layout"):
     """Row dtypes and shapes, as trees (tuples are lists)."""
 
     obs: Any
@@ -46,7 +46,7 @@ class LayoutLine(Exact, tag="layout"):
     reward: Annotated[str, Meta(pattern=r"^<f8( [0-9]{1,9})*\Z")]
 
 
-class Note(Exact, tag="note"):
+class Note(ManifestLine, tag="note"):
     """Failures since the previous line, and state."""
 
     failed: dict[str, Count] = {}
@@ -71,7 +71,7 @@ class ShardLine(Note, tag="shard", kw_only=True):
         return msgspec.structs.replace(self, episodes=[], lengths=[], returns=[])
 
 
-class End(Exact, tag="end"):
+class End(ManifestLine, tag="end"):
     """End of a complete data set."""
 
     episodes: Count

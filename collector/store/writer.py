@@ -79,7 +79,7 @@ class StoreWriter(Closable):
         self.manifest = Manifest()
         self.waiting_bytes = 0
         self._waiting: list[EpisodeBatch] = []
-        self._seen: set[int] = set()
+        self._used_numbers: set[int] = set()
         self._next_number = 0
         if head is None and not resume:
             raise DatasetError(f"a new data set in {self.folder} needs a head: pass make_head(...)")
@@ -100,7 +100,7 @@ class StoreWriter(Closable):
             self._next_shard = 1 + max(
                 (int(line.shard.rpartition("/")[2]) for line in self.manifest.shards), default=-1
             )
-            self._take_numbers(self.committed)
+            self._reserve_numbers(self.committed)
             self._layout = self.manifest.layout
             self.manifest.fd = self.opened.open(MANIFEST, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
             undo.callback(os.close, self.manifest.fd)
@@ -136,12 +136,12 @@ class StoreWriter(Closable):
                 f"{self._layout.line()}"
             )
         self._layout = layout
-        self._take_numbers(batch.episode)
+        self._reserve_numbers(batch.episode)
         self._waiting.append(batch)
         self.waiting_bytes += layout.nbytes(len(batch.reward), len(batch))
 
-    def _take_numbers(self, numbers: np.ndarray) -> None:
-        self._seen.update(numbers.tolist())
+    def _reserve_numbers(self, numbers: np.ndarray) -> None:
+        self._used_numbers.update(numbers.tolist())
         self._next_number = max(self._next_number, int(numbers.max(initial=-1)) + 1)
 
     def _numbered(self, episodes: EpisodeBatch) -> EpisodeBatch:
@@ -153,7 +153,9 @@ class StoreWriter(Closable):
         if numbers.max() >= LARGEST:
             raise DatasetError(f"episode {numbers.max()} cannot be stored: numbers are below {LARGEST}")
         fresh = numbers.tolist()
-        if twice := self._seen.intersection(fresh) or [each for each, count in Counter(fresh).items() if count > 1]:
+        if twice := self._used_numbers.intersection(fresh) or [
+            each for each, count in Counter(fresh).items() if count > 1
+        ]:
             raise DatasetError(f"episodes {sorted(twice)[:5]} are in {self.folder} already; each number is stored once")
         return episodes
 
@@ -243,14 +245,14 @@ class StoreWriter(Closable):
                 elif isinstance(line, LayoutLine) and EpisodeLayout.of(line) != self.manifest.layout:
                     raise DatasetError(f"{other.path} has episodes of another layout than {self.folder}: {line}")
                 elif isinstance(line, ShardLine) and other.kind(line.shard):
-                    if twice := self._seen.intersection(line.episodes):
+                    if twice := self._used_numbers.intersection(line.episodes):
                         raise DatasetError(f"{other.path} has episodes {sorted(twice)[:5]}, which are here already")
                     name = self._new_name()
                     with other.inside(SHARDS) as theirs:
                         theirs.rename(line.shard.removeprefix(f"{SHARDS}/"), name, ours)
                     line.shard = f"{SHARDS}/{name}"
                     self.manifest.append([line])
-                    self._take_numbers(np.array(line.episodes))
+                    self._reserve_numbers(np.array(line.episodes))
                     adopted.append(line)
         return adopted
 
