@@ -165,7 +165,7 @@ def test_a_vector_env_stays_open_where_the_transforms_do_not_fit() -> None:
     with DummyVectorEnv(env_fns(VECTOR)) as venv:
         with pytest.raises(ValueError, match="finds no"):
             SyncDataCollector(venv, frames_per_batch=30, transforms=Resize(4, in_keys=["pixels"]))
-        with pytest.raises(TypeError, match="a transform is a Transform or a function"):
+        with pytest.raises(TypeError, match="a transform must be a Transform or a function"):
             SyncDataCollector(venv, frames_per_batch=30, transforms=3)
         assert venv.reset()[0].shape == (3, 5)
     transform = CatFrames(2, -1)

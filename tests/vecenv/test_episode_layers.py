@@ -412,7 +412,7 @@ class TestPadding:
         for make in (Samples, lambda space: DummyVectorEnv([partial(Samples, space)])):
             env = make(space)
             wrap = TransformedEnv if isinstance(env, Samples) else TransformedVectorEnv
-            with pytest.raises(ValueError, match=r"CatFrames.* pads with .*, which is no (uint8|float32)"):
+            with pytest.raises(ValueError, match=r"CatFrames.* pads with .*, which (uint8|float32) cannot hold"):
                 wrap(env, CatFrames(3, 0, padding="constant", padding_value=value))
             env.close()
 

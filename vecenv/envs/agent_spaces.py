@@ -80,7 +80,7 @@ class AgentSpaces:
         if agent not in self.index:
             raise EnvContractError(
                 f"the agent {agent!r} is not one of the possible agents {self.agents}; pass possible_agents=[...] with "
-                "all that can appear"
+                "all agents that can appear"
             )
         return self.index[agent]
 
@@ -124,7 +124,7 @@ def _agents_of(env: Any, kind: str, given: Sequence[Any] | None) -> list[Any]:
         raise TypeError(f"{env} has no possible_agents; pass possible_agents=[...] with all agents that can appear")
     agents = list(agents)
     if not agents or len(set(agents)) != len(agents):
-        raise ValueError(f"the possible agents must be one or more, no two the same; got {agents}")
+        raise ValueError(f"possible_agents must have at least one agent and no duplicates, got {agents}")
     return agents
 
 

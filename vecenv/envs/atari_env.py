@@ -86,7 +86,9 @@ class AtariVectorEnv(_AleVectorEnv, VectorEnv):  # skrl looks only at direct bas
         if (seeds := as_seeds(seed, self.num_envs)) is not None:
             seed = np.array([-1 if s is None else s % _MAX_SEED for s in seeds], np.int32)[chosen]
         if mask is not None and not self._was_reset:
-            raise ResetNeeded("the first reset of an AtariVectorEnv is one of all envs, without reset_mask")
+            raise ResetNeeded(
+                "the first reset of an AtariVectorEnv must reset all envs: call reset() without reset_mask"
+            )
         if self._was_sent:
             raise AlreadyPendingCallError("reset() was called while a step is waiting for its recv()", "send")
         if self._in_flight and mask is None:

@@ -75,7 +75,7 @@ def check_pool(pool: Any) -> None:
 
 def make_pool(task_id: str, num_envs: int, **kwargs: Any) -> Any:
     if not isinstance(task_id, str):
-        raise TypeError(f"the task must be a str, the id of one of EnvPool's, got {task_id!r}")
+        raise TypeError(f"the task must be the id of an EnvPool task (a str), got {task_id!r}")
     num_envs = check_count("num_envs", num_envs)
     try:
         import envpool
@@ -141,7 +141,7 @@ class MultiThreadedEnv(MultiThreadedEnvWrapper):
             )
         options = dict(create_env_kwargs or {})
         if decided := sorted(options.keys() & {"task_id", "env_type", "num_envs", "batch_size", "max_num_players"}):
-            raise ValueError(f"create_env_kwargs has {decided}, which num_workers and env_name decide")
+            raise ValueError(f"create_env_kwargs must not have {decided}, because num_workers and env_name set them")
         super().__init__(make_pool(env_name, num_workers, **options))
         self.env_name = env_name.removeprefix("ALE/")
 

@@ -137,7 +137,9 @@ class FlattenedAgents(VectorEnv):
     def _env_seeds(self, seed: Any, ids: np.ndarray) -> list[int | None] | None:
         n, agents = self._shape
         if np.ndim(seed) and len(seed) not in (n, self.num_envs):
-            raise ValueError(f"got {len(seed)} seeds, expected {self.num_envs}, one for each row, or {n}, one an env")
+            raise ValueError(
+                f"got {len(seed)} seeds, expected {self.num_envs} (one for each row) or {n} (one for each env)"
+            )
         seeds = as_seeds(seed[::agents] if np.ndim(seed) and len(seed) == self.num_envs else seed, n)
         return None if seeds is None else [seeds[i] for i in ids]
 

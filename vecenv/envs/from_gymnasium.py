@@ -57,7 +57,7 @@ def from_gymnasium(
     """
     if not isinstance(envs, VectorEnv):
         raise TypeError(
-            f"from_gymnasium takes a gymnasium.vector.VectorEnv, got {envs!r}; of single envs make a "
+            f"from_gymnasium takes a gymnasium.vector.VectorEnv, got {envs!r}; for single envs use "
             "ShmemVectorEnv([lambda: gym.make(...)] * n)"
         )
     mode = _checked_mode(envs, autoreset_mode)
@@ -78,14 +78,14 @@ def _checked_mode(envs: Any, autoreset_mode: AutoresetMode | str | None) -> Auto
     if mode is None:
         raise ValueError(
             f"the metadata of {envs} have no autoreset_mode: pass autoreset_mode='NextStep', 'SameStep' or 'Disabled', "
-            "whichever it does"
+            "which says how it resets envs"
         )
     layout = common_layout([envs.single_observation_space], [envs.single_action_space])
     if layout.action is None or not all(isinstance(leaf, Leaf) for leaf in nest.leaves(layout.obs)):
         raise TypeError(
             f"the observations and actions of {envs} must be arrays of a fixed shape, got "
-            f"{envs.single_observation_space} and {envs.single_action_space}; pass functions that make one env each to "
-            "ShmemVectorEnv, which takes others too"
+            f"{envs.single_observation_space} and {envs.single_action_space}; for other spaces use "
+            "ShmemVectorEnv([lambda: gym.make(...)] * n)"
         )
     return as_autoreset_mode(mode)
 

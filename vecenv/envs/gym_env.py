@@ -90,7 +90,7 @@ class GymEnv(gymnasium.ObservationWrapper, RecordConstructorArgs):
         elif isinstance(given, gymnasium.Env):
             if kwargs:
                 raise TypeError(
-                    f"{sorted(kwargs)} are arguments for gymnasium.make; the env given has been made already"
+                    f"{sorted(kwargs)} are arguments for gymnasium.make: pass them with an id, not with an env"
                 )
             made = given
         else:
@@ -208,8 +208,8 @@ def skip_frames(env: Env, frame_skip: int | None) -> Env:
     if all(isinstance(skip, (int, np.integer)) for skip in own) and math.prod(own) == frame_skip:
         return env
     raise ValueError(
-        f"frame_skip={frame_skip}, but {env} skips frames by itself: {' times '.join(map(str, own))} a step; pass "
-        "frame_skip=None to keep that, or an env that does not skip"
+        f"frame_skip={frame_skip}, but {env} skips frames already: {' times '.join(map(str, own))} per step; pass "
+        "frame_skip=None to keep this number, or an env that does not skip frames"
     )
 
 

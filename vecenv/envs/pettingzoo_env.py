@@ -132,7 +132,7 @@ class Turns:
     def take(self, action: Any) -> None:
         """Step the agent to move. RuntimeError if the episode is over or has not begun."""
         if self.done:
-            raise RuntimeError("no agent is alive to act: the episode is over or was never begun; call reset()")
+            raise RuntimeError("no agent is alive: the episode is over or has not begun; call reset()")
         self._env.step(action)
         self._go_to_next(self._env.rewards)
 
@@ -263,9 +263,7 @@ class PettingZooEnv(gymnasium.Env):
         self._turns = Turns(env, known)
         self.agents = known.agents
         if odd := [agent for agent in self.agents if not isinstance(agent, str) or not agent]:
-            raise TypeError(
-                f"agents must be named by strings to be part of an observation, got {odd}; use AECVectorEnv"
-            )
+            raise TypeError(f"the names of agents must be strings, and not empty, got {odd}; use AECVectorEnv")
         self.agent_idx = dict(known.index)
         self.metadata, self.render_mode = _rendering(env)
         self.action_space = known.shared("action", "use AECVectorEnv")

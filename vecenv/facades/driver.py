@@ -18,11 +18,11 @@ from vecenv.wrappers import VectorEnvWrapper, resets_in_step
 
 Restore = Callable[[Any], Any]
 NOT_OFFERED = {
-    "wait_num": "all envs step together here; use a vecenv class directly, whose step returns those that are ready",
-    "timeout": "all envs step together; step_timeout ends an env that hangs, gymnasium's step_wait(timeout) a wait",
+    "wait_num": "all envs step together here; use a vecenv class directly, whose step returns the ready envs",
+    "timeout": "all envs step together here; step_timeout limits a step of an env, step_wait(timeout) limits a wait",
     "stack_obs": "observations are always stacked here",
-    "worker_fn": "make a BaseVectorEnv(env_fns, worker_fn), and GymnasiumVectorEnv(venv) or SB3VecEnv(venv) of it",
-    "backend": "make a BaseVectorEnv(env_fns, backend=...), and GymnasiumVectorEnv(venv) or SB3VecEnv(venv) of it",
+    "worker_fn": "pass venv = BaseVectorEnv(env_fns, worker_fn) to GymnasiumVectorEnv(venv) or SB3VecEnv(venv)",
+    "backend": "pass venv = BaseVectorEnv(env_fns, backend=...) to GymnasiumVectorEnv(venv) or SB3VecEnv(venv)",
 }
 """Options that the facades do not accept, each with its replacement."""
 
@@ -119,8 +119,8 @@ def check_resets(venv: Any, mode: AutoresetMode) -> None:
     needed = {AutoresetMode.NEXT_STEP: "resets_in_next_step", AutoresetMode.SAME_STEP: "resets_alone"}.get(mode)
     if needed is not None and not getattr(venv, needed, True):
         raise ValueError(
-            f"{venv!r} steps its envs together and cannot reset them as autoreset_mode {mode.value} does: make the "
-            "VectorEnv that from_gymnasium got with that mode"
+            f"{venv!r} steps its envs together and cannot reset them as autoreset_mode {mode.value} needs: make the "
+            "VectorEnv with this mode before from_gymnasium"
         )
 
 

@@ -153,7 +153,9 @@ def _as_workers(max_concurrency: Any, n: int, num_workers: int | None) -> int:
     if num_workers is None:
         return min(int(max_concurrency), n)
     if num_workers > max_concurrency:
-        raise ValueError(f"num_workers={num_workers} envs would step at once, but max_concurrency={max_concurrency}")
+        raise ValueError(
+            f"num_workers={num_workers} is above max_concurrency={max_concurrency}: pass only max_concurrency"
+        )
     return num_workers
 
 
@@ -248,7 +250,7 @@ def _check(num_envs: Any, backend: Any, wrappers: Any, **options: Any) -> None:
     if backend not in BACKENDS:
         raise ValueError(f"backend must be one of {list(BACKENDS)}, got {backend!r}")
     if wrappers is not None and not (isinstance(wrappers, Sequence) and all(map(callable, wrappers))):
-        raise TypeError(f"wrappers must be a sequence of functions, each of an env, got {wrappers!r}")
+        raise TypeError(f"wrappers must be a sequence of functions that take an env, got {wrappers!r}")
     given = {name: value for name, value in options.items() if value is not None}
     for name, value in given.items():
         if not isinstance(value, Mapping):

@@ -134,7 +134,7 @@ class SB3VecEnv(LayerMark, VecEnv):
     def _results(self, results: OwnStep) -> tuple[Any, np.ndarray, np.ndarray, list[dict[str, Any]]]:
         obs, rewards, terminated, truncated, env_infos = results
         if rewards.ndim != 1:
-            raise EnvContractError(f"the envs return rewards of shape {rewards.shape[1:]}, SB3 needs one number an env")
+            raise EnvContractError(f"SB3 needs rewards that are numbers, the envs return the shape {rewards.shape[1:]}")
         dones = terminated | truncated
         infos = list(map(dict.copy, self._plain_infos))  # fast: no Python loop over envs
         for i, info in env_infos.items():
@@ -206,7 +206,7 @@ class SB3VecEnv(LayerMark, VecEnv):
             raise ValueError(f"got {len(options)} options for {self.num_envs} envs; pass one dict, or one for each")
         together = getattr(self.venv, "steps_together", False)
         if together and any(entry is not each[0] and (entry or each[0]) for entry in each):
-            raise ValueError(f"{self.venv!r} resets all its envs at once: pass one dict of options for all")
+            raise ValueError(f"{self.venv!r} resets all its envs together: pass one dict of options for all envs")
         super().set_options(options)
 
     @property
@@ -215,7 +215,7 @@ class SB3VecEnv(LayerMark, VecEnv):
         envs = getattr(self.venv, "envs", None)
         if envs is None:
             raise AttributeError(
-                f"{self} has no 'envs', they are not in this process: use get_attr, set_attr and env_method"
+                f"{self} has no 'envs', because its envs are not in this process: use get_attr, set_attr and env_method"
             )
         return list(envs)
 
@@ -252,7 +252,7 @@ class SB3VecEnv(LayerMark, VecEnv):
         """Return a frame per env. Warn and return `None`s unless `render_mode` is "rgb_array"."""
         self._check_idle()
         if self.render_mode != "rgb_array":
-            warnings.warn(f'get_images() needs render_mode="rgb_array", it is {self.render_mode!r}', stacklevel=2)
+            warnings.warn(f'get_images() needs render_mode="rgb_array", got {self.render_mode!r}', stacklevel=2)
             return [None] * self.num_envs
         return self.venv.render()
 
@@ -293,8 +293,8 @@ def _checked(venv: Any) -> BaseVectorEnv:
     if isinstance(venv, VectorEnv):
         if (mode := venv.metadata.get("autoreset_mode")) is not AutoresetMode.SAME_STEP:
             raise ValueError(
-                f"{venv} has autoreset_mode={mode}, and SB3 resets an env within the step: pass "
-                "autoreset_mode=AutoresetMode.SAME_STEP (of gymnasium.vector) where it is made"
+                f"{venv} has autoreset_mode={mode}, but SB3 resets an env within the step: create it with "
+                "autoreset_mode=AutoresetMode.SAME_STEP (of gymnasium.vector)"
             )
         return from_gymnasium(venv)
     if not isinstance(venv, BaseVectorEnv):
@@ -308,10 +308,10 @@ def _checked(venv: Any) -> BaseVectorEnv:
         found = getattr(venv, name)
         for i, space in enumerate(found):
             if space is None:
-                raise ValueError(f"SB3 needs an {name}, env {i} has none")
+                raise ValueError(f"SB3 needs an {name}, but env {i} has no {name}")
             if space != found[0]:
                 raise ValueError(
-                    f"SB3 needs equal envs, but the {name} of env {i} is {space}, that of env 0 {found[0]}"
+                    f"SB3 needs envs with equal spaces: the {name} is {space} in env {i}, but {found[0]} in env 0"
                 )
     return venv
 

@@ -28,7 +28,7 @@ WHOLE = "observation"
 
 def bounds_of(space: Any) -> tuple[np.ndarray, np.ndarray]:
     if (bounds := spaces_of_numbers.bounds_of(space)) is None:
-        raise ValueError(f"a space of arrays of numbers is needed, got {space}")
+        raise ValueError(f"expected a space of numeric arrays, got {space}")
     return bounds
 
 
@@ -100,7 +100,7 @@ def with_part(tree: Any, path: Path, value: Any) -> Any:
     key, *rest = path
     if isinstance(tree, tuple) and isinstance(key, int):
         if key >= len(tree):
-            raise ValueError(f"a tuple of {len(tree)} parts has no place {key} to write to")
+            raise ValueError(f"cannot write part {key} of a tuple with {len(tree)} parts")
         return (*tree[:key], with_part(tree[key], tuple(rest), value), *tree[key + 1 :])
     children = dict(tree if isinstance(tree, dict) else {WHOLE: tree})
     children[key] = with_part(children.get(key, {}), tuple(rest), value)
@@ -121,7 +121,7 @@ def moved_parts(tree: Any, removed: Sequence[Path], written: Iterable[tuple[Path
     for path, value in written:
         if path == (WHOLE,) and isinstance(tree, tuple):
             if any(leaf is not REMOVED for leaf in nest.leaves(tree)):
-                raise ValueError(f"the other parts of the tuple get the name {WHOLE!r}: write to another one")
+                raise ValueError(f"the other parts of the tuple get the name {WHOLE!r}: choose another name")
             tree = {}
         tree = with_part(tree, path, value)
     return _without_removed(tree) if removed else tree
@@ -149,7 +149,7 @@ def action_rows(action: Any, layout: Any, one: bool = False) -> Any:
         else:
             fits = isinstance(action, (tuple, list)) and len(action) == len(layout)
         if not fits:
-            raise ValueError(f"the action {action!r} has not the parts {list(keys)} of its action space")
+            raise ValueError(f"the action {action!r} does not have the parts {list(keys)} of its action space")
         parts = [action_rows(action[key], layout[key], one) for key in keys]
         return dict(zip(keys, parts, strict=True)) if isinstance(layout, dict) else tuple(parts)
     rows = action if hasattr(action, "detach") else np.asarray(action)

@@ -82,7 +82,7 @@ class Compose(Transform):
 
     def _fitting(self, own: dict[str, Any], state: dict[str, Any]) -> list[tuple[Transform, Any]]:
         if own.keys() != state.keys():
-            raise ValueError(f"the state is of {sorted(state)}, these transforms have states of {sorted(own)}")
+            raise ValueError(f"the state is for the transforms {sorted(state)}, expected {sorted(own)}")
         return [(self.transforms[int(name.partition(".")[0])], each) for name, each in state.items()]
 
     def __len__(self) -> int:
@@ -138,9 +138,7 @@ class HasTransforms:
         seen: set[int] = set()
         for each in new:
             if each.is_attached or id(each) in seen:
-                raise RuntimeError(
-                    f"{each} is part of an env already, and a transform belongs to one: pass its clone()"
-                )
+                raise RuntimeError(f"{each} belongs to an env already: pass its clone()")
             seen.add(id(each))
         together = [*present[:start], *new, *present[start:]]
         below = self.rebuild(together)
@@ -173,4 +171,4 @@ def flat(transform: Any) -> list[Transform]:
         return [each for given in transform for each in flat(given)]
     if callable(transform) and not isinstance(transform, type):
         return [FunctionTransform(transform)]
-    raise TypeError(f"a transform is a Transform or a function of a batch of observations, got {transform!r}")
+    raise TypeError(f"a transform must be a Transform or a function of a batch of observations, got {transform!r}")

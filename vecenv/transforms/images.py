@@ -59,7 +59,7 @@ class ImageTransform(Transform):
         if first < min(middle, last):
             return 1
         raise ValueError(
-            f"{self} cannot tell which dimension of {tuple(shape[1:])} is that of the channels: pass "
+            f"{self} cannot tell which dimension of {tuple(shape[1:])} has the channels: pass "
             'channels="first" or channels="last"'
         )
 
@@ -376,5 +376,5 @@ def size_of(height: Any, width: Any) -> tuple[int, int]:
         height if isinstance(height, (tuple, list)) and width is None else (height, height if width is None else width)
     )
     if len(size) != 2 or not all(isinstance(n, (int, np.integer)) and not isinstance(n, bool) and n > 0 for n in size):
-        raise ValueError(f"a size is a height and a width, positive integers, got {size!r}")
+        raise ValueError(f"height and width must be positive integers, got {size!r}")
     return int(size[0]), int(size[1])

@@ -79,7 +79,7 @@ class EpisodeSum(PerEpisode):
         if self.key is None:
             return space
         if self.key in (space.spaces if isinstance(space, spaces.Dict) else (WHOLE,)):
-            raise ValueError(f"{self} adds {self.key!r}, which the observation has already; give it another key")
+            raise ValueError(f"{self} adds {self.key!r}, which the observation already has: choose another key")
         return space_of(with_part(tree_of(space), (self.key,), self.entry))
 
     def reset(self, rows: Rows) -> None:
@@ -161,10 +161,10 @@ class RewardSum(EpisodeSum):
 
     def __init__(self, in_keys: Sequence[str] | None = None, out_keys: Sequence[str] | None = None) -> None:
         if in_keys is not None and list(in_keys) != ["reward"]:
-            raise ValueError(f'RewardSum sums "reward" alone, got in_keys={in_keys!r}')
+            raise ValueError(f'RewardSum only sums "reward", got in_keys={in_keys!r}')
         names = ["episode_reward"] if out_keys is None else list(out_keys)
         if len(names) != 1:
-            raise ValueError(f"RewardSum writes one entry, got out_keys={out_keys!r}")
+            raise ValueError(f"RewardSum needs exactly one key, got out_keys={out_keys!r}")
         super().__init__(names[0], spaces.Box(-np.inf, np.inf, (1,), np.float32))
 
     def addend(self, rows: Rows) -> Array:
@@ -301,7 +301,7 @@ class CatFrames(PerEpisode):
         if self.padding == "constant":
             if (fill := cast_exactly(np.asarray(self.padding_value), low.dtype)) is None:
                 raise ValueError(
-                    f"{self} pads with {self.padding_value!r}, which is no {low.dtype.name} as {space} needs"
+                    f"{self} pads with {self.padding_value!r}, which {low.dtype.name} cannot hold; the space is {space}"
                 )
             older = np.minimum(low, fill), np.maximum(high, fill)
         ends = (np.concatenate([*[old] * (self.N - 1), new], axis) for old, new in zip(older, (low, high), strict=True))

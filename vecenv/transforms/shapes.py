@@ -56,7 +56,9 @@ class SqueezeTransform(UnsqueezeTransform):
     def apply(self, array: Array) -> Array:
         axis = axis_of(self.dim, array.ndim, self)
         if array.shape[axis] != 1:
-            raise ValueError(f"{self} got the shape {tuple(array.shape[1:])}, in which that dimension is not 1")
+            raise ValueError(
+                f"{self} got the shape {tuple(array.shape[1:])}, in which this dimension does not have the size 1"
+            )
         return array.squeeze(axis)
 
 
@@ -173,7 +175,7 @@ class CatTensors(Transform):
     def find_places(self, tree: Any) -> list[Place]:
         found = super().find_places(tree)
         if ((), ()) in found:
-            raise ValueError(f"{self} joins parts of a Dict observation, this one has no parts")
+            raise ValueError(f"{self} joins parts of a Dict observation, but this observation has no parts")
         return sorted(found, key=lambda place: [_order(key) for key in place[0]]) if self.sort else found
 
     def transform_observation(self, obs: Any) -> Any:

@@ -138,8 +138,8 @@ class Transform:
         if self.has_state:
             name = type(self).__name__
             raise NotImplementedError(
-                f"{self} has a state that cannot be taken and set: define episode_state(ids) and "
-                f"set_episode_state(ids, state) in {name}, or has_state = False if it keeps nothing along an episode"
+                f"{self} cannot save and restore its state: define episode_state(ids) and "
+                f"set_episode_state(ids, state) in {name}, or has_state = False if no state belongs to an episode"
             )
         return {}
 
@@ -198,7 +198,7 @@ class Transform:
     def __call__(self, obs: Any) -> Any:
         """Return transformed observations. RuntimeError if the transform has a state per env."""
         if self.has_state:
-            raise RuntimeError(f"{self} keeps a state for each env: use it in a TransformedEnv or TransformedVectorEnv")
+            raise RuntimeError(f"{self} has a state per env: use it in a TransformedEnv or TransformedVectorEnv")
         own, self._places = self._places, None  # keep the places of the env that the transform belongs to
         try:
             return self.transform_observation(obs)
@@ -217,7 +217,7 @@ class Transform:
     def _parts_taken(self, tree: Any) -> list[Path]:
         found = [path for path, leaf in leaves_of(tree) if (row := row_of(leaf)) is not None and self.takes(*row)]
         if not found and self.needs_parts:
-            raise ValueError(f"{self} finds nothing that it can transform in the observation {described(tree)}")
+            raise ValueError(f"{self} finds no part to transform in the observation {described(tree)}")
         return found
 
     @property
@@ -302,7 +302,7 @@ class Freezable(Transform):
 
 def _paths(keys: Keys) -> list[Path] | None:
     if isinstance(keys, str):
-        raise ValueError(f"keys are a list, got the text {keys!r}; pass [{keys!r}]")
+        raise ValueError(f"keys must be a list, got the string {keys!r}; pass [{keys!r}]")
     return None if keys is None else [key if isinstance(key, tuple) else (key,) for key in keys]
 
 
@@ -315,7 +315,7 @@ def _find(tree: Any, path: Path, transform: Transform) -> Path:
         raise ValueError(f"{transform} finds no {path} in the observation {described(tree)}") from None
     if any(row_of(each) is None for each in nest.leaves(leaf)):
         raise ValueError(
-            f"{transform} needs arrays of one shape and dtype in all envs, and {path} is none: put the transform into "
+            f"{transform} needs arrays with equal shape and dtype in all envs, unlike {path}: put the transform into "
             "a TransformedEnv around each env, or leave this key out"
         )
     return path

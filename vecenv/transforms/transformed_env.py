@@ -126,7 +126,7 @@ class TransformedRows(Wrapper):
         try:
             return _as_rows(self._tree, obs)
         except (ValueError, TypeError, ObservationError) as error:
-            raise ObservationError(f"{self.env} returned an observation that is not of its space: {error}") from error
+            raise ObservationError(f"{self.env} returned an observation outside its space: {error}") from error
 
 
 def _as_rows(tree: Any, obs: Any) -> Any:

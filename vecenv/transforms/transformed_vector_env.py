@@ -163,7 +163,7 @@ class TransformedVectorEnv(HasTransforms, RowWiseWrapper):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Load the `state_dict` of an equal chain. ValueError for another chain."""
         if ("venv" in state) != hasattr(self.venv, "state_dict"):
-            raise ValueError(f"either the state or {self!r} has statistics of a vector env below, the other has none")
+            raise ValueError(f"of the state and {self!r}, only one has statistics of a vector env below")
         super().load_state_dict({name: each for name, each in state.items() if name != "venv"})
         if "venv" in state:
             self.venv.load_state_dict(state["venv"])

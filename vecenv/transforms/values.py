@@ -99,7 +99,7 @@ class ObservationNorm(Transform):
     ) -> None:
         self.loc, self.scale = np.asarray(loc, np.float64), np.asarray(scale, np.float64)
         if standard_normal and not self.scale.all():
-            raise ValueError(f"{type(self).__name__} divides by the scale, which is zero somewhere: {scale!r}")
+            raise ValueError(f"{type(self).__name__} divides by the scale, which must not be zero: {scale!r}")
         self.standard_normal = standard_normal
         self._constants = Constants(self.loc), Constants(self.scale)
         super().__init__(in_keys, out_keys)
@@ -174,7 +174,9 @@ class ActionScaling(Transform):
             )
         low, high = self._ends(space)
         if not (np.isfinite([low, high]).all() and low < high):
-            raise ValueError(f"{self} offers bounds that are infinite or one number as {space.dtype}: {low} and {high}")
+            raise ValueError(
+                f"{self} needs finite bounds that differ, but {space.dtype} rounds them to {low} and {high}"
+            )
         return spaces.Box(low, high, space.shape, space.dtype.type)
 
     def _ends(self, space: Any) -> tuple[float, float]:

@@ -83,7 +83,7 @@ class VecNorm(Freezable):
         self._entries: list[tuple[str, Path, Path]] = []
         super().__init__(keys, out_keys)
         if len(set(self.in_keys or ())) < len(self.in_keys or ()):
-            raise ValueError(f"in_keys={in_keys!r} names a part twice, whose rows would count twice")
+            raise ValueError(f"in_keys={in_keys!r} names a part twice, so that its rows would count twice")
 
     def takes(self, shape: tuple[int, ...], dtype: str) -> bool:
         return dtype != "bool"
@@ -107,7 +107,7 @@ class VecNorm(Freezable):
         learnt = any(float(as_array(array)) for key, array in known.items() if key.endswith("_count"))
         if learnt and _shapes(known) != _shapes(new):
             raise ValueError(
-                f"what {self} has learnt does not fit this env: expected {_shapes(new)}, got {_shapes(known)}"
+                f"the statistics of {self} do not fit this env: expected {_shapes(new)}, got {_shapes(known)}"
             )
         return super().transform_observation_space(space)
 
@@ -163,7 +163,7 @@ class VecNorm(Freezable):
 
     def _move_to(self, rows: Array) -> None:
         if self._shared is not None:
-            raise RuntimeError("VecNorm that processes share works on arrays of numpy")
+            raise RuntimeError("a VecNorm that processes share only works on numpy arrays")
         if isinstance(next(iter(self._arrays.values())), np.ndarray):
             with in_any_mode(rows):
                 self._keep({key: like(array.copy(), rows) for key, array in self._arrays.items()})
@@ -296,5 +296,7 @@ def _path(name: str) -> Path:
     try:
         path: Path = ast.literal_eval(name)
     except (SyntaxError, ValueError):
-        raise ValueError(f"{name} names a part that only the env knows: load the state when it has one") from None
+        raise ValueError(
+            f"cannot read the name {name} of a part: load the state once the transform belongs to an env"
+        ) from None
     return path

@@ -106,7 +106,8 @@ class TestLearning:
                 resume_job(tmp_path / "a")
         (tmp_path / "a" / KEPT).write_text('{"envs": [{}, {}, {}, {}]}')
         with pytest.raises(
-            JobError, match=r"that are stored do not fit the transforms of the job: the state is of \[\]"
+            JobError,
+            match=r"that are stored do not fit the transforms of the job: the state is for the transforms \[\]",
         ):
             resume_job(tmp_path / "a")
         shutil.move(tmp_path / "kept", tmp_path / "a" / KEPT)

@@ -133,7 +133,7 @@ def test_what_would_be_waited_for_without_an_end_or_comes_too_late_is_an_error(m
     envs = make("pong", 2, noop_max=1)
     with pytest.raises(ResetNeeded):
         envs.step([0, 0])
-    with pytest.raises(ResetNeeded, match="of all envs"):
+    with pytest.raises(ResetNeeded, match="must reset all envs"):
         envs.reset(options={"reset_mask": np.array([True, False])})
     envs.reset()
     envs.send([0, 0])

@@ -198,7 +198,7 @@ class TestFrameSkip:
     @pytest.mark.parametrize("kind", SKIPPING)
     def test_an_env_that_skips_by_itself_skips_once(self, kind):
         made = SKIPPING[kind]()
-        with pytest.raises(ValueError, match="skips frames by itself: 4 a step; pass frame_skip=None"):
+        with pytest.raises(ValueError, match="skips frames already: 4 per step; pass frame_skip=None"):
             GymEnv(made, frame_skip=2)
         assert frames_a_step(GymEnv(made, frame_skip=4)) == 4
 
@@ -209,10 +209,10 @@ class TestFrameSkip:
         assert frames_a_step(GymEnv("ALE/Pong-v5")) == 4
         with pytest.warns(UserWarning, match="latest versioned environment `ALE/Pong-v5`"):
             assert frames_a_step(GymEnv("ALE/Pong", frame_skip=3)) == 3
-        with pytest.raises(ValueError, match=r"skips frames by itself: \(2, 5\) a step"):
+        with pytest.raises(ValueError, match=r"skips frames already: \(2, 5\) per step"):
             GymEnv(gym.make("ALE/Pong-v5", frameskip=(2, 5)), frame_skip=4)
         twice = RepeatAction(gym.make("ALE/Pong-v5"), 2)
-        with pytest.raises(ValueError, match="skips frames by itself: 2 times 4 a step"):
+        with pytest.raises(ValueError, match="skips frames already: 2 times 4 per step"):
             GymEnv(twice, frame_skip=4)
         assert frames_a_step(GymEnv(twice, frame_skip=8)) == 8
 
@@ -294,7 +294,7 @@ MISTAKES = [
     *((ValueError, FRAME_SKIP, lambda n=n: GymEnv("Pendulum-v1", frame_skip=n)) for n in (0, -1, 2.0, True, "4")),
     (
         ValueError,
-        "skips frames by itself: 4 a step",
+        "skips frames already: 4 per step",
         lambda: GymEnv(GymEnv(CountingEnv(), frame_skip=4), frame_skip=2),
     ),
     (ValueError, 'render_mode="rgb_array", got None', lambda: GymEnv(gym.make("CartPole-v1"), from_pixels=True)),

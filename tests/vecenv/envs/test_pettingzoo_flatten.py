@@ -182,7 +182,7 @@ def test_seeds_are_one_for_each_env_or_one_for_each_row(herds):
         assert envs.reset(seed=seed)[0].tolist() == [[1, 0]] * 3 + [[21, 0]] * 3
         obs, _ = envs.reset(seed=seed, options={"reset_mask": np.array([False] * 3 + [True] * 3)})
         assert obs.tolist() == [[1, 0]] * 3 + [[21, 0]] * 3
-    with pytest.raises(ValueError, match=r"got 4 seeds, expected 6, one for each row, or 2"):
+    with pytest.raises(ValueError, match=r"got 4 seeds, expected 6 \(one for each row\) or 2"):
         envs.reset(seed=[0, 1, 2, 3])
 
 

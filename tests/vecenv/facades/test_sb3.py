@@ -212,14 +212,14 @@ class TestVectorEnvsOfGymnasium:
 
     def test_options_for_each_env_and_other_autoreset_modes_of_a_vector_env_of_gymnasium_are_refused(self):
         env = SB3VecEnv(gym.make_vec("CartPole-v1", 3, "sync", vector_kwargs={"autoreset_mode": "SameStep"}))
-        with pytest.raises(ValueError, match="resets all its envs at once: pass one dict of options for all"):
+        with pytest.raises(ValueError, match="resets all its envs together: pass one dict of options"):
             env.set_options([{}, {"low": 0.0, "high": 0.01}, {}])
         assert env.reset().shape == (3, 4)
         env.set_options([{"low": 0.01, "high": 0.02}] * 3)
         assert (env.reset() >= 0.01).all()
         env.close()
         envs = gym.make_vec("CartPole-v1", 2)  # resets in the next step
-        with pytest.raises(ValueError, match=r"pass autoreset_mode=AutoresetMode\.SAME_STEP"):
+        with pytest.raises(ValueError, match=r"create it with autoreset_mode=AutoresetMode\.SAME_STEP"):
             SB3VecEnv(envs)
         message = "cannot reset them as autoreset_mode SameStep does"
         cartpoles_in_numpy = gym.make_vec("CartPole-v1", 2, "vector_entry_point")

@@ -269,7 +269,7 @@ class TestGoodBehaviour:
             env = SB3VecEnv(venv)
             env.reset()
             with pytest.raises(
-                EnvContractError, match=r"the envs return rewards of shape \(2,\), SB3 needs one number"
+                EnvContractError, match=r"SB3 needs rewards that are numbers, the envs return the shape \(2,\)"
             ):
                 env.step(np.zeros(1, int))
 
@@ -324,5 +324,5 @@ class TestGoodBehaviour:
             SB3VecEnv(venv)
         with pytest.raises(TypeError, match="got list"):
             SB3VecEnv(counting(2))
-        with DummyVectorEnv(playing(None, [np.zeros(2)])) as venv, pytest.raises(ValueError, match="env 0 has none"):
+        with DummyVectorEnv(playing(None, [np.zeros(2)])) as venv, pytest.raises(ValueError, match="env 0 has no "):
             SB3VecEnv(venv)

@@ -98,7 +98,7 @@ def test_a_transform_belongs_to_one_env():
     for add in (partial(tf.TransformedEnv, Samples(IMAGE)), env.append_transform):
         with pytest.raises(RuntimeError, match=r"Resize.* is part of an env already.*clone\(\)"):
             add(transform)
-    with pytest.raises(RuntimeError, match="part of an env"):
+    with pytest.raises(RuntimeError, match="belongs to an env already"):
         tf.TransformedEnv(Samples(IMAGE), [twice := tf.GrayScale(), twice])
     assert tf.TransformedEnv(Samples(IMAGE), transform.clone()).observation_space == env.observation_space
     assert len(env.transform) == 1
@@ -107,7 +107,7 @@ def test_a_transform_belongs_to_one_env():
 def test_a_transform_that_is_refused_leaves_the_env_as_it_was():
     env = tf.TransformedEnv(Samples(VECTOR), tf.UnsqueezeTransform(0))
     refused = tf.SqueezeTransform(1)
-    with pytest.raises(ValueError, match="in which that dimension is not 1"):
+    with pytest.raises(ValueError, match="in which this dimension does not have the size 1"):
         env.append_transform(refused)
     assert not refused.is_attached
     assert env.observation_space.shape == (1, 5)
@@ -200,7 +200,7 @@ def test_frame_skip_sums_rewards_and_stops_at_the_end():
     assert (obs["step_count"], reward, terminated, truncated) == (6, 2.0, False, True)
     skips = Samples()
     skips.frameskip = 4
-    with pytest.raises(ValueError, match="skips frames by itself"):
+    with pytest.raises(ValueError, match="skips frames already"):
         tf.TransformedEnv(skips, tf.FrameSkip(3))
 
 
@@ -249,10 +249,10 @@ MISTAKES = (
     (lambda: tf.TransformedVectorEnv(Samples()), TypeError, "wraps a vector env of vecenv.*TransformedEnv"),
     (lambda: tf.TransformedEnv(Samples(), 5), TypeError, "a Transform or a function"),
     (lambda: tf.TransformedEnv(Samples(), tf.Resize), TypeError, "a Transform or a function"),
-    (lambda: tf.TransformedEnv(Samples(), tf.Resize(3)), ValueError, "finds nothing that it can transform"),
+    (lambda: tf.TransformedEnv(Samples(), tf.Resize(3)), ValueError, "finds no part to transform"),
     (lambda: tf.TransformedEnv(Samples(MIXED), tf.UnsqueezeTransform(0, ["nope"])), ValueError, "no .*nope.*, x$"),
     (lambda: tf.CatFrames(2, -1, out_keys=["y"]), ValueError, "pass one for each"),
-    (lambda: tf.CatFrames(2, -1, in_keys="x"), ValueError, "keys are a list"),
+    (lambda: tf.CatFrames(2, -1, in_keys="x"), ValueError, "keys must be a list"),
     (lambda: tf.CatFrames(0, -1), ValueError, "N must be"),
     (lambda: tf.CatFrames(2, -1, padding="zeros"), ValueError, "padding must be"),
     (lambda: tf.TransformedEnv(Samples(), tf.CatFrames(2, -3)), ValueError, "dim=-3 for observations with 1"),
@@ -262,28 +262,28 @@ MISTAKES = (
     (lambda: tf.Resize(0), ValueError, "positive integers"),
     (lambda: tf.Resize(3, interpolation="cubic"), ValueError, "interpolation must be one of"),
     (lambda: tf.CenterCrop(9)(np.zeros((1, 8, 8, 3))), ValueError, "smaller than 9 x 9"),
-    (lambda: tf.ToTensorImage()(np.zeros((1, 8))), ValueError, "finds nothing"),
+    (lambda: tf.ToTensorImage()(np.zeros((1, 8))), ValueError, "finds no part to transform"),
     (lambda: tf.TransformedEnv(Samples(), tf.CatTensors()), ValueError, "joins parts of a Dict"),
     (lambda: tf.CatTensors(["a", "b"])({"a": ONES[..., :2], "b": ONES[:, :1, :1]}), ValueError, "cannot join"),
     (lambda: tf.CatTensors(dim=-2), ValueError, "with dim=-1"),
     (lambda: tf.TransformedEnv(Samples(spaces.Text(3)), tf.Flatten()), ValueError, "cannot make a vector"),
-    (lambda: tf.TransformedEnv(Samples(MIXED), tf.StepCounter(step_count_key="x")), ValueError, "has already"),
-    (lambda: tf.TransformedEnv(Samples(), tf.StepCounter(step_count_key="observation")), ValueError, "has already"),
-    (lambda: tf.TransformedEnv(Samples(PAIR), tf.CatTensors([(0,)], "observation")), ValueError, "to another one"),
-    (lambda: tf.TransformedEnv(Samples(PAIR), tf.RenameTransform([(0,)], [(2,)])), ValueError, "no place 2"),
+    (lambda: tf.TransformedEnv(Samples(MIXED), tf.StepCounter(step_count_key="x")), ValueError, "already has"),
+    (lambda: tf.TransformedEnv(Samples(), tf.StepCounter(step_count_key="observation")), ValueError, "already has"),
+    (lambda: tf.TransformedEnv(Samples(PAIR), tf.CatTensors([(0,)], "observation")), ValueError, "choose another name"),
+    (lambda: tf.TransformedEnv(Samples(PAIR), tf.RenameTransform([(0,)], [(2,)])), ValueError, "cannot write part 2"),
     (lambda: tf.TimeLimit(0), ValueError, "max_episode_steps"),
     (lambda: tf.RewardClipping(2, 1), ValueError, "is above"),
-    (lambda: tf.ObservationNorm(0, [1, 0], standard_normal=True), ValueError, "zero somewhere"),
+    (lambda: tf.ObservationNorm(0, [1, 0], standard_normal=True), ValueError, "must not be zero"),
     (lambda: tf.ActionScaling(1, 1), ValueError, "must be below"),
     (lambda: tf.TransformedEnv(gymnasium.make("CartPole-v1"), tf.ActionScaling()), ValueError, "is a Box of floats"),
     (lambda: tf.TransformedEnv(gymnasium.make("CartPole-v1"), tf.PixelObservation()), ValueError, "render_mode"),
     (lambda: tf.RenameTransform(["a", "b"], ["c"]), ValueError, "pass one for each"),
-    (lambda: tf.CatFrames(2, -1)(np.zeros((1, 2))), RuntimeError, "keeps a state for each env"),
+    (lambda: tf.CatFrames(2, -1)(np.zeros((1, 2))), RuntimeError, "has a state per env"),
     (lambda: tf.Flatten()(np.zeros((1, 2))), RuntimeError, "needs the observation space"),
     (lambda: tf.VecNorm(decay=2.0), ValueError, "decay must be"),
-    (lambda: tf.VecNorm("observation"), ValueError, "keys are a list"),
+    (lambda: tf.VecNorm("observation"), ValueError, "keys must be a list"),
     (lambda: tf.VecNorm(["x", ("x",)]), ValueError, "names a part twice"),
-    (lambda: tf.TransformedEnv(gymnasium.make("Pendulum-v1"), tf.ActionScaling(-1e39, 0)), ValueError, "are infinite"),
+    (lambda: tf.TransformedEnv(gymnasium.make("Pendulum-v1"), tf.ActionScaling(-1e39, 0)), ValueError, "finite bounds"),
     (lambda: tf.NoopReset(3, action="noop"), ValueError, 'action is "random" or an action, got \'noop\''),
 )  # fmt: skip
 
@@ -312,7 +312,7 @@ def test_an_observation_outside_of_the_space_is_an_error_of_its_env():
     wrong = playing(VECTOR, [np.zeros(5, np.float32), np.zeros(4, np.float32)])[0]
     env = tf.TransformedEnv(wrong(), tf.UnsqueezeTransform(0))
     env.reset()
-    with pytest.raises(RuntimeError, match=r"not of its space: obs is float32 \(4,\) .*the space has float32 \(5,\)"):
+    with pytest.raises(RuntimeError, match=r"outside its space: obs is float32 \(4,\) .*the space has float32 \(5,\)"):
         env.step(0)
 
 

@@ -75,7 +75,7 @@ def test_what_it_has_learnt_goes_on_in_another():
         assert np.array_equal(first.reset(seed=1)[0], second.reset(seed=1)[0])
         with pytest.raises(ValueError, match=r"expected {'reward_mean': \(\), .* got {'observation_mean': \(5,\), "):
             other.load_state_dict(copied)
-        with pytest.raises(ValueError, match=r"the state is of \['1.VecNorm'\]"):
+        with pytest.raises(ValueError, match=r"the state is for the transforms \['1.VecNorm'\]"):
             second.load_state_dict({"1.VecNorm": {}})
         outer = TransformedVectorEnv(first, VecNorm())
         for layers, of_others in ((second, outer.state_dict()), (outer, state)):
@@ -251,7 +251,7 @@ def test_what_it_has_learnt_is_not_dropped_for_an_env_that_it_does_not_fit(attac
         attach(norm, other)
     with attached(norm, MIXED) as venv:
         venv.reset(seed=0)
-        with pytest.raises(ValueError, match="has learnt does not fit this env"):
+        with pytest.raises(ValueError, match="do not fit this env"):
             venv.insert_transform(0, RenameTransform(["v"], ["x"]))
         assert len(venv.transform) == 1
         assert venv.transform[0].state_dict()["x_count"] > 7
