@@ -57,7 +57,9 @@ class AgentSpaces:
         keys = self._rest[agent]
         return whole["observation"] if keys == ["observation"] else make({key: whole[key] for key in keys})
 
-    def split(self, agent: Any, obs: Any, info: Mapping[str, Any]) -> tuple[Any, np.ndarray | None, Mapping[str, Any]]:
+    def split_mask(
+        self, agent: Any, obs: Any, info: Mapping[str, Any]
+    ) -> tuple[Any, np.ndarray | None, Mapping[str, Any]]:
         """Take the action mask out of the observation or info. Return (obs, mask, info).
 
         The mask is all True if the env has none, and `None` unless the space is Discrete.
@@ -84,13 +86,13 @@ class AgentSpaces:
             )
         return self.index[agent]
 
-    def equal(self, kind: str) -> bool:
+    def has_shared_space(self, kind: str) -> bool:
         first, *others = getattr(self, kind).values()
         return all(space == first for space in others)
 
-    def shared(self, kind: str, hint: str) -> Any:
+    def shared_space(self, kind: str, hint: str) -> Any:
         found = getattr(self, kind)
-        if not self.equal(kind):
+        if not self.has_shared_space(kind):
             raise ValueError(f"the agents differ in their {kind} space; {hint}. Their spaces: {found}")
         return found[self.agents[0]]
 
@@ -154,7 +156,7 @@ class AgentActions:
         """Agents that act next, per env. False in an env that needs a reset."""
         self._masks: Any = None
 
-    def note(self, raw: Any, ids: np.ndarray) -> None:
+    def record(self, raw: Any, ids: np.ndarray) -> None:
         acts = raw["alive"]
         self._acts[ids] = acts & (raw["agent"][:, None] == np.arange(acts.shape[1])) if "agent" in raw else acts
         if self._check_legal and "action_mask" in raw:
@@ -171,11 +173,11 @@ class AgentActions:
         """Return the actions for the envs `ids`, as a tree of arrays or a list. Missing agents get zeros."""
         acting, asked = self._acts[ids], ids.tolist()
         if self._single:
-            batch = _fitting(actions, asked, self._layouts[self._known.agents[0]], "action of the agent to move")
+            batch = _batch_of_agent(actions, asked, self._layouts[self._known.agents[0]], "action of the agent to move")
         else:
             self._check_agents(actions, asked, acting)
             batch = {
-                agent: _fitting(actions[agent], asked, layout, f"action of agent {agent!r}")
+                agent: _batch_of_agent(actions[agent], asked, layout, f"action of agent {agent!r}")
                 if agent in actions
                 else zeros(layout, len(asked))
                 for agent, layout in self._layouts.items()
@@ -214,7 +216,7 @@ class AgentActions:
             )
 
 
-def _fitting(batch: Any, asked: list[int], layout: Any, path: str) -> Any:
+def _batch_of_agent(batch: Any, asked: list[int], layout: Any, path: str) -> Any:
     try:
         if not _is_arrays(layout):
             return batch_actions(batch, asked, None)

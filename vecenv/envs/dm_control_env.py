@@ -16,7 +16,7 @@ import gymnasium
 import numpy as np
 from gymnasium import spaces
 
-from vecenv.envs.gym_env import OfClass, check_frame_skip
+from vecenv.envs.gym_env import ClassProperty, check_frame_skip
 
 ADVICE = (
     'install an OpenGL that needs no display ("apt-get install libegl1" or "apt-get install libosmesa6", then start '
@@ -26,13 +26,13 @@ ADVICE = (
 _rendered = _rendered_before_fork = False
 
 
-def _note_fork() -> None:
+def _record_fork() -> None:
     global _rendered_before_fork
     _rendered_before_fork = _rendered
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_note_fork)
+    os.register_at_fork(after_in_child=_record_fork)
 
 
 def begin_rendering() -> None:
@@ -102,7 +102,9 @@ class DMControlEnv(gymnasium.Env):
     """
 
     metadata: dict[str, Any] = {"render_modes": ["rgb_array"]}
-    available_envs = OfClass(lambda: {domain: [*tasks] for domain, tasks in _load_suite().TASKS_BY_DOMAIN.items()})
+    available_envs = ClassProperty(
+        lambda: {domain: [*tasks] for domain, tasks in _load_suite().TASKS_BY_DOMAIN.items()}
+    )
 
     def __init__(
         self,
@@ -125,9 +127,9 @@ class DMControlEnv(gymnasium.Env):
         self.render_mode = render_mode
         self._name = f"{domain}, {task}"
         self.frame_skip = frame_skip
-        self._view = {"height": height, "width": width, "camera_id": camera_id}
+        self._render_arguments = {"height": height, "width": width, "camera_id": camera_id}
         self.from_pixels, self.pixels_only = from_pixels, from_pixels and pixels_only
-        self._over: str | None = "has not been reset"
+        self._step_refusal: str | None = "has not been reset"
         self._env = _load(domain, task, task_kwargs or {}, environment_kwargs)
         self._check_camera(camera_id)
         self.metadata = {**self.metadata, "render_fps": round(1 / self._env.control_timestep() / frame_skip)}
@@ -139,17 +141,17 @@ class DMControlEnv(gymnasium.Env):
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[dict[str, Any], dict[str, Any]]:
-        if self._over == _CLOSED:
+        if self._step_refusal == _CLOSED:
             raise RuntimeError(f"the env ({self._name}) {_CLOSED}")
         super().reset(seed=seed)
         if seed is not None:
             self._env.task._random = np.random.RandomState(seed % _MAX_SEED)
-        self._over = None
+        self._step_refusal = None
         return self._observation(self._env.reset()), {}
 
     def step(self, action: Any) -> tuple[dict[str, Any], float, bool, bool, dict[str, Any]]:
-        if self._over is not None:
-            raise RuntimeError(f"the env ({self._name}) {self._over}; call reset() before step()")
+        if self._step_refusal is not None:
+            raise RuntimeError(f"the env ({self._name}) {self._step_refusal}; call reset() before step()")
         if np.shape(action) != self.action_space.shape:
             raise ValueError(f"the action has the shape {np.shape(action)}, expected {self.action_space.shape}")
         reward = 0.0
@@ -157,7 +159,7 @@ class DMControlEnv(gymnasium.Env):
             timestep = self._env.step(action)
             reward += float(timestep.reward)
             if timestep.last():
-                self._over = "has ended its episode"
+                self._step_refusal = "has ended its episode"
                 break
         terminated = timestep.last() and bool(timestep.discount < 1.0)
         return self._observation(timestep), reward, terminated, timestep.last() and not terminated, {}
@@ -168,8 +170,8 @@ class DMControlEnv(gymnasium.Env):
         return self._frame()
 
     def close(self) -> None:
-        if self._over != _CLOSED:
-            self._over = _CLOSED
+        if self._step_refusal != _CLOSED:
+            self._step_refusal = _CLOSED
             self._env.physics.free()
 
     @property
@@ -209,7 +211,7 @@ class DMControlEnv(gymnasium.Env):
     def _frame(self) -> np.ndarray:
         begin_rendering()
         try:
-            frame = self._env.physics.render(**self._view)
+            frame = self._env.physics.render(**self._render_arguments)
         except ValueError:  # wrong size or camera
             raise
         except Exception as error:

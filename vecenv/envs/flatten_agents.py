@@ -63,8 +63,8 @@ class FlattenedAgents(VectorEnv):
         self._agents = env.agents
         self._shape = (env.num_envs, len(env.agents))
         self.num_envs = env.num_envs * len(env.agents)
-        self.single_observation_space = env.agent_spaces.shared("observation", "rows need one for all")
-        self.single_action_space = env.agent_spaces.shared("action", "rows need one for all")
+        self.single_observation_space = env.agent_spaces.shared_space("observation", "rows need one for all")
+        self.single_action_space = env.agent_spaces.shared_space("action", "rows need one for all")
         if mask_in_obs:
             self._choices = env.agent_spaces.mask_size[env.agents[0]]
             parts = {"observation": self.single_observation_space, "action_mask": spaces.MultiBinary(self._choices)}
@@ -86,10 +86,10 @@ class FlattenedAgents(VectorEnv):
         `options["reset_mask"]`, bool (num_envs,), selects whole envs.
         """
         mask, others = split_options(options, self.num_envs)
-        ids = self._picked_envs(mask)
+        ids = self._selected_envs(mask)
         obs, infos = self.env.reset(ids, seed=self._env_seeds(seed, ids), options=others or None)
         self._ended[:, ids] = False
-        return self._take(obs, infos, ids)
+        return self._update_rows(obs, infos, ids)
 
     def step(self, actions: Any) -> tuple[Any, np.ndarray, np.ndarray, np.ndarray, dict[str, Any]]:
         """Step every env, with an action (num_envs, ...) per row. Actions of dead agents are ignored."""
@@ -105,14 +105,14 @@ class FlattenedAgents(VectorEnv):
         terminated |= done[:, None] & ~truncated  # also agents that ended before or never appeared
         self._ended[:, done] = False
         all_ids = np.arange(len(done))
-        obs, rows = self._take(obs, infos, all_ids)
+        obs, rows = self._update_rows(obs, infos, all_ids)
         same_step = self.autoreset_mode is AutoresetMode.SAME_STEP
         early = np.flatnonzero(now.any(0) & ~done[:, None]).tolist() if self.own_episodes and same_step else []
         if early:
-            self._begin_zeros(early, obs, rows, infos)
+            self._zero_ended_rows(early, obs, rows, infos)
         return obs, self._as_rows(rewards), terminated.reshape(-1), truncated.reshape(-1), rows
 
-    def _begin_zeros(self, early: list[int], obs: Any, rows: dict[str, Any], infos: dict[str, Any]) -> None:
+    def _zero_ended_rows(self, early: list[int], obs: Any, rows: dict[str, Any], infos: dict[str, Any]) -> None:
         """Set rows of agents that ended before their env to zeros, and add their final infos (SAME_STEP)."""
         for row in early:
             i, j = divmod(row, self._shape[1])
@@ -143,7 +143,7 @@ class FlattenedAgents(VectorEnv):
         seeds = as_seeds(seed[::agents] if np.ndim(seed) and len(seed) == self.num_envs else seed, n)
         return None if seeds is None else [seeds[i] for i in ids]
 
-    def _picked_envs(self, mask: np.ndarray | None) -> np.ndarray:
+    def _selected_envs(self, mask: np.ndarray | None) -> np.ndarray:
         rows = np.ones(self._shape, dtype=np.bool_) if mask is None else mask.reshape(self._shape)
         if (uneven := rows.any(1) & ~rows.all(1)).any():
             raise ValueError(
@@ -162,7 +162,7 @@ class FlattenedAgents(VectorEnv):
             )
         return array.reshape(*self._shape, *array.shape[1:])
 
-    def _take(self, obs: Any, infos: dict[str, Any], ids: np.ndarray) -> tuple[Any, dict[str, Any]]:
+    def _update_rows(self, obs: Any, infos: dict[str, Any], ids: np.ndarray) -> tuple[Any, dict[str, Any]]:
         rows = np.arange(self.num_envs).reshape(self._shape)[ids].reshape(-1)
         by_agent = {"obs": obs, **{name: infos[name] for name in ("active", "alive", "action_mask")}}
         new = {name: self._as_rows(part) for name, part in by_agent.items() if part}

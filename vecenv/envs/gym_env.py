@@ -22,7 +22,7 @@ from vecenv.engine.arguments import check_count
 Env = gymnasium.Env[Any, Any]
 
 
-class OfClass:
+class ClassProperty:
     """Class property, computed at each access."""
 
     def __init__(self, compute: Callable[[], Any]) -> None:
@@ -60,7 +60,7 @@ class GymEnv(gymnasium.ObservationWrapper, RecordConstructorArgs):
     ((3,), 4, True)
     """
 
-    available_envs = OfClass(lambda: sorted(gymnasium.registry))
+    available_envs = ClassProperty(lambda: sorted(gymnasium.registry))
 
     def __init__(
         self,
@@ -200,7 +200,7 @@ def check_frame_skip(frame_skip: Any) -> int:
 
 
 def skip_frames(env: Env, frame_skip: int | None) -> Env:
-    own = _own_skips(env)
+    own = _frame_skips(env)
     if frame_skip is None or (frame_skip == 1 and not own):
         return env
     if not own:
@@ -213,7 +213,7 @@ def skip_frames(env: Env, frame_skip: int | None) -> Env:
     )
 
 
-def _own_skips(env: Env) -> list[Any]:
+def _frame_skips(env: Env) -> list[Any]:
     skips: list[Any] = []
     while isinstance(env, gymnasium.Wrapper):
         skips += [getattr(env, _SKIPPING[cls.__name__], None) for cls in type(env).__mro__ if cls.__name__ in _SKIPPING]

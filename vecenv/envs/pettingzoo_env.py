@@ -90,7 +90,7 @@ class ParallelRows(_Rows):
             events.append((reward, acted and ended, acted and cut, acted, lives))
             mask = None
             if agent in obs and (acted or lives):
-                row["obs"][agent], mask, info = known.split(agent, obs[agent], infos.get(agent, {}))
+                row["obs"][agent], mask, info = known.split_mask(agent, obs[agent], infos.get(agent, {}))
                 if info:
                     given[agent] = info
             elif lives:
@@ -123,27 +123,27 @@ class Turns:
         """Agents that are alive now. `active`: in the previous turn."""
         self.done = True
 
-    def begin(self, **kwargs: Any) -> None:
+    def reset(self, **kwargs: Any) -> None:
         self._env.reset(**kwargs)
         self.alive = np.zeros_like(self.alive)
         self._ended.clear()
-        self._go_to_next({})
+        self._advance({})
 
-    def take(self, action: Any) -> None:
+    def step(self, action: Any) -> None:
         """Step the agent to move. RuntimeError if the episode is over or has not begun."""
         if self.done:
             raise RuntimeError("no agent is alive: the episode is over or has not begun; call reset()")
         self._env.step(action)
-        self._go_to_next(self._env.rewards)
+        self._advance(self._env.rewards)
 
-    def _go_to_next(self, rewards: Mapping[Any, Any]) -> None:
+    def _advance(self, rewards: Mapping[Any, Any]) -> None:
         env, known, self.active = self._env, self._known, self.alive
         self.rewards = np.zeros(len(known.agents))
         self.terminated, self.truncated = np.zeros((2, len(known.agents)), dtype=np.bool_)
         for agent, reward in rewards.items():
             self.rewards[known.position(agent)] += reward
         while True:
-            self._note_deaths()
+            self._record_deaths()
             self.done = not self.alive.any()
             agent = env.agent_selection
             if self.done or not (env.terminations[agent] or env.truncations[agent]):
@@ -154,9 +154,9 @@ class Turns:
         if agent in env.agents:
             obs, _, terminated, truncated, info = env.last()
             self.agent, self.flags = agent, (bool(terminated), bool(truncated))
-            self.obs, self.mask, self.info = known.split(agent, obs, info)
+            self.obs, self.mask, self.info = known.split_mask(agent, obs, info)
 
-    def _note_deaths(self) -> None:
+    def _record_deaths(self) -> None:
         env, self.alive = self._env, np.zeros_like(self.alive)
         terminations, truncations = env.terminations, env.truncations
         for agent in env.agents:
@@ -178,7 +178,7 @@ class AECRows(_Rows):
         super().__init__(env_fn, agents)
         known, first = self.agent_spaces, self.agent_spaces.agents[0]
         self._turns = Turns(self.env, known)
-        self._single_obs, self._single_action = known.equal("observation"), known.equal("action")
+        self._single_obs, self._single_action = known.has_shared_space("observation"), known.has_shared_space("action")
         parts = {"action_mask": _flags(max(known.mask_size.values()))} if known.mask_size else {}
         self.action_space = known.action[first] if self._single_action else _by_agent(known.action)
         self.observation_space = self._space(
@@ -188,13 +188,13 @@ class AECRows(_Rows):
         )
 
     def reset(self, **kwargs: Any) -> tuple[Row, dict[Any, Any]]:
-        self._turns.begin(**kwargs)
+        self._turns.reset(**kwargs)
         return self._row()
 
     def step(self, action: Any) -> tuple[Row, float, bool, bool, dict[Any, Any]]:
         """Step the agent to move. If action spaces differ, `action` is a dict by agent."""
         turns = self._turns
-        turns.take(action if self._single_action or turns.done else action[turns.agent])
+        turns.step(action if self._single_action or turns.done else action[turns.agent])
         row, info = self._row()
         return row, 0.0, turns.done, False, info
 
@@ -266,11 +266,11 @@ class PettingZooEnv(gymnasium.Env):
             raise TypeError(f"the names of agents must be strings, and not empty, got {odd}; use AECVectorEnv")
         self.agent_idx = dict(known.index)
         self.metadata, self.render_mode = _rendering(env)
-        self.action_space = known.shared("action", "use AECVectorEnv")
+        self.action_space = known.shared_space("action", "use AECVectorEnv")
         letters = "".join(sorted({letter for agent in self.agents for letter in agent}))
         parts = {
             "agent_id": spaces.Text(max(map(len, self.agents)), charset=letters),
-            "obs": known.shared("observation", "use AECVectorEnv"),
+            "obs": known.shared_space("observation", "use AECVectorEnv"),
         }
         if size := known.mask_size.get(self.agents[0]):
             parts["mask"] = spaces.Box(0, 1, (size,), np.bool_)
@@ -282,13 +282,13 @@ class PettingZooEnv(gymnasium.Env):
         return self._turns.rewards
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[dict[str, Any], Any]:
-        self._turns.begin(seed=seed, options=options)
+        self._turns.reset(seed=seed, options=options)
         return self._obs(), self._turns.info
 
     def step(self, action: Any) -> tuple[dict[str, Any], np.ndarray, bool, bool, Any]:
         """Step the agent to move. RuntimeError if no agent is alive."""
         turns = self._turns
-        turns.take(action)
+        turns.step(action)
         terminated, truncated = turns.flags if turns.done else (False, False)
         return self._obs(), turns.rewards, terminated, truncated, turns.info
 

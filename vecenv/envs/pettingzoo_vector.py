@@ -69,7 +69,7 @@ class MultiAgentVectorEnv(LayerMark):
         self.num_envs = n = len(self.venv)
         self.metadata = {**(self.venv.metadata[0] or {}), "autoreset_mode": self.autoreset_mode}
         self.render_mode = self.venv.get_env_attr("render_mode", 0)[0]
-        single = kind == "aec" and self.agent_spaces.equal("action")
+        single = kind == "aec" and self.agent_spaces.has_shared_space("action")
         self._actions = AgentActions(self.agent_spaces, n, single, check_legal)
         self._alive = np.zeros((n, len(self.agents)), dtype=np.bool_)
         self._done = np.zeros(n, dtype=np.bool_)
@@ -98,7 +98,7 @@ class MultiAgentVectorEnv(LayerMark):
 
         def reset() -> tuple[Any, dict[str, Any]]:
             raw, info = self.venv.reset(id, **given)
-            obs, _, _, _, infos = self._results(raw, self._note(raw, info))
+            obs, _, _, _, infos = self._results(raw, self._record_rows(raw, info))
             return obs, infos
 
         return self._call(range(self.num_envs) if id is None else as_ids(id, self.num_envs).tolist(), reset)
@@ -127,7 +127,7 @@ class MultiAgentVectorEnv(LayerMark):
 
     def _recv(self) -> MultiAgentStep:
         raw, _, terminated, truncated, info = self.venv.recv()
-        infos = self._note(raw, info, terminated, truncated)
+        infos = self._record_rows(raw, info, terminated, truncated)
         if self.autoreset_mode == AutoresetMode.SAME_STEP and infos["done"].any():
             self._reset_done(raw, infos)
         return self._results(raw, infos)
@@ -146,7 +146,7 @@ class MultiAgentVectorEnv(LayerMark):
                 if not self.venv.is_closed:
                     self._actions.discard(self.venv.failed_id)
                 if isinstance(partial := getattr(error, "partial", None), Partial):
-                    infos = self._note(partial.obs, partial.info, partial.terminated, partial.truncated)
+                    infos = self._record_rows(partial.obs, partial.info, partial.terminated, partial.truncated)
                     results = self._results(partial.obs, infos)
                     error.partial = Partial(partial.env_id, *results)  # type: ignore[attr-defined]
                 raise
@@ -162,14 +162,16 @@ class MultiAgentVectorEnv(LayerMark):
             self._actions.discard(asked)
             self._in_call = None
 
-    def _note(self, raw: Any, info: np.ndarray, terminated: Any = False, truncated: Any = False) -> dict[str, Any]:
+    def _record_rows(
+        self, raw: Any, info: np.ndarray, terminated: Any = False, truncated: Any = False
+    ) -> dict[str, Any]:
         """Record which agents act next and which episodes are over. Return the infos of both classes."""
         ids = np.array([row["env_id"] for row in info], dtype=np.int64)
         if np.any(truncated):  # the env failed with on_error="restart": truncate the agents that were alive
             raw["active"][truncated] = raw["truncated"][truncated] = self._alive[ids[truncated]]
             raw["terminated"][truncated] = raw["alive"][truncated] = False
             raw["rewards"][truncated] = 0.0
-        self._actions.note(raw, ids)
+        self._actions.record(raw, ids)
         self._alive[ids] = raw["alive"]
         self._done[ids] = terminated | truncated
         return {"env_id": ids, "done": self._done[ids], "info": info}
@@ -186,7 +188,7 @@ class MultiAgentVectorEnv(LayerMark):
             if name in ("obs", "agent"):
                 infos[f"final_{name}"] = nest.map(np.copy, raw[name])
             nest.put(raw[name], done, first[name])
-        self._note(first, first_info)
+        self._record_rows(first, first_info)
         info[done] = first_info
 
     # Seeds, attributes, close.

@@ -75,19 +75,19 @@ class AsyncCalls(LayerMark, AnyVectorEnv):
     """Call that `call_async` started: (engine, call), or (None, values) if finished."""
     _refused_calls = frozenset({"reset", "step", "close", "_setattr", "_check_spaces"})
 
-    def _begin(self, name: str) -> None:
+    def _check_can_start(self, name: str) -> None:
         self._check_open()
         if self._pending is not None:
             raise AlreadyPendingCallError(
                 f"Calling `{name}` while waiting for a pending call to `{self._pending}` to complete.", self._pending
             )
 
-    def _expect(self, call: str) -> None:
+    def _check_pending(self, call: str) -> None:
         self._check_open()
         if self._pending != call:
             raise NoAsyncCallError(f"Calling `{call}_wait` without any prior call to `{call}_async`.", call)
 
-    def _await(self, call: str, deadline: float | None) -> None:
+    def _wait_until(self, call: str, deadline: float | None) -> None:
         if deadline is not None and not self._has_answered(deadline):
             raise multiprocessing.TimeoutError(
                 f"The call to `{call}_wait` has timed out; nothing is lost: call `{call}_wait` again, or `close`."
@@ -112,7 +112,7 @@ class AsyncCalls(LayerMark, AnyVectorEnv):
         Other arguments go to the method. For some envs: `.venv.call(name, ..., id=ids)`. ValueError for `reset`, `step`
         and `close`. AttributeError for an unknown name.
         """
-        return self._answers(self._start_call(name, args, kwargs))
+        return self._call_results(self._start_call(name, args, kwargs))
 
     def call_async(self, name: str, /, *args: Any, **kwargs: Any) -> None:
         """Start a call without waiting."""
@@ -124,22 +124,22 @@ class AsyncCalls(LayerMark, AnyVectorEnv):
 
         `multiprocessing.TimeoutError` after `timeout` seconds: call it again.
         """
-        self._expect(CALL)
-        self._await(CALL, as_deadline(timeout))
+        self._check_pending(CALL)
+        self._wait_until(CALL, as_deadline(timeout))
         called, self._called, self._pending = self._called, None, None
-        return self._answers(called)
+        return self._call_results(called)
 
     def _start_call(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Start a call, or run it if a wrapper's `call` has no halves."""
-        self._begin("call_async")
+        self._check_can_start("call_async")
         if name in self._refused_calls:
             raise ValueError(f"Trying to call function `{name}` with `call`, use `{name}` directly instead.")
-        caller = self._driver.caller()
+        caller = self._driver.call_target()
         if not isinstance(caller, Engine):
             return None, caller.call(name, *args, **kwargs)
         return caller, caller.calls.start(None, "call", [(name, args, kwargs)] * self.num_envs)
 
-    def _answers(self, called: Any) -> tuple[Any, ...]:
+    def _call_results(self, called: Any) -> tuple[Any, ...]:
         engine, call = called
         return tuple(call if engine is None else engine.calls.finish(call))
 
@@ -153,7 +153,7 @@ class AsyncCalls(LayerMark, AnyVectorEnv):
         The env or wrapper that has the attribute is changed, or else the outermost wrapper (as in gymnasium).
         ValueError for a wrong number of values.
         """
-        self._begin("set_attr")
+        self._check_can_start("set_attr")
         if not isinstance(values, (list, tuple)):
             self.venv.call("set_wrapper_attr", name, values)
             return
@@ -166,7 +166,7 @@ class AsyncCalls(LayerMark, AnyVectorEnv):
             self.venv.call("set_wrapper_attr", name, value, id=i)
 
     def render(self) -> tuple[Any, ...]:
-        self._begin("render")
+        self._check_can_start("render")
         return tuple(self.venv.render())
 
     @property

@@ -67,7 +67,7 @@ class Driver:
             return self._copied(own) if self.has_views else own
         return self._own(ids, self._venv.recv())
 
-    def caller(self) -> Any:
+    def call_target(self) -> Any:
         """Return the engine, or the outermost object that overrides `call`."""
         venv = self._venv
         while type(venv).call is VectorEnvWrapper.call:
@@ -134,33 +134,33 @@ class Episodes:
         self.ended: list[int] = []
         self._seeded = seeded
         self._seeds: list[int | None] = [None] * n
-        self._keeps = isinstance(venv, VectorEnvWrapper)
+        self._stores_obs = isinstance(venv, VectorEnvWrapper)
         """True if a wrapper may have changed the arena's observations, so that they are stored here."""
-        self._kept: Any = None
+        self._stored_obs: Any = None
         if (engine := getattr(venv, "engine", None)) is not None:
             engine.results.repeats_objects = True  # for `latest_obs`
 
-    def note_all(self, over: np.ndarray, obs: Any) -> None:
+    def record_step(self, over: np.ndarray, obs: Any) -> None:
         self.over, self.ended = over, over.nonzero()[0].tolist()
-        if self._keeps:
-            self._keep(slice(None), obs)
+        if self._stores_obs:
+            self._store_obs(slice(None), obs)
 
-    def note(self, ids: Any, over: Any, obs: Any = None) -> None:
+    def record(self, ids: Any, over: Any, obs: Any = None) -> None:
         self.over = self.over.copy()
         self.over[ids] = over
         self.ended = self.over.nonzero()[0].tolist()
-        if self._keeps and obs is not None:
-            self._keep(ids, obs)
+        if self._stores_obs and obs is not None:
+            self._store_obs(ids, obs)
 
-    def _keep(self, ids: Any, obs: Any) -> None:
-        if self._kept is None:
+    def _store_obs(self, ids: Any, obs: Any) -> None:
+        if self._stored_obs is None:
             n = len(self.over)
-            self._kept = nest.map(lambda leaf: np.zeros((n, *leaf.shape[1:]), leaf.dtype), obs)
-        nest.put(self._kept, ids, nest.map(lambda leaf: own_objects(leaf) if leaf.dtype == object else leaf, obs))
+            self._stored_obs = nest.map(lambda leaf: np.zeros((n, *leaf.shape[1:]), leaf.dtype), obs)
+        nest.put(self._stored_obs, ids, nest.map(lambda leaf: own_objects(leaf) if leaf.dtype == object else leaf, obs))
 
     def latest_obs(self) -> Any:
         """Return the observations of all envs, copied unless the vector env returns views."""
-        return nest.map(own_objects, self._kept) if self._keeps else self._venv.engine.results.obs(None, {})
+        return nest.map(own_objects, self._stored_obs) if self._stores_obs else self._venv.engine.results.obs(None, {})
 
     def seeds_for(self, ids: Sequence[int], given: Sequence[int | None] | None = None) -> dict[str, list[int | None]]:
         if not self._seeded:
@@ -177,7 +177,7 @@ class Episodes:
         for i, seed in zip(ids, seeds.get("seed") or [None] * len(ids), strict=True):
             self._seeds[i] = seed
 
-    def spread_out(self, most: int, space: Any) -> None:
+    def make_random_steps(self, most: int, space: Any) -> None:
         """Make between 0 and `most` random steps in each env, across ends of episodes. The seed of env 0 decides."""
         rng, space = np.random.default_rng(self._seeds[0]), copy.deepcopy(space)  # leave the caller's space unchanged
         counts = rng.integers(0, most, len(self.over), endpoint=True)
@@ -189,12 +189,12 @@ class Episodes:
             self._venv.send([space.sample() for _ in ids], ids, reset=again, **seeds)
             self.begin(again, seeds)
             obs, _, terminated, truncated, _ = self._venv.recv()
-            self.note(ids, terminated | truncated, obs)
+            self.record(ids, terminated | truncated, obs)
         if again := self.ended:
             seeds = self.seeds_for(again)
             obs, *_ = self._venv.reset(again, **seeds)
             self.begin(again, seeds)
-            self.note(again, False, obs)
+            self.record(again, False, obs)
 
 
 class EndedStep:
@@ -206,21 +206,21 @@ class EndedStep:
 
     def __init__(self, step: OwnStep, ids: Sequence[int], failed: Sequence[int], restore: Restore | None) -> None:
         self.ids = ids
-        self.left = left = [i for i in ids if i in failed]
+        self.not_reset = left = [i for i in ids if i in failed]
         obs, rew, terminated, truncated, by_id = step
         self.infos = infos = dict(by_id.items())
         self.step = obs, rew, terminated, truncated, infos
-        self.last_obs = [_own_row(obs, i) if i in left else infos[i].pop("final_obs") for i in ids]
+        self.last_obs = [_copied_row(obs, i) if i in left else infos[i].pop("final_obs") for i in ids]
         if restore is not None and left:  # rows of a batch have numpy's integers
             self.last_obs = [restore(row) if i in left else row for i, row in zip(ids, self.last_obs, strict=True)]
         self.last_infos = [infos.get(i, {}) if i in left else infos[i].pop("final_info") for i in ids]
 
     def begin(self, first_obs: Any, first_infos: Mapping[int, dict[str, Any]]) -> None:
-        nest.put(self.step[0], self.left, first_obs)
-        self.infos.update({i: first_infos.get(i, {}) for i in self.left})
+        nest.put(self.step[0], self.not_reset, first_obs)
+        self.infos.update({i: first_infos.get(i, {}) for i in self.not_reset})
 
 
-def _own_row(obs: Any, i: int) -> Any:
+def _copied_row(obs: Any, i: int) -> Any:
     return nest.map(lambda leaf: leaf[i].copy() if leaf.dtype != object else leaf[i], obs)
 
 

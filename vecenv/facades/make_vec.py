@@ -237,7 +237,7 @@ def make_vec(
     try:
         envs = BACKENDS[asked["backend"]]([env_fn] * asked["num_envs"], **(asked["venv_kwargs"] or {}))
     except TypeError as error:
-        _blame_misplaced(error, kwargs)
+        _add_misplaced_hint(error, kwargs)
         raise
     spec.kwargs = {**kwargs, **{name: value for name, value in asked.items() if value}, "vectorization_mode": MODE}
     spec.vector_entry_point = f"{__name__}:{spec.id}"
@@ -259,7 +259,7 @@ def _check(num_envs: Any, backend: Any, wrappers: Any, **options: Any) -> None:
         raise TypeError("venv_kwargs and vector_kwargs are two names of one argument: pass only one")
 
 
-def _blame_misplaced(error: TypeError, kwargs: dict[str, Any]) -> None:
+def _add_misplaced_hint(error: TypeError, kwargs: dict[str, Any]) -> None:
     for name, value in kwargs.items():
         if repr(name) in str(error) and (meant := option_meant(name, AsyncVectorEnv, ShmemVectorEnv)) is not None:
             where = f"make_vec(venv_kwargs={{{meant!r}: {value!r}}}) is for the vector env"

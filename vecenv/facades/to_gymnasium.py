@@ -120,16 +120,16 @@ class GymnasiumVectorEnv(AsyncCalls, AnyVectorEnv):
         self._reused = None if copy or self._is_tree else empty_batch(self.single_observation_space, self.num_envs)
         self._as_ints = int_restorer(self.single_observation_space)
         # With seed_episodes, the seed of the next episode must be sent before the end of the episode is known.
-        self._one_round = (
+        self._resets_in_step = (
             self.autoreset_mode is AutoresetMode.SAME_STEP and not seed_episodes and self._driver.autoresets
         )
         self._episodes = Episodes(venv, seed_episodes)
         own_halves = all(
             getattr(type(self), name) is getattr(GymnasiumVectorEnv, name) for name in ("step_async", "step_wait")
         )
-        self._exchanges = self._driver.engine is not None and self._takes_arrays and own_halves
+        self._uses_exchange = self._driver.engine is not None and self._takes_arrays and own_halves
         """True if `step` may skip `step_async` and `step_wait`."""
-        self._resets_plainly = self.autoreset_mode is AutoresetMode.NEXT_STEP and not seed_episodes
+        self._resets_without_seeds = self.autoreset_mode is AutoresetMode.NEXT_STEP and not seed_episodes
         """True if autoreset needs no seeds."""
         self._ids = range(self.num_envs)
         self._resetting: Sequence[int] = ()
@@ -148,7 +148,7 @@ class GymnasiumVectorEnv(AsyncCalls, AnyVectorEnv):
     @is_half
     def reset_async(self, seed: Any = None, options: dict[str, Any] | None = None) -> None:
         """Start a reset without waiting."""
-        self._begin("reset_async")
+        self._check_can_start("reset_async")
         seeds = as_seeds(seed, self.num_envs)
         mask, others = split_options(options, self.num_envs)
         if self.venv.waiting_id:
@@ -163,16 +163,16 @@ class GymnasiumVectorEnv(AsyncCalls, AnyVectorEnv):
 
         Random initial steps may exceed `timeout`.
         """
-        self._expect(RESET)
-        self._await(RESET, as_deadline(timeout))
+        self._check_pending(RESET)
+        self._wait_until(RESET, as_deadline(timeout))
         ids = self._resetting
         obs, _, _, _, infos = self._receive(ids)
-        self._episodes.note(ids, False, obs)
+        self._episodes.record(ids, False, obs)
         if self._random_initial_steps and len(ids) == self.num_envs:
             try:
-                self._episodes.spread_out(self._random_initial_steps, self.single_action_space)
+                self._episodes.make_random_steps(self._random_initial_steps, self.single_action_space)
             except BaseException as error:
-                self._give_up(error)
+                self._record_failure(error)
                 raise
         obs = self._episodes.latest_obs()
         if self.copy and self._driver.has_views:
@@ -190,17 +190,19 @@ class GymnasiumVectorEnv(AsyncCalls, AnyVectorEnv):
         if self._in_call is not None:
             self._recover(sys._getframe(1))
         episodes = self._episodes
-        if self._exchanges and (not episodes.ended or self._resets_plainly):
+        if self._uses_exchange and (not episodes.ended or self._resets_without_seeds):
             if self.closed or self._pending is not None:
-                self._begin("step_async")  # raises
+                self._check_can_start("step_async")  # raises
             if actions.__class__ is not np.ndarray or not actions.ndim:
                 actions = split_actions(actions, self.action_space, self.single_action_space, True)
             self._caller, self._in_call = get_ident(), HALF
             try:
                 try:
-                    step = self._driver.exchange(actions, episodes.over if episodes.ended else None, self._one_round)
+                    step = self._driver.exchange(
+                        actions, episodes.over if episodes.ended else None, self._resets_in_step
+                    )
                 except BaseException as error:
-                    self._give_up(error)
+                    self._record_failure(error)
                     raise
                 results = self._results(step, None)
             except BaseException as error:
@@ -213,7 +215,7 @@ class GymnasiumVectorEnv(AsyncCalls, AnyVectorEnv):
     @is_half
     def step_async(self, actions: Any) -> None:
         """Start a step without waiting."""
-        self._begin("step_async")
+        self._check_can_start("step_async")
         actions = split_actions(actions, self.action_space, self.single_action_space, self._takes_arrays)
         if not (ids := self._episodes.ended):
             self._send(STEP, actions)
@@ -228,9 +230,9 @@ class GymnasiumVectorEnv(AsyncCalls, AnyVectorEnv):
     @is_half
     def step_wait(self, timeout: float | None = None) -> VectorStep:
         """Return the results of `step_async`. `multiprocessing.TimeoutError` after `timeout` seconds: call it again."""
-        self._expect(STEP)
+        self._check_pending(STEP)
         deadline = as_deadline(timeout)
-        self._await(STEP, deadline)
+        self._wait_until(STEP, deadline)
         if self._ended is None:
             return self._results(self._receive(self._ids), deadline)
         return self._finish(self._ended)
@@ -238,7 +240,7 @@ class GymnasiumVectorEnv(AsyncCalls, AnyVectorEnv):
     def _results(self, step: OwnStep, deadline: float | None) -> VectorStep:
         obs, rew, terminated, truncated, infos = step
         episodes = self._episodes
-        episodes.note_all(terminated | truncated, obs)
+        episodes.record_step(terminated | truncated, obs)
         if episodes.ended and self.autoreset_mode is AutoresetMode.SAME_STEP:
             return self._end_episodes(step, deadline)
         batch = batch_infos(infos, self.num_envs) if infos else {}
@@ -247,21 +249,21 @@ class GymnasiumVectorEnv(AsyncCalls, AnyVectorEnv):
     def _end_episodes(self, step: OwnStep, deadline: float | None) -> VectorStep:
         episodes = self._episodes
         ids = episodes.ended
-        ended = EndedStep(step, ids, self.venv.failed_id if self._one_round else ids, self._as_ints)
-        begun = [i for i in ids if i not in ended.left]
-        episodes.note(begun, False)
+        ended = EndedStep(step, ids, self.venv.failed_id if self._resets_in_step else ids, self._as_ints)
+        begun = [i for i in ids if i not in ended.not_reset]
+        episodes.record(begun, False)
         episodes.begin(begun, {})
-        if ended.left:
+        if ended.not_reset:
             self._ended = ended
-            self._send(STEP, None, ended.left, ended.left)
-            self._await(STEP, deadline)
+            self._send(STEP, None, ended.not_reset, ended.not_reset)
+            self._wait_until(STEP, deadline)
         return self._finish(ended)
 
     def _finish(self, ended: EndedStep) -> VectorStep:
-        if left := ended.left:
+        if left := ended.not_reset:
             first_obs, _, _, _, first_infos = self._receive(left)
             self._ended = None
-            self._episodes.note(left, False, first_obs)
+            self._episodes.record(left, False, first_obs)
             ended.begin(first_obs, first_infos)
         obs, rew, terminated, truncated, _ = ended.step
         infos = ended_infos(ended, self.num_envs, self._final_as_list)
@@ -280,11 +282,11 @@ class GymnasiumVectorEnv(AsyncCalls, AnyVectorEnv):
     ) -> None:
         """Start a round that resets the envs `resets`, and set `call` as pending."""
         seeds = self._episodes.seeds_for(resets, given) if len(resets) else {}
-        autoreset = self._one_round and actions is not None
+        autoreset = self._resets_in_step and actions is not None
         try:
             self.venv.send(actions, reset=reset, autoreset=autoreset, **seeds, **kwargs)
         except BaseException as error:
-            self._give_up(error)
+            self._record_failure(error)
             raise
         self._pending = call
         self._episodes.begin(resets, seeds)
@@ -295,7 +297,7 @@ class GymnasiumVectorEnv(AsyncCalls, AnyVectorEnv):
             step = self._driver.receive(ids)
         except BaseException as error:
             if not self._is_waiting():
-                self._give_up(error)
+                self._record_failure(error)
             raise
         self._pending = None
         return step
@@ -307,17 +309,17 @@ class GymnasiumVectorEnv(AsyncCalls, AnyVectorEnv):
         """Abandon an interrupted call, also between `x_async` and `x_wait`. All envs need a reset."""
         if not self.closed and not self.venv.is_closed:
             self.venv.engine.abandon(error, self.venv.engine.all_ids)
-            self._give_up(error)
+            self._record_failure(error)
         self._in_call = None
 
-    def _give_up(self, error: BaseException | None) -> None:
+    def _record_failure(self, error: BaseException | None) -> None:
         """Record a failed round. Its error's `partial` has the results of the other envs."""
         partial = getattr(error, "partial", None)
         if isinstance(partial, Partial):
             over = partial.terminated | partial.truncated
-            if self._one_round:  # the envs that did not fail have begun their next episode
+            if self._resets_in_step:  # the envs that did not fail have begun their next episode
                 over &= np.isin(partial.env_id, self.venv.failed_id)
-            self._episodes.note(partial.env_id, over, partial.obs)
+            self._episodes.record(partial.env_id, over, partial.obs)
         if error is not None and self._ended is not None:  # the reset failed, and the step succeeded
             obs, rew, terminated, truncated, infos = self._ended.step
             info = nest.object_array([{**infos.get(i, {}), "env_id": i} for i in self._ids])

@@ -69,7 +69,7 @@ class SB3VecEnv(LayerMark, VecEnv):
         engine = self._driver.engine
         # `send` and `recv` would bypass a subclass or wrapper that overrides only `step`, as tianshou's do.
         self._has_own_step = engine is None
-        self._one_round = self._driver.autoresets
+        self._resets_in_step = self._driver.autoresets
         self._copies_infos = self.venv.engine.backend.hosts_here
         self._has_own_halves = all(
             getattr(type(self), name) is getattr(SB3VecEnv, name) for name in ("step_async", "step_wait")
@@ -104,7 +104,7 @@ class SB3VecEnv(LayerMark, VecEnv):
     def step(self, actions: np.ndarray) -> tuple[Any, np.ndarray, np.ndarray, list[dict[str, Any]]]:
         if self._has_own_halves:
             self._check_idle()
-            return self._results(self._driver.step(actions, self._one_round))
+            return self._results(self._driver.step(actions, self._resets_in_step))
         self.step_async(actions)
         return self.step_wait()
 
@@ -115,7 +115,7 @@ class SB3VecEnv(LayerMark, VecEnv):
         if self._has_own_step:
             self._actions = actions
         else:
-            self.venv.send(actions, autoreset=self._one_round)
+            self.venv.send(actions, autoreset=self._resets_in_step)
         self._pending = True
 
     @is_half
@@ -128,7 +128,7 @@ class SB3VecEnv(LayerMark, VecEnv):
             raise RuntimeError("step_wait() without step_async(): no step is pending")
         self._pending = False
         if self._has_own_step:
-            return self._results(self._driver.step(self._actions, self._one_round))
+            return self._results(self._driver.step(self._actions, self._resets_in_step))
         return self._results(self._driver.receive(range(self.num_envs)))
 
     def _results(self, results: OwnStep) -> tuple[Any, np.ndarray, np.ndarray, list[dict[str, Any]]]:
@@ -148,11 +148,11 @@ class SB3VecEnv(LayerMark, VecEnv):
         return obs, rewards.astype(np.float32), dones, infos
 
     def _end_episodes(self, step: OwnStep, ids: list[int], infos: list[dict[str, Any]]) -> None:
-        failed = self.venv.failed_id if self._one_round else ids  # with on_error="restart" a failed env is done
+        failed = self.venv.failed_id if self._resets_in_step else ids  # with on_error="restart" a failed env is done
         ended = EndedStep(step, ids, failed, self._as_ints)
-        if ended.left:
-            first_obs, first_infos = self._driver.reset(ended.left)
-            ended.begin(first_obs, dict(zip(ended.left, first_infos, strict=True)))
+        if ended.not_reset:
+            first_obs, first_infos = self._driver.reset(ended.not_reset)
+            ended.begin(first_obs, dict(zip(ended.not_reset, first_infos, strict=True)))
         _, _, terminated, truncated, _ = step
         for i, last_obs, last_info in zip(ids, ended.last_obs, ended.last_infos, strict=True):
             self.reset_infos[i] = ended.infos[i]
@@ -231,7 +231,7 @@ class SB3VecEnv(LayerMark, VecEnv):
 
     def env_method(self, method_name: str, *method_args: Any, indices: Any = None, **method_kwargs: Any) -> list[Any]:
         """Call a method of the envs `indices`, twice for a repeated index. Return a result per index."""
-        if isinstance(caller := self._driver.caller(), Engine):
+        if isinstance(caller := self._driver.call_target(), Engine):
             return self._ask(indices, "call", method_name, method_args, method_kwargs)
         if "id" in method_kwargs:
             raise TypeError(f"env_method() cannot pass on a keyword argument named 'id' through {caller!r}")

@@ -30,7 +30,7 @@ def vector_infos(rows: Iterable[tuple[int, Mapping[Any, Any]]], n: int) -> dict[
 
 def _batched(ids: Sequence[int], infos: Sequence[Mapping[Any, Any]], n: int, mask: np.ndarray) -> dict[Any, Any]:
     if n > 1 and len(set(map(tuple, infos))) > 1:
-        return _uneven_infos(zip(ids, infos, strict=True), n)
+        return _infos_with_other_keys(zip(ids, infos, strict=True), n)
     # Usually all infos have the same keys: no Python loop over the values.
     batch: dict[Any, Any] = {}
     keys, is_whole = infos[0].keys(), len(ids) == n
@@ -76,7 +76,7 @@ DTYPES = {kind: dtype for kind, dtype in SCALARS.items() if kind is not np.bool_
 """Dtypes of columns. numpy does not count `np.bool_` as a number."""
 
 
-def _uneven_infos(rows: Iterable[tuple[int, Mapping[Any, Any]]], n: int) -> dict[Any, Any]:
+def _infos_with_other_keys(rows: Iterable[tuple[int, Mapping[Any, Any]]], n: int) -> dict[Any, Any]:
     columns: dict[Any, tuple[list[int], list[Any]]] = {}
     for i, info in rows:
         for key, value in info.items():
@@ -152,15 +152,15 @@ def _column(ids: Sequence[int], values: Sequence[Any], n: int) -> Any:
     if all(issubclass(kind, dict) for kind in kinds):
         return vector_infos(zip(ids, values, strict=True), n)
     if all(kind in (int, float, bool) or issubclass(kind, np.number) for kind in kinds):
-        column = _filled((), kinds, ids, values, n)
+        column = _typed_column((), kinds, ids, values, n)
     elif all(issubclass(kind, np.ndarray) for kind in kinds) and len({value.shape for value in values}) == 1:
-        column = _filled(values[0].shape, {value.dtype for value in values}, ids, values, n)
+        column = _typed_column(values[0].shape, {value.dtype for value in values}, ids, values, n)
     else:
         column = None
     return object_column(ids, values, n) if column is None else column
 
 
-def _filled(
+def _typed_column(
     shape: tuple[int, ...], dtypes: set[Any], ids: Sequence[int], values: Sequence[Any], n: int
 ) -> np.ndarray | None:
     """Return the values in a column, or `None` if no dtype holds them unchanged."""
@@ -170,11 +170,11 @@ def _filled(
         column[list(ids)] = values
     except (TypeError, OverflowError):  # no common dtype, or an int beyond 64 bits
         return None
-    unchanged = not mixed or all(_same(column[i], value) for i, value in zip(ids, values, strict=True))
+    unchanged = not mixed or all(_is_unchanged(column[i], value) for i, value in zip(ids, values, strict=True))
     return column if unchanged else None
 
 
-def _same(stored: Any, value: Any) -> bool:
+def _is_unchanged(stored: Any, value: Any) -> bool:
     """Compare as Python numbers, because numpy compares int and float as floats."""
     if isinstance(value, np.ndarray):
         return np.array_equal(stored.astype(value.dtype), value, equal_nan=value.dtype.kind in "fc")

@@ -111,7 +111,7 @@ REMOVED: Any = object()
 """Placeholder that keeps places in a tuple valid until all parts are written."""
 
 
-def moved_parts(tree: Any, removed: Sequence[Path], written: Iterable[tuple[Path, Any]]) -> Any:
+def replace_parts(tree: Any, removed: Sequence[Path], written: Iterable[tuple[Path, Any]]) -> Any:
     """Return a copy of the tree without removed and with written parts. Other parts are shared.
 
     A tuple that gets a named part becomes a dict, with its old parts as the tuple "observation".

@@ -48,10 +48,10 @@ class Compose(Transform):
             transform.repeat(rows)
 
     def episode_state(self, ids: np.ndarray) -> dict[Any, Any]:
-        return self._named(lambda each: each.episode_state(ids))
+        return self._states_by_name(lambda each: each.episode_state(ids))
 
     def set_episode_state(self, ids: np.ndarray, state: dict[Any, Any]) -> None:
-        for transform, each in self._fitting(self.episode_state(ids), state):
+        for transform, each in self._matched_states(self.episode_state(ids), state):
             transform.set_episode_state(ids, each)
 
     def inv(self, action: Any) -> Any:
@@ -70,17 +70,17 @@ class Compose(Transform):
         return space
 
     def state_dict(self) -> dict[str, Any]:
-        return self._named(lambda each: each.state_dict())
+        return self._states_by_name(lambda each: each.state_dict())
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        for transform, each in self._fitting(self.state_dict(), state):
+        for transform, each in self._matched_states(self.state_dict(), state):
             transform.load_state_dict(each)
 
-    def _named(self, state_of: Callable[[Transform], dict[Any, Any]]) -> dict[str, Any]:
+    def _states_by_name(self, state_of: Callable[[Transform], dict[Any, Any]]) -> dict[str, Any]:
         states = {f"{i}.{type(each).__name__}": state_of(each) for i, each in enumerate(self.transforms)}
         return {name: state for name, state in states.items() if state}
 
-    def _fitting(self, own: dict[str, Any], state: dict[str, Any]) -> list[tuple[Transform, Any]]:
+    def _matched_states(self, own: dict[str, Any], state: dict[str, Any]) -> list[tuple[Transform, Any]]:
         if own.keys() != state.keys():
             raise ValueError(f"the state is for the transforms {sorted(state)}, expected {sorted(own)}")
         return [(self.transforms[int(name.partition(".")[0])], each) for name, each in state.items()]

@@ -148,7 +148,7 @@ class GrayScale(ImageTransform):
             raise ValueError(f"{self} needs images with 3 channels, got the shape {tuple(array.shape[1:])}")
         cv2 = opencv() if isinstance(array, np.ndarray) and array.dtype == np.uint8 and array.size else None
         if cv2 is not None and axis == 3 and self.weights == "601":
-            gray = one_by_one(
+            gray = map_images(
                 array, array.shape[:3], lambda image, target: cv2.cvtColor(image, cv2.COLOR_RGB2GRAY, target)
             )
         else:
@@ -205,7 +205,7 @@ class CenterCrop(ImageTransform):
         in_keys: Keys = None,
         out_keys: Keys = None,
     ) -> None:
-        self.height, self.width = size_of(height, width)
+        self.height, self.width = check_size(height, width)
         super().__init__(channels, in_keys, out_keys)
 
     def apply(self, array: Array) -> Array:
@@ -250,7 +250,7 @@ class Resize(ImageTransform):
     ) -> None:
         if interpolation not in METHODS:
             raise ValueError(f"interpolation must be one of {list(METHODS)}, got {interpolation!r}")
-        self.height, self.width = size_of(height, width)
+        self.height, self.width = check_size(height, width)
         self.interpolation = interpolation
         super().__init__(channels, in_keys, out_keys)
 
@@ -269,10 +269,10 @@ class Resize(ImageTransform):
             is_known = images.dtype in (np.uint8, np.float32) and (images.ndim == 3 or images.shape[3] <= 4)
             if is_known and (cv2 := opencv()) is not None:
                 size, shape = (self.width, self.height), (len(images), self.height, self.width, *images.shape[3:])
-                resized = one_by_one(
+                resized = map_images(
                     images, shape, lambda image, target: cv2.resize(image, size, target, 0, 0, cv2.INTER_AREA)
                 )
-                return resized if resized.dtype == np.uint8 else _within(resized, images, (1, 2))
+                return resized if resized.dtype == np.uint8 else _clip_to_range(resized, images, (1, 2))
         if images.ndim == 4:
             return permute(self._by_products(permute(images, (0, 3, 1, 2))), (0, 2, 3, 1))
         return self._by_products(images)
@@ -286,7 +286,7 @@ class Resize(ImageTransform):
                 weights = enlarging_weights
             rows, columns = (weights(*each).like(images) for each in ((height, self.height), (width, self.width)))
             xp = namespace(images)
-            return _within(xp.matmul(xp.matmul(rows, images), columns.T), images, (-2, -1))
+            return _clip_to_range(xp.matmul(xp.matmul(rows, images), columns.T), images, (-2, -1))
         resized = self._by_products(cast(images, "float64" if dtype in LARGE else "float32"))
         if is_float(images):
             return cast(resized, dtype)
@@ -337,7 +337,7 @@ def enlarging_weights(size: int, target: int) -> Constants:
     return Constants(weights)
 
 
-def _within(resized: Array, images: Array, sides: tuple[int, int]) -> Array:
+def _clip_to_range(resized: Array, images: Array, sides: tuple[int, int]) -> Array:
     """Clip images to their old range, which rounded sums may exceed."""
     xp = namespace(images)
     if isinstance(images, np.ndarray):
@@ -363,7 +363,7 @@ def opencv() -> Any:
         return None
 
 
-def one_by_one(images: np.ndarray, shape: Sequence[int], write: Callable[[Any, Any], Any]) -> np.ndarray:
+def map_images(images: np.ndarray, shape: Sequence[int], write: Callable[[Any, Any], Any]) -> np.ndarray:
     """Return images that `write` has written one by one, because OpenCV starts threads for a batch."""
     out = np.empty(shape, images.dtype)
     for image, target in zip(np.ascontiguousarray(images), out, strict=True):
@@ -371,7 +371,7 @@ def one_by_one(images: np.ndarray, shape: Sequence[int], write: Callable[[Any, A
     return out
 
 
-def size_of(height: Any, width: Any) -> tuple[int, int]:
+def check_size(height: Any, width: Any) -> tuple[int, int]:
     size = (
         height if isinstance(height, (tuple, list)) and width is None else (height, height if width is None else width)
     )

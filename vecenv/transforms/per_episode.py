@@ -22,8 +22,8 @@ from vecenv.transforms.arrays import (
     cast,
     concat,
     full,
-    moved_parts,
     part,
+    replace_parts,
     with_part,
 )
 from vecenv.transforms.shapes import axis_of
@@ -283,7 +283,7 @@ class CatFrames(PerEpisode):
             stack = self._first(frame) if older is None else stacked(frame, older)  # None: no env was reset yet
             kept.put(rows.ids, stack)
             written.append((target, stack))
-        rows.obs = moved_parts(rows.obs, (), written)
+        rows.obs = replace_parts(rows.obs, (), written)
 
     def _first(self, frame: Array) -> Array:
         before = frame if self.padding == "same" else full(frame.shape, frame, self.padding_value)

@@ -21,8 +21,8 @@ from vecenv.transforms.arrays import (
     concat,
     leaves_of,
     like,
-    moved_parts,
     part,
+    replace_parts,
     row_of,
 )
 from vecenv.transforms.transform import Keys, Place, Transform
@@ -193,7 +193,7 @@ class CatTensors(Transform):
         return concat(arrays, axis)
 
     def _written(self, tree: Any, sources: list[Path], joined: Any) -> Any:
-        return moved_parts(tree, sources if self.del_keys else (), [(self.out_key, joined)])
+        return replace_parts(tree, sources if self.del_keys else (), [(self.out_key, joined)])
 
     def transform_observation_space(self, space: spaces.Space[Any]) -> spaces.Space[Any]:
         sources = [source for source, _ in self.find_places(space)]
@@ -231,4 +231,4 @@ class RenameTransform(Transform):
 
     def _renamed(self, tree: Any, places: list[Place]) -> Any:
         removed = () if self.create_copy else [source for source, _ in places]
-        return moved_parts(tree, removed, [(target, part(tree, source)) for source, target in places])
+        return replace_parts(tree, removed, [(target, part(tree, source)) for source, target in places])

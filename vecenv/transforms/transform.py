@@ -21,7 +21,18 @@ from gymnasium import spaces
 from vecenv import nest
 from vecenv.backends.memory.arena import space_tree
 from vecenv.nest import space_of, tree_of
-from vecenv.transforms.arrays import WHOLE, Array, Path, bounds_of, box, described, leaves_of, moved_parts, part, row_of
+from vecenv.transforms.arrays import (
+    WHOLE,
+    Array,
+    Path,
+    bounds_of,
+    box,
+    described,
+    leaves_of,
+    part,
+    replace_parts,
+    row_of,
+)
 
 Self = TypeVar("Self", bound="Transform")
 AnyFreezable = TypeVar("AnyFreezable", bound="Freezable")
@@ -161,7 +172,7 @@ class Transform:
         """Return the space of the transformed observations."""
         tree, places = tree_of(space), self.find_places(space)
         written = [(target, self.transform_space(part(tree, source))) for source, target in places]
-        return space_of(moved_parts(tree, (), written)) if places else space
+        return space_of(replace_parts(tree, (), written)) if places else space
 
     def transform_action_space(self, space: Any) -> Any:
         """Return the space of the caller's actions, given the env's."""
@@ -193,7 +204,9 @@ class Transform:
 
     def with_parts(self, obs: Any, apply: Callable[[Array], Array]) -> Any:
         """Return the observation with `apply` done to the parts. All reads precede the writes."""
-        return moved_parts(obs, (), [(target, apply(part(obs, source))) for source, target in self.cached_places(obs)])
+        return replace_parts(
+            obs, (), [(target, apply(part(obs, source))) for source, target in self.cached_places(obs)]
+        )
 
     def __call__(self, obs: Any) -> Any:
         """Return transformed observations. RuntimeError if the transform has a state per env."""

@@ -115,9 +115,9 @@ class TransformedRows(Wrapper):
             action = nest.take(self.transform.inv(action_rows(action, self._actions, one=True)), 0)
         obs, reward, terminated, truncated, info = self.env.step(action)
         number, vector = convert_reward(reward)
-        paid = np.array([number]) if vector is None else vector[None]
+        reward_row = np.array([number]) if vector is None else vector[None]
         flags = np.array([[convert_flag("terminated", terminated)], [convert_flag("truncated", truncated)]])
-        rows = Rows(self._batch(obs), [info], paid, flags[0], flags[1], ONLY_ENV)
+        rows = Rows(self._batch(obs), [info], reward_row, flags[0], flags[1], ONLY_ENV)
         self.transform.step(rows)
         reward = float(rows.reward[0]) if rows.reward.ndim == 1 else rows.reward[0]
         return nest.take(rows.obs, 0), reward, bool(rows.terminated[0]), bool(rows.truncated[0]), info

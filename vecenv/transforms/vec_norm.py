@@ -23,8 +23,8 @@ from vecenv.transforms.arrays import (
     in_any_mode,
     is_float,
     like,
-    moved_parts,
     part,
+    replace_parts,
 )
 from vecenv.transforms.compose import Compose
 from vecenv.transforms.shapes import RenameTransform
@@ -77,7 +77,7 @@ class VecNorm(Freezable):
         self.decay, self.eps = float(decay), float(eps)
         self.norms_reward = in_keys is None or REWARD in in_keys
         keys = in_keys if in_keys is None or isinstance(in_keys, str) else [key for key in in_keys if key != REWARD]
-        self._keep({})
+        self._set_arrays({})
         self._shared: Any = None
         """SharedState with the statistics, if envs share them."""
         self._entries: list[tuple[str, Path, Path]] = []
@@ -96,10 +96,10 @@ class VecNorm(Freezable):
     def attach(self, owner: Any, num_envs: int, observation_space: Any, action_space: Any) -> None:
         super().attach(owner, num_envs, observation_space, action_space)
         places = self.find_places(observation_space)
-        self._entries = [(_name(source), source, target) for source, target in places]
+        self._entries = [(_entry_name(source), source, target) for source, target in places]
         new = self._new_state(observation_space)
         if _shapes(self._read()) != _shapes(new):
-            self._keep(new)
+            self._set_arrays(new)
             self._shared = None
 
     def transform_observation_space(self, space: spaces.Space[Any]) -> spaces.Space[Any]:
@@ -113,7 +113,7 @@ class VecNorm(Freezable):
 
     def _new_state(self, space: spaces.Space[Any]) -> dict[str, np.ndarray]:
         tree = tree_of(space)
-        shapes = {_name(source): bounds_of(part(tree, source))[0].shape for source, _ in self.find_places(space)}
+        shapes = {_entry_name(source): bounds_of(part(tree, source))[0].shape for source, _ in self.find_places(space)}
         if self.norms_reward:
             shapes[REWARD] = ()
         first = [
@@ -128,13 +128,13 @@ class VecNorm(Freezable):
         self._norm_rows(rows)
         if self.norms_reward:
             rows.check_reward(self, ": pass in_keys without 'reward'")
-            rows.reward = self._normed(REWARD, rows.reward)
+            rows.reward = self._normalise(REWARD, rows.reward)
 
     def _norm_rows(self, rows: Rows) -> None:
-        written = [(target, self._normed(name, part(rows.obs, source))) for name, source, target in self._entries]
-        rows.obs = moved_parts(rows.obs, (), written)
+        written = [(target, self._normalise(name, part(rows.obs, source))) for name, source, target in self._entries]
+        rows.obs = replace_parts(rows.obs, (), written)
 
-    def _normed(self, name: str, array: Array) -> Array:
+    def _normalise(self, name: str, array: Array) -> Array:
         dtype = dtype_name(array) if is_float(array) else "float32"
         rows = cast(array, "float64")
         if self.frozen:
@@ -142,7 +142,7 @@ class VecNorm(Freezable):
             centred = rows - like(mean, rows)
         else:
             if not isinstance(rows, np.ndarray):
-                self._move_to(rows)
+                self._move_statistics(rows)
             with nullcontext() if self._shared is None else self._shared.update() as arrays:
                 statistics = self._statistics[name] if arrays is None else RunningMeanStd.of(arrays, name)
                 centred, std = statistics.add(rows, self.decay), self._std(statistics.var)
@@ -161,29 +161,29 @@ class VecNorm(Freezable):
     def _read(self) -> dict[str, Array]:
         return self._arrays if self._shared is None else self._shared.read()
 
-    def _move_to(self, rows: Array) -> None:
+    def _move_statistics(self, rows: Array) -> None:
         if self._shared is not None:
             raise RuntimeError("a VecNorm that processes share only works on numpy arrays")
         if isinstance(next(iter(self._arrays.values())), np.ndarray):
             with in_any_mode(rows):
-                self._keep({key: like(array.copy(), rows) for key, array in self._arrays.items()})
+                self._set_arrays({key: like(array.copy(), rows) for key, array in self._arrays.items()})
 
-    def _keep(self, arrays: dict[str, Array]) -> None:
+    def _set_arrays(self, arrays: dict[str, Array]) -> None:
         self._arrays = arrays
-        self._statistics = {name: RunningMeanStd.of(arrays, name) for name in _names(arrays)}
+        self._statistics = {name: RunningMeanStd.of(arrays, name) for name in _entry_names(arrays)}
 
     # Statistics.
 
     def denorm(self, obs: Any) -> Any:
         """Undo the normalisation of observations (a batch or a row), in their dtype."""
-        written = [(source, self._denormed(name, part(obs, target))) for name, source, target in self._entries]
-        return moved_parts(obs, (), written)
+        written = [(source, self._denormalise(name, part(obs, target))) for name, source, target in self._entries]
+        return replace_parts(obs, (), written)
 
     def denorm_reward(self, reward: Array) -> Array:
         """Undo the normalisation of rewards."""
-        return self._denormed(REWARD, reward)
+        return self._denormalise(REWARD, reward)
 
-    def _denormed(self, name: str, array: Array) -> Array:
+    def _denormalise(self, name: str, array: Array) -> Array:
         mean, std = (like(each, array) for each in self._moments(name, self._read()))
         return cast(cast(array, "float64") * std + mean, dtype_name(array))
 
@@ -192,7 +192,7 @@ class VecNorm(Freezable):
         arrays = self.state_dict()
         if not arrays:
             raise RuntimeError(f"{self} has no statistics: make it part of an env, or load a state_dict")
-        return {name: self._moments(name, arrays) for name in _names(arrays)}
+        return {name: self._moments(name, arrays) for name in _entry_names(arrays)}
 
     def to_observation_norm(self) -> Transform:
         """Return the current normalisation as an ObservationNorm, or a Compose for several parts."""
@@ -213,11 +213,11 @@ class VecNorm(Freezable):
 
         ValueError without changes if names or shapes do not match. Without an env, only names are checked.
         """
-        state = state if state.keys() == self._read().keys() else _of_one(state, type(self).__name__)
+        state = state if state.keys() == self._read().keys() else _state_of_only_vec_norm(state, type(self).__name__)
         arrays = {key: np.array(state[key], np.float64) for key in state}
         if not self._read():
-            self._take_names(arrays)
-            self._keep(arrays)
+            self._set_entries(arrays)
+            self._set_arrays(arrays)
             return
         with nullcontext(self._arrays) if self._shared is None else self._shared.update() as own:
             if _shapes(own) != _shapes(arrays):
@@ -225,20 +225,20 @@ class VecNorm(Freezable):
             for key, array in own.items():
                 array[...] = like(arrays[key], array)
 
-    def _take_names(self, state: dict[str, np.ndarray]) -> None:
-        names = _names(state)
-        paths: dict[str, Path] = {_name(path): path for path in self.in_keys or ()}
+    def _set_entries(self, state: dict[str, np.ndarray]) -> None:
+        names = _entry_names(state)
+        paths: dict[str, Path] = {_entry_name(path): path for path in self.in_keys or ()}
         if self.in_keys is not None:
             names = [*paths, *[REWARD] * self.norms_reward]
         check_keys(self, [f"{name}_{each}" for name in names or ["<name>"] for each in PARTS], state)
-        sources = [(name, paths.get(name, _path(name))) for name in names if name != REWARD]
+        sources = [(name, paths.get(name, _entry_path(name))) for name in names if name != REWARD]
         targets = [path for _, path in sources] if self.out_keys is None else self.out_keys
         self._entries = [(*source, target) for source, target in zip(sources, targets, strict=True)]
 
     @staticmethod
     def merged(states: Sequence[dict[str, Any]]) -> dict[str, Any]:
         found: dict[str, Any] = {}
-        for name in _names(states[0]):
+        for name in _entry_names(states[0]):
             own = [{each: state[f"{name}_{each}"] for each in PARTS} for state in states]
             found |= {f"{name}_{each}": np.array(value) for each, value in RunningMeanStd.merged(own).items()}
         return found
@@ -258,18 +258,18 @@ class VecNorm(Freezable):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state)
-        self._keep(self._arrays)
+        self._set_arrays(self._arrays)
 
 
 def _shapes(arrays: Mapping[str, Array]) -> dict[str, tuple[int, ...]]:
     return {key: tuple(array.shape) for key, array in arrays.items()}
 
 
-def _names(state: Mapping[str, Any]) -> list[str]:
+def _entry_names(state: Mapping[str, Any]) -> list[str]:
     return list(dict.fromkeys(key.rpartition("_")[0] for key in state))
 
 
-def _of_one(state: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+def _state_of_only_vec_norm(state: Mapping[str, Any], name: str) -> Mapping[str, Any]:
     found = [re.fullmatch(r"(\d+)\.([^.]+)\.(.*)", key, re.DOTALL) for key in state]
     own = [match for match in found if match and match[2] == name]
     if not all(found) or len({match[1] for match in own}) != 1:
@@ -277,7 +277,7 @@ def _of_one(state: Mapping[str, Any], name: str) -> Mapping[str, Any]:
     return {match[3]: state[match[0]] for match in own}
 
 
-def _name(path: Path) -> str:
+def _entry_name(path: Path) -> str:
     """Return a unique name per path: "a.b" is part "b" of part "a", "('a.b',)" is part "a.b"."""
     if path == (REWARD,) or not all(map(_is_plain, path)):
         return repr(path)  # "reward" is the name of the reward
@@ -290,7 +290,7 @@ def _is_plain(key: Any) -> bool:
     return type(key) is int and key >= 0
 
 
-def _path(name: str) -> Path:
+def _entry_path(name: str) -> Path:
     if not name.startswith("("):
         return tuple(int(key) if key.isdecimal() else key for key in name.split("."))
     try:
