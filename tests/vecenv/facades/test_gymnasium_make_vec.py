@@ -196,7 +196,7 @@ def test_what_is_not_there_is_refused():
         ({"id": Reports}, r"AsyncVectorEnv\(\[env_fn\] \* num_envs\)"),
         ({"num_envs": 1.5}, "num_envs must be an integer of at least 1, got 1.5"),
         ({"num_envs": "2"}, "num_envs must be an integer of at least 1, got '2'"),
-        ({"wrappers": gym.wrappers.TimeAwareObservation}, "wrappers must be a sequence of functions, .*TimeAware"),
+        ({"wrappers": gym.wrappers.TimeAwareObservation}, "wrappers must be a sequence of functions .*TimeAware"),
         ({"wrappers": ["TimeAwareObservation"]}, "wrappers must be a sequence of functions"),
         ({"vector_kwargs": [1]}, r"vector_kwargs must be a dict of arguments, got \[1\]"),
         ({"vectorization_mode": "async"}, "no argument 'vectorization_mode': pass backend= with one of \\['dummy',"),

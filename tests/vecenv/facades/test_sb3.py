@@ -221,7 +221,7 @@ class TestVectorEnvsOfGymnasium:
         envs = gym.make_vec("CartPole-v1", 2)  # resets in the next step
         with pytest.raises(ValueError, match=r"create it with autoreset_mode=AutoresetMode\.SAME_STEP"):
             SB3VecEnv(envs)
-        message = "cannot reset them as autoreset_mode SameStep does"
+        message = "cannot reset them as autoreset_mode SameStep needs"
         cartpoles_in_numpy = gym.make_vec("CartPole-v1", 2, "vector_entry_point")
         with from_gymnasium(cartpoles_in_numpy) as venv, pytest.raises(ValueError, match=message):
             SB3VecEnv(venv)

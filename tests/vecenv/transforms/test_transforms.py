@@ -96,7 +96,7 @@ def test_a_transform_belongs_to_one_env():
     transform = tf.Resize(6)
     env = tf.TransformedEnv(Samples(IMAGE), transform)
     for add in (partial(tf.TransformedEnv, Samples(IMAGE)), env.append_transform):
-        with pytest.raises(RuntimeError, match=r"Resize.* is part of an env already.*clone\(\)"):
+        with pytest.raises(RuntimeError, match=r"Resize.* belongs to an env already.*clone\(\)"):
             add(transform)
     with pytest.raises(RuntimeError, match="belongs to an env already"):
         tf.TransformedEnv(Samples(IMAGE), [twice := tf.GrayScale(), twice])

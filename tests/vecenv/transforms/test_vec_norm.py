@@ -247,7 +247,7 @@ def test_what_it_has_learnt_is_not_dropped_for_an_env_that_it_does_not_fit(attac
     norm = VecNorm(["x"])
     norm.load_state_dict({"x_mean": np.ones(3), "x_var": np.ones(3), "x_count": 7.0, "x_skipped": 0.0})
     other = spaces.Dict({"x": spaces.Box(-1, 1, (4,), np.float32)})
-    with pytest.raises(ValueError, match=r"does not fit this env: expected {'x_mean': \(4,\).*got {'x_mean': \(3,"):
+    with pytest.raises(ValueError, match=r"do not fit this env: expected {'x_mean': \(4,\).*got {'x_mean': \(3,"):
         attach(norm, other)
     with attached(norm, MIXED) as venv:
         venv.reset(seed=0)
