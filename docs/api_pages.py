@@ -34,7 +34,7 @@ from sphinx.pycode import ModuleAnalyzer
 from sphinx.util import logging
 
 from vecenv import BaseVectorEnv
-from vecenv.venvs import DECIDED
+from vecenv.venvs import SET_BY_SUBCLASS
 
 DOCS = Path(__file__).resolve().parent
 MODULES = ("vecenv", "vecenv.transforms", "vecenv.spaces", "vecenv.sb3", "vecenv.testing", "collector")
@@ -302,7 +302,7 @@ def every_argument(obj: Any) -> list[inspect.Parameter]:
     for base in obj.__mro__[1:]:
         if found[-1].kind is found[-1].VAR_KEYWORD and "__init__" in vars(base):
             found = arguments_of(inspect.signature(vars(base)["__init__"]))
-            more = [each for each in found if each.kind is not each.VAR_KEYWORD and each.name not in DECIDED]
+            more = [each for each in found if each.kind is not each.VAR_KEYWORD and each.name not in SET_BY_SUBCLASS]
             taken = {each.name: each.replace(kind=each.KEYWORD_ONLY) for each in more} | taken
     return list(taken.values())
 

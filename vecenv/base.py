@@ -17,7 +17,7 @@ from vecenv.engine.arguments import (
     check_env_fns,
     check_seed,
     check_timeout,
-    own_env_fns,
+    resolve_env_fns,
     seed_chain,
     spread_seeds,
 )
@@ -100,7 +100,7 @@ class BaseVectorEnv(LayerMark, EngineProperties):
         options |= {"name": name, "warns": self._warns_unclosed}
 
         def new_engine() -> Engine:
-            return Engine(make_backend(), own_env_fns(fns), **options)
+            return Engine(make_backend(), resolve_env_fns(fns), **options)
 
         self.engine: Engine = NotStarted(name)  # type: ignore[assignment]
         """Engine that runs the rounds. Facades and collectors use `engine_of`."""
@@ -159,7 +159,7 @@ class BaseVectorEnv(LayerMark, EngineProperties):
         if self._is_plain:
             return engine.step(action, self._ids_of_round(action, id, env_id, reset), reset, autoreset)
         first = partial(self.send, action, id, env_id=env_id, reset=reset, autoreset=autoreset)
-        return self._halves(first, self.recv)
+        return self._run_both(first, self.recv)
 
     def send(
         self,

@@ -55,18 +55,21 @@ class EnvCreator:
             raise TypeError(f"create_env_fn must be a callable that makes an env, got {create_env_fn!r}")
         self._shares = share_memory
         self._freezes = ""
-        self._fn, self._kwargs = create_env_fn, _merged(kwargs, {} if create_env_kwargs is None else create_env_kwargs)
+        self._fn, self._kwargs = (
+            create_env_fn,
+            _merge_kwargs(kwargs, {} if create_env_kwargs is None else create_env_kwargs),
+        )
         self._states: list[SharedState] | None = None
         self._names: list[str] = []
         self._report: EnvReport | None = None
         if isinstance(create_env_fn, EnvCreator):  # arguments of both, and the same state
             other = create_env_fn
-            self._fn, self._kwargs = other._fn, _merged(self._kwargs, other._kwargs)
+            self._fn, self._kwargs = other._fn, _merge_kwargs(self._kwargs, other._kwargs)
             self._freezes = other._freezes
             if share_memory:
                 self._states, self._names = other._states, other._names
         if share_memory and self._states is None:
-            self._look()
+            self._inspect_env()
 
     def __call__(self, **kwargs: Any) -> Any:
         """Make an env with the shared state. The creator's arguments take precedence over `kwargs`.
@@ -102,7 +105,7 @@ class EnvCreator:
 
     def make_variant(self, **kwargs: Any) -> EnvCreator:
         """Return a creator with the same state and changed arguments. This creator stays unchanged."""
-        return self._variant(_kwargs=_merged(self._kwargs, kwargs))
+        return self._variant(_kwargs=_merge_kwargs(self._kwargs, kwargs))
 
     def _variant(self, **attributes: Any) -> EnvCreator:
         variant: EnvCreator = type(self).__new__(type(self))
@@ -126,7 +129,7 @@ class EnvCreator:
 
         Raises ValueError if the length differs from the creator's list.
         """
-        self._kwargs, self._report = _merged(self._kwargs, kwargs), None
+        self._kwargs, self._report = _merge_kwargs(self._kwargs, kwargs), None
 
     def state_dict(self) -> dict[str, np.ndarray]:
         """Return a copy of the shared state. Array `name` of part k, counted from the outermost, is "k.Class.name".
@@ -157,13 +160,13 @@ class EnvCreator:
     @property
     def create_env_kwargs(self) -> Kwargs | list[Kwargs]:
         """Copy of all arguments for `create_env_fn`."""
-        return _merged(self._kwargs, {})
+        return _merge_kwargs(self._kwargs, {})
 
     @property
     def meta_data(self) -> EnvReport:
         """Spaces, metadata, spec and reward_range of the (first) env. May make and close an env."""
         if self._report is None:
-            self._look()
+            self._inspect_env()
         assert self._report is not None
         return self._report
 
@@ -173,7 +176,7 @@ class EnvCreator:
         parts = [name, *(f"{key}={value!r}" for key, value in kwargs.items())]
         return f"{type(self).__name__}({', '.join(parts)}{'' if self._shares else ', share_memory=False'})"
 
-    def _look(self) -> None:
+    def _inspect_env(self) -> None:
         first = self._kwargs[0] if isinstance(self._kwargs, list) else self._kwargs
         env = self._fn(**first)
         check_env(env, "create_env_fn(...)")
@@ -231,7 +234,7 @@ def stateful_parts(env: Any) -> list[Stateful]:
     return found
 
 
-def _merged(kwargs: Kwargs | Sequence[Kwargs], first: Kwargs | Sequence[Kwargs]) -> Any:
+def _merge_kwargs(kwargs: Kwargs | Sequence[Kwargs], first: Kwargs | Sequence[Kwargs]) -> Any:
     """Return both dicts merged, with precedence for `first`, or a list with a dict per env.
 
     Raises TypeError for other types, and ValueError if two lists differ in length.

@@ -151,13 +151,13 @@ class RemoteTraceback(Exception):
         return f"\n{self.args[0]}" if self.args else ""
 
 
-_OURS = ("vecenv.", "collector.")
+_PACKAGES = ("vecenv.", "collector.")
 
 
 def warn_caller(text: str) -> None:
     """Show a RuntimeWarning at the program's line that called vecenv or collector."""
     frame, level = sys._getframe(), 1
-    while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith(_OURS):
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith(_PACKAGES):
         frame, level = frame.f_back, level + 1
     warnings.warn(text, RuntimeWarning, stacklevel=level)
 

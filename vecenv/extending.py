@@ -16,7 +16,7 @@ from vecenv.engine.arguments import (
     check_options,
     check_seed,
     check_timeout,
-    own_env_fns,
+    resolve_env_fns,
     round_envs,
     seed_chain,
     spread_seeds,
@@ -55,7 +55,7 @@ __all__ += ["actor_options", "add_note", "as_autoreset", "as_ids", "batch_action
 __all__ += ["check_count", "check_options", "check_seed", "check_send_and_recv", "check_timeout"]
 __all__ += ["common_layout", "connect", "dead_nodes", "end_actor", "find_spec", "flat", "free_places"]
 __all__ += ["get_record", "is_loss", "is_repeated", "make_actor", "make_counter", "missing_package"]
-__all__ += ["own_env_fns"]
+__all__ += ["resolve_env_fns"]
 __all__ += ["path_of_descriptor", "put_record", "reason_of", "release_pool", "remove_record", "resets_in_step"]
 __all__ += ["round_envs", "seed_chain", "seed_generators", "spread_seeds", "start_task", "unreachable_nodes"]
 __all__ += ["unscheduled", "warn_caller", "worker_seeds"]

@@ -91,7 +91,7 @@ class RunningMeanStd:
                 centred *= left
                 var = self.var * (before / total)
                 var += _sum(centred) / total
-                self._change(self.mean + shift, var, total, self._skipped)
+                self._set_all(self.mean + shift, var, total, self._skipped)
                 return left
         xp = nest.namespace(rows)
         usable = (abs(rows) < LARGEST).reshape(len(rows), -1).all(1)
@@ -109,9 +109,9 @@ class RunningMeanStd:
         old = 1 - new
         delta = mean - self.mean
         var = self.var * old + new * (var + old * delta * delta)
-        self._change(self.mean + new * delta, var, total, self._skipped + skipped)
+        self._set_all(self.mean + new * delta, var, total, self._skipped + skipped)
 
-    def _change(self, *new: Any) -> None:
+    def _set_all(self, *new: Any) -> None:
         """Write all arrays in a single C call, so that no interrupt comes in between."""
         own: Any = self.mean, self.var, self._count, self._skipped
         IN_ONE_CALL(map(SET_ITEM, own, repeat(...), new))
@@ -139,7 +139,7 @@ class RunningMeanStd:
             raise ValueError(f"the state does not fit {self}: its rows have the shapes {mean.shape} and {var.shape}")
         count, skipped = np.array(float(state["count"])), np.array(float(state["skipped"]))
         if (mean.shape, var.shape) == (self.mean.shape, self.var.shape):
-            self._change(mean, var, count, skipped)
+            self._set_all(mean, var, count, skipped)
         else:
             vars(self).update(mean=mean, var=var, _count=count, _skipped=skipped)
 

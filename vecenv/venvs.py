@@ -18,7 +18,7 @@ from vecenv.engine.arguments import check_options, check_timeout
 
 EnvFns = Sequence[Callable[[], Any] | str]
 START_TIMEOUT = 120.0
-DECIDED = ("backend", "worker_fn")
+SET_BY_SUBCLASS = ("backend", "worker_fn")
 """Arguments of BaseVectorEnv that the classes below set themselves."""
 
 
@@ -38,7 +38,7 @@ class DummyVectorEnv(BaseVectorEnv):
     def __init__(
         self, env_fns: EnvFns, wait_num: int | None = None, timeout: float | None = None, **options: Any
     ) -> None:
-        check_options(type(self), options, hidden=DECIDED)
+        check_options(type(self), options, hidden=SET_BY_SUBCLASS)
         super().__init__(env_fns, wait_num=wait_num, timeout=timeout, backend=DummyBackend, **options)
 
     @property
@@ -70,7 +70,7 @@ class WorkersVectorEnv(BaseVectorEnv):
         step_timeout: float | None = None,
         **options: Any,
     ) -> None:
-        check_options(type(self), options, hidden=DECIDED)
+        check_options(type(self), options, hidden=SET_BY_SUBCLASS)
         backend = partial(
             self.backend_class,
             start_timeout=check_timeout(start_timeout, "start_timeout") or START_TIMEOUT,

@@ -205,7 +205,7 @@ class RowWiseWrapper(VectorEnvWrapper):
 
         def reset() -> tuple[Any, np.ndarray]:
             self.note_reset(id, kwargs)
-            rows: tuple[Any, np.ndarray] = self._mapped(self.map_reset, self.venv.reset, id, **kwargs)
+            rows: tuple[Any, np.ndarray] = self._map_call(self.map_reset, self.venv.reset, id, **kwargs)
             return rows
 
         return self._as_one_call(((), id, kwargs), reset)
@@ -220,9 +220,9 @@ class RowWiseWrapper(VectorEnvWrapper):
         try:
             self.note_round(action, id, kwargs)
             action = action if action is None else self.map_action(action)
-            rows = self._mapped(self.map_round, self.venv.step, action, id, **kwargs)
+            rows = self._map_call(self.map_round, self.venv.step, action, id, **kwargs)
         except BaseException as error:
-            self._note_end(error)
+            self._record_error(error)
             raise
         self._in_call = None
         return rows
@@ -237,9 +237,9 @@ class RowWiseWrapper(VectorEnvWrapper):
 
     def recv(self) -> Any:
         asked: tuple[Any, Any, dict[str, Any]] = (), self.venv.waiting_id, {}
-        return self._as_one_call(asked, lambda: self._mapped(self.map_round, self.venv.recv))
+        return self._as_one_call(asked, lambda: self._map_call(self.map_round, self.venv.recv))
 
-    def _mapped(self, mapped: Callable[..., Any], call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    def _map_call(self, mapped: Callable[..., Any], call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         try:
             rows = call(*args, **kwargs)
         except Exception as error:
@@ -301,12 +301,12 @@ class RowWiseWrapper(VectorEnvWrapper):
                 nest.put(obs, at, info[row]["final_obs"])
             mapped.append((rows, function(obs, *others, info[rows])[:4]))
             for at, row in last:
-                info[row]["final_obs"] = nest.map(_own, nest.take(mapped[-1][1][0], at))
+                info[row]["final_obs"] = nest.map(_copy_leaf, nest.take(mapped[-1][1][0], at))
         if len(first):
             mapped.append((first, (self.map_reset(begun, info[first])[0],)))
         # Rows of the right array library, which are overwritten.
         joined = nest.take(mapped[0][1], np.zeros(len(info), np.int64))
-        joined = joined if len(joined) > 1 else (*joined, *nest.map(_own, columns[1:]))
+        joined = joined if len(joined) > 1 else (*joined, *nest.map(_copy_leaf, columns[1:]))
         for column in joined[1:]:
             column[resets.nonzero()[0]] = 0
         for rows, values in mapped:
@@ -351,7 +351,7 @@ def check_send_and_recv(venv: Any, user: str) -> None:
         venv = venv.venv
 
 
-def _own(leaf: Any) -> Any:
+def _copy_leaf(leaf: Any) -> Any:
     if isinstance(leaf, np.ndarray):
         return leaf.copy()
     return leaf.clone() if hasattr(leaf, "clone") else leaf

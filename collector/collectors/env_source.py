@@ -12,7 +12,7 @@ from gymnasium import Env, spaces
 from gymnasium.vector import VectorEnv
 
 from vecenv import ShmemVectorEnv
-from vecenv.extending import VECTOR_ENVS, check_options, flat, own_env_fns
+from vecenv.extending import VECTOR_ENVS, check_options, flat, resolve_env_fns
 from vecenv.transforms import TransformedVectorEnv
 
 PROCESSES = ("num_workers", "context", "start_timeout", "step_timeout", "affinity", "release_openmp")
@@ -72,7 +72,7 @@ def make_vector_env(source: Any, kwargs: dict[str, Any] | None, make: Callable[[
                     f"create_env_fn[{env_id}] must be a callable that makes an env; got {each!r}: "
                     "pass lambda: make_env() instead of make_env()"
                 )
-        return make([partial(each, **kwargs) for each in own_env_fns(source)])
+        return make([partial(each, **kwargs) for each in resolve_env_fns(source)])
     if not callable(source) and not hasattr(source, "step"):
         raise TypeError(f"create_env_fn must be a vector env, a callable that makes one, or a list; got {source!r}")
     made_here = isinstance(source, type) or not hasattr(source, "step")

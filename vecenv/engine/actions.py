@@ -1,5 +1,5 @@
 """Conversion of actions of any array library to arrays: `batch_actions` casts to the dtype of the space,
-`given_actions` does not.
+`uncast_actions` does not.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ class Actions:
         self.casts = True
 
     def batch(self, action: Any, ids: Sequence[int], resets: np.ndarray | None) -> Any:
-        """Return `batch_actions` or `given_actions`. Rows in `resets` (a mask) are not checked."""
+        """Return `batch_actions` or `uncast_actions`. Rows in `resets` (a mask) are not checked."""
         casts = self.casts or not self._takes_objects
         if self._layout is None and is_tree_of_batches(action, self._form):
             action = _rows_of_tree(action, ids, self._form)
         batch = batch_actions(action, ids, self._layout) if casts or self._checks else None
         if self._checks:
             self._check(batch, ids, resets)
-        return batch if casts else given_actions(action, ids, self._layout)
+        return batch if casts else uncast_actions(action, ids, self._layout)
 
     def _check(self, batch: Any, ids: Sequence[int], resets: np.ndarray | None) -> None:
         for row, i in enumerate(ids):
@@ -61,7 +61,11 @@ def batch_actions(action: Any, ids: Sequence[int], layout: Any) -> Any:
         return _array(action, ids, layout)
     action = on_host(action)
     rows = None if is_tree_of_batches(action, layout) else _as_rows(action, ids)
-    batch = None if layout is None else _tree(action if rows is None else rows, ids, layout, _array, rows is not None)
+    batch = (
+        None
+        if layout is None
+        else _join_leaves(action if rows is None else rows, ids, layout, _array, rows is not None)
+    )
     if batch is None:
         return _rows_of_tree(action, ids, layout) if rows is None else rows
     return batch
@@ -91,17 +95,17 @@ def _is_sample(action: Any, form: Any) -> bool:
     return True
 
 
-def given_actions(action: Any, ids: Sequence[int], layout: Any) -> Any:
+def uncast_actions(action: Any, ids: Sequence[int], layout: Any) -> Any:
     """Return `action` as a tree of arrays if each row keeps type, dtype and shape, else as a list of k objects."""
     is_array = action.__class__ is np.ndarray and layout.__class__ is Leaf
     if is_array and action.dtype == layout.dtype and action.shape == (len(ids), *layout.shape):
         return action
     rows = _rows_of_tree(action, ids, layout) if is_tree_of_batches(action, layout) else _as_rows(action, ids)
-    batch = None if layout is None else _tree(rows, ids, layout, _same_rows, by_env=True)
+    batch = None if layout is None else _join_leaves(rows, ids, layout, _exact_rows, by_env=True)
     return rows if batch is None else batch
 
 
-def _same_rows(rows: list[Any], ids: Sequence[int], leaf: Leaf) -> Any:
+def _exact_rows(rows: list[Any], ids: Sequence[int], leaf: Leaf) -> Any:
     """Return the rows as an array if each row has exactly the leaf's type, dtype and shape."""
     cls = np.ndarray if leaf.shape else leaf.dtype.type
     if all(row.__class__ is cls and row.dtype == leaf.dtype and row.shape == leaf.shape for row in rows):
@@ -156,7 +160,7 @@ def _checked_rows(action: Any, ids: Sequence[int], leaf: Leaf) -> list[Any]:
     return rows
 
 
-def _tree(action: Any, ids: Sequence[int], layout: Any, join: Callable[..., Any], by_env: bool) -> Any:
+def _join_leaves(action: Any, ids: Sequence[int], layout: Any, join: Callable[..., Any], by_env: bool) -> Any:
     """Return the tree of the arrays that `join` makes, or None if the form differs or a leaf is not an array."""
     if isinstance(layout, Leaf):
         _check_count(action, ids)
@@ -166,7 +170,7 @@ def _tree(action: Any, ids: Sequence[int], layout: Any, join: Callable[..., Any]
         return None
     keys = list(layout) if isinstance(layout, dict) else range(len(layout))
     children = (([row[key] for row in action] if by_env else action[key], layout[key]) for key in keys)
-    parts = [_tree(child, ids, part, join, by_env) for child, part in children]
+    parts = [_join_leaves(child, ids, part, join, by_env) for child, part in children]
     if any(part is None for part in parts):
         return None
     return dict(zip(keys, parts, strict=True)) if isinstance(layout, dict) else tuple(parts)

@@ -31,14 +31,14 @@ def check_env_fns(env_fns: Any) -> list[Callable[[], Any]]:
         raise ValueError("env_fns is empty; pass at least one callable")
     for i, env_fn in enumerate(fns):
         if isinstance(env_fn, str):
-            fns[i] = _maker_of(env_fn)
+            fns[i] = _env_fn_of_id(env_fn)
         elif not callable(env_fn):
             kind = "an Env instance" if hasattr(env_fn, "step") else f"of type {type(env_fn).__name__}"
             raise TypeError(f"env_fns[{i}] is {kind}, not a function that makes an env; use lambda: gym.make(...)")
     return fns
 
 
-def _maker_of(env_id: str) -> Callable[[], Any]:
+def _env_fn_of_id(env_id: str) -> Callable[[], Any]:
     if ":" not in env_id and env_id not in gymnasium.registry:  # the env's process imports the module of "module:id"
         namespace, name, version = parse_env_id(env_id)
         if version is not None or find_highest_version(namespace, name) is None:
@@ -46,15 +46,15 @@ def _maker_of(env_id: str) -> Callable[[], Any]:
     return partial(gymnasium.make, env_id)
 
 
-def own_env_fns(env_fns: Sequence[Callable[..., Any]]) -> list[Callable[..., Any]]:
+def resolve_env_fns(env_fns: Sequence[Callable[..., Any]]) -> list[Callable[..., Any]]:
     """Return a function per env. If an entry has `for_env` (`EnvCreator`), use `for_env(i, n)`."""
     n = len(env_fns)
     return [fn.for_env(i, n) if hasattr(fn, "for_env") else fn for i, fn in enumerate(env_fns)]
 
 
-def measured_env_fns(env_fns: Sequence[Callable[..., Any]]) -> list[Callable[..., Any]]:
+def unshared_env_fns(env_fns: Sequence[Callable[..., Any]]) -> list[Callable[..., Any]]:
     """Return functions for measured envs, which do not update shared state."""
-    return [fn.unshared() if hasattr(fn, "unshared") else fn for fn in own_env_fns(env_fns)]
+    return [fn.unshared() if hasattr(fn, "unshared") else fn for fn in resolve_env_fns(env_fns)]
 
 
 def check_count(name: str, value: Any, most: int | None = None) -> int:
@@ -179,7 +179,7 @@ def as_autoreset(autoreset: Any, k: int) -> bool | np.ndarray:
         value = value.tolist()
         if isinstance(value, bool):
             return value
-    if not isinstance(value, Iterable) or isinstance(value, NO_LISTS):
+    if not isinstance(value, Iterable) or isinstance(value, NOT_SEED_LISTS):
         raise TypeError(
             f"autoreset must be True, False, or one seed per env that steps (-1: no seed), got {autoreset!r}"
         )
@@ -205,7 +205,7 @@ def round_envs(n: int, action: Any, id: Any, kwargs: dict[str, Any]) -> tuple[np
 
 
 MAX_SEED = 2**63
-NO_LISTS = (str, bytes, bytearray, memoryview, Mapping, Set)
+NOT_SEED_LISTS = (str, bytes, bytearray, memoryview, Mapping, Set)
 
 
 def check_seed(seed: Any) -> int:
@@ -230,7 +230,7 @@ def spread_seeds(seed: Any, env_ids: Iterable[int]) -> list[int | None]:
         return [None] * len(ids)
     if isinstance(seed := tensor_on_host(seed), np.ndarray):
         seed = seed.tolist()
-    if not isinstance(seed, Iterable) or isinstance(seed, NO_LISTS):
+    if not isinstance(seed, Iterable) or isinstance(seed, NOT_SEED_LISTS):
         first = check_seed(seed)
         return [check_seed(first + i) for i in ids]
     seeds = [None if s is None else check_seed(s) for s in seed]
@@ -256,7 +256,7 @@ def seed_chain(seed: int, n: int) -> list[int]:
     return chain
 
 
-NAMED = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+KEYWORD_KINDS = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 
 
 def check_options(user: type[Any], options: Iterable[str], *takers: type[Any], hidden: Iterable[str] = ()) -> None:
@@ -264,7 +264,7 @@ def check_options(user: type[Any], options: Iterable[str], *takers: type[Any], h
 
     `hidden`: accepted names that a user must not pass.
     """
-    known = sorted(_names(takers or (user,)) - set(hidden))
+    known = sorted(_argument_names(takers or (user,)) - set(hidden))
     for name in options:
         if name not in known:
             close = _closest(name, known)
@@ -274,17 +274,17 @@ def check_options(user: type[Any], options: Iterable[str], *takers: type[Any], h
 
 def option_meant(name: str, *takers: type[Any]) -> str | None:
     """Return the constructor argument that `name` equals or resembles, or `None`."""
-    return _closest(name, sorted(_names(takers)))
+    return _closest(name, sorted(_argument_names(takers)))
 
 
 def _closest(name: str, known: Sequence[str]) -> str | None:
     return next(iter(difflib.get_close_matches(name, known, n=1, cutoff=0.75)), None)
 
 
-def _names(takers: Sequence[type[Any]]) -> set[str]:
+def _argument_names(takers: Sequence[type[Any]]) -> set[str]:
     found = set()
     for cls in {base for taker in takers for base in taker.__mro__ if "__init__" in vars(base) and base is not object}:
         for parameter in inspect.signature(vars(cls)["__init__"]).parameters.values():
-            if parameter.kind in NAMED:
+            if parameter.kind in KEYWORD_KINDS:
                 found.add(parameter.name)
     return found - {"self"}

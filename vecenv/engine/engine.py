@@ -115,8 +115,8 @@ class Engine:
         return layout
 
     @sets_mark
-    def exchange(self, action: Any, reset: Any = None, autoreset: Any = False, own: bool = False) -> Any:
-        """Run a round of all envs and return `Results.rows`, or `Results.own_rows` if `own`."""
+    def exchange(self, action: Any, reset: Any = None, autoreset: Any = False, by_id: bool = False) -> Any:
+        """Run a round of all envs and return `Results.rows`, or `Results.rows_by_id` if `by_id`."""
         mark = self.mark
         if holds:
             free_stale_locks(sys._getframe(1))
@@ -129,14 +129,14 @@ class Engine:
             taken = self.backend.take(None)
             results, ids = self.results, self.all_ids
             if taken is not NO_EXTRAS or not plain or results.checks_scalars:
-                taken = results.settle(None, ids, taken)
-            rows = results.own_rows(None, taken) if own else results.rows(None, ids, taken)
+                taken = results.apply_recovery(None, ids, taken)
+            rows = results.rows_by_id(None, taken) if by_id else results.rows(None, ids, taken)
             seconds, statistics = perf_counter() - begin, self.statistics
             statistics.wait_seconds += waited
             statistics.call_seconds += seconds
             statistics.round_seconds.append(seconds)
         except BaseException as error:
-            mark.note_end(error)
+            mark.record_error(error)
             raise
         mark.is_set = False
         return rows
@@ -152,8 +152,8 @@ class Engine:
         self._send(action, ids, reset, autoreset, kwargs)
 
     @is_one_call
-    def receive(self, own: bool = False) -> Any:
-        return self._receive(own)
+    def receive(self, by_id: bool = False) -> Any:
+        return self._receive(by_id)
 
     @is_one_call
     def reset(self, ids: np.ndarray | None, kwargs: dict[str, Any]) -> tuple[Any, np.ndarray]:
@@ -162,7 +162,7 @@ class Engine:
         asked = self.all_ids if ids is None else ids.tolist()
         self._start_resets(ids, kwargs)
         self._wait(self.status.answered(asked), None)
-        taken = self.results.settle(ids, asked, self.backend.take(None if ids is None else asked))
+        taken = self.results.apply_recovery(ids, asked, self.backend.take(None if ids is None else asked))
         return self.results.obs(ids, taken.extras), self.results.infos.rows(asked, taken)
 
     @is_one_call
@@ -198,18 +198,18 @@ class Engine:
             self._start_resets(ids, kwargs)
         else:
             self._start_steps(ids, action, reset, autoreset, kwargs)
-        self.status.order.append(ids)
+        self.status.rounds_in_flight.append(ids)
         self.statistics.call_seconds += perf_counter() - begin
 
-    def _receive(self, own: bool) -> Any:
+    def _receive(self, by_id: bool) -> Any:
         self.check_open()
         status = self.status
         ids: np.ndarray | None = None
-        if len(status.order) == 1 and status.order[0] is None and not self.is_async:
+        if len(status.rounds_in_flight) == 1 and status.rounds_in_flight[0] is None and not self.is_async:
             asked = self.all_ids
             self._set_mark(asked)
             self._wait(status.all_answered, None)
-            self.status.order = []
+            self.status.rounds_in_flight = []
         else:
             in_flight = status.in_flight
             if in_flight == 0:
@@ -221,8 +221,8 @@ class Engine:
                 self._wait(one, None)
             ids = status.finished_ids()
             asked = ids.tolist()
-        taken = self.results.settle(ids, asked, self.backend.take(None if ids is None else asked))
-        return self.results.own_rows(ids, taken) if own else self.results.rows(ids, asked, taken)
+        taken = self.results.apply_recovery(ids, asked, self.backend.take(None if ids is None else asked))
+        return self.results.rows_by_id(ids, taken) if by_id else self.results.rows(ids, asked, taken)
 
     def _start_steps(
         self, ids: np.ndarray | None, action: Any, reset: Any, autoreset: Any, kwargs: dict[str, Any]
@@ -260,7 +260,7 @@ class Engine:
         if autoreset is not False:
             ops |= opcodes.AUTORESET
             if autoreset is not True or self._seeded or not self.autoresets:
-                self._seed_next(... if ids is None else ids, autoreset)
+                self._set_reset_seeds(... if ids is None else ids, autoreset)
         args: dict[int, dict[str, Any]] = NO_ARGUMENTS  # type: ignore[assignment]
         if resets is not None and chosen:
             args = reset_arguments(chosen, kwargs)
@@ -284,7 +284,7 @@ class Engine:
         self._start(ids, ops, encoded)
         return plain
 
-    def _seed_next(self, rows: Any, seeds: Any) -> None:
+    def _set_reset_seeds(self, rows: Any, seeds: Any) -> None:
         """Record the seeds of the envs that this round may reset (True: no seeds)."""
         if not self.autoresets:
             raise TypeError(
@@ -317,7 +317,7 @@ class Engine:
         if ids is not None:
             self.statistics.left_out += self.env_num - len(ids)
         if self._absorbs:
-            self.recovery.keep_rows(ids, ops)
+            self.recovery.save_observations(ids, ops)
             if self.recovery.errors:
                 ids, ops = self.recovery.answer_failed(np.arange(self.env_num) if ids is None else ids, ops)
                 encoded = {i: encoded[i] for i in ids.tolist() if i in encoded}

@@ -47,7 +47,7 @@ class EnvCalls:
         self._status.check_idle(ids)
         asked = self._status.all_ids if ids is None else ids.tolist()
         if self._backend.lost:
-            self._recovery.note_lost()
+            self._recovery.record_lost()
             for i in asked:
                 if i in self._backend.lost:
                     self._recovery.check(i)
@@ -66,7 +66,7 @@ class EnvCalls:
         if not call.done():
             self._backend.wait(call.done, None)
         values = call.values()
-        self._recovery.note_lost()
+        self._recovery.record_lost()
         for value in values:
             if isinstance(value, Failure):
                 error = self._recovery.exception_of(value)
@@ -91,7 +91,7 @@ class EnvCalls:
         self._finish(self._start(ids, "set_state", [(state,) for state in states]))
         self._recovery.discard_errors(asked)
         for i in asked:
-            self._status.note_begun(i)
+            self._status.record_reset(i)
 
     @is_one_call
     def seed(self, seeds: Sequence[int | None]) -> list[int]:
@@ -106,7 +106,7 @@ class EnvCalls:
             if (space := self._reports[i].action_space) is not None:
                 space.seed(seeds[i])
             if wants_reset is None:  # seeding made a new env
-                self._status.note_begun(i, needs_reset=True)
+                self._status.record_reset(i, needs_reset=True)
         return [i for i, wants_reset in zip(chosen, want_reset, strict=True) if wants_reset]
 
 

@@ -52,7 +52,7 @@ class Mark:
         while time.monotonic() < deadline and _is_elsewhere(self.is_set):
             time.sleep(1e-3)  # polled, because a signal from the call would slow down every round
 
-    def note_end(self, error: BaseException) -> None:
+    def record_error(self, error: BaseException) -> None:
         """Record the exception that ended a call. If the mark is still set, the exception was an interrupt."""
         if self.is_set:
             self.is_set = True
@@ -96,16 +96,16 @@ class LayerMark:
         try:
             result = work()
         except BaseException as error:
-            self._note_end(error)
+            self._record_error(error)
             raise
         self._in_call = None
         return result
 
-    def _halves(self, first: Callable[[], Any], second: Callable[[], Result]) -> Result:
+    def _run_both(self, first: Callable[[], Any], second: Callable[[], Result]) -> Result:
         """Make two calls as one, because an interrupt may come between them."""
         return self._as_one_call((), lambda: (first(), second())[1])
 
-    def _note_end(self, error: BaseException) -> None:
+    def _record_error(self, error: BaseException) -> None:
         """Abandon the envs of the call after an interrupt, but not after an error of an env or argument."""
         if isinstance(error, Exception):
             self._in_call = None
@@ -156,7 +156,7 @@ def is_one_call(method: Callable[..., Result]) -> Callable[..., Result]:
         try:
             result = method(self, *args, **kwargs)
         except BaseException as error:
-            self.mark.note_end(error)
+            self.mark.record_error(error)
             raise
         self.mark.is_set = False
         return result

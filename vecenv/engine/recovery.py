@@ -58,16 +58,16 @@ class Recovery:
         self._last: list[tuple[np.ndarray, np.ndarray]] = []
         """Arrays of observations, with a copy from before the operation in flight."""
 
-    def note_lost(self) -> None:
+    def record_lost(self) -> None:
         if self._backend.lost and (lost := [i for i in self._backend.lost if i not in self.errors]):
             logger.warning("envs %s are lost: %s", lost, str(self._backend.lost[lost[0]]))
             for i in lost:
                 self.errors[i] = self._backend.lost[i]
 
-    def note_interrupted(self, ids: Iterable[int], cause: str) -> None:
+    def record_interrupted(self, ids: Iterable[int], cause: str) -> None:
         """Record that these envs need a reset after the exception `cause`."""
         self.resets, self.rows = {}, {}
-        self.restore_rows(list(ids))
+        self.restore_observations(list(ids))
         for i in ids:
             self.errors[i] = VectorEnvError(
                 f"env {i} was in a call that {cause} interrupted, and its result was discarded; "
@@ -103,7 +103,7 @@ class Recovery:
                     self._restart(i)
                 except Exception as error:
                     if not self._may_absorb(i):
-                        self._note_budget(i, error)
+                        self._add_budget_note(i, error)
                         self.mark.is_set = False
                         raise
 
@@ -113,7 +113,7 @@ class Recovery:
                 self.errors.pop(i, None)
                 self._traces.pop(i, None)
 
-    def keep_rows(self, ids: np.ndarray | None, ops: Any) -> None:
+    def save_observations(self, ids: np.ndarray | None, ops: Any) -> None:
         """Copy the observations of these envs (`None`: all), because a failing env may write only a part of its row."""
         if not len(self._autoresets):
             self._autoresets = np.zeros(len(self._backend.arena.status), np.bool_)
@@ -127,7 +127,7 @@ class Recovery:
             else:
                 kept[ids] = array[ids]
 
-    def restore_rows(self, ids: list[int]) -> None:
+    def restore_observations(self, ids: list[int]) -> None:
         for array, kept in self._last:
             array[ids] = kept[ids]
 
@@ -141,7 +141,7 @@ class Recovery:
             self._backend.arena.status[i] = opcodes.DONE
         return ids[~failed], ops[~failed]
 
-    def settle(self, extras: dict[int, Extra], answered: Collection[int]) -> list[int]:
+    def absorb_failures(self, extras: dict[int, Extra], answered: Collection[int]) -> list[int]:
         """Absorb failures of a round if `on_error` allows. Return the ids of the envs whose failure raises."""
         failed, resets = [], self.resets
         for i, extra in extras.items():
@@ -150,10 +150,10 @@ class Recovery:
                 failure.op = "reset" if i in resets or failure.stepped else "step"
                 self.errors[i] = self.exception_of(failure)
                 if not failure.stepped:
-                    self.restore_rows([i])
+                    self.restore_observations([i])
                 free = self.absorbs and getattr(self.errors[i], "bystander", False)
                 if i in resets and (not failure.began or free or self._may_absorb(i)):
-                    extra = self._reset_again(i, resets[i])
+                    extra = self._retry_reset(i, resets[i])
                 elif i not in resets and (free or self._may_absorb(i)):
                     self.absorbed += free
                     extra = extra._replace(failure=None) if failure.stepped else self._truncated_row(i)
@@ -162,7 +162,7 @@ class Recovery:
                 extra = self._next_episode(i, extra)
             if extra.failure is not None:
                 failed.append(i)
-                self._note_budget(i, self.errors[i])
+                self._add_budget_note(i, self.errors[i])
             extras[i] = extra
         return failed
 
@@ -174,7 +174,7 @@ class Recovery:
             final[i] = obs[i]
         objects = last.objects or [obs[i] for obs, _ in rows if obs.dtype == object]
         outcome = arena.reward[i], arena.terminated[i], arena.truncated[i]
-        first = self._reset_again(i, {} if arena.seed[i] < 0 else {"seed": int(arena.seed[i])})
+        first = self._retry_reset(i, {} if arena.seed[i] < 0 else {"seed": int(arena.seed[i])})
         arena.reward[i], arena.terminated[i], arena.truncated[i] = outcome
         if first.failure is None:
             return first._replace(reward=last.reward, final=Final(objects, last.info or {}))
@@ -183,7 +183,7 @@ class Recovery:
         first.failure.stepped = True
         return last._replace(failure=first.failure)
 
-    def _reset_again(self, i: int, kwargs: dict[str, Any]) -> Extra:
+    def _retry_reset(self, i: int, kwargs: dict[str, Any]) -> Extra:
         """Retry a failed reset until the reset succeeds or the budget is spent."""
         while True:
             extra = self._try_reset(i, {i: kwargs} if kwargs else {})
@@ -210,7 +210,7 @@ class Recovery:
         """Restart the worker of a lost env. Errors are recorded before the backend discards them, because each env of
         the block needs a reset.
         """
-        self.note_lost()
+        self.record_lost()
         block = self._backend.restart(i)
         self.restarts += 1
         logger.info("the worker of envs %s was restarted", list(block))
@@ -232,7 +232,7 @@ class Recovery:
         times = self._times.get(i)
         return times is not None and len(times) == times.maxlen and time.monotonic() - times[0] < WINDOW
 
-    def _note_budget(self, i: int, error: BaseException) -> None:
+    def _add_budget_note(self, i: int, error: BaseException) -> None:
         if self.absorbs and self._is_spent(i):
             add_note(
                 error,

@@ -23,7 +23,7 @@ from vecenv.errors import Partial
 
 Step = tuple[Any, np.ndarray, np.ndarray, np.ndarray, np.ndarray]
 """(obs, rew, terminated, truncated, info)"""
-OwnStep = tuple[Any, np.ndarray, np.ndarray, np.ndarray, Mapping[int, dict[str, Any]]]
+StepById = tuple[Any, np.ndarray, np.ndarray, np.ndarray, Mapping[int, dict[str, Any]]]
 """A batch with the non-empty infos of the envs, by env id."""
 
 
@@ -51,11 +51,11 @@ class Results:
         self._objects = [leaf for leaf in nest.leaves(arena.obs) if leaf.dtype == object]
         self.splits = not stack_obs and isinstance(layout.obs, (dict, tuple))
         self._unspaced = not spaced and isinstance(layout.obs, ObjectLeaf)
-        self._single = arena.obs if isinstance(arena.obs, np.ndarray) and not self._unspaced else None
-        self._whole: tuple[np.ndarray, ...] | None = None
+        self._obs_array = arena.obs if isinstance(arena.obs, np.ndarray) and not self._unspaced else None
+        self._copied_columns: tuple[np.ndarray, ...] | None = None
         """Arrays to copy for a batch of all envs, if each column is a single numeric array."""
-        if copy and self._single is not None and not self._objects:
-            self._whole = self._single, arena.reward, arena.terminated, arena.truncated
+        if copy and self._obs_array is not None and not self._objects:
+            self._copied_columns = self._obs_array, arena.reward, arena.terminated, arena.truncated
         self._reward_shape: tuple[int, ...] | None = None
         self.checks_scalars = True
         """True if a scalar reward may be wrong."""
@@ -68,8 +68,8 @@ class Results:
         return *self._columns(ids, taken.extras), self.infos.rows(asked, taken)
 
     def _columns(self, ids: np.ndarray | None, extras: Mapping[int, Extra]) -> Any:
-        if ids is None and self._whole is not None:
-            return map(np.ndarray.copy, self._whole)
+        if ids is None and self._copied_columns is not None:
+            return map(np.ndarray.copy, self._copied_columns)
         terminated, truncated = self._rows(self._arena.terminated, ids), self._rows(self._arena.truncated, ids)
         return self.obs(ids, extras), self.rew(ids, extras), terminated, truncated
 
@@ -81,8 +81,8 @@ class Results:
                     continue
                 for leaf, value in zip(self._objects, extra.objects, strict=True):
                     leaf[i] = value
-        if self._single is not None:
-            return self._rows(self._single, ids)
+        if self._obs_array is not None:
+            return self._rows(self._obs_array, ids)
         if self.splits:
             ids_list = self._all if ids is None else ids.tolist()
             row = partial(_row, owns_objects=self.repeats_objects)
@@ -93,7 +93,7 @@ class Results:
 
     def _rows(self, leaf: np.ndarray, ids: np.ndarray | None) -> np.ndarray:
         if leaf.dtype == object and self.repeats_objects:
-            return own_objects(leaf if ids is None else leaf[ids])
+            return copy_objects(leaf if ids is None else leaf[ids])
         if ids is not None:
             return leaf[ids]
         return leaf.copy() if self.copies else leaf
@@ -131,7 +131,7 @@ class Results:
                 shapes[i] = () if extra.reward is None else extra.reward.shape
         if self._reward_shape is None and shapes:
             if shape := shapes[min(shapes)]:
-                self._whole = None
+                self._copied_columns = None
             self.checks_scalars, self._reward_shape = bool(shape), shape
         wrong = {}
         for i, shape in shapes.items():
@@ -141,11 +141,11 @@ class Results:
                 wrong[i] = Extra(failure=capture(error, i, "step", local=True))
         return wrong
 
-    def own_rows(self, ids: np.ndarray | None, taken: Taken) -> OwnStep:
+    def rows_by_id(self, ids: np.ndarray | None, taken: Taken) -> StepById:
         """Return the rows with the non-empty infos of the envs, by env id."""
         return *self._columns(ids, taken.extras), self.infos.by_id(taken)
 
-    def settle(self, ids: np.ndarray | None, asked: list[int], taken: Taken) -> Taken:
+    def apply_recovery(self, ids: np.ndarray | None, asked: list[int], taken: Taken) -> Taken:
         """Return the results after recovery. Raise the first failure, with the remaining results in `partial`."""
         recovery = self._recovery
         rows: dict[int, Extra] = {}
@@ -157,12 +157,12 @@ class Results:
         ):
             taken = taken._replace(extras={**taken.extras, **wrong})
         extras = taken.extras
-        recovery.note_lost()
+        recovery.record_lost()
         failed = []
         if extras and (rows or any(extra.failure is not None for extra in extras.values())):
-            failed = recovery.settle(extras, rows)
+            failed = recovery.absorb_failures(extras, rows)
         if self._env_status.strict:
-            self._env_status.note_ends(ids, taken, self._arena)
+            self._env_status.record_ends(ids, taken, self._arena)
         if ids is None:
             recovery.resets = {}
         elif recovery.resets:
@@ -187,7 +187,7 @@ class Results:
         raise errors[first]
 
 
-def own_objects(leaf: np.ndarray) -> np.ndarray:
+def copy_objects(leaf: np.ndarray) -> np.ndarray:
     return nest.object_array([copy_if_possible(value) for value in leaf]) if leaf.dtype == object else leaf.copy()
 
 

@@ -19,14 +19,14 @@ class ReturnedInfos:
     def __init__(self, arena: Arena, all_ids: list[int]) -> None:
         self._final, self._all = arena.final, all_ids
         self._empty = nest.object_array([{"env_id": i} for i in all_ids])
-        self.own_ids: dict[int, Any] = {}
+        self.own_env_ids: dict[int, Any] = {}
         """Values that envs of the last batch had under "env_id", by env id."""
-        self.lasts: dict[int, tuple[Any, Any]] = {}
+        self.final_obs: dict[int, tuple[Any, Any]] = {}
         """`final_obs` of the last batch and, if its types differ, the env's observation, by env id."""
 
     def rows(self, asked: Sequence[int], taken: Taken) -> np.ndarray:
-        if self.own_ids or self.lasts:
-            self.own_ids, self.lasts = {}, {}
+        if self.own_env_ids or self.final_obs:
+            self.own_env_ids, self.final_obs = {}, {}
         if not taken.extras and len(taken.infos) == 1:
             columns = taken.infos[0]
             if columns.ids == asked and "env_id" not in columns.schema.keys:
@@ -37,11 +37,11 @@ class ReturnedInfos:
         row_of = self._all if asked is self._all else {i: row for row, i in enumerate(asked)}
         for i, info in self._merged(taken).items():
             if "env_id" in info:
-                self.own_ids[i] = info["env_id"]
+                self.own_env_ids[i] = info["env_id"]
             info["env_id"] = i
             infos[row_of[i]] = info
             if i in taken.extras and (final := taken.extras[i].final) is not None:
-                self.lasts[i] = info["final_obs"], final.obs
+                self.final_obs[i] = info["final_obs"], final.obs
         return infos
 
     def by_id(self, taken: Taken) -> Mapping[int, dict[str, Any]]:

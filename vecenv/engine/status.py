@@ -27,11 +27,11 @@ class EnvStatus:
         self.bytes: Any = self._array.data
         self.is_async, self.strict = is_async, strict
         n = self._n = len(self._array)
-        self._unreset = np.ones(n, dtype=np.bool_)
+        self._needs_reset = np.ones(n, dtype=np.bool_)
         self.all_ids = list(range(n))
         self.all_idle = bytes([opcodes.IDLE]) * n
         self._all_done = bytes([opcodes.DONE]) * n
-        self.order: list[np.ndarray | None] = []
+        self.rounds_in_flight: list[np.ndarray | None] = []
         """Ids of each round in flight, as in the call."""
         self.all_answered = self.enough(n)
 
@@ -74,8 +74,8 @@ class EnvStatus:
             )
         mark.ids = self.interrupted_ids
         self._backend.resynchronise(time.monotonic() + RECOVERY_TIMEOUT)
-        self._recovery.note_interrupted(mark.ids, mark.cause)
-        self.order = []
+        self._recovery.record_interrupted(mark.ids, mark.cause)
+        self.rounds_in_flight = []
         mark.is_set, mark.cause = False, SIGNAL
 
     def enough(self, need: int) -> Callable[[], bool]:
@@ -96,7 +96,7 @@ class EnvStatus:
 
     def finished_ids(self) -> np.ndarray:
         """Return the envs of this batch: in the order of the calls if all have answered, else in ascending order."""
-        order, self.order = self.order, []
+        order, self.rounds_in_flight = self.rounds_in_flight, []
         if not self.is_async:
             parts = [np.arange(self._n) if part is None else part for part in order]
             if sum(map(len, parts)) == len(self._busy_ids()):
@@ -132,8 +132,8 @@ class EnvStatus:
         """Raise RuntimeError for envs that are stepping, or that need a reset and are not in `resets`."""
         self.check_idle(ids)
         recovery = self._recovery
-        recovery.note_lost()
-        wrong = (self._unreset if ids is None else self._unreset[ids]) & self.strict
+        recovery.record_lost()
+        wrong = (self._needs_reset if ids is None else self._needs_reset[ids]) & self.strict
         if recovery.errors and not recovery.absorbs:
             wrong |= np.isin(np.arange(len(wrong)) if ids is None else ids, list(recovery.errors))
         if resets is not None:
@@ -146,11 +146,11 @@ class EnvStatus:
                 f"env {i} has not been reset, or its episode is over; call reset({i}) first (strict=True)"
             )
 
-    def note_ends(self, ids: np.ndarray | None, taken: Taken, arena: Arena) -> None:
+    def record_ends(self, ids: np.ndarray | None, taken: Taken, arena: Arena) -> None:
         """Record which envs need a reset (with `strict`)."""
         rows: Any = ... if ids is None else ids
-        self._unreset[rows] = arena.terminated[rows] | arena.truncated[rows]
-        self._unreset[[i for i, extra in taken.extras.items() if extra.final is not None]] = False
+        self._needs_reset[rows] = arena.terminated[rows] | arena.truncated[rows]
+        self._needs_reset[[i for i, extra in taken.extras.items() if extra.final is not None]] = False
 
-    def note_begun(self, i: int, needs_reset: bool = False) -> None:
-        self._unreset[i] = needs_reset
+    def record_reset(self, i: int, needs_reset: bool = False) -> None:
+        self._needs_reset[i] = needs_reset

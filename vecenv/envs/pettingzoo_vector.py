@@ -14,7 +14,7 @@ from gymnasium.vector import AutoresetMode
 
 from vecenv import nest
 from vecenv.base import BaseVectorEnv
-from vecenv.engine.arguments import as_ids, check_env_fns, check_options, own_env_fns, spread_seeds
+from vecenv.engine.arguments import as_ids, check_env_fns, check_options, resolve_env_fns, spread_seeds
 from vecenv.engine.mark import LayerMark, sets_mark
 from vecenv.envs.agent_spaces import AgentActions, common_spaces, make_env
 from vecenv.envs.gymnasium_arguments import as_autoreset_mode
@@ -58,7 +58,7 @@ class MultiAgentVectorEnv(LayerMark):
         kind = self.rows_class.kind
         if isinstance(env_fns, (list, tuple)):
             env_fns = [partial(make_env, kind, fn) if isinstance(fn, str) else fn for fn in env_fns]
-        fns = [partial(self.rows_class, fn, possible_agents) for fn in own_env_fns(check_env_fns(env_fns))]
+        fns = [partial(self.rows_class, fn, possible_agents) for fn in resolve_env_fns(check_env_fns(env_fns))]
         self.venv = make(fns, strict=True, **options)
         try:
             self.agent_spaces = copy.deepcopy(common_spaces(self.venv.get_env_attr("agent_spaces")))
@@ -105,7 +105,7 @@ class MultiAgentVectorEnv(LayerMark):
 
     def step(self, actions: Any, id: Any = None) -> MultiAgentStep:
         """Step the envs `id` (default: all). If `actions` is `None`, only call `recv`."""
-        return self.recv() if actions is None else self._halves(lambda: self.send(actions, id), self.recv)
+        return self.recv() if actions is None else self._run_both(lambda: self.send(actions, id), self.recv)
 
     def send(self, actions: Any, id: Any = None) -> None:
         """Check the actions and start the step of the envs `id`, without waiting."""
@@ -151,7 +151,7 @@ class MultiAgentVectorEnv(LayerMark):
                     error.partial = Partial(partial.env_id, *results)  # type: ignore[attr-defined]
                 raise
         except BaseException as error:
-            self._note_end(error)
+            self._record_error(error)
             raise
         self._in_call = outer
         return rows

@@ -52,7 +52,7 @@ def is_half(method: Callable[..., Result]) -> Callable[..., Result]:
         try:
             result = method(self, *args, **kwargs)
         except BaseException as error:
-            self._note_end(error)
+            self._record_error(error)
             raise
         self._in_call = outer
         return result

@@ -13,7 +13,7 @@ from gymnasium.vector import AutoresetMode
 from vecenv import nest
 from vecenv.base import BaseVectorEnv, engine_of, overrides_nothing
 from vecenv.engine.arguments import check_options, next_seed
-from vecenv.engine.results import OwnStep, Step, own_objects
+from vecenv.engine.results import Step, StepById, copy_objects
 from vecenv.wrappers import VectorEnvWrapper, resets_in_step
 
 Restore = Callable[[Any], Any]
@@ -50,20 +50,20 @@ class Driver:
         self._ids = range(len(venv))
         self._as_ints = int_restorer(venv.observation_space[0])  # a wrapper returns rows of batches
 
-    def step(self, actions: Any, autoreset: bool) -> OwnStep:
+    def step(self, actions: Any, autoreset: bool) -> StepById:
         if self.engine is not None:
             return self.exchange(actions, None, autoreset)
         step = self._venv.step(actions, autoreset=True) if autoreset else self._venv.step(actions)
         return self._own(self._ids, step)
 
-    def exchange(self, actions: Any, reset: Any, autoreset: bool) -> OwnStep:
+    def exchange(self, actions: Any, reset: Any, autoreset: bool) -> StepById:
         engine: Any = self.engine
-        step: OwnStep = engine.exchange(actions, reset, autoreset, own=True)
+        step: StepById = engine.exchange(actions, reset, autoreset, by_id=True)
         return self._copied(step) if self.has_views else step
 
-    def receive(self, ids: Sequence[int]) -> OwnStep:
+    def receive(self, ids: Sequence[int]) -> StepById:
         if self._receives:  # fast: builds no info per env
-            own: OwnStep = self._venv.engine.receive(own=True)
+            own: StepById = self._venv.engine.receive(by_id=True)
             return self._copied(own) if self.has_views else own
         return self._own(ids, self._venv.recv())
 
@@ -80,16 +80,16 @@ class Driver:
         self._restore_infos(self._ids if ids is None else ids, infos)
         return obs, infos
 
-    def _own(self, ids: Sequence[int], step: Step) -> OwnStep:
+    def _own(self, ids: Sequence[int], step: Step) -> StepById:
         *columns, infos = step
         self._restore_infos(ids, infos.tolist())
         for i, info in zip(ids, infos, strict=True):
             if "final_obs" in info and "final_info" in info:
                 info["final_obs"] = self._returned(i, info["final_obs"])
-        own: OwnStep = *columns, {i: info for i, info in zip(ids, infos, strict=True) if info}
+        own: StepById = *columns, {i: info for i, info in zip(ids, infos, strict=True) if info}
         return self._copied(own) if self.has_views else own
 
-    def _copied(self, step: OwnStep) -> OwnStep:
+    def _copied(self, step: StepById) -> StepById:
         obs, rew, terminated, truncated, infos = step
         obs = nest.map(np.copy, obs) if self._copies_obs else obs
         return obs, rew.copy(), terminated.copy(), truncated.copy(), infos
@@ -97,7 +97,7 @@ class Driver:
     def _returned(self, i: int, last_obs: Any) -> Any:
         """Return env i's last observation in the env's types, unless a wrapper changed it."""
         is_ours = isinstance(self._venv, BaseVectorEnv)
-        row, returned = self._venv.engine.results.infos.lasts.get(i, (None, None)) if is_ours else (None, None)
+        row, returned = self._venv.engine.results.infos.final_obs.get(i, (None, None)) if is_ours else (None, None)
         if row is last_obs:
             return row if returned is None else returned
         return last_obs if self._as_ints is None else self._as_ints(last_obs)
@@ -108,7 +108,7 @@ class Driver:
             return
         for info in infos:
             info.pop("env_id", None)
-        if own_ids := self._venv.engine.results.infos.own_ids:
+        if own_ids := self._venv.engine.results.infos.own_env_ids:
             for i, info in zip(ids, infos, strict=True):
                 if i in own_ids:
                     info["env_id"] = own_ids[i]
@@ -156,11 +156,11 @@ class Episodes:
         if self._stored_obs is None:
             n = len(self.over)
             self._stored_obs = nest.map(lambda leaf: np.zeros((n, *leaf.shape[1:]), leaf.dtype), obs)
-        nest.put(self._stored_obs, ids, nest.map(lambda leaf: own_objects(leaf) if leaf.dtype == object else leaf, obs))
+        nest.put(self._stored_obs, ids, nest.map(lambda leaf: copy_objects(leaf) if leaf.dtype == object else leaf, obs))
 
     def latest_obs(self) -> Any:
         """Return the observations of all envs, copied unless the vector env returns views."""
-        return nest.map(own_objects, self._stored_obs) if self._stores_obs else self._venv.engine.results.obs(None, {})
+        return nest.map(copy_objects, self._stored_obs) if self._stores_obs else self._venv.engine.results.obs(None, {})
 
     def seeds_for(self, ids: Sequence[int], given: Sequence[int | None] | None = None) -> dict[str, list[int | None]]:
         if not self._seeded:
@@ -204,7 +204,7 @@ class EndedStep:
     envs `left`, which failed, are not reset yet: reset them and call `begin`.
     """
 
-    def __init__(self, step: OwnStep, ids: Sequence[int], failed: Sequence[int], restore: Restore | None) -> None:
+    def __init__(self, step: StepById, ids: Sequence[int], failed: Sequence[int], restore: Restore | None) -> None:
         self.ids = ids
         self.not_reset = left = [i for i in ids if i in failed]
         obs, rew, terminated, truncated, by_id = step

@@ -15,7 +15,7 @@ from vecenv import nest
 from vecenv.engine.engine import Engine
 from vecenv.engine.lifetime import NotStarted
 from vecenv.engine.mark import sets_mark
-from vecenv.engine.results import OwnStep
+from vecenv.engine.results import StepById
 from vecenv.envs.gymnasium_arguments import as_autoreset_mode, as_seeds, split_options
 from vecenv.errors import Partial
 from vecenv.facades.async_calls import HALF, RESET, STEP, AnyVectorEnv, AsyncCalls, as_deadline, is_half
@@ -143,7 +143,7 @@ class GymnasiumVectorEnv(AsyncCalls, AnyVectorEnv):
         With `seed=s`, env i gets the seed s + i. A list has a seed or `None` per env. Other options go to every env.
         TypeError or ValueError for bad arguments, before any env is reset.
         """
-        return self._halves(lambda: self.reset_async(seed, options), self.reset_wait)
+        return self._run_both(lambda: self.reset_async(seed, options), self.reset_wait)
 
     @is_half
     def reset_async(self, seed: Any = None, options: dict[str, Any] | None = None) -> None:
@@ -206,11 +206,11 @@ class GymnasiumVectorEnv(AsyncCalls, AnyVectorEnv):
                     raise
                 results = self._results(step, None)
             except BaseException as error:
-                self._note_end(error)
+                self._record_error(error)
                 raise
             self._in_call = None
             return results
-        return self._halves(lambda: self.step_async(actions), self.step_wait)
+        return self._run_both(lambda: self.step_async(actions), self.step_wait)
 
     @is_half
     def step_async(self, actions: Any) -> None:
@@ -237,7 +237,7 @@ class GymnasiumVectorEnv(AsyncCalls, AnyVectorEnv):
             return self._results(self._receive(self._ids), deadline)
         return self._finish(self._ended)
 
-    def _results(self, step: OwnStep, deadline: float | None) -> VectorStep:
+    def _results(self, step: StepById, deadline: float | None) -> VectorStep:
         obs, rew, terminated, truncated, infos = step
         episodes = self._episodes
         episodes.record_step(terminated | truncated, obs)
@@ -246,7 +246,7 @@ class GymnasiumVectorEnv(AsyncCalls, AnyVectorEnv):
         batch = batch_infos(infos, self.num_envs) if infos else {}
         return obs if self._is_tree else self._joined(obs), rew, terminated, truncated, batch
 
-    def _end_episodes(self, step: OwnStep, deadline: float | None) -> VectorStep:
+    def _end_episodes(self, step: StepById, deadline: float | None) -> VectorStep:
         episodes = self._episodes
         ids = episodes.ended
         ended = EndedStep(step, ids, self.venv.failed_id if self._resets_in_step else ids, self._as_ints)
@@ -291,7 +291,7 @@ class GymnasiumVectorEnv(AsyncCalls, AnyVectorEnv):
         self._pending = call
         self._episodes.begin(resets, seeds)
 
-    def _receive(self, ids: Sequence[int]) -> OwnStep:
+    def _receive(self, ids: Sequence[int]) -> StepById:
         """Return the results of the round of `ids`. If a warning raises, the call stays pending."""
         try:
             step = self._driver.receive(ids)

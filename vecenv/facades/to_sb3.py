@@ -19,7 +19,7 @@ from vecenv.base import BaseVectorEnv
 from vecenv.engine.arguments import check_seed
 from vecenv.engine.engine import Engine
 from vecenv.engine.mark import LayerMark
-from vecenv.engine.results import OwnStep
+from vecenv.engine.results import StepById
 from vecenv.envs.from_gymnasium import from_gymnasium
 from vecenv.errors import EnvContractError
 from vecenv.facades.async_calls import is_half
@@ -131,7 +131,7 @@ class SB3VecEnv(LayerMark, VecEnv):
             return self._results(self._driver.step(self._actions, self._resets_in_step))
         return self._results(self._driver.receive(range(self.num_envs)))
 
-    def _results(self, results: OwnStep) -> tuple[Any, np.ndarray, np.ndarray, list[dict[str, Any]]]:
+    def _results(self, results: StepById) -> tuple[Any, np.ndarray, np.ndarray, list[dict[str, Any]]]:
         obs, rewards, terminated, truncated, env_infos = results
         if rewards.ndim != 1:
             raise EnvContractError(f"SB3 needs rewards that are numbers, the envs return the shape {rewards.shape[1:]}")
@@ -147,7 +147,7 @@ class SB3VecEnv(LayerMark, VecEnv):
             infos = [info if _is_plain(info) else copy_if_possible(info) for info in infos]
         return obs, rewards.astype(np.float32), dones, infos
 
-    def _end_episodes(self, step: OwnStep, ids: list[int], infos: list[dict[str, Any]]) -> None:
+    def _end_episodes(self, step: StepById, ids: list[int], infos: list[dict[str, Any]]) -> None:
         failed = self.venv.failed_id if self._resets_in_step else ids  # with on_error="restart" a failed env is done
         ended = EndedStep(step, ids, failed, self._as_ints)
         if ended.not_reset:

@@ -18,13 +18,13 @@ from vecenv.base import BaseVectorEnv
 from vecenv.engine.arguments import seed_chain
 from vecenv.errors import ClosedError
 from vecenv.testing.envs import CountingEnv, ExitsOnStep, RaisesInConstructor, RaisesOnStep
-from vecenv.testing.model import Factory, N, Twins, assert_raises, assert_same
+from vecenv.testing.model import Factory, N, ReferenceEnvs, assert_raises, assert_same
 
 
 def check_attributes(factory: Factory) -> None:
     """Check that attributes are lists in the order of the ids, and that an unknown name does no harm."""
-    twins = Twins()
-    with factory(twins.env_fns) as venv:
+    reference = ReferenceEnvs()
+    with factory(reference.env_fns) as venv:
         assert venv.get_env_attr("env_id", [3, 1]) == [3, 1], (
             f"get_env_attr of 3 and 1 gave {venv.get_env_attr('env_id', [3, 1])}"
         )
@@ -38,7 +38,7 @@ def check_attributes(factory: Factory) -> None:
         assert venv.get_env_attr("mine") == [[1]] * N, "a value that was set or got is the caller's too"
         options = {"t": 3}
         got = tuple(venv.call("reset", id=[4, 1], options=options))
-        assert_same(got, tuple(twins.reset(i, options=options)[::4] for i in (4, 1)), "what call of reset returned")
+        assert_same(got, tuple(reference.reset(i, options=options)[::4] for i in (4, 1)), "what call of reset returned")
         assert venv.get_env_attr("t") == [0, 3, 0, 0, 3], f"call of reset on 4 and 1 left t at {venv.get_env_attr('t')}"
         assert venv.call("length") == [5, 5, 9, 5, 5], "call of what is no method does not return it"
         assert (len(venv), venv.num_envs, venv.env_num) == (N, N, N), (
@@ -65,15 +65,15 @@ def check_frames(factory: Factory) -> None:
 
 def check_seeds(factory: Factory) -> None:
     """Check that envs and action spaces get the seeds s, s + 1, ..."""
-    twins = Twins()
-    with factory(twins.env_fns) as venv:
+    reference = ReferenceEnvs()
+    with factory(reference.env_fns) as venv:
         assert venv.seed(3) == [3, 4, 5, 6, 7], "seed(3) did not return the seeds used"
         assert venv.get_env_attr("seeded") == [3, 4, 5, 6, 7], f"seed(3) gave the envs {venv.get_env_attr('seeded')}"
         first = [space.sample() for space in venv.action_space]
         venv.seed(3)
         assert first == [space.sample() for space in venv.action_space], "seed does not seed the action spaces"
         wanted = []
-        for i, twin in enumerate(twins.envs):
+        for i, twin in enumerate(reference.envs):
             twin.action_space.seed(3 + i)
             wanted.append(twin.action_space.sample())
         assert first == wanted, f"action spaces give {first} after seed(3), expected {wanted}"
@@ -87,7 +87,7 @@ def check_seeds(factory: Factory) -> None:
 
 def check_stats(factory: Factory) -> None:
     """Check the counts and seconds of `stats`."""
-    with factory(Twins().env_fns) as venv:
+    with factory(ReferenceEnvs().env_fns) as venv:
         venv.reset()
         venv.step([0] * N)
         venv.step([0, 0], [3, 1])
@@ -112,8 +112,8 @@ CLOSE_BOUND = 10.0
 
 def check_rejected_calls(factory: Factory) -> None:
     """Check that a wrong call raises before any env is called."""
-    twins = Twins()
-    with factory(twins.env_fns) as venv:
+    reference = ReferenceEnvs()
+    with factory(reference.env_fns) as venv:
         venv.reset()
         before = venv.get_env_attr("calls")
         calls: list[tuple[type[Exception], str, Callable[[], Any]]] = [
@@ -132,31 +132,31 @@ def check_rejected_calls(factory: Factory) -> None:
 
 def check_env_errors(factory: Factory) -> None:
     """Check that an env's error keeps its class, `partial` has the other rows, and the env then needs a reset."""
-    twins = Twins(infos=False)
-    env_fns = [*twins.env_fns[:2], functools.partial(RaisesOnStep, 2, at=2, infos=False), *twins.env_fns[3:]]
+    reference = ReferenceEnvs(infos=False)
+    env_fns = [*reference.env_fns[:2], functools.partial(RaisesOnStep, 2, at=2, infos=False), *reference.env_fns[3:]]
     with factory(env_fns) as venv:
         venv.reset()
         for i in range(N):
-            twins.reset(i)
-        twins.compare(range(N), venv.step([0] * N), [twins.step(i, 0) for i in range(N)])
+            reference.reset(i)
+        reference.compare(range(N), venv.step([0] * N), [reference.step(i, 0) for i in range(N)])
         error = assert_raises(ValueError, "an env that raises", lambda: venv.step([4] * N))
         assert "boom in step" in str(error), f"the text of the env's error is lost: {error}"
         partial = getattr(error, "partial", None)
         assert partial is not None, "the results of the other envs are lost: the error has no partial"
         others = [0, 1, 3, 4]
-        twins.compare(others, partial[1:], [twins.step(i, 4) for i in others])
+        reference.compare(others, partial[1:], [reference.step(i, 4) for i in others])
         assert venv.failed_id == [2], f"failed_id is {venv.failed_id}, expected [2]"
         assert venv.ready_id == others, f"ready_id is {venv.ready_id}, expected {others}"
         assert_raises(ValueError, "a step of a failed env", lambda: venv.step([0, 0], [1, 2]))
-        twins.compare([1], venv.step([6], [1]), [twins.step(1, 6)])
-        twins.compare([2], venv.reset([2]), [twins.reset(2)])
-        twins.compare([4, 2], venv.step([8, 9], [4, 2]), [twins.step(4, 8), twins.step(2, 9)])
+        reference.compare([1], venv.step([6], [1]), [reference.step(1, 6)])
+        reference.compare([2], venv.reset([2]), [reference.reset(2)])
+        reference.compare([4, 2], venv.step([8, 9], [4, 2]), [reference.step(4, 8), reference.step(2, 9)])
 
 
 def check_workers_that_end(factory: Factory) -> None:
     """Check that the end of an env's process raises, and that a reset makes the env. Skips envs in this process."""
-    twins = Twins(infos=False)
-    env_fns = [*twins.env_fns[:2], functools.partial(_EndsItsProcess, 2, at=2, infos=False), *twins.env_fns[3:]]
+    reference = ReferenceEnvs(infos=False)
+    env_fns = [*reference.env_fns[:2], functools.partial(_EndsItsProcess, 2, at=2, infos=False), *reference.env_fns[3:]]
     with factory(env_fns) as venv:
         if venv.get_env_attr("pid", 2) == [os.getpid()]:
             return
@@ -168,10 +168,10 @@ def check_workers_that_end(factory: Factory) -> None:
         assert 2 in lost, f"failed_id is {lost}, expected env 2 and those that shared its worker"
         assert_raises(Exception, "a step of a lost env", lambda: venv.step([0], [2]))
         for i in lost:
-            twins.envs[i] = CountingEnv(i, infos=False)
-        twins.compare(lost, venv.reset(lost), [twins.reset(i) for i in lost])
+            reference.envs[i] = CountingEnv(i, infos=False)
+        reference.compare(lost, venv.reset(lost), [reference.reset(i) for i in lost])
         assert all(venv.alive()), f"alive is {venv.alive()} after a reset of all that were lost"
-        twins.compare(lost, venv.step([7] * len(lost), lost), [twins.step(i, 7) for i in lost])
+        reference.compare(lost, venv.step([7] * len(lost), lost), [reference.step(i, 7) for i in lost])
 
 
 class _EndsItsProcess(ExitsOnStep):
@@ -189,7 +189,7 @@ def check_errors_of_constructors(factory: Factory) -> None:
 
 def check_env_fns_are_called_once(factory: Factory) -> None:
     with tempfile.TemporaryDirectory() as folder:
-        with factory([functools.partial(_noted, folder, i) for i in range(N)]) as venv:
+        with factory([functools.partial(_make_counted_env, folder, i) for i in range(N)]) as venv:
             venv.reset()
         calls = [len(list(Path(folder).glob(f"{i}-*"))) for i in range(N)]
         assert calls == [1] * N, f"the env_fns were called {calls} times"
@@ -199,7 +199,7 @@ def check_close(factory: Factory) -> None:
     """Check that `close` closes all envs, also in flight and twice, and that later calls raise."""
     for in_flight in (False, True):
         with tempfile.TemporaryDirectory() as folder:
-            _check_close(factory([functools.partial(_NotesClose, folder, i) for i in range(N)]), in_flight)
+            _check_close(factory([functools.partial(_RecordsClose, folder, i) for i in range(N)]), in_flight)
             closed = sorted(int(path.name) for path in Path(folder).iterdir())
             assert closed == list(range(N)), f"close closed the envs {closed}, expected all {N}"
 
@@ -227,7 +227,7 @@ def _check_close(venv: BaseVectorEnv, in_flight: bool) -> None:
         assert_raises(ClosedError, "a call after close", call)
 
 
-class _NotesClose(CountingEnv):
+class _RecordsClose(CountingEnv):
     def __init__(self, folder: str, env_id: int) -> None:
         super().__init__(env_id)
         self.folder = folder
@@ -236,6 +236,6 @@ class _NotesClose(CountingEnv):
         Path(self.folder, str(self.env_id)).touch()
 
 
-def _noted(folder: str, i: int) -> CountingEnv:
+def _make_counted_env(folder: str, i: int) -> CountingEnv:
     tempfile.NamedTemporaryFile(prefix=f"{i}-", dir=folder, delete=False).close()
     return CountingEnv(i)

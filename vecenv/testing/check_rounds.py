@@ -15,7 +15,7 @@ from gymnasium import spaces
 from vecenv import nest
 from vecenv.errors import ObservationError
 from vecenv.testing.envs import CountingEnv, Gates
-from vecenv.testing.model import Factory, N, Twins, assert_raises, assert_same
+from vecenv.testing.model import Factory, N, ReferenceEnvs, assert_raises, assert_same
 
 GATE_PATIENCE = 10.0
 
@@ -23,59 +23,61 @@ GATE_PATIENCE = 10.0
 def check_rows(factory: Factory) -> None:
     """Check each row, for different ids and orders, and all forms of observations."""
     for form in ("array", "dict", "object"):
-        twins = Twins(form=form)
-        with factory(twins.env_fns) as venv:
-            twins.compare(range(N), venv.reset(seed=7), [twins.reset(i, seed=7 + i) for i in range(N)])
+        reference = ReferenceEnvs(form=form)
+        with factory(reference.env_fns) as venv:
+            reference.compare(range(N), venv.reset(seed=7), [reference.reset(i, seed=7 + i) for i in range(N)])
             for ids in (None, [3, 0], [4], None, np.array([1, 2, 0]), None):
                 asked = list(range(N)) if ids is None else list(ids)
                 actions = [10 * i + 1 for i in asked]
-                want = [twins.step(i, a) for i, a in zip(asked, actions, strict=True)]
-                twins.compare(asked, venv.step(actions, ids), want)
+                want = [reference.step(i, a) for i, a in zip(asked, actions, strict=True)]
+                reference.compare(asked, venv.step(actions, ids), want)
                 over = [i for i, row in zip(asked, want, strict=True) if row[2] or row[3]]
                 if over:
-                    twins.compare(over, venv.reset(over), [twins.reset(i) for i in over])
+                    reference.compare(over, venv.reset(over), [reference.reset(i) for i in over])
 
 
 def check_options_of_reset(factory: Factory) -> None:
     """Check that `seed` is spread over the ids, and other arguments go to each env."""
-    twins = Twins()
-    with factory(twins.env_fns) as venv:
+    reference = ReferenceEnvs()
+    with factory(reference.env_fns) as venv:
         options = {"t": 3}
         result = venv.reset([4, 1], seed=[11, 12], options=options)
-        twins.compare(
-            [4, 1], result, [twins.reset(4, seed=11, options=options), twins.reset(1, seed=12, options=options)]
+        reference.compare(
+            [4, 1], result, [reference.reset(4, seed=11, options=options), reference.reset(1, seed=12, options=options)]
         )
-        twins.compare([2, 3], venv.reset([2, 3], seed=20), [twins.reset(2, seed=22), twins.reset(3, seed=23)])
+        reference.compare(
+            [2, 3], venv.reset([2, 3], seed=20), [reference.reset(2, seed=22), reference.reset(3, seed=23)]
+        )
 
 
 def check_mixed_rounds(factory: Factory) -> None:
     """Check rounds with steps and resets, and calls between send and recv."""
-    twins = Twins()
-    with factory(twins.env_fns) as venv:
-        twins.compare(range(N), venv.reset(), [twins.reset(i) for i in range(N)])
+    reference = ReferenceEnvs()
+    with factory(reference.env_fns) as venv:
+        reference.compare(range(N), venv.reset(), [reference.reset(i) for i in range(N)])
         mask = np.array([False, True, False, False, True])
         result = venv.step([5] * N, reset=mask)
-        twins.compare(range(N), result, [twins.reset(i) if mask[i] else twins.step(i, 5) for i in range(N)])
+        reference.compare(range(N), result, [reference.reset(i) if mask[i] else reference.step(i, 5) for i in range(N)])
         venv.send([7, 8], [3, 1], reset=[1], seed=50)
         assert venv.waiting_id == [1, 3], f"waiting_id is {venv.waiting_id} after send to 3 and 1"
-        twins.compare([2], venv.reset([2]), [twins.reset(2)])
+        reference.compare([2], venv.reset([2]), [reference.reset(2)])
         got = venv.get_env_attr("episode", [4, 2])
         assert got == [1, 1], f"with 3 and 1 in flight, the episodes of 4 and 2 are {got}, expected [1, 1]"
         venv.send(None, reset=[0])
         result = venv.recv()
-        twins.compare([3, 1, 0], result, [twins.step(3, 7), twins.reset(1, seed=51), twins.reset(0)])
+        reference.compare([3, 1, 0], result, [reference.step(3, 7), reference.reset(1, seed=51), reference.reset(0)])
         assert venv.ready_id == list(range(N)), f"ready_id is {venv.ready_id} after recv"
 
 
 def check_autoreset(factory: Factory) -> None:
     """Check that `autoreset` resets in the round of the last step, or is refused before the envs step."""
     for form in ("array", "dict", "object"):
-        twins = Twins(form=form, length=2, infos=form != "array")
-        with factory(twins.env_fns) as venv:
-            twins.compare(range(N), venv.reset(), [twins.reset(i) for i in range(N)])
+        reference = ReferenceEnvs(form=form, length=2, infos=form != "array")
+        with factory(reference.env_fns) as venv:
+            reference.compare(range(N), venv.reset(), [reference.reset(i) for i in range(N)])
             options = {"t": 1}
-            twins.compare(
-                [1, 3], venv.reset([1, 3], options=options), [twins.reset(i, options=options) for i in (1, 3)]
+            reference.compare(
+                [1, 3], venv.reset([1, 3], options=options), [reference.reset(i, options=options) for i in (1, 3)]
             )
             kept: list[tuple[Any, Any]] = []
             for ids in (None, [3, 0], None, [1, 4, 2], None):
@@ -85,15 +87,17 @@ def check_autoreset(factory: Factory) -> None:
                 try:
                     result = venv.step(actions, ids, autoreset=True)
                 except TypeError:
-                    twins.compare(asked, venv.step(actions, ids), [twins.step(i, a) for i, a in steps])
+                    reference.compare(asked, venv.step(actions, ids), [reference.step(i, a) for i, a in steps])
                     return
                 kept += [(row["final_obs"], copy.deepcopy(row["final_obs"])) for row in result[4] if "final_obs" in row]
-                _compare_ends(twins, asked, result, [twins.step(i, a) for i, a in steps])
+                _compare_ends(reference, asked, result, [reference.step(i, a) for i, a in steps])
             for final_obs, then in kept:
                 assert_same(final_obs, then, "a final_obs that was returned in an earlier round")
 
 
-def _compare_ends(twins: Twins, asked: Sequence[int], result: tuple[Any, ...], want: list[tuple[Any, ...]]) -> None:
+def _compare_ends(
+    reference: ReferenceEnvs, asked: Sequence[int], result: tuple[Any, ...], want: list[tuple[Any, ...]]
+) -> None:
     for j, (i, (obs, reward, terminated, truncated, info)) in enumerate(zip(asked, want, strict=True)):
         row = result[4][j]
         final_obs, final_info = row.pop("final_obs", None), row.pop("final_info", None)
@@ -103,36 +107,36 @@ def _compare_ends(twins: Twins, asked: Sequence[int], result: tuple[Any, ...], w
         assert final_info is not None, f"info of env {i} has no final_obs and final_info, but its episode is over"
         assert_same(final_obs, obs, f"final_obs of env {i}")
         assert final_info == info, f"final_info of env {i} is {final_info}, expected {info}"
-        first, *_, info = twins.reset(i)
+        first, *_, info = reference.reset(i)
         want[j] = first, reward, terminated, truncated, info
-    twins.compare(asked, result, want)
+    reference.compare(asked, result, want)
 
 
 def check_async(factory: Factory) -> None:
     """Check that `wait_num` and `timeout` return each action's result exactly once."""
     for wait_num, timeout in ((1, None), (3, None), (None, 0.01), (2, 0.01)):
-        twins = Twins(length=1000)
-        with factory(twins.env_fns, wait_num=wait_num, timeout=timeout) as venv:
+        reference = ReferenceEnvs(length=1000)
+        with factory(reference.env_fns, wait_num=wait_num, timeout=timeout) as venv:
             assert venv.is_async, f"is_async is False with wait_num={wait_num}, timeout={timeout}"
             venv.reset()
             for i in range(N):
-                twins.reset(i)
+                reference.reset(i)
             free, waiting = list(range(N)), dict[int, Any]()
             for turn in range(12):
                 actions = [(i + turn) % 100 for i in free]
-                waiting |= {i: twins.step(i, a) for i, a in zip(free, actions, strict=True)}
+                waiting |= {i: reference.step(i, a) for i, a in zip(free, actions, strict=True)}
                 result = venv.step(actions, free)
                 free = [row["env_id"] for row in result[4]]
                 least = wait_num if wait_num and not timeout else 1
                 assert len(free) >= least, f"{len(free)} rows came back, expected at least {least}"
                 assert set(free) <= waiting.keys(), f"rows are of envs {free}, in flight were {sorted(waiting)}"
                 assert len(set(free)) == len(free), f"rows are of envs {free}: one came twice"
-                twins.compare(free, result, [waiting.pop(i) for i in free])
+                reference.compare(free, result, [waiting.pop(i) for i in free])
                 assert venv.waiting_id == sorted(waiting), f"{venv.waiting_id} are waiting, expected {waiting.keys()}"
             while waiting:
                 result = venv.step(None)
                 free = [row["env_id"] for row in result[4]]
-                twins.compare(free, result, [waiting.pop(i) for i in free])
+                reference.compare(free, result, [waiting.pop(i) for i in free])
             assert_raises(RuntimeError, "step(None) with nothing in flight", lambda: venv.step(None))
 
 
@@ -140,7 +144,7 @@ def check_waiting(factory: Factory) -> None:
     """Check that a step with `wait_num` or `timeout` does not wait for slow envs."""
     for wait_num, timeout, quick in ((1, None, [0]), (2, None, [0, 1]), (None, 0.01, [0])):
         slow = [i for i in range(N) if i not in quick]
-        twins = Twins()
+        reference = ReferenceEnvs()
         with (
             Gates(N, ops=["step"]) as gates,
             factory(gates.env_fns, wait_num=wait_num, timeout=timeout) as venv,
@@ -149,8 +153,8 @@ def check_waiting(factory: Factory) -> None:
             if venv.get_env_attr("ran_in", [0]) == [(os.getpid(), threading.get_ident())]:
                 return  # envs in the caller's thread are never slower than the call
             for i in range(N):
-                twins.reset(i)
-            want = [twins.step(i, i) for i in range(N)]
+                reference.reset(i)
+            want = [reference.step(i, i) for i in range(N)]
             gates.open(*quick)
             # Opened late, so that a vector env that waits for all envs fails instead of hanging.
             late = threading.Timer(GATE_PATIENCE, gates.open, slow)
@@ -162,7 +166,7 @@ def check_waiting(factory: Factory) -> None:
                     f"a step with wait_num={wait_num}, timeout={timeout} returned envs {got}, "
                     f"expected {quick}: the others were still stepping"
                 )
-                twins.compare(got, result, [want[i] for i in got])
+                reference.compare(got, result, [want[i] for i in got])
                 assert venv.waiting_id == slow, f"waiting_id is {venv.waiting_id}, expected {slow}"
             finally:
                 late.cancel()
@@ -174,7 +178,7 @@ def check_waiting(factory: Factory) -> None:
                 result = venv.step(None)
                 got = [row["env_id"] for row in result[4]]
                 assert got, "a step returned no rows"
-                twins.compare(got, result, [want[i] for i in got])
+                reference.compare(got, result, [want[i] for i in got])
             late.join()
 
 
@@ -184,8 +188,8 @@ DTYPES = ("bool", "uint8", "int64", "float16", "float32", "float64")
 def check_returned_arrays_stay(factory: Factory) -> None:
     """Check that returned arrays do not change later, even if the caller or the env writes into arrays."""
     for form in ("array", "dict", "object"):
-        twins = Twins(form=form)
-        with factory(twins.env_fns) as venv:
+        reference = ReferenceEnvs(form=form)
+        with factory(reference.env_fns) as venv:
             kept: list[tuple[np.ndarray, np.ndarray]] = []
             for turn in range(4):
                 result = venv.step(np.arange(N)) if turn % 2 else venv.reset()
@@ -210,8 +214,8 @@ def check_returned_arrays_stay(factory: Factory) -> None:
 
 def check_infos(factory: Factory) -> None:
     """Check that each info is a new dict with `env_id`, and that the env's info is unchanged."""
-    twins = Twins()
-    with factory(twins.env_fns) as venv:
+    reference = ReferenceEnvs()
+    with factory(reference.env_fns) as venv:
         kept: list[tuple[dict[str, Any], dict[str, Any]]] = []
         for call in (lambda: venv.reset()[1], lambda: venv.step([0] * N)[4], lambda: venv.step([0], [2])[4]):
             for row in call():
@@ -239,11 +243,11 @@ def check_vector_rewards(factory: Factory) -> None:
 
 def check_observations_fit_their_space(factory: Factory) -> None:
     """Check that observations keep dtype and shape, and that a change of value raises ObservationError."""
-    with factory([_Emits] * 2) as venv:
+    with factory([_EmitsValues] * 2) as venv:
         obs, _ = venv.reset()
         assert_same(obs, {name: np.ones((2, 2), name) for name in DTYPES}, "an observation of each dtype")
     for name, value in (("uint8", np.array([300, 1])), ("float32", np.ones(1))):
-        with factory([functools.partial(_Emits, {name: value})] * 2) as venv:
+        with factory([functools.partial(_EmitsValues, {name: value})] * 2) as venv:
             assert_raises(ObservationError, f"{value!r} for {name} and the shape (2,)", venv.reset)
 
 
@@ -278,7 +282,7 @@ class _VectorRewards(CountingEnv):
         return obs, np.array([self.env_id, self.t], np.float64), terminated, truncated, info
 
 
-class _Emits(CountingEnv):
+class _EmitsValues(CountingEnv):
     """Env that observes ones in each dtype, except for the entries in `instead`."""
 
     def __init__(self, instead: dict[str, Any] | None = None) -> None:

@@ -16,7 +16,7 @@ Factory = Callable[..., BaseVectorEnv]
 N = 5
 
 
-class Twins:
+class ReferenceEnvs:
     """Envs in this process, and a comparison of their results with the vector env's."""
 
     def __init__(self, n: int = N, **options: Any) -> None:

@@ -24,7 +24,7 @@ from vecenv.backends.host.env_access import find_attr, has_attr
 from vecenv.backends.system_limits import default_num_workers, usable_cpus
 from vecenv.backends.worker.worker_setup import pickle_env_fn
 from vecenv.base import BaseVectorEnv
-from vecenv.engine.arguments import check_env_fns, measured_env_fns
+from vecenv.engine.arguments import check_env_fns, unshared_env_fns
 from vecenv.errors import WorkerDiedError, WorkerTimeoutError
 from vecenv.portability import system_file
 from vecenv.venvs import BACKENDS, EnvFns, ShmemVectorEnv
@@ -88,7 +88,7 @@ def measure_cost(env_fn: Callable[[], Any], seconds: float, make_timeout: float,
     >>> 0 < cost.wall < 1
     True
     """
-    make = partial(Measured, pickle_env_fn(0, env_fn), seconds)
+    make = partial(CostProbe, pickle_env_fn(0, env_fn), seconds)
     try:
         with ShmemVectorEnv([make], start_timeout=make_timeout, step_timeout=timeout) as venv:
             result: EnvCost | str = venv.call("measure")[0]
@@ -98,7 +98,7 @@ def measure_cost(env_fn: Callable[[], Any], seconds: float, make_timeout: float,
     return result
 
 
-class Measured(gymnasium.Env[Any, Any]):
+class CostProbe(gymnasium.Env[Any, Any]):
     def __init__(self, env_fn: Callable[[], Any], seconds: float) -> None:
         self._env, self._seconds = env_fn(), seconds
 
@@ -136,7 +136,7 @@ def time_steps(env: Any, seconds: float) -> EnvCost:
     actions = [space.sample() for _ in range(64)]  # in advance, because a sample may be slower than a step
     env.reset()
     begin, own = clock(), time.thread_time()
-    before, delayed = resource.getrusage(resource.RUSAGE_SELF), _preempted()
+    before, delayed = resource.getrusage(resource.RUSAGE_SELF), _preempted_seconds()
     steps, in_resets, now = list[float](), 0.0, clock()
     while not steps or now - begin < (seconds if len(steps) >= LEAST_STEPS else 4 * seconds):
         start = now
@@ -148,10 +148,10 @@ def time_steps(env: Any, seconds: float) -> EnvCost:
             in_resets -= now
             now = clock()
             in_resets += now
-    after, delay, count = resource.getrusage(resource.RUSAGE_SELF), _preempted(), len(steps)
+    after, delay, count = resource.getrusage(resource.RUSAGE_SELF), _preempted_seconds(), len(steps)
     own, total = time.thread_time() - own, clock() - begin
     # The mean of resets, because most parts may have none. The median of parts excludes a preemption.
-    wall = _usual(steps[slow_steps(steps) :]) + in_resets / count
+    wall = _median_step(steps[slow_steps(steps) :]) + in_resets / count
     if delay is not None and delayed is not None:
         wall = max(own / count, min(wall, (total - (delay - delayed)) / count))
     cpu = (after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime) / count
@@ -161,13 +161,13 @@ def time_steps(env: Any, seconds: float) -> EnvCost:
     return EnvCost(wall, min(cpu, wall) if waits else wall, slow_steps(steps))
 
 
-def _usual(steps: Sequence[float]) -> float:
+def _median_step(steps: Sequence[float]) -> float:
     parts = max(1, min(PARTS, len(steps) // LEAST_STEPS))
     bounds = [round(k * len(steps) / parts) for k in range(parts + 1)]
     return median(sum(steps[a:b]) / (b - a) for a, b in pairwise(bounds))
 
 
-def _preempted() -> float | None:
+def _preempted_seconds() -> float | None:
     """Return the seconds in which other programs ran instead of this process."""
     found = system_file("/proc/self/schedstat")
     return float(found.split()[1]) / 1e9 if found else None
@@ -225,7 +225,7 @@ def choose_backend(
     """
     fns = check_env_fns(env_fns)
     asks = [name for name, value in only_processes.items() if options.get(name, value) != value]
-    choice = Choice("shmem", None, f"{asks[0]}= asks for processes") if asks else _choose(measured_env_fns(fns))
+    choice = Choice("shmem", None, f"{asks[0]}= asks for processes") if asks else _choose(unshared_env_fns(fns))
     logger.info("backend='auto' takes %r for %d envs: %s", choice.backend, len(fns), choice.reason)
     return choice
 

@@ -20,7 +20,7 @@ import numpy as np
 from vecenv.backends.free_threading import gil_modules
 from vecenv.backends.system_limits import usable_cpus
 from vecenv.base import BaseVectorEnv
-from vecenv.engine.arguments import check_env_fns, check_timeout, measured_env_fns
+from vecenv.engine.arguments import check_env_fns, check_timeout, unshared_env_fns
 from vecenv.errors import VectorEnvError, WorkerDiedError, WorkerTimeoutError
 from vecenv.tuning.auto_backend import MOST_WORKERS, EnvCost, measure_cost
 from vecenv.venvs import BACKENDS, START_TIMEOUT, EnvFns
@@ -132,7 +132,7 @@ def tune(env_fns: EnvFns, *, pause: float = 0.3e-3, seconds: float = 2.0) -> Tun
         raise ValueError("seconds must be a positive number of seconds, got None")
     with warnings.catch_warnings(), ExitStack() as opened:
         warnings.filterwarnings("ignore", "a worker spent")  # advice for envs that wait, which `tune` measures anyway
-        measured = measured_env_fns(fns)
+        measured = unshared_env_fns(fns)
         try:
             found = measure_cost(measured[0], duration / 4, START_TIMEOUT, START_TIMEOUT)
         except (WorkerTimeoutError, WorkerDiedError):
@@ -140,7 +140,7 @@ def tune(env_fns: EnvFns, *, pause: float = 0.3e-3, seconds: float = 2.0) -> Tun
         except Exception as error:  # a candidate may still work
             found = str(error)
         cost = found if isinstance(found, EnvCost) else None
-        loops = [_Loop(*candidate, cost, len(fns), pause) for candidate in candidates(cost, len(fns))]
+        loops = [_CandidateLoop(*candidate, cost, len(fns), pause) for candidate in candidates(cost, len(fns))]
         _open(loops, measured, opened, 3 * duration)
         _measure(loops, duration)
     rows, best = _rank(loops)
@@ -166,7 +166,7 @@ class Rounds(NamedTuple):
     seconds: float
 
 
-class _Loop:
+class _CandidateLoop:
     """A user's loop on one candidate."""
 
     venv: BaseVectorEnv
@@ -236,7 +236,9 @@ class _Loop:
         return TuneRow(self.backend, self.num_workers, rate, note)
 
 
-def _open(loops: Sequence[_Loop], env_fns: Sequence[Callable[[], Any]], opened: ExitStack, seconds: float) -> None:
+def _open(
+    loops: Sequence[_CandidateLoop], env_fns: Sequence[Callable[[], Any]], opened: ExitStack, seconds: float
+) -> None:
     """Open the candidates, in this process last, and only if no env hung or crashed in a worker."""
     harmful = ""
     for loop in sorted(loops, key=lambda loop: ["shmem", "thread", "dummy"].index(loop.backend)):
@@ -251,7 +253,7 @@ def _open(loops: Sequence[_Loop], env_fns: Sequence[Callable[[], Any]], opened: 
                 harmful = f"an env failed with {type(error).__name__} in {loop.row().name}"
 
 
-def _measure(loops: Sequence[_Loop], seconds: float) -> None:
+def _measure(loops: Sequence[_CandidateLoop], seconds: float) -> None:
     end = time.perf_counter() + seconds
     active = [loop for loop in loops if not loop.failure]
     for k in range(PASSES):
@@ -265,7 +267,7 @@ def _measure(loops: Sequence[_Loop], seconds: float) -> None:
         _rate(loops)
 
 
-def _rate(loops: Sequence[_Loop]) -> None:
+def _rate(loops: Sequence[_CandidateLoop]) -> None:
     """Set all rates. The share of rounds with resets is common, because all candidates have the same envs."""
     measured = [loop for loop in loops if loop.slices]
     slices = [each for loop in measured for each in loop.slices]
@@ -275,7 +277,7 @@ def _rate(loops: Sequence[_Loop]) -> None:
         loop.rate(with_resets / all_rounds)
 
 
-def _rank(loops: Sequence[_Loop]) -> tuple[list[TuneRow], TuneRow | None]:
+def _rank(loops: Sequence[_CandidateLoop]) -> tuple[list[TuneRow], TuneRow | None]:
     measured = [loop for loop in loops if loop.rates and not loop.failure]
     rows = sorted((loop.row() for loop in loops), key=lambda row: -(row.steps_per_second or 0.0))
     if not measured:
@@ -283,7 +285,7 @@ def _rank(loops: Sequence[_Loop]) -> tuple[list[TuneRow], TuneRow | None]:
     fastest = max(measured, key=lambda loop: median(loop.rates))
     enough = TIE_WITH_THREADS if fastest.backend == "thread" else TIE
 
-    def is_tied(loop: _Loop) -> bool:
+    def is_tied(loop: _CandidateLoop) -> bool:
         ratios = [own / its for own, its in zip(loop.rates, fastest.rates, strict=False)]
         return median(ratios) >= enough or sum(ratio >= 1 for ratio in ratios) >= max(2, NOISE * len(ratios))
 

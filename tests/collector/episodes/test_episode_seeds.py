@@ -366,7 +366,7 @@ def test_an_episode_that_broke_off_can_be_played_again(tmp_path):
 # What cannot be.
 
 
-class OwnStep(VectorEnvWrapper):
+class StepById(VectorEnvWrapper):
     def step(self, action: Any, id: Any = None, **kwargs: Any) -> Any:
         return self.venv.step(action, id, **kwargs)
 
@@ -393,8 +393,8 @@ def test_what_contradicts_episodes_with_seeds_is_refused():
         SyncDataCollector(fns, frames_per_batch=4, reset_at_each_iter=True, episode_seeds=EpisodeSeeds(0))
     with pytest.raises(ValueError, match="use SyncDataCollector"):
         AsyncDataCollector(fns, frames_per_batch=4, backend="dummy", episode_seeds=EpisodeSeeds(0))
-    with pytest.raises(TypeError, match="OwnStep"), DummyVectorEnv(fns) as inner:
-        SyncDataCollector(OwnStep(inner), frames_per_batch=4, episode_seeds=EpisodeSeeds(0))
+    with pytest.raises(TypeError, match="StepById"), DummyVectorEnv(fns) as inner:
+        SyncDataCollector(StepById(inner), frames_per_batch=4, episode_seeds=EpisodeSeeds(0))
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from gymnasium import spaces
 from tests.support.cases import Records, counting
 from vecenv import ClosedError, DummyVectorEnv, ShmemVectorEnv, ThreadVectorEnv
 from vecenv.backends.system_limits import usable_cpus
-from vecenv.testing.model import Twins
+from vecenv.testing.model import ReferenceEnvs
 
 N = 4
 
@@ -30,15 +30,15 @@ class TestRounds:
                 assert venv.get_env_attr("env_id", ids) == venv.call("env_id", id=ids) == meant
 
     def test_resets_among_steps_as_masks_and_alone(self):
-        twins = Twins(N)
+        reference = ReferenceEnvs(N)
         mask, none = np.array([True, False, False, False]), np.zeros(N, np.bool_)
-        with DummyVectorEnv(twins.env_fns) as venv:
-            twins.compare([1, 0], venv.step([8, 9], [1, 0], reset=mask), [twins.step(1, 8), twins.reset(0)])
-            twins.compare(range(N), venv.step([0] * N, reset=none), [twins.step(i, 0) for i in range(N)])
+        with DummyVectorEnv(reference.env_fns) as venv:
+            reference.compare([1, 0], venv.step([8, 9], [1, 0], reset=mask), [reference.step(1, 8), reference.reset(0)])
+            reference.compare(range(N), venv.step([0] * N, reset=none), [reference.step(i, 0) for i in range(N)])
             venv.send(None, reset=[3, 1], seed=[30, 10], options={"t": 2})
-            want = [twins.reset(i, seed=10 * i, options={"t": 2}) for i in (3, 1)]
-            twins.compare([3, 1], venv.recv(), want)
-            twins.compare([0], venv.step(None, reset=mask), [twins.reset(0)])
+            want = [reference.reset(i, seed=10 * i, options={"t": 2}) for i in (3, 1)]
+            reference.compare([3, 1], venv.recv(), want)
+            reference.compare([0], venv.step(None, reset=mask), [reference.reset(0)])
             for ids, reset, order in (
                 (None, [3, 1], [3, 1]),
                 ([1, 2, 3], (3, 1), [3, 1]),
@@ -46,8 +46,8 @@ class TestRounds:
             ):
                 asked = list(range(N)) if ids is None else ids
                 venv.send([0] * len(asked), ids, reset=reset, seed=[10 * i for i in order])
-                want = [twins.reset(i, seed=10 * i) if i in order else twins.step(i, 0) for i in asked]
-                twins.compare(asked, venv.recv(), want)
+                want = [reference.reset(i, seed=10 * i) if i in order else reference.step(i, 0) for i in asked]
+                reference.compare(asked, venv.recv(), want)
 
     def test_actions_of_envs_that_are_reset_are_ignored(self):
         with DummyVectorEnv(counting(2), check_actions=True) as venv:
@@ -76,13 +76,13 @@ class TestResults:
             assert (venv.reset()[0].shape, venv.step([0, 0])[0].dtype) == ((2, 5), np.int64)
 
     def test_unstacked_observations_are_one_dict_an_env(self):
-        twins = Twins(2, form="dict")
-        with DummyVectorEnv(twins.env_fns, stack_obs=False) as venv:
+        reference = ReferenceEnvs(2, form="dict")
+        with DummyVectorEnv(reference.env_fns, stack_obs=False) as venv:
             first, _ = venv.reset()
             assert (first.dtype, first.shape) == (object, (2,))
             assert first[1]["who"] == 1
             assert isinstance(first[1]["when"], tuple)
-            assert np.array_equal(first[1]["when"][0], twins.reset(1)[0]["when"][0])
+            assert np.array_equal(first[1]["when"][0], reference.reset(1)[0]["when"][0])
             assert first[1]["when"][1].dtype == np.float32
             venv.step([3, 3])
             assert first[1]["when"][0].tolist() == [0, 0, -1, -1]

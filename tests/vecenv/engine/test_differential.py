@@ -13,7 +13,7 @@ from tests.support.local_ray import FAR
 from tests.support.programs import TEAMS, log_of, program, team
 from vecenv import DummyVectorEnv, RayVectorEnv, ShmemVectorEnv, SubprocVectorEnv, ThreadVectorEnv, nest
 from vecenv.testing import Gates
-from vecenv.testing.model import Twins
+from vecenv.testing.model import ReferenceEnvs
 
 ARRANGEMENTS = [sharing(cls, workers) for cls in BACKENDS[1:] for workers in (1, 2, 3)]
 ON_RAY = [pytest.param(sharing(RayVectorEnv, 2, **where), marks=RAY) for where in (FAR, {})]
@@ -84,11 +84,11 @@ def test_rounds_in_flight_agree_with_the_model(backend, seeds):
         n, options = int(rng.integers(2, 5)), {"form": ["array", "dict"][seed % 2], "length": 3}
         wait_num = int(rng.integers(1, n + 1))
         with Gates(n, **options) as gates, backend(gates.env_fns, wait_num=wait_num) as venv:
-            waiting = random_rounds(venv, gates, Twins(n, **options), rng)
+            waiting = random_rounds(venv, gates, ReferenceEnvs(n, **options), rng)
             gates.open(*waiting)
 
 
-def random_rounds(venv, gates, twins, rng, turns=40):
+def random_rounds(venv, gates, reference, rng, turns=40):
     """Send, receive and reset some envs. Return the envs in flight, with their expected answers."""
     waiting = {}  # in the order of sending
     if not venv.is_async:  # if the call waits for all envs in flight
@@ -105,16 +105,16 @@ def random_rounds(venv, gates, twins, rng, turns=40):
         if kind == "receive" and waiting:
             ids = sorted(rng.permutation(list(waiting))[: venv.wait_num].tolist()) if venv.is_async else list(waiting)
             let_through(*ids)
-            twins.compare(ids, venv.recv(), [waiting.pop(i) for i in ids])
+            reference.compare(ids, venv.recv(), [waiting.pop(i) for i in ids])
         elif kind == "reset" and ready:
             ids = some(ready)
             let_through(*ids)
-            twins.compare(ids, venv.reset(ids, seed=turn), [twins.reset(i, seed=turn + i) for i in ids])
+            reference.compare(ids, venv.reset(ids, seed=turn), [reference.reset(i, seed=turn + i) for i in ids])
         elif kind == "send" and ready:
             ids = some(ready)
             resets = [i for i in ids if rng.random() < 0.3]
             venv.send([turn] * len(ids), ids, reset=resets)
-            waiting |= {i: twins.reset(i) if i in resets else twins.step(i, turn) for i in ids}
+            waiting |= {i: reference.reset(i) if i in resets else reference.step(i, turn) for i in ids}
         for i in list(waiting)[:1]:
             with pytest.raises(RuntimeError, match=f"environment {i} which is stepping"):
                 venv.reset(i)

@@ -19,7 +19,7 @@ from vecenv import (
 )
 from vecenv.backends.shmem import ShmemBackend
 from vecenv.testing import CountingEnv, ExitsOnStep, RaisesOnStep, check_vector_env
-from vecenv.testing.model import Twins
+from vecenv.testing.model import ReferenceEnvs
 
 
 class TestSubclassing:
@@ -58,11 +58,11 @@ class TestArguments:
 
     @FULL
     def test_shared_memory_for_subprocesses(self):
-        twins = Twins(2)
-        with SubprocVectorEnv(twins.env_fns, None, None, True, "fork") as venv:
+        reference = ReferenceEnvs(2)
+        with SubprocVectorEnv(reference.env_fns, None, None, True, "fork") as venv:
             assert isinstance(venv.engine.backend, ShmemBackend)
-            twins.compare([0, 1], venv.reset(), [twins.reset(0), twins.reset(1)])
-        with SubprocVectorEnv(twins.env_fns, wait_num=1, share_memory=False, context="fork") as venv:
+            reference.compare([0, 1], venv.reset(), [reference.reset(0), reference.reset(1)])
+        with SubprocVectorEnv(reference.env_fns, wait_num=1, share_memory=False, context="fork") as venv:
             assert not isinstance(venv.engine.backend, ShmemBackend)
 
     def test_the_context_comes_after_it(self):

@@ -111,7 +111,7 @@ def test_an_env_that_never_yields_its_cpu_does_not_wait(
     times = {"perf_counter": lambda: clocks["wall"], "thread_time": lambda: clocks["cpu"]}
     monkeypatch.setattr(auto_backend, "time", SimpleNamespace(**times))
     monkeypatch.setattr(auto_backend, "resource", SimpleNamespace(getrusage=usage, RUSAGE_SELF=0))
-    monkeypatch.setattr(auto_backend, "_preempted", lambda: delay)
+    monkeypatch.setattr(auto_backend, "_preempted_seconds", lambda: delay)
     cost = auto_backend.time_steps(Clocked(0), 3.0)
     assert cost.wall == pytest.approx(3e-3)
     assert cost.cpu == pytest.approx(1e-3 if waits else 3e-3)

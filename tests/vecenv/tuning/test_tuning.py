@@ -92,7 +92,7 @@ class TestTheChoice:
     )
     def test_the_simplest_that_is_as_fast_as_the_fastest(self, rates: dict[str, list[float]], best: str) -> None:
         """The rates of the slices are given, and some are noisy."""
-        loops = [tuning._Loop(name, None if name == "dummy" else 2, None, 2, 0.0) for name in rates]
+        loops = [tuning._CandidateLoop(name, None if name == "dummy" else 2, None, 2, 0.0) for name in rates]
         for loop in loops:
             loop.rates = rates[loop.backend]
         rows, found = tuning._rank(loops)
@@ -110,7 +110,7 @@ class TestTheChoice:
         ids=["mean of resets", "first reset", "only resets", "often"],
     )
     def test_resets_count_in_each_slice(self, slices: Any, reset: float, share: float, rates: list[float]) -> None:
-        loop = tuning._Loop("dummy", None, None, 1, 0.0)
+        loop = tuning._CandidateLoop("dummy", None, None, 1, 0.0)
         loop.slices, loop.first_reset = [tuple(starmap(tuning.Rounds, each)) for each in slices], reset
         loop.rate(share)
         assert loop.rates == pytest.approx(rates)
