@@ -156,7 +156,9 @@ class Episodes:
         if self._stored_obs is None:
             n = len(self.over)
             self._stored_obs = nest.map(lambda leaf: np.zeros((n, *leaf.shape[1:]), leaf.dtype), obs)
-        nest.put(self._stored_obs, ids, nest.map(lambda leaf: copy_objects(leaf) if leaf.dtype == object else leaf, obs))
+        nest.put(
+            self._stored_obs, ids, nest.map(lambda leaf: copy_objects(leaf) if leaf.dtype == object else leaf, obs)
+        )
 
     def latest_obs(self) -> Any:
         """Return the observations of all envs, copied unless the vector env returns views."""
