@@ -116,7 +116,7 @@ class EpisodeBatch:
         return np.flatnonzero(~np.isfinite(self.returns))
 
     def select(self, which: slice | np.ndarray) -> EpisodeBatch:
-        """Return episodes: views for a slice, copies for a mask `(E,)`."""
+        """Return the episodes of `which`: views for a slice, copies for a mask of the shape `(E,)`."""
         steps: Any
         rows: Any
         if isinstance(which, slice):

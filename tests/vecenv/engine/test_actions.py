@@ -86,7 +86,7 @@ CONVERTED = [
 REFUSED = [
     (spaces.MultiDiscrete([3, 4]), [1] * N, r"envs \[0, 1, 2\] has the shape \(3,\), expected \(3, 2\)"),
     (spaces.MultiBinary(4), np.ones(N, np.int8), r"shape \(3,\), expected \(3, 4\)"),
-    (BOX, np.zeros((N, 4)), r"shape \(3, 4\), expected \(3, 2\): for each env one of"),
+    (BOX, np.zeros((N, 4)), r"shape \(3, 4\), expected \(3, 2\): one row per env"),
     (BOX, np.zeros((N, 2, 1), np.float32), r"shape \(3, 2, 1\), expected \(3, 2\)"),
     (BOX, [[1, 1], [1], [1, 1]], r"for env 1 has the shape \(1,\), expected \(2,\)"),
     (spaces.Dict({"a": DISCRETE, "b": BOX}), {"a": [0] * N, "b": np.zeros((N, 3))},

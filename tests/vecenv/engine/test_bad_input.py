@@ -151,7 +151,7 @@ CALLS = {
     "ragged ids": (lambda v: v.reset([[0], [1, 2]]), TypeError, "env ids must be integers"),
     "reset= outside of id": (lambda v: v.step([0, 0], [0, 1], reset=[2]), ValueError, "must be among the envs"),
     "reset= out of range": (lambda v: v.step([0] * 3, reset=[3]), IndexError, "env id 3 is out of range"),
-    "seed without reset=": (lambda v: v.send([0] * 3, seed=1), TypeError, "for resets, but no ids to reset"),
+    "seed without reset=": (lambda v: v.send([0] * 3, seed=1), TypeError, "only resets use, but no ids to reset"),
     "bad seed in a mixed round": (lambda v: v.send([0] * 3, reset=[1], seed=-1), ValueError, "at least 0"),
     "autoreset 0": (lambda v: v.step([0] * 3, autoreset=0), TypeError, "must be True, False, or one seed per env"),
     "autoreset text": (lambda v: v.step([0] * 3, autoreset="yes"), TypeError, "got 'yes'"),

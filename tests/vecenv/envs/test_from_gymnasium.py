@@ -359,7 +359,7 @@ def test_the_sync_collector_gets_the_batches_of_the_same_envs_one_by_one(mode: s
                 np.testing.assert_array_equal(getattr(left, name), getattr(right, name))
             np.testing.assert_array_equal(left.next.obs, right.next.obs)
         assert ours.collect(n_step=6).n_collected_steps == 6
-        with pytest.raises(ValueError, match=r"n_episode .* steps its envs together: pass n_step"):
+        with pytest.raises(ValueError, match=r"n_episode .* steps all envs together: pass n_step"):
             ours.collect(n_episode=3)
         assert ours.next().frames == 90
 
