@@ -191,7 +191,7 @@ def path(bench: Bench, envs: int) -> list[Figure]:
 
     def sending() -> float:
         staged.to_device(obs)
-        staged.settle()
+        staged.wait_for_copies()
         return float(obs.nbytes)
 
     rates = bench.measure({"pinned copy": bench.timed(copying), "observations": bench.timed(sending)})

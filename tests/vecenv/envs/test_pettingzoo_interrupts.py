@@ -36,8 +36,8 @@ def usable(venv):
 @pytest.mark.parametrize(
     ("kind", "make", "moment", "ids"),
     [
-        *((ParallelVectorEnv, Herd, moment, [1]) for moment in ("send", "wait", "take", "note")),
-        *((*each, moment, [0, 1]) for each in KINDS for moment in ("wait", "note")),
+        *((ParallelVectorEnv, Herd, moment, [1]) for moment in ("send", "wait", "take", "record")),
+        *((*each, moment, [0, 1]) for each in KINDS for moment in ("wait", "record")),
     ],
 )
 def test_after_an_interrupted_step_its_envs_accept_only_a_reset_and_the_others_go_on(
@@ -45,7 +45,7 @@ def test_after_an_interrupted_step_its_envs_accept_only_a_reset_and_the_others_g
 ):
     with kind([make] * 2, "shmem", num_workers=2) as venv:
         venv.reset(seed=0)
-        owner = AgentActions if moment == "note" else venv.venv.engine.backend
+        owner = AgentActions if moment == "record" else venv.venv.engine.backend
         with monkeypatch.context() as patch:
             patch.setattr(owner, moment, interrupted(getattr(owner, moment)))
             with pytest.raises(KeyboardInterrupt):
