@@ -352,7 +352,7 @@ class TestGoingOn:
         changes: dict[str, Any] = {"wrappers": ("gymnasium.wrappers:NormalizeObservation",), "episodes": 500}
         state = run_job(job(**changes), tmp_path / "a", on_progress=stop_at(5))
         assert not state.repeatable
-        with pytest.raises(JobError, match="the statistics of .*NormalizeObservation were not stored"):
+        with pytest.raises(JobError, match=r"the statistics of .*NormalizeObservation were not stored"):
             resume_job(tmp_path / "a")
 
 
