@@ -58,7 +58,7 @@ class Mark:
             self.is_set = True
         if self.closed is not None:
             if isinstance(error, Exception) and not isinstance(error, ClosedError):
-                raise ClosedError(CLOSED_MEANWHILE) from None
+                raise ClosedError(CLOSED_MEANWHILE) from None  # a second thread has closed the vector env
         # A filter made this warning an exception. vecenv warns only while the state is consistent.
         elif isinstance(error, Warning):
             self.is_set = False
@@ -69,6 +69,12 @@ class Mark:
 def _is_elsewhere(owner: int) -> bool:
     """Return True if `owner` is the ident of a different living thread."""
     return owner not in (False, True, threading.get_ident()) and owner in sys._current_frames()
+
+
+def concurrent_call(state: str) -> ConcurrentCallError:
+    return ConcurrentCallError(
+        f"another call waits for this vector env, and {state}; make the calls one after the other"
+    )
 
 
 def sets_mark(method: Callable[..., Result]) -> Callable[..., Result]:
@@ -121,9 +127,7 @@ class LayerMark:
         if _is_in(caller, self):
             return
         if _is_elsewhere(self._caller):
-            raise ConcurrentCallError(
-                "another call waits for this vector env, and has not ended; make the calls one after the other"
-            )
+            raise concurrent_call("has not ended")
         self._abandon(None)
 
     def _abandon(self, error: BaseException | None) -> None:

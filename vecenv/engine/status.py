@@ -13,9 +13,8 @@ import numpy as np
 from vecenv.backends.backend import Backend, Taken
 from vecenv.backends.ipc import opcodes
 from vecenv.backends.memory.arena import Arena
-from vecenv.engine.mark import RECOVERY_TIMEOUT, SIGNAL, Mark
+from vecenv.engine.mark import RECOVERY_TIMEOUT, SIGNAL, Mark, concurrent_call
 from vecenv.engine.recovery import Recovery
-from vecenv.errors import ConcurrentCallError
 
 
 class EnvStatus:
@@ -67,11 +66,7 @@ class EnvStatus:
             return
         if mark.is_in_use(caller):
             busy = self._busy_ids()
-            raise ConcurrentCallError(
-                "another call waits for this vector env, and "
-                + (f"env {busy[0]} is still stepping" if busy else "has not ended")
-                + "; make the calls one after the other"
-            )
+            raise concurrent_call(f"env {busy[0]} is still stepping" if busy else "has not ended")
         mark.ids = self.interrupted_ids
         self._backend.resynchronise(time.monotonic() + RECOVERY_TIMEOUT)
         self._recovery.record_interrupted(mark.ids, mark.cause)
