@@ -72,11 +72,11 @@ class LocalJobs:
             yield inject
 
 
-def job_process(out: str, jobs: LocalJobs, episodes: str, kill_at: str, transforms: tuple[Any, ...] = ()) -> None:
+def job_process(out: str, jobs: LocalJobs, episodes: int, kill_at: str, transforms: tuple[Any, ...] = ()) -> None:
     """Run or resume the job in this process, which kills itself before, within or after a system call of a commit."""
     arm(kill_at)
     settings, options = jobs.settings(Path(out)), jobs.options()
-    job = Job(**settings, episodes=int(episodes), num_envs=4, seed=5, shard_bytes=3000, transforms=transforms)
+    job = Job(**settings, episodes=episodes, num_envs=4, seed=5, shard_bytes=3000, transforms=transforms)
     if os.path.exists(os.path.join(out, "dataset.json")):
         resume_job(out, job, **options)
     else:
@@ -131,7 +131,7 @@ class Tally(NamedTuple):
 
 def start(out: Path, jobs: LocalJobs, episodes: int, kill_at: str = "", transforms: tuple[Any, ...] = ()) -> Any:
     """Start or resume the job in a process. `kill_at`: "17:before", "17:after" or "17:within"."""
-    running = CONTEXT.Process(target=job_process, args=(str(out), jobs, str(episodes), kill_at, transforms))
+    running = CONTEXT.Process(target=job_process, args=(str(out), jobs, episodes, kill_at, transforms))
     running.start()
     return running
 

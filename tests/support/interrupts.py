@@ -63,8 +63,6 @@ class Interrupts:
         self._codes: dict[CodeType, bytes] = {}
 
     def __enter__(self) -> Interrupts:
-        self._pause = no_garbage_collection()
-        self._pause.__enter__()
         if HAS_MONITORING:
             instruction = sys.monitoring.events.INSTRUCTION
             sys.monitoring.use_tool_id(TOOL, "interrupts")
@@ -83,7 +81,6 @@ class Interrupts:
         else:
             sys.setprofile(None)
             sys.settrace(self._before)
-        self._pause.__exit__(None, None, None)
         self._last.clear()
         return kind is KeyboardInterrupt
 
@@ -136,7 +133,7 @@ def interrupted(call: Callable[[], Any], *numbers: int, at_looks: bool = False) 
 
     def run() -> Iterator[Any]:
         result = None
-        with interrupts:
+        with no_garbage_collection(), interrupts:
             result = call()
         yield result
 
