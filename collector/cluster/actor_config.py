@@ -17,9 +17,14 @@ ACTOR_ARGUMENTS = [
     "env_device",
     "exploration_mode",
     "exploration_type",
+    "info_keys",
+    "max_frames_per_traj",
+    "policy_threads",
+    "reset_at_each_iter",
+    "reset_when_done",
+    "set_truncated",
 ]
-ACTOR_ARGUMENTS += ["info_keys", "max_frames_per_traj", "policy_threads", "reset_at_each_iter", "reset_when_done"]
-ACTOR_ARGUMENTS += ["set_truncated"]
+"""Arguments of `SyncDataCollector` that the collector passes on to each actor."""
 
 RAY_FIELDS = ("num_cpus", "num_gpus", "resources", "runtime_env", "scheduling", "placement_group")
 

@@ -122,7 +122,7 @@ class ProgressBar:
         self._bar.stop()
 
 
-FIGURES = {
+COUNTERS = {
     "delivered": ("vecenv_frames", "Steps that the driver has taken over."),
     "lost": ("vecenv_frames_lost", "Steps that were lost with an actor."),
     "restarts": ("vecenv_restarts", "Restarts of actors."),
@@ -130,7 +130,7 @@ FIGURES = {
     "waiting": ("vecenv_waiting_seconds", "Seconds in which actors had nothing to do."),
 }
 """Name and description of the metric of each figure in `ActorStats`."""
-EVERY = 1.0
+REPORT_INTERVAL = 1.0
 """Seconds between two reports."""
 
 
@@ -140,7 +140,7 @@ class ClusterMetrics:
     """
 
     def __init__(self) -> None:
-        self._counters = {name: make_counter(*texts, tags=("actor",)) for name, texts in FIGURES.items()}
+        self._counters = {name: make_counter(*texts, tags=("actor",)) for name, texts in COUNTERS.items()}
         self._episodes = make_counter("vecenv_episodes", "Episodes that have ended.")
         self._reported = Counter[tuple[int, str]]()
         self._ended = 0
@@ -151,7 +151,7 @@ class ClusterMetrics:
         self._ended += episodes
         if time.monotonic() < self._due:
             return
-        self._due = time.monotonic() + EVERY
+        self._due = time.monotonic() + REPORT_INTERVAL
         for actor in stats().actors:
             for name, counter in self._counters.items():
                 news = getattr(actor, name) - self._reported[actor.actor, name]

@@ -204,7 +204,7 @@ class RayCollector(BaseCollector):
         with self._in_use():
             collect = self._rollouts.of_all if self._sync else self._rollouts.first
             batch = collect(self.init_random_frames - self.frames)
-            self._metrics.report(int((batch.terminated | batch.truncated).sum()), self.stats)
+            self._metrics.report(int(batch.done.sum()), self.stats)
             return batch
 
     @contextmanager

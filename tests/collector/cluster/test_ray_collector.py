@@ -323,7 +323,7 @@ class CounterDouble:
 
 def test_metrics_have_the_figures_of_stats(cluster: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[CounterDouble] = []
-    monkeypatch.setattr(cluster_stats, "EVERY", 0.0)
+    monkeypatch.setattr(cluster_stats, "REPORT_INTERVAL", 0.0)
     monkeypatch.setattr(cluster_stats, "make_counter", lambda *a, **k: made.append(CounterDouble(*a, **k)) or made[-1])
     with RayCollector(cartpoles(2), num_actors=2, frames_per_batch=80) as collector:
         ended = sum(int(collector.next().done.sum()) for _ in range(4))
