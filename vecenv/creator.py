@@ -113,6 +113,7 @@ class EnvCreator:
         return variant
 
     def unshared(self) -> EnvCreator:
+        """Return a creator whose envs share no state, for measurements by `tune` and `backend="auto"`."""
         return self._variant(_shares=False, _states=None, _names=[])
 
     def frozen_copy(self, *, shared_only: bool = False) -> EnvCreator:

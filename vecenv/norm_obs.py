@@ -85,6 +85,7 @@ class VectorEnvNormObs(RowWiseWrapper):
         return nest.merge(lambda pair: pair[0].norm(pair[1]), [self.obs_rms, obs])
 
     def get_obs_rms(self) -> Any:
+        """Return the statistics: a RunningMeanStd, or a tree of these for Dict and Tuple spaces."""
         return self.obs_rms
 
     def set_obs_rms(self, obs_rms: Any) -> None:

@@ -40,6 +40,8 @@ _looked_at = -LOOK_EVERY
 
 
 class RayCluster:
+    """Connection to a Ray cluster. The last user of a local cluster shuts it down."""
+
     def __init__(self, ray: Any) -> None:
         self.ray = ray
         self._released = False
@@ -193,6 +195,7 @@ def assigned_cpus() -> float | None:
 
 
 def unscheduled(count: int, of: int, options: Mapping[str, Any], seconds: float) -> str:
+    """Return the error text for actors that have not started in time."""
     ray = import_ray()
     nodes, free = sum(bool(node["Alive"]) for node in ray.nodes()), ray.available_resources()
     has = [
@@ -229,6 +232,7 @@ def get_record(key: str) -> str:
 
 
 def remove_record(key: str) -> None:
+    """Remove the text of `put_record`."""
     ray = import_ray()
     if ray.is_initialized():
         ray.experimental.internal_kv._internal_kv_del(key, namespace=RECORDS)
@@ -240,6 +244,7 @@ def dead_nodes() -> set[str]:
 
 
 def missing_package(error: BaseException) -> str:
+    """Return advice if a node of the cluster lacks vecenv, or "" for any other error."""
     found = re.search(r"No module named '(vecenv|collector)\b", str(error))
     if found is None:
         return ""

@@ -50,6 +50,7 @@ class RunningMeanStd:
 
     @classmethod
     def of(cls: type[Self], arrays: Mapping[str, Any], name: str) -> Self:
+        """Return statistics that use, and update, the arrays `<name>_mean` and so on."""
         self = cls.__new__(cls)
         self.mean, self.var = arrays[f"{name}_mean"], arrays[f"{name}_var"]
         self._count, self._skipped = arrays[f"{name}_count"], arrays[f"{name}_skipped"]
@@ -57,10 +58,12 @@ class RunningMeanStd:
 
     @property
     def count(self) -> float:
+        """Number of rows seen, or their weight if there is a `decay`."""
         return float(self._count)
 
     @property
     def skipped(self) -> int:
+        """Number of rows that were left out, because a value is too large or not finite."""
         return int(self._skipped)
 
     def __repr__(self) -> str:
@@ -145,6 +148,7 @@ class RunningMeanStd:
 
     @staticmethod
     def merged(states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+        """Return the state of statistics that have seen the rows of all these `state_dict`s."""
         together = RunningMeanStd()
         together.load_state_dict(states[0])
         for state in states[1:]:

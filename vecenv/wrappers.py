@@ -270,6 +270,7 @@ class RowWiseWrapper(VectorEnvWrapper):
         return rows if rows.any() else None
 
     def map_round(self, obs: Any, rew: Any, terminated: Any, truncated: Any, info: np.ndarray) -> Any:
+        """Map a round in which some envs step and others are reset, by `map_step` and `map_reset`."""
         if not self._resets and terminated.__class__ is np.ndarray and not (terminated | truncated).nonzero()[0].size:
             return self.map_step(obs, rew, terminated, truncated, info)
         resets = self._reset_rows(info) if self._resets else None
@@ -295,7 +296,7 @@ class RowWiseWrapper(VectorEnvWrapper):
         for rows, function in kinds:
             if not len(rows):
                 continue
-            obs, *others = nest.take(columns, rows)
+            obs, *others = nest.take(columns, rows)  # copies
             last = [(at, row) for at, row in enumerate(rows.tolist()) if row in ended]
             for at, row in last:
                 nest.put(obs, at, info[row]["final_obs"])

@@ -162,7 +162,7 @@ class Transfer:
     def _fetch(self, name: str, value: Any) -> np.ndarray:
         if not isinstance(value, torch.Tensor) or value.device != self.device or value.dim() == 0:
             return nest.as_array(value)
-        if value.dtype is torch.bfloat16:
+        if value.dtype is torch.bfloat16:  # numpy has no bfloat16
             value = value.float()
         target = self._buffer(name, value.shape, value.dtype)
         self.download(target, value.detach())

@@ -194,6 +194,7 @@ class Episodes:
 
     def _note_failures(self, env_ids: np.ndarray, rows: np.ndarray, info: Any) -> list[int]:
         """Count and return the rows of failed envs."""
+        # After a restart, an info has both keys. An env's own info may have either key.
         failed = [row for row in rows.tolist() if is_repeated(info[row])]
         if failed and not self.broken:
             last = info[failed[0]].get("final_info", info[failed[0]])

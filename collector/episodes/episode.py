@@ -210,7 +210,7 @@ class EpisodeCutter:
         runs, usable = self._runs(*steps, batch.broken_ids)
         if self._returns is None or self._returns.shape != (len(self._ids), *reward.shape[1:]):
             known, self._returns = self._returns, np.zeros((len(self._ids), *reward.shape[1:]))
-            if known is not None and known.ndim == reward.ndim:
+            if known is not None and known.ndim == reward.ndim:  # otherwise no env had returned a vector before
                 self._returns[: len(known)] = known
         if not len(reward):
             return Ended(runs.env, np.zeros((0, *reward.shape[1:])), np.zeros(0, np.int64))

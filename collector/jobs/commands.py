@@ -291,7 +291,7 @@ def _collect(job: Job, folder: Path, running: Running, play: Callable[..., JobSt
         raise
     if not running.no_plot and state.episodes:
         plot_dataset(folder)
-    info = dataset_info(folder) if state.episodes else None
+    info = dataset_info(folder) if state.episodes else None  # without episodes, the folder may not exist
     console.print(summary(state, info), soft_wrap=True)
     if running.json:
         found = {"signal": state.signum, "skipped": state.skipped, "retried": state.retried, **(info or {})}

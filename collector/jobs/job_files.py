@@ -109,6 +109,7 @@ def _with_settings(content: dict[str, Any], settings: Iterable[str]) -> dict[str
             place[name] = place = dict(inner)
         place[names[-1]] = _parse_value(names[0], text.strip())
         if names in (["steps"], ["episodes"]) and place[names[0]] is not None:
+            # A job has either: the setting replaces the value of the file.
             content["episodes" if names == ["steps"] else "steps"] = None
     return content
 

@@ -154,7 +154,7 @@ class Metrics:
         self._next = time.monotonic() + METRICS_SECONDS
         numbers = read()
         line = json.dumps({"time": round(time.time(), 3), **numbers}) + "\n"
-        with writing(self._path, "the episodes committed before are kept"):
+        with writing(self._path, "the episodes committed before are kept"):  # a full disk would refuse episodes too
             self._file.write(line.encode())
         if self._events is not None:
             for name, value in numbers.items():

@@ -346,7 +346,7 @@ class RayPlayer:
             raise too_many
         if result.head:
             self._compare_head(result.node, result.head)
-        self.writer.commit()
+        self.writer.commit()  # records the failures
 
     def _adopt(self, task: Range, result: RangeResult) -> Iterator[PlayedEpisodes]:
         """Move a task's committed episodes into the folder, yield them, and return the rest to the plan."""

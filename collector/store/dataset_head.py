@@ -145,7 +145,7 @@ def space_from_json(value: Any) -> spaces.Space[Any] | None:
         return _space(schema.convert(value, SpaceForm))
     except DatasetError:
         raise
-    except Exception as error:
+    except Exception as error:  # gymnasium asserts, and numpy overflows
         raise DatasetError(f"a space in it cannot be made: {type(error).__name__}: {error}") from None
 
 

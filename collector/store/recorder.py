@@ -222,7 +222,7 @@ class EpisodeRecorder:
         if self._finished or os.getpid() != self._pid:
             return
         self._finished = True
-        with sigint_deferred(), self._writer:
+        with sigint_deferred(), self._writer:  # closes the writer in any case
             try:
                 self.cut()
             finally:

@@ -3,6 +3,7 @@
 import ast
 import doctest
 import importlib
+import inspect
 import re
 
 import pytest
@@ -50,3 +51,26 @@ def test_no_docstring_begins_with_a_question():
     assert len(docstrings) > 3000
     asks = re.compile(r"(What|How|Which|Where|That of|Those|Whether|When|Why)\b")
     assert [each for each in docstrings if asks.match(each[2])] == []
+
+
+@pytest.mark.parametrize(
+    "name", ["vecenv", "vecenv.transforms", "vecenv.sb3", "vecenv.testing", "vecenv.extending", "collector"]
+)
+def test_every_public_class_method_and_function_has_a_docstring(name: str) -> None:
+    module = importlib.import_module(name)
+    members = [(each, getattr(module, each)) for each in module.__all__]
+    for each, value in list(members):
+        if inspect.isclass(value):
+            names = [other for other in dir(value) if not other.startswith("_")]
+            members += [(f"{each}.{other}", inspect.getattr_static(value, other)) for other in names]
+    undocumented = [each for each, value in members if is_ours(value) and not inspect.getdoc(value)]
+    assert undocumented == []
+
+
+def is_ours(value: object) -> bool:
+    """Return True for a class, function, method or property that is defined in this project."""
+    if isinstance(value, property):
+        value = value.fget
+    value = inspect.unwrap(getattr(value, "__func__", value))
+    defines = inspect.isclass(value) or inspect.isfunction(value)
+    return defines and value.__module__.partition(".")[0] in ("vecenv", "collector")

@@ -110,6 +110,7 @@ class Backend(ABC):
 
     @property
     def workers(self) -> list[WorkerInfo]:
+        """Return the known facts about each worker."""
         return []
 
     @property
@@ -181,6 +182,7 @@ class Backend(ABC):
         self.take(None)
 
     def ended(self) -> Collection[int]:
+        """Return the ids of envs that no longer exist. Changes nothing, because a second thread may call it."""
         return self.lost
 
     def end_wait(self) -> None:  # noqa: B027  most backends have no waits that could be ended

@@ -62,7 +62,7 @@ class EnvWorker(ABC):
         """
         if not callable(value := self.get_env_attr(name)):
             return value
-        known = vars(self).setdefault("_methods_of_the_env", set())
+        known = vars(self).setdefault("_methods_of_the_env", set())  # duck-typed workers do not call our __init__
         if name not in known and getattr(value, "__self__", None) is not getattr(
             self.get_env_attr(name), "__self__", None
         ):
@@ -83,10 +83,12 @@ class EnvWorker(ABC):
         return self.result
 
     def reset(self, **kwargs: Any) -> Any:
+        """Reset the env, and wait for the result."""
         self.send(None, **kwargs)
         return self.recv()
 
     def step(self, action: Any) -> Any:
+        """Step the env, and wait for the result."""
         self.send(action)
         return self.recv()
 
@@ -113,6 +115,7 @@ class EnvWorker(ABC):
         """Close the env. Called once."""
 
     def close(self) -> None:
+        """Close the env. Repeated calls do nothing."""
         if not self.is_closed:
             self.is_closed = True
             self.close_env()
@@ -217,7 +220,7 @@ class EnvWorkerBackend(Backend):
 
     def restart(self, env_id: int) -> Sequence[int]:
         old = self.env_workers[env_id]
-        with contextlib.suppress(Exception):
+        with contextlib.suppress(Exception):  # the worker has ended, or does not return
             if callable(kill := getattr(getattr(old, "process", None), "kill", None)):
                 kill()
             old.close()

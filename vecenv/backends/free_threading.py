@@ -49,6 +49,7 @@ def warn_of_gil() -> None:
 
 
 if not has_gil():
+    # Python shows its own warning once, wherever the import is, and does not keep the module's name.
     _loader: Any = importlib.machinery.ExtensionFileLoader
     _loader.create_module = _watched(_loader.create_module)
 

@@ -176,7 +176,7 @@ class GymnasiumBackend(NativeBackend):
         begin = perf_counter()
         asked = np.arange(self.env_num) if ids is None else ids
         steps, resets = _steps_and_resets(asked, ops)
-        self.arena.status[asked] = ops
+        self.arena.status[asked] = ops  # calls of other threads see that these envs step
         if len(steps):
             self._step(resets, autoreset=bool(np.any(np.asarray(ops) & opcodes.AUTORESET)))
         else:
@@ -189,7 +189,7 @@ class GymnasiumBackend(NativeBackend):
     def _step(self, resets: np.ndarray, autoreset: bool) -> None:
         """Step all envs. The episodes of the envs `resets` ended in the step before, so this step resets these envs."""
         arena = self.arena
-        actions = nest.map(np.copy, arena.action)
+        actions = nest.map(np.copy, arena.action)  # an env may keep its action
         for i in resets.tolist():
             nest.put(actions, i, self.some_action)
         obs, reward, terminated, truncated, found = self.envs.step(actions)
@@ -281,11 +281,12 @@ class GymnasiumBackend(NativeBackend):
         """Raise AttributeError if the VectorEnv has no such call, and ValueError if its call is for all envs only."""
         n, (name, *given) = self.env_num, args[0] or (None,)
         envs = self.envs if hasattr(self.envs, "call") else self.envs.unwrapped
-        if op == "seed":
+        if op == "seed":  # a reset seeds the envs
             return [True] * len(ids)
         if op in DIRECT and (own := self.own_envs) is not None:
             return [ENV_CALLS[op](own[i], *each) for i, each in zip(ids, args, strict=True)]
         if op == "wrapper_classes" and hasattr(envs, "call"):
+            # gymnasium writes a wrapped env as <Outer<Inner<Env>>>.
             values = [text.split("<")[1:-1] for text in envs.call("__str__")]
         elif op == "get_env_attr":
             values = envs.get_attr(name) if hasattr(envs, "get_attr") else [getattr(self.envs, name)] * n
@@ -293,7 +294,7 @@ class GymnasiumBackend(NativeBackend):
             frames = envs.render(**name)
             if frames is None or not len(frames):
                 raise ValueError(f"{self.name} renders no frames: make it with render_mode='rgb_array'")
-            values = [copy.copy(frames[i * len(frames) // n]) for i in range(n)]
+            values = [copy.copy(frames[i * len(frames) // n]) for i in range(n)]  # agents of a game share a frame
         elif op in ("call", "set_env_attr"):
             method = "call" if op == "call" else "set_attr"
             if not hasattr(envs, method):

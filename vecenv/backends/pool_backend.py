@@ -75,7 +75,7 @@ class PoolBackend(NativeBackend):
         kind = type(old.spec)
         self._pool = type(old)(kind(kind.gen_config(**settings)))
         for name, value in vars(old).items():
-            if name.startswith("_render_"):
+            if name.startswith("_render_"):  # `envpool.make` wrote these
                 setattr(self._pool, name, value)
         quiet_spaces(self._pool)
         self._in_flight = 0
@@ -106,7 +106,7 @@ class PoolBackend(NativeBackend):
         low, high = int(self._space.start), int(self._space.start + self._space.n)
         if not low and 0 <= np.bitwise_or.reduce(actions) < high:
             return
-        wrong = ((actions < low) | (actions >= high)) & np.equal(ops, opcodes.STEP)
+        wrong = ((actions < low) | (actions >= high)) & np.equal(ops, opcodes.STEP)  # a reset ignores the action
         for row in wrong.nonzero()[0].tolist():
             raise ValueError(f"the action for env {ids[row]} is {actions[row]}, which is not in {self._space}")
 
@@ -116,6 +116,7 @@ class PoolBackend(NativeBackend):
         resets = (wanted == opcodes.RESET) | (wanted == opcodes.RESET_KWARGS)
         if any(args.get("seed") is not None for args in payloads.values()):
             self._rebuild([args["seed"] for _, args in sorted(payloads.items())])
+        # In a round of steps, the pool itself resets the envs whose episode is over.
         forced = resets if resets.all() else resets & ~self._fresh[asked]
         if not forced.any():
             self._start(asked, opcodes.STEP)
@@ -159,12 +160,12 @@ class PoolBackend(NativeBackend):
         state = dict(zip(self._keys, self._pool._recv(), strict=True))
         self._in_flight -= len(state["info:env_id"])
         if not self.is_sync:
-            state = nest.take(state, state["info:env_id"] < self.env_num)
+            state = nest.take(state, state["info:env_id"] < self.env_num)  # without the spare envs
         ids = self._rows if self.is_sync else state["info:env_id"]
         arena, done, truncated = self.arena, state["done"], state["trunc"]
         nest.put(arena.obs, ids, nest.map(state.__getitem__, self._obs_keys))
         arena.reward[ids] = state["reward"]
-        arena.terminated[ids], arena.truncated[ids] = done > truncated, truncated
+        arena.terminated[ids], arena.truncated[ids] = done > truncated, truncated  # `done` includes truncation
         infos = {name: state[key] for name, key in self._info_keys.items()}
         if not self._infos:
             self._schema = InfoSchema(tuple(infos), tuple(map(_kind, infos.values())))
@@ -210,7 +211,7 @@ class PoolBackend(NativeBackend):
     def close(self, timeout: float) -> list[str]:
         if self._pool is not None:
             self._pool.close()
-            self._pool = None
+            self._pool = None  # the threads end with the last reference
         return []
 
 

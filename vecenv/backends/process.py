@@ -132,7 +132,7 @@ class ProcessBackend(Backend):
 
     def wait(self, done: Callable[[], bool] | None, deadline: float | None) -> float:
         begin = perf_counter()
-        if done is None:
+        if done is None:  # only frames that have arrived, without waiting
             self.pool.handle_events(self.pool.events(None))
         elif not self._transport.spin(done, self._last_wait):
             self._sleep(done, deadline)
@@ -196,7 +196,7 @@ class ProcessBackend(Backend):
             extras[i] = RESET_IN_ARENA
             i = status.find(opcodes.DONE_FINAL, i + 1)
         asked = range(self._n) if ids is None else ids
-        if opcodes.DONE_EXTRA in status or opcodes.DONE_EXTRA_FINAL in status:
+        if opcodes.DONE_EXTRA in status or opcodes.DONE_EXTRA_FINAL in status:  # extras may still be on their way
             self._await_rest(asked)
         if opcodes.DONE_INFO not in status:
             return self._answers.take(ids)
@@ -274,6 +274,7 @@ class ProcessBackend(Backend):
         call.found.update({i: died_failure(i, call.op, self.lost[i]) for i in lost})
 
     def _on_loss(self, worker: WorkerHandle) -> None:
+        # If a worker dies while its envs are made, the pool raises.
         if hasattr(self, "arena") and isinstance(worker.ready, list) and not self.pool.closing:
             pending = self._pending(worker)
             self._keep_infos(worker, pending)
@@ -326,6 +327,7 @@ class ProcessBackend(Backend):
     def close(self, timeout: float) -> list[str]:
         pool, transport = self.pool, self._transport
         problems = pool.close(timeout)
+        # The memory is freed with the caller's last view, not with these objects.
         vars(self).clear()
         vars(transport).clear()
         self.pool, self._transport = pool, transport

@@ -151,7 +151,7 @@ class ShmemServer(RoundServer):
     def _allow(self, awake: int) -> None:
         """Bind the worker to one CPU for sleeping (0), or allow all CPUs (1)."""
         if self._cpus is not None:
-            with contextlib.suppress(OSError):
+            with contextlib.suppress(OSError):  # the process may have lost a CPU meanwhile
                 allow_cpus(0, self._cpus[awake])
 
     def _serve_frame(self, frame: Frame) -> bool:

@@ -79,7 +79,7 @@ def _memory_of(group: str) -> int | None:
         try:
             left = int(system_file(f"{group}/{limit}") or "") - int(system_file(f"{group}/{usage}") or "")
             return max(0, left)
-        except ValueError:
+        except ValueError:  # no such file, or "max"
             continue
     return None
 

@@ -165,6 +165,7 @@ class ThreadBackend(Backend):
                     f"threads cannot be killed. It is at\n{block.stack()}"
                 )
             problems += block.problems
+        # The memory is freed with the caller's last view, not with this object.
         vars(self).pop("arena", None)
         vars(self).pop("_answers", None)
         return problems

@@ -83,7 +83,7 @@ class Recovery:
         error = self.errors.get(i)
         if error is not None:
             if hasattr(error, "partial"):
-                error.partial = None
+                error.partial = None  # belongs to the failed call
             # Each raise lengthens the traceback, and its frames keep arguments alive. So restore the first traceback.
             first, trace = self._traces.get(i, (None, None))
             if first is not error:

@@ -80,6 +80,7 @@ class SyncVectorEnv(_OwningVectorEnv, AnyVectorEnv):
 
     @property
     def envs(self) -> list[Any]:
+        """Envs of this vector env, which live in this process."""
         return self.venv.envs
 
 
@@ -136,6 +137,7 @@ class AsyncVectorEnv(_OwningVectorEnv, AnyVectorEnv):
 
     @property
     def processes(self) -> list[Any]:
+        """Worker processes, each with a block of envs."""
         processes: list[Any] = self.venv.engine.backend.processes
         return processes
 

@@ -185,10 +185,12 @@ class SB3VecEnv(LayerMark, VecEnv):
 
     @property
     def waiting(self) -> bool:
+        """True if a step is pending."""
         return self._pending
 
     @property
     def closed(self) -> bool:
+        """True after `close`."""
         return bool(self.venv.is_closed)
 
     # Seeds and options, for the next reset.

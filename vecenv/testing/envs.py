@@ -95,6 +95,7 @@ class _Misbehaves(CountingEnv):
         self.at = at
 
     def misbehave(self) -> None:
+        """Fail in the way that the class describes."""
         raise ValueError(f"boom in {self.where}")
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
@@ -193,9 +194,11 @@ class Gates:
 
     @property
     def env_fns(self) -> list[Callable[[], GateEnv]]:
+        """Functions that make the envs, one per gate."""
         return [self.env_fn(i) for i in range(len(self._fds))]
 
     def env_fn(self, i: int) -> Callable[[], GateEnv]:
+        """Return a function that makes the env behind gate i."""
         return functools.partial(GateEnv, self.folder, i, **self._options)
 
     def open(self, *ids: int, times: int = 1) -> None:

@@ -109,6 +109,8 @@ class FunctionTransform(Transform):
 
 
 class HasTransforms:
+    """Base class of envs and vector envs with transforms."""
+
     transform: Compose
 
     @property
@@ -148,13 +150,16 @@ class HasTransforms:
         return self
 
     def env_before(self, transform: Transform) -> Any:
+        """Return the base env with clones of all transforms before `transform`."""
         index = next(i for i, each in enumerate(self.transform) if each is transform)
         return self.with_transforms(self.transform[:index])
 
     def with_transforms(self: Self, transforms: Any) -> Self:
+        """Return the same base env with other transforms."""
         return type(self)(self.base_env, transforms)  # type: ignore[call-arg]
 
     def state_dict(self) -> dict[str, Any]:
+        """Return the state of the transforms."""
         return self.transform.state_dict()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -163,6 +168,7 @@ class HasTransforms:
 
 
 def flat(transform: Any) -> list[Transform]:
+    """Return the transforms of a transform, a Compose or a sequence as a flat list."""
     if isinstance(transform, Compose):
         return list(transform.transforms)
     if isinstance(transform, Transform):

@@ -43,6 +43,7 @@ class PerEpisode(Transform):
         self.kept = {}
 
     def rows_of(self, name: Any) -> EnvRows:
+        """Return the rows of this name, empty at first."""
         if name not in self.kept:
             self.kept[name] = EnvRows(self.num_envs)
         return self.kept[name]

@@ -71,6 +71,7 @@ class Rows:
         return self._ids
 
     def check_reward(self, transform: Transform, hint: str = "") -> None:
+        """Raise ValueError if the transform cannot take these rewards."""
         if self.reward.ndim != 1:
             shape = tuple(self.reward.shape[1:])
             raise ValueError(f"{transform} needs rewards that are numbers, got the shape {shape}{hint}")
@@ -195,11 +196,13 @@ class Transform:
     # For subclasses and callers to use.
 
     def cached_places(self, obs: Any) -> list[Place]:
+        """Return the places that the transform reads and writes. The first observation decides."""
         if self._places is None:
             self._places = self.find_places(obs)
         return self._places
 
     def transform_observation(self, obs: Any) -> Any:
+        """Apply the transform to its parts of an observation, a tree of arrays `(k, ...)`."""
         return self.with_parts(obs, self.apply)
 
     def with_parts(self, obs: Any, apply: Callable[[Array], Array]) -> Any:
@@ -235,6 +238,7 @@ class Transform:
 
     @property
     def is_attached(self) -> bool:
+        """True if the transform is part of an env."""
         return self._owner is not None and self._owner() is not None
 
     @property
@@ -275,6 +279,7 @@ class EnvTransform(Transform):
         super().__init__(in_keys=[])
 
     def wrap(self, env: gymnasium.Env[Any, Any]) -> gymnasium.Env[Any, Any]:
+        """Wrap a single env in this transform."""
         raise NotImplementedError
 
 

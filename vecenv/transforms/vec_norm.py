@@ -237,6 +237,7 @@ class VecNorm(Freezable):
 
     @staticmethod
     def merged(states: Sequence[dict[str, Any]]) -> dict[str, Any]:
+        """Return the state of a transform that has seen the rows of all these `state_dict`s."""
         found: dict[str, Any] = {}
         for name in _entry_names(states[0]):
             own = [{each: state[f"{name}_{each}"] for each in PARTS} for state in states]

@@ -53,16 +53,19 @@ class TuneRow(NamedTuple):
 
     @property
     def kwargs(self) -> dict[str, Any]:
+        """Arguments of the vector env besides the env_fns."""
         return {} if self.num_workers is None else {"num_workers": self.num_workers}
 
     @property
     def name(self) -> str:
+        """Class and arguments of the candidate, as text."""
         kind, k = BACKENDS[self.backend].__name__, self.num_workers
         unit = "thread" if self.backend == "thread" else "worker"
         return kind if k is None else f"{kind}, {k} {unit}{'s' * (k > 1)}"
 
     @property
     def line(self) -> str:
+        """Return the row as text."""
         arguments = ["env_fns", *(f"{name}={value}" for name, value in self.kwargs.items())]
         return f"vecenv.{BACKENDS[self.backend].__name__}({', '.join(arguments)})"
 
@@ -80,6 +83,7 @@ class TuneResult:
 
     @property
     def kwargs(self) -> dict[str, Any]:
+        """Arguments of the best candidate."""
         return self.best.kwargs
 
     def make(self, **options: Any) -> BaseVectorEnv:

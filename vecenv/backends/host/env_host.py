@@ -116,7 +116,7 @@ class EnvHost:
                     if result.__class__ is tuple and len(result) == 5:
                         obs, reward, terminated, truncated, info = result
                     else:
-                        obs = None
+                        obs = None  # fails the check below
                     if (
                         obs.__class__ is ndarray
                         and obs.dtype is dtype
@@ -226,7 +226,7 @@ class EnvHost:
             try:
                 if callable(getattr(env, "close", None)):
                     env.close()
-            except self._passes as error:
+            except self._passes as error:  # raised after all envs are closed
                 interrupt = error
             except BaseException as error:
                 problems.append(f"env {self._first_id + j} failed in close(): {type(error).__name__}: {error}")

@@ -42,7 +42,7 @@ class Failure:
             error.partial = None  # type: ignore[attr-defined]
             if self.error is None:
                 error.__cause__ = RemoteTraceback(self.trace)
-        except Exception:
+        except Exception:  # such an exception could not carry the results of other envs
             error = self.as_step_error()
             error.__cause__ = self.error or RemoteTraceback(self.trace)
         add_note(error, where)
@@ -117,7 +117,7 @@ def _blob(error: Exception) -> bytes | None:
     """Return the pickled exception, or `None` if unpickling changes its class or text."""
     # Pickle by name first, because cloudpickle would copy a class of the script that a forked worker inherited.
     for dumps in (pickle.dumps, cloudpickle.dumps):
-        with contextlib.suppress(BaseException):
+        with contextlib.suppress(BaseException):  # pickling runs user code, which may raise anything
             blob = dumps(error)
             if len(blob) > BLOB_LIMIT:
                 return None
@@ -128,6 +128,7 @@ def _blob(error: Exception) -> bytes | None:
 
 
 def add_note(error: BaseException, note: str) -> None:
+    """Add a note to an exception, if the class allows this."""
     if note not in getattr(error, "__notes__", ()):
         with contextlib.suppress(Exception):
             error.add_note(note)

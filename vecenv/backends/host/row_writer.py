@@ -146,7 +146,7 @@ def convert_reward(reward: Any) -> tuple[float, np.ndarray | None]:
     """Return (scalar, vector or `None`) for a reward that is not a plain number."""
     try:
         array = np.asarray(reward)
-    except Exception:
+    except Exception:  # ragged, or a tensor that cannot be read here
         array = np.asarray(None)
     if array.dtype.kind not in "biuf":
         raise EnvContractError(f"step() returned the reward {_short(reward)}, expected a number or a vector of numbers")
@@ -291,7 +291,7 @@ def copy_containers(value: Any) -> Any:
     """Copy containers and arrays in them, because the env may change these later. Other objects stay shared."""
     try:
         return _copy_dict(value) if value.__class__ is dict else _copy_arrays(value)
-    except RecursionError:
+    except RecursionError:  # nested too deep
         return value
 
 
@@ -319,7 +319,7 @@ def _copy_arrays(value: Any) -> Any:
         return defaultdict(value.default_factory, ((key, _copy_arrays(child)) for key, child in value.items()))
     if value.__class__ in (list, tuple):
         return value.__class__(_copy_arrays(child) for child in value)
-    if isinstance(value, tuple) and hasattr(value, "_make"):
+    if isinstance(value, tuple) and hasattr(value, "_make"):  # a namedtuple
         return value._make(map(_copy_arrays, value))
     if value.__class__ is deque:
         return deque((_copy_arrays(child) for child in value), value.maxlen)

@@ -90,7 +90,7 @@ class Wakeup:
     def wake(self) -> None:
         """Wake the sleeper if it sleeps. Call this after writing data and a fence."""
         if self.flag[0]:
-            with contextlib.suppress(BlockingIOError):
+            with contextlib.suppress(BlockingIOError):  # full of unread wakeups
                 os.write(self.write, (1).to_bytes(8, "little"))
 
     def clear(self) -> None:

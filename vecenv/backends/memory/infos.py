@@ -197,7 +197,7 @@ class InfoWriter:
             values = [v.tobytes() if v.__class__ is np.ndarray else v for v in values]  # type: ignore[assignment]
         try:
             schema.struct.pack_into(self._memory, j * INFO_BYTES, number, *values)
-        except struct.error:
+        except struct.error:  # an int of more than 64 bits
             return False
         return True
 

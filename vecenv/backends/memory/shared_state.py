@@ -175,7 +175,7 @@ class ProcessLock:
             hold.given_back.extend(starmap(self._threads.release, ((),)))
         if holds.get(hold.key) is hold:
             del holds[hold.key]
-        hold.frame = None
+        hold.frame = None  # the frame may refer to the hold
 
 
 holds: dict[tuple[int, int], _Hold] = {}
@@ -191,7 +191,7 @@ def free_stale_locks(frame: FrameType) -> None:
 def _lock_at_once(fd: int) -> bool:
     try:
         fcntl.lockf(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except (BlockingIOError, PermissionError):
+    except (BlockingIOError, PermissionError):  # POSIX allows either
         os.sched_yield()
         return False
     return True
@@ -258,6 +258,7 @@ class SharedState:
 
     @property
     def shared(self) -> bool:
+        """True if the arrays lie in memory that processes can share."""
         return self._lock.fd is not None
 
     @contextmanager
@@ -307,7 +308,7 @@ class SharedState:
         arrays = ", ".join(f"{name}: {np.dtype(dtype).name}{list(shape)}" for name, shape, dtype in self.form)
         return f"SharedState({arrays}{', shared' if self.shared else ''})"
 
-    def __copy__(self) -> SharedState:
+    def __copy__(self) -> SharedState:  # a shallow copy would be a second lock on the same memory
         return SharedState(self.read())
 
     def __deepcopy__(self, memo: Any) -> SharedState:

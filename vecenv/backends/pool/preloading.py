@@ -53,7 +53,7 @@ class PreloadedServer(forkserver.ForkServer):
         self._forkserver_authkey = secrets.token_bytes(AUTHKEY_BYTES)
         try:
             with socket.socket(socket.AF_UNIX) as listener:
-                listener.bind(f"\0vecenv-{os.getpid()}-{secrets.token_hex(8)}")
+                listener.bind(f"\0vecenv-{os.getpid()}-{secrets.token_hex(8)}")  # an abstract name, not a file
                 listener.listen()
                 self._forkserver_address = listener.getsockname()
                 fds = [Descriptor(fd) for fd in (listener.fileno(), alive_r, report_w)]

@@ -68,7 +68,7 @@ class ProcessWorker(WorkerHandle):
         try:
             self.process = start_process(args.method, worker_main, (args,), f"vecenv-worker-{self.index}", self.server)
             self.alive = True
-        except BaseException:
+        except BaseException:  # if the process has started, it ends when the channel closes
             self.close_ends()
             raise
         finally:
@@ -100,7 +100,7 @@ class ProcessWorker(WorkerHandle):
     def seems_ended(self) -> bool:
         poller = select.poll()
         channel, *others = self.fds()
-        poller.register(channel, 0)
+        poller.register(channel, 0)  # only the hang-up
         for fd in others:
             poller.register(fd, select.POLLIN)
         return bool(poller.poll(0))
@@ -121,7 +121,7 @@ class ProcessWorker(WorkerHandle):
         return not self.process.is_alive()
 
     def discard(self) -> None:
-        with contextlib.suppress(ValueError):
+        with contextlib.suppress(ValueError):  # killed, but the process still exists
             self.process.close()
 
     def stack(self) -> str:
@@ -186,7 +186,7 @@ def cause_of(exitcode: int | None) -> str:
         return f"exited with code {exitcode} (the env called os._exit?)"
     try:
         name = signal.Signals(-exitcode).name
-    except ValueError:
+    except ValueError:  # a real-time signal has no name
         name = f"signal {-exitcode}"
     hints = {
         "SIGKILL": " (often the kernel, out of memory)",

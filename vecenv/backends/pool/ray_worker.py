@@ -212,7 +212,7 @@ class RayWorker(WorkerHandle):
 
     def _is_gone(self, timeout: float) -> bool:
         poller = select.poll()
-        poller.register(self.channel.fileno(), 0)
+        poller.register(self.channel.fileno(), 0)  # only the hang-up
         return bool(poller.poll(timeout * 1000))
 
     def clean_up(self) -> None:
@@ -336,7 +336,7 @@ class RayPool(WorkerPool):
         return worker
 
     def late_text(self, late: Sequence[WorkerHandle]) -> str:
-        waiting = sum(worker.pid is None for worker in late)
+        waiting = sum(worker.pid is None for worker in late)  # actors that Ray has not started
         if not waiting:
             return super().late_text(late)
         return ray_cluster.unscheduled(waiting, len(self.workers), self.options, self.start_timeout)

@@ -87,7 +87,7 @@ def release_pool() -> bool:
     if not can_release():
         return False
     for release in list(_releases):
-        if release(PAUSE_SOFT) != 0:
+        if release(PAUSE_SOFT) != 0:  # refused: do not try again
             _disable()
     return _usable
 

@@ -195,7 +195,7 @@ class _ForkServerPopen(popen_forkserver.Popen):
         # Stays open while this process lives. The hang-up tells the worker that the parent has ended.
         kept = os.dup(write_end)
         self.finalizer = util.Finalize(self, _util.close_fds, (kept, self.sentinel))
-        with suppress(BrokenPipeError), open(write_end, "wb", closefd=True) as stream:
+        with suppress(BrokenPipeError), open(write_end, "wb", closefd=True) as stream:  # the pool sees the end
             stream.write(data)
         self.pid = forkserver.read_signed(self.sentinel)
 

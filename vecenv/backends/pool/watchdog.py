@@ -72,7 +72,7 @@ class Watchdog:
             self._kill(worker, silent(worker.title, worker.ending, self._limit))
             return
         env_id = worker.start + progress % len(worker.ids)
-        if doing in (NOTHING, ELSEWHERE):
+        if doing in (NOTHING, ELSEWHERE):  # the progress number is of the last env in use
             env_id = next(iter(ids), env_id)
         stack = worker.stack()
         if self._kill is None:

@@ -182,6 +182,7 @@ def written_stack(stacks: int, ask: Callable[[], object]) -> str:
     deadline = time.monotonic() + STACK_TIMEOUT
     size = before
     while time.monotonic() < deadline:
+        # No event reports that a file has grown. This polls briefly, and only after an env hangs.
         time.sleep(0.01)
         grown = os.fstat(stacks).st_size
         if grown == size > before:

@@ -175,7 +175,7 @@ class WorkerPool(ABC):
             for worker in workers:
                 if isinstance(worker.ready, Failure):
                     raise worker.ready.exception(worker.pid)
-                if not worker.alive:
+                if not worker.alive:  # the worker may end after its report
                     raise worker.death(worker.start)
             late = [worker for worker in workers if worker.ready is None]
             if not late:
@@ -253,7 +253,7 @@ class WorkerPool(ABC):
     def _unregister(self, *fds: int) -> None:
         for fd in fds:
             if self._by_fd.pop(fd, None) is not None:
-                with contextlib.suppress(KeyError):
+                with contextlib.suppress(KeyError):  # an interrupt came before the registration
                     self._poller.unregister(fd)
 
     def kill(self, worker: WorkerHandle, reason: Reason | None) -> None:
@@ -287,13 +287,13 @@ class WorkerPool(ABC):
         """Close the envs and end the workers. Return a line for each problem."""
         self.closing = True
         # Another thread or an interrupted call may still use the old poller.
-        if self._waker is not None:
+        if self._waker is not None:  # for the waits of other threads, not for this wait
             self._by_fd.pop(self._waker[0], None)
         self._renew_poller()
         started = [worker for worker in self.workers if worker.launched]
         try:
             problems = self._stop(started, time.monotonic() + timeout)
-        finally:
+        finally:  # also after a Ctrl-C, which ends the wait
             for worker in started:
                 if worker.alive:
                     self.kill(worker, None)

@@ -39,6 +39,7 @@ def kill_workers() -> None:
             os.killpg(pid, signal.SIGKILL)
 
 
+# A process that imports this module and is not the server keeps its signal handlers.
 if any("multiprocessing.forkserver import main" in argument for argument in sys.orig_argv):
     # The server must outlive the parent for a moment. In its own group, it does not receive signals for the parent's
     # group or for the group of a worker with vector envs.

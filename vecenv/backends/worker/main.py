@@ -116,7 +116,7 @@ def _end_with_starter(args: WorkerArgs) -> None:
     signalled = (args.method == "forkserver" or args.starter) and portability.signal_at_end_of_starter(signal.SIGKILL)
     if args.method == "forkserver":
         return
-    if args.starter and os.getppid() != args.starter:
+    if args.starter and os.getppid() != args.starter:  # the starter ended before the request
         os.killpg(0, signal.SIGKILL)
     if signalled:
         _start_guard(_await_end_of_starter)
@@ -130,7 +130,7 @@ def _end_with_starter(args: WorkerArgs) -> None:
 def _watch_parent(sock: Any) -> None:
     poller = select.poll()
     if portability.polls_for_hangup():
-        poller.register(sock, 0)
+        poller.register(sock, 0)  # only the hang-up
     else:
         poller.register(_lifeline(), select.POLLIN)
     poller.poll()

@@ -125,7 +125,7 @@ class EnvActor:
         """
         sock = connect(address, index)
         if sock is not None:
-            with contextlib.suppress(EOFError, ConnectionError):
+            with contextlib.suppress(EOFError, ConnectionError):  # the driver has ended
                 _live_beside_driver(blob, sock, common)
             sock.close()
             return None

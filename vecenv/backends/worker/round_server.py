@@ -150,7 +150,7 @@ class RoundServer(BlockRounds, ABC):
             self.line[DOING] = NOTHING
             self.channel.write(messages.REPLY, frame.number, reply)
         elif frame.kind == messages.SYNC:
-            self.infos.sent = 0
+            self.infos.sent = 0  # the parent may not have read the schemas
             self.channel.write(messages.SYNCED, frame.number)
         elif frame.kind == messages.CLOSE:
             self.channel.write(messages.CLOSED, 0, pickle.dumps(self.host.close()))

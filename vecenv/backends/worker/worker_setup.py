@@ -135,6 +135,7 @@ _launches = itertools.count()
 
 
 def worker_seeds(index: int) -> tuple[bytes, bytes]:
+    """Return seeds of numpy's and Python's generators for the next worker. This process's generators do not advance."""
     states = np.random.get_state(legacy=False), random.getstate()
     where = index, next(_launches)
     of_numpy, of_python = (hashlib.sha256(pickle.dumps((state, where))).digest() for state in states)
@@ -142,6 +143,7 @@ def worker_seeds(index: int) -> tuple[bytes, bytes]:
 
 
 def seed_generators(seeds: tuple[bytes, bytes]) -> None:
+    """Seed numpy's and Python's generators of this process."""
     of_numpy, of_python = seeds
     np.random.seed(np.frombuffer(of_numpy, np.uint32))
     random.seed(of_python)
