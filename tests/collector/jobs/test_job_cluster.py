@@ -279,10 +279,8 @@ class TestOnRay:
         assert two["repeatable"]
         assert_same(tmp_path / "a", tmp_path / "whole")
 
-    def test_an_env_that_ends_its_actor_again_and_again_ends_the_job(
-        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        failing = job(**counting(every=episode_seed(0, 30), how="kill"), episodes=EPISODES)
+    def test_an_env_that_ends_its_actor_again_and_again_ends_the_job(self, tmp_path: Path) -> None:
+        failing = job(**counting(every=episode_seed(0, 30), how="kill"), episodes=EPISODES, ray={"max_retries": 1})
         with pytest.raises(JobFailedError, match=r"2 tasks have died while they had .*\b30\b"):
             run_job(failing, tmp_path / "a", cluster="auto", cluster_actors=2)
         data = Dataset(tmp_path / "a")
