@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from tests.support.faulty import ENDS, Counter, NoSpace, boom, hold_interpreter_lock
+from tests.support.faulty import ENDS, Counter, NoSpace, boom, hold_interpreter_lock, sleep_for_ages
 
 
 class Unpicklable:
@@ -38,6 +38,8 @@ def _break_elsewhere(home: int, how: str) -> str:
     if os.getpid() != home:
         if how == "raise":
             raise RuntimeError("no unpickling here")
+        if how == "hang":
+            sleep_for_ages()
         sys.exit("out, while unpickling") if how == "exit" else os._exit(3)
     return "at home"
 
@@ -57,6 +59,15 @@ class ExitsAtUnpickle(RaisesAtUnpickle):
 
 class DiesAtUnpickle(RaisesAtUnpickle):
     how = "die"
+
+
+class HangsAtPickle:
+    def __reduce__(self) -> Any:
+        sleep_for_ages()
+
+
+class HangsAtUnpickle(RaisesAtUnpickle):
+    how = "hang"
 
 
 def nested(depth: int = 100_000) -> list[Any]:

@@ -10,7 +10,7 @@ import numpy as np
 
 from vecenv.backends.host.env_access import copy_if_possible
 from vecenv.backends.host.env_host import EnvReport
-from vecenv.backends.host.failure import died_failure
+from vecenv.backends.host.failure import died_failure, one_of
 from vecenv.backends.host.row_writer import Extra
 from vecenv.backends.ipc import opcodes
 from vecenv.backends.memory.arena import Arena, Layout
@@ -177,7 +177,7 @@ class Backend(ABC):
 
         self.wait(lambda: not busy(), deadline)
         for i in busy():
-            error = self.lost[i] = unreturned(i, [i], i)
+            error = self.lost[i] = unreturned(i, [i], [i])
             error.env_id, error.env_ids = i, (i,)
         self.take(None)
 
@@ -208,11 +208,11 @@ def _copy_options(kwargs: Mapping[str, Any]) -> dict[str, Any]:
     return {name: dict(value) if isinstance(value, dict) else value for name, value in kwargs.items()}
 
 
-def unreturned(env_id: int, block: Sequence[int], running: int) -> WorkerDiedError:
+def unreturned(env_id: int, block: Sequence[int], suspects: Sequence[int]) -> WorkerDiedError:
     subject = (
         f"env {env_id}"
-        if env_id == running
-        else f"env {env_id} is lost because env {running}, which shares its worker,"
+        if [env_id] == list(suspects)
+        else f"env {env_id} is lost because {one_of(suspects)}, which share{'s' * (len(suspects) == 1)} its worker,"
     )
     return WorkerDiedError(
         f"{subject} did not return from an interrupted call, so the worker of envs {list(block)} was ended; "

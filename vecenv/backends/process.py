@@ -26,10 +26,10 @@ from vecenv.backends.ipc.serialization import dumps, dumps_by_value
 from vecenv.backends.ipc.waiting import fence
 from vecenv.backends.memory.arena import Arena, Layout
 from vecenv.backends.memory.infos import InfoReader
-from vecenv.backends.memory.shared_memory import A_ROUND, BUSY_NS, DOING, ELSEWHERE, FRAMES, PROGRESS, SENDING
+from vecenv.backends.memory.shared_memory import A_ROUND, BUSY_NS, DOING, ELSEWHERE, FRAMES, SENDING
 from vecenv.backends.pool.spinning_threads import SpinningThreads, is_enabled
 from vecenv.backends.pool.watchdog import Watchdog
-from vecenv.backends.pool.worker_handle import WorkerHandle
+from vecenv.backends.pool.worker_handle import WorkerHandle, suspects_of
 from vecenv.backends.pool.worker_pool import WorkerPool
 from vecenv.backends.transport import Transport
 from vecenv.backends.worker.round_server import advice
@@ -228,8 +228,7 @@ class ProcessBackend(Backend):
             pool.request(worker, messages.SYNC, self._epoch, counted.to_bytes(8, "little"))
         self._sleep(lambda: not any(worker.alive for worker in self._unsynced), deadline)
         for worker in [worker for worker in self._unsynced if worker.alive]:
-            running = worker.start + worker.line[PROGRESS] % len(worker.ids)
-            pool.kill(worker, partial(unreturned, block=worker.ids, running=running))
+            pool.kill(worker, partial(unreturned, block=worker.ids, suspects=suspects_of(worker, worker.ids)))
         self._unsynced = set()
         self._transport.resynchronise()
         self._answers.extras.clear()

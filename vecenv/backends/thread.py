@@ -26,9 +26,9 @@ from vecenv.backends.host.env_host import EnvReport, check_distinct
 from vecenv.backends.host.failure import Failure, describe, died_failure
 from vecenv.backends.ipc.waiting import SpinWait, fence
 from vecenv.backends.memory.arena import Arena, Layout
-from vecenv.backends.memory.shared_memory import BUSY_NS, PROGRESS
+from vecenv.backends.memory.shared_memory import BUSY_NS
 from vecenv.backends.pool.watchdog import Watchdog
-from vecenv.backends.pool.worker_handle import Reason
+from vecenv.backends.pool.worker_handle import Reason, suspects_of
 from vecenv.backends.system_limits import blocks_of, default_num_workers, usable_cpus
 from vecenv.backends.worker.round_server import advice
 from vecenv.errors import CLOSED_MEANWHILE, ClosedError, WorkerDiedError, WorkerTimeoutError, WorkerWarnings
@@ -136,8 +136,7 @@ class ThreadBackend(Backend):
         self._sleep(lambda: all(block in answered or not block.alive for block in self.blocks), deadline)
         for block in self.blocks:
             if block.alive and block not in answered:
-                running = block.start + block.line[PROGRESS] % len(block.ids)
-                self._lose(block, partial(unreturned, block=block.ids, running=running))
+                self._lose(block, partial(unreturned, block=block.ids, suspects=suspects_of(block, block.ids)))
         self._done = None
         self._answers.take(None)
 

@@ -139,7 +139,8 @@ def hangs(row: Row) -> None:
     assert time.monotonic() - begin < LIMIT + 2.5 or not near
     row.go.touch()  # a thread cannot be killed
     where = stack if near else "not read from another machine"
-    row.loses(worker, error, f"env 1 has been busy for more than step_timeout={LIMIT} s", where)
+    hung = "env 1" if near or len(worker.ids) == 1 else f"one of the envs {list(worker.ids)}"
+    row.loses(worker, error, f"{hung} has been busy for more than step_timeout={LIMIT} s", where)
     assert isinstance(error, WorkerTimeoutError)
 
 

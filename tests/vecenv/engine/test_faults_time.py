@@ -27,11 +27,13 @@ from tests.support.faulty import (
     counters,
 )
 from tests.support.ledger import CLOSED, Column, Ledger, N, block_of, column_params, columns, kill, pids
+from tests.support.oddities import HangsAtPickle, HangsAtUnpickle, OddInfo
 from vecenv import ShmemVectorEnv, ThreadVectorEnv, WorkerTimeoutError
-from vecenv.backends.memory.shared_memory import A_CALL, A_ROUND, DOING, NOTHING, PROGRESS, SENDING
+from vecenv.backends.memory.shared_memory import A_CALL, A_ROUND, DOING, ELSEWHERE, NOTHING, PROGRESS, SENDING
 from vecenv.backends.pool import watchdog as watchdog_module
 
 LIMIT = 0.5
+SHORT = {"step_timeout": LIMIT}
 process_backend = vector_env_classes(full(PROCESS_BACKENDS))
 
 
@@ -41,11 +43,11 @@ def hasty_close(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(vecenv.engine.lifetime, "CLOSE_TIMEOUT", 0.3)
 
 
-def check_error(error: WorkerTimeoutError, env_id: int, pid: int, where: str) -> None:
+def check_error(error: WorkerTimeoutError, env_id: int, pid: int, where: str, hung: str = "") -> None:
     """Check that the error names the env and the limit, and shows the line of the env."""
     assert isinstance(error, TimeoutError)
     assert (error.env_id, error.pid) == (env_id, pid)
-    assert f"env {env_id} has been busy for more than step_timeout={LIMIT} s" in str(error)
+    assert f"{hung or f'env {env_id}'} has been busy for more than step_timeout={LIMIT} s" in str(error)
     assert where in str(error)
 
 
@@ -68,6 +70,22 @@ def test_a_hang_in_a_call_or_reset_is_reported_for_its_env_where_a_block_mate_wa
             ledger.catch_up()
             assert ledger.round() == []
             venv.set_env_attr("episode", 0)
+
+
+def test_a_hang_while_a_value_travels_is_reported_for_its_env(process_backend: Any) -> None:
+    """An info that hangs in pickle, and an option or argument that hangs in unpickle, after env 1 was used."""
+    with process_backend([partial(OddInfo, 0, HangsAtPickle), partial(Counter, 1)], num_workers=1, **SHORT) as venv:
+        for hang in (
+            lambda: venv.step([0, 0]),
+            lambda: venv.reset([0], options={"odd": HangsAtUnpickle()}),
+            lambda: venv.set_env_attr("odd", HangsAtUnpickle(), [0]),
+        ):
+            venv.reset()
+            venv.step([0, 0])
+            with pytest.raises(WorkerTimeoutError, match="env 0 has been busy") as caught:
+                hang()
+            assert "in sleep_for_ages" in str(caught.value)
+            venv.reset()
 
 
 @columns("single", only=ShmemVectorEnv)
@@ -135,6 +153,7 @@ class Watched:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now, self.line = 1000.0, [0] * 16
         self.hung: list[tuple[float, int]] = []
+        self.text = ""
         monkeypatch.setattr(watchdog_module, "time", SimpleNamespace(monotonic=lambda: self.now))
         worker = {"line": self.line, "start": 4, "ids": range(4, 6), "alive": True, "title": "", "ending": "was ended"}
         worker |= {"reports_progress": True, "is_silent": lambda self: False}
@@ -143,11 +162,12 @@ class Watched:
         self.line[DOING] = A_ROUND
 
     def kill(self, worker: Any, reason: Any) -> None:
-        self.hung.append((self.now, next(i for i in worker.ids if not reason(i).bystander)))
+        self.hung += [(self.now, i) for i in worker.ids if not reason(i).bystander]
+        self.text = str(reason(4))
 
-    def look_after(self, seconds: float, busy: bool = True) -> None:
+    def look_after(self, seconds: float, busy: bool = True, ids: tuple[int, ...] = (5,)) -> None:
         self.now += seconds
-        self.watchdog.check({self.worker: [5]} if busy else {})
+        self.watchdog.check({self.worker: ids} if busy else {})
 
 
 @pytest.fixture
@@ -205,6 +225,18 @@ def test_a_hang_is_reported_after_each_limit_of_which_a_time_without_a_look_is_a
     assert watched.hung[2:] == [(watched.now, 5)]
 
 
+@pytest.mark.parametrize("doing", [NOTHING, ELSEWHERE])
+def test_the_error_names_all_envs_that_may_hang_if_the_worker_does_not_say(watched: Watched, doing: int) -> None:
+    """The worker has not begun, or shares no memory with the caller."""
+    watched.line[DOING], watched.line[PROGRESS] = doing, 2
+    watched.look_after(0)
+    while not watched.hung:
+        watched.look_after(0.1 * watched.limit, ids=(4, 5))
+    assert [env_id for _, env_id in watched.hung] == [4, 5], "none of them is a bystander"
+    assert "env 4 is lost because one of the envs [4, 5] has been busy" in watched.text
+    assert "One of the envs [4, 5] was at\nits stack" in watched.text
+
+
 @columns("blocks", only=ShmemVectorEnv)
 def test_the_time_of_a_worker_that_died_is_not_that_of_its_successor(column: Column) -> None:
     with column.open(counters(N), step_timeout=AGES) as ledger:
@@ -239,7 +271,7 @@ def test_a_large_action_for_a_stopped_worker_does_not_block_the_caller(column: C
         with pytest.raises(WorkerTimeoutError) as caught:
             receive_all(venv)
         where = "is it stopped?" if was_near else "not read from another machine"
-        check_error(caught.value, caught.value.env_id, pid, where)
+        check_error(caught.value, caught.value.env_id, pid, where, f"one of the envs {block}")
         assert caught.value.env_id in block
         receive_all(venv)
         assert venv.failed_id == block

@@ -75,7 +75,7 @@ class EnvHost:
         """Call each env_fn. Stop at the first failure; `close` closes the envs made before."""
         reports = []
         for j, env_fn in enumerate(self._env_fns):
-            self._mark(j)
+            self.mark(j)
             try:
                 env = env_fn()
                 check_env(env, f"env_fns[{self._first_id + j}]()")
@@ -161,6 +161,7 @@ class EnvHost:
             return self._reset(j, {})
         if op & opcodes.PLAIN == opcodes.STEP:
             return self._step(j, copy_actions(nest.take(action, slice(j, j + 1)), 1)[0], op)
+        self.mark(j)
         loaded = payload(j, op)
         if isinstance(loaded, Failure):
             return Extra(failure=loaded)
@@ -168,7 +169,7 @@ class EnvHost:
 
     def _step(self, j: int, action: Any, op: int) -> Extra | None:
         try:
-            self._mark(j)
+            self.mark(j)
             extra = self._rows.write_step(j, result := self._steps[j](action))
             if op & opcodes.AUTORESET and (self._rows.terminated[j] or self._rows.truncated[j]):
                 return self._next_episode(j, extra, result[0])
@@ -183,7 +184,7 @@ class EnvHost:
         rows, last = self._rows, last or NO_EXTRA
         final = rows.final(j, last, last_obs)
         outcome = rows.reward[j], rows.terminated[j], rows.truncated[j]
-        self._mark(j)
+        self.mark(j)
         try:
             seed = int(self._seeds[j])
             first = rows.write_reset(j, self.envs[j].reset(**({} if seed < 0 else {"seed": seed}))) or NO_EXTRA
@@ -203,7 +204,7 @@ class EnvHost:
 
     def _reset(self, j: int, kwargs: dict[str, Any]) -> Extra | None:
         try:
-            self._mark(j)
+            self.mark(j)
             return self._rows.write_reset(j, self.envs[j].reset(**kwargs))
         except self._passes:
             raise
@@ -211,7 +212,7 @@ class EnvHost:
             return self._failed(error, j, "reset")
 
     def call(self, j: int, op: str, args: tuple[Any, ...]) -> Any:
-        self._mark(j)
+        self.mark(j)
         try:
             return ENV_CALLS[op](self.envs[j], *args)
         except self._passes:
@@ -235,7 +236,7 @@ class EnvHost:
             raise interrupt
         return problems
 
-    def _mark(self, j: int) -> None:
+    def mark(self, j: int) -> None:
         self._used += len(self._env_fns)
         self.progress[0] = self._used + j
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import pickle
 import traceback
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -99,6 +100,10 @@ def read_value(blob: bytes, env_id: int, op: str) -> Any:
 
 def describe(error: BaseException) -> str:
     return f"{type(error).__name__}: {error}"
+
+
+def one_of(env_ids: Sequence[int]) -> str:
+    return f"env {env_ids[0]}" if len(env_ids) == 1 else f"one of the envs {list(env_ids)}"
 
 
 def _shortened(text: str) -> str:

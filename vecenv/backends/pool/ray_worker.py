@@ -229,7 +229,7 @@ class RayWorker(WorkerHandle):
         if limit is not None and not self.on_this_node and (found := ray_cluster.get_record(self._hang)):
             ray_cluster.remove_record(self._hang)
             place, _, stack = found.partition(" ")
-            self.reason = hung(self.ending, self.start + int(place), limit, stack)
+            self.reason = hung(self.ending, [self.start + int(place)], limit, stack)
 
     def stack(self) -> str:
         if self._peer:

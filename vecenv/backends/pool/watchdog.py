@@ -6,8 +6,9 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from vecenv.backends.memory.shared_memory import DOING, ELSEWHERE, NOTHING, PROGRESS
-from vecenv.backends.pool.worker_handle import Reason, Watched, hung, silent
+from vecenv.backends.host.failure import one_of
+from vecenv.backends.memory.shared_memory import DOING, PROGRESS
+from vecenv.backends.pool.worker_handle import Reason, Watched, hung, silent, suspects_of
 from vecenv.errors import warn_caller
 
 WARN_AFTER = 60.0
@@ -52,7 +53,7 @@ class Watchdog:
             seen, spent, at = before.get(worker, (None, 0.0, 0.0))
             spent = spent + min(now - at, self._limit / 2) if seen == numbers else 0.0
             if spent >= self._limit and worker.alive and self._is_over(worker, spent, ids):
-                self._hung(worker, ids, *numbers)
+                self._hung(worker, suspects_of(worker, ids))
                 spent = 0.0
             now = time.monotonic()
             self._seen[worker] = numbers, spent, now
@@ -67,15 +68,12 @@ class Watchdog:
         """
         return worker.reports_progress or spent >= self._limit * (len(ids) + 1) or worker.is_silent()
 
-    def _hung(self, worker: Watched, ids: Sequence[int], progress: int, doing: int) -> None:
+    def _hung(self, worker: Watched, suspects: Sequence[int]) -> None:
         if self._kill is not None and worker.is_silent():
             self._kill(worker, silent(worker.title, worker.ending, self._limit))
             return
-        env_id = worker.start + progress % len(worker.ids)
-        if doing in (NOTHING, ELSEWHERE):  # the progress number is of the last env in use
-            env_id = next(iter(ids), env_id)
         stack = worker.stack()
         if self._kill is None:
-            warn_caller(f"env {env_id} ({worker.title}) has been busy for {self._limit:.0f} s; it is at\n{stack}")
+            warn_caller(f"{one_of(suspects)} ({worker.title}) has been busy for {self._limit:.0f} s; it is at\n{stack}")
         else:
-            self._kill(worker, hung(worker.ending, env_id, self._limit, stack))
+            self._kill(worker, hung(worker.ending, suspects, self._limit, stack))

@@ -7,13 +7,13 @@ import pickle
 import signal
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
 from vecenv.backends.host.env_host import EnvReport
-from vecenv.backends.host.failure import Failure
-from vecenv.backends.memory.shared_memory import A_CALL, A_ROUND, DOING, ELSEWHERE, PROGRESS, SENDING
+from vecenv.backends.host.failure import Failure, one_of
+from vecenv.backends.memory.shared_memory import A_CALL, A_ROUND, DOING, ELSEWHERE, NOTHING, PROGRESS, SENDING
 from vecenv.backends.worker.worker_setup import WorkerArgs
 from vecenv.errors import VectorEnvError, WorkerDiedError, WorkerTimeoutError
 
@@ -145,14 +145,21 @@ class WorkerHandle(Watched):
         return error
 
 
-def hung(ending: str, hung_id: int, limit: float, stack: str) -> Reason:
+def suspects_of(worker: Watched, ids: Sequence[int]) -> Sequence[int]:
+    """Return the env that a worker runs, or all of `ids`, which it was asked for, if its `line` does not say."""
+    if worker.line[DOING] in (NOTHING, ELSEWHERE):
+        return ids
+    return [worker.start + worker.line[PROGRESS] % len(worker.ids)]
+
+
+def hung(ending: str, suspects: Sequence[int], limit: float, stack: str) -> Reason:
     def error_of(env_id: int) -> VectorEnvError:
-        subject = f"env {env_id}" if env_id == hung_id else f"env {env_id} is lost because env {hung_id}"
+        subject = one_of(suspects) if [env_id] == list(suspects) else f"env {env_id} is lost because {one_of(suspects)}"
         error = WorkerTimeoutError(
             f"{subject} has been busy for more than step_timeout={limit} s; {ending}; "
-            f"reset({env_id}) starts it again. Env {hung_id} was at\n{stack}"
+            f"reset({env_id}) starts it again. {one_of(suspects).capitalize()} was at\n{stack}"
         )
-        error.bystander = env_id != hung_id
+        error.bystander = env_id not in suspects
         return error
 
     return error_of

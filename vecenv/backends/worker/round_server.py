@@ -171,6 +171,7 @@ class RoundServer(BlockRounds, ABC):
                 extras[j] = IN_INFO_ROW
                 continue
             self.line[DOING] = SENDING
+            self.host.mark(j)
             try:
                 blobs.append((j, dumps(extra.to_tuples())))
             except BaseException as error:
@@ -191,6 +192,7 @@ class RoundServer(BlockRounds, ABC):
     def _call(self, op: str, blobs: dict[int, bytes]) -> bytes:
         results: dict[int, bytes] = {}
         for j, blob in blobs.items():
+            self.host.mark(j)
             try:
                 results[j] = dumps(self.host.call(j, op, loads_by_value(blob)))
             except BaseException as error:
