@@ -131,3 +131,10 @@ def dump(value: Any) -> bytes:
     b'{"a": [1, 2.5]}'
     """
     return json.dumps(as_json(value), allow_nan=False).encode("ascii")
+
+
+def dump_line(line: Line) -> bytes:
+    """Return a line of the manifest as `dump`. Raises ValueError also for values that readers would refuse."""
+    data = dump(line)
+    parse(data, Line)
+    return data

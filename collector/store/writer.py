@@ -164,12 +164,12 @@ class StoreWriter(Closable):
 
         `failed` counts failures since the last commit, by name. `state` is JSON for the next writer.
 
-        Raises `DatasetError` if the disk is full (`commit` can be retried), or, before writing, if `state` is too
-        large.
+        Raises `DatasetError` if the disk is full (`commit` can be retried). Before writing, raises `DatasetError` if
+        `state` is too large, and ValueError or TypeError if `failed` or `state` could not be read.
         """
         self._check_open()
         note = Note(failed or {}, state)
-        if (size := len(schema.dump(note))) > LARGEST_NOTE:
+        if (size := len(schema.dump_line(note))) > LARGEST_NOTE:
             raise DatasetError(
                 f"failures and state have {size:,} bytes as JSON, but at most {LARGEST_NOTE:,} are allowed"
             )
@@ -261,12 +261,17 @@ class StoreWriter(Closable):
     def end(self, *, episodes: int | None = None) -> None:
         """Commit, and mark the data set as complete. To leave the data set incomplete, call only `close`.
 
-        Only episodes with numbers below `episodes` count (None: all).
+        Only episodes with numbers below `episodes` count (None: all). Raises, before any change, `DatasetError` if
+        there is no episode, and ValueError or TypeError if `episodes` is not such a number.
         """
+        self._check_open()
+        line = End(self._next_number if episodes is None else episodes)
+        schema.dump_line(line)
+        if self._layout is None and line.episodes:
+            raise DatasetError(f"{self.folder} has no episodes, so it cannot end with {line.episodes:,}")
         self.commit()
-        count = self._next_number if episodes is None else episodes
         with self._changing():
-            self.manifest.append([End(count)])
+            self.manifest.append([line])
 
     def close(self) -> None:
         """Unlock the folder without a commit. Safe to call twice."""

@@ -332,6 +332,25 @@ class TestWriting:
         assert Dataset(tmp_path).numbers.tolist() == [1, 3]
         assert Dataset(tmp_path).verify() == []
 
+    def test_a_line_that_readers_would_refuse_is_not_written(self, tmp_path: Path) -> None:
+        ends: list[Any] = [-1, 2**53, 2.5, np.int64(3)]
+        with StoreWriter(tmp_path, head()) as writer:
+            with pytest.raises(DatasetError, match="has no episodes, so it cannot end with 3"):
+                writer.end(episodes=3)
+            writer.add(episode(2))
+            for count in ends:
+                with pytest.raises((ValueError, TypeError)):
+                    writer.end(episodes=count)
+            for failed, state in (({"env": -1}, None), ({}, "\ud800")):
+                with pytest.raises(ValueError):
+                    writer.commit(failed=failed, state=state)
+            assert files(tmp_path)["manifest.jsonl"] == b""
+            writer.end(episodes=5)
+        assert (Dataset(tmp_path).end, Dataset(tmp_path).numbers.tolist()) == (5, [2])
+        with StoreWriter(tmp_path / "b", head()) as writer:
+            writer.end(episodes=0)
+        assert (Dataset(tmp_path / "b").end, len(Dataset(tmp_path / "b"))) == (0, 0)
+
     def test_a_changed_job_is_refused_with_what_changed(self, tmp_path: Path) -> None:
         write(tmp_path / "a")
         changed = make_head(OBS, ACTION, job={"env": "Numbers-v0", "seed": 1})
