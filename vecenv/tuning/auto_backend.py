@@ -1,6 +1,7 @@
-"""`backend="auto"`: chooses this process, worker processes or, on free-threaded Python, threads.
+"""`backend="auto"`: chooses where envs run: in this process, worker processes or, on free-threaded Python, threads.
 
-One env is measured in a worker, where a crash or hang does no harm. `vecenv.tune` measures better.
+The choice follows from the speed of one env, measured in a worker process, where a crash or hang does no harm.
+`vecenv.tune` is more accurate, because it measures whole vector envs. A *round* is one step of all envs.
 """
 
 from __future__ import annotations
@@ -33,10 +34,10 @@ logger = logging.getLogger("vecenv")
 
 SECONDS = 0.15
 MAKE_TIMEOUT, TIMEOUT = 5.0, 1.0
-"""Seconds for making one env, imports included, and for stepping and closing it."""
+"""Time limits in seconds: for making one env, imports included, and for stepping and closing it."""
 DUMMY_ROUND, SHMEM_ROUND = 10e-6, 250e-6
-"""Seconds of a round besides the steps, with sleeping workers. Measured on two CPUs: 80 to 250 us after a sleep of the
-caller, 250 to 450 us after numpy or torch.
+"""Seconds of a round besides the envs' steps, in this process and with worker processes. With workers, two CPUs needed
+80 to 250 us if the caller sleeps between rounds, and 250 to 450 us if the caller computes with numpy or torch.
 """
 ROW = 1e-6
 GAIN = 0.9
@@ -49,40 +50,46 @@ ONLY_PROCESSES: Mapping[str, Any] = {
     "affinity": False,
     "on_error": "raise",
 }
-"""Arguments that ask for worker processes, with their defaults. `wait_num` and `timeout` need parallel envs."""
+"""Arguments that choose worker processes if their value differs from the default, with these defaults. `wait_num` and
+`timeout` are included because they need envs that run in parallel.
+"""
 
 
 LOCKED = "the interpreter lock is on"
 EXTENSIONS = tuple(importlib.machinery.EXTENSION_SUFFIXES)
 KNOWN = {*sys.stdlib_module_names, "numpy"}
-"""Packages with extension modules that are safe without the interpreter lock."""
+"""Packages whose extension modules are safe without the interpreter lock."""
 
 
 class EnvCost(NamedTuple):
-    """Seconds per step of one env with random actions, resets included."""
+    """Cost of one env with random actions. The seconds of resets are divided among the steps."""
 
     wall: float
-    """Seconds on a free CPU."""
+    """Seconds per step while no other program uses the CPU."""
     cpu: float
+    """CPU seconds per step. Equal to `wall` if the env does not wait."""
     slow_steps: int
+    """Number of slow steps at the start."""
     no_threads: str = LOCKED
+    """Reason why such envs should not run in threads, or ""."""
 
     @property
     def waits(self) -> bool:
         return self.cpu < 0.5 * self.wall
 
     def round_seconds(self, n: int, workers: int | None, cpus: int) -> float:
-        """Predict the seconds of a round of `n` envs, in this process (`workers=None`) or in blocks in workers."""
+        """Predict the seconds of a round of `n` envs, in this process (`workers=None`) or in `workers` processes."""
         if workers is None:
             return DUMMY_ROUND + n * (self.wall + ROW)
         return SHMEM_ROUND + max(-(-n // workers) * (self.wall + ROW), n * (self.cpu + ROW) / cpus)
 
 
 def measure_cost(env_fn: Callable[[], Any], seconds: float, make_timeout: float, timeout: float) -> EnvCost | str:
-    """Measure the cost of an env in a worker process, by random actions for about `seconds`.
+    """Measure the cost of an env in a worker process, with random actions, as `time_steps`.
 
-    Returns the cost, or the reason why it could not be measured. Raises TypeError or the constructor's error if the env
-    cannot be made, WorkerDiedError, and WorkerTimeoutError after `make_timeout` or `timeout` seconds.
+    Returns the cost, or the error as text if the env cannot be reset or stepped. Raises TypeError if `env_fn` cannot be
+    pickled, the error of `env_fn`, WorkerDiedError if the worker process ends, and WorkerTimeoutError if making the env
+    takes over `make_timeout` seconds, or measuring it takes over `timeout` seconds.
 
     >>> cost = measure_cost(lambda: gymnasium.make("CartPole-v1"), seconds=0.05, make_timeout=30, timeout=30)
     >>> 0 < cost.wall < 1
@@ -114,26 +121,26 @@ class CostProbe(gymnasium.Env[Any, Any]):
 
 
 def reason_against_threads(env: Any) -> str:
-    """Return the reason why envs like this one should not run in threads, or "".
+    """Return the reason why envs like `env` should not run in threads, or "" if they may.
 
-    Without the interpreter lock, an env may if its `thread_safe` is True, or if only extension modules of Python and
-    numpy are loaded.
+    Threads need a Python without the interpreter lock, and an env with `thread_safe = True`. An env without this
+    attribute may run in threads if its process has loaded only extension modules of Python and numpy.
     """
     if has_gil():
         return f"importing {gil_modules[0]!r} has turned the interpreter lock on" if gil_modules else LOCKED
     if has_attr(env, "thread_safe"):
-        return "" if find_attr(env, "thread_safe") is True else "the env declares that it is not thread-safe"
+        return "" if find_attr(env, "thread_safe") is True else "the env's attribute thread_safe is not True"
     for name, module in list(sys.modules.items()):
         if str(getattr(module, "__file__", None)).endswith(EXTENSIONS) and name.partition(".")[0] not in KNOWN:
-            return f"the env has loaded {name!r}, which is not pure Python, and does not declare thread_safe = True"
+            return f"the env's process has loaded the extension module {name!r}, and the env has no thread_safe = True"
     return ""
 
 
 def time_steps(env: Any, seconds: float) -> EnvCost:
-    """Measure `env` for `seconds`, or longer for 40 steps, up to `4 * seconds`."""
+    """Measure `env` with random actions for `seconds`. With fewer than 40 steps, continue up to `4 * seconds`."""
     space, clock = env.action_space, time.perf_counter
     space.seed(0)
-    actions = [space.sample() for _ in range(64)]  # in advance, because a sample may be slower than a step
+    actions = [space.sample() for _ in range(64)]  # sampled now, because a sample may be slower than a step
     env.reset()
     begin, own = clock(), time.thread_time()
     before, delayed = resource.getrusage(resource.RUSAGE_SELF), _preempted_seconds()
@@ -150,12 +157,13 @@ def time_steps(env: Any, seconds: float) -> EnvCost:
             in_resets += now
     after, delay, count = resource.getrusage(resource.RUSAGE_SELF), _preempted_seconds(), len(steps)
     own, total = time.thread_time() - own, clock() - begin
-    # The mean of resets, because most parts may have none. The median of parts excludes a preemption.
+    # For steps, the median of parts of the run excludes interruptions. For resets, the mean, because most parts may
+    # have none.
     wall = _median_step(steps[slow_steps(steps) :]) + in_resets / count
     if delay is not None and delayed is not None:
         wall = max(own / count, min(wall, (total - (delay - delayed)) / count))
     cpu = (after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime) / count
-    # An env that never yields does not wait, even if a host takes the CPU from a virtual machine.
+    # Without a voluntary switch, the env did not wait: `cpu` is below `wall` because a virtual machine lost the CPU.
     yields = after.ru_nvcsw - before.ru_nvcsw
     waits = yields >= count / 2 or (delay is not None and yields > 0 and cpu < 0.5 * wall)
     return EnvCost(wall, min(cpu, wall) if waits else wall, slow_steps(steps))
@@ -168,13 +176,15 @@ def _median_step(steps: Sequence[float]) -> float:
 
 
 def _preempted_seconds() -> float | None:
-    """Return the seconds in which other programs ran instead of this process."""
+    """Return the seconds that this process has waited for a CPU, or None if the system does not tell."""
     found = system_file("/proc/self/schedstat")
     return float(found.split()[1]) / 1e9 if found else None
 
 
 def slow_steps(steps: Sequence[float]) -> int:
-    """Return the number of first steps before the median of five is at most twice the median of the last half."""
+    """Return the number of slow steps at the start. They end before the first five steps in a row whose median is at
+    most twice the median of the second half.
+    """
     usual = median(steps[len(steps) // 2 :])
     return next((i for i in range(len(steps)) if median(steps[i : i + 5]) <= 2 * usual), 0)
 
@@ -191,7 +201,7 @@ def make_auto(
     classes: Mapping[str, Callable[..., Any]] = BACKENDS,
     only_processes: Mapping[str, Any] = ONLY_PROCESSES,
 ) -> Any:
-    """Make the vector env of `choose_backend`. Only the class with workers gets options in `only_processes`."""
+    """Make the vector env of `choose_backend`. Only worker processes get the options named in `only_processes`."""
     backend, num_workers, _ = choose_backend(env_fns, options, only_processes)
     own = {name: value for name, value in options.items() if backend == "shmem" or name not in only_processes}
     return classes[backend](env_fns, **own, **({} if num_workers is None else {"num_workers": num_workers}))
@@ -210,23 +220,27 @@ def auto_vector_env(env_fns: EnvFns, **options: Any) -> BaseVectorEnv:
 
 
 VECTOR_ENVS: dict[str, Callable[..., BaseVectorEnv]] = {**BACKENDS, "auto": auto_vector_env}
-"""Makers of vector envs by the `backend` names of collectors and the command line."""
+"""Function or class that makes the vector env, for each `backend` name of collectors and the command line."""
 
 
 def choose_backend(
     env_fns: EnvFns, options: Mapping[str, Any], only_processes: Mapping[str, Any] = ONLY_PROCESSES
 ) -> Choice:
-    """Choose "dummy", "shmem" or "thread" for these envs, and log the choice as info.
+    """Choose "dummy" (this process), "shmem" (worker processes) or "thread", and log the choice as info.
 
-    - shmem, if `options` ask for processes
-    - dummy for a single env, or if an env cannot be made in a worker, because an error would be worse
-    - shmem, if the env in the worker (5 s to make, 1 s to step) hangs, crashes or cannot be stepped
-    - else the prediction, with threads instead of workers if `reason_against_threads` is ""
+    The first condition that holds decides:
+
+    - `options` has other values than `only_processes`: shmem
+    - there is a single env: dummy
+    - an env_fn cannot be pickled, or the first fails in a worker: dummy, because it may still work in this process
+    - the first env hangs (5 s to make it, 1 s to step it), ends its worker or cannot be stepped: shmem
+    - workers save less than 10 % of a round: dummy
+    - `reason_against_threads` is "": thread, else shmem
     """
     fns = check_env_fns(env_fns)
     asks = [name for name, value in only_processes.items() if options.get(name, value) != value]
     choice = Choice("shmem", None, f"{asks[0]}= asks for processes") if asks else _choose(unshared_env_fns(fns))
-    logger.info("backend='auto' takes %r for %d envs: %s", choice.backend, len(fns), choice.reason)
+    logger.info("backend='auto' chooses %r for %d envs: %s", choice.backend, len(fns), choice.reason)
     return choice
 
 
@@ -247,18 +261,18 @@ def _choose(env_fns: Sequence[Callable[[], Any]]) -> Choice:
 
 
 def predict(cost: EnvCost, n: int, cpus: int) -> Choice:
-    """Return the choice for `n` envs of this cost.
+    """Return the choice for `n` envs of this cost, by the predicted time of a round.
 
     >>> predict(EnvCost(10e-6, 10e-6, 0), 8, cpus=2).backend, predict(EnvCost(1e-3, 1e-3, 0), 8, cpus=2).backend
     ('dummy', 'shmem')
-    >>> predict(EnvCost(5e-3, 1e-5, 0), 8, cpus=1)[:2]  # it sleeps
+    >>> predict(EnvCost(5e-3, 1e-5, 0), 8, cpus=1)[:2]  # the env sleeps
     ('shmem', 8)
     """
     workers = min(n, MOST_WORKERS if cost.waits else cpus)
     here, there = (cost.round_seconds(n, each, cpus) for each in (None, workers))
     reason = (
-        f"a step takes {cost.wall * 1e6:.3g} us{', most of it waiting' if cost.waits else ''}; a round about "
-        f"{here * 1e3:.2g} ms in this process and {there * 1e3:.2g} ms in {workers} workers"
+        f"a step takes {cost.wall * 1e6:.3g} us{', most of it waiting' if cost.waits else ''}; stepping all envs takes "
+        f"about {here * 1e3:.2g} ms in this process and {there * 1e3:.2g} ms in {workers} workers"
     )
     if there > GAIN * here:
         return Choice("dummy", None, reason)

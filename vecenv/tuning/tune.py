@@ -1,8 +1,8 @@
-"""`tune`: measures the speed of each vector env in a loop that computes between rounds.
+"""`tune`: measures the speed of each vector env class in a loop that also computes, as a policy does.
 
-1. The cost of one env (auto_backend) gives the candidates.
-2. Each candidate is opened and makes some rounds. A failed candidate becomes a row.
-3. Slices of all candidates alternate, so that noise affects all. The median of eight slices counts.
+1. The cost of one env (`measure_cost`) decides on the candidates: a class and its number of workers.
+2. Each candidate makes its envs and steps all of them a few times. A step of all envs is a *round*.
+3. Candidates are measured in turn, in eight slices each, so that noise affects all. The median of its slices counts.
 """
 
 from __future__ import annotations
@@ -28,28 +28,29 @@ from vecenv.venvs import BACKENDS, START_TIMEOUT, EnvFns
 STEP_TIMEOUT = 20.0
 PASSES = 8
 ROUNDS_BEFORE = 3
-"""Rounds before the first slice, besides the slow first steps of an env."""
+"""Rounds before the first slice, in addition to the slow first steps of an env."""
 TIE, TIE_WITH_THREADS = 0.95, 0.9
-"""The simplest candidate with this share of the best speed wins."""
+"""The simplest candidate with this share of the highest speed is the best. 0.9 is for threads as the fastest."""
 OFTEN = 0.5
-"""If this share of rounds has resets, each slice has enough resets for its rate."""
+"""If at least this share of the rounds has resets, each slice has enough resets to compute its own speed."""
 NOISE = 0.3
-"""A candidate also ties if it was at least as fast as the fastest in this share of the slices."""
+"""A candidate is also the best if it is the simplest that equals the fastest in this share of the slices."""
 ACTION_ROWS = 16
 BAR = 40
 THREAD_SAFE = "envs must be thread-safe"
 
 
 class TuneRow(NamedTuple):
-    """A candidate with its speed, or the reason why it has none."""
+    """Candidate (a vector env class and its number of workers) with its speed."""
 
     backend: str
     """"dummy", "shmem" or "thread", as in `vecenv.make_vec`."""
     num_workers: int | None
-    """Number of workers or threads, or None."""
+    """Number of worker processes or threads, or None for "dummy"."""
     steps_per_second: float | None
-    """Env steps per second of the caller's loop, or None for a failed candidate."""
+    """Env steps per second, with `pause` seconds of computing in each round. None for a failed candidate."""
     note: str
+    """Reason of a failure, or a condition for threads."""
 
     @property
     def kwargs(self) -> dict[str, Any]:
@@ -58,28 +59,28 @@ class TuneRow(NamedTuple):
 
     @property
     def name(self) -> str:
-        """Class and arguments of the candidate, as text."""
+        """Class and number of workers, as text."""
         kind, k = BACKENDS[self.backend].__name__, self.num_workers
         unit = "thread" if self.backend == "thread" else "worker"
         return kind if k is None else f"{kind}, {k} {unit}{'s' * (k > 1)}"
 
     @property
     def line(self) -> str:
-        """Return the row as text."""
+        """Code that makes this vector env."""
         arguments = ["env_fns", *(f"{name}={value}" for name, value in self.kwargs.items())]
         return f"vecenv.{BACKENDS[self.backend].__name__}({', '.join(arguments)})"
 
 
 @dataclass(frozen=True)
 class TuneResult:
-    """Table of `vecenv.tune`. `print` shows a bar per row."""
+    """Result of `vecenv.tune`. `print` shows a table with a bar per candidate."""
 
     env_fns: Sequence[Callable[[], Any]]
     pause: float
     rows: list[TuneRow]
-    """All candidates, fastest first."""
+    """All candidates, fastest first and failed ones last."""
     best: TuneRow
-    """Simplest candidate that is about as fast as the fastest."""
+    """Simplest candidate that is about as fast as the fastest (see `tune`)."""
 
     @property
     def kwargs(self) -> dict[str, Any]:
@@ -87,7 +88,7 @@ class TuneResult:
         return self.best.kwargs
 
     def make(self, **options: Any) -> BaseVectorEnv:
-        """Make a vector env of the env_fns with the best arguments and `options`."""
+        """Make the best vector env. `options` are further arguments, or replace its arguments."""
         return BACKENDS[self.best.backend](self.env_fns, **{**self.kwargs, **options})
 
     def __str__(self) -> str:
@@ -112,15 +113,17 @@ class TuneResult:
 def tune(env_fns: EnvFns, *, pause: float = 0.3e-3, seconds: float = 2.0) -> TuneResult:
     """Measure DummyVectorEnv, ShmemVectorEnv and ThreadVectorEnv on these envs, and return a table with the best.
 
-    pause: seconds of CPU time per round for the caller, for example for its policy.
-    seconds: seconds of all measurements, besides starting all envs (open at the same time) and their first rounds.
+    pause: CPU seconds that your program uses between two steps of the vector env, for example for the policy.
+    seconds: duration of the comparison. Before it, `tune` measures one env, and starts the envs of all candidates,
+        which are open at the same time.
 
-    Steps are random actions with autoreset. The best is the simplest candidate within 5 % of the fastest (Dummy, Shmem,
-    Thread). Thread must gain more than 10 %, because its envs must be thread-safe. A failed candidate is a row with the
-    reason.
+    The envs take random actions, and are reset when an episode ends. The best candidate is the simplest (in the order
+    Dummy, Shmem, Thread) with at least 95 % of the highest speed, or 90 % if the fastest is Thread, because its envs
+    must be thread-safe. If a candidate fails, the reason is in its row.
 
-    Raises ValueError and TypeError for wrong arguments, WorkerTimeoutError or WorkerDiedError if an env hangs or
-    crashes alone in a worker, and VectorEnvError if all candidates fail.
+    Raises ValueError and TypeError for wrong arguments, gymnasium's error for an unknown env id, WorkerTimeoutError or
+    WorkerDiedError if the first env, alone in a worker process, hangs or ends the process, and VectorEnvError if all
+    candidates fail.
 
     >>> import gymnasium as gym
     >>> result = tune([lambda: gym.make("CartPole-v1")] * 2, seconds=0.2)
@@ -131,7 +134,7 @@ def tune(env_fns: EnvFns, *, pause: float = 0.3e-3, seconds: float = 2.0) -> Tun
     """
     fns = check_env_fns(env_fns)
     if isinstance(pause, bool) or not isinstance(pause, (int, float)) or not 0 <= pause < 60:
-        raise ValueError(f"pause must be a number of seconds from 0 to 60, got {pause!r}")
+        raise ValueError(f"pause must be a number of seconds, at least 0 and below 60, got {pause!r}")
     if (duration := check_timeout(seconds, "seconds")) is None:
         raise ValueError("seconds must be a positive number of seconds, got None")
     with warnings.catch_warnings(), ExitStack() as opened:
@@ -171,7 +174,7 @@ class Rounds(NamedTuple):
 
 
 class _CandidateLoop:
-    """A user's loop on one candidate."""
+    """Loop that measures one candidate."""
 
     venv: BaseVectorEnv
     actions: list[Any]
@@ -180,7 +183,7 @@ class _CandidateLoop:
         self.backend, self.num_workers, self.n, self.pause = backend, num_workers, n, pause
         self.failure = ""
         self.slices: list[tuple[Rounds, Rounds]] = []
-        """Rounds of each slice without and with resets."""
+        """Two sums per slice: the rounds without resets, and the rounds with resets."""
         self.first_reset = 0.0
         self.rates: list[float] = []
         """Steps per second in each slice (see `rate`)."""
@@ -214,9 +217,9 @@ class _CandidateLoop:
         self.slices.append((plain, resets))
 
     def rate(self, share: float) -> None:
-        """Set the rates of the slices, of which a `share` of the rounds has resets.
+        """Set `rates`, if a `share` of all rounds has resets.
 
-        If resets are rare, each slice gets their mean time, because the median of slices would exclude resets.
+        If resets are rare, each slice includes their mean time, because the median of slices would leave resets out.
         """
         if share >= OFTEN:
             self.rates = [
@@ -243,7 +246,7 @@ class _CandidateLoop:
 def _open(
     loops: Sequence[_CandidateLoop], env_fns: Sequence[Callable[[], Any]], opened: ExitStack, seconds: float
 ) -> None:
-    """Open the candidates, in this process last, and only if no env hung or crashed in a worker."""
+    """Open all candidates. Worker processes are first, because an env that hangs or crashes there is not run here."""
     harmful = ""
     for loop in sorted(loops, key=lambda loop: ["shmem", "thread", "dummy"].index(loop.backend)):
         try:
@@ -272,7 +275,7 @@ def _measure(loops: Sequence[_CandidateLoop], seconds: float) -> None:
 
 
 def _rate(loops: Sequence[_CandidateLoop]) -> None:
-    """Set all rates. The share of rounds with resets is common, because all candidates have the same envs."""
+    """Set all rates. The share of rounds with resets is an average of all candidates, which have the same envs."""
     measured = [loop for loop in loops if loop.slices]
     slices = [each for loop in measured for each in loop.slices]
     with_resets = sum(resets.number for _, resets in slices)
@@ -299,7 +302,7 @@ def _rank(loops: Sequence[_CandidateLoop]) -> tuple[list[TuneRow], TuneRow | Non
 def draw_actions(spaces: Sequence[Any]) -> list[Any]:
     for i, space in enumerate(spaces):
         if space is None:
-            raise ValueError(f"env {i} has no action_space to draw random actions from")
+            raise ValueError(f"env {i} has no action_space, which is needed to draw random actions")
         space.seed(i)
     batches = [[space.sample() for space in spaces] for _ in range(ACTION_ROWS)]
     stacks = len({(getattr(action, "dtype", None), getattr(action, "shape", None)) for action in batches[0]}) == 1
@@ -308,7 +311,7 @@ def draw_actions(spaces: Sequence[Any]) -> list[Any]:
 
 
 def compute(seconds: float) -> None:
-    """Use CPU time of this thread, as a policy does. A sleep would leave the CPU to the workers."""
+    """Use `seconds` of CPU time, as a policy does. A sleep would leave the CPU to the workers."""
     end = time.thread_time() + seconds
     while time.thread_time() < end:
         pass

@@ -154,11 +154,11 @@ class TestTheChoice:
         monkeypatch.delattr(Draws, "thread_safe")
         monkeypatch.setattr(auto_backend, "has_gil", lambda: False)
         monkeypatch.setattr(auto_backend, "KNOWN", {"everything"})
-        assert "which is not pure Python" in reason_against_threads(env)
+        assert "extension module" in reason_against_threads(env)
         env.thread_safe = True
         assert reason_against_threads(TimeLimit(env, 9)) == ""
         env.thread_safe = False
-        assert reason_against_threads(env) == "the env declares that it is not thread-safe"
+        assert reason_against_threads(env) == "the env's attribute thread_safe is not True"
         monkeypatch.setattr(auto_backend, "has_gil", lambda: True)
         monkeypatch.setattr(auto_backend, "gil_modules", ["cv2"])
         assert reason_against_threads(env) == "importing 'cv2' has turned the interpreter lock on"
@@ -176,7 +176,7 @@ class TestTheChoice:
             assert type(venv) is kind
             assert len(venv.reset(seed=0)[0]) == 4
         (record,) = caplog.records
-        assert "backend='auto' takes" in record.getMessage()
+        assert "backend='auto' chooses" in record.getMessage()
         assert "for 4 envs: a step takes" in record.getMessage()
 
     def test_arguments_that_ask_for_processes_get_them_without_a_measurement(self, tmp_path: Path) -> None:

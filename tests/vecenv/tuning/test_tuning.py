@@ -184,9 +184,9 @@ class TestWhatFails:
     [
         ({"env_fns": []}, ValueError, "env_fns is empty"),
         ({"env_fns": "CartPole-v1"}, TypeError, "env_fns must be a sequence of callables"),
-        ({"pause": -1e-3}, ValueError, "pause must be a number of seconds from 0 to 60, got -0.001"),
-        ({"pause": float("nan")}, ValueError, "pause must be a number of seconds from 0 to 60, got nan"),
-        ({"pause": "1"}, ValueError, "pause must be a number of seconds from 0 to 60, got '1'"),
+        ({"pause": -1e-3}, ValueError, "pause must be a number of seconds, at least 0 and below 60, got -0.001"),
+        ({"pause": float("nan")}, ValueError, "pause must be a number of seconds, at least 0 and below 60, got nan"),
+        ({"pause": "1"}, ValueError, "pause must be a number of seconds, at least 0 and below 60, got '1'"),
         ({"seconds": 0}, ValueError, "seconds must be a positive number of seconds"),
         ({"seconds": None}, ValueError, "seconds must be a positive number of seconds"),
     ],
