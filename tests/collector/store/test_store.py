@@ -342,7 +342,7 @@ class TestWriting:
                 with pytest.raises((ValueError, TypeError)):
                     writer.end(episodes=count)
             for failed, state in (({"env": -1}, None), ({}, "\ud800")):
-                with pytest.raises(ValueError):
+                with pytest.raises(ValueError, match=r"int|truncated"):
                     writer.commit(failed=failed, state=state)
             assert files(tmp_path)["manifest.jsonl"] == b""
             writer.end(episodes=5)
