@@ -280,7 +280,8 @@ def kept_descriptors() -> set[int]:
 
 def children() -> set[psutil.Process]:
     """Return all descendants of this process except the forkserver and the resource tracker."""
-    kept = {start_methods._server._forkserver_pid, resource_tracker._resource_tracker._pid, *preloading.server_pids()}
+    kept = {start_methods._server._forkserver_pid, resource_tracker._resource_tracker._pid}
+    kept |= {server.process.pid for server in preloading._all if server.close.alive}
     found = set()
     for pid in _below(os.getpid()):
         if pid not in kept:

@@ -145,7 +145,7 @@ class DMControlEnv(gymnasium.Env):
             raise RuntimeError(f"the env ({self._name}) {_CLOSED}")
         super().reset(seed=seed)
         if seed is not None:
-            self._env.task._random = np.random.RandomState(seed % _MAX_SEED)
+            _seed(self._env, seed % _MAX_SEED)
         self._step_refusal = None
         return self._observation(self._env.reset()), {}
 
@@ -242,8 +242,12 @@ def _load(domain: str, task: str, task_kwargs: Mapping[str, Any], environment_kw
     random = {} if "random" in task_kwargs else {"random": 0}
     env = suite.load(domain, task, {**task_kwargs, **random}, environment_kwargs)
     if random:
-        env.task._random = np.random.RandomState()
+        _seed(env, None)
     return env
+
+
+def _seed(env: Any, seed: int | None) -> None:
+    env.task._random = np.random.RandomState(seed)
 
 
 def _space(spec: Any) -> spaces.Box:

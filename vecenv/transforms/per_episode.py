@@ -278,7 +278,7 @@ class CatFrames(PerEpisode):
 
     def _each(self, rows: Rows, stacked: Any) -> None:
         written = []
-        for source, target in self.cached_places(rows.obs):
+        for source, target in self.places(rows.obs):
             kept, frame = self.rows_of((source, target)), part(rows.obs, source)
             older = kept.take(rows.ids, frame)
             stack = self._first(frame) if older is None else stacked(frame, older)  # None: no env was reset yet

@@ -179,7 +179,7 @@ class CatTensors(Transform):
         return sorted(found, key=lambda place: [_order(key) for key in place[0]]) if self.sort else found
 
     def transform_observation(self, obs: Any) -> Any:
-        sources = [source for source, _ in self.cached_places(obs)]
+        sources = [source for source, _ in self.places(obs)]
         return self._written(obs, sources, self._joined([part(obs, source) for source in sources]))
 
     def _joined(self, arrays: list[Any]) -> Any:
@@ -227,7 +227,7 @@ class RenameTransform(Transform):
         return space_of(self._renamed(tree_of(space), self.find_places(space)))
 
     def transform_observation(self, obs: Any) -> Any:
-        return self._renamed(obs, self.cached_places(obs))
+        return self._renamed(obs, self.places(obs))
 
     def _renamed(self, tree: Any, places: list[Place]) -> Any:
         removed = () if self.create_copy else [source for source, _ in places]

@@ -11,7 +11,7 @@ from __future__ import annotations
 import copy
 import inspect
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, TypeVar
 
 import gymnasium
@@ -195,21 +195,16 @@ class Transform:
 
     # For subclasses and callers to use.
 
-    def cached_places(self, obs: Any) -> list[Place]:
-        """Return the places that the transform reads and writes. The first observation decides."""
+    def places(self, obs: Any) -> list[Place]:
+        """Return the places that the transform reads and writes, found in the first observation."""
         if self._places is None:
             self._places = self.find_places(obs)
         return self._places
 
     def transform_observation(self, obs: Any) -> Any:
-        """Apply the transform to its parts of an observation, a tree of arrays `(k, ...)`."""
-        return self.with_parts(obs, self.apply)
-
-    def with_parts(self, obs: Any, apply: Callable[[Array], Array]) -> Any:
-        """Return the observation with `apply` done to the parts. All reads precede the writes."""
-        return replace_parts(
-            obs, (), [(target, apply(part(obs, source))) for source, target in self.cached_places(obs)]
-        )
+        """Return an observation, a tree of arrays `(k, ...)`, with `apply` done to its parts."""
+        written = [(target, self.apply(part(obs, source))) for source, target in self.places(obs)]
+        return replace_parts(obs, (), written)
 
     def __call__(self, obs: Any) -> Any:
         """Return transformed observations. RuntimeError if the transform has a state per env."""
@@ -225,16 +220,14 @@ class Transform:
         """Return the places to transform in a space or tree of arrays. ValueError if no part matches."""
         if isinstance(tree, spaces.Space):
             tree = space_tree(tree, "observation")
-        sources = (
-            self._parts_taken(tree) if self.in_keys is None else [_find(tree, path, self) for path in self.in_keys]
-        )
+        if self.in_keys is not None:
+            sources = [_find(tree, path, self) for path in self.in_keys]
+        else:
+            rows = {path: row_of(leaf) for path, leaf in leaves_of(tree)}
+            sources = [path for path, row in rows.items() if row is not None and self.takes(*row)]
+            if not sources and self.needs_parts:
+                raise ValueError(f"{self} finds no part to transform in the observation {described(tree)}")
         return list(zip(sources, sources if self.out_keys is None else self.out_keys, strict=True))
-
-    def _parts_taken(self, tree: Any) -> list[Path]:
-        found = [path for path, leaf in leaves_of(tree) if (row := row_of(leaf)) is not None and self.takes(*row)]
-        if not found and self.needs_parts:
-            raise ValueError(f"{self} finds no part to transform in the observation {described(tree)}")
-        return found
 
     @property
     def is_attached(self) -> bool:

@@ -21,7 +21,7 @@ from tests.support.backends import full
 from tests.support.ledger import gone, pids
 from tests.support.paths import ROOT
 from vecenv import ShmemVectorEnv, SubprocVectorEnv, WorkerDiedError, WorkerTimeoutError
-from vecenv.backends.ipc.used_modules import dumps_and_modules
+from vecenv.backends.ipc.serialization import dumps_and_modules
 from vecenv.backends.pool import preloading
 from vecenv.portability import PORTABLE
 

@@ -11,10 +11,15 @@ import threading
 from collections import ChainMap
 from collections.abc import Callable, Sequence
 from multiprocessing import context, reduction
+from types import FunctionType, ModuleType
 from typing import Any
 
 import cloudpickle
+import gymnasium
 
+KNOWN = {"__main__", "numpy", "gymnasium", "vecenv", "cloudpickle", *sys.stdlib_module_names}
+"""Packages that workers have already loaded, or that load quickly."""
+LIBRARIES = ("site-packages", "dist-packages")
 _CachedFunction: Any = type(functools.lru_cache(maxsize=None)(len))
 
 
@@ -89,6 +94,62 @@ class ByValuePickler(cloudpickle.Pickler):
         {_CachedFunction: _reduce_cached_function, functools.cached_property: _reduce_cached_property},
         cloudpickle.Pickler.dispatch_table,
     )
+
+
+def dumps_and_modules(value: Any) -> tuple[bytes, set[str]]:
+    """Return the pickle of `dumps_by_value`, and the modules of the value that take long to import."""
+    with io.BytesIO() as file:
+        pickler = _Recorder(file)
+        pickler.dump(value)
+        slow = {name for name in pickler.modules if name and _root(name) not in KNOWN and _is_slow(name)}
+        return file.getvalue(), slow
+
+
+class _Recorder(ByValuePickler):
+    """Pickler that records the modules of pickled objects, and the modules of envs with pickled ids."""
+
+    def __init__(self, file: Any) -> None:
+        super().__init__(file)
+        self.modules = set[str]()
+
+    def persistent_id(self, value: Any) -> None:
+        """Record the module of a value. Returns `None`, so that pickling is unchanged."""
+        if isinstance(value, str):
+            self._record_text(value)
+        elif isinstance(value, ModuleType):
+            self.modules.add(value.__name__)
+        elif isinstance(value, (type, FunctionType)) and _is_importable(value):
+            self.modules.add(value.__module__)
+
+    def _record_text(self, text: str) -> None:
+        module, colon, id = text.partition(":")
+        if colon and module in sys.modules:
+            self.modules.add(module)
+        spec = gymnasium.registry.get(id or text)
+        if spec is not None and isinstance(spec.entry_point, str):
+            self.modules.add(spec.entry_point.partition(":")[0])
+
+
+def _is_slow(name: str) -> bool:
+    """Return whether a module imports a library outside `KNOWN`, directly or through modules of the user."""
+    seen, ahead = {name}, [name]
+    while ahead:
+        module = sys.modules.get(ahead.pop())
+        file = getattr(module, "__file__", None)
+        if module is None or (file and any(f"/{folder}/" in file for folder in LIBRARIES)):
+            return True
+        for value in list(vars(module).values()):
+            found = value.__name__ if isinstance(value, ModuleType) else getattr(type(value), "__module__", None)
+            if isinstance(value, (type, FunctionType)):
+                found = value.__module__
+            if isinstance(found, str) and found not in seen and _root(found) not in KNOWN and found in sys.modules:
+                seen.add(found)
+                ahead.append(found)
+    return False
+
+
+def _root(name: str) -> str:
+    return name.partition(".")[0]
 
 
 class Descriptor:

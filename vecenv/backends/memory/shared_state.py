@@ -314,6 +314,25 @@ class SharedState:
     def __deepcopy__(self, memo: Any) -> SharedState:
         return SharedState(self.read())
 
+    @classmethod
+    def attach(
+        cls, token: str, form: Form, descriptor: Descriptor | None, arrays: Mapping[str, np.ndarray]
+    ) -> SharedState:
+        """Return the state that arrived with the arguments of this process.
+
+        On another machine, which cannot receive descriptors, return a private state with the values `arrays`.
+        """
+        if (known := _open_states.get(token)) is not None:
+            if descriptor is not None:
+                os.close(descriptor.fd)
+            return known
+        if descriptor is None:
+            _open_states[token] = alone = cls(arrays)
+            return alone
+        self = cls.__new__(cls)
+        self._map(form, mmap.mmap(descriptor.fd, _size(form)), descriptor.fd, token)
+        return self
+
     def __reduce__(self) -> Any:
         if self._lock.fd is None:
             return SharedState, (self.read(),)
@@ -321,7 +340,7 @@ class SharedState:
             states[self._token] = self
             return _find, (self._token,)
         if may_travel():
-            return _attach, (self._token, self.form, Descriptor(self._lock.fd), self.read())
+            return SharedState.attach, (self._token, self.form, Descriptor(self._lock.fd), self.read())
         raise TypeError(
             f"{self!r} lies in memory without a name, which only processes that are being started from this one can be "
             "given: pass it in the env_fns of a vector env or the args of multiprocessing.Process, or use "
@@ -362,23 +381,6 @@ def _find(token: str) -> SharedState:
             "this pickle refers to a shared state that this process does not have: it was made for the workers of a "
             "vector env, and can be loaded there alone"
         )
-    return state
-
-
-def _attach(token: str, form: Form, descriptor: Descriptor | None, arrays: Mapping[str, np.ndarray]) -> SharedState:
-    """Return the state that arrived with the arguments of this process.
-
-    On another machine, which cannot receive descriptors, return a private state with the values `arrays`.
-    """
-    if (known := _open_states.get(token)) is not None:
-        if descriptor is not None:
-            os.close(descriptor.fd)
-        return known
-    if descriptor is None:
-        _open_states[token] = alone = SharedState(arrays)
-        return alone
-    state: SharedState = SharedState.__new__(SharedState)
-    state._map(form, mmap.mmap(descriptor.fd, _size(form)), descriptor.fd, token)
     return state
 
 

@@ -121,10 +121,6 @@ def preloaded_server(modules: Collection[str], environ: dict[str, str], timeout:
     return None
 
 
-def server_pids() -> set[int]:
-    return {int(server.process.pid or 0) for server in _all if server.close.alive}
-
-
 def _discard_servers() -> None:
     """Close the parent's servers in a forked child, because open pipes would keep them running."""
     global _lock

@@ -32,6 +32,7 @@ from multiprocessing import (
 from typing import Any
 
 from vecenv.backends.ipc.serialization import MOST_FDS, receive_descriptors, send_descriptors
+from vecenv.backends.worker.worker_setup import leave_forkserver
 
 METHODS = ("fork", "forkserver", "spawn")
 DEFAULT_METHOD = "forkserver"
@@ -169,8 +170,7 @@ def _ensure_server() -> None:
 
 def _discard_server() -> None:
     global _server, _start_lock
-    if (alive := _server._forkserver_alive_fd) is not None:
-        os.close(alive)
+    leave_forkserver(_server)
     _server, _start_lock = forkserver.ForkServer(), threading.Lock()
 
 

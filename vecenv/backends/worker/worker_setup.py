@@ -19,8 +19,7 @@ from typing import Any
 import gymnasium
 import numpy as np
 
-from vecenv.backends.ipc.serialization import Descriptor, dumps_by_value, loads_by_value
-from vecenv.backends.ipc.used_modules import dumps_and_modules
+from vecenv.backends.ipc.serialization import Descriptor, dumps_and_modules, dumps_by_value, loads_by_value
 from vecenv.backends.memory.shared_state import SharedState
 from vecenv.portability import allow_cpus
 
@@ -149,9 +148,8 @@ def seed_generators(seeds: tuple[bytes, bytes]) -> None:
     random.seed(of_python)
 
 
-def leave_forkserver() -> None:
-    """Close the descriptor that keeps the forkserver running, so that the forkserver can end with the parent."""
-    server: Any = forkserver._forkserver
+def leave_forkserver(server: Any = forkserver._forkserver) -> None:
+    """Close the descriptor that keeps a forkserver running, so that the forkserver can end with the parent."""
     if server._forkserver_alive_fd is not None:
         os.close(server._forkserver_alive_fd)
         server._forkserver_alive_fd = None
