@@ -19,8 +19,8 @@ import numpy as np
 
 from collector.episodes.seeds import action_seed, episode_keys, random_bits, uniforms
 from collector.policy.policy_call import ExplorationType, choose, has_torch_sampling, is_distribution
-from collector.policy.policy_state import marks_of
 from collector.policy.random_policy import RandomPolicy
+from collector.policy.weights import change_count, is_module
 from vecenv.nest import as_array
 
 if TYPE_CHECKING:
@@ -230,3 +230,41 @@ def restored_generators() -> Iterator[None]:
     finally:
         random.setstate(states[0])
         np.random.set_state(states[1])
+
+
+def marks_of(policy: Any) -> list[tuple[str, Any]] | None:
+    """Return a mark for each value that a policy may carry from call to call. Equal marks mean equal values.
+
+    Values are buffers, weights, and attributes that are arrays, tensors, numbers or random generators. Returns `None`
+    for a lazy module without parameters.
+    """
+    holder = getattr(policy, "__self__", policy)  # of a bound method
+    marks = []
+    for part in holder.modules() if is_module(holder) else [holder]:
+        own = getattr(part, "__dict__", {})
+        for name, value in own.get("_parameters", {}).items():
+            if hasattr(value, "materialize"):
+                return None
+            if value is not None:  # torch counts changes, and hashing weights is slow
+                marks.append((name, (value.data_ptr(), value) if value.is_inference() else change_count(value)))
+        marks += [(name, _mark(value)) for name, value in [*own.items(), *own.get("_buffers", {}).items()]]
+    return marks
+
+
+def _mark(value: Any) -> Any:
+    if isinstance(value, (bool, int, float, complex, np.generic)):
+        return repr(value)
+    if isinstance(value, random.Random):
+        return value.getstate()
+    if isinstance(value, np.random.Generator):
+        return pickle.dumps(value.bit_generator.state)
+    if isinstance(value, np.random.RandomState):
+        return pickle.dumps(value.get_state())
+    if hasattr(value, "get_state") and type(value).__module__ == "torch":  # torch.Generator
+        value = value.get_state()
+    try:
+        if isinstance(value, np.ndarray) or hasattr(value, "detach"):
+            return hash(as_array(value).tobytes())
+    except (RuntimeError, TypeError, NotImplementedError):  # for example a tensor on the meta device
+        pass
+    return None

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import copy
+import hashlib
+import inspect
+import pickle
 import sys
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -115,11 +118,10 @@ class PolicyWeights:
         self.version, self._last_counters = self.version + updates, self._counters()
 
     def _counters(self) -> list[tuple[int, int]]:
-        """Return address and version of each parameter. Torch counts changes in place as versions."""
         parameters = [] if self._module is None else list(self._module.parameters())
         if any(hasattr(each, "materialize") for each in parameters):
             return []
-        return [(each.data_ptr(), each._version) for each in parameters if not each.is_inference()]
+        return [change_count(each) for each in parameters if not each.is_inference()]
 
 
 class PublishedWeights(PolicyWeights):
@@ -241,3 +243,39 @@ def flat_names(tree: Any, prefix: str = "") -> dict[str, Any]:
         else:
             found[f"{prefix}{name}"] = value
     return found
+
+
+def change_count(parameter: Any) -> tuple[int, int]:
+    """Return address and version. Torch counts changes in place as versions."""
+    return parameter.data_ptr(), parameter._version
+
+
+def hash_of(policy: Any) -> str | None:
+    """Return the hash of a policy's weights, or of its source code if it has no weights. `None` if neither is known."""
+    if policy is None:
+        return None
+    digest = hashlib.sha256()
+    if hasattr(policy, "state_dict"):
+        for name, value in sorted(policy.state_dict().items()):
+            for part in _parts(name, value):
+                digest.update(part)
+    else:
+        try:
+            digest.update(inspect.getsource(policy if inspect.isroutine(policy) else type(policy)).encode())
+        except (OSError, TypeError):
+            return None
+    return digest.hexdigest()
+
+
+def _parts(name: str, value: Any) -> Iterator[bytes]:
+    if hasattr(value, "detach"):
+        tensor = value.detach().cpu().contiguous()
+        yield f"{name} {tensor.dtype} {tuple(tensor.shape)} ".encode()
+        yield tensor.flatten().view(sys.modules["torch"].uint8).numpy().tobytes()
+    elif isinstance(value, np.ndarray) and not value.dtype.hasobject:
+        yield f"{name} {value.dtype} {value.shape} ".encode() + value.tobytes()
+    elif isinstance(value, Mapping):
+        for key, inner in value.items():
+            yield from _parts(f"{name}.{key}", inner)
+    else:
+        yield f"{name} ".encode() + pickle.dumps(value)
