@@ -17,7 +17,7 @@ from vecenv.backends.host.row_writer import Extra
 from vecenv.backends.ipc import opcodes
 from vecenv.backends.ipc.waiting import SpinWait, fence
 from vecenv.backends.memory.arena import Arena, Layout
-from vecenv.backends.memory.shared_memory import A_CALL, DOING, LINE, NOTHING
+from vecenv.backends.memory.shared_memory import A_CALL, BUSY_NS, DOING, LINE, NOTHING
 from vecenv.backends.pool.worker_handle import Watched
 from vecenv.backends.worker.round_server import BlockRounds
 from vecenv.portability import IN_ORDER
@@ -57,7 +57,7 @@ class BlockThread(Watched):
         self.work: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         self._backend = backend
         self._lock = RLock()
-        """Held while an answer is delivered, and while the block is abandoned."""
+        """Held while an answer is delivered, while the block is abandoned, and while its numbers are read."""
         self._host = EnvHost(backend.env_fns[ids.start : ids.stop], ids.start, local=True)
         self._host.progress = self.line
         warn = partial(self.deliver, backend.warn, len(ids))
@@ -78,6 +78,11 @@ class BlockThread(Watched):
             f"threads cannot be killed, so {self.thread.name} (envs {list(self.ids)}) was abandoned and goes on until "
             "that env returns"
         )
+
+    @property
+    def busy_seconds(self) -> float:
+        with self._lock:  # `stats` in another thread may read this while the block is abandoned
+            return float(self.line[BUSY_NS] / 1e9)
 
     @property
     def has_ended(self) -> bool:
@@ -101,11 +106,11 @@ class BlockThread(Watched):
         """Tell the thread to end, and discard later answers."""
         with self._lock:
             self.alive = False
+            numbers: list[int] = self._host.progress
+            if self.line is numbers:
+                self.line = numbers.copy()
+            numbers.clear()  # The host writes to this list before using an env. The IndexError stops the host.
         self.work.put(None)
-        numbers: list[int] = self._host.progress
-        if self.line is numbers:
-            self.line = numbers.copy()
-        numbers.clear()  # The host writes to this list before using an env. The IndexError stops the host.
 
     def _run(self) -> None:
         try:

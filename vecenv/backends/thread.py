@@ -26,7 +26,6 @@ from vecenv.backends.host.env_host import EnvReport, check_distinct
 from vecenv.backends.host.failure import Failure, describe, died_failure
 from vecenv.backends.ipc.waiting import SpinWait, fence
 from vecenv.backends.memory.arena import Arena, Layout
-from vecenv.backends.memory.shared_memory import BUSY_NS
 from vecenv.backends.pool.watchdog import Watchdog
 from vecenv.backends.pool.worker_handle import Reason, suspects_of
 from vecenv.backends.system_limits import blocks_of, default_num_workers, usable_cpus
@@ -62,7 +61,7 @@ class ThreadBackend(Backend):
 
     @property
     def workers(self) -> list[WorkerInfo]:
-        return [WorkerInfo(block.ids, None, block.line[BUSY_NS] / 1e9) for block in self.blocks]
+        return [WorkerInfo(block.ids, None, block.busy_seconds) for block in self.blocks]
 
     def start(self, env_fns: Sequence[Callable[[], Any]], num_workers: int | None, eager: bool) -> list[EnvReport]:
         n = len(env_fns)

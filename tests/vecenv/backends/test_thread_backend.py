@@ -286,6 +286,27 @@ def test_the_envs_of_a_thread_that_ends_unexpectedly_are_lost(monkeypatch: pytes
         assert venv.step([0, 0])[0][:, 2].tolist() == [2, 1]
 
 
+def test_stats_are_read_while_a_thread_is_abandoned() -> None:
+    """`stats` runs in any thread. Abandoning a thread clears the list that `stats` reads."""
+
+    class Numbers(list[int]):
+        def __getitem__(self, place: Any) -> Any:
+            other = threading.Thread(target=block.abandon)
+            other.start()
+            other.join(0.1)
+            others.append(other)
+            return super().__getitem__(place)
+
+    others: list[threading.Thread] = []
+    with ThreadVectorEnv(counters(1)) as venv:
+        venv.reset()
+        (block,) = venv.engine.backend.blocks
+        block.line = block._host.progress = Numbers(block.line)
+        assert venv.stats()["worker_busy_s"][0] > 0
+        others[0].join(TIMEOUT)
+        assert not block.alive
+
+
 def interrupt_when(condition: Callable[[], bool]) -> None:
     """Send SIGINT soon after `condition` is true."""
 
