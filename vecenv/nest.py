@@ -38,6 +38,20 @@ def leaves(tree: Tree) -> Iterator[Any]:
         yield tree
 
 
+def items(tree: Tree, path: tuple[Any, ...] = ()) -> Iterator[tuple[tuple[Any, ...], Any]]:
+    """Yield the path of each leaf, a tuple of keys and places, with the leaf.
+
+    >>> list(items({"a": 1, "b": (2,)}))
+    [(('a',), 1), (('b', 0), 2)]
+    """
+    children = tree.items() if isinstance(tree, dict) else enumerate(tree) if isinstance(tree, tuple) else None
+    if children is None:
+        yield path, tree
+    else:
+        for key, child in children:
+            yield from items(child, (*path, key))
+
+
 def take(tree: Tree, index: Any) -> Tree:
     """Index each leaf: return row `index`, or a batch of rows for an array `index`.
 

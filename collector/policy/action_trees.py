@@ -9,15 +9,16 @@ import numpy as np
 from gymnasium import spaces
 
 from collector.batch.step_extras import RowLayout
+from vecenv import nest
+from vecenv.nest import tree_of
 
 ARRAYS = (spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary)
 
 
-def parts(space: spaces.Space[Any], path: str = "action") -> Iterator[tuple[str, spaces.Space[Any]]]:
-    for key, child in _children(space):
-        yield from parts(child, f"{path}[{key!r}]")
-    if not isinstance(space, (spaces.Dict, spaces.Tuple)):
-        yield path, space
+def parts(space: spaces.Space[Any]) -> Iterator[tuple[str, spaces.Space[Any]]]:
+    """Yield name and space of each leaf."""
+    for path, leaf in nest.items(tree_of(space)):
+        yield "action" + "".join(f"[{key!r}]" for key in path), leaf
 
 
 def is_of_arrays(space: spaces.Space[Any]) -> bool:
@@ -47,20 +48,12 @@ def flatten(action: Any, space: spaces.Space[Any], path: str = "action") -> dict
         got = f"a dict with the keys {list(action)}" if isinstance(action, Mapping) else f"{action!r}"
         raise ValueError(f"the policy returned {path!r} as {got}; for the action space it must be {expected}")
     leaves = {}
-    for key, child in _children(space):
+    children = space.spaces.items() if isinstance(space, spaces.Dict) else enumerate(space.spaces)
+    for key, child in children:
         leaves.update(flatten(action[key], child, f"{path}[{key!r}]"))
     return leaves
 
 
-def unflatten(leaves: Mapping[str, Any], space: spaces.Space[Any], path: str = "action") -> Any:
-    if isinstance(space, spaces.Dict):
-        return {key: unflatten(leaves, child, f"{path}[{key!r}]") for key, child in _children(space)}
-    if isinstance(space, spaces.Tuple):
-        return tuple(unflatten(leaves, child, f"{path}[{key!r}]") for key, child in _children(space))
-    return leaves[path]
-
-
-def _children(space: spaces.Space[Any]) -> list[tuple[Any, spaces.Space[Any]]]:
-    if isinstance(space, spaces.Dict):
-        return list(space.spaces.items())
-    return list(enumerate(space.spaces)) if isinstance(space, spaces.Tuple) else []
+def unflatten(leaves: Mapping[str, Any], space: spaces.Space[Any]) -> Any:
+    names = (name for name, _ in parts(space))
+    return nest.map(lambda _: leaves[next(names)], tree_of(space))

@@ -5,7 +5,7 @@ torch is not imported.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from functools import lru_cache
 from typing import Any
@@ -65,17 +65,6 @@ def box(low: np.ndarray, high: np.ndarray) -> spaces.Box:
     if low.dtype.kind == "f":
         low, high = np.where(np.isnan(low), -np.inf, low), np.where(np.isnan(high), np.inf, high)
     return spaces.Box(low, high, low.shape, low.dtype.type)
-
-
-def leaves_of(tree: Any, path: Path = ()) -> Iterator[tuple[Path, Any]]:
-    if isinstance(tree, dict):
-        for key, child in tree.items():
-            yield from leaves_of(child, (*path, key))
-    elif isinstance(tree, tuple):
-        for i, child in enumerate(tree):
-            yield from leaves_of(child, (*path, i))
-    else:
-        yield path, tree
 
 
 def row_of(leaf: Any) -> tuple[tuple[int, ...], str] | None:
@@ -164,7 +153,7 @@ def action_rows(action: Any, layout: Any, one: bool = False) -> Any:
 
 def described(tree: Any) -> str:
     if isinstance(tree, (dict, tuple)):
-        return "with the parts " + ", ".join(str(path[0] if len(path) == 1 else path) for path, _ in leaves_of(tree))
+        return "with the parts " + ", ".join(str(path[0] if len(path) == 1 else path) for path, _ in nest.items(tree))
     row = row_of(tree)
     return "that is no array" if row is None else f"of shape {row[0]} and dtype {row[1]}"
 

@@ -11,7 +11,7 @@ from gymnasium import spaces
 from gymnasium.spaces import utils
 
 from vecenv.backends.memory.arena import space_tree
-from vecenv.nest import leaves, space_of, tree_of
+from vecenv.nest import items, leaves, space_of, tree_of
 from vecenv.transforms.arrays import (
     Array,
     Path,
@@ -19,7 +19,6 @@ from vecenv.transforms.arrays import (
     box,
     cast,
     concat,
-    leaves_of,
     like,
     part,
     replace_parts,
@@ -100,13 +99,13 @@ class Flatten(Transform):
             return super().common_properties(space)
         return [
             (path, child if isinstance(child, (spaces.Discrete, spaces.MultiDiscrete)) else (child.shape, child.dtype))
-            for path, child in leaves_of(tree_of(space))
+            for path, child in items(tree_of(space))
         ]
 
     def attach(self, owner: Any, num_envs: int, observation_space: Any, action_space: Any) -> None:
         super().attach(owner, num_envs, observation_space, action_space)
         if self.in_keys is None:
-            self._parts = list(leaves_of(tree_of(observation_space)))
+            self._parts = list(items(tree_of(observation_space)))
             self._dtype = np.dtype(utils.flatten_space(observation_space).dtype).name
 
     def transform_observation(self, obs: Any) -> Any:

@@ -28,7 +28,6 @@ from vecenv.transforms.arrays import (
     bounds_of,
     box,
     described,
-    leaves_of,
     part,
     replace_parts,
     row_of,
@@ -223,7 +222,7 @@ class Transform:
         if self.in_keys is not None:
             sources = [_find(tree, path, self) for path in self.in_keys]
         else:
-            rows = {path: row_of(leaf) for path, leaf in leaves_of(tree)}
+            rows = {path: row_of(leaf) for path, leaf in nest.items(tree)}
             sources = [path for path, row in rows.items() if row is not None and self.takes(*row)]
             if not sources and self.needs_parts:
                 raise ValueError(f"{self} finds no part to transform in the observation {described(tree)}")

@@ -17,6 +17,7 @@ from collector.store import schema
 from collector.store.dataset import Dataset, Transitions
 from collector.store.safe_folder import DatasetError
 from collector.store.shard_layout import EpisodeLayout, arrays_of, is_of_obs
+from vecenv import nest
 
 try:
     import pyarrow as pa
@@ -62,17 +63,8 @@ def write_parquet(dataset: Dataset, out: Path, *, name: Path) -> None:
 
 def column_names(layout: EpisodeLayout) -> dict[str, str]:
     """Return column names: `obs.image` instead of `obs.0` for Dict spaces, unless names collide."""
-    names = {name: ".".join(map(str, path)) for name, path in _paths(layout.names)}
+    names = {name: ".".join(map(str, path)) for path, name in nest.items(layout.names)}
     return names if len({*names.values(), *_PLACE}) == len(names) + len(_PLACE) else {}
-
-
-def _paths(tree: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[str, tuple[Any, ...]]]:
-    children = tree.items() if isinstance(tree, dict) else enumerate(tree) if isinstance(tree, tuple) else None
-    if children is None:
-        yield tree, path
-    else:
-        for key, child in children:
-            yield from _paths(child, (*path, key))
 
 
 def _check_sizes(layout: EpisodeLayout) -> None:
@@ -193,11 +185,8 @@ def _columns(frames: Transitions) -> dict[str, np.ndarray]:
 
 
 def _named(name: str, tree: Any) -> Iterator[tuple[str, np.ndarray]]:
-    if isinstance(tree, (dict, tuple)):
-        for key, part in tree.items() if isinstance(tree, dict) else enumerate(tree):
-            yield from _named(f"{name}.{str(key).replace('.', '_').replace('/', '_')}", part)
-    else:
-        yield name, tree
+    for path, array in nest.items(tree):
+        yield ".".join([name, *(str(key).replace(".", "_").replace("/", "_") for key in path)]), array
 
 
 def _is_picture(array: np.ndarray) -> bool:

@@ -13,7 +13,7 @@ from tests.support.transform_envs import MIXED, VECTOR, Samples, normalised, pla
 from vecenv import DummyVectorEnv, EnvCreator, ShmemVectorEnv, nest
 from vecenv.nest import tree_of
 from vecenv.transforms import Compose, RenameTransform, Rows, TransformedEnv, TransformedVectorEnv, VecNorm
-from vecenv.transforms.arrays import leaves_of, part
+from vecenv.transforms.arrays import part
 
 
 def attached(transform, space=VECTOR, n=4):
@@ -187,7 +187,7 @@ ODD = {
 @pytest.mark.parametrize("space", ODD.values(), ids=ODD)
 @pytest.mark.parametrize("keys", [None, "paths"])
 def test_each_part_has_statistics_of_its_own_whatever_it_is_called(space, keys):
-    paths = [path for path, _ in leaves_of(tree_of(space))]
+    paths = [path for path, _ in nest.items(tree_of(space))]
     keys = keys and [*paths, "reward"]
     with attached(VecNorm(keys), space) as venv, attached(None, space) as raw:
         norm = venv.transform[0]
