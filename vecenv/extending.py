@@ -12,6 +12,7 @@ from vecenv.engine.actions import batch_actions
 from vecenv.engine.arguments import (
     as_autoreset,
     as_ids,
+    at_least_one,
     check_count,
     check_options,
     check_seed,
@@ -20,6 +21,7 @@ from vecenv.engine.arguments import (
     round_envs,
     seed_chain,
     spread_seeds,
+    whole,
 )
 from vecenv.engine.recovery import is_repeated
 from vecenv.envs.gym_env import find_spec
@@ -51,11 +53,11 @@ from vecenv.tuning.auto_backend import VECTOR_ENVS
 from vecenv.wrappers import check_send_and_recv, resets_in_step
 
 __all__ = ["VECTOR_ENVS", "Freezable", "HasTransforms", "Layout", "Leaf", "ObjectLeaf", "RayCluster"]
-__all__ += ["actor_options", "add_note", "as_autoreset", "as_ids", "batch_actions", "cast_exactly", "cause_of"]
-__all__ += ["check_count", "check_options", "check_seed", "check_send_and_recv", "check_timeout"]
-__all__ += ["common_layout", "connect", "dead_nodes", "end_actor", "find_spec", "flat", "free_places"]
-__all__ += ["get_record", "is_loss", "is_repeated", "make_actor", "make_counter", "missing_package"]
-__all__ += ["resolve_env_fns"]
-__all__ += ["path_of_descriptor", "put_record", "reason_of", "release_pool", "remove_record", "resets_in_step"]
-__all__ += ["round_envs", "seed_chain", "seed_generators", "spread_seeds", "start_task", "unreachable_nodes"]
-__all__ += ["unscheduled", "warn_caller", "worker_seeds"]
+__all__ += ["actor_options", "add_note", "as_autoreset", "as_ids", "at_least_one", "batch_actions"]
+__all__ += ["cast_exactly", "cause_of", "check_count", "check_options", "check_seed", "check_send_and_recv"]
+__all__ += ["check_timeout", "common_layout", "connect", "dead_nodes", "end_actor", "find_spec", "flat"]
+__all__ += ["free_places", "get_record", "is_loss", "is_repeated", "make_actor", "make_counter"]
+__all__ += ["missing_package", "path_of_descriptor", "put_record", "reason_of", "release_pool"]
+__all__ += ["remove_record", "resets_in_step", "resolve_env_fns", "round_envs", "seed_chain"]
+__all__ += ["seed_generators", "spread_seeds", "start_task", "unreachable_nodes", "unscheduled"]
+__all__ += ["warn_caller", "whole", "worker_seeds"]

@@ -1,1 +1,1 @@
-"""Parts that the other folders share: checks of numbers, the clock, and `Interruptor`."""
+"""Parts that the other folders share: the clock, and `Interruptor`."""

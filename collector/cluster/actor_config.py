@@ -6,9 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
-from collector.basics.whole_numbers import at_least_one
 from collector.batch.step_extras import check_info_keys
-from vecenv.extending import actor_options, check_count, check_timeout
+from vecenv.extending import actor_options, at_least_one, check_count, check_timeout
 
 ACTOR_ARGUMENTS = [
     "backend",

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from collector.basics.whole_numbers import at_least_one
 from collector.batch.step_extras import StepHook
 from collector.collectors.async_loop import AsyncLoop
 from collector.collectors.batch_request import LoopParts
@@ -12,7 +11,7 @@ from collector.collectors.batch_source import Loops
 from collector.collectors.env_source import check_rounds
 from collector.collectors.sync_collector import SyncDataCollector
 from collector.policy.policy_call import Policy
-from vecenv.extending import check_send_and_recv
+from vecenv.extending import at_least_one, check_send_and_recv
 
 
 class AsyncDataCollector(SyncDataCollector):

@@ -6,11 +6,10 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from typing import Any, TypeVar
 
-from collector.basics.whole_numbers import at_least_one
 from collector.collectors.collector_config import CollectorConfig
 from collector.episodes.episode import CollectStats
 from collector.policy.policy_call import ExplorationType, as_exploration_type, set_exploration_type
-from vecenv.extending import warn_caller
+from vecenv.extending import at_least_one, warn_caller
 
 Self = TypeVar("Self", bound="BaseCollector")
 

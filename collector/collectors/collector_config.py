@@ -7,10 +7,9 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from collector.basics.interruptor import Interruptor
-from collector.basics.whole_numbers import at_least_one, whole
 from collector.batch.step_extras import check_info_keys
 from collector.policy.policy_call import ExplorationType, as_exploration_type
-from vecenv.extending import check_count
+from vecenv.extending import at_least_one, check_count, whole
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)

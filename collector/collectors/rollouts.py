@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 
 from collector.basics.interruptor import Interruptor
-from collector.basics.whole_numbers import at_least_one
 from collector.batch.rollout import Rollout, truncate_last
 from collector.batch.step_extras import StepBatch
 from collector.collectors.batch_request import BatchRequest
@@ -19,6 +18,7 @@ from collector.policy.collector_policy import masks_in
 from collector.policy.policy_call import Policy
 from collector.policy.random_policy import draw, masks_of
 from vecenv import DummyVectorEnv, nest
+from vecenv.extending import at_least_one
 
 
 def rollout(

@@ -12,7 +12,6 @@ from gymnasium.vector import VectorEnv
 
 from collector.basics.interruptor import Interruptor
 from collector.basics.timing import CollectorStats
-from collector.basics.whole_numbers import at_least_one
 from collector.batch.rollout import truncate_last
 from collector.batch.step_extras import StepHook
 from collector.collectors.base_collector import BaseCollector
@@ -32,7 +31,7 @@ from collector.collectors.sync_loop import SyncLoop
 from collector.collectors.whole_episodes import EpisodeCollection, check_collect, render_hook
 from collector.episodes.episode import CollectStats, Ended
 from collector.policy.policy_call import ExplorationType, Policy
-from vecenv.extending import as_ids, check_send_and_recv, warn_caller
+from vecenv.extending import as_ids, at_least_one, check_send_and_recv, warn_caller
 
 
 class SyncDataCollector(BaseCollector):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import inspect
 import math
+import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from functools import partial
 from typing import Any
@@ -64,6 +65,24 @@ def check_count(name: str, value: Any, most: int | None = None) -> int:
         expected = "of at least 1" if most is None else f"in [1, {most}]"
         raise (ValueError if is_integer else TypeError)(f"{name} must be an integer {expected}, got {value!r}")
     return int(value)
+
+
+def whole(name: str, number: Any) -> int:
+    """Return a whole number as int. Floats such as 1e6 are allowed. Raises `TypeError` for other values."""
+    if isinstance(number, float) and number.is_integer():
+        return int(number)
+    try:
+        return operator.index(number)
+    except TypeError:
+        raise TypeError(f"{name} must be a whole number, got {number!r}") from None
+
+
+def at_least_one(name: str, number: Any) -> int:
+    """Return a positive whole number. Raises `TypeError` and `ValueError` for other values."""
+    count = whole(name, number)
+    if count < 1:
+        raise ValueError(f"{name} must be at least 1, got {count}")
+    return count
 
 
 def check_timeout(timeout: Any, name: str = "timeout") -> float | None:
