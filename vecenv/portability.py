@@ -84,14 +84,14 @@ def polls_for_hangup() -> bool:
     return not PORTABLE and sys.platform != "darwin"
 
 
-def allowed_cpus(pid: int = 0) -> set[int] | None:
+def allowed_cpus() -> set[int] | None:
     ask = _call("sched_getaffinity")
-    return None if ask is None else ask(pid)
+    return None if ask is None else ask(0)
 
 
-def allow_cpus(pid: int, cpus: set[int]) -> None:
-    """Restrict a process to these CPUs. Call only if `binds_to_cpus()`."""
-    _os.sched_setaffinity(pid, cpus)
+def allow_cpus(cpus: set[int]) -> None:
+    """Restrict this process to these CPUs. Call only if `binds_to_cpus()`."""
+    _os.sched_setaffinity(0, cpus)
 
 
 def binds_to_cpus() -> bool:

@@ -25,15 +25,12 @@ _ANY_REPRODUCIBLE = 2
 """As the environment variable MKL_CBWR=AUTO."""
 
 
-def _function(name: str, otherwise: Callable[[int], Any]) -> Callable[[int], Any]:
-    # PyDLL keeps the interpreter lock, because the call takes < 1 us, and getting the lock back up to 5 ms.
-    found: Callable[[int], Any] = getattr(ctypes.PyDLL(torch._C.__file__), name, otherwise)
-    return found
-
-
+# PyDLL keeps the interpreter lock, because a call takes < 1 us, and getting the lock back up to 5 ms.
+_TORCH = ctypes.PyDLL(torch._C.__file__)
 # Some builds of torch hide these functions.
-_set_openmp = _function("omp_set_num_threads", torch.set_num_threads)
-_set_mkl = _function("MKL_Set_Num_Threads_Local", torch.set_num_threads if torch.backends.mkl.is_available() else int)
+_in_torch: Callable[[int], Any] = torch.set_num_threads if torch.backends.mkl.is_available() else int
+_set_openmp: Callable[[int], Any] = getattr(_TORCH, "omp_set_num_threads", torch.set_num_threads)
+_set_mkl: Callable[[int], Any] = getattr(_TORCH, "MKL_Set_Num_Threads_Local", _in_torch)
 
 
 @contextmanager
@@ -89,4 +86,4 @@ def rows_are_exact(rows: int, device: torch.device) -> bool:
 def _ask_for_reproducible() -> None:
     # torch does not export `mkl_cbwr_set`, which calls this. The environment variable has priority.
     with suppress(AttributeError):
-        ctypes.PyDLL(torch._C.__file__).mkl_serv_cbwr_set(_ANY_REPRODUCIBLE)
+        _TORCH.mkl_serv_cbwr_set(_ANY_REPRODUCIBLE)

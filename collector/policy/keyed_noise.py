@@ -50,10 +50,6 @@ class KeyedNoise:
         self.resize(rows)
         self._policy: RandomPolicy | None = None
 
-    @property
-    def everything(self) -> bool:
-        return not self.reason
-
     def not_keyed(self, reason: str) -> None:
         self.reason = self.reason or reason
 

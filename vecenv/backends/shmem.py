@@ -152,7 +152,7 @@ class ShmemServer(RoundServer):
         """Bind the worker to one CPU for sleeping (0), or allow all CPUs (1)."""
         if self._cpus is not None:
             with contextlib.suppress(OSError):  # the process may have lost a CPU meanwhile
-                allow_cpus(0, self._cpus[awake])
+                allow_cpus(self._cpus[awake])
 
     def _serve_frame(self, frame: Frame) -> bool:
         if frame.kind == messages.PAYLOADS:

@@ -42,7 +42,7 @@ class WorkerSetup:
         if self.environ is not None:
             set_environment(self.environ)
         if self.affinity is not None:
-            allow_cpus(0, self.affinity)
+            allow_cpus(self.affinity)
         if self.registered:
             self._register()
 
