@@ -42,14 +42,7 @@ class AsyncDataCollector(SyncDataCollector):
 
     _default_backend = "shmem"
 
-    def __init__(
-        self,
-        create_env_fn: Any,
-        policy: Policy | None = None,
-        *,
-        groups: int = 2,
-        **options: Any,
-    ) -> None:
+    def __init__(self, create_env_fn: Any, policy: Policy | None = None, *, groups: int = 2, **options: Any) -> None:
         self._groups = at_least_one("groups", groups)
         super().__init__(create_env_fn, policy, **options)
 

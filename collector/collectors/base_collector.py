@@ -22,11 +22,7 @@ class BaseCollector(ABC):
     _weights: Any
     _evaluation: Any = None
 
-    def __init__(
-        self,
-        policy: Any,
-        config: CollectorConfig,
-    ) -> None:
+    def __init__(self, policy: Any, config: CollectorConfig) -> None:
         if hasattr(policy, "env_num"):
             raise TypeError(f"{policy!r} is passed as the policy: {self._first_argument} comes first, then the policy")
         self._config = config

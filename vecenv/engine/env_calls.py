@@ -127,8 +127,7 @@ class EngineProperties:
     """Properties of a vector env, with an entry per env, and its env ids."""
 
     action_space = reported(
-        "action_space",
-        "Action space of each env, or None. `seed` seeds these copies of this process too.",
+        "action_space", "Action space of each env, or None. `seed` seeds these copies of this process too."
     )
     observation_space = reported("observation_space", "Observation space of each env, or None.")
     metadata = reported("metadata", "Metadata of each env.")

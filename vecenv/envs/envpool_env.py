@@ -126,12 +126,7 @@ class MultiThreadedEnv(MultiThreadedEnvWrapper):
     """
 
     def __init__(
-        self,
-        num_workers: int,
-        env_name: str,
-        *,
-        create_env_kwargs: Mapping[str, Any] | None = None,
-        **kwargs: Any,
+        self, num_workers: int, env_name: str, *, create_env_kwargs: Mapping[str, Any] | None = None, **kwargs: Any
     ) -> None:
         _refuse_without_effect(type(self).__name__, kwargs)
         num_workers = check_count("num_workers", num_workers)

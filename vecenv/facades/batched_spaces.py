@@ -11,13 +11,7 @@ from typing import Any
 import numpy as np
 from gymnasium import Space, spaces
 from gymnasium.spaces.utils import is_space_dtype_shape_equiv
-from gymnasium.vector.utils import (
-    batch_differing_spaces,
-    batch_space,
-    concatenate,
-    create_empty_array,
-    iterate,
-)
+from gymnasium.vector.utils import batch_differing_spaces, batch_space, concatenate, create_empty_array, iterate
 
 from vecenv import nest
 from vecenv.engine.actions import on_host

@@ -145,10 +145,7 @@ def check_waiting(factory: Factory) -> None:
     for wait_num, timeout, quick in ((1, None, [0]), (2, None, [0, 1]), (None, 0.01, [0])):
         slow = [i for i in range(N) if i not in quick]
         reference = ReferenceEnvs()
-        with (
-            Gates(N, ops=["step"]) as gates,
-            factory(gates.env_fns, wait_num=wait_num, timeout=timeout) as venv,
-        ):
+        with Gates(N, ops=["step"]) as gates, factory(gates.env_fns, wait_num=wait_num, timeout=timeout) as venv:
             venv.reset()
             if venv.get_env_attr("ran_in", [0]) == [(os.getpid(), threading.get_ident())]:
                 return  # envs in the caller's thread are never slower than the call

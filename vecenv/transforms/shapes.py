@@ -12,18 +12,7 @@ from gymnasium.spaces import utils
 
 from vecenv.backends.memory.arena import space_tree
 from vecenv.nest import items, leaves, space_of, tree_of
-from vecenv.transforms.arrays import (
-    Array,
-    Path,
-    bounds_of,
-    box,
-    cast,
-    concat,
-    like,
-    part,
-    replace_parts,
-    row_of,
-)
+from vecenv.transforms.arrays import Array, Path, bounds_of, box, cast, concat, like, part, replace_parts, row_of
 from vecenv.transforms.transform import Keys, Place, Transform
 
 

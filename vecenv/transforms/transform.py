@@ -21,17 +21,7 @@ from gymnasium import spaces
 from vecenv import nest
 from vecenv.backends.memory.arena import space_tree
 from vecenv.nest import space_of, tree_of
-from vecenv.transforms.arrays import (
-    WHOLE,
-    Array,
-    Path,
-    bounds_of,
-    box,
-    described,
-    part,
-    replace_parts,
-    row_of,
-)
+from vecenv.transforms.arrays import WHOLE, Array, Path, bounds_of, box, described, part, replace_parts, row_of
 
 Self = TypeVar("Self", bound="Transform")
 AnyFreezable = TypeVar("AnyFreezable", bound="Freezable")
