@@ -66,7 +66,7 @@ class StepExtras:
 
     Args:
         hook: called with copies of the round.
-        keys: entries of infos, see `InfoColumns`.
+        keys: entries of infos, see `InfoExtras`.
         info_layout: known layout of the keys, shared with the next object.
         policy_layout: returns the layout of the policy's outputs.
     """
@@ -81,7 +81,7 @@ class StepExtras:
         self._hook, self._keys, self._policy_layout = hook, keys, policy_layout
         self._hook_layout: dict[str, RowLayout] = {}
         self._info_layout = info_layout
-        self._columns = InfoColumns(keys, info_layout, policy_layout)
+        self._columns = InfoExtras(keys, info_layout, policy_layout)
 
     @property
     def layout(self) -> dict[str, RowLayout]:
@@ -129,7 +129,7 @@ class StepExtras:
             extras[name] = rows.astype(layout[1], copy=False)
 
 
-class InfoColumns:
+class InfoExtras:
     """Converter of info entries to arrays `(k, ...)`.
 
     Flags become bool, integers int64, other numbers float64. A value outside the dtype promotes the column. Array

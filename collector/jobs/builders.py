@@ -101,7 +101,7 @@ def make_venv(job: Job, statistics: Sequence[dict[str, Any]] | None = None) -> A
 
     `statistics`: stored statistics of each env's transforms.
     """
-    check_env(job)
+    check_env_name(job)
     each_of = [None] * job.num_envs if statistics is None else statistics[: job.num_envs]
     env_fns = [env_fn(job, each) for each in each_of]
     # Views of the arena save a copy. A policy of the user may keep its inputs, so it gets copies.
@@ -122,7 +122,7 @@ def make_venv(job: Job, statistics: Sequence[dict[str, Any]] | None = None) -> A
         raise JobError(f"{job.env} cannot be made with these kwargs: {error}") from error
 
 
-def check_env(job: Job) -> None:
+def check_env_name(job: Job) -> None:
     """Raise `JobError` if gymnasium has no such env. Workers check names with a module."""
     name = id_with_module(job.env)
     if name.startswith(ATARI_MODULE) and importlib.util.find_spec(ATARI_MODULE[:-1]) is None:
@@ -165,13 +165,13 @@ def names_with_statistics(job: Job) -> list[str]:
     return [*wrappers_with_statistics(job), *transforms_with_statistics(job)]
 
 
-def resolve_device(job: Job) -> str:
+def device_of_policy(job: Job) -> str:
     if job.policy == "random":
         return "cpu"
     try:
-        from collector.device.tensors import resolve_device as resolve
+        from collector.device.tensors import resolve_device
 
-        return str(resolve(job.device))
+        return str(resolve_device(job.device))
     except (ImportError, ValueError) as error:
         of_torch = job.policy == "mlp" or job.checkpoint or job.device.startswith("cuda")
         if isinstance(error, ImportError) and not of_torch:
@@ -179,7 +179,7 @@ def resolve_device(job: Job) -> str:
         raise JobError(str(error)) from None
 
 
-def make_policy(job: Job, venv: Any, device: str) -> Any:
+def make_job_policy(job: Job, venv: Any, device: str) -> Any:
     """Create the policy of a job. Raises `JobError` if the spaces or the checkpoint do not fit."""
     if job.policy == "random":
         return None

@@ -25,7 +25,7 @@ import msgspec
 import tyro
 from tyro.conf import Positional, arg
 
-from collector.jobs.builders import check_cluster, check_env
+from collector.jobs.builders import check_cluster, check_env_name
 from collector.jobs.dataset_info import dataset_info, import_figure, plot_dataset, statistics_in_words
 from collector.jobs.job import Job, JobError, as_display_record, as_record
 from collector.jobs.job_files import job_from_settings, load_job, load_stored_job, with_settings
@@ -130,7 +130,7 @@ def run(
     if resume and overwrite:
         raise JobError("--resume continues the data that --overwrite would replace: pass only one of them")
     if dry_run:
-        check_env(wanted)
+        check_env_name(wanted)
         check_cluster(wanted, running.cluster, running.cluster_actors)
         shown = as_display_record(as_record(wanted))
         plan = {"out": str(folder), "job": shown, "statistics": statistics_in_words(shown)}

@@ -15,8 +15,8 @@ from pathlib import Path
 from collector.basics.interruptor import Stopping
 from collector.jobs.builders import (
     check_cluster,
-    check_env,
-    resolve_device,
+    check_env_name,
+    device_of_policy,
     transforms_with_statistics,
     wrappers_with_statistics,
 )
@@ -132,12 +132,12 @@ class JobRunner:
     on_progress: Progress
 
     def __post_init__(self) -> None:
-        check_env(self.job)
+        check_env_name(self.job)
         if self.cluster is not None or self.cluster_actors is not None:
             check_cluster(self.job, self.cluster, self.cluster_actors)
         if self.tensorboard:
             import_tensorboard()  # fail before the first batch
-        device = resolve_device(self.job) if self.cluster is None else device_of_tasks(self.job)
+        device = device_of_policy(self.job) if self.cluster is None else device_of_tasks(self.job)
         self.plan = Plan(self.job.seed, self.job.episodes, self.job.steps)
         self.state = JobState(job=self.job, out=self.out, device=device)
         self._statistics: States | None = None

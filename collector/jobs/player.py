@@ -26,7 +26,7 @@ from collector.basics.interruptor import OutOfTime, Stopping
 from collector.batch.rollout import RewardError
 from collector.collectors.sync_collector import SyncDataCollector
 from collector.episodes.episode import EpisodeBatch, EpisodeCutter
-from collector.jobs.builders import make_policy, make_venv, transforms_with_statistics
+from collector.jobs.builders import make_job_policy, make_venv, transforms_with_statistics
 from collector.jobs.job import Job, JobError
 from collector.jobs.job_files import check_head, job_head
 from collector.jobs.job_progress import JobProgress
@@ -197,7 +197,7 @@ class Player:
         try:
             with make_venv(job, self.statistics) as env:
                 row_layout(env.observation_space, env.action_space)  # refuse bad spaces before playing
-                policy, size = make_policy(job, env, self.device), env.env_num * steps_per_batch(job, env)
+                policy, size = make_job_policy(job, env, self.device), env.env_num * steps_per_batch(job, env)
                 policy_hash = hash_of(policy)  # a policy may change while it acts
                 options: Any = {"policy_threads": job.policy_threads, "episode_seeds": plan}
                 batches = SyncDataCollector(env, policy, frames_per_batch=size, interruptor=self.stop, **options)

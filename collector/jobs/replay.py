@@ -16,7 +16,7 @@ import numpy as np
 
 from collector.basics.interruptor import Stopping
 from collector.episodes.episode import Episode, columns_of
-from collector.jobs.builders import make_env, names_with_statistics, resolve_device
+from collector.jobs.builders import device_of_policy, make_env, names_with_statistics
 from collector.jobs.job import Job, JobError
 from collector.jobs.job_files import load_stored_job
 from collector.jobs.job_progress import JobProgress
@@ -61,7 +61,7 @@ def replay_episodes(folder: str | os.PathLike[str], count: int, allow_import: It
             return {number: difference(episode, repeat_actions(env, episode)) for number, episode in stored.items()}
     played: dict[int, Episode] = {}
     # Another device may give other bits.
-    device = "cpu" if data.head.get("device") == "cpu" else resolve_device(job)
+    device = "cpu" if data.head.get("device") == "cpu" else device_of_policy(job)
     with Stopping() as stop:
         for each in Player(job, Plan(job.seed, numbers=stored), stop, JobProgress(), device).play():
             played |= {episode.number: episode for episode in each.episodes or ()}

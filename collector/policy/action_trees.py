@@ -15,19 +15,19 @@ from vecenv.nest import tree_of
 ARRAYS = (spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary)
 
 
-def parts(space: spaces.Space[Any]) -> Iterator[tuple[str, spaces.Space[Any]]]:
+def action_parts(space: spaces.Space[Any]) -> Iterator[tuple[str, spaces.Space[Any]]]:
     """Yield name and space of each leaf."""
     for path, leaf in nest.items(tree_of(space)):
         yield "action" + "".join(f"[{key!r}]" for key in path), leaf
 
 
 def is_of_arrays(space: spaces.Space[Any]) -> bool:
-    return all(isinstance(part, ARRAYS) for _, part in parts(space))
+    return all(isinstance(part, ARRAYS) for _, part in action_parts(space))
 
 
 def action_layouts(action_spaces: Sequence[spaces.Space[Any]]) -> dict[str, RowLayout]:
     """Return shape and dtype of each leaf. Empty if envs differ, or if a leaf is not an array."""
-    first, *others = ([(path, part.shape, part.dtype) for path, part in parts(each)] for each in action_spaces)
+    first, *others = ([(path, part.shape, part.dtype) for path, part in action_parts(each)] for each in action_spaces)
     if any(each != first for each in others):
         return {}
     layout = {path: (tuple(shape), np.dtype(dtype)) for path, shape, dtype in first if shape is not None and dtype}
@@ -55,5 +55,5 @@ def flatten(action: Any, space: spaces.Space[Any], path: str = "action") -> dict
 
 
 def unflatten(leaves: Mapping[str, Any], space: spaces.Space[Any]) -> Any:
-    names = (name for name, _ in parts(space))
+    names = (name for name, _ in action_parts(space))
     return nest.map(lambda _: leaves[next(names)], tree_of(space))

@@ -11,7 +11,7 @@ import numpy as np
 from gymnasium import spaces
 
 from collector.basics.timing import Clock
-from collector.batch.step_extras import InfoColumns, RowLayout, check_policy_names
+from collector.batch.step_extras import InfoExtras, RowLayout, check_policy_names
 from collector.policy.action_trees import action_layouts, flatten, unflatten
 from collector.policy.collector_policy import CollectorPolicy, Outputs
 from collector.policy.keyed_noise import restored_generators
@@ -36,7 +36,7 @@ class ArrayPolicy(CollectorPolicy):
         check: OutputCheck,
         clock: Clock,
         threads: int | None = None,
-        columns: InfoColumns | None = None,
+        columns: InfoExtras | None = None,
     ) -> None:
         self._call: Any = call
         self._check, self._clock, self._threads, self._columns = check, clock, threads, columns

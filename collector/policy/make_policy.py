@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from collector.basics.timing import Clock
-from collector.batch.step_extras import InfoColumns
+from collector.batch.step_extras import InfoExtras
 from collector.policy.array_policy import ArrayPolicy, OutputCheck
 from collector.policy.collector_policy import CollectorPolicy, RandomActions
 from collector.policy.keyed_noise import KeyedNoise
@@ -51,7 +51,7 @@ def make_policy(
     if not callable(policy):
         raise TypeError(f"a policy is a function of a batch of observations, or a module; got {policy!r}")
     signature, check = signature_of(policy, env.observation_space[0], info_keys), OutputCheck(env)
-    columns = InfoColumns(signature.info_keys) if signature.info_keys else None
+    columns = InfoExtras(signature.info_keys) if signature.info_keys else None
     pick = choose if noise is None else noise.choose
     faster = {"compile": _keywords(compile), "cudagraph": _keywords(cudagraph)}
     torch, rows = sys.modules.get("torch"), np.arange(env.env_num)

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from gymnasium import spaces
 
-from collector.policy.action_trees import action_layouts, is_of_arrays, parts
+from collector.policy.action_trees import action_layouts, action_parts, is_of_arrays
 from vecenv import nest
 from vecenv.nest import as_array
 
@@ -97,7 +97,7 @@ class RandomPolicy:
     def draw_like(self, action_spaces: Sequence[spaces.Space[Any]]) -> None:
         """Continue the random streams of these spaces."""
         for own, seeded in zip(self._spaces, action_spaces, strict=True):
-            for (_, part), (_, given) in zip(parts(own), parts(seeded), strict=True):
+            for (_, part), (_, given) in zip(action_parts(own), action_parts(seeded), strict=True):
                 part.np_random.bit_generator.state = given.np_random.bit_generator.state
         self._used[:], self._left = self.BLOCK, 0
 

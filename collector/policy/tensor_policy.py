@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from collector.basics.timing import Clock
-from collector.batch.step_extras import InfoColumns
+from collector.batch.step_extras import InfoExtras
 from collector.device.tensors import Transfer, is_lazy, torch
 from collector.policy.array_policy import ArrayPolicy, OutputCheck
 from collector.policy.collector_policy import Outputs
@@ -27,7 +27,7 @@ class TensorPolicy(ArrayPolicy):
         check: OutputCheck,
         clock: Clock,
         threads: int | None,
-        columns: InfoColumns | None,
+        columns: InfoExtras | None,
         policy: Any,
         transfer: Transfer,
         on_device: Callable[[Any], Any] | None,

@@ -17,7 +17,7 @@ MASK = "action_mask"
 _KINDS = {"aec": ("an AECEnv", "AECVectorEnv or PettingZooEnv"), "parallel": ("a ParallelEnv", "ParallelVectorEnv")}
 
 
-def make_env(kind: str, env_id: str) -> Any:
+def make_pettingzoo(kind: str, env_id: str) -> Any:
     try:
         from pettingzoo import make
     except ImportError as error:

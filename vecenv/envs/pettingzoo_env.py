@@ -22,7 +22,7 @@ import numpy as np
 from gymnasium import spaces
 
 from vecenv.backends.memory.arena import space_tree
-from vecenv.envs.agent_spaces import AgentSpaces, make_env, zeros
+from vecenv.envs.agent_spaces import AgentSpaces, make_pettingzoo, zeros
 from vecenv.errors import EnvContractError
 
 COLUMNS = ("rewards", "terminated", "truncated", "active", "alive")
@@ -258,7 +258,7 @@ class PettingZooEnv(gymnasium.Env):
     """
 
     def __init__(self, env: Any, *, possible_agents: Sequence[str] | None = None) -> None:
-        self.env = env = make_env("aec", env) if isinstance(env, str) else env
+        self.env = env = make_pettingzoo("aec", env) if isinstance(env, str) else env
         known = AgentSpaces(env, "aec", possible_agents)
         self._turns = Turns(env, known)
         self.agents = known.agents

@@ -16,7 +16,7 @@ from vecenv import nest
 from vecenv.base import BaseVectorEnv
 from vecenv.engine.arguments import as_ids, check_env_fns, check_options, resolve_env_fns, spread_seeds
 from vecenv.engine.mark import LayerMark, sets_mark
-from vecenv.envs.agent_spaces import AgentActions, common_spaces, make_env
+from vecenv.envs.agent_spaces import AgentActions, common_spaces, make_pettingzoo
 from vecenv.envs.gymnasium_arguments import as_autoreset_mode
 from vecenv.envs.pettingzoo_env import COLUMNS, AECRows, ParallelRows
 from vecenv.errors import Partial
@@ -57,7 +57,7 @@ class MultiAgentVectorEnv(LayerMark):
             check_options(type(self), options, type(self), make, hidden=NOT_OFFERED)
         kind = self.rows_class.kind
         if isinstance(env_fns, (list, tuple)):
-            env_fns = [partial(make_env, kind, fn) if isinstance(fn, str) else fn for fn in env_fns]
+            env_fns = [partial(make_pettingzoo, kind, fn) if isinstance(fn, str) else fn for fn in env_fns]
         fns = [partial(self.rows_class, fn, possible_agents) for fn in resolve_env_fns(check_env_fns(env_fns))]
         self.venv = make(fns, strict=True, **options)
         try:

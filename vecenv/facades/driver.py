@@ -1,4 +1,4 @@
-"""`Driver`: steps a vector env for a facade, through its wrappers or the engine. `Episodes`: state of the episodes."""
+"""`Driver`: steps a vector env for a facade, through its wrappers or the engine. `EpisodeTracker`: ends and seeds."""
 
 from __future__ import annotations
 
@@ -124,7 +124,7 @@ def check_resets(venv: Any, mode: AutoresetMode) -> None:
         )
 
 
-class Episodes:
+class EpisodeTracker:
     """State of the envs' episodes. With `seeded`, a reset without a seed gets `next_seed` of the previous seed."""
 
     def __init__(self, venv: Any, seeded: bool) -> None:

@@ -23,7 +23,7 @@ from vecenv.engine.arguments import check_count, check_env_fns, option_meant
 from vecenv.envs.gym_env import find_spec
 from vecenv.facades.async_calls import AnyVectorEnv
 from vecenv.facades.driver import check_facade_options
-from vecenv.facades.to_gymnasium import GymnasiumVectorEnv, check_arguments
+from vecenv.facades.to_gymnasium import GymnasiumVectorEnv, check_facade_arguments
 from vecenv.tuning.auto_backend import ONLY_PROCESSES, make_auto
 from vecenv.venvs import DummyVectorEnv, ProcessVectorEnv, ShmemVectorEnv, SubprocVectorEnv
 
@@ -51,7 +51,7 @@ class _OwningVectorEnv(GymnasiumVectorEnv):
         """Create the vector env after the checks that need no env."""
         check_facade_options(type(self), kind, options)
         arguments |= {name: options.pop(name) for name in FACADE_OPTIONS if name in options}
-        check_arguments(**arguments)
+        check_facade_arguments(**arguments)
         venv = kind(env_fns, copy=arguments["copy"], **options)
         try:
             super().__init__(venv, **arguments)
@@ -165,7 +165,7 @@ def _as_workers(max_concurrency: Any, n: int, num_workers: int | None) -> int:
 ONLY_ASYNC = {**ONLY_PROCESSES, "shared_memory": True, "daemon": True, "worker": None, "max_concurrency": None}
 
 
-def auto_vector_env(env_fns: Sequence[Callable[[], Any]], **options: Any) -> GymnasiumVectorEnv:
+def auto_facade(env_fns: Sequence[Callable[[], Any]], **options: Any) -> GymnasiumVectorEnv:
     """Return the facade that `vecenv.tuning.auto_backend` chooses."""
     envs: GymnasiumVectorEnv = make_auto(env_fns, options, BACKENDS, ONLY_ASYNC)
     return envs
@@ -184,7 +184,7 @@ def _facade_of(kind: type[BaseVectorEnv]) -> Callable[..., GymnasiumVectorEnv]:
     return Facade
 
 
-BACKENDS = {name: _facade_of(kind) for name, kind in venvs.BACKENDS.items()} | {"auto": auto_vector_env}
+BACKENDS = {name: _facade_of(kind) for name, kind in venvs.BACKENDS.items()} | {"auto": auto_facade}
 MODE = "vector_entry_point"
 
 

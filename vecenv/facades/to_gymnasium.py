@@ -30,14 +30,14 @@ from vecenv.facades.batched_spaces import (
     split_actions,
     takes_arrays,
 )
-from vecenv.facades.driver import Driver, EndedStep, Episodes, check_resets, int_restorer
+from vecenv.facades.driver import Driver, EndedStep, EpisodeTracker, check_resets, int_restorer
 from vecenv.facades.vector_infos import batch_infos, ended_infos
 from vecenv.wrappers import check_send_and_recv
 
 VectorStep = tuple[Any, np.ndarray, np.ndarray, np.ndarray, dict[str, Any]]
 
 
-def check_arguments(
+def check_facade_arguments(
     observation_mode: Any = "same",
     autoreset_mode: Any = AutoresetMode.NEXT_STEP,
     final_info_format: Any = "dict",
@@ -97,7 +97,7 @@ class GymnasiumVectorEnv(AsyncCalls, AnyVectorEnv):
         seed_episodes: bool = False,
         random_initial_steps: int = 0,
     ) -> None:
-        check_arguments(observation_mode, autoreset_mode, final_info_format, random_initial_steps)
+        check_facade_arguments(observation_mode, autoreset_mode, final_info_format, random_initial_steps)
         _check_vector_env(venv)
         check_send_and_recv(venv, type(self).__name__)
         self.observation_mode, self.copy = observation_mode, copy
@@ -123,7 +123,7 @@ class GymnasiumVectorEnv(AsyncCalls, AnyVectorEnv):
         self._resets_in_step = (
             self.autoreset_mode is AutoresetMode.SAME_STEP and not seed_episodes and self._driver.autoresets
         )
-        self._episodes = Episodes(venv, seed_episodes)
+        self._episodes = EpisodeTracker(venv, seed_episodes)
         own_halves = all(
             getattr(type(self), name) is getattr(GymnasiumVectorEnv, name) for name in ("step_async", "step_wait")
         )

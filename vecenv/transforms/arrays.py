@@ -26,7 +26,7 @@ WHOLE = "observation"
 """Key of an observation that is not a dict, if parts are added to it."""
 
 
-def bounds_of(space: Any) -> tuple[np.ndarray, np.ndarray]:
+def numeric_bounds(space: Any) -> tuple[np.ndarray, np.ndarray]:
     if (bounds := spaces_of_numbers.bounds_of(space)) is None:
         raise ValueError(f"expected a space of numeric arrays, got {space}")
     return bounds
@@ -38,7 +38,7 @@ def cast_box(space: Any, dtype: str, inside: bool = False) -> spaces.Box:
     A bound that overflows an integer dtype becomes the dtype's limit. With `inside`, each element is in the space when
     it is cast back. ValueError if there is no element.
     """
-    ends, kind = bounds_of(space), np.dtype(dtype).kind
+    ends, kind = numeric_bounds(space), np.dtype(dtype).kind
     exact = [end.astype(np.longdouble) for end in ends]
     with np.errstate(all="ignore"):
         if kind == "f":

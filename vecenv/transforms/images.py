@@ -15,7 +15,7 @@ import numpy as np
 from gymnasium import spaces
 
 from vecenv.nest import namespace
-from vecenv.transforms.arrays import Array, Constants, bounds_of, box, cast, dtype_name, is_float, permute
+from vecenv.transforms.arrays import Array, Constants, box, cast, dtype_name, is_float, numeric_bounds, permute
 from vecenv.transforms.transform import Keys, Place, Transform
 
 WEIGHTS = {"601": (0.299, 0.587, 0.114), "709": (0.2125, 0.7154, 0.0721)}
@@ -295,7 +295,7 @@ class Resize(ImageTransform):
         return cast(namespace(images).round(resized), dtype)
 
     def transform_space(self, space: spaces.Space[Any]) -> spaces.Space[Any]:
-        low, high = bounds_of(space)
+        low, high = numeric_bounds(space)
         axis = self.channel_axis((1, *low.shape))
         sides = (0, 1) if axis in (None, 3) else (1, 2)
         if tuple(low.shape[side] for side in sides) == (self.height, self.width):

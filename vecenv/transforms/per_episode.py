@@ -17,11 +17,11 @@ from vecenv.transforms.arrays import (
     WHOLE,
     Array,
     EnvRows,
-    bounds_of,
     box,
     cast,
     concat,
     full,
+    numeric_bounds,
     part,
     replace_parts,
     with_part,
@@ -296,7 +296,7 @@ class CatFrames(PerEpisode):
         return concat([older[newer], frame], axis)
 
     def transform_space(self, space: spaces.Space[Any]) -> spaces.Space[Any]:
-        low, high = bounds_of(space)
+        low, high = numeric_bounds(space)
         axis = axis_of(self.dim, low.ndim + 1, self) - 1
         older = low, high
         if self.padding == "constant":

@@ -12,7 +12,7 @@ from gymnasium.spaces import utils
 
 from vecenv.backends.memory.arena import space_tree
 from vecenv.nest import items, leaves, space_of, tree_of
-from vecenv.transforms.arrays import Array, Path, bounds_of, box, cast, concat, like, part, replace_parts, row_of
+from vecenv.transforms.arrays import Array, Path, box, cast, concat, like, numeric_bounds, part, replace_parts, row_of
 from vecenv.transforms.transform import Keys, Place, Transform
 
 
@@ -109,7 +109,7 @@ class Flatten(Transform):
         array = self.apply(array)
         if not isinstance(space, (spaces.Discrete, spaces.MultiDiscrete)):
             return array
-        ends = zip(*(np.ravel(end).tolist() for end in bounds_of(space)), strict=True)
+        ends = zip(*(np.ravel(end).tolist() for end in numeric_bounds(space)), strict=True)
         values = [like(np.arange(low, high + 1), array) for low, high in ends]
         return concat([cast(array[:, i, None] == each, "int8") for i, each in enumerate(values)], axis=1)
 
@@ -186,7 +186,7 @@ class CatTensors(Transform):
     def transform_observation_space(self, space: spaces.Space[Any]) -> spaces.Space[Any]:
         sources = [source for source, _ in self.find_places(space)]
         tree = tree_of(space)
-        ends = [bounds_of(part(tree, source)) for source in sources]
+        ends = [numeric_bounds(part(tree, source)) for source in sources]
         low, high = (self._joined([end[side][None] for end in ends])[0] for side in (0, 1))
         return space_of(self._written(tree, sources, box(low, high)))
 

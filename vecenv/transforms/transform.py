@@ -21,7 +21,7 @@ from gymnasium import spaces
 from vecenv import nest
 from vecenv.backends.memory.arena import space_tree
 from vecenv.nest import space_of, tree_of
-from vecenv.transforms.arrays import WHOLE, Array, Path, bounds_of, box, described, part, replace_parts, row_of
+from vecenv.transforms.arrays import WHOLE, Array, Path, box, described, numeric_bounds, part, replace_parts, row_of
 
 Self = TypeVar("Self", bound="Transform")
 AnyFreezable = TypeVar("AnyFreezable", bound="Freezable")
@@ -153,7 +153,7 @@ class Transform:
 
     def transform_space(self, space: spaces.Space[Any]) -> spaces.Space[Any]:
         """Return the space of a transformed part. `apply` maps the bounds, so it must preserve or reverse order."""
-        low, high = bounds_of(space)
+        low, high = numeric_bounds(space)
         with np.errstate(all="ignore"):
             ends = self.apply(low[None])[0], self.apply(high[None])[0]
         return box(np.minimum(*ends), np.maximum(*ends))

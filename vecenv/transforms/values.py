@@ -10,7 +10,7 @@ from gymnasium import spaces
 
 from vecenv import nest
 from vecenv.nest import namespace, space_of, tree_of
-from vecenv.transforms.arrays import Array, Constants, bounds_of, cast, cast_box, dtype_name, is_float
+from vecenv.transforms.arrays import Array, Constants, cast, cast_box, dtype_name, is_float, numeric_bounds
 from vecenv.transforms.transform import Keys, Rows, Transform
 
 
@@ -62,7 +62,7 @@ class DTypeCast(Transform):
         return cast_box(space, self.dtype_out, inside=True) if self._casts(space) else space
 
     def transform_space(self, space: spaces.Space[Any]) -> spaces.Space[Any]:
-        return cast_box(space, self.dtype_out) if bounds_of(space)[0].dtype.name == self.dtype_in else space
+        return cast_box(space, self.dtype_out) if numeric_bounds(space)[0].dtype.name == self.dtype_in else space
 
     def inv(self, action: Any) -> Any:
         return action if self._is_cast is None else nest.merge(self._cast_back, [self._is_cast, action])

@@ -17,12 +17,12 @@ from vecenv.transforms.arrays import (
     WHOLE,
     Array,
     Path,
-    bounds_of,
     cast,
     dtype_name,
     in_any_mode,
     is_float,
     like,
+    numeric_bounds,
     part,
     replace_parts,
 )
@@ -89,7 +89,7 @@ class VecNorm(Freezable):
         return dtype != "bool"
 
     def transform_space(self, space: spaces.Space[Any]) -> spaces.Space[Any]:
-        low, _ = bounds_of(space)
+        low, _ = numeric_bounds(space)
         dtype = low.dtype if low.dtype.kind == "f" else np.dtype(np.float32)
         return spaces.Box(-np.inf, np.inf, low.shape, dtype.type)
 
@@ -113,7 +113,9 @@ class VecNorm(Freezable):
 
     def _new_state(self, space: spaces.Space[Any]) -> dict[str, np.ndarray]:
         tree = tree_of(space)
-        shapes = {_entry_name(source): bounds_of(part(tree, source))[0].shape for source, _ in self.find_places(space)}
+        shapes = {
+            _entry_name(source): numeric_bounds(part(tree, source))[0].shape for source, _ in self.find_places(space)
+        }
         if self.norms_reward:
             shapes[REWARD] = ()
         first = [

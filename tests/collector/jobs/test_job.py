@@ -18,7 +18,7 @@ import pytest
 
 from collector import Dataset, DatasetError, episode_seed
 from collector.basics.interruptor import Stopping
-from collector.jobs.builders import make_policy
+from collector.jobs.builders import make_job_policy
 from collector.jobs.job import JobError
 from collector.jobs.job_progress import Metrics
 from collector.jobs.job_runner import resume_job, run_job
@@ -119,7 +119,7 @@ class TestWhatAJobWrites:
         monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
         before = torch.get_rng_state()
         with DummyVectorEnv(["CartPole-v1"]) as venv:
-            first, again = (make_policy(job(policy="mlp", seed=3), venv, "cpu") for _ in range(2))
+            first, again = (make_job_policy(job(policy="mlp", seed=3), venv, "cpu") for _ in range(2))
         assert torch.equal(first.net[0].weight, again.net[0].weight)
         assert torch.equal(torch.get_rng_state(), before)
 

@@ -53,7 +53,7 @@ class TestReplay:
         """A job ran without a GPU, and is verified on a machine with a GPU."""
         pytest.importorskip("torch")
         run_job(job(policy="mlp", device="cpu", episodes=3), tmp_path)
-        monkeypatch.setattr("collector.jobs.replay.resolve_device", lambda job: "cuda")
+        monkeypatch.setattr("collector.jobs.replay.device_of_policy", lambda job: "cuda")
         assert not any(replay_episodes(tmp_path, 3).values())
 
     @FULL

@@ -11,7 +11,7 @@ import pytest
 from tests.support.local_ray import FAR
 from vecenv import DummyVectorEnv, EnvCreator, RayVectorEnv, SharedState
 from vecenv.backends.memory import state_copies
-from vecenv.backends.memory.state_copies import StateCopies, StateMerger, merge
+from vecenv.backends.memory.state_copies import StateCopies, StateMerger, merge_updates
 from vecenv.norm_obs import RunningMeanStd
 from vecenv.transforms import TransformedEnv, VecNorm
 
@@ -54,7 +54,7 @@ def test_numbers_are_added_and_flags_taken_over() -> None:
     now = {"steps": np.array([5, 5]), "seen": np.array([True, False, False])}
     before = {"steps": np.array([2, 2]), "seen": np.array([False, False, False])}
     after = {"steps": np.array([3, 2]), "seen": np.array([False, False, True])}
-    merged = merge(now, before, after)
+    merged = merge_updates(now, before, after)
     assert merged["steps"].tolist() == [6, 5]
     assert merged["seen"].tolist() == [True, False, True]
 

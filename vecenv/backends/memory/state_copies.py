@@ -38,7 +38,7 @@ class StateCopies:
         for k, arrays in enumerate(news):
             if arrays is not None:
                 with self._states[k].update() as own:
-                    merged = merge(arrays, self._before[k], own)
+                    merged = merge_updates(arrays, self._before[k], own)
                     for name in own:
                         own[name][...] = merged[name]
                 self._before[k] = arrays
@@ -85,19 +85,21 @@ class StateMerger:
         for state, change in zip(self._states, changes, strict=True):
             if change is not None:
                 with state.update() as arrays:
-                    merged = merge(arrays, *change)
+                    merged = merge_updates(arrays, *change)
                     for name in arrays:
                         arrays[name][...] = merged[name]
 
 
-def merge(now: Mapping[str, np.ndarray], before: Mapping[str, np.ndarray], after: Mapping[str, np.ndarray]) -> Arrays:
+def merge_updates(
+    now: Mapping[str, np.ndarray], before: Mapping[str, np.ndarray], after: Mapping[str, np.ndarray]
+) -> Arrays:
     """Return the arrays `now` with the changes from `before` to `after`.
 
     Arrays "<name>_mean", "<name>_var" and "<name>_count" are statistics of rows, and are merged exactly. Changes of
     other numbers are added. Changed elements of other arrays are copied.
 
     >>> now, before = {"steps": np.array(5)}, {"steps": np.array(2)}
-    >>> merge(now, before, {"steps": np.array(6)})
+    >>> merge_updates(now, before, {"steps": np.array(6)})
     {'steps': array(9)}
     """
     merged: Arrays = {}

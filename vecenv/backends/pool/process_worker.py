@@ -128,7 +128,7 @@ class ProcessWorker(WorkerHandle):
         return stack_of_process(self.stacks, self.pid)
 
     def cause(self) -> str:
-        return cause_of(self.process.exitcode)
+        return exit_in_words(self.process.exitcode)
 
 
 class ProcessPool(WorkerPool):
@@ -177,7 +177,7 @@ def enlarge_buffers(*ends: socket.socket) -> None:
                 end.setsockopt(socket.SOL_SOCKET, option, SOCKET_BUFFER)
 
 
-def cause_of(exitcode: int | None) -> str:
+def exit_in_words(exitcode: int | None) -> str:
     if exitcode is None:
         return "ended (its exit status was collected outside of vecenv)"
     if exitcode == 255:

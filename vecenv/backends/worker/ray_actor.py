@@ -123,7 +123,7 @@ class EnvActor:
         On other nodes, `step_timeout` and `hang` are passed to `HangGuard`. `common` are the bytes of all env_fns, if
         not in `blob`.
         """
-        sock = connect(address, index)
+        sock = connect_to_driver(address, index)
         if sock is not None:
             with contextlib.suppress(EOFError, ConnectionError):  # the driver has ended
                 _live_beside_driver(blob, sock, common)
@@ -202,7 +202,7 @@ class HangGuard:
                 os._exit(1)
 
 
-def connect(address: Address, index: int) -> socket.socket | None:
+def connect_to_driver(address: Address, index: int) -> socket.socket | None:
     """Return a socket to the driver, or `None` if the driver is on another node or out of reach."""
     if address.node != ray_cluster.own_node()[0] or not address.socket:
         return None
