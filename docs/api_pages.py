@@ -432,8 +432,7 @@ def document(module: str, name: str) -> Iterator[str]:
         docs = {key: doc for key, doc in fields(obj).items() if doc and not key.startswith("_")}
         bases = [base for base in obj.__mro__[1:] if base.__name__ in blocks()]
         known = (
-            {key for base in bases for key in (*fields(base), *dir(base))}
-            | {each.name for each in arguments_of(signature)}
+            {key for base in bases for key in (*fields(base), *dir(base))} | {each.name for each in every_argument(obj)}
             if signature
             else set()
         )

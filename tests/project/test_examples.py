@@ -323,4 +323,5 @@ def test_links_between_pages_lead_somewhere():
     for page in PAGES:
         text = (ROOT / page).read_text(encoding="utf-8")
         targets = [target for target in re.findall(r"\]\(([^)#]+)", text) if "://" not in target]
+        targets += [f"{card}.md" for card in re.findall(r"^:link: ([^:]+)\n:link-type: doc$", text, re.M)]
         assert [target for target in targets if not (ROOT / page).parent.joinpath(target).exists()] == [], page

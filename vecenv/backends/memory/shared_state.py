@@ -315,7 +315,7 @@ class SharedState:
         return SharedState(self.read())
 
     @classmethod
-    def attach(
+    def _attach(
         cls, token: str, form: Form, descriptor: Descriptor | None, arrays: Mapping[str, np.ndarray]
     ) -> SharedState:
         """Return the state that arrived with the arguments of this process.
@@ -340,7 +340,7 @@ class SharedState:
             states[self._token] = self
             return _find, (self._token,)
         if may_travel():
-            return SharedState.attach, (self._token, self.form, Descriptor(self._lock.fd), self.read())
+            return SharedState._attach, (self._token, self.form, Descriptor(self._lock.fd), self.read())
         raise TypeError(
             f"{self!r} lies in memory without a name, which only processes that are being started from this one can be "
             "given: pass it in the env_fns of a vector env or the args of multiprocessing.Process, or use "
