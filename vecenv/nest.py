@@ -10,6 +10,8 @@ import numpy as np
 from gymnasium import spaces
 
 Tree = Any
+__all__ = ["as_array", "items", "leaves", "map", "merge", "namespace", "object_array", "put", "space_of", "stack"]
+__all__ += ["take", "tensor_on_host", "tree_of"]
 
 
 def map(function: Callable[[Any], Any], tree: Tree) -> Tree:

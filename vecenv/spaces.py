@@ -13,6 +13,8 @@ from gymnasium import spaces
 from vecenv import nest
 from vecenv.nest import tree_of
 
+__all__ = ["bounds_of", "is_in", "project", "rand", "separate_generators"]
+
 
 def is_in(space: spaces.Space[Any], value: Any) -> bool:
     """Return True if `value` is an element of the space, or a batch `(..., *space.shape)` of elements.
