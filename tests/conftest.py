@@ -142,6 +142,7 @@ def cuda_has_started() -> None:
 @pytest.fixture(scope="session")
 def ray_address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """Start the local Ray that all processes of the test run share, and return its address."""
+    pytest.importorskip("ray")  # it has no wheel for free-threaded Python
     base = tmp_path_factory.getbasetemp()
     address, users = local_ray_of_the_run.start((base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "ray")
     yield address
