@@ -240,10 +240,13 @@ class StoreWriter(Closable):
         adopted = []
         with self._changing(), self.opened.inside(part) as other, self.opened.inside(SHARDS, make=True) as ours:
             for line, _ in read_lines(other):
-                if isinstance(line, LayoutLine) and self.manifest.layout is None:
-                    self.manifest.append([line])
-                elif isinstance(line, LayoutLine) and EpisodeLayout.of(line) != self.manifest.layout:
-                    raise DatasetError(f"{other.path} has episodes of another layout than {self.folder}: {line}")
+                if isinstance(line, LayoutLine):
+                    layout = EpisodeLayout.of(line)
+                    if self._layout not in (None, layout):
+                        raise DatasetError(f"{other.path} has episodes of another layout than {self.folder}: {line}")
+                    if self.manifest.layout is None:
+                        self.manifest.append([line])
+                    self._layout = layout
                 elif isinstance(line, ShardLine) and other.kind(line.shard):
                     if twice := self._used_numbers.intersection(line.episodes):
                         raise DatasetError(f"{other.path} has episodes {sorted(twice)[:5]}, which are here already")

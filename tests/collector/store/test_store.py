@@ -455,3 +455,26 @@ class TestWriting:
         assert data.verify() == []
         for number, found in enumerate(data):
             assert_same(found, episode(number))
+
+    def test_adopted_episodes_alone_fix_the_layout_and_end_a_data_set(self, tmp_path: Path) -> None:
+        with StoreWriter(tmp_path, head()) as driver:
+            with StoreWriter(tmp_path / "shards/w001", head()) as part:
+                part.add(episode(0))
+                part.commit()
+            driver.adopt("shards/w001")
+            with pytest.raises(DatasetError, match="these episodes have the arrays"):
+                driver.add(tree_episode(1))
+            driver.end(episodes=1)
+        assert (Dataset(tmp_path).end, Dataset(tmp_path).numbers.tolist()) == (1, [0])
+
+    def test_waiting_episodes_fix_the_layout_of_adopted_ones(self, tmp_path: Path) -> None:
+        with StoreWriter(tmp_path, make_head()) as driver:
+            driver.add(episode(0))
+            with StoreWriter(tmp_path / "shards/w001", make_head()) as part:
+                part.add(tree_episode(1))
+                part.commit()
+            with pytest.raises(DatasetError, match="another layout"):
+                driver.adopt("shards/w001")
+            driver.end()
+        assert Dataset(tmp_path).verify() == []
+        assert Dataset(tmp_path).numbers.tolist() == [0]
