@@ -1,4 +1,4 @@
-"""Transforms of observations, rewards and actions. docs/guides/transforms.md explains how to choose a place."""
+"""Transforms of observations, rewards and actions. docs/guides/transforms.md says when to use which."""
 
 from vecenv.transforms.compose import Compose as Compose
 from vecenv.transforms.images import CenterCrop as CenterCrop

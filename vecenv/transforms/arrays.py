@@ -1,6 +1,7 @@
-"""Functions for transforms, for numpy and torch: parts of an observation by path, bounds of spaces, casts.
+"""Functions that transforms use on numpy arrays and torch tensors, without importing torch.
 
-torch is not imported.
+An observation is a tree of dicts, tuples and arrays (its *leaves*). A *path* is the tuple of keys and indices of a
+*part* of this tree. The first dimension of arrays is the batch.
 """
 
 from __future__ import annotations
@@ -20,10 +21,10 @@ from vecenv.nest import as_array, namespace
 
 Array = Any
 Path = tuple[Any, ...]
-"""Keys to a part of an observation; () for the whole."""
+"""Keys and indices of a part of an observation; () for the whole."""
 
 WHOLE = "observation"
-"""Key of an observation that is not a dict, if parts are added to it."""
+"""Key that an observation gets if it is not a dict and a transform adds a part."""
 
 
 def numeric_bounds(space: Any) -> tuple[np.ndarray, np.ndarray]:
@@ -35,8 +36,8 @@ def numeric_bounds(space: Any) -> tuple[np.ndarray, np.ndarray]:
 def cast_box(space: Any, dtype: str, inside: bool = False) -> spaces.Box:
     """Return the Box of the space's values after a cast to `dtype`.
 
-    A bound that overflows an integer dtype becomes the dtype's limit. With `inside`, each element is in the space when
-    it is cast back. ValueError if there is no element.
+    A bound that overflows an integer dtype becomes the dtype's limit. With `inside`, the Box contains only numbers that
+    are in `space` when they are cast back. Raises ValueError if there are no such numbers.
     """
     ends, kind = numeric_bounds(space), np.dtype(dtype).kind
     exact = [end.astype(np.longdouble) for end in ends]
@@ -61,7 +62,7 @@ def cast_box(space: Any, dtype: str, inside: bool = False) -> spaces.Box:
 
 
 def box(low: np.ndarray, high: np.ndarray) -> spaces.Box:
-    """Return the Box with these bounds. NaN (such as inf - inf) means no bound."""
+    """Return the Box with these bounds. NaN, for example from inf - inf, means no bound."""
     if low.dtype.kind == "f":
         low, high = np.where(np.isnan(low), -np.inf, low), np.where(np.isnan(high), np.inf, high)
     return spaces.Box(low, high, low.shape, low.dtype.type)
@@ -89,7 +90,7 @@ def with_part(tree: Any, path: Path, value: Any) -> Any:
     key, *rest = path
     if isinstance(tree, tuple) and isinstance(key, int):
         if key >= len(tree):
-            raise ValueError(f"cannot write part {key} of a tuple with {len(tree)} parts")
+            raise ValueError(f"cannot write part {key} of a tuple with {len(tree)} parts: use an existing index")
         return (*tree[:key], with_part(tree[key], tuple(rest), value), *tree[key + 1 :])
     children = dict(tree if isinstance(tree, dict) else {WHOLE: tree})
     children[key] = with_part(children.get(key, {}), tuple(rest), value)
@@ -97,13 +98,13 @@ def with_part(tree: Any, path: Path, value: Any) -> Any:
 
 
 REMOVED: Any = object()
-"""Placeholder that keeps places in a tuple valid until all parts are written."""
+"""Placeholder for a removed part, so that the indices of a tuple stay valid until all parts are written."""
 
 
 def replace_parts(tree: Any, removed: Sequence[Path], written: Iterable[tuple[Path, Any]]) -> Any:
-    """Return a copy of the tree without removed and with written parts. Other parts are shared.
+    """Return a copy of the tree without the parts `removed`, and with the parts `written`. Arrays are not copied.
 
-    A tuple that gets a named part becomes a dict, with its old parts as the tuple "observation".
+    A tuple that gets a part with a name becomes a dict, with its other parts as the tuple "observation".
     """
     for path in removed:
         tree = with_part(tree, path, REMOVED)
@@ -127,9 +128,10 @@ def _without_removed(tree: Any) -> Any:
 
 
 def action_rows(action: Any, layout: Any, one: bool = False) -> Any:
-    """Return actions as a tree of arrays (k, *shape) in the form of `layout`, without a cast.
+    """Return actions as arrays (batch, *shape) in the dicts and tuples of `layout`, without a cast.
 
-    `one`: `action` belongs to a single env. ValueError for another form or shape, but () and (1,) are interchangeable.
+    `one`: `action` is for a single env. Raises ValueError for other keys or shapes, but () and (1,) are
+    interchangeable.
     """
     if isinstance(layout, (dict, tuple)):
         keys = list(layout) if isinstance(layout, dict) else range(len(layout))
@@ -138,7 +140,7 @@ def action_rows(action: Any, layout: Any, one: bool = False) -> Any:
         else:
             fits = isinstance(action, (tuple, list)) and len(action) == len(layout)
         if not fits:
-            raise ValueError(f"the action {action!r} does not have the parts {list(keys)} of its action space")
+            raise ValueError(f"the action {action!r} does not have the keys {list(keys)} of its action space")
         parts = [action_rows(action[key], layout[key], one) for key in keys]
         return dict(zip(keys, parts, strict=True)) if isinstance(layout, dict) else tuple(parts)
     rows = action if hasattr(action, "detach") else np.asarray(action)
@@ -155,7 +157,7 @@ def described(tree: Any) -> str:
     if isinstance(tree, (dict, tuple)):
         return "with the parts " + ", ".join(str(path[0] if len(path) == 1 else path) for path, _ in nest.items(tree))
     row = row_of(tree)
-    return "that is no array" if row is None else f"of shape {row[0]} and dtype {row[1]}"
+    return "that is not an array" if row is None else f"of shape {row[0]} and dtype {row[1]}"
 
 
 def dtype_name(array: Array) -> str:
@@ -197,19 +199,19 @@ def like(values: Array, array: Array) -> Array:
 
 
 def full(shape: Sequence[int], array: Array, value: float, dtype: str | None = None) -> Array:
-    """Return a filled array, by default in the type, device and dtype of `array`."""
+    """Return an array filled with `value`, of the library, device and (by default) dtype of `array`."""
     if isinstance(array, np.ndarray):
         return np.full(shape, value, dtype or array.dtype)
     return array.new_full(tuple(shape), value, dtype=getattr(namespace(array), dtype) if dtype else None)
 
 
 def in_any_mode(array: Array) -> Any:
-    """Return a context in which new tensors work in and outside of torch's inference mode."""
+    """Return a context in which new tensors also work outside of torch's inference mode."""
     return nullcontext() if isinstance(array, np.ndarray) else namespace(array).inference_mode(False)
 
 
 class Constants:
-    """numpy array with cached copies by dtype and device."""
+    """Array of constants, with a cached copy per dtype and device."""
 
     def __init__(self, values: np.ndarray) -> None:
         self.values = values
@@ -227,20 +229,20 @@ class Constants:
 
 
 class EnvRows:
-    """Rows of `n` envs, on the device of the stored rows. Zeros at first."""
+    """Store of one array (a row) for each of `n` envs. The first `put` sets the rows of the other envs to zeros."""
 
     def __init__(self, n: int) -> None:
         self._n = n
         self._rows: Array = None
 
     def take(self, ids: np.ndarray, among: Array = None) -> Array:
-        """Return a copy of the rows, on the device of `among`. `None` before the first `put`."""
+        """Return a copy of the rows of `ids`, on the device of the array `among`. None before the first `put`."""
         if self._rows is not None and among is not None:
             self._rows = like(self._rows, among)
         return None if self._rows is None else self._rows[like(ids, self._rows)]
 
     def put(self, ids: np.ndarray, rows: Array) -> None:
-        """Store copies of these rows. If the shape has changed, other rows become zeros."""
+        """Store copies of `rows`. If the shape of a row has changed, the rows of other envs become zeros."""
         shape = (self._n, *rows.shape[1:])
         is_new = self._rows is None or tuple(self._rows.shape) != shape
         self._rows = full(shape, rows, 0) if is_new else like(self._rows, rows)

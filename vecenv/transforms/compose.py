@@ -15,9 +15,10 @@ Self = TypeVar("Self", bound="HasTransforms")
 
 
 class Compose(Transform):
-    """Chain of transforms, in the order for observations. Actions pass through it backwards.
+    """Chain of transforms. Observations pass the first transform first, and actions the last.
 
-    Indexing returns a transform, and a slice a Compose of clones. A nested Compose is flattened.
+    Functions of a batch of observations count as transforms. Lists and other Composes are flattened. `chain[i]` is a
+    transform, and `chain[i:j]` is a Compose of copies.
 
     >>> from vecenv.transforms.shapes import UnsqueezeTransform
     >>> chain = Compose(UnsqueezeTransform(0), lambda obs: obs + 1)
@@ -120,17 +121,17 @@ class HasTransforms:
 
     @abstractmethod
     def rebuild(self, transforms: list[Transform]) -> list[tuple[Any, Any]]:
-        """Set the spaces for these transforms. Return the spaces below each transform. An error changes nothing."""
+        """Set the spaces for these transforms. Return the two spaces below each transform. An error changes nothing."""
 
     def append_transform(self: Self, transform: Any) -> Self:
         """Add a transform, a Compose, a list, or a function of observations as the outermost transform."""
         return self.insert_transform(len(self.transform), transform)
 
     def insert_transform(self: Self, index: int, transform: Any) -> Self:
-        """Insert a transform before index `index`. Later transforms lose the state of their episodes.
+        """Insert a transform before `index`. Later transforms lose the state of their episodes.
 
-        IndexError for an index out of range. RuntimeError if the transform belongs to an env: pass a clone. ValueError
-        if it does not fit.
+        Raises IndexError if `index` is out of range, RuntimeError if the transform belongs to an env (pass a clone),
+        TypeError if it is not a transform for this kind of env, and ValueError if the spaces do not fit.
         """
         n = len(self.transform)
         if not -n <= index <= n:
@@ -150,20 +151,20 @@ class HasTransforms:
         return self
 
     def env_before(self, transform: Transform) -> Any:
-        """Return the base env with clones of all transforms before `transform`."""
+        """Return an env of the same base env with clones of all transforms before `transform`."""
         index = next(i for i, each in enumerate(self.transform) if each is transform)
         return self.with_transforms(self.transform[:index])
 
     def with_transforms(self: Self, transforms: Any) -> Self:
-        """Return the same base env with other transforms."""
+        """Return an env of the same base env with these transforms."""
         return type(self)(self.base_env, transforms)  # type: ignore[call-arg]
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state of the transforms."""
+        """Return the learnt statistics of the transforms."""
         return self.transform.state_dict()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Load the `state_dict` of an equal chain. ValueError for another chain."""
+        """Load the `state_dict` of an equal chain of transforms. Raises ValueError for a different chain."""
         self.transform.load_state_dict(state)
 
 

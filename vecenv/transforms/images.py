@@ -1,7 +1,8 @@
 """Transforms of images: ToTensorImage, GrayScale, CenterCrop, Resize.
 
-Images are (H, W, C), (C, H, W) or (H, W). The smallest dimension, which must be the first or last, has the channels,
-unless you pass `channels="first"` or `channels="last"`. OpenCV is used if it is faster with the same result.
+Images are (H, W), (H, W, C) or (C, H, W). `channels="first"` or `channels="last"` says which dimension has the
+channels. By default, it is the smallest dimension, which must be the first or last. ToTensorImage only takes (H, W, C)
+and (H, W).
 """
 
 from __future__ import annotations
@@ -21,14 +22,18 @@ from vecenv.transforms.transform import Keys, Place, Transform
 WEIGHTS = {"601": (0.299, 0.587, 0.114), "709": (0.2125, 0.7154, 0.0721)}
 """Weights of red, green and blue by ITU-R 601 and 709."""
 SHIFT = 15
-"""Gray values of integers are sums in units of 2**-15, as in OpenCV: exact in every batch."""
+"""Gray values of integers are sums in units of 2**-15, as in OpenCV, so that both give the same bits."""
 HALF = 1 << SHIFT - 1
 UNITS = {"601": (9798, 19235, 3735), "709": (6963, 23442, 2363)}
 LARGE = ("int32", "uint32", "int64", "uint64")
 
 
 class ImageTransform(Transform):
-    """Base class of image transforms. The default part is `pixels`, or else every part with 2 or 3 dimensions."""
+    """Base class of image transforms.
+
+    `channels`: see the top of this file. `in_keys`, `out_keys`: see `Transform`. The default is the key "pixels", or
+    every array with 2 or 3 dimensions if there is no such key.
+    """
 
     def __init__(self, channels: str | None = None, in_keys: Keys = None, out_keys: Keys = None) -> None:
         if channels not in (None, "first", "last"):
@@ -46,11 +51,13 @@ class ImageTransform(Transform):
         return super().find_places(tree)
 
     def channel_axis(self, shape: Sequence[int]) -> int | None:
-        """Return the channel axis of images (k, ...), `None` for (k, H, W). ValueError if unclear."""
+        """Return the channel axis of a batch of images, or None for (batch, H, W). Raises ValueError if unclear."""
         if len(shape) == 3:
             return None
         if len(shape) != 4:
-            raise ValueError(f"{self} takes images (H, W), (H, W, C) or (C, H, W), got the shape {tuple(shape[1:])}")
+            raise ValueError(
+                f"{self} takes images with 2 or 3 dimensions, got the shape {tuple(shape[1:])}: name images in in_keys"
+            )
         _, first, middle, last = shape
         if self.channels is not None:
             return 1 if self.channels == "first" else 3
@@ -68,12 +75,12 @@ class ToTensorImage(ImageTransform):
     """Convert images (H, W, C) to torch's layout (C, H, W), and integers to float32 / 255 (as torchrl's ToTensorImage).
 
     Arguments:
-        from_int: whether to divide by 255. None: only integers.
-        unsqueeze: add a dimension of size 1 in front.
-        dtype: name of the float dtype.
+        from_int: divide by 255. None: divide all dtypes except floats.
+        unsqueeze: add a dimension of size 1 in front of each image.
+        dtype: dtype of divided images.
         shape_tolerant: keep the order of dimensions if the last dimension is not 3.
-        keep_uint8: only move dimensions, so that another ToTensorImage can divide on the device.
-        in_keys, out_keys: see `Transform`.
+        keep_uint8: never divide, so that images stay small until a later transform divides.
+        in_keys, out_keys: see `ImageTransform`.
 
     Images (H, W) become (1, H, W).
 
@@ -118,12 +125,13 @@ class GrayScale(ImageTransform):
     """Convert images with three channels to gray (as torchrl's GrayScale).
 
     Arguments:
-        weights: of red, green and blue. "601": 0.299, 0.587, 0.114, as OpenCV and torchvision. "709": 0.2125, 0.7154,
-            0.0721, as gymnasium.
+        weights: factors of red, green and blue. "601": 0.299, 0.587, 0.114, as OpenCV and torchvision. "709": 0.2125,
+            0.7154, 0.0721, as gymnasium.
         keep_dim: keep a channel dimension of size 1.
-        channels, in_keys, out_keys: see this module and `Transform`.
+        channels, in_keys, out_keys: see `ImageTransform`.
 
-    Integers are rounded to the nearest, but uint8 with "709" down, with the same bits as gymnasium.
+    Gray values of integers are rounded to the nearest integer. uint8 values with "709" are rounded down, as in
+    gymnasium. Raises ValueError for images without three channels.
 
     >>> GrayScale()(np.full((1, 4, 5, 3), 100, np.uint8)).shape
     (1, 4, 5, 1)
@@ -162,7 +170,7 @@ class GrayScale(ImageTransform):
         if dtype in ("float32", "float64"):
             r, g, b = WEIGHTS[self.weights]
             return red * r + green * g + blue * b
-        if is_float(red):  # numpy rounds the weights to a float16, torch does not
+        if is_float(red):  # as float32, because numpy would round the weights to float16, and torch would not
             return cast(self._weighted(*(cast(channel, "float32") for channel in channels)), dtype)
         if dtype == "uint8" and self.weights == "709":  # same bits as gymnasium
             return cast(self._weighted(*(cast(channel, "float64") for channel in channels)), dtype)
@@ -173,7 +181,7 @@ class GrayScale(ImageTransform):
             return cast((r + g + b + HALF) >> SHIFT, dtype)
         wide = "uint64" if dtype == "uint64" and isinstance(red, np.ndarray) else "int64"
         pairs = [(cast(channel, wide), unit) for channel, unit in zip(channels, UNITS[self.weights], strict=True)]
-        # Split into high and low bits, because the sum of whole numbers would overflow.
+        # Split each number into high and low bits, because its product with the weight would overflow.
         upper, lower = (
             sum(part * unit for part, unit in each)
             for each in (
@@ -188,10 +196,11 @@ class CenterCrop(ImageTransform):
     """Crop images to their middle (as torchrl's CenterCrop).
 
     Arguments:
-        height, width: size of the result. `width` defaults to `height`, which torchrl names `w`.
-        channels, in_keys, out_keys: see this module and `Transform`.
+        height, width: size of the result. `width` defaults to `height`. torchrl names the height `w`.
+        channels, in_keys, out_keys: see `ImageTransform`.
 
-    Half of an odd rest is rounded to even, as in torchvision. ValueError if an image is smaller than the crop.
+    If an odd number of pixels is cut off, half of it is rounded to an even number, as in torchvision. Raises ValueError
+    if either side of an image is shorter than the result's.
 
     >>> CenterCrop(2, 3)(np.zeros((1, 4, 5), np.uint8)).shape
     (1, 2, 3)
@@ -213,7 +222,7 @@ class CenterCrop(ImageTransform):
         height, width = array.shape[2:] if is_first else array.shape[1:3]
         if height < self.height or width < self.width:
             raise ValueError(
-                f"{self} got an image of {height} x {width}, which is smaller than {self.height} x {self.width}"
+                f"{self} got an image of {height} x {width}, expected at least {self.height} x {self.width}"
             )
         top, left = round((height - self.height) / 2), round((width - self.width) / 2)
         middle = slice(top, top + self.height), slice(left, left + self.width)
@@ -221,18 +230,18 @@ class CenterCrop(ImageTransform):
 
 
 class Resize(ImageTransform):
-    """Resize images (as torchrl's Resize), by two products with matrices of weights.
+    """Resize images (as torchrl's Resize).
 
     Arguments:
-        height, width: size of the result. `width` defaults to `height`, which torchrl names `w`.
-        interpolation: "area", the mean of the area that a new pixel covers (OpenCV's INTER_AREA, as in gymnasium and
-            SB3; if a side grows, an interpolation between two pixels), or "bilinear", with antialiasing if the image
-            shrinks (torchvision, torchrl's default).
-        channels, in_keys, out_keys: see this module and `Transform`.
+        height, width: size of the result. `width` defaults to `height`. torchrl names the height `w`.
+        interpolation: "area" is OpenCV's INTER_AREA, as in gymnasium and SB3: the mean of the area that a new pixel
+            covers, or an interpolation between two pixels if a side grows. "bilinear" is torchrl's default, with
+            antialiasing if the image shrinks.
+        channels, in_keys, out_keys: see `ImageTransform`.
 
-    If OpenCV is installed, it computes "area" of uint8 and float32 arrays, with the same bits as gymnasium. The
-    products differ from OpenCV by at most 1 in integers, and by rounding in float32. Results stay within the image's
-    range.
+    If OpenCV is installed, it computes "area" of uint8 and float32 arrays (not with over 4 channels in the last
+    dimension), with the same bits as gymnasium. Otherwise, the image is multiplied by two matrices of weights, and may
+    differ by 1 in integers, and by rounding in floats. Results stay within the range of the image.
 
     >>> Resize(2)(np.arange(16.0).reshape(1, 4, 4))
     array([[[ 2.5,  4.5],
@@ -300,14 +309,14 @@ class Resize(ImageTransform):
         sides = (0, 1) if axis in (None, 3) else (1, 2)
         if tuple(low.shape[side] for side in sides) == (self.height, self.width):
             return space
-        # Use one bound per channel: sums of bounds that differ from pixel to pixel would be rounded.
+        # Use one bound per channel, because weighted sums of the pixels' bounds would be rounded.
         ends = low.min(sides, keepdims=True), high.max(sides, keepdims=True)
         return super().transform_space(box(*(np.broadcast_to(end, low.shape) for end in ends)))
 
 
 @lru_cache(maxsize=64)
 def area_weights(size: int, target: int) -> Constants:
-    """Return (target, size): the share of each new pixel's area in each old pixel."""
+    """Return a (target, size) matrix: the share of each old pixel in the area of each new pixel."""
     scale = size / target
     begin = np.arange(target)[:, None] * scale
     pixel = np.arange(size)[None]
@@ -317,7 +326,7 @@ def area_weights(size: int, target: int) -> Constants:
 
 @lru_cache(maxsize=64)
 def bilinear_weights(size: int, target: int) -> Constants:
-    """Return (target, size): a triangle around each new pixel's middle, at least two old pixels wide."""
+    """Return a (target, size) matrix of weights, which fall linearly with the distance from the new pixel's center."""
     scale = size / target
     middle = (np.arange(target)[:, None] + 0.5) * scale
     distance = np.abs(np.arange(size)[None] + 0.5 - middle)
@@ -326,9 +335,9 @@ def bilinear_weights(size: int, target: int) -> Constants:
 
 @lru_cache(maxsize=64)
 def enlarging_weights(size: int, target: int) -> Constants:
-    """Return (target, size): OpenCV's weights of two old pixels for "area" if a side grows."""
+    """Return a (target, size) matrix: OpenCV's weights of two old pixels per new pixel, for "area" if a side grows."""
     at, growth = np.arange(target), target / size
-    first = np.floor(at * (1 / growth)).astype(int)  # rounds here and below as OpenCV does: the floors depend on it
+    first = np.floor(at * (1 / growth)).astype(int)  # written as in OpenCV, because rounding may change the floors
     second = ((at + 1) - (first + 1) * growth).astype(np.float32)
     second = np.where(second <= 0, 0, second - np.floor(second))
     weights = np.zeros((target, size))
@@ -338,7 +347,7 @@ def enlarging_weights(size: int, target: int) -> Constants:
 
 
 def _clip_to_range(resized: Array, images: Array, sides: tuple[int, int]) -> Array:
-    """Clip images to their old range, which rounded sums may exceed."""
+    """Clip `resized` to the range of `images`, which rounded sums may exceed."""
     xp = namespace(images)
     if isinstance(images, np.ndarray):
         least, most = images.min(sides, keepdims=True), images.max(sides, keepdims=True)
@@ -364,7 +373,7 @@ def opencv() -> Any:
 
 
 def map_images(images: np.ndarray, shape: Sequence[int], write: Callable[[Any, Any], Any]) -> np.ndarray:
-    """Return images that `write` has written one by one, because OpenCV starts threads for a batch."""
+    """Return images that `write(image, target)` computes one by one, because OpenCV would start threads for a batch."""
     out = np.empty(shape, images.dtype)
     for image, target in zip(np.ascontiguousarray(images), out, strict=True):
         write(image, target)

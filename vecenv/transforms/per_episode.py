@@ -31,7 +31,7 @@ from vecenv.transforms.transform import Freezable, Keys, Rows, Transform
 
 
 class PerEpisode(Transform):
-    """Base class of transforms that store rows per env along an episode, by name in `kept`."""
+    """Base class of transforms that store values of each env during an episode. `kept[name]` has an array per env."""
 
     has_state = True
 
@@ -43,7 +43,7 @@ class PerEpisode(Transform):
         self.kept = {}
 
     def rows_of(self, name: Any) -> EnvRows:
-        """Return the rows of this name, empty at first."""
+        """Return `kept[name]`, which is empty at first."""
         if name not in self.kept:
             self.kept[name] = EnvRows(self.num_envs)
         return self.kept[name]
@@ -60,10 +60,10 @@ class PerEpisode(Transform):
 
 
 class EpisodeSum(PerEpisode):
-    """Base class of transforms that sum a number along each episode.
+    """Base class of transforms that sum a number over the steps of each episode.
 
-    The sum becomes the entry `key` of the observation, with shape (1,), unless `key` is `None`. At `max_steps`, the
-    episode is truncated.
+    The sum becomes the entry `key` of the observation, with shape (1,), unless `key` is None. The episode is truncated
+    when the sum reaches `max_steps`.
     """
 
     def __init__(self, key: str | None, entry: spaces.Box | None = None, max_steps: int | None = None) -> None:
@@ -73,7 +73,7 @@ class EpisodeSum(PerEpisode):
         self.ends_episodes = max_steps is not None
 
     def addend(self, rows: Rows) -> Array:
-        """Return the number to add, by default 1 per step."""
+        """Return the number to add in a step, by default 1."""
         return 1
 
     def transform_observation_space(self, space: spaces.Space[Any]) -> spaces.Space[Any]:
@@ -109,7 +109,9 @@ class EpisodeSum(PerEpisode):
 
 
 class TimeLimit(EpisodeSum):
-    """Truncate an episode after `max_episode_steps` steps (as gymnasium's TimeLimit). See also TransformedVectorEnv.
+    """Truncate an episode after `max_episode_steps` steps (as gymnasium's TimeLimit).
+
+    In a TransformedVectorEnv, `step(action, autoreset=True)` then raises TypeError.
 
     >>> import gymnasium as gym
     >>> from vecenv.transforms.transformed_env import TransformedEnv
@@ -150,7 +152,7 @@ class RewardSum(EpisodeSum):
     """Add the sum of rewards since the reset to the observation: float32 (1,) (as torchrl's RewardSum).
 
     `out_keys` has one key, by default "episode_reward". For observations that are not a dict, see `StepCounter`.
-    ValueError for vector rewards.
+    Raises ValueError for vector rewards.
 
     >>> import gymnasium as gym
     >>> from vecenv.transforms.transformed_env import TransformedEnv
@@ -174,14 +176,14 @@ class RewardSum(EpisodeSum):
 
 
 class NormalizeReward(PerEpisode, Freezable):
-    """Divide rewards by the running deviation of the discounted return (as SB3's VecNormalize).
+    """Divide rewards by the running standard deviation of the discounted returns (as SB3's VecNormalize).
 
-    The return of an env is `gamma * return + reward`, from the reset to the end of the episode. A batch is first added
-    to the statistics. Then `reward / sqrt(var + epsilon)` is clipped to `clip`, unless `clip` is `None`. Without a
-    subtraction (unlike `VecNorm`), the optimal policy stays the same.
+    Each step sets an env's return to `gamma * return + reward`. It begins with 0 in each episode. The returns of a
+    batch first update the statistics. Then `reward / sqrt(var + epsilon)` is clipped to [-clip, clip], unless `clip` is
+    None. No mean is subtracted (`VecNorm` does this), so the optimal policy stays the same.
 
-    In workers, each env has separate statistics. `freeze` stops the updates. For a test env use `frozen_copy()`.
-    ValueError for vector rewards.
+    In a `TransformedEnv`, each env has separate statistics. `freeze` stops the updates. For a test env use
+    `frozen_copy()`. Raises ValueError for vector rewards.
 
     >>> import gymnasium as gym
     >>> from vecenv import DummyVectorEnv
@@ -220,7 +222,7 @@ class NormalizeReward(PerEpisode, Freezable):
         rows.reward = scaled if self.clip is None else scaled.clip(-self.clip, self.clip)
 
     def repeat(self, rows: Rows) -> None:
-        pass  # keep the rewards
+        pass  # the rewards of failed envs stay unchanged
 
     def state_dict(self) -> dict[str, Any]:
         """Return copies of the statistics."""
@@ -237,11 +239,11 @@ class CatFrames(PerEpisode):
 
     Arguments:
         N: number of observations.
-        dim: dimension to join along, without the batch: -3 for the channels of (C, H, W). `UnsqueezeTransform` adds
-            one.
+        dim: dimension of an observation to join along, for example -3 for the channels of (C, H, W).
+            `UnsqueezeTransform` adds a dimension.
         in_keys, out_keys: see `Transform`.
-        padding: values before the first observation: "same" repeats it (gymnasium's "reset"), "constant" uses
-            `padding_value`. ValueError if the dtype cannot hold it.
+        padding: values before the first observation: "same" repeats this observation (gymnasium's "reset"), "constant"
+            uses `padding_value`. Raises ValueError if the dtype of the observation cannot hold `padding_value`.
 
     >>> import gymnasium as gym
     >>> from vecenv.transforms.transformed_env import TransformedEnv
@@ -281,7 +283,7 @@ class CatFrames(PerEpisode):
         for source, target in self.places(rows.obs):
             kept, frame = self.rows_of((source, target)), part(rows.obs, source)
             older = kept.take(rows.ids, frame)
-            stack = self._first(frame) if older is None else stacked(frame, older)  # None: no env was reset yet
+            stack = self._first(frame) if older is None else stacked(frame, older)  # None if no env was reset yet
             kept.put(rows.ids, stack)
             written.append((target, stack))
         rows.obs = replace_parts(rows.obs, (), written)

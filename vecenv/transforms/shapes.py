@@ -1,4 +1,7 @@
-"""Transforms of shapes and keys: UnsqueezeTransform, SqueezeTransform, Flatten, CatTensors, RenameTransform."""
+"""Transforms of shapes and keys: UnsqueezeTransform, SqueezeTransform, Flatten, CatTensors, RenameTransform.
+
+A *part* is an array in a Dict or Tuple observation. Dimensions do not count the batch dimension.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,7 @@ from vecenv.transforms.transform import Keys, Place, Transform
 class UnsqueezeTransform(Transform):
     """Add a dimension of size 1 (as torchrl's UnsqueezeTransform).
 
-    `dim` is its place, without the batch. Negative numbers count from the end.
+    `dim` is the index of the new dimension. Negative numbers count from the end.
 
     >>> UnsqueezeTransform(-1)(np.zeros((2, 3))).shape
     (2, 3, 1)
@@ -35,7 +38,7 @@ class UnsqueezeTransform(Transform):
 
 
 class SqueezeTransform(UnsqueezeTransform):
-    """Remove a dimension of size 1 (as torchrl's SqueezeTransform). ValueError for another size.
+    """Remove a dimension of size 1 (as torchrl's SqueezeTransform). Raises ValueError for a different size.
 
     >>> SqueezeTransform(0)(np.zeros((2, 1, 3))).shape
     (2, 3)
@@ -44,21 +47,19 @@ class SqueezeTransform(UnsqueezeTransform):
     def apply(self, array: Array) -> Array:
         axis = axis_of(self.dim, array.ndim, self)
         if array.shape[axis] != 1:
-            raise ValueError(
-                f"{self} got the shape {tuple(array.shape[1:])}, in which this dimension does not have the size 1"
-            )
+            raise ValueError(f"{self} got the shape {tuple(array.shape[1:])}, expected the size 1 for this dimension")
         return array.squeeze(axis)
 
 
 class Flatten(Transform):
     """Flatten observations to vectors.
 
-    Without `in_keys`, the whole observation becomes a vector in the order of the space, with one-hot Discrete and
-    MultiDiscrete parts (as gymnasium's FlattenObservation). This works only in an env, because the space is needed.
-    With `in_keys`, each part becomes a vector.
+    Without `in_keys`, the whole observation becomes one vector in the order of the space. Discrete and MultiDiscrete
+    parts become one-hot (as in gymnasium's FlattenObservation). This works only in a TransformedEnv or
+    TransformedVectorEnv, because it needs the space. With `in_keys`, each of these parts becomes a vector.
 
-    ValueError for observations that are not numeric (Text, Sequence, ...), or if the vectors of envs differ
-    (Discrete(2) and Discrete(4)).
+    Raises ValueError for spaces that are not numeric (Text, Sequence, ...), or if the spaces of the envs give different
+    vectors (Discrete(2) and Discrete(4)).
 
     >>> Flatten(in_keys=["a"])({"a": np.zeros((2, 3, 4))})["a"].shape
     (2, 12)
@@ -122,18 +123,18 @@ def axis_of(dim: int, ndim: int, transform: Transform) -> int:
 
 
 class CatTensors(Transform):
-    """Join parts of a Dict observation, in the order of their names (as torchrl's CatTensors).
+    """Join parts of a Dict or Tuple observation, in the order of their names (as torchrl's CatTensors).
 
     Arguments:
         in_keys: parts to join. None: all vectors.
         out_key: name of the result.
-        dim: dimension to join along, without the batch.
+        dim: dimension to join along. Without `in_keys`, only -1.
         del_keys: remove the parts.
-        unsqueeze_if_oor: add dimensions of size 1 in front if a part has too few.
+        unsqueeze_if_oor: add dimensions of size 1 in front of parts that have no dimension `dim`.
         sort: False joins in the order of `in_keys`.
 
-    The result has numpy's promoted dtype. A Tuple becomes a Dict, with its other parts as the tuple "observation".
-    ValueError for a missing key or parts that cannot be joined.
+    The result has numpy's promoted dtype. A Tuple becomes a Dict with the result, and with its other parts as the tuple
+    "observation". Raises ValueError for a missing key or parts that cannot be joined.
 
     >>> import numpy as np
     >>> CatTensors(["v", "x"])({"x": np.zeros((2, 3)), "v": np.ones((2, 1))})["observation_vector"]
@@ -155,7 +156,7 @@ class CatTensors(Transform):
         self.dim, self.del_keys, self.unsqueeze_if_oor, self.sort = dim, del_keys, unsqueeze_if_oor, sort
         super().__init__(in_keys)
         if in_keys is None and dim != -1:
-            raise ValueError(f"CatTensors without in_keys joins vectors, with dim=-1, got dim={dim}")
+            raise ValueError(f"CatTensors without in_keys joins all vectors, so dim must be -1, got dim={dim}")
 
     def takes(self, shape: tuple[int, ...], dtype: str) -> bool:
         return len(shape) == 1
@@ -163,7 +164,7 @@ class CatTensors(Transform):
     def find_places(self, tree: Any) -> list[Place]:
         found = super().find_places(tree)
         if ((), ()) in found:
-            raise ValueError(f"{self} joins parts of a Dict observation, but this observation has no parts")
+            raise ValueError(f"{self} joins parts of a Dict or Tuple observation, but this observation has no parts")
         return sorted(found, key=lambda place: [_order(key) for key in place[0]]) if self.sort else found
 
     def transform_observation(self, obs: Any) -> Any:
@@ -192,15 +193,15 @@ class CatTensors(Transform):
 
 
 def _order(key: Any) -> tuple[int, int, str]:
-    """Return a sort key: places in a tuple as numbers, so that 2 comes before 10, then names."""
+    """Return a sort key: indices of a tuple as numbers, so that 2 comes before 10, and names after indices."""
     return (0, key, "") if isinstance(key, int) else (1, 0, str(key))
 
 
 class RenameTransform(Transform):
     """Rename parts of the observation (as torchrl's RenameTransform).
 
-    `in_keys[i]` becomes `out_keys[i]`. `create_copy` keeps the old name too. "observation" names an observation that is
-    not a dict. A Tuple becomes a Dict, with its other parts as the tuple "observation".
+    `in_keys[i]` becomes `out_keys[i]`. `create_copy` also keeps the old name. The name of an observation that is not a
+    dict is "observation". A Tuple becomes a Dict, with its other parts as the tuple "observation".
 
     >>> import numpy as np
     >>> RenameTransform(["pixels"], ["frame"])({"pixels": np.zeros(1)})

@@ -1,4 +1,4 @@
-"""`TransformedEnv`: a single env with transforms, in a worker. FrameSkip, NoopReset, PixelObservation need this env."""
+"""`TransformedEnv`: a single env with transforms. FrameSkip, NoopReset and PixelObservation work only in it."""
 
 from __future__ import annotations
 
@@ -30,12 +30,14 @@ class TransformedEnv(HasTransforms, Wrapper):
 
         env_fns = [lambda: TransformedEnv(gym.make("ALE/Pong-v5"), Compose(GrayScale(), Resize(84)))] * 8
 
-    `env.transform[0].parent` is the env with the transforms before `env.transform[0]`, `env.base_env` the env without
-    transforms.
+    `env.base_env` is the env without transforms. `env.transform[i].parent` is the env with the first i transforms.
 
-    TypeError for an object that is not a gymnasium env or a transform. ValueError if a transform does not fit, or for a
-    wrong shape of an action. RuntimeError if a transform belongs to another env. ObservationError for an observation
-    outside the env's space. EnvContractError for a bad reward or flag.
+    Raises:
+        TypeError: `env` is not a gymnasium env, or `transform` is not a transform.
+        ValueError: a transform does not fit the spaces, or an action has a wrong shape.
+        RuntimeError: a transform belongs to another env.
+        ObservationError: the shape, dtype or keys of an observation do not fit the env's space.
+        EnvContractError: a reward is not a number or vector of numbers, or a flag is not a bool.
 
     >>> from vecenv.transforms.shapes import UnsqueezeTransform
     >>> env = TransformedEnv(gymnasium.make("CartPole-v1"), UnsqueezeTransform(0))
@@ -79,11 +81,11 @@ class TransformedEnv(HasTransforms, Wrapper):
         return self._chain.step(action)
 
     def episode_state(self) -> dict[str, Any]:
-        """Return the transforms' state of the episode."""
+        """Return the state that the transforms have in the current episode."""
         return self.transform.episode_state(ONLY_ENV)
 
     def set_episode_state(self, state: dict[str, Any]) -> None:
-        """Restore the `episode_state` of an equal chain."""
+        """Restore the `episode_state` of an env with equal transforms."""
         self.transform.set_episode_state(ONLY_ENV, state)
 
     def __repr__(self) -> str:
@@ -91,14 +93,14 @@ class TransformedEnv(HasTransforms, Wrapper):
 
 
 class TransformedRows(Wrapper):
-    """Env with transforms of rows, which see a batch of 1."""
+    """Env with transforms that work on batches, and get batches of one step."""
 
     def __init__(self, env: Env, transform: Compose) -> None:
         super().__init__(env)
         self.transform = transform
         own = getattr(env, "observation_space", None)
         if own is None:
-            raise ValueError(f"transforms need an env with an observation_space, {env} has none")
+            raise ValueError(f"transforms need an env with an observation_space, but {env} has none")
         self._tree = space_tree(own, "obs")
         self.observation_space = transform.transform_observation_space(own)
         self.action_space = transform.transform_action_space(env.action_space)
@@ -146,8 +148,9 @@ def _as_rows(tree: Any, obs: Any) -> Any:
 class FrameSkip(EnvTransform):
     """Repeat each action `frame_skip` times, or until the episode ends, and sum the rewards.
 
-    Earlier transforms see every frame, later transforms only the last. An env with this frame skip (Atari's
-    `frameskip`) is unchanged. ValueError if the env skips another number.
+    Earlier transforms see each of these steps, later transforms only the last. An env that already repeats actions
+    `frame_skip` times (Atari's `frameskip`) stays unchanged. Raises ValueError for an env with a different number,
+    unless `frame_skip` is 1.
 
     >>> env = TransformedEnv(gymnasium.make("CartPole-v1"), FrameSkip(4))
     >>> obs, info = env.reset(seed=0)
@@ -168,11 +171,12 @@ class NoopReset(EnvTransform):
 
     Arguments:
         noops: number of steps.
-        random: draw the number uniformly between 0 and `noops`.
-        action: "random" (torchrl), or an action: 0 does nothing in Atari (gymnasium, SB3).
+        random: draw the number uniformly from 0 to `noops`.
+        action: "random" (as in torchrl), or one action, such as 0 for Atari, where it does nothing (as in gymnasium
+            and SB3).
 
-    The seed of `reset` decides numbers and actions. If the episode ends meanwhile, the env is reset up to 10 times,
-    then RuntimeError. Earlier transforms see the steps.
+    The seed of `reset` determines the number and the actions. If the episode ends during these steps, the env is reset
+    again. RuntimeError if 10 episodes end in this way. Earlier transforms see the steps.
 
     >>> from vecenv.transforms.per_episode import StepCounter
     >>> env = TransformedEnv(gymnasium.make("CartPole-v1"), [StepCounter(), NoopReset(5, random=False)])
@@ -183,7 +187,7 @@ class NoopReset(EnvTransform):
     def __init__(self, noops: int = 30, random: bool = True, action: Any = "random") -> None:
         super().__init__()
         if isinstance(action, str) and action != "random":
-            raise ValueError(f'action is "random" or an action, got {action!r}')
+            raise ValueError(f'action must be "random" or an action of the env, got {action!r}')
         self.noops, self.random, self.action = check_count("noops", noops), bool(random), action
 
     def wrap(self, env: Env) -> Env:
@@ -194,7 +198,7 @@ class _NoopReset(Wrapper):
     def __init__(self, env: Env, transform: NoopReset) -> None:
         super().__init__(env)
         self._noops, self._is_random, self._action = transform.noops, transform.random, transform.action
-        # Separate draws, so that the env and its action space draw the same numbers as without this transform.
+        # Own generators, so that the env and its action space draw the same numbers as without this transform.
         self._draws: np.random.Generator | None = None
         self._actions = copy.deepcopy(env.action_space)
 
@@ -222,11 +226,12 @@ class PixelObservation(EnvTransform):
     """Observe the rendered image, uint8 (height, width, 3), in a dict (as `GymEnv(from_pixels=True)`).
 
     Arguments:
-        pixels_only: drop the env's observation. False keeps it as "observation", or under its keys.
-        key: key of the pixels.
+        pixels_only: drop the env's observation. False keeps its keys, or the key "observation" if it is not a dict.
+        key: key of the image.
         render_kwargs: arguments of the env's `render`.
 
-    ValueError unless the env has `render_mode="rgb_array"`. Adding the transform resets the env.
+    Raises ValueError unless the env has `render_mode="rgb_array"`. Adding the transform resets the env, to find the
+    image's shape.
 
     >>> env = TransformedEnv(gymnasium.make("CartPole-v1", render_mode="rgb_array"), PixelObservation())
     >>> env.reset(seed=0)[0]["pixels"].shape

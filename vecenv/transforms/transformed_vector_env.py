@@ -1,4 +1,4 @@
-"""`TransformedVectorEnv`: a vector env with transforms of whole batches in the parent."""
+"""`TransformedVectorEnv`: a vector env with transforms of whole batches in the caller's process."""
 
 from __future__ import annotations
 
@@ -24,15 +24,16 @@ class TransformedVectorEnv(HasTransforms, RowWiseWrapper):
 
         venv = TransformedVectorEnv(ShmemVectorEnv(env_fns), Compose(GrayScale(), Resize(84), ToTensorImage()))
 
-    Rows equal the rows of envs with the same transforms in a `TransformedEnv`, except for `VecNorm`, which sees whole
-    batches here. A reset of an env clears its state (stacked frames, counters). Other methods and attributes are
-    forwarded to `venv`.
+    Results equal the results of envs with the same transforms in a `TransformedEnv` each, except for `VecNorm` and
+    `NormalizeReward`, whose statistics are of all envs here. A reset of an env clears its stacked frames and counters.
+    Other methods and attributes are forwarded to `venv`.
 
-    If a transform ends episodes (`TimeLimit`), no env is reset in the round of its last step, because the worker does
+    If a transform ends episodes (`TimeLimit`), `step(action, autoreset=True)` raises TypeError, because the worker does
     not know of this end.
 
-    TypeError unless `venv` is a vecenv vector env, and for `FrameSkip`, `NoopReset` and `PixelObservation`, which need
-    a `TransformedEnv`. ValueError if a transform does not fit. RuntimeError if it belongs to another env.
+    Raises TypeError unless `venv` is a vecenv vector env, and for `FrameSkip`, `NoopReset` and `PixelObservation`,
+    which need a `TransformedEnv`. Raises ValueError if a transform does not fit the spaces, and RuntimeError if it
+    belongs to another env.
 
     >>> import gymnasium as gym
     >>> from vecenv import DummyVectorEnv
@@ -63,7 +64,7 @@ class TransformedVectorEnv(HasTransforms, RowWiseWrapper):
 
     @property
     def keeps_autoreset(self) -> bool:
-        """False if a transform ends episodes."""
+        """False if a transform ends episodes, so that the worker cannot reset the env in the same call."""
         return not any(each.ends_episodes for each in self.transform)
 
     @property
@@ -86,7 +87,9 @@ class TransformedVectorEnv(HasTransforms, RowWiseWrapper):
                 )
         engine = getattr(self.venv, "engine", None)
         if engine is not None and engine.results.splits:
-            raise ValueError("transforms take Dict and Tuple observations stacked: make the venv with stack_obs=True")
+            raise ValueError(
+                "transforms take Dict and Tuple observations as stacked arrays: make the venv with stack_obs=True"
+            )
         spaces, own, below = list(self.venv.observation_space), list(self.venv.action_space), list[Any]()
         actions = own
         for each in transforms:
@@ -124,7 +127,7 @@ class TransformedVectorEnv(HasTransforms, RowWiseWrapper):
         return rows.obs, rows.reward, rows.terminated, rows.truncated, info
 
     def map_repeated(self, obs: Any, rew: Any, terminated: Any, truncated: Any, info: np.ndarray) -> Any:
-        """Transform the rows of failed envs, without a change of state, reward and flags."""
+        """Transform the observations of failed envs. Rewards, flags and the state of the transforms stay unchanged."""
         rows = Rows(obs, info, rew, terminated, truncated)
         self.transform.repeat(rows)
         return rows.obs, rew, terminated, truncated, info
@@ -156,14 +159,14 @@ class TransformedVectorEnv(HasTransforms, RowWiseWrapper):
                 space.seed(seed)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the statistics of the transforms, and of a vector env below."""
+        """Return the statistics of the transforms, and of `venv` if it has a `state_dict`."""
         below = getattr(self.venv, "state_dict", None)
         return super().state_dict() | ({} if below is None else {"venv": below()})
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Load the `state_dict` of an equal chain. ValueError for another chain."""
+        """Load the `state_dict` of an equal chain of transforms. Raises ValueError for a different chain."""
         if ("venv" in state) != hasattr(self.venv, "state_dict"):
-            raise ValueError(f"of the state and {self!r}, only one has statistics of a vector env below")
+            raise ValueError(f"the state does not fit {self!r}: only one of them has statistics of `venv`")
         super().load_state_dict({name: each for name, each in state.items() if name != "venv"})
         if "venv" in state:
             self.venv.load_state_dict(state["venv"])
@@ -178,9 +181,8 @@ def _check_equal_parts(transform: Transform, spaces: list[Any]) -> None:
     decides, own = transform.common_properties, transform.common_properties(spaces[0])
     if others := [i for i, space in enumerate(spaces) if space != spaces[0] and decides(space) != own]:
         raise ValueError(
-            f"{transform} cannot transform observations of env 0, which are of {spaces[0]}, and of envs {others}, of "
-            f"{spaces[others[0]]} (env {others[0]}), in one batch; put the transform into a TransformedEnv around each "
-            "env"
+            f"{transform} needs envs with equal observation spaces, but env 0 has {spaces[0]}, unlike envs {others}: "
+            f"{spaces[others[0]]} (env {others[0]}); put the transform into a TransformedEnv around each env"
         )
 
 

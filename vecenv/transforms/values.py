@@ -15,12 +15,12 @@ from vecenv.transforms.transform import Keys, Rows, Transform
 
 
 class DTypeCast(Transform):
-    """Cast parts of the observation from one dtype to another (as torchrl's DTypeCastTransform).
+    """Cast arrays of the observation from one dtype to another (as torchrl's DTypeCastTransform).
 
     Arguments:
-        dtype_in, dtype_out: dtypes or their names. Other dtypes than `dtype_in` are unchanged.
-        in_keys, out_keys: see `Transform`. None: all parts of `dtype_in`.
-        in_keys_inv: `["action"]` also gives an action space of `dtype_in` the dtype `dtype_out`. Actions are cast back.
+        dtype_in, dtype_out: dtypes or their names. Arrays of other dtypes than `dtype_in` are unchanged.
+        in_keys, out_keys: see `Transform`. None: all arrays of `dtype_in`.
+        in_keys_inv: with `["action"]`, Box action spaces of `dtype_in` get `dtype_out`, and actions are cast back.
 
     >>> DTypeCast("uint8", "float32")(np.zeros((1, 2), np.uint8)).dtype
     dtype('float32')
@@ -36,10 +36,10 @@ class DTypeCast(Transform):
     ) -> None:
         self.dtype_in, self.dtype_out = np.dtype(dtype_in).name, np.dtype(dtype_out).name
         if in_keys_inv not in (None, [], ["action"], ("action",)):
-            raise ValueError(f'in_keys_inv is ["action"] or None, got {in_keys_inv!r}')
+            raise ValueError(f'in_keys_inv must be ["action"] or None, got {in_keys_inv!r}')
         self.needs_parts = not in_keys_inv
         self._is_cast: Any = None
-        """Tree with True for each part of the actions to cast."""
+        """True for each array of an action that is cast, in the dicts and tuples of the action space."""
         super().__init__(in_keys, out_keys)
 
     def takes(self, shape: tuple[int, ...], dtype: str) -> bool:
@@ -74,7 +74,8 @@ class DTypeCast(Transform):
 
 
 class DoubleToFloat(DTypeCast):
-    """Cast float64 to float32 in observations, with `in_keys_inv=["action"]` also in actions (as torchrl's).
+    """Cast float64 observations to float32, and with `in_keys_inv=["action"]` the action space (as torchrl's
+    DoubleToFloat).
 
     >>> DoubleToFloat()(np.zeros((1, 2))).dtype
     dtype('float32')
@@ -88,7 +89,8 @@ class ObservationNorm(Transform):
     """Compute `obs * scale + loc`, or with `standard_normal` `(obs - loc) / scale` (as torchrl's ObservationNorm).
 
     `loc` and `scale` broadcast to an observation. Floats keep their dtype, integers become float32.
-    `VecNorm.to_observation_norm` learns the numbers. ValueError for a scale of 0 with `standard_normal`.
+    `VecNorm.to_observation_norm` returns this transform with learnt numbers. Raises ValueError for a scale of 0 with
+    `standard_normal`.
 
     >>> ObservationNorm(1.0, 2.0, standard_normal=True)(np.array([[5.0]]))
     array([[2.]])
@@ -148,10 +150,11 @@ class RewardClipping(Transform):
 
 
 class ActionScaling(Transform):
-    """Rescale a bounded Box of actions to `low` ... `high` (as torchrl's ActionScaling, gymnasium's RescaleAction).
+    """Take actions from `low` to `high`, and scale them to the bounds of the env (as torchrl's ActionScaling and
+    gymnasium's RescaleAction).
 
-    Actions beyond these bounds go beyond the env's bounds. ValueError unless the action space is a Box of floats with
-    finite bounds.
+    Actions beyond `low` and `high` exceed the env's bounds. Raises ValueError unless the action space is a Box of
+    floats with finite bounds.
 
     >>> import gymnasium as gym
     >>> from vecenv.transforms.transformed_env import TransformedEnv

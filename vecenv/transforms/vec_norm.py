@@ -1,4 +1,4 @@
-"""`VecNorm`: normalise observations and rewards by running mean and deviation."""
+"""`VecNorm`: normalise observations and rewards by their running mean and standard deviation."""
 
 from __future__ import annotations
 
@@ -35,26 +35,27 @@ REWARD = "reward"
 
 
 class VecNorm(Freezable):
-    """Normalise observations and rewards by their running mean and deviation (as torchrl's VecNorm).
+    """Normalise observations and rewards by their running mean and standard deviation (as torchrl's VecNorm).
 
-    Each entry has a mean and a variance (float64) over all rows of all envs, including resets, and their number. A
-    batch is first added to the statistics, and older rows lose weight by the factor `decay`. Then:
+    An *entry* is an array of the observation, or the reward. A *row* is its value for one env. Each entry has a mean, a
+    variance and a count (float64) of rows of all envs, including resets. Each batch is first added, and `decay` reduces
+    the weight of older rows. Then:
 
         rows = (rows - mean) / max(sqrt(max(var, eps)), eps)
 
-    A row with NaN, infinity or a number beyond 1e100 is not added, but counted in `<name>_skipped`, and normalised.
+    Rows with NaN, infinity or a number beyond 1e100 are normalised too, but only counted in `<name>_skipped`.
 
     Arguments:
-        in_keys: parts of the observation, and "reward" for the reward. None: all numeric parts, and the reward. A part
-            named "reward" is ("reward",).
+        in_keys: keys of the observation, and "reward" for the reward. None: all arrays of numbers (not bools), and the
+            reward. ("reward",) is a key of the observation.
         out_keys: see `Transform`. Not for the reward.
-        decay: weight of older rows per batch. With 1, all rows have the same weight.
-        eps: see above.
+        decay: factor for the weight of older rows in each batch. With 1, all rows have the same weight.
+        eps: smallest variance and smallest deviation.
 
-    Floats keep their dtype, other numbers become float32. In a `TransformedVectorEnv` the statistics see whole batches.
-    In workers, each env has separate statistics, unless `EnvCreator` makes the envs. `freeze` stops the updates.
-    `state_dict` has `<name>_mean`, `<name>_var`, `<name>_count` and `<name>_skipped` per entry. ValueError for vector
-    rewards (leave out "reward"), or if the statistics do not match the env.
+    Floats keep their dtype, other numbers become float32. In a `TransformedVectorEnv` the statistics are of all envs.
+    In a `TransformedEnv`, each env has separate statistics, unless `EnvCreator` makes the envs. `freeze` stops the
+    updates. `state_dict` has `<name>_mean`, `<name>_var`, `<name>_count` and `<name>_skipped` per entry. Raises
+    ValueError for vector rewards (leave out "reward"), or if learnt statistics do not fit the env.
 
     >>> import gymnasium as gym
     >>> from vecenv import DummyVectorEnv
@@ -165,7 +166,7 @@ class VecNorm(Freezable):
 
     def _move_statistics(self, rows: Array) -> None:
         if self._shared is not None:
-            raise RuntimeError("a VecNorm that processes share only works on numpy arrays")
+            raise RuntimeError("a VecNorm that processes share takes numpy arrays, not tensors; use a separate VecNorm")
         if isinstance(next(iter(self._arrays.values())), np.ndarray):
             with in_any_mode(rows):
                 self._set_arrays({key: like(array.copy(), rows) for key, array in self._arrays.items()})
@@ -190,16 +191,16 @@ class VecNorm(Freezable):
         return cast(cast(array, "float64") * std + mean, dtype_name(array))
 
     def moments(self) -> dict[str, tuple[np.ndarray, np.ndarray]]:
-        """Return copies of mean and deviation by entry. RuntimeError if there are no entries yet."""
+        """Return copies of mean and standard deviation by entry. Raises RuntimeError if there are no entries yet."""
         arrays = self.state_dict()
         if not arrays:
             raise RuntimeError(f"{self} has no statistics: make it part of an env, or load a state_dict")
         return {name: self._moments(name, arrays) for name in _entry_names(arrays)}
 
     def to_observation_norm(self) -> Transform:
-        """Return the current normalisation as an ObservationNorm, or a Compose for several parts."""
+        """Return the current normalisation of observations as an ObservationNorm, or a Compose for several arrays."""
         moments = self.moments()
-        # Copy first, because all parts must be read before any is written.
+        # Copy first, because all arrays must be read before the first is written.
         moved = [(source or (WHOLE,), target) for _, source, target in self._entries if source != target]
         sources, targets = [source for source, _ in moved], [target for _, target in moved]
         chain: list[Transform] = [RenameTransform(sources, targets, create_copy=True)] if moved else []
@@ -213,7 +214,7 @@ class VecNorm(Freezable):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Load the `state_dict` of a VecNorm, or of an `EnvCreator` whose envs have a single VecNorm, in place.
 
-        ValueError without changes if names or shapes do not match. Without an env, only names are checked.
+        Raises ValueError, and changes nothing, if names or shapes do not match. Without an env, only names are checked.
         """
         state = state if state.keys() == self._read().keys() else _state_of_only_vec_norm(state, type(self).__name__)
         arrays = {key: np.array(state[key], np.float64) for key in state}
@@ -246,10 +247,10 @@ class VecNorm(Freezable):
             found |= {f"{name}_{each}": np.array(value) for each, value in RunningMeanStd.merged(own).items()}
         return found
 
-    # For processes that share it.
+    # For processes that share the statistics.
 
     def shared_state(self) -> dict[str, np.ndarray]:
-        """Return the live arrays."""
+        """Return the arrays of the statistics, not copies."""
         return self._read()
 
     def bind_shared_state(self, state: Any) -> None:
@@ -281,7 +282,7 @@ def _state_of_only_vec_norm(state: Mapping[str, Any], name: str) -> Mapping[str,
 
 
 def _entry_name(path: Path) -> str:
-    """Return a unique name per path: "a.b" is part "b" of part "a", "('a.b',)" is part "a.b"."""
+    """Return a unique name per path: "a.b" is key "b" in key "a", and "('a.b',)" is key "a.b"."""
     if path == (REWARD,) or not all(map(_is_plain, path)):
         return repr(path)  # "reward" is the name of the reward
     return ".".join(map(str, path)) or WHOLE

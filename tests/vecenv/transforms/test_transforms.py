@@ -107,7 +107,7 @@ def test_a_transform_belongs_to_one_env():
 def test_a_transform_that_is_refused_leaves_the_env_as_it_was():
     env = tf.TransformedEnv(Samples(VECTOR), tf.UnsqueezeTransform(0))
     refused = tf.SqueezeTransform(1)
-    with pytest.raises(ValueError, match="in which this dimension does not have the size 1"):
+    with pytest.raises(ValueError, match="expected the size 1 for this dimension"):
         env.append_transform(refused)
     assert not refused.is_attached
     assert env.observation_space.shape == (1, 5)
@@ -261,11 +261,11 @@ MISTAKES = (
     (lambda: tf.GrayScale()(np.zeros((1, 8, 8, 8))), ValueError, 'pass channels="first"'),
     (lambda: tf.Resize(0), ValueError, "positive integers"),
     (lambda: tf.Resize(3, interpolation="cubic"), ValueError, "interpolation must be one of"),
-    (lambda: tf.CenterCrop(9)(np.zeros((1, 8, 8, 3))), ValueError, "smaller than 9 x 9"),
+    (lambda: tf.CenterCrop(9)(np.zeros((1, 8, 8, 3))), ValueError, "expected at least 9 x 9"),
     (lambda: tf.ToTensorImage()(np.zeros((1, 8))), ValueError, "finds no part to transform"),
     (lambda: tf.TransformedEnv(Samples(), tf.CatTensors()), ValueError, "joins parts of a Dict"),
     (lambda: tf.CatTensors(["a", "b"])({"a": ONES[..., :2], "b": ONES[:, :1, :1]}), ValueError, "cannot join"),
-    (lambda: tf.CatTensors(dim=-2), ValueError, "with dim=-1"),
+    (lambda: tf.CatTensors(dim=-2), ValueError, "so dim must be -1"),
     (lambda: tf.TransformedEnv(Samples(spaces.Text(3)), tf.Flatten()), ValueError, "cannot make a vector"),
     (lambda: tf.TransformedEnv(Samples(MIXED), tf.StepCounter(step_count_key="x")), ValueError, "already has"),
     (lambda: tf.TransformedEnv(Samples(), tf.StepCounter(step_count_key="observation")), ValueError, "already has"),
@@ -284,7 +284,7 @@ MISTAKES = (
     (lambda: tf.VecNorm("observation"), ValueError, "keys must be a list"),
     (lambda: tf.VecNorm(["x", ("x",)]), ValueError, "names a part twice"),
     (lambda: tf.TransformedEnv(gymnasium.make("Pendulum-v1"), tf.ActionScaling(-1e39, 0)), ValueError, "finite bounds"),
-    (lambda: tf.NoopReset(3, action="noop"), ValueError, 'action is "random" or an action, got \'noop\''),
+    (lambda: tf.NoopReset(3, action="noop"), ValueError, 'action must be "random" or an action'),
 )  # fmt: skip
 
 

@@ -80,7 +80,7 @@ def test_what_it_has_learnt_goes_on_in_another():
         outer = TransformedVectorEnv(first, VecNorm())
         for layers, of_others in ((second, outer.state_dict()), (outer, state)):
             before = layers.state_dict()
-            with pytest.raises(ValueError, match="a vector env below"):
+            with pytest.raises(ValueError, match="statistics of `venv`"):
                 layers.load_state_dict(of_others)
             assert repr(layers.state_dict()) == repr(before)
         outer.load_state_dict(outer.state_dict())
