@@ -144,7 +144,7 @@ def _rows(name: str, tree: Any, depth: int = 0) -> Any:
             raise DatasetError(f"{name} is nested too deeply")
         if not isinstance(tree, dict):
             return tuple(_rows(name, child, depth + 1) for child in tree)
-        if not all(isinstance(key, str) for key in tree):
+        if not all(isinstance(key, str) and key.encode("utf-8", "replace").decode() == key for key in tree):
             raise DatasetError(f"the keys of a Dict space are {list(tree)}; only text can be stored")
         return {key: _rows(name, child, depth + 1) for key, child in tree.items()}
     if not isinstance(tree, np.ndarray):

@@ -11,6 +11,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -350,6 +351,13 @@ class TestWriting:
         with StoreWriter(tmp_path / "b", head()) as writer:
             writer.end(episodes=0)
         assert (Dataset(tmp_path / "b").end, len(Dataset(tmp_path / "b"))) == (0, 0)
+
+    def test_a_key_that_is_no_unicode_is_refused_before_it_is_written(self, tmp_path: Path) -> None:
+        with StoreWriter(tmp_path, make_head()) as writer:
+            with pytest.raises(DatasetError, match="only text can be stored"):
+                writer.add(replace(episode(0), obs={"\ud800": episode(0).obs}))
+            writer.end()
+        assert len(Dataset(tmp_path)) == 0
 
     def test_a_changed_job_is_refused_with_what_changed(self, tmp_path: Path) -> None:
         write(tmp_path / "a")
