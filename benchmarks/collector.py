@@ -2,17 +2,21 @@
 
     python -m benchmarks.collector                     # everything: some minutes
     python -m benchmarks.collector --quick             # does each contender still run? the figures mean nothing
-    python -m benchmarks.collector --only random       # one table: random, mlp, overhead or async
+    python -m benchmarks.collector --only random       # some tables: random, mlp, overhead, seeded, job or async
 
 All contenders of a table live in this process. A round measures each of them once, for the same time, and begins with
 another one each time; ratios are taken within a round, and the table shows the median of the rounds with the lowest and
-the highest. torch has one thread. Peers that are not installed are left out.
+the highest, of the time and of the CPU time of this process and its workers. torch has one thread. Peers that are not
+installed are left out.
 
 - random, mlp: CartPole-v1, 16 environments, batches of 64 steps of each; random actions, or those of a network with two
   hidden layers of 64 on the CPU. Each figure is that of the fastest class of environments. torchrl has classes of its
   own, and can also wrap the vector environment of gymnasium, which then does its work for it.
 - overhead: the same against the loop that a user would write: the same vector environment and policy, arrays
   allocated once, `step` and then `reset(ids)`.
+- seeded: random actions with `episode_seeds` against the same without, of 8 and of 64 CartPoles.
+- job: a job with random actions, from its envs to its data set, against the collector that plays the same envs. Pong
+  has 84 x 84 pixels and episodes of 250 steps.
 - async: 20 environments that take 1 ms a step (sleeping or computing) in two workers, and a policy of 5 ms a call that
   leaves the CPU alone, as one on a GPU does: two groups that take turns, against all together.
 """
@@ -20,13 +24,17 @@ the highest. torch has one thread. Peers that are not installed are left out.
 from __future__ import annotations
 
 import argparse
+import os
 import statistics
 import sys
+import tempfile
 import time
 import warnings
 from collections.abc import Callable
+from contextlib import ExitStack
 from functools import partial
-from typing import Any
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import gymnasium as gym
 import numpy as np
@@ -36,13 +44,24 @@ from rich.table import Table
 from torch import nn
 
 from benchmarks.envs import BusyEnv, calibrate
-from collector import AsyncDataCollector, SyncDataCollector
+from benchmarks.job_cost import PIXELS
+from benchmarks.procfs import cpu_seconds, descendants
+from collector import AsyncDataCollector, EpisodeSeeds, Job, SyncDataCollector
+from collector.basics.interruptor import Stopping
+from collector.jobs.builders import env_fn
+from collector.jobs.job_progress import JobProgress
+from collector.jobs.plan import Plan
+from collector.jobs.player import EpisodeWriter, Player
 from vecenv import DummyVectorEnv, ShmemVectorEnv
 
 ENVS, STEPS = 16, 64
 FRAMES = ENVS * STEPS
 SLOW_ENVS = 20
 POLICY_SECONDS = 5e-3
+CARTPOLE: dict[str, Any] = {"env": "CartPole-v1", "num_envs": 64, "backend": "shmem"}
+PONG: dict[str, Any] = {name: value for name, value in PIXELS.items() if name != "compress"}
+PONG_STEPS = PIXELS["max_episode_steps"] // 4
+"""Steps of an episode: the limit counts frames of the game."""
 
 Batch = Callable[[], int]
 """Collects once, and returns how many steps."""
@@ -78,6 +97,31 @@ def ours(kind: type, policy: nn.Module | None) -> Contender:
     collector = SyncDataCollector(kind([make_cartpole] * ENVS), policy, frames_per_batch=FRAMES)
     name = f"vecenv {kind.__name__.removesuffix('VectorEnv')}"
     return Contender(name, lambda: collector.rollout().frames, collector.shutdown)
+
+
+def random_steps(kind: type, make: Callable[[], Any], envs: int, frames: int, **options: Any) -> Contender:
+    collector = SyncDataCollector(kind([make] * envs), frames_per_batch=frames, **options)
+    name = "seeded" if "episode_seeds" in options else "plain"
+    return Contender(name, lambda: collector.rollout().frames, collector.shutdown)
+
+
+def job(frames: int, **settings: Any) -> Contender:
+    """The steps of a job that never ends."""
+    described, resources = Job(**settings, steps=2**50), ExitStack()
+    folder = Path(resources.enter_context(tempfile.TemporaryDirectory())) / "data"
+    plan, progress = Plan(described.seed, steps=described.steps), JobProgress()
+    writer = EpisodeWriter(described, plan, progress, folder)
+    resources.callback(writer.close)
+    episodes = Player(described, plan, resources.enter_context(Stopping()), progress, "cpu").play()
+    resources.callback(episodes.close)
+
+    def batch() -> int:
+        before = progress.frames
+        while progress.frames < before + frames:
+            writer.add(next(episodes))
+        return progress.frames - before
+
+    return Contender("job", batch, resources.close)
 
 
 def by_hand(policy: nn.Module | None) -> Contender:
@@ -197,30 +241,41 @@ def slow(kind: str, iterations: int, groups: int) -> Contender:
 # Measuring.
 
 
+class Rates(NamedTuple):
+    """Steps a second."""
+
+    wall: float
+    cpu: float
+    """Steps a second of CPU time, of this process and its workers."""
+
+
 class Comparison:
     """One line of a table: the fastest contender of a name against that of another, and the ratio that is wanted."""
 
     def __init__(self, own: str, other: str, target: float) -> None:
         self.own, self.other, self.target = own, other, target
 
-    def line(self, rounds: list[dict[str, float]]) -> tuple[str, str, str, str]:
+    def line(self, rounds: list[dict[str, Rates]]) -> tuple[str, str, str, str, str]:
         own, other = (self._fastest(name, rounds) for name in (self.own, self.other))
         if not own or not other:
-            return own or self.own, other or self.other, "not measured", f">= {self.target:g}"
-        ratios = [rates[own] / rates[other] for rates in rounds]
-        ratio = f"{statistics.median(ratios):.2f} ({min(ratios):.2f}-{max(ratios):.2f})"
-        return _figure(own, rounds), _figure(other, rounds), ratio, f">= {self.target:g}"
+            return own or self.own, other or self.other, "not measured", "not measured", f">= {self.target:g}"
+        ratios = [_ratio([rates[own][i] / rates[other][i] for rates in rounds]) for i in (0, 1)]
+        return _figure(own, rounds), _figure(other, rounds), *ratios, f">= {self.target:g}"
 
-    def _fastest(self, name: str, rounds: list[dict[str, float]]) -> str:
+    def _fastest(self, name: str, rounds: list[dict[str, Rates]]) -> str:
         found = [each for each in rounds[0] if each.startswith(name)]
-        return max(found, key=lambda each: statistics.median(rates[each] for rates in rounds), default="")
+        return max(found, key=lambda each: statistics.median(rates[each].wall for rates in rounds), default="")
 
 
-def _figure(name: str, rounds: list[dict[str, float]]) -> str:
-    return f"{name}: {statistics.median(rates[name] for rates in rounds):,.0f}"
+def _ratio(ratios: list[float]) -> str:
+    return f"{statistics.median(ratios):.2f} ({min(ratios):.2f}-{max(ratios):.2f})"
 
 
-def measure(makers: list[Callable[[], Contender]], rounds: int, seconds: float) -> list[dict[str, float]]:
+def _figure(name: str, rounds: list[dict[str, Rates]]) -> str:
+    return f"{name}: {statistics.median(rates[name].wall for rates in rounds):,.0f}"
+
+
+def measure(makers: list[Callable[[], Contender]], rounds: int, seconds: float) -> list[dict[str, Rates]]:
     """Steps a second of each contender, in each round."""
     contenders = []
     for make in makers:
@@ -231,7 +286,7 @@ def measure(makers: list[Callable[[], Contender]], rounds: int, seconds: float) 
     for contender in contenders:
         contender.batch()
         contender.batch()
-    found: list[dict[str, float]] = []
+    found: list[dict[str, Rates]] = []
     for number in range(rounds):
         shift = number % len(contenders)
         found.append({each.name: rate(each.batch, seconds) for each in contenders[shift:] + contenders[:shift]})
@@ -240,11 +295,12 @@ def measure(makers: list[Callable[[], Contender]], rounds: int, seconds: float) 
     return found
 
 
-def rate(batch: Batch, seconds: float) -> float:
-    frames, begin = 0, time.perf_counter()
+def rate(batch: Batch, seconds: float) -> Rates:
+    pids = [os.getpid(), *descendants(os.getpid())]
+    frames, cpu, begin = 0, cpu_seconds(pids), time.perf_counter()
     while (spent := time.perf_counter() - begin) < seconds:
         frames += batch()
-    return frames / spent
+    return Rates(frames / spent, frames / (cpu_seconds(pids) - cpu))
 
 
 def tables(iterations: int) -> dict[str, tuple[list[Callable[[], Contender]], list[Comparison]]]:
@@ -267,6 +323,17 @@ def tables(iterations: int) -> dict[str, tuple[list[Callable[[], Contender]], li
         )
         loops = [partial(ours, DummyVectorEnv, policy), partial(by_hand, policy)]
         found[f"overhead-{name}"] = loops, [Comparison("vecenv", "by hand", round(1 / 1.1, 3))]
+    for name, kind_, target in (("dummy", DummyVectorEnv, 0.85), ("shmem", ShmemVectorEnv, 0.8)):
+        for n in (8, 64):
+            pair = [
+                partial(random_steps, kind_, make_cartpole, n, STEPS * n),
+                partial(random_steps, kind_, make_cartpole, n, STEPS * n, episode_seeds=EpisodeSeeds(0)),
+            ]
+            found[f"seeded-{name}-{n}"] = pair, [Comparison("seeded", "plain", target)]
+    for name, settings, steps, target in (("shmem-64", CARTPOLE, STEPS, 0.75), ("pong-8", PONG, PONG_STEPS, 0.9)):
+        make, n = env_fn(Job(**settings, steps=1)), settings["num_envs"]
+        pair = [partial(random_steps, ShmemVectorEnv, make, n, steps * n), partial(job, steps * n, **settings)]
+        found[f"job-{name}"] = pair, [Comparison("job", "plain", target)]
     for kind in ("sleep", "busy"):
         makers = [partial(slow, kind, 10 * iterations, groups) for groups in (1, 2)]
         found[f"async-{kind}"] = makers, [Comparison(f"{kind}, 2 groups", f"{kind}, all together", 1.4)]
@@ -281,14 +348,14 @@ def main(arguments: list[str] | None = None) -> int:
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
     rounds, seconds = (1, 0.05) if options.quick else (7, 1.0)
-    table = Table("table", "steps/s", "beside", "ratio: median (lowest-highest)", "target")
+    table = Table("table", "steps/s", "beside", "ratio: median (lowest-highest)", "of CPU time", "target")
     for name, (makers, comparisons) in tables(calibrate()).items():
         if not name.startswith(options.only or ""):
             continue
         found = measure(makers, rounds, seconds)
         for comparison in comparisons:
             table.add_row(name, *comparison.line(found))
-    Console(width=150).print(table)
+    Console(width=170).print(table)
     return 0
 
 
