@@ -19,7 +19,8 @@ from vecenv.extending import check_seed, whole
 _STEP = np.uint64(0x9E3779B97F4A7C15)
 _WORD = np.uint64(0xD1B54A32D192ED03)
 _SEED, _ACTION_SEED = 0x8CB92BA72F3D8DD7, 0xA0761D6478BD642F
-_FACTORS = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
+_INT_STEP, _INT_FACTORS = int(_STEP), (0xBF58476D1CE4E5B9, 0x94D049BB133111EB)
+_FACTORS = tuple(map(np.uint64, _INT_FACTORS))
 _SHIFTS = np.uint64(30), np.uint64(27), np.uint64(31)
 _SCALE = 2.0**-52
 _MAX = 2**64 - 1
@@ -37,8 +38,8 @@ def _mix(bits: np.ndarray) -> np.ndarray:
 
 def _mix_one(bits: int) -> int:
     """Mix one Python integer, ten times faster than numpy."""
-    bits = (bits ^ bits >> 30) * int(_FACTORS[0]) & _MAX
-    bits = (bits ^ bits >> 27) * int(_FACTORS[1]) & _MAX
+    bits = (bits ^ bits >> 30) * _INT_FACTORS[0] & _MAX
+    bits = (bits ^ bits >> 27) * _INT_FACTORS[1] & _MAX
     return bits ^ bits >> 31
 
 
@@ -48,7 +49,7 @@ def _job_key(job_seed: int) -> int:
 
 
 def _seed(job_seed: int, number: int, purpose: int) -> int:
-    return _mix_one(_mix_one(_mix_one(number + int(_STEP) & _MAX) ^ _job_key(job_seed)) ^ purpose) >> 33
+    return _mix_one(_mix_one(_mix_one(number + _INT_STEP & _MAX) ^ _job_key(job_seed)) ^ purpose) >> 33
 
 
 def episode_keys(job_seed: int, numbers: np.ndarray) -> np.ndarray:
