@@ -92,7 +92,8 @@ class Job(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
         seed: Seed from which all other seeds are derived.
         num_envs: Number of parallel envs.
         backend: "dummy" (in this process), "thread" (in its threads), "subproc" or "shmem" (in worker processes), "ray"
-            (in actors); "auto": "dummy" or "shmem", whichever is faster, measured with an additional env.
+            (in actors); "auto": "shmem" with the fastest number of workers, measured with an additional env, or
+            "dummy" if that is faster and `on_error="raise"`.
         num_workers: Worker processes, threads or actors; by default the backend decides.
         policy: "random": uniform random actions. "mlp": a small network with random weights or `checkpoint`'s weights.
             "my_module:policy": a policy (see `collector.policy`), or a class that takes the observation space, the

@@ -39,6 +39,8 @@ DUMMY_ROUND, SHMEM_ROUND = 10e-6, 250e-6
 """Seconds of a round besides the envs' steps, in this process and with worker processes. With workers, two CPUs needed
 80 to 250 us if the caller sleeps between rounds, and 250 to 450 us if the caller computes with numpy or torch.
 """
+ONE_WORKER_ROUND = 100e-6
+"""The same with a single worker, which no other worker delays."""
 ROW = 1e-6
 GAIN = 0.9
 MOST_WORKERS = 64
@@ -53,7 +55,6 @@ ONLY_PROCESSES: Mapping[str, Any] = {
 """Arguments that choose worker processes if their value differs from the default, with these defaults. `wait_num` and
 `timeout` are included because they need envs that run in parallel.
 """
-
 
 LOCKED = "the interpreter lock is on"
 EXTENSIONS = tuple(importlib.machinery.EXTENSION_SUFFIXES)
@@ -81,7 +82,8 @@ class EnvCost(NamedTuple):
         """Predict the seconds of a round of `n` envs, in this process (`workers=None`) or in `workers` processes."""
         if workers is None:
             return DUMMY_ROUND + n * (self.wall + ROW)
-        return SHMEM_ROUND + max(-(-n // workers) * (self.wall + ROW), n * (self.cpu + ROW) / cpus)
+        fixed = ONE_WORKER_ROUND if workers == 1 else SHMEM_ROUND
+        return fixed + max(-(-n // workers) * (self.wall + ROW), n * (self.cpu + ROW) / cpus)
 
 
 def measure_cost(env_fn: Callable[[], Any], seconds: float, make_timeout: float, timeout: float) -> EnvCost | str:
@@ -204,7 +206,7 @@ def make_auto(
     """Make the vector env of `choose_backend`. Only worker processes get the options named in `only_processes`."""
     backend, num_workers, _ = choose_backend(env_fns, options, only_processes)
     own = {name: value for name, value in options.items() if backend == "shmem" or name not in only_processes}
-    return classes[backend](env_fns, **own, **({} if num_workers is None else {"num_workers": num_workers}))
+    return classes[backend](env_fns, **(own if num_workers is None else own | {"num_workers": num_workers}))
 
 
 def auto_vector_env(env_fns: EnvFns, **options: Any) -> BaseVectorEnv:
@@ -230,7 +232,8 @@ def choose_backend(
 
     The first condition that holds decides:
 
-    - `options` has other values than `only_processes`: shmem
+    - `options` has other values than `only_processes`: shmem. Only `on_error` leaves the number of workers open, and
+      cheap steps then get one worker
     - there is a single env: dummy
     - an env_fn cannot be pickled, or the first fails in a worker: dummy, because it may still work in this process
     - the first env hangs (5 s to make it, 1 s to step it), ends its worker or cannot be stepped: shmem
@@ -239,12 +242,15 @@ def choose_backend(
     """
     fns = check_env_fns(env_fns)
     asks = [name for name, value in only_processes.items() if options.get(name, value) != value]
-    choice = Choice("shmem", None, f"{asks[0]}= asks for processes") if asks else _choose(unshared_env_fns(fns))
+    if asks and (asks != ["on_error"] or len(fns) == 1):
+        choice = Choice("shmem", None, f"{asks[0]}= asks for processes")
+    else:
+        choice = _choose(unshared_env_fns(fns), in_processes=bool(asks))
     logger.info("backend='auto' chooses %r for %d envs: %s", choice.backend, len(fns), choice.reason)
     return choice
 
 
-def _choose(env_fns: Sequence[Callable[[], Any]]) -> Choice:
+def _choose(env_fns: Sequence[Callable[[], Any]], in_processes: bool) -> Choice:
     if len(env_fns) == 1:
         return Choice("dummy", None, "one env gains nothing from a worker")
     try:
@@ -254,30 +260,34 @@ def _choose(env_fns: Sequence[Callable[[], Any]]) -> Choice:
     except (WorkerTimeoutError, WorkerDiedError) as error:
         cost = str(error)
     except Exception as error:
-        return Choice("dummy", None, f"an env cannot be made in a worker: {type(error).__name__}: {error}")
+        backend = "shmem" if in_processes else "dummy"  # shmem raises the error
+        return Choice(backend, None, f"an env cannot be made in a worker: {type(error).__name__}: {error}")
     if isinstance(cost, str):
         return Choice("shmem", None, f"one env could not be measured: {cost}")
-    return predict(cost, len(env_fns), usable_cpus())
+    return predict(cost, len(env_fns), usable_cpus(), in_processes)
 
 
-def predict(cost: EnvCost, n: int, cpus: int) -> Choice:
-    """Return the choice for `n` envs of this cost, by the predicted time of a round.
+def predict(cost: EnvCost, n: int, cpus: int, in_processes: bool = False) -> Choice:
+    """Return the choice for `n` envs of this cost, by the predicted time of a round. `in_processes`: only shmem.
 
     >>> predict(EnvCost(10e-6, 10e-6, 0), 8, cpus=2).backend, predict(EnvCost(1e-3, 1e-3, 0), 8, cpus=2).backend
     ('dummy', 'shmem')
     >>> predict(EnvCost(5e-3, 1e-5, 0), 8, cpus=1)[:2]  # the env sleeps
     ('shmem', 8)
+    >>> predict(EnvCost(10e-6, 10e-6, 0), 8, cpus=2, in_processes=True)[:2]
+    ('shmem', 1)
     """
     workers = min(n, MOST_WORKERS if cost.waits else cpus)
-    here, there = (cost.round_seconds(n, each, cpus) for each in (None, workers))
+    here, there = (cost.round_seconds(n, each, cpus) for each in (1 if in_processes else None, workers))
     reason = (
         f"a step takes {cost.wall * 1e6:.3g} us{', most of it waiting' if cost.waits else ''}; stepping all envs takes "
-        f"about {here * 1e3:.2g} ms in this process and {there * 1e3:.2g} ms in {workers} workers"
+        f"about {here * 1e3:.2g} ms in {'one' if in_processes else 'this'} process and {there * 1e3:.2g} ms in "
+        f"{workers} workers"
     )
     if there > GAIN * here:
-        return Choice("dummy", None, reason)
-    backend = "shmem" if cost.no_threads else "thread"
-    if cost.no_threads != LOCKED:
+        return Choice("shmem", 1, reason) if in_processes else Choice("dummy", None, reason)
+    backend = "shmem" if cost.no_threads or in_processes else "thread"
+    if cost.no_threads != LOCKED and not in_processes:
         reason += (
             f"; not in threads: {cost.no_threads}" if cost.no_threads else "; in threads: the interpreter lock is off"
         )

@@ -41,6 +41,7 @@ from vecenv import (
     make_vec,
 )
 from vecenv.backends.free_threading import has_gil
+from vecenv.backends.system_limits import usable_cpus
 from vecenv.facades.make_vec import BACKENDS
 from vecenv.testing import CountingEnv
 from vecenv.tuning import auto_backend
@@ -170,6 +171,20 @@ class TestTheChoice:
         )
         assert made == {"copy": False, "num_workers": 3}
 
+    def test_the_number_of_workers_replaces_none(self, monkeypatch):
+        monkeypatch.setattr(auto_backend, "choose_backend", lambda *arguments: ("shmem", 3, ""))
+        assert make_auto([CHEAP], {"num_workers": None}, {"shmem": lambda fns, **own: own}) == {"num_workers": 3}
+
+    @pytest.mark.parametrize(("env_fn", "workers"), [(CHEAP, 1), pytest.param(HEAVY, None, marks=FULL)])
+    def test_restarts_need_a_process_but_not_several(self, env_fn: Any, workers: int | None) -> None:
+        with auto_vector_env([env_fn] * 4, on_error="restart", num_workers=None) as venv:
+            assert type(venv) is ShmemVectorEnv
+            assert venv.num_workers == (workers or min(4, usable_cpus()))
+
+    @pytest.mark.parametrize("env_fns", [[CrashesWhenMade, CHEAP], [partial(OnlyIn, os.getpid()), CHEAP]])
+    def test_restarts_keep_the_default_if_no_env_was_measured(self, env_fns: list[Any]) -> None:
+        assert choose_backend(env_fns, {"on_error": "restart"})[:2] == ("shmem", None)
+
     @pytest.mark.parametrize(("env_fn", "kind"), [(CHEAP, DummyVectorEnv), pytest.param(HEAVY, WORKERS, marks=FULL)])
     def test_it_is_made_and_logged(self, env_fn: Any, kind: type, caplog: pytest.LogCaptureFixture) -> None:
         with caplog.at_level(logging.INFO, "vecenv"), auto_vector_env([env_fn] * 4, **THEIR_DEFAULTS) as venv:
@@ -181,7 +196,7 @@ class TestTheChoice:
 
     def test_arguments_that_ask_for_processes_get_them_without_a_measurement(self, tmp_path: Path) -> None:
         asking = {"num_workers": 1, "context": "fork", "start_timeout": 30.0, "step_timeout": 30.0, "affinity": True}
-        asking |= {"wait_num": 1, "timeout": 0.5, "on_error": "restart"}
+        asking |= {"wait_num": 1, "timeout": 0.5}
         for name, value in asking.items():
             env_fns = [partial(Logged, tmp_path / "log")] * 2
             assert choose_backend(env_fns, {name: value}) == ("shmem", None, f"{name}= asks for processes")
