@@ -146,8 +146,7 @@ class RowWiseWrapper(VectorEnvWrapper):
         """Handle the arguments of `step` or `send` before the round. An override must call this method."""
         if not kwargs and not self._resets:
             return
-        asks = all(kwargs.get("autoreset") is not no for no in (None, False, np.False_))
-        if asks and not self.keeps_autoreset:
+        if not self.keeps_autoreset and all(kwargs.get("autoreset") is not no for no in (None, False, np.False_)):
             raise TypeError(
                 f"{type(self).__name__} ends episodes by itself, so no env can be reset in the round of its last step "
                 "(autoreset=True): use step(action, reset=terminated | truncated) in the next round"

@@ -117,7 +117,8 @@ class RecordedVectorEnv(VectorWrapper):
         ids = np.flatnonzero(np.ones(self.num_envs) if mask is None else mask)
         try:
             obs, infos = self.env.reset(seed=seed, options=options)
-            self._recorder.begin(ids, nest.take(obs, ids), [seeds[i] for i in ids.tolist()])
+            given = [-1 if seeds[i] is None else seeds[i] for i in ids.tolist()]
+            self._recorder.begin(ids, nest.take(obs, ids), given)
             self._to_reset = np.setdiff1d(self._to_reset, ids)
         except BaseException:
             self._abandon()
@@ -277,7 +278,7 @@ class RecordedEngine(RowWiseWrapper):
         return obs, rew, terminated, truncated, info
 
     def _record(self, columns: Any, info: np.ndarray) -> None:
-        obs, reward, terminated, truncated = nest.map(as_array, columns)
+        obs, (reward, terminated, truncated) = nest.map(as_array, columns[0]), map(as_array, columns[1:])
         recorder, ids = self._recorder, None
         if not self._in_order or len(info) != recorder.n:
             ids = np.array([row["env_id"] for row in info], np.int64)
@@ -286,20 +287,19 @@ class RecordedEngine(RowWiseWrapper):
         if not ended.size:
             return
         envs, infos = ended if ids is None else ids[ended], info[ended].tolist()
-        truncations = truncated[ended].tolist()
-        broken = [env for env, cut, each in zip(envs, truncations, infos, strict=True) if cut and is_repeated(each)]
+        broken = [row for row in truncated[ended].nonzero()[0].tolist() if is_repeated(infos[row])]
         if broken:
-            recorder.discard(broken)
-        begun = ["final_obs" in each and "final_info" in each for each in infos]  # reset in the same round
-        if all(begun):
-            last = _stacked([each["final_obs"] for each in infos])
+            recorder.discard(envs[broken])
+        begun = [row for row, each in enumerate(infos) if "final_obs" in each and "final_info" in each]
+        if len(begun) == len(infos):  # all were reset in the same round
+            last, envs_begun = _stacked([each["final_obs"] for each in infos]), envs
         else:
-            last = nest.take(obs, ended)
-            for row in np.flatnonzero(begun).tolist():
+            last, envs_begun = nest.take(obs, ended), envs[begun]
+            for row in begun:
                 nest.put(last, row, infos[row]["final_obs"])
         recorder.end(envs, last)
-        if any(begun):
-            recorder.begin(envs[begun], None, self._seeds[envs[begun]])
+        if begun:
+            recorder.begin(envs_begun, None, self._seeds[envs_begun])
 
     def call(self, name: str, /, *args: Any, id: Any = None, **kwargs: Any) -> list[Any]:
         """Pass the call on. "step" and "reset" abandon the unfinished episodes of these envs."""

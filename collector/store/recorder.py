@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -86,14 +86,13 @@ class EpisodeRecorder:
         self._count = np.zeros(n, np.int64)
         self._is_recorded = np.zeros(n, np.bool_)
         """True if the env is in a recorded episode, which the next arrays describe."""
-        self._first = np.zeros(n, np.int64)
-        """Row in which the episode began."""
-        self._before = np.zeros(n, np.int64)
-        """Steps before the last cut."""
-        self._seeds = np.full(n, -1)
+        self._begun = np.full((3, n), -1)
+        self._first, self._before, self._seeds = self._begun
+        """Row in which the episode began, steps before the last cut, and seed (-1: none)."""
         self._all_stepped = True
         """True if all envs took part in each round."""
-        self._ended: list[tuple[Runs, Any]] = []
+        self._ended: list[tuple[np.ndarray, np.ndarray, np.ndarray, Any]] = []
+        """Envs, `_begun`, `_count` and last observations of ended episodes."""
         self._due = float("inf")
         """Time of the next commit."""
 
@@ -113,17 +112,17 @@ class EpisodeRecorder:
                 "RecordEpisodes(..., resume=True) to continue"
             )
 
-    def begin(self, ids: np.ndarray | None, obs: Any, seeds: Iterable[int | None] | None = None) -> None:
+    def begin(self, ids: np.ndarray | None, obs: Any, seeds: Any = -1) -> None:
         """Begin episodes of these envs (None: all), and abandon unfinished episodes.
 
-        `obs` are the first observations, unless `step` has recorded them.
+        `obs` are the first observations, unless `step` has recorded them. `seeds`: -1 without a seed.
         """
         self._check_open()
         envs = self._all if ids is None else ids
         if obs is not None:
             self._buffer.write("obs", self._count[envs] * self.n + envs, fit_rows(obs, self._layout.obs))
-        self._seeds[envs] = -1 if seeds is None else [-1 if seed is None else seed for seed in seeds]
-        self._first[envs], self._before[envs], self._is_recorded[envs] = self._count[envs], 0, True
+        self._first[envs], self._before[envs], self._seeds[envs] = self._count[envs], 0, seeds
+        self._is_recorded[envs] = True
 
     def discard(self, ids: Any = slice(None)) -> None:
         """Abandon the unfinished episodes of these envs."""
@@ -173,7 +172,9 @@ class EpisodeRecorder:
     def end(self, envs: np.ndarray, last_obs: Any) -> None:
         """End the episodes of these envs. `last_obs` must not change later."""
         rows, known = fit_rows(last_obs, self._layout.obs), self._is_recorded[envs]
-        self._ended.append((self._runs(envs[known], True), nest.take(rows, known)))
+        if np.count_nonzero(known) < len(envs):
+            envs, rows = envs[known], nest.take(rows, known)
+        self._ended.append((envs, self._begun.take(envs, 1), self._count[envs], rows))
         self._is_recorded[envs] = False
         self._due = min(self._due, time.monotonic() + self._shard_seconds)
 
@@ -197,18 +198,17 @@ class EpisodeRecorder:
                     self._due = float("inf")
                     self._writer.commit()
 
-    def _runs(self, envs: np.ndarray, ends: bool) -> Runs:
-        first, unknown = self._first[envs], np.full(len(envs), -1)
-        rows, steps = first * self.n + envs, self._count[envs] - first
-        return Runs(envs, rows, steps, self._before[envs], np.full(len(envs), ends), unknown, self._seeds[envs])
-
     def _extract_finished(self) -> EpisodeBatch:
         """Take finished episodes out of the buffer, and empty the buffer."""
         playing = self._is_recorded
-        going = self._runs(np.flatnonzero(playing & (self._first < self._count)), False)
-        runs = Runs(*map(np.concatenate, zip(*(runs for runs, _ in self._ended), going, strict=True)))
+        going = np.flatnonzero(playing & (self._first < self._count))
+        episodes = [*self._ended, (going, self._begun[:, going], self._count[going], None)]
+        envs, begun, count, _ = zip(*episodes, strict=True)
+        env, (first, before, seed) = np.concatenate(envs), np.concatenate(begun, axis=1)
+        unknown, ends = np.full(len(env), -1), np.arange(len(env)) < len(env) - len(going)
+        runs = Runs(env, first * self.n + env, np.concatenate(count) - first, before, ends, unknown, seed)
         columns = {name: self._buffer.read(name, slice(None)) for name in EPISODE_COLUMNS}
-        last = join([nest.take(columns["obs"], slice(0, 0)), *(obs for _, obs in self._ended)])
+        last = join([nest.take(columns["obs"], slice(0, 0)), *(obs for *_, obs in self._ended)])
         whole = EpisodeBatch(**self._unfinished.join(columns, runs, last, playing, self.n))
         latest = self._buffer.read("obs", self._count * self.n + self._all)
         self._buffer.rewind()
