@@ -1,8 +1,7 @@
-"""The yardstick: W independent processes that step bare envs and never communicate.
+"""Measure the bound: W independent processes that step bare envs and never communicate.
 
-No vector environment made of Python processes can be faster than this on the same cores, so
-`steps/s divided by bound(W)` says what share of the machine a vector environment leaves to the
-environments. Nothing crosses a process boundary while the clock runs.
+No vector env of Python processes can be faster on the same cores. So the steps per second of a vector env, divided by
+`bound(W)`, are the share of the machine that the vector env leaves to the envs.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ _START_DELAY = 0.1  # seconds from the command to the common start; the workers 
 
 
 class Bound:
-    """`workers` processes that share `count` environments as blocks, in one common time window.
+    """`workers` processes, each with a block of the `count` envs, that step in the same window of time.
 
     bound = Bound(EnvSpec("cartpole"), count=64, workers=2)
     print(bound.measure(1.0).rate)
@@ -37,7 +36,7 @@ class Bound:
             here, there = context.Pipe()
             process = context.Process(target=_bound_worker, args=(there, block, count, first), daemon=True)
             process.start()
-            there.close()  # so that a dead worker reads as end of file, not as silence
+            there.close()  # so that a dead worker reads as the end of the file
             self._pipes.append(here)
             self._processes.append(process)
             first += len(block)
@@ -45,7 +44,7 @@ class Bound:
             pipe.recv()
 
     def measure(self, seconds: float) -> Sample:
-        """Steps of all workers in the same `seconds`; rates are added, each over its own exact time."""
+        """Step all workers for the same `seconds`. Each worker's rate uses its exact time, and the rates are added."""
         start = time.perf_counter() + _START_DELAY
         for pipe in self._pipes:
             pipe.send((start, start + seconds))
@@ -54,7 +53,7 @@ class Bound:
         return Sample(steps=round(rate * seconds), calls=0, wall=seconds, cpu_main=0.0)
 
     def close(self) -> float:
-        """End the workers; returns the seconds that it took."""
+        """End the workers. Return the seconds that this took."""
         begun = time.perf_counter()
         for pipe in self._pipes:
             pipe.close()
@@ -75,7 +74,7 @@ def _bound_worker(pipe: Connection, env_fns: list[EnvFn], total: int, first: int
     envs = [env_fn() for env_fn in env_fns]
     for index, env in enumerate(envs):
         env.reset(seed=first + index)
-    # numpy elements, as the vector environments hand them to their environments
+    # numpy scalars, as the envs of a vector env get them
     columns = draw_actions(total)[:, first : first + len(envs)]
     rows = [list(row) for row in columns]
     pipe.send("ready")
@@ -91,7 +90,7 @@ def _bound_worker(pipe: Connection, env_fns: list[EnvFn], total: int, first: int
 
 
 def _step_until(envs: list[Any], rows: list[list[Any]], position: int, stop: float) -> tuple[int, int, float]:
-    """Step every environment in turn until the clock passes `stop`; resets cost time, not steps."""
+    """Step every env in turn until the clock passes `stop`. Resets take time, but are not counted."""
     clock = time.perf_counter
     pairs = list(enumerate(envs))
     rounds = 0

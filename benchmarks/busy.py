@@ -1,10 +1,11 @@
-"""`python -m benchmarks.busy`: vector envs while other programs use the CPUs, in steps a second, beside gymnasium's.
+"""`python -m benchmarks.busy`: steps per second of vector envs while other programs use the CPUs.
 
     python -m benchmarks.busy                             # 16 envs, three rounds: eight minutes
-    python -m benchmarks.busy --fast                      # does each part still run? the figures mean nothing
-    python -m benchmarks.busy --beside 2 python -m benchmarks.loops sb3-ppo    # any command beside two endless loops
+    python -m benchmarks.busy --fast                      # only a check that each part runs
+    python -m benchmarks.busy --beside 2 python -m benchmarks.loops sb3-ppo    # any command while two endless loops run
 
-Each figure is the median of the rounds, in which all contenders run one after the other, each in a process of its own.
+In each round, all contenders (ours and gymnasium's) run in turn, each in its own process. A figure is the median of the
+rounds.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ class Computing(gymnasium.Env[Any, Any]):
 
 
 def steps_per_second(contender: str, env: str, num_envs: int, seconds: float) -> float:
-    """Step one vector env with the same actions for so long."""
+    """Step a vector env with the same actions for `seconds`."""
     env_fns: list[Any] = EnvSpec("cartpole").env_fns(num_envs) if env == "CartPole" else [Computing] * num_envs
     envs = CONTENDERS[contender](env_fns)
     envs.reset(seed=0)
@@ -69,7 +70,7 @@ def steps_per_second(contender: str, env: str, num_envs: int, seconds: float) ->
 
 @contextlib.contextmanager
 def endless_loops(count: int, nice: int = 0) -> Iterator[None]:
-    """Keep so many processes computing."""
+    """Keep `count` processes computing."""
     command = ["nice", "-n", str(nice), sys.executable, "-c", "while True: pass"]
     processes = [subprocess.Popen(command) for _ in range(count)]
     try:
@@ -81,7 +82,7 @@ def endless_loops(count: int, nice: int = 0) -> Iterator[None]:
 
 
 def measure(contender: str, env: str, copies: int, num_envs: int, seconds: float) -> float:
-    """Steps a second of each of so many vector envs, each in a process of its own, at the same time."""
+    """Return the mean steps per second of `copies` vector envs that run at the same time, each in its own process."""
     command = [
         sys.executable,
         "-W",
@@ -100,7 +101,7 @@ def measure(contender: str, env: str, copies: int, num_envs: int, seconds: float
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Print a table of the rows, or what else is asked for."""
+    """Print a table of the rows, a single figure (`--only`), or run a command (`--beside`)."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--envs", type=int, default=16)
     parser.add_argument("--seconds", type=float, default=2.0, help="for each contender in each round")
@@ -108,7 +109,9 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--fast", action="store_true")
     parser.add_argument("--rows", default="", help="only the rows whose titles hold this text")
     parser.add_argument("--only", nargs=2, metavar=("CONTENDER", "ENV"), help="print one figure")
-    parser.add_argument("--beside", nargs=argparse.REMAINDER, help="COUNT COMMAND: run a command beside endless loops")
+    parser.add_argument(
+        "--beside", nargs=argparse.REMAINDER, help="COUNT COMMAND: run a command while endless loops run"
+    )
     options = parser.parse_args(arguments)
     if options.only:
         print(steps_per_second(*options.only, options.envs, options.seconds))

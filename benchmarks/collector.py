@@ -1,24 +1,24 @@
-"""`python -m benchmarks.collector`: the collectors beside their peers and beside a loop written by hand.
+"""`python -m benchmarks.collector`: speed of the collectors, of their peers, and of a loop written by hand.
 
     python -m benchmarks.collector                     # everything: some minutes
-    python -m benchmarks.collector --quick             # does each contender still run? the figures mean nothing
+    python -m benchmarks.collector --quick             # only a check that each contender runs
     python -m benchmarks.collector --only random       # some tables: random, mlp, overhead, seeded, job or async
 
-All contenders of a table live in this process. A round measures each of them once, for the same time, and begins with
-another one each time; ratios are taken within a round, and the table shows the median of the rounds with the lowest and
-the highest, of the time and of the CPU time of this process and its workers. torch has one thread. Peers that are not
-installed are left out.
+All contenders of a table are in this process. A round measures each contender once, for the same time. Each round
+starts with a different contender. A ratio compares two contenders of the same round. The table shows the median ratio
+of the time, and of the CPU time of this process and its workers, with the lowest and the highest. torch has one thread.
+Peers that are not installed are left out.
 
-- random, mlp: CartPole-v1, 16 environments, batches of 64 steps of each; random actions, or those of a network with two
-  hidden layers of 64 on the CPU. Each figure is that of the fastest class of environments. torchrl has classes of its
-  own, and can also wrap the vector environment of gymnasium, which then does its work for it.
-- overhead: the same against the loop that a user would write: the same vector environment and policy, arrays
-  allocated once, `step` and then `reset(ids)`.
-- seeded: random actions with `episode_seeds` against the same without, of 8 and of 64 CartPoles.
-- job: a job with random actions, from its envs to its data set, against the collector that plays the same envs. Pong
-  has 84 x 84 pixels and episodes of 250 steps.
-- async: 20 environments that take 1 ms a step (sleeping or computing) in two workers, and a policy of 5 ms a call that
-  leaves the CPU alone, as one on a GPU does: two groups that take turns, against all together.
+- random, mlp: 16 CartPole-v1 envs, batches of 64 steps per env. Actions are random, or come from a network with two
+  hidden layers of 64 on the CPU. Each library is measured with its fastest vector env. torchrl is measured twice: with
+  its own classes, and with gymnasium's vector env, which it wraps.
+- overhead: the collector compared with a loop that a user would write. This loop has the same vector env and policy,
+  arrays that are allocated once, `step`, and then `reset(ids)`.
+- seeded: random actions with and without `episode_seeds`, with 8 and with 64 CartPole envs.
+- job: a job with random actions, including its data set, compared with the collector that plays the same envs. Pong has
+  84 x 84 pixels and episodes of 250 steps.
+- async: 20 envs that take 1 ms per step (sleeping or computing) in two workers. The policy takes 5 ms per call without
+  the CPU, like a policy on a GPU. Two groups of envs that take turns are compared with a single group.
 """
 
 from __future__ import annotations
@@ -64,11 +64,11 @@ PONG_STEPS = PIXELS["max_episode_steps"] // 4
 """Steps of an episode: the limit counts frames of the game."""
 
 Batch = Callable[[], int]
-"""Collects once, and returns how many steps."""
+"""Function that collects a batch, and returns its number of steps."""
 
 
 class Contender:
-    """Something that collects, and how it is closed."""
+    """Collector with a name, a function that collects a batch, and a function that closes it."""
 
     def __init__(self, name: str, batch: Batch, close: Callable[[], Any]) -> None:
         self.name, self.batch, self.close = name, batch, close
@@ -79,7 +79,7 @@ def make_cartpole() -> Any:
 
 
 class Net(nn.Module):
-    """Two hidden layers of 64, and a draw from the softmax of their logits, the cheapest way."""
+    """Network with two hidden layers of 64. It samples from the softmax of the logits in the cheapest way."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -213,7 +213,7 @@ def tianshou(policy: nn.Module | None) -> Contender:
 
 
 class Sleeping(BusyEnv):
-    """A step sleeps for 1 ms."""
+    """Env whose step sleeps for 1 ms."""
 
     def _work(self) -> None:
         time.sleep(1e-3)
@@ -250,7 +250,7 @@ class Rates(NamedTuple):
 
 
 class Comparison:
-    """One line of a table: the fastest contender of a name against that of another, and the ratio that is wanted."""
+    """Row of a table: the fastest contenders of two names, their ratio, and the target of the ratio."""
 
     def __init__(self, own: str, other: str, target: float) -> None:
         self.own, self.other, self.target = own, other, target
@@ -304,7 +304,7 @@ def rate(batch: Batch, seconds: float) -> Rates:
 
 
 def tables(iterations: int) -> dict[str, tuple[list[Callable[[], Contender]], list[Comparison]]]:
-    """The contenders and comparisons of each table."""
+    """Return the contenders and comparisons of each table."""
     kinds = ("SerialEnv", "ParallelEnv", "GymWrapper")
     found: dict[str, tuple[list[Callable[[], Contender]], list[Comparison]]] = {}
     for name, policy, targets in (("random", None, (12.0, 5.0)), ("mlp", Net(), (8.0, 4.0))):
@@ -343,7 +343,7 @@ def tables(iterations: int) -> dict[str, tuple[list[Callable[[], Contender]], li
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.collector", description=__doc__.splitlines()[0])
     parser.add_argument("--quick", action="store_true", help="one short round")
-    parser.add_argument("--only", metavar="NAME", help="tables whose names begin so")
+    parser.add_argument("--only", metavar="NAME", help="only tables whose names start with NAME")
     options = parser.parse_args(arguments)
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")

@@ -1,4 +1,4 @@
-"""The rows that are not steps per second: hidden work, idle CPU, start and stop, memory."""
+"""Measure the rows that are not steps per second: hidden work, idle CPU, opening and closing, memory."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ sys.stdin.read()
 
 
 def hidden_work(settings: Settings) -> list[Result]:
-    """Pickles, pipe traffic, semaphores and system calls a step in the process that calls `step`, and in a worker."""
+    """Count pickles, pipe traffic, semaphores and system calls per step, in the caller's process and in a worker."""
     calls = 100 if settings.quick else 1000
     mine, theirs = [], []
     with (
@@ -58,7 +58,7 @@ def hidden_work(settings: Settings) -> list[Result]:
 
 
 def idle(settings: Settings) -> list[Result]:
-    """CPU that all processes together burn after a step, when no call is made."""
+    """Measure the CPU use of all processes together while no call is made."""
     seconds = 1.0 if settings.quick else 10.0
     percents = []
     with _lane(_spec(settings)) as lane:
@@ -74,9 +74,9 @@ def idle(settings: Settings) -> list[Result]:
 
 
 def open_and_close(settings: Settings) -> list[Result]:
-    """Seconds to open 64 CartPole environments, `reset` included, and to close them again.
+    """Measure the seconds to open 64 CartPole envs, with `reset`, and to close them.
 
-    The first time in a fresh process, which counts, and once more in the same process.
+    The figure is the first time, in a fresh process. A second time in the same process is printed too.
     """
     specs = [_spec(settings)]
     if not settings.quick:
@@ -112,7 +112,7 @@ def _open_result(title: str, pairs: list[tuple[float, float]], again: float) -> 
 
 
 def worker_memory(settings: Settings) -> list[Result]:
-    """Private and proportional memory of a worker, next to a bare process with one environment."""
+    """Measure the private and proportional memory of a worker, and of a bare process with a single env."""
     found = []
     for count, options in ((ENVS, {}), (4, {"num_workers": 4})):
         spec = LaneSpec(SHMEM, CARTPOLE, count, {**settings.ours, **options})
@@ -121,7 +121,7 @@ def worker_memory(settings: Settings) -> list[Result]:
 
 
 def _one_memory(spec: LaneSpec) -> tuple[list[Memory], Memory, float]:
-    """Memory of each worker of a fresh lane, of a bare process, and the PSS of the lane's other processes."""
+    """Return the memory of the workers of a new lane and of a bare process, and the PSS of the lane's rest."""
     with _lane(spec) as lane, _bare_process() as bare_pid:
         lane.call("run", 50)
         workers, others = _workers(lane.pid)
@@ -159,7 +159,7 @@ def _median_memory(processes: list[Memory]) -> str:
 
 
 def _c_calls(whose: str, counts: list[dict[str, float]]) -> list[Result]:
-    """The lines for the C calls a step; `counts` has those of each repetition."""
+    """Return the rows of the C calls per step. `counts` has the calls of each repetition."""
     pickles = [each["pickle"] for each in counts]
     middle = {kind: median(each[kind] for each in counts) for kind in counts[0] if kind != "pickle"}
     return [
@@ -189,12 +189,12 @@ def _repeats(settings: Settings) -> int:
 
 
 def _spread(figures: list[float]) -> str:
-    """The lowest and the highest of the repetitions."""
+    """Return the lowest and the highest repetition as text."""
     return f"({min(figures):.2f}-{max(figures):.2f})"
 
 
 def _workers(pid: int) -> tuple[list[int], list[int]]:
-    """(workers, helper processes) below a lane: a worker is a leaf that is no resource tracker."""
+    """Return (workers, helper processes) below a lane. A worker has no children and is not a resource tracker."""
     below = descendants(pid)
     workers = [child for child in below if not descendants(child) and "resource_tracker" not in command_line(child)]
     return workers, [child for child in below if child not in workers]

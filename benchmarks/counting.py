@@ -1,10 +1,11 @@
-"""Counts of what the process that calls `step`, and its workers, do besides stepping.
+"""Count the work of the process that calls `step`, and of its workers, besides stepping.
 
-Two independent ways. `CallCounter` watches calls from Python into C with the interpreter's profile
-hook: it sees pickling however it was imported, and needs no privileges; `CountedSpec` brings it into
-the workers. `count_system_calls` attaches strace from outside: it sees what C code does below, but
-slows every system call down, so a loop that spins before it blocks is seen to block more often than
-it does at full speed.
+There are two independent ways:
+
+- `CallCounter` counts calls from Python into C with the interpreter's profile hook. It needs no privileges, and sees
+  pickling by any library. `CountedSpec` starts a counter in each worker.
+- `count_system_calls` attaches strace. It also sees the system calls of C code, but slows them down, so a loop that
+  spins before it blocks appears to block more often than at full speed.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ import numpy as np
 from benchmarks.envs import EnvFn, EnvSpec, make_env
 
 KINDS = ("pickle", "socket", "pipe", "semaphore", "sched_yield", "poll")
-"""The counters: `pipe` is each call that reads and writes descriptors other than sockets, eventfds among them."""
+"""Names of the counters. `pipe` counts calls that read or write descriptors except sockets, for example eventfds."""
 
 _PICKLE_CALLS = frozenset({"dump", "dumps", "load", "loads"})
 _SOCKET_CALLS = frozenset({"send", "sendall", "sendto", "sendmsg", "recv", "recv_into", "recvfrom", "recvmsg"})
@@ -40,9 +41,9 @@ _WAIT_CALLS = frozenset({"poll", "select", "epoll_wait"})
 
 
 class CallCounter:
-    """Counts interesting C calls of the current thread between enter and exit.
+    """Counter of C calls of the current thread between enter and exit.
 
-    `numbers` is where it counts, one integer for each of `KINDS`: an array of its own unless one is given.
+    The counts are added to `numbers`, an array with an integer per entry of `KINDS`. Default: a new array.
     """
 
     def __init__(self, numbers: np.ndarray | None = None) -> None:
@@ -50,7 +51,7 @@ class CallCounter:
 
     @property
     def totals(self) -> dict[str, int]:
-        """The calls of each kind so far; kinds with none are present."""
+        """Return the number of calls of each kind, zeros included."""
         return dict(zip(KINDS, self._numbers.tolist(), strict=True))
 
     def __enter__(self) -> CallCounter:
@@ -76,7 +77,7 @@ def _classify(called: Any) -> str:
     name = called.__name__
     owner = getattr(called, "__self__", None)
     module = getattr(called, "__module__", None) or type(owner).__module__
-    # cloudpickle and multiprocessing pickle with subclasses of the C classes, from modules of their own.
+    # cloudpickle and multiprocessing define subclasses of the C classes in their own modules.
     if name in _PICKLE_CALLS and (module == "_pickle" or isinstance(owner, (_pickle.Pickler, _pickle.Unpickler))):
         return "pickle"
     if name in _SOCKET_CALLS and isinstance(owner, _socket.socket):
@@ -94,10 +95,10 @@ def _classify(called: Any) -> str:
 
 @dataclass(frozen=True)
 class CountedSpec(EnvSpec):
-    """Environments that count the calls of the process that they live in, from their constructors on.
+    """Envs that count the calls of their process, from the constructor of its first env.
 
-    Each process counts in a file of its own in `folder`, for `counted` to read: asking the vector environment for the
-    counts would add to them.
+    Each process counts in a separate file in `folder`, which `counted` reads. Asking the vector env for the counts
+    would add to them.
     """
 
     folder: str = ""
@@ -107,27 +108,27 @@ class CountedSpec(EnvSpec):
 
 
 def counted(folder: str) -> dict[str, float]:
-    """The calls of each kind so far, as a mean over the processes that count in `folder`."""
+    """Return the calls of each kind, as a mean over the processes that count in `folder`."""
     numbers = np.array([np.fromfile(path, np.int64) for path in Path(folder).iterdir()])
     return dict(zip(KINDS, numbers.mean(0).tolist(), strict=True))
 
 
 def _make_counted(spec: CountedSpec, index: int) -> Any:
     path = Path(spec.folder, str(os.getpid()))
-    if not path.exists():  # the first environment of this process
+    if not path.exists():  # the first env of this process
         CallCounter(np.memmap(path, np.int64, "w+", shape=(len(KINDS),))).__enter__()
     return make_env(spec, index)
 
 
 def strace_missing() -> str:
-    """The reason why system calls cannot be counted here, or an empty string."""
+    """Return the reason why system calls cannot be counted here, or an empty string."""
     if shutil.which("strace") is None:
         return "strace is not installed"
     return ""
 
 
 def count_system_calls(pid: int, action: Callable[[], Any]) -> dict[str, int] | None:
-    """System calls by name that process `pid` makes, in any thread, during `action`; None if refused."""
+    """Return the number of system calls by name, in all threads of `pid` during `action`. None if strace is refused."""
     with tempfile.TemporaryDirectory() as folder:
         path = os.path.join(folder, "summary")
         command = ["strace", "-c", "-f", "-o", path, "-p", str(pid)]
@@ -144,7 +145,7 @@ def count_system_calls(pid: int, action: Callable[[], Any]) -> dict[str, int] | 
 
 
 def parse_strace_table(text: str) -> dict[str, int]:
-    """{system call: number of calls} from the table that `strace -c` prints."""
+    """Return {system call: number of calls} from the table that `strace -c` prints."""
     counts: dict[str, int] = {}
     for line in text.splitlines():
         fields = line.split()

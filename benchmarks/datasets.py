@@ -1,16 +1,16 @@
-"""Data sets: opening a million episodes, random batches from more than memory, and what recording costs a loop.
+"""Measure data sets: opening a million episodes, random batches from more than memory, and the cost of recording.
 
     python -m benchmarks.datasets [--gigabytes 5] [--folder DIR] [--only open,batches,record] [--rounds 15]
 
-- open: a manifest of 10^6 episodes, in a process of its own: seconds until `Dataset(DIR)` is there, and the most memory
-  that the process has had, imports included. The target is 2 s and 300 MB.
-- batches: random batches of 256 transitions, from `--gigabytes` of plain shards (episodes of 1000 steps with
-  observations of 84 x 84 bytes), in a process of its own, after each shard was opened once and its hash checked: with
-  what the page cache has left of them ("warm"), and after it was asked to drop them ("cold"). Printed are transitions a
-  second, and the most memory of the process. The target is 20,000 a second within 1 GB. With `--compressed` also of
-  compressed shards of a quarter of that, before compression.
-- record: steps a second of CartPole x 64 with and without `RecordEpisodes`, in turn; the median of the ratios, and the
-  same of CPU time of this process, which other programs disturb less. The target is at most 10 % slower.
+- open: a fresh process opens `Dataset(DIR)` with a manifest of 10^6 episodes. Printed are the seconds, and the peak
+  memory of the process with its imports. The target is 2 s and 300 MB.
+- batches: a fresh process reads random batches of 256 transitions from `--gigabytes` of plain shards (episodes of
+  1000 steps with observations of 84 x 84 bytes). First it opens each shard and checks its hash. "warm" uses the page
+  cache as it is, "cold" drops the shards from the page cache first. Printed are transitions per second, and the peak
+  memory. The target is 20,000 per second within 1 GB. `--compressed` adds compressed shards with a quarter of the
+  bytes, counted before compression.
+- record: steps per second of 64 CartPole envs with and without `RecordEpisodes`, in turn. Printed are the median ratios
+  of the time, and of the CPU time of this process, which other programs disturb less. The target is at most 10 %.
 """
 
 from __future__ import annotations
@@ -89,14 +89,14 @@ for name in sys.argv[3:]:
 
 
 def run(program: str, *arguments: str) -> str:
-    """The output of a program, in a process of its own."""
+    """Run a program in a new process, and return its output."""
     return subprocess.run(
         [sys.executable, "-c", program, *arguments], check=True, capture_output=True, text=True
     ).stdout
 
 
 def measure_open(folder: Path) -> None:
-    """A data set whose manifest names shards that need not be there to open it."""
+    """Write a manifest, and measure how long opening takes. Opening needs no shards, so none are written."""
     with StoreWriter(folder, make_head()):
         pass
     columns = {"obs": ["<f4", [4]], "action": ["<i8", []], "reward": ["<f8", []]}
@@ -106,7 +106,7 @@ def measure_open(folder: Path) -> None:
         file.write(json.dumps({"line": "layout", "obs": "obs", "action": "action", "arrays": columns}) + "\n")
         for shard, first in enumerate(range(0, EPISODES, A_LINE)):
             lengths = rng.integers(8, 60, A_LINE)
-            numbers = first + rng.permutation(A_LINE)  # they end in another order than they begin
+            numbers = first + rng.permutation(A_LINE)  # episodes do not end in the order in which they begin
             names = [*columns, "offsets", "episode", "seed", "env_id"]
             files = {f"{name}.npy": [60 * int(lengths.sum()), "0" * 64] for name in names}
             line = {"line": "shard", "shard": f"shards/{shard:06d}", "files": files}
@@ -117,7 +117,7 @@ def measure_open(folder: Path) -> None:
 
 
 def write_pixels(folder: Path, gigabytes: float, compress: bool) -> None:
-    """Episodes of 1000 steps of noise, of which a shard has nine."""
+    """Write episodes of 1000 steps of noise, nine per shard."""
     space = gymnasium.spaces.Box(0, 255, PIXELS, np.uint8)
     rng = np.random.default_rng(0)
     with StoreWriter(folder, make_head(space, gymnasium.spaces.Discrete(6)), compress=compress) as writer:
@@ -125,7 +125,7 @@ def write_pixels(folder: Path, gigabytes: float, compress: bool) -> None:
         while writer.manifest.index["length"].sum() * np.prod(PIXELS) < gigabytes * 2**30:
             noise = rng.integers(0, 256, (1001, *PIXELS), np.uint8)
             if compress:
-                noise[:, 8:] = 0  # as of pictures, some is left
+                noise[:, 8:] = 0  # pictures compress well, but not to nothing
             action = rng.integers(0, 6, 1000)
             writer.add(Episode(noise, action, rng.random(1000), last, np.zeros(1000, np.bool_), 0))
             if writer.waiting_bytes >= 2**26:
@@ -134,13 +134,13 @@ def write_pixels(folder: Path, gigabytes: float, compress: bool) -> None:
 
 
 def measure_batches(folder: Path, gigabytes: float, compress: bool) -> None:
-    """Write the data set, and sample it."""
+    """Write a data set, and sample from it."""
     write_pixels(folder, gigabytes, compress)
     print("batches, compressed:" if compress else "batches:", run(BATCHES, str(folder), "10", "warm", "cold"), end="")
 
 
 def drive(step: Any, actions: np.ndarray, calls: int) -> tuple[float, float]:
-    """Seconds, and CPU seconds of this process."""
+    """Return the seconds, and the CPU seconds of this process, of `calls` steps."""
     cpu, wall = time.process_time(), time.perf_counter()
     for _ in range(calls):
         step(actions)
@@ -157,7 +157,7 @@ VECTOR_ENVS: dict[str, Any] = {
 
 
 def measure_record(folder: Path, rounds: int, calls: int = 400) -> None:
-    """Steps a second of CartPole x 64, with and without a recorder."""
+    """Print the steps per second of 64 CartPole envs, with and without a recorder."""
     actions = np.random.default_rng(0).integers(0, 2, 64)
     for name, kind in VECTOR_ENVS.items():
         make = [partial(gymnasium.make, "CartPole-v1")] * 64

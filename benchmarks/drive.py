@@ -1,4 +1,4 @@
-"""The loops that step a contender inside its lane: by time, by number, and under a counter."""
+"""Step a contender inside its lane: for a time, for a number of calls, and under a counter."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ WARM_UP = 0.15
 
 
 class Driver:
-    """Feeds pre-drawn actions to a contender; subclasses say what one call is."""
+    """Driver that steps a contender with actions drawn before. A subclass defines a call."""
 
     rebuild: Callable[[], Driver]
-    """Makes another driver like this one, for timing how long opening takes."""
+    """Function that makes a second driver of this kind, to time the opening."""
     opened_in: float
-    """Seconds that the first contender of this process took to open; its library was imported before."""
+    """Seconds that the first contender of this process took to open, without the import of its library."""
 
     def __init__(self, contender: Contender, count: int) -> None:
         self._contender = contender
@@ -30,7 +30,7 @@ class Driver:
         self._position = 0
 
     def once(self) -> int:
-        """One call of the contender's `step`; returns the environment steps that it made."""
+        """Call the contender's `step`. Return the number of env steps."""
         raise NotImplementedError
 
     def measure(self, seconds: float, warm_up: float = WARM_UP) -> Sample:
@@ -54,18 +54,18 @@ class Driver:
         return Sample(steps, len(times), now - begun, cpu, float(p50), float(p99))
 
     def run(self, calls: int) -> int:
-        """Exactly `calls` calls, for counters that look from outside of the process."""
+        """Make exactly `calls` calls, for counters outside this process."""
         return sum(self.once() for _ in range(calls))
 
     def count(self, calls: int) -> dict[str, float]:
-        """The work of the calling thread in C per call: pickles, pipe traffic, semaphores, yields."""
+        """Return the C calls of this thread per call: pickles, pipe traffic, semaphores, yields."""
         self.run(20)
         with CallCounter() as counter:
             self.run(calls)
         return {name: number / calls for name, number in counter.totals.items()}
 
     def reopen(self) -> tuple[float, float]:
-        """Seconds to build another contender of the same kind, reset included, and to close it."""
+        """Return the seconds to build a second contender of this kind, with its reset, and to close it."""
         begun = time.perf_counter()
         other = self.rebuild()
         opened = time.perf_counter()
@@ -73,13 +73,13 @@ class Driver:
         return opened - begun, time.perf_counter() - opened
 
     def close(self) -> float:
-        """Close the contender; returns the seconds that it took."""
+        """Close the contender. Return the seconds that this took."""
         begun = time.perf_counter()
         self._contender.close()
         return time.perf_counter() - begun
 
     def opening(self) -> float:
-        """The value of `opened_in`, as a method so that the benchmark can ask for it."""
+        """Return `opened_in`. A method, because the benchmark can only call methods."""
         return self.opened_in
 
     def _next_row(self) -> np.ndarray:
@@ -89,14 +89,14 @@ class Driver:
 
 
 class SyncDriver(Driver):
-    """Every call steps every environment."""
+    """Driver whose calls step every env."""
 
     def once(self) -> int:
         return self._contender.step(self._next_row())
 
 
 class AsyncDriver(Driver):
-    """Every call sends actions to the environments that are ready and takes what comes back first."""
+    """Driver whose calls send actions to the ready envs, and receive the results that come first."""
 
     def __init__(self, contender: Contender, count: int) -> None:
         super().__init__(contender, count)

@@ -1,10 +1,10 @@
-"""The share of the bare pool's speed that EnvPoolVectorEnv keeps: CartPole-v1, 64 environments, taking turns.
+"""Measure how much of EnvPool's speed EnvPoolVectorEnv keeps, with 64 CartPole-v1 envs.
 
 python -m benchmarks.envpool_adapter [--rounds 300] [--turns 41]
 
-Both sides step all environments with the same actions; the pool resets finished ones by itself, the vector environment
-is told to. Each turn makes both anew, because the speed of a pool depends on the CPUs that its threads come to run on.
-Prints the medians over the turns, and those of the ratios of each turn's pair.
+Both sides step all envs with the same actions. The pool resets finished envs by itself, and the vector env resets them
+on request. Each turn makes both anew, because the speed of a pool depends on the CPUs on which its threads run. The
+output has the medians of all turns, and of the ratios within a turn.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ WARM_UP = 50
 
 
 def bare(actions: np.ndarray) -> float:
-    """Steps a second of the pool."""
+    """Return the steps per second of the pool."""
     pool = make_pool("CartPole-v1", ENVS, seed=0)
     pool.reset()
 
@@ -37,7 +37,7 @@ def bare(actions: np.ndarray) -> float:
 
 
 def adapted(actions: np.ndarray) -> float:
-    """Steps a second of the vector env."""
+    """Return the steps per second of the vector env."""
     with EnvPoolVectorEnv.make("CartPole-v1", ENVS, seed=0) as venv:
         venv.reset()
         done = np.zeros(ENVS, dtype=np.bool_)
@@ -71,7 +71,7 @@ def main() -> None:
     for _ in range(arguments.turns):
         result = {side: side(actions) for side in sides}
         speeds.append([result[bare], result[adapted]])
-        sides.reverse()  # neither is always the first
+        sides.reverse()  # so that both are first equally often
     pool, venv = np.median(speeds, axis=0)
     low, middle, high = np.quantile([b / a for a, b in speeds], [0.25, 0.5, 0.75])
     print(f"bare pool {pool:,.0f} steps/s, EnvPoolVectorEnv {venv:,.0f} steps/s")

@@ -1,8 +1,7 @@
-"""The environments that the benchmark steps, and how they are named across processes.
+"""Envs of the benchmarks, and their descriptions for other processes.
 
-An `EnvSpec` is a small picklable value; `EnvSpec.env_fns(n)` gives the n factories that every
-contender receives. Work is counted in loop iterations, not in wall time: an environment that is
-preempted takes longer, as a real simulator would.
+An `EnvSpec` is a small picklable value. `EnvSpec.env_fns(n)` returns the n env functions that every contender gets.
+Work is a number of loop iterations, not a wall time, so an env that is preempted takes longer, like a real simulator.
 """
 
 from __future__ import annotations
@@ -22,23 +21,23 @@ EnvFn = Callable[[], "gym.Env[Any, Any]"]
 EPISODE_STEPS = 500
 SLEEP_SECONDS = 0.005
 PIXEL_SHAPE = (4, 84, 84)
-ACTION_ROWS = 256  # length of the table of pre-drawn actions; longer runs start over
+ACTION_ROWS = 256  # rows of actions drawn before; longer runs start again at the first row
 
 
 @dataclass(frozen=True)
 class EnvSpec:
-    """A kind of env, `cartpole`, `busy`, `pixels` or `sleep`, and how much work a step is."""
+    """Kind of env (`cartpole`, `busy`, `pixels` or `sleep`), and the work per step."""
 
     kind: str
     iterations: int = 0
 
     def env_fns(self, count: int) -> list[EnvFn]:
-        """`count` factories. The position of an environment sets its seed, so runs agree."""
+        """Return `count` env functions. The position of an env is its seed, so all runs are equal."""
         return [partial(make_env, self, index) for index in range(count)]
 
 
 def make_env(spec: EnvSpec, index: int) -> gym.Env[Any, Any]:
-    """Build one environment in the process that calls this."""
+    """Build an env in the calling process."""
     if spec.kind == "cartpole":
         return gym.make("CartPole-v1")
     if spec.kind == "busy":
@@ -51,12 +50,12 @@ def make_env(spec: EnvSpec, index: int) -> gym.Env[Any, Any]:
 
 
 def draw_actions(count: int, seed: int = 0) -> np.ndarray:
-    """Actions for `count` environments, drawn before any clock starts: shape (ACTION_ROWS, count)."""
+    """Draw actions for `count` envs before the clock starts: shape (ACTION_ROWS, count)."""
     return np.random.default_rng(seed).integers(0, 2, size=(ACTION_ROWS, count), dtype=np.int64)
 
 
 def burn(iterations: int) -> int:
-    """A fixed amount of interpreter work that touches no memory to speak of."""
+    """Do a fixed amount of work in the interpreter that uses almost no memory."""
     total = 0
     for i in range(iterations):
         total += i & 7
@@ -64,12 +63,12 @@ def burn(iterations: int) -> int:
 
 
 def calibrate(seconds: float = 100e-6, repeats: int = 25) -> int:
-    """The number of iterations of `burn` that take `seconds` of CPU time on this machine when undisturbed.
+    """Return the number of iterations of `burn` that take `seconds` of CPU time on this machine if undisturbed.
 
-    The fastest of many short runs counts, because disturbance only ever adds time. Call it once
-    per benchmark and hand the number to every process, so that all do the same work.
+    The fastest of many short runs counts, because a disturbance only adds time. Call this once per benchmark, and pass
+    the number to every process, so that all processes do the same work.
     """
-    trial, calls = 2000, 50  # about as long as the steps to come: longer sums are of larger numbers
+    trial, calls = 2000, 50  # as long as a step of the benchmark, because adding larger integers takes longer
     fastest = float("inf")
     for _ in range(repeats):
         start = time.thread_time()
@@ -80,14 +79,14 @@ def calibrate(seconds: float = 100e-6, repeats: int = 25) -> int:
 
 
 class _TimedEnv(gym.Env[Any, Any]):
-    """Shared by the synthetic environments: two actions, and episodes that end at various times."""
+    """Base of the synthetic envs: two actions, and episodes that end at different times."""
 
     metadata: dict[str, Any] = {"render_modes": []}
 
     def __init__(self, index: int) -> None:
         self.action_space = spaces.Discrete(2)
         self.observation_space: spaces.Space[Any] = spaces.Box(-1.0, 1.0, (4,), np.float32)
-        # The first episode is cut short by a different amount everywhere: ends do not coincide.
+        # The first episode of each env is shortened differently, so that ends do not coincide.
         self._left = 1 + (index * 67) % EPISODE_STEPS
         self._rows: list[np.ndarray] = [np.full(4, value, np.float32) for value in (0.0, 0.25, 0.5, 1.0)]
 
@@ -110,7 +109,7 @@ class _TimedEnv(gym.Env[Any, Any]):
 
 
 class BusyEnv(_TimedEnv):
-    """A step is a calibrated loop; the observation is four floats."""
+    """Env whose step is a calibrated loop. The observation is four floats."""
 
     def __init__(self, iterations: int, index: int = 0) -> None:
         super().__init__(index)
@@ -121,7 +120,7 @@ class BusyEnv(_TimedEnv):
 
 
 class PixelEnv(BusyEnv):
-    """`BusyEnv` with (4, 84, 84) uint8 frames drawn beforehand: 28 KB to move a step."""
+    """`BusyEnv` with (4, 84, 84) uint8 frames that were drawn before: 28 KB per step."""
 
     def __init__(self, iterations: int, index: int = 0) -> None:
         super().__init__(iterations, index)
@@ -131,7 +130,7 @@ class PixelEnv(BusyEnv):
 
 
 class SleepEnv(_TimedEnv):
-    """A step sleeps for 5 ms +- 50 %: an environment that waits for something outside of Python."""
+    """Env whose step sleeps for 5 ms +- 50 %, like an env that waits for something outside Python."""
 
     def __init__(self, index: int = 0) -> None:
         super().__init__(index)

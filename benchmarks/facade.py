@@ -1,12 +1,11 @@
-"""The gymnasium facade: what it costs over the engine, and our AsyncVectorEnv beside gymnasium's and SB3's.
+"""Measure the gymnasium facade: its cost, and the speed of our AsyncVectorEnv, gymnasium's classes and SB3's classes.
 
     python -m benchmarks.facade [--rounds 9] [--seconds 1.0]
 
-The cost is CPU time of this process a step, of the same vector env driven directly and through the facade in turn, with
-infos that are empty. The rates are steps a second on CartPole with default settings; a row in which an environment
-was reset is no step, and where the reset is within the step it takes time and is not counted either. All of a row are
-measured in turn, the idle ones blocked, and ratios are taken within a round: printed is the median, with the lowest
-and the highest. SB3 is left out where it is not installed.
+The cost is the CPU time of this process per step. The same vector env is stepped directly and through the facade in
+turn, with empty infos. The rates are steps per second on CartPole with default settings. Resets take time, but rows of
+resets are not counted. All contenders of a row are measured in turn. A ratio compares two contenders of the same round.
+The output has the median, the lowest and the highest ratio. SB3 is left out if it is not installed.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ CALLS = 200
 
 
 class Still(gym.Env):
-    """Costs as little as an env can."""
+    """Env that costs as little as possible."""
 
     observation_space = gym.spaces.Box(-1, 1, (4,), np.float32)
     action_space = gym.spaces.Discrete(2)
@@ -42,7 +41,7 @@ class Still(gym.Env):
 
 
 def cpu_of(step: Callable[[Any], Any], actions: Any) -> float:
-    """Microseconds of CPU time of this process a call."""
+    """Return the microseconds of CPU time of this process per call."""
     begun = time.process_time()
     for _ in range(CALLS):
         step(actions)
@@ -50,7 +49,7 @@ def cpu_of(step: Callable[[Any], Any], actions: Any) -> float:
 
 
 def measure_cost(kind: type, count: int, rounds: int) -> None:
-    """Print what a step costs more through the facade."""
+    """Print the additional cost of a step through the facade."""
     envs, actions = GymnasiumVectorEnv(kind([Still] * count)), np.zeros(count, np.int64)
     envs.reset()
     pairs = [(cpu_of(envs.venv.step, actions), cpu_of(envs.step, actions)) for _ in range(10 * rounds)]
@@ -64,14 +63,14 @@ def measure_cost(kind: type, count: int, rounds: int) -> None:
 
 
 class NextStep:
-    """A gymnasium VectorEnv in NEXT_STEP mode, which counts the steps that were no resets."""
+    """Gymnasium VectorEnv in NEXT_STEP mode that counts steps without resets."""
 
     def __init__(self, envs: Any) -> None:
         self.envs, self.over = envs, 0
         envs.reset()
 
     def step(self, actions: Any) -> int:
-        """Step all; returns how many were steps."""
+        """Step all envs. Return the number of env steps without resets."""
         _, _, terminated, truncated, _ = self.envs.step(actions)
         steps: int = self.envs.num_envs - self.over
         self.over = int(np.count_nonzero(terminated | truncated))
@@ -79,7 +78,7 @@ class NextStep:
 
 
 class SameStep(NextStep):
-    """Any vector env that resets within the step."""
+    """Vector env that resets within the step."""
 
     def step(self, actions: Any) -> int:
         self.envs.step(actions)
@@ -87,7 +86,7 @@ class SameStep(NextStep):
 
 
 def contenders(env_fns: list[Any]) -> dict[str, NextStep]:
-    """Ours first."""
+    """Return all contenders, ours first."""
     found: dict[str, NextStep] = {
         "vecenv AsyncVectorEnv": NextStep(AsyncVectorEnv(env_fns)),
         "gymnasium AsyncVectorEnv": NextStep(gym.vector.AsyncVectorEnv(env_fns)),
@@ -102,7 +101,7 @@ def contenders(env_fns: list[Any]) -> dict[str, NextStep]:
 
 
 def rate(contender: NextStep, actions: Any, seconds: float) -> float:
-    """Steps a second."""
+    """Return the steps per second."""
     steps, begun = 0, time.perf_counter()
     while (wall := time.perf_counter() - begun) < seconds:
         for row in actions:
@@ -130,7 +129,7 @@ def measure_rates(count: int, rounds: int, seconds: float) -> None:
 
 
 def main() -> None:
-    """All of it: a minute or two."""
+    """Measure costs and rates, in a minute or two."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--seconds", type=float, default=1.0, help="for each contender in each round")

@@ -1,17 +1,18 @@
-"""`python -m benchmarks.gpu`: a convolutional policy on a GPU, fed by environments with (4, 84, 84) uint8 frames.
+"""`python -m benchmarks.gpu`: a convolutional policy on a GPU, for envs with (4, 84, 84) uint8 frames.
 
-    python -m benchmarks.gpu                          # 8, 32 and 128 environments: some minutes
-    python -m benchmarks.gpu --device cpu --fast      # does each part still run? the figures mean nothing
+    python -m benchmarks.gpu                          # 8, 32 and 128 envs: some minutes
+    python -m benchmarks.gpu --device cpu --fast      # only a check that each part runs
 
-Without CUDA it says so and ends with status 2. All lanes live in this process; a round measures each once, ratios are
-taken within a round, and the table shows medians. The JSON file has the figures of every round.
+Without CUDA, a message says so, and the exit status is 2. All lanes are in this process. A round measures each lane
+once. A ratio compares two lanes of the same round, and the table shows medians. The JSON file has the figures of every
+round.
 
-- frames: environment steps a second, of our collector, on CUDA with `cudagraph_policy` too, of a bare loop (step,
-  policy, step, ...), and of torchrl's collector where it is installed.
-- path: bytes a second from the vector environment's observations to the device, each batch waited for, against a plain
-  copy of as many bytes from pinned memory. The difference is the copy into that.
-- idle: the share of the wall time in which the device runs no kernel and no copy, as PyTorch's profiler sees it in the
-  bare loop. Profiling slows the loop down, so it is less without.
+- frames: env steps per second of our collector (on CUDA also with `cudagraph_policy`), of a bare loop (step, policy,
+  step, ...), and of torchrl's collector if it is installed.
+- path: bytes per second from the vector env's observations to the device, with a wait for each batch, compared with a
+  copy of the same number of bytes from pinned memory. The difference is the copy into pinned memory.
+- idle: the share of the wall time in which the device runs no kernel and no copy, measured by PyTorch's profiler in the
+  bare loop. The profiler slows the loop down, so the share is smaller without it.
 """
 
 from __future__ import annotations
@@ -44,12 +45,12 @@ from vecenv import ShmemVectorEnv
 NO_CUDA = 2
 
 Lane = Callable[[float], float]
-"""Runs for so many seconds, and returns a rate a second."""
+"""Function that runs for some seconds, and returns a rate per second."""
 
 
 @dataclass
 class Figure:
-    """One line of the table; `rounds` are the figures of `what`, and `ratios` those against `against`."""
+    """Row of the table. `rounds` are the figures of `what`, and `ratios` compare them with `against`."""
 
     part: str
     envs: int
@@ -61,7 +62,7 @@ class Figure:
 
 
 class Cnn(nn.Module):
-    """Three convolutions and a hidden layer (those of the DQN paper), and a draw from the softmax of the logits."""
+    """Network of the DQN paper: three convolutions and a hidden layer. It samples from the softmax of the logits."""
 
     def __init__(self, actions: int = 2) -> None:
         super().__init__()
@@ -71,17 +72,17 @@ class Cnn(nn.Module):
         )
 
     def forward(self, obs: torch.Tensor) -> torch.Tensor:
-        """Actions `(k,)` for frames `(k, 4, 84, 84)` of bytes, which become floats here, on the device."""
+        """Return actions `(k,)`. The frames `(k, 4, 84, 84)` are bytes, and become floats on the device."""
         logits = self.net(obs.float() / 255)
         return (logits - torch.empty_like(logits).exponential_().log_()).argmax(-1)
 
 
 class Bench:
-    """Shared by all parts."""
+    """State that all parts share."""
 
     def __init__(self, device: torch.device, seconds: float, rounds: int, steps: int, iterations: int) -> None:
         self.device, self.seconds, self.rounds = device, seconds, rounds
-        self.steps = steps  # of each environment in a batch of a collector
+        self.steps = steps  # per env in a batch of a collector
         self.spec = EnvSpec("pixels", iterations)
         self.module = Cnn().to(device)
 
@@ -89,7 +90,7 @@ class Bench:
         return ShmemVectorEnv(self.spec.env_fns(envs))
 
     def measure(self, lanes: dict[str, Lane]) -> dict[str, list[float]]:
-        """The rates of every lane, a round after another, each beginning with another lane."""
+        """Return the rates of every lane in each round. Each round starts with a different lane."""
         rates: dict[str, list[float]] = {name: [] for name in lanes}
         for lane in lanes.values():  # buffers, graphs and libraries are made in the first calls
             lane(self.seconds / 10)
@@ -101,7 +102,7 @@ class Bench:
         return rates
 
     def timed(self, once: Callable[[], float]) -> Lane:
-        """A lane that does `once` again and again, which returns how much that was."""
+        """Return a lane that calls `once` repeatedly. `once` returns its amount of work."""
 
         def lane(seconds: float) -> float:
             done, begin = 0.0, time.perf_counter()
@@ -116,7 +117,7 @@ class Bench:
 
 
 def loop(bench: Bench, envs: int, opened: ExitStack) -> Callable[[], float]:
-    """One round of the bare loop; environments whose episode is over are reset in the same round."""
+    """Run a round of the bare loop. Envs whose episode has ended are reset in the same round."""
     venv = opened.enter_context(bench.venv(envs))
     asked, ids = make_policy(bench.module, venv, ExplorationType.RANDOM, bench.device), np.arange(envs)
     infos = np.full(envs, None)
@@ -132,14 +133,14 @@ def loop(bench: Bench, envs: int, opened: ExitStack) -> Callable[[], float]:
 
 
 def collecting(bench: Bench, envs: int, opened: ExitStack, **options: Any) -> Callable[[], float]:
-    """One batch of our collector."""
+    """Collect a batch with our collector."""
     options |= {"frames_per_batch": envs * bench.steps, "policy_device": bench.device}
     collector = opened.enter_context(SyncDataCollector(bench.venv(envs), bench.module, **options))
     return lambda: float(collector.rollout().frames)
 
 
 def torchrl(bench: Bench, envs: int, opened: ExitStack) -> Callable[[], float]:
-    """One batch of torchrl's collector."""
+    """Collect a batch with torchrl's collector."""
     from tensordict.nn import TensorDictModule
     from torchrl.collectors import Collector
     from torchrl.envs import GymWrapper, ParallelEnv
@@ -164,7 +165,7 @@ def frames(bench: Bench, envs: int, say: Callable[[str], None]) -> list[Figure]:
             lanes["collector, graphs"] = bench.timed(collecting(bench, envs, opened, cudagraph_policy=True))
         try:
             lanes["torchrl"] = bench.timed(torchrl(bench, envs, opened))
-        except Exception as error:  # not installed, or broken here: that must not cost the other figures
+        except Exception as error:  # if torchrl is missing or broken, the other figures are still measured
             say(f"torchrl is left out: {type(error).__name__}: {error}")
         rates = bench.measure(lanes)
     against = "torchrl" if "torchrl" in rates else "collector"

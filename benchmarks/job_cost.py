@@ -1,10 +1,10 @@
-"""`python -m benchmarks.job_cost`: what writing costs a job, against the same job that writes nothing.
+"""`python -m benchmarks.job_cost`: cost of writing in a job, compared with a job that writes nothing.
 
     python -m benchmarks.job_cost                    # CartPole-v1, 8 envs in this process, plain shards
     python -m benchmarks.job_cost --pixels           # Pong, 8 envs in workers, 84 x 84 pixels, compressed shards
 
-Both play the same episodes, in turn, some rounds each. The time is from the first step until all is committed. CPU time
-is that of this process: it is what counts where other programs run.
+Both jobs play the same episodes, in turn, for some rounds. The time lasts from the first step to the last commit. The
+CPU time is measured in this process, and is more reliable if other programs run.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ PIXELS = {
 
 
 class Cost(NamedTuple):
-    """Of one run."""
+    """Times of a run."""
 
     wall: float
     cpu: float
@@ -44,20 +44,20 @@ class Cost(NamedTuple):
 
 
 def measure(run: Callable[[], int]) -> Cost:
-    """The times of one run, which returns its steps."""
+    """Return the times of a run. The run returns its number of steps."""
     wall, cpu = time.perf_counter(), time.process_time()
     steps = run()
     return Cost(time.perf_counter() - wall, time.process_time() - cpu, steps)
 
 
 def with_store(job: Job) -> int:
-    """The job as it is; returns its steps."""
+    """Run the job. Return its number of steps."""
     with tempfile.TemporaryDirectory() as folder:
         return run_job(job, Path(folder) / "data").steps
 
 
 def without_store(job: Job) -> int:
-    """The same episodes, played and dropped; returns their steps."""
+    """Play the same episodes without storing them. Return their number of steps."""
     plan = Plan(job.seed, job.episodes, job.steps)
     with Stopping() as stop:
         for _ in Player(job, plan, stop, JobProgress(), "cpu").play():

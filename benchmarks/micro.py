@@ -1,7 +1,7 @@
-"""`python -m benchmarks.micro`: what the primitives below a vector environment cost on this machine.
+"""`python -m benchmarks.micro`: costs of the primitives that a vector env uses, on this machine.
 
-Each figure is the median of several batches, with the fastest and slowest batch behind it. The
-round trips are single exchanges between two processes, reported as median and 99th percentile.
+Each figure is the median of several batches, followed by the fastest and the slowest batch. Round trips are exchanges
+between two processes, with their median and 99th percentile.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def _in_process() -> dict[str, list[float]]:
 
 
 def _cost(call: Callable[[], Any], count: int = 20_000) -> list[float]:
-    """Seconds of one call, once for each batch; the empty loop is subtracted."""
+    """Return the seconds of a call in each batch, without the time of the empty loop."""
     clock = time.perf_counter
     costs = []
     for _ in range(BATCHES):
@@ -95,7 +95,7 @@ def _cartpole_step(count: int = 5000) -> list[float]:
 
 
 def _ping_pong(spins: int, where: str) -> list[float]:
-    """Seconds of each exchange: this process releases one semaphore, the other answers on another."""
+    """Return the seconds of each exchange: this process releases a semaphore, and a second process releases another."""
     context = mp.get_context("fork")
     ping, pong = context.Semaphore(0), context.Semaphore(0)
     usable = os.sched_getaffinity(0)
@@ -129,7 +129,7 @@ def _answer(ping: Semaphore, pong: Semaphore, spins: int, where: set[int]) -> No
 
 
 def _take(semaphore: Semaphore, spins: int) -> None:
-    """Try `spins` times with a yield between, then block: the wait of a worker or of its parent."""
+    """Wait like a worker or its parent: try `spins` times with a yield in between, then block."""
     acquire = semaphore._semlock.acquire  # type: ignore[attr-defined]
     for _ in range(spins):
         if acquire(False):

@@ -1,4 +1,4 @@
-"""This project's vector environments as contenders."""
+"""Vector envs of this project as contenders."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from benchmarks.peers import PEERS, Contender, StepThenReset, TianshouRay
 
 
 class _Ours(StepThenReset):
-    """The envs whose episode ended are reset in the round in which the others step."""
+    """Contender that resets finished envs in the round in which the remaining envs step."""
 
     needs = "vecenv"
     kind: ClassVar[str]
@@ -49,7 +49,7 @@ class OursShmem(_Ours):
 
 
 class OursShmemTwoRounds(OursShmem):
-    """`step` for all, then `reset(ids)`, as code written for tianshou does: two rounds where one would do."""
+    """Contender that calls `step`, then `reset(ids)`, like code for tianshou. This takes two rounds, not one."""
 
     name = "vecenv Shmem, step then reset"
 
@@ -58,7 +58,7 @@ class OursShmemTwoRounds(OursShmem):
 
 
 class OursRay(_Ours):
-    """Not among OURS: it needs a cluster, which `benchmarks.ray` starts."""
+    """Contender on Ray. It is not in OURS, because it needs the cluster that `benchmarks.ray` starts."""
 
     name = "vecenv Ray"
     kind = "RayVectorEnv"

@@ -1,16 +1,16 @@
-"""Two checkouts of this project against each other: the time of a round, in pairs of fresh processes.
+"""Compare two checkouts of this project: the time of a round, in pairs of fresh processes.
 
     git worktree add /tmp/other 535bc85                       # the other checkout, of any commit
     python -m benchmarks.paired /tmp/other [--pairs 10] [--rows shmem-8 facade-64] [--seconds 1.0]
     git worktree remove /tmp/other
 
-The processes of a row take turns: this checkout, the other, this one, and so on, each for `--seconds`, on default
-settings. A ratio is taken within a pair, because a machine may be twice as fast a minute later; printed are the
-median time of either checkout, and the median and the quartiles of the ratios. A ratio above 1 says that this checkout
-is slower. All rows with ten pairs take about ten minutes.
+The checkouts run in turn, each in a new process, for `--seconds`, with default settings. A ratio compares the two
+processes of a pair, because a machine may be twice as fast a minute later. The output has the median time of each
+checkout, and the median and the quartiles of the ratios. If a ratio is above 1, this checkout is slower. All rows with
+ten pairs take about ten minutes.
 
-A process runs this file's text with its own checkout in front of everything else that can be imported. What it does
-there may use only names that both checkouts have: the public ones of `vecenv`, and `benchmarks.envs`.
+A process runs the text of this file, with its checkout first in `sys.path`. The code that runs there may use only names
+that both checkouts have: public names of `vecenv`, and `benchmarks.envs`.
 """
 
 from __future__ import annotations
@@ -34,18 +34,18 @@ from benchmarks.envs import EnvSpec, calibrate, draw_actions
 
 WARM_UP = 0.2
 ROUNDS = 32
-"""Rounds that are timed together: enough for resets to be among them, few enough for many such times a second."""
+"""Number of rounds that are timed together. Enough to include resets, and few enough for many timings per second."""
 PATIENCE = 120.0
-"""Seconds that a process may take besides its rounds."""
+"""Time limit of a process in seconds, in addition to its rounds."""
 
 
 class Row(NamedTuple):
-    """The envs that a process steps."""
+    """Vector env that a process steps."""
 
     kind: str
-    """A class of `vecenv`."""
+    """Name of a class of `vecenv`."""
     env: str
-    """The kind of an `EnvSpec`."""
+    """Kind of an `EnvSpec`."""
     envs: int
 
 
@@ -69,7 +69,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.pairs < 1:
         parser.error(f"--pairs must be at least 1, got {options.pairs}")
     if not (other / "vecenv" / "__init__.py").is_file():
-        parser.error(f"{other} is no checkout of this project: it has no vecenv/__init__.py")
+        parser.error(f"{other} is not a checkout of this project: it has no vecenv/__init__.py")
     iterations = calibrate()
     print(f"this: {this}\nother: {other}\n")
     print(f"{'row':16} {'this':>10} {'other':>10}  this / other (quartiles of {options.pairs} pairs)")
@@ -89,8 +89,8 @@ def _line(name: str, pairs: list[tuple[float, ...]]) -> str:
 
 
 def timed_in(checkout: Path, name: str, iterations: int, seconds: float) -> float:
-    """Seconds of a round of this row, measured in a fresh process of that checkout."""
-    # As text and not as a file, whose folder would come first among those to import from.
+    """Return the seconds of a round of this row, measured in a new process of the checkout."""
+    # As text, because the folder of a file would be first in `sys.path`.
     command = [sys.executable, "-c", Path(__file__).read_text(), name, str(iterations), str(seconds)]
     paths = [str(checkout), *filter(None, [os.environ.get("PYTHONPATH")])]
     found = subprocess.run(
@@ -108,11 +108,11 @@ def timed_in(checkout: Path, name: str, iterations: int, seconds: float) -> floa
     return float(result["seconds"])
 
 
-# What runs in the processes.
+# The code that runs in the processes.
 
 
 def time_row(row: Row, iterations: int, seconds: float) -> float:
-    """Seconds of a round with its resets: the median of groups of rounds."""
+    """Return the seconds of a round with its resets: the median of the groups."""
     env_fns = EnvSpec(row.env, iterations).env_fns(row.envs)
     actions = draw_actions(row.envs)
     venv = getattr(vecenv, row.kind)(env_fns)
@@ -127,7 +127,7 @@ def time_row(row: Row, iterations: int, seconds: float) -> float:
 
 
 def _resetting(venv: Any) -> Callable[[Any], None]:
-    """A step whose round resets the envs that ended in the last one."""
+    """Return a function that steps, and resets the envs that ended in the previous round."""
     over = np.zeros(len(venv), np.bool_)
 
     def step(action: Any) -> None:
@@ -139,7 +139,7 @@ def _resetting(venv: Any) -> Callable[[Any], None]:
 
 
 def _group_times(step: Callable[[Any], Any], actions: np.ndarray, seconds: float) -> list[float]:
-    """The time of each group of rounds; at least one group."""
+    """Return the time of each group of rounds, at least one."""
     times: list[float] = []
     clock = time.perf_counter
     stop = clock() + seconds

@@ -1,13 +1,12 @@
-"""Every library under test behind one small interface.
+"""Contenders of the benchmark: every library behind the same small interface.
 
     contender = CONTENDERS["gymnasium Async"](env_fns)
-    steps = contender.step(actions)      # environment steps that were made
+    steps = contender.step(actions)      # number of env steps
     contender.close()
 
-`step` returns finished episodes to life in the way that the library offers, and counts steps only.
-Gymnasium, EnvPool and PufferLib spend a whole `step` row on a reset (the row after the end of an
-episode); those rows are not counted. Each library is imported where it is built, in the process of
-its own lane, so that none can slow another by being imported.
+`step` resets finished envs in the library's way, and counts only steps. After the end of an episode, gymnasium, EnvPool
+and PufferLib spend a row of `step` on the reset. These rows are not counted. Each library is imported only in the
+process of its lane, so that its import cannot slow the other libraries.
 """
 
 from __future__ import annotations
@@ -24,14 +23,14 @@ from benchmarks.envs import EnvFn
 
 
 class Contender(ABC):
-    """One batch of environments, open from construction to `close`, already reset."""
+    """Open vector env whose envs have been reset."""
 
     name: ClassVar[str]
     needs: ClassVar[str]
-    """The module that has to be importable."""
+    """Name of the module that must be importable."""
     cartpole_only: ClassVar[bool] = False
     settle: ClassVar[float] = 0.0
-    """Seconds for which its workers burn CPU after a step; others are measured after that time."""
+    """Seconds for which its workers use CPU after a step. The next lane is measured after this time."""
 
     @classmethod
     def available(cls) -> bool:
@@ -42,14 +41,14 @@ class Contender(ABC):
 
     @abstractmethod
     def step(self, actions: np.ndarray) -> int:
-        """One round for all environments; returns how many environment steps it made."""
+        """Step all envs. Return the number of env steps."""
 
     @abstractmethod
     def close(self) -> None: ...
 
 
 class NextStepAutoreset(Contender):
-    """Libraries with gymnasium's five results in which a finished environment resets in the next step."""
+    """Library with gymnasium's five results, in which the next step resets a finished env."""
 
     def _start(self, venv: Any, count: int) -> None:
         self._venv = venv
@@ -95,7 +94,7 @@ class GymnasiumAsyncNoCopy(GymnasiumAsync):
 
 
 class EnvPool(NextStepAutoreset):
-    """CartPole written in C++: what is possible without Python, not a rival for Python environments."""
+    """CartPole in C++. It shows the speed without Python, and cannot run Python envs."""
 
     name = "EnvPool (C++)"
     needs = "envpool"
@@ -108,7 +107,7 @@ class EnvPool(NextStepAutoreset):
 
 
 class PufferMultiprocessing(NextStepAutoreset):
-    """Version 1.x, synchronous, with one core left to the caller: the fastest of its settings here."""
+    """PufferLib 1.x, synchronous, with a core left to the caller, which is its fastest setting here."""
 
     name = "PufferLib Multiprocessing"
     needs = "pufferlib"
@@ -119,11 +118,11 @@ class PufferMultiprocessing(NextStepAutoreset):
         from pufferlib.emulation import GymnasiumPufferEnv
 
         count = len(env_fns)
-        # Both of its sides wait without yielding: the caller needs a core of its own, or all crawl.
+        # Caller and workers wait without yielding, so without a core for the caller all become very slow.
         workers = min(count, max(1, len(os.sched_getaffinity(0)) - 1))
-        while count % workers:  # it accepts blocks of equal size only
+        while count % workers:  # it accepts only blocks of equal size
             workers -= 1
-        # Its `make` rejects a list of factories in 1.0.1, so the class is built directly.
+        # In 1.0.1, `make` rejects a list of env functions, so the class is built directly.
         venv = pufferlib.vector.Multiprocessing(
             [GymnasiumPufferEnv] * count,
             [[] for _ in env_fns],
@@ -136,7 +135,7 @@ class PufferMultiprocessing(NextStepAutoreset):
 
 
 class _StableBaselines(Contender):
-    """It resets finished environments within the same step."""
+    """SB3's class, which resets finished envs within the step."""
 
     needs = "stable_baselines3"
 
@@ -172,7 +171,7 @@ class StableBaselinesSubproc(_StableBaselines):
 
 
 class StepThenReset(Contender):
-    """tianshou's contract, which ours shares: no autoreset; the caller resets finished ids."""
+    """Contender without autoreset, like tianshou's and our classes: the caller resets finished ids."""
 
     def _start(self, venv: Any, count: int) -> None:
         self.venv = venv
@@ -217,14 +216,14 @@ class TianshouShmem(_Tianshou):
 
 
 class TianshouRay(_Tianshou):
-    """Not among PEERS: it needs a cluster, which `benchmarks.ray` starts."""
+    """tianshou on Ray. It is not in PEERS, because it needs the cluster that `benchmarks.ray` starts."""
 
     name = "tianshou Ray"
     kind = "RayVectorEnv"
 
 
 class TorchRLParallel(Contender):
-    """`step_and_maybe_reset` does the work of a random rollout without storing it."""
+    """TorchRL's class. `step_and_maybe_reset` does the work of a random rollout without storing it."""
 
     name = "TorchRL ParallelEnv"
     needs = "torchrl"
@@ -250,7 +249,7 @@ class TorchRLParallel(Contender):
 
 
 class _TorchRLMaker:
-    """A picklable factory of a wrapped environment that takes plain integer actions."""
+    """Picklable function that makes a wrapped env with integer actions."""
 
     def __init__(self, wrapper: Any, env_fn: EnvFn) -> None:
         self._wrapper = wrapper

@@ -1,4 +1,4 @@
-"""CPU time and memory of process trees, read from /proc (Linux)."""
+"""Read the CPU time and memory of process trees from /proc (Linux)."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Memory:
-    """Megabytes: `uss` is private to the process, `pss` adds its share of what it shares."""
+    """Memory in megabytes. `uss` is private to the process. `pss` adds its part of shared pages."""
 
     rss: float
     pss: float
@@ -16,7 +16,7 @@ class Memory:
 
 
 def descendants(pid: int) -> list[int]:
-    """Every living process below `pid`, children before grandchildren."""
+    """Return every living process below `pid`, children before grandchildren."""
     children: dict[int, list[int]] = {}
     for name in os.listdir("/proc"):
         if name.isdigit():
@@ -38,12 +38,12 @@ def command_line(pid: int) -> str:
 
 
 def cpu_seconds(pids: list[int]) -> float:
-    """CPU time used so far by the processes, all their threads, to the nanosecond where possible."""
+    """Return the CPU time that all threads of the processes have used, in nanosecond resolution if possible."""
     return sum(_thread_seconds(pid) for pid in pids)
 
 
 def busy_seconds() -> float:
-    """CPU time that the whole machine has spent working since it started, stolen time included."""
+    """Return the CPU time that the machine has worked since its start, including stolen time."""
     with open("/proc/stat") as file:
         ticks = [int(field) for field in file.readline().split()[1:9]]
     user, nice, system, _idle, _io_wait, interrupts, soft_interrupts, stolen = ticks
@@ -66,7 +66,7 @@ def _parent(pid: int) -> int | None:
         with open(f"/proc/{pid}/stat") as file:
             text = file.read()
     except (FileNotFoundError, ProcessLookupError):
-        return None  # it ended between the listing and the reading
+        return None  # the process ended after the listing
     return int(text.rpartition(")")[2].split()[1])
 
 
@@ -77,5 +77,5 @@ def _thread_seconds(pid: int) -> float:
             with open(f"/proc/{pid}/task/{thread}/schedstat") as file:
                 total += int(file.read().split()[0])
     except (FileNotFoundError, ProcessLookupError):
-        pass  # it ended while it was being read: what was seen so far counts
+        pass  # the process ended during the reading, and the parts that were read count
     return total / 1e9

@@ -1,7 +1,8 @@
-"""`python -m benchmarks.ray`: vector envs and collectors on Ray, beside ours without it and tianshou's. Some minutes.
+"""`python -m benchmarks.ray`: vector envs and collectors on Ray, compared with ours without Ray and tianshou's.
 
-A cluster of two nodes is started on this machine: actors on the first one are on the driver's node, those on the second
-are reached by calls. Everything else is as in `benchmarks.run`: lanes that take turns, ratios within a round.
+It takes some minutes. A cluster of two nodes is started on this machine. Actors on the first node share memory with the
+driver, and actors on the second node are reached by calls. As in `benchmarks.run`, lanes run in turn, and a ratio
+compares two lanes of the same round.
 """
 
 from __future__ import annotations
@@ -27,11 +28,11 @@ NEAR, FAR, THEIRS = "vecenv Ray, driver's node", "vecenv Ray, other node", "tian
 WORKERS = 2
 FEW = 16
 CPUS = 8
-"""Of each node, so that all contenders find a place at the same time."""
+"""CPUs of each node, so that all contenders find a place at the same time."""
 
 
 def experiments(iterations: int) -> list[Experiment]:
-    """The rows, on envs that cost nothing and on those of 100 us."""
+    """Return the rows, with envs that cost nothing and with envs of 100 us."""
     near: dict[str, Any] = {"num_workers": WORKERS, "resources": {"near": 1}}
     far: dict[str, Any] = {"num_workers": WORKERS, "resources": {"far": 1}}
 
@@ -43,7 +44,7 @@ def experiments(iterations: int) -> list[Experiment]:
         ]
 
     found = []
-    # tianshou has an actor for each env: 64 of them were not there after three minutes on two CPUs, hence FEW.
+    # tianshou has an actor per env. On two CPUs, 64 actors need more than three minutes to start, hence FEW.
     for name, env, near_share, far_share, factor in (
         ("cartpole", EnvSpec("cartpole"), 0.7, 0.0, 100.0),
         ("busy", EnvSpec("busy", iterations), 0.95, 0.65, 10.0),
@@ -70,9 +71,9 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--patience", type=float, default=60.0)
     parser.add_argument("--json", type=Path, help="where the raw figures go")
     options = parser.parse_args(arguments)
-    # The lanes connect by the address, and need no token then.
+    # Lanes connect by the address, and then need no token.
     os.environ["RAY_AUTH_MODE"] = "disabled"
-    os.environ[NICENESS] = "0"  # as where we start Ray; its own default would be a handicap for all lanes
+    os.environ[NICENESS] = "0"  # as in clusters that vecenv starts; Ray's default would slow all lanes
     from ray.cluster_utils import Cluster
 
     console = Console(width=None if sys.stdout.isatty() else 150)

@@ -1,7 +1,7 @@
-"""The rows of `RayCollector` in `benchmarks.ray`: two actors, each with half of the envs, against a local collector.
+"""Rows of `RayCollector` in `benchmarks.ray`: two actors, each with half of the envs, compared with a local collector.
 
-All collect with the same network of two hidden layers on the CPU. The local collector has one process for the policy
-and two workers for the envs; an actor computes the actions of its envs itself, between their steps.
+All collect with the same network of two hidden layers on the CPU. The local collector has a process for the policy, and
+two workers for the envs. An actor computes the actions of its envs itself, between their steps.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from benchmarks.sample import Sample
 LOCAL, IN_TURN, AHEAD = "local collector, Shmem", "RayCollector, sync", "RayCollector, sync=False"
 ENVS, STEPS, ACTORS = 64, 64, 2
 DEPTH = 2
-"""Rollouts that an actor is ahead with `sync=False`, the default."""
+"""Number of rollouts that an actor collects in advance with `sync=False`, the default."""
 SETTLE = 1.0
-"""Seconds in which actors collect the rollouts that they are ahead."""
+"""Seconds that actors need to collect these rollouts in advance."""
 
 
 @dataclass(frozen=True)
 class CollectorSpec:
-    """A collector of ENVS envs in a lane: a local one, or, with `options` for RayCollector, one of two actors."""
+    """Collector of ENVS envs in a lane: a local collector, or, with `options`, a RayCollector with two actors."""
 
     title: str
     env: EnvSpec
@@ -57,13 +57,13 @@ class CollectorSpec:
 
 
 class CollectorDriver:
-    """Takes rollouts. `ahead`: how many may have been collected before they are asked for."""
+    """Driver that takes rollouts. `ahead` is the number of rollouts that may have been collected in advance."""
 
     def __init__(self, collector: Any, ahead: int) -> None:
         self._collector, self._ahead = collector, ahead
 
     def measure(self, seconds: float) -> Sample:
-        """Collect for `seconds`, after the rollouts that were not waited for."""
+        """Collect for `seconds`. First take the rollouts that were collected in advance."""
         clock = time.perf_counter
         for _ in range(self._ahead):
             self._collector.rollout()
@@ -80,14 +80,14 @@ class CollectorDriver:
         return Sample(steps, len(times), now - begun, cpu, float(p50), float(p99))
 
     def close(self) -> float:
-        """Close the collector; returns the seconds that it took."""
+        """Close the collector. Return the seconds that this took."""
         begun = time.perf_counter()
         self._collector.shutdown()
         return time.perf_counter() - begun
 
 
 def collector_experiments(iterations: int) -> list[Experiment]:
-    """On envs that cost nothing and on those of 100 us. Without a target for the first: it is stated."""
+    """Return the rows, with envs that cost nothing (no target) and with envs of 100 us."""
     found = []
     for name, env, target in (("cartpole", EnvSpec("cartpole"), 0.0), ("busy", EnvSpec("busy", iterations), 1.0)):
         near = {"resources": {"near": 1}}

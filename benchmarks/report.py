@@ -1,4 +1,4 @@
-"""The table for the terminal and the JSON file beside it."""
+"""Print the tables, and write the JSON file."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ TITLE = "Speed and cost (ratio: median of the rounds, lowest and highest behind 
 
 
 def print_results(console: Console, results: list[Result], title: str = TITLE) -> None:
-    """The table of the rows, one line a claim."""
+    """Print the table of the rows, a line per claim."""
     table = Table(title=title)
     for column in ("row", "value", "against", "ratio", "to reach", "reached"):
         table.add_column(column, overflow="fold")
@@ -54,7 +54,7 @@ def print_results(console: Console, results: list[Result], title: str = TITLE) -
 
 
 def print_contenders(console: Console, measured: list[Measured]) -> None:
-    """Every contender of every experiment, fastest first, against the experiment's yardstick."""
+    """Print every contender of every experiment, fastest first, relative to the experiment's reference lane."""
     for one in measured:
         if not one.samples:
             continue
@@ -85,7 +85,7 @@ def write_json(
     measured: list[Measured],
     results: list[Result],
 ) -> None:
-    """Everything that was measured, each round's raw figures included, and where it was measured."""
+    """Write all results, with the raw figures of each round and a description of the machine."""
     document = {
         "date": datetime.datetime.now().astimezone().isoformat(timespec="seconds"),
         "git": git_revision(),
@@ -139,7 +139,7 @@ def versions() -> dict[str, str]:
 
 
 def git_revision() -> str:
-    """The commit that was measured, with `+changes` where the tree differs from it."""
+    """Return the measured commit, with `+changes` if the working tree differs."""
     here = Path(__file__).parent
 
     def git(*words: str) -> str:

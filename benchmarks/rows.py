@@ -1,4 +1,4 @@
-"""The throughput rows: which contenders run side by side, and what their ratios should reach."""
+"""Rows of the table with speeds: the contenders of each row, and the targets of their ratios."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from benchmarks.lane import LaneSpec, Spec
 from benchmarks.peers import PEERS
 
 SHMEM, SUBPROC, DUMMY = "vecenv Shmem", "vecenv Subproc", "vecenv Dummy"
-TWO_ROUNDS = "vecenv Shmem, step then reset"  # what code written for tianshou does
+TWO_ROUNDS = "vecenv Shmem, step then reset"  # as in code for tianshou
 SLEEPERS, SLEEP_WAIT = 32, 8
 
 
 @dataclass(frozen=True)
 class Claim:
-    """`lane` divided by `over` should reach `target`; with no `over`, the CPU time a call in us."""
+    """Target for the speed of `lane` divided by the speed of `over`. Without `over`: for the CPU us per call."""
 
     title: str
     lane: str
@@ -27,39 +27,39 @@ class Claim:
 
 @dataclass(frozen=True)
 class Experiment:
-    """Lanes that are measured in turn, round after round, and the claims read off the same rounds."""
+    """Lanes that are measured in turn, and the claims about them."""
 
     name: str
     lanes: Sequence[Spec]
     claims: list[Claim]
     yardstick: str = ""
-    """The lane that the table of all contenders takes as 1."""
+    """Reference lane, which is 1 in the table of all contenders."""
 
 
 @dataclass(frozen=True)
 class Settings:
-    """The options of the command line for the contenders."""
+    """Options of the command line for the contenders."""
 
     workers: int
-    """Processes of the bound: the CPUs that this process may use."""
+    """Number of processes of the bound: the CPUs that this process may use."""
     iterations: int
-    """Loop iterations that take 100 us."""
+    """Number of loop iterations that take 100 us."""
     ours: dict[str, Any] = field(default_factory=dict)
-    """Extra arguments for our Subproc and Shmem, for tuning."""
+    """Additional arguments of our Subproc and Shmem."""
     quick: bool = False
     lean: bool = False
-    """Only the contenders that a row compares."""
+    """Run only the contenders that a row compares."""
 
 
 def experiments(settings: Settings) -> list[Experiment]:
-    """All throughput rows, in the order of the table."""
+    """Return all rows with speeds, in the order of the table."""
     found = [_against_bound(settings, *row) for row in _BOUND_ROWS]
     found += [_cartpole(settings, 64), _cartpole(settings, 8), _sleeping(settings)]
     return found
 
 
 _BOUND_ROWS = [
-    # name, kind, environments, what it is, share of the bound to reach
+    # name, kind, number of envs, description, target for the share of the bound
     ("busy-64", "busy", 64, "100 us", 0.93),
     ("busy-8", "busy", 8, "100 us", 0.88),
     ("pixels-64", "pixels", 64, "pixels 100 us", 0.90),

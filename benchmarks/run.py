@@ -1,11 +1,11 @@
-"""`python -m benchmarks.run`: the whole table, or one row of it.
+"""`python -m benchmarks.run`: measure and print the whole table, or a single row.
 
     python -m benchmarks.run                           # everything: ten to twenty minutes
-    python -m benchmarks.run --quick                   # does every row still run? under a minute, no verdict
-    python -m benchmarks.run --only cartpole-64        # one row with its peers
+    python -m benchmarks.run --quick                   # only a check that every row runs: under a minute
+    python -m benchmarks.run --only cartpole-64        # a single row with its peers
     python -m benchmarks.run --only busy-8 --lean --ours num_workers=1
 
-`benchmarks/README.md` says what the rows mean.
+`benchmarks/README.md` explains the rows.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The result of one timed run of one contender, or of one loop."""
+"""Result of a timed run of a contender or a loop."""
 
 from __future__ import annotations
 
@@ -7,20 +7,20 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Sample:
-    """Environment steps and the clock readings around them. Resets take time but are not steps."""
+    """Number of env steps and the time they took. Resets take time but are not steps."""
 
     steps: int
     calls: int
     wall: float
     cpu_main: float
-    """CPU seconds of the process that calls `step`, all its threads, without its workers."""
+    """CPU seconds of all threads of the process that calls `step`, without its workers."""
     p50: float = 0.0
-    """Median seconds of one call of `step`, the resets that it caused included."""
+    """Median seconds of a call of `step`, with the resets that it causes."""
     p99: float = 0.0
     foreign: float = 0.0
-    """CPUs that everything outside of the contender's process tree kept busy meanwhile."""
+    """Mean number of CPUs that other programs used during the run."""
     outside: float = 0.0
-    """Seconds of `wall` in which the caller learned or paused instead of collecting; for loops of users."""
+    """Seconds of `wall` in which the caller learned or paused. Only for loops of users."""
 
     @property
     def rate(self) -> float:
@@ -28,12 +28,12 @@ class Sample:
 
     @property
     def rollout_rate(self) -> float:
-        """Steps a second while the caller collects."""
+        """Return the steps per second while the caller collects."""
         return self.steps / (self.wall - self.outside) if self.wall > self.outside else 0.0
 
     @property
     def learning_rate(self) -> float:
-        """Steps a second while the caller learns from them."""
+        """Return the steps per second while the caller learns."""
         return self.steps / self.outside if self.outside else 0.0
 
     @property

@@ -1,9 +1,9 @@
-"""SB3VecEnv over ShmemVectorEnv beside SB3's SubprocVecEnv: environment steps a second on CartPole, and their ratio.
+"""Compare SB3VecEnv (around ShmemVectorEnv) with SB3's SubprocVecEnv: env steps per second on CartPole.
 
     python -m benchmarks.sb3 [--rounds 9] [--seconds 1.0]
 
-Both have their default settings. They are measured in turn, one blocked while the other runs, and the ratio is taken
-within a round; printed is the median of the rounds with the lowest and the highest. Needs stable-baselines3.
+Both have default settings, and run in turn. A ratio compares both in the same round. The output has the median ratio,
+the lowest and the highest. Needs stable-baselines3.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from vecenv import SB3VecEnv, ShmemVectorEnv
 
 
 def steps_per_second(env: Any, actions: Any, seconds: float) -> float:
-    """Environment steps a second; resets happen within the steps and are not counted."""
+    """Return the env steps per second. Resets happen within the steps and are not counted."""
     calls, begin = 0, time.perf_counter()
     while (wall := time.perf_counter() - begin) < seconds:
         for action in actions:
@@ -30,7 +30,7 @@ def steps_per_second(env: Any, actions: Any, seconds: float) -> float:
 
 
 def measure(count: int, rounds: int, seconds: float) -> None:
-    """Print one line for `count` environments."""
+    """Print a line for `count` envs."""
     env_fns, actions = EnvSpec("cartpole").env_fns(count), draw_actions(count)
     ours, theirs = SB3VecEnv(ShmemVectorEnv(env_fns)), SubprocVecEnv(list(env_fns))
     rates: list[tuple[float, ...]] = []
@@ -54,7 +54,7 @@ def measure(count: int, rounds: int, seconds: float) -> None:
 
 
 def main() -> None:
-    """Measure 8 and 64 environments."""
+    """Measure 8 and 64 envs."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--seconds", type=float, default=1.0, help="for each contender in each round")

@@ -1,12 +1,12 @@
-"""`python -m benchmarks.scale`: what rounds and rollouts cost the one process that all workers or actors report to.
+"""`python -m benchmarks.scale`: CPU time of the process to which all workers or actors report.
 
     python -m benchmarks.scale                    # both parts: some minutes, a local Ray is started
-    python -m benchmarks.scale --actors 200       # one row with so many actors; each takes 60 MB of memory
+    python -m benchmarks.scale --actors 200       # a single row with 200 actors; each takes 60 MB of memory
 
-Workers: CPU time of the caller in a round of `step`, with envs that sleep about 5 ms and a worker for each of them.
-Actors: CPU time of a `RayCollector`'s process for each rollout. The actors hold no envs: each repeats its first
-rollout, so that the driver is all that a row measures. From the rows a least-squares fit says what a rollout, a
-megabyte and an actor in the list of those waited for cost, and so how many rollouts fill one driver.
+Workers: CPU time of the caller per round of `step`. The envs sleep about 5 ms, and each has its own worker.
+Actors: CPU time of the process of a `RayCollector` per rollout. The actors repeat their first rollout, so that a row
+measures only the driver. A least-squares fit over the rows gives the costs of a rollout, of a megabyte and of an actor,
+and the number of rollouts per second that a driver can receive.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ from vecenv import nest
 WORKERS = (16, 64, 128)
 BACKENDS = {"Shmem": vecenv.ShmemVectorEnv, "Subproc": vecenv.SubprocVectorEnv, "Thread": vecenv.ThreadVectorEnv}
 ROWS = ((2, 4, 64), (2, 4, 16384), (2, 4, 131072), (16, 4, 64), (16, 4, 16384), (64, 4, 64))
-"""Actors, envs of each, floats of an observation."""
+"""Number of actors, envs per actor, floats per observation."""
 STEPS = 32
-"""Of each env in a rollout."""
+"""Number of steps of each env in a rollout."""
 
 
 class Zeros(gym.Env[np.ndarray, np.int64]):
-    """Observes `size` zeros."""
+    """Env whose observation has `size` zeros."""
 
     action_space: Any = gym.spaces.Discrete(2)
 
@@ -54,7 +54,7 @@ class Zeros(gym.Env[np.ndarray, np.int64]):
 
 
 class Repeats(RolloutActor):
-    """Collects one rollout, and returns it again and again."""
+    """Actor that collects a rollout, and returns it repeatedly."""
 
     _columns: Columns | None = None
 
@@ -66,7 +66,7 @@ class Repeats(RolloutActor):
 
 
 def rounds(backend: str, workers: int, count: int) -> float:
-    """Milliseconds of CPU of this process in a round."""
+    """Return the milliseconds of CPU of this process per round."""
     with BACKENDS[backend](EnvSpec("sleep").env_fns(workers), num_workers=workers) as venv:
         venv.reset()
         actions = np.zeros(workers, np.int64)
@@ -79,7 +79,7 @@ def rounds(backend: str, workers: int, count: int) -> float:
 
 
 def rollouts(actors: int, envs: int, size: int, seconds: float) -> tuple[float, float, float]:
-    """Milliseconds of CPU of this process for each rollout, its megabytes, and rollouts a second."""
+    """Return, per rollout, the milliseconds of CPU of this process and the megabytes; and the rollouts per second."""
     make = [partial(Zeros, size)] * envs
     config = ActorConfig(num_cpus=0, start_timeout=600)
     with RayCollector(make, num_actors=actors, frames_per_batch=STEPS * envs, sync=False, actors=config) as collector:
@@ -112,7 +112,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def measure_actors(console: Console, actors: int | None, seconds: float) -> None:
-    """Print the rows of RayCollector, and the fit over them."""
+    """Print the rows of RayCollector, and the fit."""
     import ray
 
     ray.init(num_cpus=4, include_dashboard=False, log_to_driver=False, object_store_memory=4_000_000_000)

@@ -1,9 +1,9 @@
-"""Steps per second of `vecenv.SyncVectorEnv` over gymnasium's, in one process.
+"""Compare the speed of `vecenv.SyncVectorEnv` with gymnasium's, in the same process.
 
     python -m benchmarks.sync_steps [--seconds 4] [ROW ...]
 
-Short windows of both alternate, and each pair gives one ratio of CPU times; the table has the median ratio. So a busy
-machine disturbs both alike.
+Short windows of both alternate, so that a busy machine disturbs both. Each pair gives a ratio of CPU times, and the
+table has the median ratio.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from gymnasium import spaces
 import vecenv
 
 WINDOW = 0.05
-"""Seconds of CPU time of a window."""
+"""CPU seconds of a window."""
 
 
 class Empty(gymnasium.Env):
-    """Does nothing: all time is spent in the vector env. The infos hold an int, an array and a nested dict."""
+    """Env that does nothing, so the vector env takes all the time. Infos hold an int, an array and a nested dict."""
 
     def __init__(self, text: bool) -> None:
         box = spaces.Box(-1, 1, (16,), np.float32)
@@ -65,7 +65,7 @@ ROWS: dict[str, tuple[Callable[[], gymnasium.Env], int]] = {
 
 
 def ratio(make: Callable[[], gymnasium.Env], n: int, seconds: float) -> tuple[float, float]:
-    """The median of ours over gymnasium's, and the microseconds of one step of ours."""
+    """Return the median ratio of our speed to gymnasium's, and the microseconds of our step."""
     both = [vecenv.SyncVectorEnv([make] * n), gymnasium.vector.SyncVectorEnv([make] * n)]
     for envs in both:
         envs.reset(seed=0)

@@ -1,10 +1,10 @@
-"""Threads and worker processes side by side: steps per second, and the memory of 64 envs.
+"""Compare threads with worker processes: steps per second, and the memory of 64 envs.
 
     python -m benchmarks.threads [--seconds 4] [ROW ...]
     python -m benchmarks.threads --memory
 
-Short windows of both alternate, so that a busy machine disturbs both alike; the ratio is the median of the pairs. Run
-with a free-threaded Python to measure threads that run side by side.
+Short windows of both alternate, so that a busy machine disturbs both. The ratio is the median of the pairs. With a
+free-threaded Python, the threads run at the same time.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ WINDOW = 0.12
 
 
 class Plain(gymnasium.Env[Any, Any]):
-    """Computes for so many microseconds, and returns 16 numbers and an empty info."""
+    """Env that computes for some microseconds. The observation has 16 numbers, and the info is empty."""
 
     observation_space: spaces.Space[Any] = spaces.Box(-1, 1, (16,), np.float32)
     action_space: spaces.Space[Any] = spaces.Discrete(2)
@@ -51,18 +51,18 @@ class Plain(gymnasium.Env[Any, Any]):
 
 
 class Note:
-    """An object in an info."""
+    """Object in an info."""
 
 
 class Infos(Plain):
-    """Its infos hold an object, a text and a list."""
+    """Env whose infos hold an object, a text and a list."""
 
     def info(self) -> dict[str, Any]:
         return {"object": Note(), "text": "moved", "list": [1, 2, 3]}
 
 
 class Frames(Plain):
-    """Observes four gray frames of 84 x 84."""
+    """Env whose observation has four gray frames of 84 x 84."""
 
     observation_space = spaces.Box(0, 255, (84, 84, 4), np.uint8)
 
@@ -76,16 +76,16 @@ LOADING = threading.Lock()
 
 @cache
 def weights() -> np.ndarray:
-    """100 MB that all envs of a process share."""
+    """Return the 100 MB that all envs of a process share."""
     return np.ones(100_000_000, np.uint8)
 
 
 class Loads(Plain):
-    """Loads 100 MB, once in a process."""
+    """Env that loads 100 MB, once per process."""
 
     def __init__(self) -> None:
         super().__init__()
-        with LOADING:  # else several threads load at once, and each keeps its own
+        with LOADING:  # otherwise several threads would load at the same time, and each would keep a copy
             self.weights = weights()
 
 
@@ -98,7 +98,7 @@ ROWS: dict[str, tuple[Any, int]] = {
 
 
 def compare(make: Any, n: int, seconds: float) -> tuple[float, float, float]:
-    """Steps per second of Thread and of Shmem, and the median ratio."""
+    """Return the steps per second of Thread and of Shmem, and the median ratio."""
     both = [kind([make] * n) for kind in (ThreadVectorEnv, ShmemVectorEnv)]
     actions = list(np.random.default_rng(0).integers(0, 2, (16, n)))
     rates: list[list[float]] = [[], []]
@@ -116,7 +116,7 @@ def compare(make: Any, n: int, seconds: float) -> tuple[float, float, float]:
 
 
 def measure(venv: Any, actions: list[np.ndarray]) -> float:
-    """Steps per second in a window."""
+    """Return the steps per second in a window."""
     rounds, begin = 0, time.perf_counter()
     while (passed := time.perf_counter() - begin) < WINDOW:
         venv.step(actions[rounds % len(actions)], autoreset=True)
@@ -125,13 +125,13 @@ def measure(venv: Any, actions: list[np.ndarray]) -> float:
 
 
 def resident() -> float:
-    """MB of this process and its children, where shared pages count once."""
+    """Return the MB of this process and its children. Shared pages count once."""
     processes = [psutil.Process(), *psutil.Process().children(recursive=True)]
     return sum(process.memory_full_info().pss for process in processes) / 1e6
 
 
 def memory(make: Any, kind: Any, workers: int | None) -> float:
-    """MB that 64 envs take, after a few rounds."""
+    """Return the MB of 64 envs after a few rounds."""
     before = resident()
     with kind([make] * 64, num_workers=workers) as venv:
         venv.reset(seed=0)
@@ -150,7 +150,7 @@ def main() -> None:
     print(f"Python {sys.version.split()[0]}, the interpreter lock is {'on' if locked else 'off'}")
     if options.memory:
         for name, make in {"CartPole": CARTPOLE, "100 MB": Loads}.items():
-            for kind in (ShmemVectorEnv, ThreadVectorEnv):  # threads last: what they load stays in this process
+            for kind in (ShmemVectorEnv, ThreadVectorEnv):  # threads last, because their data stay in this process
                 for workers in (None, 64):
                     mb = memory(make, kind, workers)
                     print(f"{name:10} {kind.__name__:16} {workers or 'default':>7} workers {mb:8.0f} MB", flush=True)
@@ -163,7 +163,7 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    # By its own name, so that workers import the envs of this module instead of getting copies of the classes.
+    # Import this module by name, so that workers import the classes of the envs instead of getting copies.
     from benchmarks import threads
 
     threads.main()

@@ -1,10 +1,10 @@
-"""The quality of the choice of `vecenv.tune`: beside the best of a longer measurement, on seven kinds of envs.
+"""Measure how good the choices of `vecenv.tune` and `backend="auto"` are, with several kinds of envs.
 
     python -m benchmarks.tuning [--envs 8] [--seconds 10] [--only slow-start]
 
-For each kind `tune` chooses in its 2 seconds, then all candidates are measured for `--seconds`, and the share that the
-choice has of the fastest is printed, with the candidates. `auto` is the same for backend="auto". HalfCheetah-v5 needs
-`pip install gymnasium[mujoco]` and is left out without it. About two minutes.
+For each kind, `tune` chooses in its 2 seconds. Then all candidates are measured for `--seconds`. The output has the
+speed of the choice relative to the fastest candidate, and all candidates. The lines `auto` are for backend="auto".
+HalfCheetah-v5 needs `pip install gymnasium[mujoco]`, and is left out without it. The benchmark takes about two minutes.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from vecenv.tuning.tune import tune
 
 
 class SlowResets(BusyEnv):
-    """Computes 10 ms in each reset; episodes of about 500 steps."""
+    """Env that computes for 10 ms in each reset. Episodes have about 500 steps."""
 
     def __init__(self, iterations: int, per_us: float) -> None:
         super().__init__(iterations)
@@ -36,7 +36,7 @@ class SlowResets(BusyEnv):
 
 
 class SlowStart(BusyEnv):
-    """Its first 20 steps take 10 ms each, as those of an env that compiles."""
+    """Env whose first 20 steps take 10 ms each, like an env that compiles."""
 
     def __init__(self, iterations: int) -> None:
         super().__init__(iterations)
@@ -52,7 +52,7 @@ class SlowStart(BusyEnv):
 
 
 def kinds() -> dict[str, Callable[[], Any]]:
-    """A function for each kind of env."""
+    """Return an env function for each kind of env."""
     per_us = calibrate() / 100
     found: dict[str, Callable[[], Any]] = {
         "10 us": partial(BusyEnv, round(10 * per_us)),

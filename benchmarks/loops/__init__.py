@@ -1,6 +1,6 @@
-"""Loops as users write them, beside the same loops on other vector envs: `python -m benchmarks.loops`.
+"""Training loops as users write them, on our vector envs and on the peers': `python -m benchmarks.loops`.
 
-A loop is a generator in a file of its own, and its code is what a user would write, with the default settings of
-everything. Once an iteration (a rollout and the learning after it, or a round and the pause before it) it yields how
-many frames it has collected and how many seconds it has done something else: `yield frames, seconds`.
+A loop is a generator in a separate file, with the code that a user would write and default settings. An iteration is a
+rollout and the learning after it, or a round and the pause before it. After each iteration, the loop yields the number
+of collected frames, and the seconds in which it learned or paused: `yield frames, seconds`.
 """

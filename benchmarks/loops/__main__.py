@@ -1,12 +1,12 @@
-"""`python -m benchmarks.loops`: what users run, on our vector envs and on those of others, with default settings.
+"""`python -m benchmarks.loops`: loops of users, on our vector envs and on the peers', with default settings.
 
     python -m benchmarks.loops                            # every loop: twenty to thirty minutes, peers installed
     python -m benchmarks.loops --full                     # every loop in every size: hours
-    python -m benchmarks.loops --targets                  # only what has a target; --other CHECKOUT adds pure stepping
-    python -m benchmarks.loops --only sb3-ppo-busy-32     # one row; may be given more than once
-    python -m benchmarks.loops --page FILE                # the table of the Benchmarks page and the chart
+    python -m benchmarks.loops --targets                  # only rows with a target; --other CHECKOUT adds pure stepping
+    python -m benchmarks.loops --only sb3-ppo-busy-32     # a single row; may be repeated
+    python -m benchmarks.loops --page FILE                # write the table of the page Benchmarks, and the chart
 
-`benchmarks/README.md` says what the rows mean.
+`benchmarks/README.md` explains the rows.
 """
 
 from __future__ import annotations
@@ -79,13 +79,13 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _lean(one: Experiment, wanted: list[Target]) -> Experiment:
-    """The experiment with the lanes only that a target is about."""
+    """Return the experiment with only the lanes that have a target."""
     names = {name for target in wanted if target.row == one.name for name in (target.lane, *target.over)}
     return replace(one, lanes=[lane for lane in one.lanes if lane.title in names])
 
 
 def _stepping(other: Path, iterations: int, rounds: int, seconds: float) -> list[Result]:
-    """The rows of `benchmarks.paired`, as speed: above 1 this checkout is the faster one."""
+    """Return the rows of `benchmarks.paired`, as speed. If a ratio is above 1, this checkout is faster."""
     this, found = ROOT, []
     for row in paired.ROWS:
         pairs = [[paired.timed_in(each, row, iterations, seconds) for each in (this, other)] for _ in range(rounds)]

@@ -1,4 +1,4 @@
-"""PPO in one file in the manner of CleanRL: 128 steps of each env, then 4 epochs of 4 minibatches, as in its ppo.py."""
+"""PPO in one file, like CleanRL's ppo.py: 128 steps per env, then 4 epochs of 4 minibatches."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Stepping HalfCheetah-v5, whose infos have four numbers in every step; and the same without them."""
+"""Step HalfCheetah-v5, whose infos have four numbers in every step, with and without the infos."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A lane that runs a loop: what it is, and how it is timed."""
+"""Lane that runs a loop: its description, and its driver."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from benchmarks.sample import Sample
 
 @dataclass(frozen=True)
 class LoopSpec:
-    """A loop with its arguments. It is imported in the lane's own process, with the libraries that it uses."""
+    """Loop with its arguments. Only the process of the lane imports the loop and its libraries."""
 
     title: str
     loop: str
     """`module:function` in this package."""
     arguments: dict[str, Any] = field(default_factory=dict)
     needs: tuple[str, ...] = ()
-    """Modules that have to be importable, besides gymnasium."""
+    """Modules that must be importable, besides gymnasium."""
     settle: float = 0.0
 
     def missing(self) -> str:
@@ -39,14 +39,14 @@ class LoopSpec:
 
 
 class LoopDriver:
-    """Runs iterations of a loop by time. The first is over when this is made: it imports, allocates and compiles."""
+    """Driver that runs iterations of a loop for a time. The constructor runs the first, which imports and compiles."""
 
     def __init__(self, loop: Iterator[tuple[int, float]]) -> None:
         self._loop: Any = loop
         next(loop)
 
     def measure(self, seconds: float, warm_up: float = WARM_UP) -> Sample:
-        """Run whole iterations for `seconds` or a little longer; `p50` and `p99` are of rollouts without learning."""
+        """Run whole iterations for at least `seconds`. `p50` and `p99` are times of rollouts without learning."""
         clock, loop = time.perf_counter, self._loop
         stop = clock() + warm_up
         while clock() < stop:
@@ -67,7 +67,7 @@ class LoopDriver:
         return Sample(steps, len(times), now - begun, cpu, float(p50), float(p99), outside=outside)
 
     def close(self) -> float:
-        """End the loop where it is; returns the seconds that it took."""
+        """End the loop. Return the seconds that this took."""
         begun = time.perf_counter()
         self._loop.close()
         return time.perf_counter() - begun

@@ -1,4 +1,4 @@
-"""A policy of numpy matrices, as in evolution strategies: 256 hidden units, and no learning."""
+"""Step with a policy of numpy matrices, as in evolution strategies: 256 hidden units, no learning."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rounds of a vector env of which each comes after the caller has computed for a while."""
+"""Step a vector env. Before each round, the caller computes for a while."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from benchmarks.loops.vector_envs import GYMNASIUM
 def step_after_pauses(
     vector_env: str, env_id: str, num_envs: int, pause: float, **env_kwargs: Any
 ) -> Iterator[tuple[int, float]]:
-    """`pause`: seconds of a Python loop before each round."""
+    """Step. Before each round, a Python loop takes `pause` seconds."""
     envs = GYMNASIUM[vector_env](env_id, num_envs, **env_kwargs)
     try:
         envs.reset(seed=0)

@@ -1,4 +1,4 @@
-"""Draw the chart of the landing page: four loops with `auto` and with the fastest other class."""
+"""Draw the chart of the landing page: four loops with `auto` and with the fastest class of a peer."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ CLASSES = {
     "SB3 Dummy": "SB3 DummyVecEnv",
     "tianshou Dummy": "tianshou DummyVectorEnv",
 }
-"""The name of the class for each lane that is the fastest in one of these loops."""
+"""Name of the class, for each lane that is the fastest peer in a loop."""
 WIDTH, ROW, BAR = 480, 72, 18
 STYLE = """text { font: 14px system-ui, sans-serif; fill: #777 } .name { font-weight: 600 }
 .ours { fill: #2a8fa3 } .theirs { fill: #999 } .times { fill: #fff; font-weight: 600 }"""
 
 
 def bars(document: dict[str, Any]) -> list[tuple[str, str, float, float, float]]:
-    """Return loop, other class, frames per second of both, and their median ratio. The highest ratio comes first."""
+    """Return loop, peer's class, frames per second of both, and their median ratio. The highest ratio comes first."""
     experiments = {one["name"]: samples_of(one) for one in document["experiments"]}
     found = []
     for row in BARS:
@@ -44,14 +44,14 @@ def rate(samples: list[Sample]) -> float:
 
 
 def alternative_text(document: dict[str, Any]) -> str:
-    """The bars in words."""
+    """Return the bars in words."""
     return "Frames per second while a loop collects: " + "; ".join(
         f"{loop}: {ratio:.1f} times {name}" for loop, name, _, _, ratio in bars(document)
     )
 
 
 def picture(document: dict[str, Any]) -> str:
-    """An SVG without a background, in colours that can be read on white and on black."""
+    """Return an SVG without a background, in colours that can be read on white and on black."""
     rows = bars(document)
     scale = WIDTH / max(ratio for *_, ratio in rows)
     title = escape(alternative_text(document))

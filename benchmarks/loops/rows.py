@@ -1,4 +1,4 @@
-"""The loops, with their envs and vector envs, and the ratios that are to be reached."""
+"""Rows of the benchmark: loops, envs, vector envs, and targets."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ ONE_THREAD, ALONE = "vecenv Shmem, one torch thread", "learning without a collec
 ENGINE, NO_INFOS = "vecenv ShmemVectorEnv", "vecenv ShmemVectorEnv, no infos"
 
 SIZES = {
-    # loop: sizes by default, and all of them
+    # loop: default sizes, all sizes
     "sb3-ppo": (("busy-32", "cartpole-8", "cartpole-32"), (8, 32, 64)),
     "cleanrl-ppo": (("cartpole-8", "cartpole-32"), (8, 32, 64)),
     "collector": (("cartpole-16", "cartpole-64", "busy-16", "busy-64"), (8, 16, 32, 64)),
@@ -37,19 +37,19 @@ ALL = [
 
 @dataclass(frozen=True)
 class Target:
-    """The ratio of a lane to another one, and what it should be. `row` is that of an experiment."""
+    """Target for the ratio of two lanes in the row `row`."""
 
     title: str
     row: str
     lane: str
     over: tuple[str, ...]
-    """The lane on the other side; of several, that whose median is the best."""
+    """Lanes to compare with. If there are several, the lane with the best median counts."""
     limit: float
     of: str = "rollout_rate"
-    """The property of samples that is compared."""
+    """Property of the samples to compare."""
     at_most: bool = False
     counts: float | None = None
-    """A ratio that counts as reached as well, where it is not the limit itself."""
+    """Limit at which the target counts as reached. Default: `limit`."""
 
     def reached(self, ratio: float) -> bool:
         wanted = self.limit if self.counts is None else self.counts
@@ -61,7 +61,7 @@ class Target:
 
 
 def experiment(row: str, iterations: int) -> Experiment:
-    """The lanes of a row, whose busy envs run that many iterations a step."""
+    """Return the lanes of a row. `busy` envs run `iterations` per step."""
     loop = next(name for name in SIZES if row.startswith(name + "-"))
     *kind, count = row.removeprefix(loop + "-").split("-")
     envs: dict[str, Any] = {"num_envs": int(count)}
@@ -121,7 +121,7 @@ def _pauses(envs: dict[str, Any]) -> tuple[list[LoopSpec], str]:
 
 
 def after(name: str, milliseconds: float) -> str:
-    """The title of the lane whose rounds come after such a pause."""
+    """Return the title of the lane with this pause before each round."""
     return f"{name}, after {milliseconds:g} ms"
 
 
@@ -144,7 +144,7 @@ _LANES = {
 
 
 def targets() -> Iterator[Target]:
-    """The ratios to be reached, on a machine with two CPUs."""
+    """Return the targets for a machine with two CPUs."""
     for row in ("collector-cartpole-16", "collector-cartpole-64", "collector-busy-16", "collector-busy-64"):
         yield Target("rollouts, against one torch thread throughout", row, SHMEM, (ONE_THREAD,), 0.95)
         yield Target("learning, against no collector", row, SHMEM, (ALONE,), 0.98, "learning_rate")

@@ -1,4 +1,4 @@
-"""PPO of Stable-Baselines3: 2,048 frames an iteration, and its 10 epochs on them."""
+"""PPO of Stable-Baselines3: 2,048 frames per iteration, then 10 epochs."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ FRAMES = 2048
 
 
 class RolloutEnd(BaseCallback):
-    """Notes when the rollout has ended and learning begins."""
+    """Callback that records when the rollout ends and learning begins."""
 
     def _on_rollout_end(self) -> None:
         self.at = time.perf_counter()

@@ -1,4 +1,4 @@
-"""Shared by the loops of the collectors: a network with two hidden layers of 64, and two epochs of Adam on a batch."""
+"""Network and learner of the collector loops: two hidden layers of 64, and two epochs of Adam per batch."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch import nn
 from torch.distributions import Categorical
 
 STEPS = 64
-"""Steps of each env in a batch."""
+"""Number of steps per env in a batch."""
 
 
 class Logits(nn.Module):
@@ -22,20 +22,20 @@ class Logits(nn.Module):
 
 
 class Policy(Logits):
-    """Draws from the softmax of the logits."""
+    """Policy that samples from the softmax of the logits."""
 
     def forward(self, obs: torch.Tensor) -> Any:
         return Categorical(logits=self.net(obs)).sample()
 
 
 class Learner:
-    """REINFORCE without discounts, in minibatches of 256: the cheapest learning that has the shape of PPO's."""
+    """REINFORCE without discounts, in minibatches of 256. This is the cheapest learning that resembles PPO."""
 
     def __init__(self, policy: Logits) -> None:
         self.policy, self.optimizer = policy, torch.optim.Adam(policy.parameters(), lr=1e-3)
 
     def two_epochs(self, obs: torch.Tensor, action: torch.Tensor, reward: torch.Tensor) -> None:
-        """`obs` (frames, 4), `action` and `reward` (frames,)."""
+        """Learn from a batch: `obs` (frames, 4), `action` and `reward` (frames,)."""
         for _ in range(2):
             for rows in torch.randperm(len(obs)).split(256):
                 dist = Categorical(logits=self.policy.net(obs[rows]))

@@ -1,4 +1,4 @@
-"""Print tables of the loops' results, and write the table of docs/explanation/benchmarks.md from a file of results."""
+"""Print the results of the loops, and write the table of docs/explanation/benchmarks.md from a file of results."""
 
 from __future__ import annotations
 
@@ -28,16 +28,16 @@ WORDS = {
 }
 
 
-# Ratios. Both sides are of the same round, so that a slow spell of the machine is on both.
+# Ratios compare two lanes of the same round, so that a slow phase of the machine affects both.
 
 
 def figure(samples: Sequence[Sample], of: str) -> float:
-    """The median of a property of the samples."""
+    """Return the median of a property of the samples."""
     return median(getattr(sample, of) for sample in samples)
 
 
 def ratios(own: Sequence[Sample], other: Sequence[Sample], of: str) -> list[float]:
-    """One for each round; none where the other side has nothing of this kind, as learning where nothing learns."""
+    """Return a ratio per round. The list is empty if a loop lacks the property, for example if it does not learn."""
     pairs = [(getattr(mine, of), getattr(theirs, of)) for mine, theirs in zip(own, other, strict=True)]
     return [mine / theirs for mine, theirs in pairs if theirs]
 
@@ -48,7 +48,7 @@ def with_quartiles(values: Sequence[float]) -> str:
 
 
 def judge(target: Target, measured: Measured | None) -> Result:
-    """The line of a target; without a verdict where a side is missing, or where most rounds were disturbed."""
+    """Return the row of a target. It has no verdict if a lane is missing, or if most rounds were disturbed."""
     row = f"{target.row}: {target.title}"
     samples = measured.samples if measured is not None else {}
     missing = [name for name in (target.lane, *target.over) if name not in samples]
@@ -77,7 +77,7 @@ def _figure(samples: Sequence[Sample], of: str) -> str:
 
 
 def print_loop(console: Console, one: Measured) -> None:
-    """Every lane of a row, the fastest while it collects first."""
+    """Print every lane of a row. The lane that collects fastest comes first."""
     if not one.samples:
         return
     base = one.samples.get(one.experiment.yardstick)
@@ -99,9 +99,9 @@ def print_loop(console: Console, one: Measured) -> None:
 
 
 def write_table(page: Path, results: Path) -> None:
-    """Replace what is between the two marks in `page` by the table of a file of results.
+    """Replace the text between the two marks in `page` by the table of a file of results.
 
-    ValueError where a mark is missing.
+    Raises ValueError if a mark is missing.
     """
     text = page.read_text()
     pattern = re.compile(f"{re.escape(BEGIN)}.*?{re.escape(END)}", re.DOTALL)
@@ -112,7 +112,7 @@ def write_table(page: Path, results: Path) -> None:
 
 
 def page_table(document: dict[str, Any]) -> str:
-    """The table in Markdown, with a line above it that says where, when and how it was measured."""
+    """Return the table in Markdown, below a line that says where, when and how it was measured."""
     machine, versions = document["machine"], document["versions"]
     peers = [name for name in ("gymnasium", "stable-baselines3", "tianshou", "torchrl", "torch") if name in versions]
     lines = [
@@ -138,7 +138,7 @@ def _page_row(one: dict[str, Any]) -> str:
 
 
 def samples_of(one: dict[str, Any]) -> dict[str, list[Sample]]:
-    """The samples of an experiment in a file of results, by lane."""
+    """Return the samples of an experiment in a file of results, by lane."""
     return {
         name: [Sample(**{key: value for key, value in sample.items() if key != "rate"}) for sample in samples]
         for name, samples in one["samples"].items()
@@ -152,7 +152,7 @@ def _cell(samples: Sequence[Sample]) -> str:
 
 
 def rounded(rate: float) -> str:
-    """Three digits, which is more than such measurements repeat."""
+    """Return the number with three digits. Repeated measurements differ by more."""
     return f"{float(f'{rate:.3g}'):,.0f}"
 
 

@@ -1,4 +1,4 @@
-"""tianshou's collector on its vector envs: batches of 64 steps of each env, and two epochs of Adam on each batch."""
+"""tianshou's collector on its vector envs: batches of 64 steps per env, and two epochs of Adam on each batch."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from benchmarks.loops.small_policy import STEPS, Learner, Logits
 
 
 class Actor(nn.Module):
-    """tianshou asks for logits and a state."""
+    """Network with the results that tianshou requires: logits and a state."""
 
     def __init__(self, policy: Logits) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""TorchRL's collector on its own envs: batches of 64 steps of each env, and two epochs of Adam on each batch."""
+"""TorchRL's collector on its own envs: batches of 64 steps per env, and two epochs of Adam on each batch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The line that makes the vector env of a loop: one for each candidate, with default settings."""
+"""Functions that make the vector env of a loop, for each candidate, with default settings."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ GYMNASIUM: dict[str, Callable[..., gym.vector.VectorEnv[Any, Any, Any]]] = {
     "vecenv Shmem": partial(vecenv.make_vec, backend="shmem"),  # AsyncVectorEnv
     "vecenv auto": partial(vecenv.make_vec, backend="auto"),
 }
-"""Called with the id of an env, the number of envs, and keywords: `wrappers`, and the arguments of the env."""
+"""Functions of the id of an env, the number of envs, and keywords: `wrappers`, and the arguments of the env."""
 
 
 def make_sb3_envs(vector_env: str, env_id: str, num_envs: int, **env_kwargs: Any) -> Any:
-    """A vector env for PPO of Stable-Baselines3, each env in a `Monitor` as SB3's own helper puts it."""
+    """Make a vector env for PPO of Stable-Baselines3. Each env is in a `Monitor`, as with SB3's own helper."""
     from stable_baselines3.common.env_util import make_vec_env
     from stable_baselines3.common.monitor import Monitor
     from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv
@@ -31,7 +31,7 @@ def make_sb3_envs(vector_env: str, env_id: str, num_envs: int, **env_kwargs: Any
     if vector_env == "vecenv auto":
         chosen = vecenv.make_vec(env_id, num_envs, backend="auto", wrappers=[Monitor], **env_kwargs)
         envs = vecenv.SB3VecEnv(chosen.venv)
-        envs.chosen = chosen  # it closes its envs when it is garbage
+        envs.chosen = chosen  # the garbage collector then closes the envs
         return envs
     classes = {
         "SB3 Dummy": DummyVecEnv,

@@ -105,7 +105,7 @@ def test_a_line_for_each_row_has_both_times_and_their_ratio(rows, capsys):
 def test_a_folder_without_the_project_is_refused(tmp_path, capsys):
     with pytest.raises(SystemExit):
         paired.main([str(tmp_path)])
-    assert f"{tmp_path} is no checkout" in capsys.readouterr().err
+    assert f"{tmp_path} is not a checkout" in capsys.readouterr().err
 
 
 def test_a_process_that_imports_another_checkout_is_an_error(tmp_path, monkeypatch):
