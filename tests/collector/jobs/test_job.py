@@ -157,6 +157,7 @@ class TestFailures:
             ("huge", "step", "dummy"),
             *(pytest.param(*each, marks=FULL) for each in (("raise", "reset", "dummy"), ("inf", "step", "dummy"))),
             pytest.param("kill", "step", "shmem", marks=FULL),
+            pytest.param("kill", "step", "auto", marks=FULL),  # a single worker hosts all envs
             pytest.param("raise", "reset", "shmem", marks=pytest.mark.slow),
             pytest.param("hang", "step", "shmem", marks=pytest.mark.slow),
         ],
