@@ -218,7 +218,7 @@ class Relay(AECEnv):
 
 
 def herd_in_turns():
-    """Return the herd as an AEC env, in which one agent acts after the other."""
+    """Return the herd as an AEC env, in which the agents act in turn."""
     return parallel_to_aec(Herd())
 
 

@@ -101,7 +101,7 @@ class Chatty(Counter):
 
 
 class Does(Counter):
-    """Calls `what` in step `at` of every episode."""
+    """Env that calls `what` in step `at` of every episode."""
 
     def __init__(self, id: int, at: int, what: Callable[[], Any]) -> None:
         super().__init__(id)

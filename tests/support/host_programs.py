@@ -27,7 +27,7 @@ def await_signal() -> None:
 
 
 def connect(hosts: int) -> Any:
-    """Connect to the cluster once it has so many hosts."""
+    """Connect to the cluster, and wait until it has `hosts` hosts."""
     import ray
 
     from vecenv.ray_cluster import unreachable_nodes
@@ -39,14 +39,14 @@ def connect(hosts: int) -> Any:
 
 
 def spread(make: Callable[[], Any], nodes: Callable[[Any], Sequence[str]], hosts: int) -> Any:
-    """Return the first object with actors on all hosts, because Ray promises no even spread."""
+    """Call `make` until the actors of the object are on all hosts, because Ray guarantees no even spread."""
     while len(nodes(found := make())) < hosts:
         found.__exit__(None, None, None)
     return found
 
 
 def steps_on(hosts: str) -> None:
-    """Step envs until the program ends with the cluster, whose head is lost."""
+    """Step envs until the head is lost, which ends the program."""
     connect(int(hosts))
     with RayVectorEnv(counters(6), num_workers=3) as venv:
         venv.reset()
@@ -56,7 +56,7 @@ def steps_on(hosts: str) -> None:
 
 
 def steps(hosts: str) -> None:
-    """Step envs on each host; a host is lost between two steps."""
+    """Step envs on each host. The test takes a host away between two steps."""
     connect(int(hosts))
 
     def nodes(venv: RayVectorEnv) -> list[str]:
@@ -83,9 +83,9 @@ def steps(hosts: str) -> None:
 
 
 def batches(hosts: str, cpus: str, size: str = "small") -> None:
-    """Collect, and update the weights after each batch; a host is lost meanwhile.
+    """Collect, and update the weights after each batch. The test takes a host away meanwhile.
 
-    A "large" rollout has 28 MB, so that most of the time rollouts are fetched.
+    A "large" rollout has 28 MB, so that fetching rollouts takes most of the time.
     """
     from collector import ActorConfig, MLPPolicy, RayCollector
     from tests.support.collector_envs import cartpoles
@@ -137,7 +137,7 @@ def batches(hosts: str, cpus: str, size: str = "small") -> None:
 
 
 def job(hosts: str, out: str, episodes: str, copy: str = "") -> None:
-    """Run a job, or resume it; `copy`: where its folder is copied at the end."""
+    """Run or resume a job. At the end, copy its folder to `copy`."""
     from collector import resume_job, run_job
     from tests.support.job_envs import counting
     from tests.support.job_envs import job as make_job

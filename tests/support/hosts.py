@@ -1,5 +1,6 @@
-"""Simulated hosts on this machine, so that Ray runs on several: each has a network, hostname, processes, /dev/shm and
-/tmp of its own. `shared` is one folder of all of them.
+"""Simulated hosts on this machine, to test Ray on several hosts.
+
+Each host has a separate network, hostname, process tree, /dev/shm and /tmp. All hosts see the folder `shared`.
 
     with Hosts(folder, "ABC") as hosts:
         hosts.start_ray("A", 4, head=True)
@@ -30,7 +31,7 @@ ENVIRON = {"RAY_AUTH_MODE": "disabled", "RAY_USAGE_STATS_ENABLED": "0", "RAY_mem
 
 
 def missing() -> str:
-    """The reason why there can be no simulated hosts; "" if there is none."""
+    """Return the reason why hosts cannot be simulated here, or an empty string."""
     if os.geteuid() != 0:
         return "simulated hosts need root"
     tools = [tool for tool in ("ip", "nsenter", "unshare") if shutil.which(tool) is None]
@@ -38,13 +39,13 @@ def missing() -> str:
 
 
 class Program:
-    """A driver on a host. It writes lines of JSON, and goes on when it reads a line."""
+    """Driver on a host. It writes lines of JSON, and waits for a line before it continues."""
 
     def __init__(self, process: subprocess.Popen[str]) -> None:
         self.process = process
 
     def hears(self) -> dict[str, Any]:
-        """The next line of the program."""
+        """Return the next line of the program."""
         assert self.process.stdout is not None
         for line in self.process.stdout:
             if line.startswith("{"):
@@ -69,7 +70,7 @@ class Program:
 
 
 class Hosts:
-    """Hosts that are called by one letter each, with the addresses 10.77.0.1 (A), 10.77.0.2 (B), ..."""
+    """Hosts, each with a letter as its name, and with the addresses 10.77.0.1 (A), 10.77.0.2 (B), ..."""
 
     def __init__(self, folder: Path, names: Sequence[str]) -> None:
         self.names, self.shared = names, folder / "shared"
@@ -113,17 +114,17 @@ class Hosts:
         self._booted[name] = host
 
     def power_off(self, name: str) -> None:
-        """End all processes of a host at once."""
+        """Kill all processes of a host."""
         host = self._booted.pop(name)
         os.kill(_child_of(host.pid), 9)
         host.communicate()
 
     def set_link(self, name: str, up: bool) -> None:
-        """Let a host fall silent, or be heard again."""
+        """Disconnect a host from the network, or connect it."""
         _run("ip", "-n", self._prefix, "link", "set", f"port{name}", "up" if up else "down")
 
     def on(self, name: str, *command: str) -> list[str]:
-        """The command that runs a command on a host."""
+        """Return the command line that runs a command on a host."""
         into = ["nsenter", "-t", str(_child_of(self._booted[name].pid)), "-a", f"--wd={os.getcwd()}", "--"]
         return [*into, "env", "-u", "RAY_ADDRESS", "-u", "TMPDIR", *(f"{k}={v}" for k, v in ENVIRON.items()), *command]
 

@@ -1,4 +1,4 @@
-"""Raises KeyboardInterrupt in a call: at chosen instants, which can be repeated, or by a real signal."""
+"""Raise KeyboardInterrupt in a call: at chosen bytecodes, so that a test can repeat the failure, or by a signal."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ LOOKS = {
     for number, name in enumerate(dis.opname)
     if ("CALL" in name and "INTRINSIC" not in name) or name == "RESUME" or "JUMP_BACKWARD" in name
 } - {dis.opmap.get("JUMP_BACKWARD_NO_INTERRUPT", -1)}
-"""Instructions before or after which Python, or a function in C, runs the handlers of signals.
+"""Instructions before or after which Python, or a function in C, runs signal handlers.
 
-CALL_INTRINSIC does not. It ends generators that are garbage, where an exception would only be a warning.
+CALL_INTRINSIC is left out. It ends generators that are garbage, and there an exception would only be a warning.
 """
 HAS_MONITORING = sys.version_info >= (3, 12)
 TOOL = 4
@@ -49,11 +49,11 @@ def no_garbage_collection() -> Iterator[None]:
 class Interrupts:
     """Raise KeyboardInterrupt at instant number `numbers[0]` of the block, and again `numbers[1]` instants later.
 
-    An instant is a bytecode of vecenv or collector in this thread; with `at_looks`, only one at which Python looks for
-    signals. `raised` counts the interrupts. The block ends at the first interrupt that nothing in it catches.
+    An instant is a bytecode of vecenv or collector in this thread. With `at_looks`, only the bytecodes at which Python
+    looks for signals are instants. `raised` counts the interrupts. An interrupt that is not caught ends the block.
 
-    Python 3.12 and newer have `sys.monitoring`, because their `sys.settrace` misses bytecodes. Python 3.11 has
-    `sys.settrace`, which ends with the first exception that it raises: a profiler starts it again for the second one.
+    On Python 3.12 and newer, `sys.settrace` misses bytecodes, so this class uses `sys.monitoring`. Python 3.11 has only
+    `sys.settrace`, which stops when a trace function raises: a profiler restarts the trace for the second interrupt.
     """
 
     def __init__(self, *numbers: int, at_looks: bool = False) -> None:
@@ -100,7 +100,7 @@ class Interrupts:
         return self._trace
 
     def _count(self, frame: FrameType, offset: int) -> None:
-        if frame.f_lineno is None:  # the end of a generator that is closed: Python never runs a handler there
+        if frame.f_lineno is None:  # a generator that is being closed ends, and Python never runs a handler there
             return
         if self._at_looks:
             code = self._codes.get(frame.f_code)
@@ -128,7 +128,7 @@ class Interrupts:
 
 
 def interrupted(call: Callable[[], Any], *numbers: int, at_looks: bool = False) -> tuple[int, Any]:
-    """Make the call with `Interrupts` at these instants; returns how many were raised, and the result of the call."""
+    """Make the call with `Interrupts` at these instants. Return the number of interrupts and the call's result."""
     interrupts = Interrupts(*numbers, at_looks=at_looks)
 
     def run() -> Iterator[Any]:
@@ -137,21 +137,21 @@ def interrupted(call: Callable[[], Any], *numbers: int, at_looks: bool = False) 
             result = call()
         yield result
 
-    # A generator has an exception state of its own: an exception of a trace function may leave one behind.
+    # A trace function that raises may leave an exception state behind. A generator has a separate state.
     result = next(run())
     return interrupts.raised, result
 
 
 def interrupted_at(n: int, call: Callable[[], Any]) -> bool:
-    """Make the call, with a KeyboardInterrupt before its n-th bytecode; returns False if it has fewer."""
+    """Make the call, with a KeyboardInterrupt before its n-th bytecode. Return False if the call has fewer."""
     return interrupted(call, n)[0] > 0
 
 
 def call_with_signal(call: Callable[[], Any], seconds: float, pids: Sequence[int] = ()) -> tuple[bool, Any]:
-    """Make the call, which the handler of a signal interrupts after so many seconds; the processes of `pids` get SIGINT
-    then, as from Ctrl-C in a terminal.
+    """Make the call. After `seconds`, a signal handler raises KeyboardInterrupt, and sends SIGINT to `pids`.
 
-    Returns whether the signal came within the call, and the result of the call. A timer of the caller goes on after it.
+    Return whether the signal came during the call, and the result of the call. A timer of the caller continues after
+    the call. With `pids`, this is like Ctrl-C in a terminal, which all processes get.
     """
     is_armed, raised, result = True, False, None
 
@@ -166,7 +166,9 @@ def call_with_signal(call: Callable[[], Any], seconds: float, pids: Sequence[int
             raise KeyboardInterrupt
 
     def restore() -> None:
-        signal.setitimer(signal.ITIMER_REAL, 0)  # before the handler changes, which would get a late signal
+        signal.setitimer(
+            signal.ITIMER_REAL, 0
+        )  # before the handler changes, so that no late signal reaches the old handler
         signal.signal(signal.SIGALRM, handler)
         signal.setitimer(signal.ITIMER_REAL, *timer)
 

@@ -85,7 +85,7 @@ _RAY = [
     for place, where in ((" near", NEAR), (" far", FAR), ("", {}))
     for mode, options in _MODES.items()
 ]
-"""Actors on the driver's node, which share the arena; on another node, which receives calls; and on both."""
+"""Places of actors: on the driver's node (they share the arena), on a second node (they get calls), and on both."""
 _THREAD = [Column(ThreadVectorEnv, mode, options) for mode, options in _MODES.items()]
 _DUMMY = [Column(DummyVectorEnv, "sync", {}), Column(DummyVectorEnv, "async", {"wait_num": 2})]
 
@@ -106,7 +106,7 @@ def column_params(
     """
     known = [*_DUMMY, *_PROCESS, *_THREAD] if dummy else _PROCESS
     known = [column for column in known if only is None or column.backend is only]
-    if modes:  # Dummy has no workers: it is async if another column is
+    if modes:  # Dummy has no workers, so only sync and async differ
         waits = any("async" in mode for mode in modes)
         known = [c for c in known if c.mode in modes or (c in _DUMMY and (waits or not c.is_async))]
     first = _first_tier(known)

@@ -1,4 +1,4 @@
-"""A local Ray with two nodes, shared by all processes of a test run: the tests run on NEAR, FAR is the other node.
+"""Local Ray with two nodes for all processes of a test run. The tests run on the node NEAR, and the second node is FAR.
 
 A separate process starts Ray, and stops it when its last user has ended, even by a kill: each user holds a shared lock
 on a file, and the process waits for the exclusive lock. The process is not a child of a test process, so that the check
@@ -42,7 +42,7 @@ cluster.shutdown()
 
 NEAR: dict[str, Any] = {"resources": {"near": 0.01}}
 FAR: dict[str, Any] = {"resources": {"far": 0.01}}
-"""Arguments of RayVectorEnv that place all actors on one node. By default actors are spread over both nodes."""
+"""Arguments of RayVectorEnv that place all actors on a single node. By default, actors are spread over both nodes."""
 
 
 def start(folder: Path) -> tuple[str, Any]:

@@ -1,4 +1,4 @@
-"""Run a call in another thread."""
+"""Run a call in a second thread."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 
 def beside(call: Callable[[], Any]) -> tuple[threading.Thread, list[BaseException]]:
-    """Start the call in another thread. Its exception is appended to the returned list."""
+    """Start the call in a second thread. Its exception is appended to the returned list."""
     errors: list[BaseException] = []
 
     def run() -> None:
@@ -23,7 +23,7 @@ def beside(call: Callable[[], Any]) -> tuple[threading.Thread, list[BaseExceptio
 
 
 def in_a_thread(call: Callable[[], Any]) -> None:
-    """Run the call in another thread, and raise its exception in this thread."""
+    """Run the call in a second thread, and raise its exception in this thread."""
     thread, errors = beside(call)
     thread.join()
     if errors:
