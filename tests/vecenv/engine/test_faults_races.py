@@ -229,7 +229,8 @@ def test_a_hung_env_among_quick_ones_is_given_up(remote_backend: Any) -> None:
 
 
 def test_a_process_that_ends_while_it_sends_blames_no_other_env(remote_backend: Any) -> None:
-    with remote_backend([partial(OddInfo, 0, DiesAtPickle, 1), *counters(4)[1:]], num_workers=2) as venv:
+    fns = [partial(OddInfo, 0, DiesAtPickle, 1), *counters(4)[1:]]
+    with remote_backend(fns, num_workers=2, **on_this_node(remote_backend)) as venv:
         venv.reset()
         with pytest.raises(WorkerDiedError, match="while sending what its envs returned") as caught:
             venv.step([0] * 4)

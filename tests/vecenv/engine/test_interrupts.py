@@ -152,7 +152,7 @@ def test_an_env_that_does_not_return_from_an_interrupted_step_gets_a_new_worker(
     monkeypatch.setattr(vecenv.engine.status, "RECOVERY_TIMEOUT", 0.3)
     seen = tmp_path / "seen"
     fns = [partial(Counter, 0), partial(HangsOnStep, 1, at=1, seen=str(seen)), partial(Counter, 2)]
-    with remote_backend(fns, num_workers=2) as venv:
+    with remote_backend(fns, num_workers=2, **on_this_node(remote_backend)) as venv:
         venv.reset()
         with interrupting(venv.engine.backend, "wait", first=True):
             venv.step([0], [1])
