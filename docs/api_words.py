@@ -67,6 +67,8 @@ WORDS: dict[str, str] = {
     "AgentRolloutBuffer.kwargs": "Keyword arguments of SB3's `RolloutBuffer`.",
     "AgentRolloutBuffer.get.batch_size": "Number of rows in a batch. None: a single batch with all rows.",
     "AtariVectorEnv.reset.seed": SEED,
+    "SharedState.arrays": "Initial values by name. Their shapes and dtypes stay fixed.",
+    "SharedState.share": "True: processes can share the arrays. False: the state belongs to this process.",
     "GymnasiumVectorEnv.reset_async.seed": SEED,
     "AECVectorEnv.seed.seed": SEED,
     "ParallelVectorEnv.seed.seed": SEED,

@@ -1,7 +1,7 @@
-"""Looks at the built site in a browser: `make docs && python docs/check_site.py [--shots FOLDER]`.
+"""Check the built site in a browser: `make docs && python docs/check_site.py [--shots FOLDER]`.
 
 Every page is loaded at a width of 390 and of 1400 pixels. Nothing may be wider than the page, no picture may be broken,
-and no code on a hand-written page may be clipped at 1400 pixels. Every internal link and anchor must lead somewhere.
+and no code outside of the sources may be clipped at 1400 pixels. Every internal link and anchor must lead somewhere.
 `--shots` writes pictures of some pages at both widths, light and dark. Needs Chromium: `apt-get install chromium`.
 """
 
@@ -44,7 +44,7 @@ async function look(page) {
   await new Promise(done => frame.onload = done);
   const inside = frame.contentDocument, root = inside.documentElement;
   const broken = [...inside.images].filter(each => !each.complete || !each.naturalWidth).map(each => each.src);
-  const code = %(width)d > 1000 && !/_modules|reference/.test(page) ? inside.querySelectorAll("pre") : [];
+  const code = %(width)d > 1000 && !/_modules/.test(page) ? inside.querySelectorAll("pre") : [];
   const boxes = [root, ...inside.querySelectorAll(".content"), ...code];
   const wide = boxes.filter(each => each.scrollWidth > each.clientWidth);
   found[page] = {wide: wide.map(each => [each.className || each.tagName, each.scrollWidth, each.clientWidth]), broken};
@@ -56,7 +56,7 @@ async function look(page) {
 
 
 class Page(HTMLParser):
-    """The anchors and the links of a page."""
+    """Anchors and links of a page."""
 
     def __init__(self, path: Path) -> None:
         super().__init__()
@@ -71,7 +71,7 @@ class Page(HTMLParser):
 
 
 def broken_links() -> Iterator[str]:
-    """A line for each internal link that leads nowhere."""
+    """Yield a line for each internal link that leads nowhere."""
     pages = {path: Page(path) for path in SITE.rglob("*.html")}
     for path, page in pages.items():
         for target in dict.fromkeys(page.targets):
@@ -81,13 +81,13 @@ def broken_links() -> Iterator[str]:
             where = (path.parent / unquote(parts.path)).resolve() if parts.path else path
             anchor = unquote(parts.fragment)
             if not where.is_file():
-                yield f"{path.relative_to(SITE)}: {target} is no file"
+                yield f"{path.relative_to(SITE)}: {target} is not a file"
             elif where in pages and anchor not in pages[where].anchors:
-                yield f"{path.relative_to(SITE)}: {target} is no anchor"
+                yield f"{path.relative_to(SITE)}: {target} is not an anchor"
 
 
 class Handler(http.server.SimpleHTTPRequestHandler):
-    """Serves the site, and the page that loads its pages one after the other."""
+    """Server of the site, and of the page that loads its pages in turn."""
 
     harness = ""
 
@@ -105,7 +105,7 @@ class Handler(http.server.SimpleHTTPRequestHandler):
 
 
 def browse(server: http.server.ThreadingHTTPServer, *arguments: str) -> str:
-    """Open the harness in Chromium, and return what that prints."""
+    """Open the harness in Chromium, and return the output."""
     browser = shutil.which("chromium") or shutil.which("google-chrome")
     if browser is None:
         sys.exit("no Chromium: apt-get install chromium")
