@@ -20,7 +20,7 @@ class Compose(Transform):
     Functions of a batch of observations count as transforms. Lists and other Composes are flattened. `chain[i]` is a
     transform, and `chain[i:j]` is a Compose of copies.
 
-    >>> from vecenv.transforms.shapes import UnsqueezeTransform
+    >>> from vecenv.transforms import UnsqueezeTransform
     >>> chain = Compose(UnsqueezeTransform(0), lambda obs: obs + 1)
     >>> chain(np.zeros((2, 3))).shape, len(chain), chain[0]
     ((2, 1, 3), 2, UnsqueezeTransform(dim=0))

@@ -114,7 +114,7 @@ class TimeLimit(EpisodeSum):
     In a TransformedVectorEnv, `step(action, autoreset=True)` then raises TypeError.
 
     >>> import gymnasium as gym
-    >>> from vecenv.transforms.transformed_env import TransformedEnv
+    >>> from vecenv.transforms import TransformedEnv
     >>> env = TransformedEnv(gym.make("CartPole-v1"), TimeLimit(1))
     >>> obs, info = env.reset(seed=0)
     >>> env.step(0)[2:4]
@@ -136,7 +136,7 @@ class StepCounter(EpisodeSum):
         step_count_key: key of the number.
 
     >>> import gymnasium as gym
-    >>> from vecenv.transforms.transformed_env import TransformedEnv
+    >>> from vecenv.transforms import TransformedEnv
     >>> env = TransformedEnv(gym.make("CartPole-v1"), StepCounter())
     >>> obs, info = env.reset(seed=0)
     >>> env.step(0)[0]["step_count"]
@@ -155,7 +155,7 @@ class RewardSum(EpisodeSum):
     Raises ValueError for vector rewards.
 
     >>> import gymnasium as gym
-    >>> from vecenv.transforms.transformed_env import TransformedEnv
+    >>> from vecenv.transforms import TransformedEnv
     >>> env = TransformedEnv(gym.make("CartPole-v1"), RewardSum())
     >>> obs, info = env.reset(seed=0)
     >>> env.step(0)[0]["episode_reward"]
@@ -187,7 +187,7 @@ class NormalizeReward(PerEpisode, Freezable):
 
     >>> import gymnasium as gym
     >>> from vecenv import DummyVectorEnv
-    >>> from vecenv.transforms.transformed_vector_env import TransformedVectorEnv
+    >>> from vecenv.transforms import TransformedVectorEnv
     >>> venv = TransformedVectorEnv(DummyVectorEnv([lambda: gym.make("Pendulum-v1")] * 4), NormalizeReward(gamma=0.99))
     >>> obs, info = venv.reset(seed=0)
     >>> obs, rew, terminated, truncated, info = venv.step([[0.0]] * 4)
@@ -246,7 +246,7 @@ class CatFrames(PerEpisode):
             uses `padding_value`. Raises ValueError if the dtype of the observation cannot hold `padding_value`.
 
     >>> import gymnasium as gym
-    >>> from vecenv.transforms.transformed_env import TransformedEnv
+    >>> from vecenv.transforms import TransformedEnv
     >>> TransformedEnv(gym.make("CartPole-v1"), CatFrames(4, -1)).observation_space.shape
     (16,)
     """

@@ -39,7 +39,7 @@ class TransformedEnv(HasTransforms, Wrapper):
         ObservationError: the shape, dtype or keys of an observation do not fit the env's space.
         EnvContractError: a reward is not a number or vector of numbers, or a flag is not a bool.
 
-    >>> from vecenv.transforms.shapes import UnsqueezeTransform
+    >>> from vecenv.transforms import UnsqueezeTransform
     >>> env = TransformedEnv(gymnasium.make("CartPole-v1"), UnsqueezeTransform(0))
     >>> env.reset(seed=0)[0].shape, env.observation_space.shape
     ((1, 4), (1, 4))
@@ -178,7 +178,7 @@ class NoopReset(EnvTransform):
     The seed of `reset` determines the number and the actions. If the episode ends during these steps, the env is reset
     again. RuntimeError if 10 episodes end in this way. Earlier transforms see the steps.
 
-    >>> from vecenv.transforms.per_episode import StepCounter
+    >>> from vecenv.transforms import StepCounter
     >>> env = TransformedEnv(gymnasium.make("CartPole-v1"), [StepCounter(), NoopReset(5, random=False)])
     >>> env.reset(seed=0)[0]["step_count"]
     array([5])

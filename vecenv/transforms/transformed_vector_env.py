@@ -37,7 +37,7 @@ class TransformedVectorEnv(HasTransforms, RowWiseWrapper):
 
     >>> import gymnasium as gym
     >>> from vecenv import DummyVectorEnv
-    >>> from vecenv.transforms.shapes import UnsqueezeTransform
+    >>> from vecenv.transforms import UnsqueezeTransform
     >>> with TransformedVectorEnv(DummyVectorEnv([lambda: gym.make("CartPole-v1")] * 3)) as venv:
     ...     venv = venv.append_transform(UnsqueezeTransform(0))
     ...     venv.reset()[0].shape, venv.observation_space[0].shape, venv.transform[0].parent.transform

@@ -157,7 +157,7 @@ class ActionScaling(Transform):
     floats with finite bounds.
 
     >>> import gymnasium as gym
-    >>> from vecenv.transforms.transformed_env import TransformedEnv
+    >>> from vecenv.transforms import TransformedEnv
     >>> env = TransformedEnv(gym.make("Pendulum-v1"), ActionScaling())
     >>> env.action_space, env.transform[0].inv(np.array([[0.5]], np.float32))
     (Box(-1.0, 1.0, (1,), float32), array([[1.]], dtype=float32))

@@ -59,7 +59,7 @@ class VecNorm(Freezable):
 
     >>> import gymnasium as gym
     >>> from vecenv import DummyVectorEnv
-    >>> from vecenv.transforms.transformed_vector_env import TransformedVectorEnv
+    >>> from vecenv.transforms import TransformedVectorEnv
     >>> with TransformedVectorEnv(DummyVectorEnv([lambda: gym.make("CartPole-v1")] * 4), VecNorm(decay=1.0)) as venv:
     ...     obs, info = venv.reset(seed=0)
     ...     venv.transform[0].state_dict()["observation_count"], bool(abs(obs.mean()) < 1e-6)
