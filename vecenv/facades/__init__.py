@@ -1,1 +1,1 @@
-"""Facades: the vector APIs of other libraries on top of the engine."""
+"""Facades: classes that give a vecenv vector env the interface of another library's vector env."""

@@ -22,7 +22,7 @@ from vecenv.facades.driver import Driver
 
 RESET, STEP, CALL = "reset", "step", "call"
 AnyVectorEnv = VectorEnv[Any, Any, np.ndarray]
-"""Direct base of public classes, because skrl looks only at direct bases."""
+"""Direct base of public classes, because skrl checks only direct bases."""
 
 
 def as_deadline(timeout: Any) -> float | None:
@@ -38,9 +38,9 @@ HALF = "half"
 
 
 def is_half(method: Callable[..., Result]) -> Callable[..., Result]:
-    """Decorate `x_async` or `x_wait`: recover from an interrupted call first, and set the layer's mark.
+    """Decorate `x_async` or `x_wait` (a *half*): recover from an interrupted call first, and mark this call as running.
 
-    If both halves run in one call, this call has set `_in_call`, and the half keeps it.
+    If one call runs both halves, it has set `_in_call`, which the halves then restore.
     """
 
     @functools.wraps(method)
@@ -72,7 +72,7 @@ class AsyncCalls(LayerMark, AnyVectorEnv):
     _driver: Driver
     _pending: str | None = None
     _called: Any = None
-    """Call that `call_async` started: (engine, call), or (None, values) if finished."""
+    """Call that `call_async` started: (engine, call), or (None, values) if it has finished."""
     _refused_calls = frozenset({"reset", "step", "close", "_setattr", "_check_spaces"})
 
     def _check_can_start(self, name: str) -> None:
@@ -109,8 +109,8 @@ class AsyncCalls(LayerMark, AnyVectorEnv):
     def call(self, name: str, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
         """Call the method `name` of every env, found through wrappers, or return the attribute `name`.
 
-        Other arguments go to the method. For some envs: `.venv.call(name, ..., id=ids)`. ValueError for `reset`, `step`
-        and `close`. AttributeError for an unknown name.
+        Other arguments go to the method. To call only some envs, use `.venv.call(name, ..., id=ids)`. Raises ValueError
+        for `reset`, `step` and `close` (not in SyncVectorEnv), and AttributeError for an unknown name.
         """
         return self._call_results(self._start_call(name, args, kwargs))
 
@@ -122,7 +122,7 @@ class AsyncCalls(LayerMark, AnyVectorEnv):
     def call_wait(self, timeout: float | None = None) -> tuple[Any, ...]:
         """Return the results of `call_async`, or raise an env's exception.
 
-        `multiprocessing.TimeoutError` after `timeout` seconds: call it again.
+        Raises `multiprocessing.TimeoutError` after `timeout` seconds. Then `call_wait` can be called again.
         """
         self._check_pending(CALL)
         self._wait_until(CALL, as_deadline(timeout))
@@ -130,7 +130,7 @@ class AsyncCalls(LayerMark, AnyVectorEnv):
         return self._call_results(called)
 
     def _start_call(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Start a call, or run it if a wrapper's `call` has no halves."""
+        """Start a call. If a wrapper overrides `call`, run the call to its end."""
         self._check_can_start("call_async")
         if name in self._refused_calls:
             raise ValueError(f"Trying to call function `{name}` with `call`, use `{name}` directly instead.")
@@ -150,8 +150,8 @@ class AsyncCalls(LayerMark, AnyVectorEnv):
     def set_attr(self, name: str, values: Any) -> None:
         """Set an attribute of every env. A list or tuple has a value per env; other values are for all envs.
 
-        The env or wrapper that has the attribute is changed, or else the outermost wrapper (as in gymnasium).
-        ValueError for a wrong number of values.
+        The env or wrapper that has the attribute is changed. If none has it, the outermost wrapper gets it (as in
+        gymnasium). Raises ValueError for a wrong number of values.
         """
         self._check_can_start("set_attr")
         if not isinstance(values, (list, tuple)):
@@ -180,7 +180,7 @@ class AsyncCalls(LayerMark, AnyVectorEnv):
     def close_extras(self, timeout: float | None = None, terminate: bool = False) -> None:
         """Close the envs, by force after five seconds.
 
-        If a call is pending, warn and wait `timeout` seconds for it, or not at all with `terminate`.
+        If a call is pending, warn, and first wait up to `timeout` seconds for it. None or `terminate`: do not wait.
         """
         deadline = as_deadline(timeout)
         if self.venv is None:

@@ -1,6 +1,6 @@
 """Batched spaces of a gymnasium `VectorEnv`, and its actions and observations.
 
-Spaces without a simple array use gymnasium's functions, with which users register custom spaces.
+Custom spaces, and other spaces that are not batched as one array, use gymnasium's functions.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ def check_observation_mode(mode: Any) -> None:
 
 
 def observation_spaces(mode: Any, found: Sequence[Any], cls: str) -> tuple[Any, Any]:
-    """Return (batched, single) observation spaces of envs with the spaces `found`. `cls` is for errors.
+    """Return (batched, single) observation spaces of envs with the spaces `found`. `cls` is a name for errors.
 
-    RuntimeError if `mode` does not match the spaces. If mode "different" finds no common batch, gymnasium's
-    `batch_differing_spaces` raises.
+    Raises RuntimeError if the spaces do not match `mode`, TypeError if one is missing, and the error of gymnasium's
+    `batch_differing_spaces` if mode "different" finds no common batch.
     """
     _check_present("observation_space", found)
     first = found[0]
@@ -112,7 +112,7 @@ def _is_gymnasiums(function: Any, space: Any) -> bool:
 
 
 def split_actions(actions: Any, batched: Any, single: Any, as_arrays: bool) -> Any:
-    """Return `actions` as an array or a list. TypeError for an object that cannot be iterated.
+    """Return `actions` as an array or a list. Raises TypeError for an object that cannot be iterated.
 
     `as_arrays` is `takes_arrays` of the spaces.
     """
@@ -123,7 +123,7 @@ def split_actions(actions: Any, batched: Any, single: Any, as_arrays: bool) -> A
             return list(actions)
         except TypeError:
             raise TypeError(
-                f"Unable to iterate over the following elements: {actions}; pass one action an env"
+                f"Unable to iterate over the following elements: {actions}; pass one action per env"
             ) from None
     if isinstance(single, spaces.Dict) and isinstance(actions, (list, tuple)):
         return list(actions)
@@ -135,7 +135,7 @@ def empty_batch(single: Any, n: int) -> Any:
 
 
 def row_joiner(space: Any, n: int) -> Callable[[Any], Any]:
-    """Return a function like `join_rows`, which does not copy arrays."""
+    """Return a function that joins a batch as `join_rows` does, but does not copy arrays."""
     gymnasiums = _is_joined_by_gymnasium(space)
     if gymnasiums and isinstance(space, spaces.Dict):
         parts = {key: row_joiner(child, n) for key, child in space.spaces.items()}
@@ -154,5 +154,5 @@ def row_joiner(space: Any, n: int) -> Callable[[Any], Any]:
 
 
 def join_rows(obs: Any, single: Any, n: int, out: Any) -> Any:
-    """Join a batch of the engine with gymnasium's `concatenate` into `out`, an `empty_batch`."""
+    """Convert a batch of the vecenv vector env by gymnasium's `concatenate` into `out`, an `empty_batch`."""
     return concatenate(single, [nest.take(obs, i) for i in range(n)], out)

@@ -30,12 +30,13 @@ NOT_OFFERED = {
 class Driver:
     """Steps and resets `venv`. Infos are dicts by env id, without the engine's `env_id`.
 
-    As in the facades' libraries, envs get actions in the caller's types, and envs in this process share objects with
-    the caller.
+    As in gymnasium and SB3, envs get actions in the caller's types, and envs in this process share objects with the
+    caller.
 
-    Views are copied, because a second round would overwrite them. With `copy=False`, observations stay views.
+    If `venv` returns views of its memory, results are copied, because the next step would overwrite them. With
+    `copy=False`, observations stay views.
 
-    `engine` is `None` if a wrapper or a subclass changes the methods.
+    `engine` is None if a wrapper or a subclass overrides `reset`, `step`, `send` or `recv`.
     """
 
     def __init__(self, venv: Any, copy: bool = True) -> None:
@@ -45,7 +46,7 @@ class Driver:
             engine.actions.casts = engine.backend.copies = False
         self.has_views = engine is not None and not engine.results.copies
         self.autoresets = resets_in_step(venv)
-        """True if a step can also reset the envs that it ends."""
+        """True if `step` can also reset the envs whose episodes end in it."""
         self._receives = overrides_nothing(venv, "recv")
         self._ids = range(len(venv))
         self._as_ints = int_restorer(venv.observation_space[0])  # a wrapper returns rows of batches
@@ -95,7 +96,7 @@ class Driver:
         return obs, rew.copy(), terminated.copy(), truncated.copy(), infos
 
     def _returned(self, i: int, last_obs: Any) -> Any:
-        """Return env i's last observation in the env's types, unless a wrapper changed it."""
+        """Return the last observation of env i as the env returned it, unless a wrapper changed it."""
         is_ours = isinstance(self._venv, BaseVectorEnv)
         row, returned = self._venv.engine.results.infos.final_obs.get(i, (None, None)) if is_ours else (None, None)
         if row is last_obs:
@@ -103,7 +104,7 @@ class Driver:
         return last_obs if self._as_ints is None else self._as_ints(last_obs)
 
     def _restore_infos(self, ids: Sequence[int], infos: Sequence[dict[str, Any]]) -> None:
-        """Remove the engine's `env_id`, and restore the env's entry of this name."""
+        """Remove the `env_id` that vecenv adds, and restore the env's own entry of this name."""
         if not isinstance(self._venv, BaseVectorEnv):  # an object with the same interface adds no `env_id`
             return
         for info in infos:
@@ -125,17 +126,17 @@ def check_resets(venv: Any, mode: AutoresetMode) -> None:
 
 
 class EpisodeTracker:
-    """State of the envs' episodes. With `seeded`, a reset without a seed gets `next_seed` of the previous seed."""
+    """State of the envs' episodes. With `seeded`, a reset without a seed gets a seed derived from the previous seed."""
 
     def __init__(self, venv: Any, seeded: bool) -> None:
         self._venv, n = venv, len(venv)
         self.over = np.zeros(n, dtype=np.bool_)
-        """Mask of the envs that have finished. `ended` has their ids."""
+        """Mask of the envs whose episodes are over. `ended` has their ids."""
         self.ended: list[int] = []
         self._seeded = seeded
         self._seeds: list[int | None] = [None] * n
         self._stores_obs = isinstance(venv, VectorEnvWrapper)
-        """True if a wrapper may have changed the arena's observations, so that they are stored here."""
+        """True if a wrapper may have changed the observations in `venv`'s memory, so that they are stored here."""
         self._stored_obs: Any = None
         if (engine := getattr(venv, "engine", None)) is not None:
             engine.results.repeats_objects = True  # for `latest_obs`
@@ -180,7 +181,9 @@ class EpisodeTracker:
             self._seeds[i] = seed
 
     def make_random_steps(self, most: int, space: Any) -> None:
-        """Make between 0 and `most` random steps in each env, across ends of episodes. The seed of env 0 decides."""
+        """Make 0 to `most` random steps in each env, and reset envs whose episodes end. Random numbers follow from the
+        seed of env 0.
+        """
         rng, space = np.random.default_rng(self._seeds[0]), copy.deepcopy(space)  # leave the caller's space unchanged
         counts = rng.integers(0, most, len(self.over), endpoint=True)
         space.seed(int(rng.integers(2**31)))
@@ -200,10 +203,10 @@ class EpisodeTracker:
 
 
 class EndedStep:
-    """Step that ended the episodes of the envs `ids`, with rows and infos of the next episodes (SAME_STEP).
+    """Step that ended the episodes of the envs `ids`, with observations and infos of the next episodes (SAME_STEP).
 
     `last_obs` and `last_infos` belong to the ended episodes. `restore` is the `int_restorer` of the observation. The
-    envs `left`, which failed, are not reset yet: reset them and call `begin`.
+    envs `failed` are not reset yet, and so are in `not_reset`: reset them and call `begin`.
     """
 
     def __init__(self, step: StepById, ids: Sequence[int], failed: Sequence[int], restore: Restore | None) -> None:
@@ -227,9 +230,9 @@ def _copied_row(obs: Any, i: int) -> Any:
 
 
 def int_restorer(space: Any) -> Restore | None:
-    """Return a function that restores Python ints in Discrete parts of an observation, or `None` if not needed.
+    """Return a function that restores Python ints in Discrete parts of an observation, or None if not needed.
 
-    Batches have int64 instead. Other dtypes of a Discrete space are kept.
+    Batches have int64 in their place. Discrete spaces of other dtypes are unchanged.
 
     >>> restore = int_restorer(spaces.Tuple((spaces.Discrete(3), spaces.Box(0, 1))))
     >>> restore((np.int64(2), np.float32(0.5)))

@@ -80,14 +80,14 @@ class SyncVectorEnv(_OwningVectorEnv, AnyVectorEnv):
 
     @property
     def envs(self) -> list[Any]:
-        """Envs of this vector env, which live in this process."""
+        """Env objects of this vector env."""
         return self.venv.envs
 
 
 class AsyncVectorEnv(_OwningVectorEnv, AnyVectorEnv):
     """Vector env with worker processes: `gymnasium.vector.AsyncVectorEnv` with its arguments.
 
-    By default there is a worker per CPU, which hosts a block of envs. Arguments that differ:
+    By default, there is a worker process per CPU, which hosts several envs. Arguments that differ:
 
         shared_memory: True for ShmemVectorEnv, False for SubprocVectorEnv. Both support every space.
         context: "forkserver" (also `None`), "fork" or "spawn".
@@ -137,7 +137,7 @@ class AsyncVectorEnv(_OwningVectorEnv, AnyVectorEnv):
 
     @property
     def processes(self) -> list[Any]:
-        """Worker processes, each with a block of envs."""
+        """Worker processes, each with one or more envs."""
         processes: list[Any] = self.venv.engine.backend.processes
         return processes
 
@@ -161,12 +161,12 @@ def _as_workers(max_concurrency: Any, n: int, num_workers: int | None) -> int:
     return num_workers
 
 
-# Arguments of AsyncVectorEnv that SyncVectorEnv lacks, with the values that do not ask for processes.
+# Arguments that choose worker processes, with the default values, which do not.
 ONLY_ASYNC = {**ONLY_PROCESSES, "shared_memory": True, "daemon": True, "worker": None, "max_concurrency": None}
 
 
 def auto_facade(env_fns: Sequence[Callable[[], Any]], **options: Any) -> GymnasiumVectorEnv:
-    """Return the facade that `vecenv.tuning.auto_backend` chooses."""
+    """Return the gymnasium VectorEnv on the backend that `vecenv.tuning.auto_backend` chooses."""
     envs: GymnasiumVectorEnv = make_auto(env_fns, options, BACKENDS, ONLY_ASYNC)
     return envs
 
@@ -202,17 +202,17 @@ def make_vec(
 
     Arguments:
         id: a registered id (by default the latest version), "module:id" to import a module first, or a spec.
-            `envs.spec` recreates the envs, with `gym.make_vec` only without `wrappers`.
+            `make_vec(envs.spec)` makes equal envs. `gym.make_vec(envs.spec)` does so only without `wrappers`.
         backend: "shmem", "subproc", "thread", "dummy", "ray" or "auto". "auto" measures an additional env in a worker,
-            and takes the faster of "dummy" and "shmem" ("thread" for pure Python envs on free-threaded Python). If an
-            argument asks for processes, "auto" is "shmem".
-        wrappers: sequence of wrappers for each env.
-        venv_kwargs: arguments of AsyncVectorEnv or, for other backends, of SyncVectorEnv.
+            and chooses the faster of "dummy" and "shmem" ("thread" for pure Python envs on free-threaded Python). If
+            `venv_kwargs` has an argument for processes, "auto" is "shmem".
+        wrappers: functions that take an env and return an env, applied in this order.
+        venv_kwargs: arguments of AsyncVectorEnv ("shmem", "subproc"), or of SyncVectorEnv and the backend's class.
         vector_kwargs: gymnasium's name for `venv_kwargs`.
         kwargs: arguments of `gym.make`.
 
-    ValueError for an unknown backend. TypeError for wrong types, or both `venv_kwargs` and `vector_kwargs`. gymnasium's
-    errors for an unknown id.
+    Raises ValueError for an unknown backend, TypeError for wrong types, or both `venv_kwargs` and `vector_kwargs`, and
+    gymnasium's errors for an unknown id.
 
     >>> envs = make_vec("CartPole-v1", 3, backend="dummy", venv_kwargs={"autoreset_mode": "SameStep"})
     >>> envs
@@ -222,7 +222,7 @@ def make_vec(
     if "vectorization_mode" in kwargs:
         raise TypeError(f"make_vec has no argument 'vectorization_mode': pass backend= with one of {list(BACKENDS)}")
     spec = _find_spec(id)
-    kept, spec.kwargs = spec.kwargs, {}  # the rest of them are arguments of gym.make
+    kept, spec.kwargs = spec.kwargs, {}  # arguments of make_vec (removed below) and of gym.make
     kept.pop("vectorization_mode", None)
     asked: dict[str, Any] = {
         "num_envs": num_envs,

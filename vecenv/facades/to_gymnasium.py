@@ -59,15 +59,15 @@ def check_facade_arguments(
 
 
 class GymnasiumVectorEnv(AsyncCalls, AnyVectorEnv):
-    """Facade of a vecenv vector env with the interface of gymnasium 1.4's `AsyncVectorEnv`. See docs/guarantees.md.
+    """Vecenv vector env with the interface of gymnasium 1.4's `AsyncVectorEnv`. See docs/guarantees.md.
 
     Arguments:
-        venv: a BaseVectorEnv without `wait_num` and `timeout`. `close` closes it. After `.venv.step(actions, id=...)`,
-            reset these envs before the next `step`.
+        venv: a BaseVectorEnv without `wait_num` and `timeout`. `close` closes it. Reset envs that you step by
+            `.venv.step(actions, id=...)` before the next `step`, which does not know of their ends.
         observation_mode: "same", "different", or (batched space, single space), as in gymnasium.
         autoreset_mode: an AutoresetMode, its value, or its name in any case. NEXT_STEP resets a finished env while the
-            other envs step. SAME_STEP resets it in the round of its last step, or in a second round with
-            `seed_episodes` or a wrapper around `venv`. With DISABLED, its next step raises ResetNeeded.
+            other envs step. SAME_STEP resets it together with its last step or, with `seed_episodes` and with wrappers
+            that override stepping, in a second call to the workers. With DISABLED, its next step raises ResetNeeded.
         copy: False returns the views of a venv with copy=False, which are valid until the next call.
         final_info_format: "list" (for SAME_STEP) returns `final_observation` and a list in `final_info`, as gymnasium
             0.29.
@@ -159,7 +159,8 @@ class GymnasiumVectorEnv(AsyncCalls, AnyVectorEnv):
 
     @is_half
     def reset_wait(self, timeout: float | None = None) -> tuple[Any, dict[str, Any]]:
-        """Return the results of `reset_async`. `multiprocessing.TimeoutError` after `timeout` seconds: call it again.
+        """Return the results of `reset_async`. Raises `multiprocessing.TimeoutError` after `timeout` seconds. Then
+        `reset_wait` can be called again.
 
         Random initial steps may exceed `timeout`.
         """
@@ -229,7 +230,9 @@ class GymnasiumVectorEnv(AsyncCalls, AnyVectorEnv):
 
     @is_half
     def step_wait(self, timeout: float | None = None) -> VectorStep:
-        """Return the results of `step_async`. `multiprocessing.TimeoutError` after `timeout` seconds: call it again."""
+        """Return the results of `step_async`. Raises `multiprocessing.TimeoutError` after `timeout` seconds. Then
+        `step_wait` can be called again.
+        """
         self._check_pending(STEP)
         deadline = as_deadline(timeout)
         self._wait_until(STEP, deadline)
@@ -292,7 +295,7 @@ class GymnasiumVectorEnv(AsyncCalls, AnyVectorEnv):
         self._episodes.begin(resets, seeds)
 
     def _receive(self, ids: Sequence[int]) -> StepById:
-        """Return the results of the round of `ids`. If a warning raises, the call stays pending."""
+        """Return the results of the envs `ids`. If a warning raises before they are read, the call stays pending."""
         try:
             step = self._driver.receive(ids)
         except BaseException as error:
@@ -313,7 +316,7 @@ class GymnasiumVectorEnv(AsyncCalls, AnyVectorEnv):
         self._in_call = None
 
     def _record_failure(self, error: BaseException | None) -> None:
-        """Record a failed round. Its error's `partial` has the results of the other envs."""
+        """Record a failed call. Its error's `partial` has the results of the other envs."""
         partial = getattr(error, "partial", None)
         if isinstance(partial, Partial):
             over = partial.terminated | partial.truncated

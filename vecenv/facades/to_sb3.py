@@ -33,20 +33,20 @@ except ImportError as error:
 
 
 class SB3VecEnv(LayerMark, VecEnv):
-    """Facade of a vector env with the interface of Stable-Baselines3's `VecEnv`. See docs/guarantees.md.
+    """Vecenv vector env with the interface of Stable-Baselines3's `VecEnv`. See docs/guarantees.md.
 
     Results equal SB3's DummyVecEnv bit for bit: rewards float32 (n,), `dones` bool (n,), infos a list of dicts with
-    `TimeLimit.truncated`. A step that ends an episode also resets the env. `infos[i]` then has `terminal_observation`;
-    the row and `reset_infos[i]` belong to the next episode.
+    `TimeLimit.truncated`. A step that ends an episode also resets the env. `infos[i]` then has `terminal_observation`,
+    and the observation and `reset_infos[i]` belong to the next episode.
 
     Arguments:
-        venv: a sync vector env with equal spaces, a gymnasium facade such as AsyncVectorEnv (any autoreset mode), or
-            another gymnasium `VectorEnv` with SAME_STEP. `close` closes it.
+        venv: a vecenv vector env whose envs have equal spaces, vecenv's AsyncVectorEnv or SyncVectorEnv (any autoreset
+            mode), or any gymnasium `VectorEnv` with SAME_STEP. `close` closes it.
 
-    While a step is pending, other calls are refused, and `reset` drops the step.
+    While a step is pending, other calls raise RuntimeError, except for `reset`, which drops the step, and `close`.
 
-    Raises TypeError for other objects. ValueError for `wait_num`, `timeout`, different spaces, or a VectorEnv in
-    another mode. ImportError without SB3.
+    Raises TypeError for other objects, and ValueError for `wait_num`, `timeout`, `stack_obs=False`, different spaces,
+    or a VectorEnv in another mode.
 
     >>> import gymnasium as gym
     >>> from vecenv import DummyVectorEnv
@@ -63,7 +63,7 @@ class SB3VecEnv(LayerMark, VecEnv):
 
     def __init__(self, venv: BaseVectorEnv | VectorEnv[Any, Any, Any]) -> None:
         self._facade = venv if _is_facade_of_ours(venv) else None
-        """Facade to keep alive, because it closes its envs when it is garbage."""
+        """gymnasium VectorEnv of vecenv, kept alive because its garbage collection would close the envs."""
         self.venv: Any = _checked(venv if self._facade is None else self._facade.venv)
         self._driver = Driver(self.venv)
         engine = self._driver.engine
@@ -110,7 +110,7 @@ class SB3VecEnv(LayerMark, VecEnv):
 
     @is_half
     def step_async(self, actions: np.ndarray) -> None:
-        """Start a step. RuntimeError if a step is pending, ValueError for a wrong number of actions."""
+        """Start a step. Raises RuntimeError if a step is pending, and ValueError for a wrong number of actions."""
         self._check_idle()
         if self._has_own_step:
             self._actions = actions
@@ -122,7 +122,7 @@ class SB3VecEnv(LayerMark, VecEnv):
     def step_wait(self) -> tuple[Any, np.ndarray, np.ndarray, list[dict[str, Any]]]:
         """Wait for the step. Return (obs, rewards, dones, infos).
 
-        RuntimeError if no step is pending. EnvContractError for vector rewards.
+        Raises RuntimeError if no step is pending, and EnvContractError for vector rewards.
         """
         if not self._pending:
             raise RuntimeError("step_wait() without step_async(): no step is pending")
@@ -213,7 +213,7 @@ class SB3VecEnv(LayerMark, VecEnv):
 
     @property
     def envs(self) -> list[Any]:
-        """Envs in this process. AttributeError if the envs live elsewhere."""
+        """Env objects. Raises AttributeError if the envs are not in this process."""
         envs = getattr(self.venv, "envs", None)
         if envs is None:
             raise AttributeError(
@@ -242,8 +242,8 @@ class SB3VecEnv(LayerMark, VecEnv):
     def env_is_wrapped(self, wrapper_class: type[gymnasium.Wrapper], indices: Any = None) -> list[bool]:
         """Return for each env whether it has a wrapper of this class or a subclass.
 
-        Behind another library's vector env only class names may be known. A name that other wrapper classes share does
-        not count.
+        For envs of another library's vector env, only class names may be known. A name that other wrapper classes
+        share does not count.
         """
         names = {f"{wrapper_class.__module__}.{wrapper_class.__qualname__}"}
         names |= {cls.__name__ for cls in _family(wrapper_class)}
@@ -251,7 +251,7 @@ class SB3VecEnv(LayerMark, VecEnv):
         return [not names.isdisjoint(found) for found in self._ask(indices, "wrapper_classes")]
 
     def get_images(self) -> Sequence[np.ndarray | None]:
-        """Return a frame per env. Warn and return `None`s unless `render_mode` is "rgb_array"."""
+        """Return an image per env. Warn and return a list of None unless `render_mode` is "rgb_array"."""
         self._check_idle()
         if self.render_mode != "rgb_array":
             warnings.warn(f'get_images() needs render_mode="rgb_array", got {self.render_mode!r}', stacklevel=2)

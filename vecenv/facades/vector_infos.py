@@ -14,9 +14,9 @@ from vecenv.facades.driver import EndedStep
 def vector_infos(rows: Iterable[tuple[int, Mapping[Any, Any]]], n: int) -> dict[Any, Any]:
     """Return an array (n, ...) per key, and under `_key` a bool mask of the envs with this key. `rows` are (env, info).
 
-    As in gymnasium's `VectorEnv._add_info`, arrays are stacked, dicts are batched recursively, and other values and
-    `final_obs` get an object array. If envs differ in type or shape, a wider dtype that changes no value is used, or
-    else object. Envs without the key have 0, False or `None`.
+    As in gymnasium's `VectorEnv._add_info`, numbers and arrays are stacked, dicts are batched recursively, and other
+    values and `final_obs` get an object array. If types differ, a dtype that holds all values unchanged is used. If
+    there is none, or shapes differ, the array has dtype object. Envs without the key have 0, False or None.
 
     >>> vector_infos([(0, {"lives": 3}), (2, {"lives": 2.5})], 3)
     {'lives': array([3. , 0. , 2.5]), '_lives': array([ True, False,  True])}
@@ -114,7 +114,7 @@ def batch_infos(infos: Mapping[int, Mapping[Any, Any]], n: int) -> dict[Any, Any
 
 
 def ended_infos(ended: EndedStep, n: int, as_list: bool) -> dict[Any, Any]:
-    """Return the infos of a step that ended episodes. `as_list` uses gymnasium 0.29's names."""
+    """Return the infos of a step that ended episodes. `as_list`: with the names and lists of gymnasium 0.29."""
     infos, ids = vector_infos(sorted(ended.infos.items()), n), ended.ids
     obs_key = "final_observation" if as_list else "final_obs"
     infos[obs_key] = object_column(ids, ended.last_obs, n)
@@ -143,7 +143,7 @@ def _mask(ids: Sequence[int], n: int) -> np.ndarray:
 
 
 def _is_mask_of_another(key: Any, columns: Collection[Any]) -> bool:
-    """Return whether an env returns both `x` and `_x`. The mask of `x` then takes the name `_x`."""
+    """Return True for `_x` if there is a key `x` too. The mask of `x` then replaces the env's `_x`."""
     return key.__class__ is str and key[:1] == "_" and key[1:] in columns
 
 
@@ -163,7 +163,7 @@ def _column(ids: Sequence[int], values: Sequence[Any], n: int) -> Any:
 def _typed_column(
     shape: tuple[int, ...], dtypes: set[Any], ids: Sequence[int], values: Sequence[Any], n: int
 ) -> np.ndarray | None:
-    """Return the values in a column, or `None` if no dtype holds them unchanged."""
+    """Return the values in an array with an element per env, or None if no dtype holds them unchanged."""
     mixed = len(dtypes) > 1
     try:
         column = np.zeros((n, *shape), dtype=np.result_type(*dtypes) if mixed else next(iter(dtypes)))

@@ -47,7 +47,6 @@ def check_attributes(factory: Factory) -> None:
 
 
 def check_reports(factory: Factory) -> None:
-    """Check that spaces, metadata and specs have an entry per env."""
     env = _Described()
     with factory([functools.partial(_Described, i) for i in range(N)]) as venv:
         for name in ("observation_space", "action_space", "metadata", "spec"):
@@ -86,7 +85,6 @@ def check_seeds(factory: Factory) -> None:
 
 
 def check_stats(factory: Factory) -> None:
-    """Check the counts and seconds of `stats`."""
     with factory(ReferenceEnvs().env_fns) as venv:
         venv.reset()
         venv.step([0] * N)

@@ -1,4 +1,4 @@
-"""Contract checks of steps and resets: alone, mixed, and with other envs in flight."""
+"""Contract checks of steps and resets."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ GATE_PATIENCE = 10.0
 
 
 def check_rows(factory: Factory) -> None:
-    """Check each row, for different ids and orders, and all forms of observations."""
+    """Check the results of each env, for different ids and orders, and all forms of observations."""
     for form in ("array", "dict", "object"):
         reference = ReferenceEnvs(form=form)
         with factory(reference.env_fns) as venv:
@@ -37,7 +37,7 @@ def check_rows(factory: Factory) -> None:
 
 
 def check_options_of_reset(factory: Factory) -> None:
-    """Check that `seed` is spread over the ids, and other arguments go to each env."""
+    """Check that an int `seed` gives each env its own seed, and that other arguments go to each env."""
     reference = ReferenceEnvs()
     with factory(reference.env_fns) as venv:
         options = {"t": 3}
@@ -51,7 +51,7 @@ def check_options_of_reset(factory: Factory) -> None:
 
 
 def check_mixed_rounds(factory: Factory) -> None:
-    """Check rounds with steps and resets, and calls between send and recv."""
+    """Check calls that step some envs and reset others, and calls between send and recv."""
     reference = ReferenceEnvs()
     with factory(reference.env_fns) as venv:
         reference.compare(range(N), venv.reset(), [reference.reset(i) for i in range(N)])
@@ -70,7 +70,7 @@ def check_mixed_rounds(factory: Factory) -> None:
 
 
 def check_autoreset(factory: Factory) -> None:
-    """Check that `autoreset` resets in the round of the last step, or is refused before the envs step."""
+    """Check that `autoreset` resets an env in the call of its last step, or raises TypeError before the envs step."""
     for form in ("array", "dict", "object"):
         reference = ReferenceEnvs(form=form, length=2, infos=form != "array")
         with factory(reference.env_fns) as venv:
@@ -228,7 +228,7 @@ def check_infos(factory: Factory) -> None:
 
 
 def check_vector_rewards(factory: Factory) -> None:
-    """Check that vector rewards form an array (k, m), with 0 for a reset."""
+    """Check that vector rewards form an array (envs, m), with 0 for a reset."""
     with factory([functools.partial(_VectorRewards, i) for i in range(N)]) as venv:
         venv.reset()
         venv.step([0] * N)

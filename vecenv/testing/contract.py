@@ -23,8 +23,8 @@ CHECKS: dict[str, Callable[[Factory], None]] = {
 def check_vector_env(factory: Factory, checks: Iterable[str] | None = None, patience: float = 60.0) -> None:
     """Check that `factory(env_fns, **options) -> BaseVectorEnv` keeps the contract. Raises AssertionError.
 
-    `options` may be `wait_num` and `timeout`. `checks` are names of `CHECKS` (default: all). Each check may take
-    `patience` seconds.
+    The factory must accept the options `wait_num` and `timeout`. `checks` are names of `CHECKS` (default: all). Each
+    check may take `patience` seconds.
     """
     for name in CHECKS if checks is None else checks:
         problem = _run(CHECKS[name], factory, patience)
@@ -34,7 +34,7 @@ def check_vector_env(factory: Factory, checks: Iterable[str] | None = None, pati
 
 
 def _run(check: Callable[[Factory], None], factory: Factory, patience: float) -> BaseException | None:
-    """Return the exception of a check. A thread, because a lost answer would block forever."""
+    """Return the exception of a check, or None. The check runs in a thread, because a lost result would block it."""
     raised: list[BaseException | None] = []
 
     def run() -> None:
@@ -47,4 +47,4 @@ def _run(check: Callable[[Factory], None], factory: Factory, patience: float) ->
     thread = threading.Thread(target=run, name="vecenv-check", daemon=True)
     thread.start()
     thread.join(patience)
-    return raised[0] if raised else AssertionError(f"it did not end within {patience} s; an answer was lost?")
+    return raised[0] if raised else AssertionError(f"it did not end within {patience} s: a result may be lost")

@@ -20,11 +20,11 @@ from gymnasium import spaces
 
 
 class CountingEnv(gymnasium.Env):
-    """Env that observes its id, episode, time, seed and last action, so that lost, stale or swapped rows show.
+    """Env that observes its id, episode, step `t`, seed and last action, so that lost, old or swapped results show.
 
     `form` of these integers: "array" (int64), "dict" (a Dict with a Tuple) or "object" (a Sequence). The reward is
-    `env_id + t / 1024`. Even episodes are terminated after `length` steps, odd episodes truncated. With `infos`, each
-    second step has an info. `reset(options={"t": 3})` begins at t = 3.
+    `env_id + t / 1024`. An episode ends after `length` steps: even episodes are terminated, odd ones truncated. With
+    `infos`, resets and odd steps have an info. `reset(options={"t": 3})` begins at t = 3.
     """
 
     metadata = {"render_modes": ["rgb_array"], "render_fps": 30}
@@ -207,7 +207,7 @@ class Gates:
             os.write(self._fds[i][0], b"." * times)
 
     def await_arrival(self, i: int, timeout: float = 30.0) -> None:
-        """Wait until env i arrives at its gate. Raises TimeoutError."""
+        """Wait until env i arrives at its gate. Raises TimeoutError after `timeout` seconds."""
         if not select.select([self._fds[i][1]], [], [], timeout)[0]:
             raise TimeoutError(f"env {i} did not come to its gate within {timeout} s")
         os.read(self._fds[i][1], 1)

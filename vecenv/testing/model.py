@@ -32,7 +32,7 @@ class ReferenceEnvs:
 
     @staticmethod
     def compare(ids: Sequence[int], result: tuple[Any, ...], expected: Sequence[tuple[Any, ...]]) -> None:
-        """Assert that the rows of `result` equal those expected of `ids`, in order. A reset has only (obs, info)."""
+        """Assert that `result`, of a step or reset of `ids`, equals the `expected` results, in the same order."""
         if len(result) == 2:
             k = len(ids)
             result = result[0], np.zeros(k), np.zeros(k, np.bool_), np.zeros(k, np.bool_), result[1]

@@ -105,7 +105,7 @@ def test_a_wrong_number_of_actions_does_not_shift_later_answers():
         with pytest.raises(ValueError, match=f"got {count} actions for 3 envs"):
             envs.step(kind([5] * count))
     for action in (1, np.int64(1), np.array(1), None):
-        with pytest.raises(TypeError, match="one action an env"):
+        with pytest.raises(TypeError, match="one action per env"):
             envs.step(action)
     assert envs.step([7, 8, 9])[0].tolist() == [7, 8, 9]
     envs.close()
