@@ -50,7 +50,6 @@ def _is_function(env: str) -> bool:
 
 
 def _env_fn(env: str, kwargs: dict[str, Any]) -> Callable[[], Any]:
-    """Return the function that makes an env. Raise ValueError for an unknown env."""
     if _is_function(env):
         module, _, name = env.rpartition(":")
         sys.path.insert(0, "")

@@ -47,8 +47,7 @@ class BaseVectorEnv(LayerMark, EngineProperties):
         wait_num: minimum number of ready envs (1 to n) that `step` waits for.
         timeout: seconds after which `step` returns the ready rows. If no row is ready, `step` waits for the first.
         backend: a new `Backend`, or a function that makes a backend (required with `lazy`).
-        num_workers: number of workers. Default: the CPUs of this process, or a worker per env with `wait_num` or
-            `timeout`.
+        num_workers: number of workers. Default: one per CPU, or one per env with `wait_num` or `timeout`.
         copy: False returns full batches as views, which are valid until the next call.
         stack_obs: False returns Dict and Tuple observations as an object array.
         on_error: "raise", or "restart" to turn a failure into a truncated row with the previous observation,
@@ -131,8 +130,8 @@ class BaseVectorEnv(LayerMark, EngineProperties):
         """Step the envs `id` (default: all), and return (obs, rew, terminated, truncated, info).
 
         Arguments:
-            action: one row per env, of any array library, cast to the dtype of the action space. Numbers in a wrong
-                shape raise ValueError; `(k,)` and `(k, 1)` count as equal. `None` only waits for the envs in flight.
+            action: one action per env, of any array library, cast to the dtype of the action space. Numbers in a wrong
+                shape raise ValueError; `(k,)` and `(k, 1)` count as equal. None only waits for the envs in flight.
             id, env_id: ids or a mask; row j belongs to env `id[j]`. With `wait_num` or `timeout`, rows follow ascending
                 ids, and `info[j]["env_id"]` is the id.
             reset: ids or a mask of envs to reset in this round. Their actions are ignored.
@@ -140,7 +139,7 @@ class BaseVectorEnv(LayerMark, EngineProperties):
                 then has the first observation of the next episode, the reward and flags of the step, and the info of
                 the reset with the step's `final_obs` and `final_info` (as gymnasium's SAME_STEP).
 
-        Returns:
+        Returns for k envs:
             obs: `(k, ...)`, a dict or tuple of such arrays, or an object array if observations cannot be stacked.
             rew: float64 `(k,)` or `(k, m)`. terminated, truncated: bool `(k,)`. info: object array of dicts.
         """

@@ -22,7 +22,8 @@ class VectorEnvNormObs(RowWiseWrapper):
     share statistics, for example with a test env. Floats keep their dtype; other numbers become float64. For rewards
     use `TransformedVectorEnv(venv, NormalizeReward())`.
 
-    Raises ValueError for an observation that is not numeric, and TypeError for a gymnasium env or vector env.
+    Raises ValueError for an observation that is not numeric, or not stacked (`stack_obs=False`), and TypeError for a
+    gymnasium env or vector env.
 
     >>> import gymnasium as gym
     >>> from vecenv import DummyVectorEnv

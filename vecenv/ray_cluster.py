@@ -153,7 +153,7 @@ def actor_options(
 
 
 def make_counter(name: str, description: str, tags: tuple[str, ...] = ()) -> Any:
-    """Return a counter of `ray.util.metrics`, whose `inc(value, tags)` adds to it."""
+    """Return a counter of `ray.util.metrics`."""
     import_ray()
     from ray.util.metrics import Counter
 
@@ -334,7 +334,7 @@ def start_task(function: Callable[..., Any], options: Mapping[str, Any], *argume
 
 @functools.cache
 def _remote(code: Callable[..., Any]) -> Any:
-    """Return the remote class or function. Cached, because Ray sends the code of each to the cluster."""
+    """Return the remote class or function, cached because Ray sends each to the cluster."""
     return import_ray().remote(code)
 
 

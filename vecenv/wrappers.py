@@ -96,7 +96,7 @@ class LayerState:
 
 
 class RowWiseWrapper(VectorEnvWrapper):
-    """Base of wrappers that change rows, but not the way in which envs are stepped.
+    """Base of wrappers that change rows (the results of single envs), but not the way in which envs are stepped.
 
     A subclass overrides `map_action`, `map_reset` or `map_step`. Each returned row passes `map_reset` or `map_step`
     once, also in the `partial` of an error and in resets by `seed`. If episodes begin in a round of steps, first the

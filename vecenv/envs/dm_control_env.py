@@ -82,8 +82,8 @@ class DMControlEnv(gymnasium.Env):
         pixels_only: frames replace the task's observations. False adds them.
         camera_id: number or name of the camera; -1 is the free camera. ValueError for an unknown camera.
         height, width: size of frames.
-        frame_skip: steps per action, a positive integer (ValueError). Rewards are summed until the last step or the end
-            of the episode. Only the last frame is rendered.
+        frame_skip: steps per action. Rewards are summed until the last step or the end of the episode. Only the last
+            frame is rendered.
         render_mode: "rgb_array" to call `render`.
         task_kwargs, environment_kwargs: arguments of dm_control's `suite.load`.
 

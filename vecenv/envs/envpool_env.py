@@ -39,9 +39,9 @@ class EnvPoolVectorEnv(BaseVectorEnv):
     If its `batch_size` is below `num_envs`, the vector env is async with this `wait_num`, on a new pool with
     `batch_size - 1` spare envs, so that a reset of few envs need not wait. `info` has a dict per env.
 
-    EnvPool answers the step of a finished env with a reset. Here this step raises RuntimeError: use `reset(ids)`, or
-    `step(action, reset=ids)` in the same round. Unknown ids, actions outside a Discrete space, fractions for integers
-    and wrong shapes raise, because EnvPool would crash, hang or guess.
+    EnvPool would reset a finished env at its next step. Here this step raises RuntimeError: use `reset(ids)`, or
+    `step(action, reset=ids)` together with steps of other envs. Unknown ids, actions outside a Discrete space,
+    fractions for integers and wrong shapes raise, because EnvPool would crash, hang or guess.
 
     `seed`, `set_seed` and `reset(seed=)` make a new pool, for all envs (ValueError for some), and reduce seeds modulo
     2**31. Env i with seed s equals env i of `envpool.make(..., seed=[..., s, ...])`. Reset the envs after `seed` and
@@ -91,7 +91,7 @@ def make_pool(task_id: str, num_envs: int, **kwargs: Any) -> Any:
 class MultiThreadedEnvWrapper(EnvPoolVectorEnv):
     """Vector env with the arguments of torchrl's MultiThreadedEnvWrapper. Results are numpy arrays.
 
-    `env` is a synchronous pool (TypeError otherwise). ValueError for an asynchronous pool: use EnvPoolVectorEnv.
+    `env` is a pool (TypeError otherwise). ValueError for an asynchronous pool: use EnvPoolVectorEnv.
     `num_workers` is the number of envs.
 
     Arguments that torchrl ignores must match the pool (`frame_skip=1`, `device="cpu"`,

@@ -38,14 +38,15 @@ def from_gymnasium(
         resets_by_id: whether `envs.reset` takes `options["reset_mask"]` and a seed per env. Default: True for classes
             of gymnasium, ALE and vecenv that do. If a class ignores the mask, all envs are reset.
 
-    `step` steps all envs. Finished envs must be reset before the next step or, in NEXT_STEP mode, in it: `step(action,
-    reset=ids)` with exactly these ids. With `resets_by_id`, `step(action, autoreset=True)` and any `reset(ids)` work
-    too, and in SAME_STEP mode for finished envs. Other calls raise ValueError before `envs` is called.
+    `step` steps all envs. Finished envs must be reset before the next step. In NEXT_STEP mode, the next step can reset
+    them: `step(action, reset=ids)` with exactly these ids. With `resets_by_id`, `step(action, autoreset=True)` and any
+    `reset(ids)` work too. In SAME_STEP mode, they work for finished envs. Other calls raise ValueError before `envs` is
+    called.
 
     Without `resets_by_id`, the first seed starts a random stream for all envs. After an exception of `envs`, reset all
     envs.
 
-    Raises TypeError unless `envs` is a VectorEnv with arrays of a fixed shape. ValueError for an unknown
+    Raises TypeError unless `envs` is a VectorEnv with arrays of a fixed shape. ValueError for an unknown or missing
     `autoreset_mode`, and for gymnasium's AsyncVectorEnv without shared memory in NEXT_STEP mode, because its workers
     forget resets.
 

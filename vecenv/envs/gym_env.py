@@ -43,15 +43,16 @@ class GymEnv(gymnasium.ObservationWrapper, RecordConstructorArgs):
         frame_skip: frames per action. Rewards are summed until the last frame or the end of the episode. An env that
             skips frames already (Atari, gymnasium's wrappers) gets no second skip.
         from_pixels: observe the rendered image, with `render_mode="rgb_array"`.
-        pixels_only: with `from_pixels`, drop the env's observation. False keeps it as `observation`, or under its keys.
+        pixels_only: drop the env's observation. False keeps its keys, or the key "observation" if it is not a dict.
         render_kwargs: arguments of the env's `render`. Most envs take width and height in `kwargs` instead.
         env: an env, in place of `env_name`.
         kwargs: arguments of `gymnasium.make`.
 
     `GymEnv.available_envs` lists the registered ids.
 
-    ValueError for a `frame_skip` that is not a positive integer or contradicts the env, or if the env cannot render.
-    TypeError unless `env_name` is a name or an env. ImportError for an Atari env without ale-py.
+    Raises ValueError if `frame_skip` is not a positive integer or contradicts the env, or if the env cannot render.
+    TypeError unless there is a name or an env, or for `kwargs` with an env. ImportError for an Atari env without
+    ale-py.
 
     >>> env = GymEnv("Pendulum-v1", frame_skip=4)
     >>> obs, info = env.reset(seed=0)
@@ -161,7 +162,7 @@ def _takes_frameskip(env_id: str) -> bool:
 
 
 def _is_picture(space: Any) -> bool:
-    """Return whether an observation is a colour image (by torchrl's rule)."""
+    """Return True if an observation is a colour image (by torchrl's rule)."""
     return (
         isinstance(space, spaces.Box)
         and len(space.shape) == 3
@@ -172,7 +173,7 @@ def _is_picture(space: Any) -> bool:
 
 
 class SkipFrames(gymnasium.Wrapper):
-    """Wrapper that repeats each action until the episode ends, and sums the rewards (gymnasium's RepeatAction)."""
+    """Wrapper that makes `repeats` steps per action, or fewer at the end of an episode, and sums the rewards."""
 
     spec = property(attrgetter("env.spec"))  # the outer wrapper makes this wrapper, so the spec must not name it
 

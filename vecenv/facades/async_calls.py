@@ -38,10 +38,7 @@ HALF = "half"
 
 
 def is_half(method: Callable[..., Result]) -> Callable[..., Result]:
-    """Decorate `x_async` or `x_wait` (a *half*): recover from an interrupted call first, and mark this call as running.
-
-    If one call runs both halves, it has set `_in_call`, which the halves then restore.
-    """
+    """Decorate `x_async` or `x_wait`, a *half*: recover from an interrupted call, and mark this one as running."""
 
     @functools.wraps(method)
     def half(self: Any, *args: Any, **kwargs: Any) -> Result:
@@ -122,7 +119,7 @@ class AsyncCalls(LayerMark, AnyVectorEnv):
     def call_wait(self, timeout: float | None = None) -> tuple[Any, ...]:
         """Return the results of `call_async`, or raise an env's exception.
 
-        Raises `multiprocessing.TimeoutError` after `timeout` seconds. Then `call_wait` can be called again.
+        Raises `multiprocessing.TimeoutError` after `timeout` seconds. Then call it again.
         """
         self._check_pending(CALL)
         self._wait_until(CALL, as_deadline(timeout))

@@ -181,9 +181,7 @@ class EpisodeTracker:
             self._seeds[i] = seed
 
     def make_random_steps(self, most: int, space: Any) -> None:
-        """Make 0 to `most` random steps in each env, and reset envs whose episodes end. Random numbers follow from the
-        seed of env 0.
-        """
+        """Make 0 to `most` random steps in each env, with resets, by random numbers from the seed of env 0."""
         rng, space = np.random.default_rng(self._seeds[0]), copy.deepcopy(space)  # leave the caller's space unchanged
         counts = rng.integers(0, most, len(self.over), endpoint=True)
         space.seed(int(rng.integers(2**31)))

@@ -159,10 +159,8 @@ class GymnasiumVectorEnv(AsyncCalls, AnyVectorEnv):
 
     @is_half
     def reset_wait(self, timeout: float | None = None) -> tuple[Any, dict[str, Any]]:
-        """Return the results of `reset_async`. Raises `multiprocessing.TimeoutError` after `timeout` seconds. Then
-        `reset_wait` can be called again.
-
-        Random initial steps may exceed `timeout`.
+        """Return the results of `reset_async`. Raises `multiprocessing.TimeoutError` after `timeout` seconds. Then call
+        it again. Random initial steps may exceed `timeout`.
         """
         self._check_pending(RESET)
         self._wait_until(RESET, as_deadline(timeout))
@@ -230,8 +228,8 @@ class GymnasiumVectorEnv(AsyncCalls, AnyVectorEnv):
 
     @is_half
     def step_wait(self, timeout: float | None = None) -> VectorStep:
-        """Return the results of `step_async`. Raises `multiprocessing.TimeoutError` after `timeout` seconds. Then
-        `step_wait` can be called again.
+        """Return the results of `step_async`. Raises `multiprocessing.TimeoutError` after `timeout` seconds. Then call
+        it again.
         """
         self._check_pending(STEP)
         deadline = as_deadline(timeout)

@@ -22,7 +22,6 @@ from vecenv.testing.model import Factory, N, ReferenceEnvs, assert_raises, asser
 
 
 def check_attributes(factory: Factory) -> None:
-    """Check that attributes are lists in the order of the ids, and that an unknown name does no harm."""
     reference = ReferenceEnvs()
     with factory(reference.env_fns) as venv:
         assert venv.get_env_attr("env_id", [3, 1]) == [3, 1], (
@@ -63,7 +62,6 @@ def check_frames(factory: Factory) -> None:
 
 
 def check_seeds(factory: Factory) -> None:
-    """Check that envs and action spaces get the seeds s, s + 1, ..."""
     reference = ReferenceEnvs()
     with factory(reference.env_fns) as venv:
         assert venv.seed(3) == [3, 4, 5, 6, 7], "seed(3) did not return the seeds used"

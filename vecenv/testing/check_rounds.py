@@ -183,7 +183,7 @@ DTYPES = ("bool", "uint8", "int64", "float16", "float32", "float64")
 
 
 def check_returned_arrays_stay(factory: Factory) -> None:
-    """Check that returned arrays do not change later, even if the caller or the env writes into arrays."""
+    """Check that returned arrays never change, even if the caller or env writes into arrays."""
     for form in ("array", "dict", "object"):
         reference = ReferenceEnvs(form=form)
         with factory(reference.env_fns) as venv:
@@ -239,7 +239,7 @@ def check_vector_rewards(factory: Factory) -> None:
 
 
 def check_observations_fit_their_space(factory: Factory) -> None:
-    """Check that observations keep dtype and shape, and that a change of value raises ObservationError."""
+    """Check that observations keep dtype and shape, or raise ObservationError."""
     with factory([_EmitsValues] * 2) as venv:
         obs, _ = venv.reset()
         assert_same(obs, {name: np.ones((2, 2), name) for name in DTYPES}, "an observation of each dtype")
@@ -249,7 +249,7 @@ def check_observations_fit_their_space(factory: Factory) -> None:
 
 
 def check_actions_are_the_envs_own(factory: Factory) -> None:
-    """Check that an env may write into its action and store it."""
+
     with factory([_WritesToAction] * 2) as venv:
         venv.reset()
         actions = np.ones((2, 3), np.float32)
@@ -280,8 +280,6 @@ class _VectorRewards(CountingEnv):
 
 
 class _EmitsValues(CountingEnv):
-    """Env that observes ones in each dtype, except for the entries in `instead`."""
-
     def __init__(self, instead: dict[str, Any] | None = None) -> None:
         super().__init__()
         self.observation_space = spaces.Dict({name: spaces.Box(0, 1, (2,), np.dtype(name).type) for name in DTYPES})
@@ -292,8 +290,6 @@ class _EmitsValues(CountingEnv):
 
 
 class _WritesToAction(CountingEnv):
-    """Env that observes and overwrites its action; observes -1s if the previous action has changed since."""
-
     def __init__(self) -> None:
         super().__init__()
         self.action_space = spaces.Box(-9, 9, (3,), np.float32)

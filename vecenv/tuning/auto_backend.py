@@ -52,9 +52,7 @@ ONLY_PROCESSES: Mapping[str, Any] = {
     "affinity": False,
     "on_error": "raise",
 }
-"""Arguments that choose worker processes if their value differs from the default, with these defaults. `wait_num` and
-`timeout` are included because they need envs that run in parallel.
-"""
+"""Arguments that choose worker processes if their value differs from the default, with these defaults."""
 
 LOCKED = "the interpreter lock is on"
 EXTENSIONS = tuple(importlib.machinery.EXTENSION_SUFFIXES)
@@ -184,9 +182,7 @@ def _preempted_seconds() -> float | None:
 
 
 def slow_steps(steps: Sequence[float]) -> int:
-    """Return the number of slow steps at the start. They end before the first five steps in a row whose median is at
-    most twice the median of the second half.
-    """
+    """Return the number of steps before five steps in a row with at most twice the median of the second half."""
     usual = median(steps[len(steps) // 2 :])
     return next((i for i in range(len(steps)) if median(steps[i : i + 5]) <= 2 * usual), 0)
 

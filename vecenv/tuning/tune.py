@@ -275,7 +275,7 @@ def _measure(loops: Sequence[_CandidateLoop], seconds: float) -> None:
 
 
 def _rate(loops: Sequence[_CandidateLoop]) -> None:
-    """Set all rates. The share of rounds with resets is an average of all candidates, which have the same envs."""
+    """Set all rates, with one share of rounds with resets, because all candidates have the same envs."""
     measured = [loop for loop in loops if loop.slices]
     slices = [each for loop in measured for each in loop.slices]
     with_resets = sum(resets.number for _, resets in slices)
