@@ -1,1 +1,1 @@
-"""Engine of a vector env: rounds, ids, results, failures."""
+"""Engine of a vector env: runs rounds (one operation per env), builds results and handles failures."""

@@ -1,5 +1,7 @@
-"""Conversion of actions of any array library to arrays: `batch_actions` casts to the dtype of the space,
-`uncast_actions` does not.
+"""Convert the actions of a call to numpy arrays, or to a list with one action per env if arrays cannot hold them.
+
+`batch_actions` casts to the dtype of the action space. `uncast_actions` keeps the dtypes of the caller. A leaf is one
+array of a nested (Dict or Tuple) action.
 """
 
 from __future__ import annotations
@@ -16,10 +18,11 @@ from vecenv.nest import tensor_on_host
 
 
 class Actions:
-    """Converter of actions for envs with these action spaces and leaves.
+    """Converter of actions for envs with the action spaces `spaces` (one per env).
 
-    `casts`: actions are cast to the dtype of their space. Facades set this to False, so that envs get the caller's
-    actions, unless the backend takes only arrays.
+    `layout` is the tree of the action's leaves, or None if an action is not made of arrays of a fixed shape. `casts`
+    says if actions are cast to the dtype of their space. The vector envs with the interface of gymnasium or SB3 set
+    `casts` to False, so that envs get the caller's actions. A backend that takes only arrays casts in any case.
     """
 
     def __init__(self, layout: Any, spaces: Sequence[Any], takes_objects: bool, checks: bool) -> None:
@@ -28,7 +31,11 @@ class Actions:
         self.casts = True
 
     def batch(self, action: Any, ids: Sequence[int], resets: np.ndarray | None) -> Any:
-        """Return `batch_actions` or `uncast_actions`. Rows in `resets` (a mask) are not checked."""
+        """Return the result of `batch_actions` if actions are cast, else the result of `uncast_actions`.
+
+        With `check_actions=True`, raise ValueError for an action outside its space. The mask `resets` marks envs to
+        reset, whose actions may lie outside.
+        """
         casts = self.casts or not self._takes_objects
         if self._layout is None and is_tree_of_batches(action, self._form):
             action = _rows_of_tree(action, ids, self._form)
@@ -43,19 +50,21 @@ class Actions:
             ignored = resets is not None and resets[row]
             if space is not None and not ignored and not space.contains(action):
                 raise ValueError(
-                    f"action for env {i} is {action!r}, which is not in its action space {space} (check_actions=True)"
+                    f"action for env {i} is {action!r}, which is not in its action space {space}; pass an action of "
+                    "the space, or leave out check_actions=True"
                 )
 
 
 def batch_actions(action: Any, ids: Sequence[int], layout: Any) -> Any:
-    """Return `action` as a tree of arrays `(k, *shape)` with the dtypes of the action space, or as a list of k objects.
+    """Return `action` as arrays with the shapes and dtypes of the action space, one row per env in `ids`.
 
-    For Dict and Tuple spaces, pass a tree of batches or a dict or tuple per env. If the dtype cannot hold a value,
-    actions stay objects, and the env decides.
+    For Dict and Tuple spaces, `action` is a tree of batches, or has a dict or tuple per env. The result is a list with
+    one action per env if `layout` is None, if the form of an action does not fit, or if a dtype cannot hold a value.
+    The env then accepts or refuses its action.
 
     Raises:
-        ValueError: there are not k rows, or a shape is wrong (() and (1,) count as equal).
-        TypeError: floats for an integer space are not whole numbers.
+        ValueError: the number of actions is not the number of envs, or a shape is wrong (() and (1,) count as equal).
+        TypeError: a float for an integer space is not whole or is out of range, or `action` is a string or a set.
     """
     if layout.__class__ is Leaf:
         return _array(action, ids, layout)
@@ -72,9 +81,9 @@ def batch_actions(action: Any, ids: Sequence[int], layout: Any) -> Any:
 
 
 def is_tree_of_batches(action: Any, form: Any) -> bool:
-    """Return True if `action` is a dict or tuple of batches, for a space with the tree of leaves `form`.
+    """Return True if `action` is a dict or tuple of batches. `form` is the tree of the space's leaves.
 
-    A tuple is a sequence of actions instead, if each entry has the form of `space.sample()`.
+    A tuple counts as a sequence of actions if each entry is nested like a sample of the space.
 
     >>> form = (0, 0)
     >>> is_tree_of_batches(([1, 2], [3, 4]), form), is_tree_of_batches(((1, 3), (2, 4)), form)
@@ -96,7 +105,11 @@ def _is_sample(action: Any, form: Any) -> bool:
 
 
 def uncast_actions(action: Any, ids: Sequence[int], layout: Any) -> Any:
-    """Return `action` as a tree of arrays if each row keeps type, dtype and shape, else as a list of k objects."""
+    """Return `action` as a tree of arrays, or as a list with one action per env.
+
+    The result is a tree only if each action already has the type, dtype and shape of its space. Raises as
+    `batch_actions` for a wrong number of actions, a wrong shape, a string or a set.
+    """
     is_array = action.__class__ is np.ndarray and layout.__class__ is Leaf
     if is_array and action.dtype == layout.dtype and action.shape == (len(ids), *layout.shape):
         return action
@@ -106,7 +119,7 @@ def uncast_actions(action: Any, ids: Sequence[int], layout: Any) -> Any:
 
 
 def _exact_rows(rows: list[Any], ids: Sequence[int], leaf: Leaf) -> Any:
-    """Return the rows as an array if each row has exactly the leaf's type, dtype and shape."""
+    """Return the rows as an array if each row has exactly the leaf's type, dtype and shape, else as a list."""
     cls = np.ndarray if leaf.shape else leaf.dtype.type
     if all(row.__class__ is cls and row.dtype == leaf.dtype and row.shape == leaf.shape for row in rows):
         return np.array(rows, leaf.dtype)
@@ -120,7 +133,7 @@ def _array(action: Any, ids: Sequence[int], leaf: Leaf) -> Any:
         return action
     try:
         array = np.asarray(on_host(action))
-    except (ValueError, TypeError):  # ragged, or tensors of another device in a list
+    except (ValueError, TypeError):  # rows of different shapes, or a list of GPU tensors
         return _checked_rows(action, ids, leaf)
     if array.dtype == object:
         array = _numeric(array)
@@ -138,8 +151,8 @@ def _array(action: Any, ids: Sequence[int], leaf: Leaf) -> Any:
         cast = cast_exactly(array, leaf.dtype)
         if cast is None and array.dtype.kind == "f" and leaf.dtype.kind in "iu":
             raise TypeError(
-                f"actions for envs {list(ids)} are {array.dtype} and not whole numbers, "
-                f"the action space has {leaf.dtype}: {array!r}"
+                f"{leaf.path} for envs {list(ids)} must be whole numbers that fit the {leaf.dtype} of the action "
+                f"space, got {array!r}"
             )
         return list(array) if cast is None else cast
     return array
@@ -161,7 +174,10 @@ def _checked_rows(action: Any, ids: Sequence[int], leaf: Leaf) -> list[Any]:
 
 
 def _join_leaves(action: Any, ids: Sequence[int], layout: Any, join: Callable[..., Any], by_env: bool) -> Any:
-    """Return the tree of the arrays that `join` makes, or None if the form differs or a leaf is not an array."""
+    """Return the tree of the arrays that `join` builds per leaf.
+
+    Return None if `action` is not nested like `layout`, or if `join` returns a list for a leaf.
+    """
     if isinstance(layout, Leaf):
         _check_count(action, ids)
         array = join(action, ids, layout)
@@ -183,7 +199,10 @@ def _has_form(action: Any, layout: Any) -> bool:
 
 
 def on_host(action: Any) -> Any:
-    """Return `action` with tensors, arrays and numbers of other libraries converted to numpy."""
+    """Return `action` with tensors, arrays and numbers of other libraries converted to numpy.
+
+    Dicts, lists and tuples are searched for such values. An action that is nested too deeply is returned unchanged.
+    """
     try:
         return _arrays(action)
     except RecursionError:  # nested too deeply to be an action
@@ -225,7 +244,7 @@ def _rows_of_tree(action: Any, ids: Sequence[int], form: Any) -> list[Any]:
     batch = _batches(dict(action) if isinstance(action, Mapping) else action, form)
     leaves = list(nest.leaves(batch))
     if not leaves:
-        raise ValueError(f"got an empty {type(action).__name__} of actions for envs {list(ids)}; pass one for each env")
+        raise ValueError(f"got an empty {type(action).__name__} for envs {list(ids)}; pass one action per env")
     for leaf in leaves:
         _check_count(leaf, ids)
     return [nest.take(batch, j) for j in range(len(ids))]
@@ -248,7 +267,7 @@ def _check_count(action: Any, ids: Sequence[int]) -> None:
     except TypeError:
         raise ValueError(
             f"got the single action {action!r} for envs {list(ids)}; "
-            f"pass one for each, an array of shape ({len(ids)}, ...)"
+            f"pass one action per env, as a list or an array of shape ({len(ids)}, ...)"
         ) from None
     if count != len(ids):
-        raise ValueError(f"got {count} actions for {len(ids)} envs {list(ids)}")
+        raise ValueError(f"got {count} actions for {len(ids)} envs {list(ids)}; pass one action per env")

@@ -19,8 +19,9 @@ from vecenv.nest import tensor_on_host
 
 
 def check_env_fns(env_fns: Any) -> list[Callable[[], Any]]:
-    """Return a list of callables, with `gymnasium.make` for env ids. Raises TypeError, ValueError or
-    gymnasium's error.
+    """Return `env_fns` as a list of callables. An env id (a string) becomes a call of `gymnasium.make`.
+
+    Raises TypeError for other entries, ValueError for an empty sequence, and gymnasium's error for an unknown env id.
     """
     if callable(env_fns) or not hasattr(env_fns, "__iter__") or isinstance(env_fns, (str, bytes, dict)):
         one = repr(env_fns) if isinstance(env_fns, str) else "env_fn"
@@ -48,13 +49,13 @@ def _env_fn_of_id(env_id: str) -> Callable[[], Any]:
 
 
 def resolve_env_fns(env_fns: Sequence[Callable[..., Any]]) -> list[Callable[..., Any]]:
-    """Return a function per env. If an entry has `for_env` (`EnvCreator`), use `for_env(i, n)`."""
+    """Return a function per env: `fn.for_env(i, n)` if `fn` has this method (`EnvCreator`), else `fn`."""
     n = len(env_fns)
     return [fn.for_env(i, n) if hasattr(fn, "for_env") else fn for i, fn in enumerate(env_fns)]
 
 
 def unshared_env_fns(env_fns: Sequence[Callable[..., Any]]) -> list[Callable[..., Any]]:
-    """Return functions for measured envs, which do not update shared state."""
+    """Return functions whose envs do not update shared state, so that a measurement leaves the state unchanged."""
     return [fn.unshared() if hasattr(fn, "unshared") else fn for fn in resolve_env_fns(env_fns)]
 
 
@@ -68,7 +69,7 @@ def check_count(name: str, value: Any, most: int | None = None) -> int:
 
 
 def whole(name: str, number: Any) -> int:
-    """Return a whole number as int. Floats such as 1e6 are allowed. Raises `TypeError` for other values."""
+    """Return `number` as an int. Allow floats with a whole value, such as 1e6. Raise TypeError for other values."""
     if isinstance(number, float) and number.is_integer():
         return int(number)
     try:
@@ -78,7 +79,7 @@ def whole(name: str, number: Any) -> int:
 
 
 def at_least_one(name: str, number: Any) -> int:
-    """Return a positive whole number. Raises `TypeError` and `ValueError` for other values."""
+    """Return `number` as an int. Raise TypeError if it is not a whole number, ValueError if it is below 1."""
     count = whole(name, number)
     if count < 1:
         raise ValueError(f"{name} must be at least 1, got {count}")
@@ -86,7 +87,7 @@ def at_least_one(name: str, number: Any) -> int:
 
 
 def check_timeout(timeout: Any, name: str = "timeout") -> float | None:
-    """Return a positive number of seconds or None, else raise ValueError."""
+    """Return `timeout` as a float, or None. Raise ValueError unless it is None or a positive, finite number."""
     if timeout is None:
         return None
     number = isinstance(timeout, (int, float, np.integer, np.floating)) and not isinstance(timeout, bool)
@@ -110,7 +111,7 @@ def check_spaces_equal(reports: Sequence[EnvReport]) -> None:
 
 
 def as_ids(id: Any, n: int) -> np.ndarray:
-    """Return `id` (an int, a sequence or array of ints, or a bool mask) as a new int64 array (k,).
+    """Return `id` (an int, a sequence or array of ints, or a bool mask) as a new one-dimensional int64 array.
 
     Raises IndexError if an id is out of range, ValueError for no ids, equal ids or a wrong mask, and TypeError for
     other types.
@@ -139,7 +140,7 @@ def as_ids(id: Any, n: int) -> np.ndarray:
 
 
 def _are_integers(array: np.ndarray, id: Any) -> bool:
-    """Return True if all ids are integers, even too large for numpy. A list that contains a bool is refused."""
+    """Return True if all ids are integers, also if they are too large for int64. Refuse a list with a bool."""
     if isinstance(id, (list, tuple)) and any(isinstance(i, (bool, np.bool_)) for i in id):
         return False
     if array.dtype == object:
@@ -148,11 +149,14 @@ def _are_integers(array: np.ndarray, id: Any) -> bool:
 
 
 def reset_arguments(asked: Sequence[int], kwargs: dict[str, Any]) -> dict[int, dict[str, Any]]:
-    """Return the reset arguments per env: `seed` and a list of `options` are spread over the ids."""
+    """Return the reset arguments per env id. Each env gets its own seed (see `spread_seeds`).
+
+    If `options` is a list or tuple, each env gets its entry. All other arguments are equal for all envs.
+    """
     options = kwargs.get("options")
     if isinstance(options, (list, tuple)):
         if len(options) != len(asked):
-            raise ValueError(f"got {len(options)} options for {len(asked)} envs {list(asked)}; pass one dict for each")
+            raise ValueError(f"got {len(options)} options for {len(asked)} envs {list(asked)}; pass one dict per env")
         rest = reset_arguments(asked, {name: value for name, value in kwargs.items() if name != "options"})
         return {i: {**rest[i], "options": each} for i, each in zip(asked, options, strict=True)}
     if "seed" not in kwargs:
@@ -162,7 +166,11 @@ def reset_arguments(asked: Sequence[int], kwargs: dict[str, Any]) -> dict[int, d
 
 
 def reset_rows(ids: np.ndarray | None, reset: Any, n: int) -> tuple[np.ndarray, list[int]]:
-    """Return a mask of the rows to reset in a round of `ids`, and the ids to reset in the order of their seeds."""
+    """Return a mask over `ids` (`None`: all n envs) that marks the envs to reset, and the ids of these envs.
+
+    `reset` is a sequence of ids or a mask over all envs. The returned ids keep its order, because a list of seeds is
+    in this order.
+    """
     try:
         mask = np.asarray(reset)
     except ValueError:
@@ -180,14 +188,14 @@ def reset_rows(ids: np.ndarray | None, reset: Any, n: int) -> tuple[np.ndarray, 
     is_chosen[chosen] = True
     rows = is_chosen[asked]
     if rows.sum() != len(chosen):
-        raise ValueError(f"reset={chosen.tolist()} must be among the envs of this round, {asked.tolist()}")
+        raise ValueError(f"reset={chosen.tolist()} must be among the envs of this call, {asked.tolist()}")
     return rows, chosen.tolist()
 
 
 def as_autoreset(autoreset: Any, k: int) -> bool | np.ndarray:
-    """Return `autoreset` for `k` envs as a bool, or as int64 seeds (-1: no seed).
+    """Return `autoreset` for `k` envs as a bool, or as an int64 array of k seeds (-1: no seed).
 
-    Raises TypeError or ValueError for anything else.
+    Raises TypeError for a wrong type, and ValueError for a wrong number of seeds or a bad seed.
     """
     if autoreset is None or isinstance(autoreset, (bool, np.bool_)):
         return bool(autoreset)
@@ -209,8 +217,9 @@ def as_autoreset(autoreset: Any, k: int) -> bool | np.ndarray:
 
 
 def round_envs(n: int, action: Any, id: Any, kwargs: dict[str, Any]) -> tuple[np.ndarray | None, list[int]]:
-    """Return the envs of a call of `step` or `send`, int64 `(k,)` (`None`: all), and the ids to reset in the order of
-    their seeds.
+    """Return the env ids of a call of `step` or `send` (`None`: all), and the ids to reset in the order of `reset=`.
+
+    If `action` is None, the call only resets envs, or only waits.
     """
     reset = tensor_on_host(kwargs.get("reset"))
     if action is None:
@@ -237,9 +246,9 @@ def check_seed(seed: Any) -> int:
 
 
 def spread_seeds(seed: Any, env_ids: Iterable[int]) -> list[int | None]:
-    """Return a seed per env: for an int s, env i gets s + i; an iterable gives its entries in order.
+    """Return a seed per env. For an int s, env i gets s + i. An iterable gives its entries in order.
 
-    Raises ValueError for a wrong count or a bad seed.
+    None means no seed. Raises ValueError for a wrong number of seeds or a bad seed.
 
     >>> spread_seeds(7, [0, 1, 3])
     [7, 8, 10]
@@ -254,12 +263,12 @@ def spread_seeds(seed: Any, env_ids: Iterable[int]) -> list[int | None]:
         return [check_seed(first + i) for i in ids]
     seeds = [None if s is None else check_seed(s) for s in seed]
     if len(seeds) != len(ids):
-        raise ValueError(f"got {len(seeds)} seeds for {len(ids)} envs {ids}")
+        raise ValueError(f"got {len(seeds)} seeds for {len(ids)} envs {ids}; pass one seed per env, or a single int")
     return seeds
 
 
 def next_seed(seed: int) -> int:
-    """Return the seed after `seed`, from 0 to 2**32 - 2 (as torchrl's `set_seed`).
+    """Return the seed after `seed`, from 0 to 2**32 - 2. torchrl's `set_seed` computes the same number.
 
     >>> next_seed(0)
     795726461
@@ -268,7 +277,7 @@ def next_seed(seed: int) -> int:
 
 
 def seed_chain(seed: int, n: int) -> list[int]:
-    """Return `seed` and its n successors. Env i takes entry i, and the last entry starts the next call."""
+    """Return `seed` and its n successors (see `next_seed`). Env i gets entry i. The last entry seeds the next call."""
     chain = [check_seed(seed)]
     for _ in range(n):
         chain.append(next_seed(chain[-1]))
@@ -279,9 +288,9 @@ KEYWORD_KINDS = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYW
 
 
 def check_options(user: type[Any], options: Iterable[str], *takers: type[Any], hidden: Iterable[str] = ()) -> None:
-    """Raise TypeError for a keyword that no constructor of `takers` (default: `user`) accepts.
+    """Raise TypeError for a keyword in `options` that no constructor of `takers` (default: `user`) accepts.
 
-    `hidden`: accepted names that a user must not pass.
+    Names in `hidden` raise too, although a constructor accepts them.
     """
     known = sorted(_argument_names(takers or (user,)) - set(hidden))
     for name in options:
@@ -292,7 +301,7 @@ def check_options(user: type[Any], options: Iterable[str], *takers: type[Any], h
 
 
 def option_meant(name: str, *takers: type[Any]) -> str | None:
-    """Return the constructor argument that `name` equals or resembles, or `None`."""
+    """Return the argument of the constructors of `takers` that equals or resembles `name`, or None."""
     return _closest(name, sorted(_argument_names(takers)))
 
 

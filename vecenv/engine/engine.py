@@ -1,10 +1,13 @@
-"""`Engine`: runs rounds of operations on the envs of a backend.
+"""`Engine`: runs rounds on the envs of a backend. A round is one operation (step or reset) of some envs.
 
 BaseVectorEnv, facades, collectors
     |  exchange / send, receive / reset / call / close
 Engine: checks, status bytes, recovery, results, counters
-    |  the methods of the seam
+    |  start / bind / send / wait / take / call / restart / close
 Backend: envs in this process, in threads, in worker processes, ...
+
+A facade is a vector env with the interface of gymnasium or SB3. The arena is the memory with a row of results per env.
+An env is in flight from the start of its operation until its result is returned to the caller.
 """
 
 from __future__ import annotations
@@ -44,8 +47,8 @@ HOLD_MEMORY = ["arena", "results", "recovery", "status", "calls", "backend"]
 class Engine:
     """Core of a vector env: runs rounds on `backend`.
 
-    `send` starts a round, and `receive` ends the round. `step` and `exchange` do both. Only one thread may use an
-    engine, but a second thread may call `close`, `alive`, `stats` and `waiting_ids`. The arguments are as in
+    `send` starts a round, and `receive` returns results. `step` and `exchange` do both. Only one thread may use an
+    engine, but a second thread may call `close`, `alive`, `stats` and `status.waiting_ids`. The arguments are as in
     `BaseVectorEnv`.
     """
 
@@ -72,7 +75,7 @@ class Engine:
         self.timeout = timeout
         self.is_async = self.wait_num != n or timeout is not None
         self.closed, self.usable = False, True
-        """False after `close`, and in a forked copy of the process."""
+        """`usable` is False after `close`, and in a forked copy of the process."""
         self._name, self.backend = name, backend
         self.mark = Mark()
         self.recovery = Recovery(backend, on_error, max_restarts, self.mark)
@@ -82,7 +85,7 @@ class Engine:
         action_spaces = [report.action_space for report in self.reports]
         self.actions = Actions(layout.action, action_spaces, backend.takes_objects, check_actions)
         self._plain_shape, self._plain_dtype = None, None
-        """Shape and dtype of actions for all envs that need no conversion."""
+        """Shape and dtype of a batch of actions that needs no conversion. None if every batch is converted."""
         if isinstance(layout.action, Leaf) and not strict and not check_actions:
             self._plain_shape, self._plain_dtype = (n, *layout.action.shape), layout.action.dtype
         spaced = any(report.observation_space is not None for report in self.reports)
@@ -97,7 +100,7 @@ class Engine:
         """True if `alive` saw the end of a worker before the backend did."""
 
     def _open(self, env_fns: Sequence[Any], num_workers: int | None, check_spaces: bool, warns: bool) -> Layout:
-        # First, so that an interrupted constructor leaves no process behind.
+        # Created first, so that an interrupted constructor leaves no process behind.
         self._lifetime = Lifetime(self, self.backend, self._name, warns)
         try:
             self.reports = self.backend.start(env_fns, num_workers, self.is_async)
@@ -116,7 +119,7 @@ class Engine:
 
     @sets_mark
     def exchange(self, action: Any, reset: Any = None, autoreset: Any = False, by_id: bool = False) -> Any:
-        """Run a round of all envs and return `Results.rows`, or `Results.rows_by_id` if `by_id`."""
+        """Step or reset all envs. Return the result of `Results.rows`, or of `Results.rows_by_id` if `by_id`."""
         mark = self.mark
         if holds:
             free_stale_locks(sys._getframe(1))
@@ -148,7 +151,10 @@ class Engine:
 
     @is_one_call
     def send(self, action: Any, ids: np.ndarray | None, reset: Any, autoreset: Any, kwargs: dict[str, Any]) -> None:
-        """Check and start a round of the envs `ids` (`None`: all). `kwargs` are for the resets."""
+        """Check and start a round of the envs `ids` (`None`: all). If `action` is None, reset them.
+
+        `kwargs` are arguments for the envs' `reset`.
+        """
         self._send(action, ids, reset, autoreset, kwargs)
 
     @is_one_call
@@ -157,7 +163,7 @@ class Engine:
 
     @is_one_call
     def reset(self, ids: np.ndarray | None, kwargs: dict[str, Any]) -> tuple[Any, np.ndarray]:
-        """Reset these envs (`None`: all), wait for them also in async mode, and return (obs, info)."""
+        """Reset the envs `ids` (`None`: all), wait for all of them (also in async mode), and return (obs, info)."""
         self.check_open()
         asked = self.all_ids if ids is None else ids.tolist()
         self._start_resets(ids, kwargs)
@@ -167,19 +173,22 @@ class Engine:
 
     @is_one_call
     def wait_for_all(self, deadline: float | None) -> bool:
-        """Wait until `deadline` for all envs in flight. Return True if all have answered."""
+        """Wait until `deadline` for the results of all envs in flight. Return True if all have arrived."""
         done = self.status.enough(self.status.in_flight)
         self._set_mark(self.status.waiting_ids)
         self._wait(done, deadline)
         return done()
 
     def _set_mark(self, ids: Collection[int]) -> None:
-        """Set the mark, before the first change and after all checks."""
+        """Set the mark (see `Mark`). Call this after all checks and before the first change."""
         mark = self.mark
         mark.ids, mark.is_set = ids, get_ident()
 
     def abandon(self, error: BaseException | None, asked: Sequence[int] = ()) -> None:
-        """Set the mark after an exception in a layer above, so that the envs in flight and `asked` need a reset."""
+        """Set the mark after an exception in a wrapper or facade, so that envs in flight and `asked` need a reset.
+
+        Do nothing if `error` is a ClosedError, ConcurrentCallError or Warning, because such an error changes no env.
+        """
         if not self.closed and not isinstance(error, (ClosedError, ConcurrentCallError, Warning)):
             mark = self.mark
             mark.ids = {*(mark.ids if mark.is_set else ()), *asked}
@@ -229,8 +238,8 @@ class Engine:
     ) -> bool:
         """Check and start a round of steps. Return True if the round was plain and has no resets.
 
-        A plain round (all envs ready, actions in the arena's shape and dtype) skips most checks, which took most of the
-        caller's time.
+        A round is plain if all envs are stepped, all are ready, and the actions need no conversion. A plain round skips
+        most checks, because the checks took most of the caller's time.
         """
         plain = (
             ids is None
@@ -267,7 +276,9 @@ class Engine:
             encoded = {**encoded, **args} if kwargs else {i: encoded[i] for i in encoded if i not in args}
             ops = np.where(resets, np.uint8(opcodes.RESET_KWARGS if kwargs else opcodes.RESET), np.uint8(ops))
         elif kwargs:
-            raise TypeError(f"send() got {sorted(kwargs)}, which only resets use, but no ids to reset")
+            raise TypeError(
+                f"send() got {sorted(kwargs)}, which only resets use, but no ids to reset; pass them as reset=ids"
+            )
         if plain:
             self.mark.ids = self.all_ids
             self.mark.is_set = get_ident()
@@ -285,7 +296,10 @@ class Engine:
         return plain
 
     def _set_reset_seeds(self, rows: Any, seeds: Any) -> None:
-        """Record the seeds of the envs that this round may reset (True: no seeds)."""
+        """Write the seeds for envs that this round may reset into the arena. `seeds` is an array, or True for no seeds.
+
+        Raises TypeError if the backend cannot reset an env in the round of its last step.
+        """
         if not self.autoresets:
             raise TypeError(
                 f"{self._name} cannot reset an env in the round of its last step (autoreset=True); use reset(id), or "
@@ -312,7 +326,10 @@ class Engine:
         self.statistics.resets += len(args)
 
     def _start(self, ids: np.ndarray | None, ops: Any, encoded: Mapping[int, Any]) -> None:
-        """Send a checked round to the backend. With on_error="restart", failed envs are answered here."""
+        """Send a checked round to the backend.
+
+        With on_error="restart", a failed env that should step gets a truncated result here and is not sent.
+        """
         self.statistics.rounds += 1
         if ids is not None:
             self.statistics.left_out += self.env_num - len(ids)
@@ -365,6 +382,6 @@ class Engine:
                 self.mark.await_end(lifetime.CALL_TIMEOUT)
             self._lifetime.close()
         finally:
-            # The memory is freed with the caller's last view.
+            # The arena is freed when the caller drops the last view of it.
             for name in HOLD_MEMORY:
                 self.__dict__.pop(name, None)

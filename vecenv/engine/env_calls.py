@@ -1,4 +1,4 @@
-"""Operations on envs besides step and reset: attributes, methods, frames, states."""
+"""Operations on envs besides step and reset: attributes, methods, rendering, seeds, states."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class EnvCalls:
 
     @is_one_call
     def wait(self, call: EnvCall, deadline: float | None) -> bool:
-        """Wait until `deadline` for the answers. Return True if all have arrived."""
+        """Wait until `deadline` for the envs' answers to `call`. Return True if all have arrived."""
         self._set_mark(call)
         self._backend.wait(call.done, deadline)
         return call.done()
@@ -80,12 +80,12 @@ class EnvCalls:
 
     @is_one_call
     def set_states(self, ids: np.ndarray | None, states: Sequence[Any]) -> None:
-        """Set the states of these envs. A failed env then needs no reset."""
+        """Set the states of the envs `ids` (`None`: all). Afterwards these envs need no reset, even failed ones."""
         asked = self._status.all_ids if ids is None else ids.tolist()
         try:
             count = len(states)
         except TypeError:
-            raise TypeError(f"set_state() takes a list with one state for each env, got {states!r}") from None
+            raise TypeError(f"set_state() takes a list with one state per env, got {states!r}") from None
         if count != len(asked):
             raise ValueError(f"set_state() got {count} states for {len(asked)} envs; pass one for each env")
         self._finish(self._start(ids, "set_state", [(state,) for state in states]))
@@ -95,8 +95,9 @@ class EnvCalls:
 
     @is_one_call
     def seed(self, seeds: Sequence[int | None]) -> list[int]:
-        """Seed the envs and their action spaces (`None`: unchanged). Return the ids of envs without `seed`, which the
-        caller must reset.
+        """Seed the envs and their action spaces (`None`: unchanged).
+
+        Return the ids of envs without a method `seed`. The caller must reset these envs with their seeds.
         """
         chosen = [i for i, seed in enumerate(seeds) if seed is not None]
         if not chosen:
@@ -124,10 +125,10 @@ def reported(name: str, doc: str) -> Any:
 
 
 class EngineProperties:
-    """Properties of a vector env, with an entry per env, and its env ids."""
+    """Properties of a vector env: lists with an entry per env, and lists of env ids."""
 
     action_space = reported(
-        "action_space", "Action space of each env, or None. `seed` seeds these copies of this process too."
+        "action_space", "Action space of each env, or None. These spaces are copies, which `seed` seeds too."
     )
     observation_space = reported("observation_space", "Observation space of each env, or None.")
     metadata = reported("metadata", "Metadata of each env.")
@@ -135,14 +136,16 @@ class EngineProperties:
 
     @property
     def reward_range(self: Any) -> list[Any]:
-        """Reward range of each env. Raises AttributeError if no env has a range (removed in gymnasium 1.0)."""
+        """Reward range of each env, or None (gymnasium 1.0 removed it). Raises AttributeError if no env has one."""
         self.engine.check_open()
         if all(report.reward_range is None for report in self.engine.reports):
             raise AttributeError("no env has a reward_range")
         return [report.reward_range for report in self.engine.reports]
 
-    ready_id = of_engine(lambda engine: engine.status.ready_ids, "Ids of the envs that can be stepped.")
+    ready_id = of_engine(
+        lambda engine: engine.status.ready_ids, "Ids of the envs that are not in flight and have not failed."
+    )
     waiting_id = of_engine(
-        lambda engine: engine.status.waiting_ids, "Ids of the envs in flight, after `send` or an async `step`."
+        lambda engine: engine.status.waiting_ids, "Ids of the envs in flight: their results are not returned yet."
     )
     failed_id = of_engine(lambda engine: engine.status.failed_ids, "Ids of the failed envs, which need `reset`.")

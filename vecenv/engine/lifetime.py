@@ -1,4 +1,4 @@
-"""Start engines lazily, and close engines by call, at deletion or at exit."""
+"""Close engines by call, at garbage collection or at exit. `NotStarted` stands for an engine before its start."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ CLOSE_TIMEOUT = 5.0
 """Seconds until `close` ends workers by force."""
 
 CALL_TIMEOUT = 1.0
-"""Seconds that `close` waits for a call of another thread."""
+"""Seconds that `close` waits for the end of a call in another thread."""
 
 _open: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
 def _disable_all() -> None:
-    """Disable all engines in a forked process, because the workers belong to the parent."""
+    """Disable all engines in a forked process, because the worker processes belong to its parent."""
     for owner in list(_open):
         owner.usable = False
 
@@ -30,7 +30,7 @@ os.register_at_fork(after_in_child=_disable_all)
 
 
 class Lifetime:
-    """Closes a backend once: by call, or when `owner` is dropped, with a warning if `warns`."""
+    """Closes a backend once: by call, or when `owner` is garbage-collected (with a ResourceWarning if `warns`)."""
 
     def __init__(self, owner: Any, backend: Backend, name: str, warns: bool) -> None:
         self.pid = os.getpid()
@@ -60,7 +60,7 @@ def _close_all() -> None:
 
 
 def _close_dropped(backend: Backend, name: str | None, pid: int) -> None:
-    """Close a vector env that was dropped unclosed, unless this process is a forked copy."""
+    """Close the backend of a garbage-collected vector env, unless this process is a forked copy."""
     if pid == os.getpid():
         backend.close(CLOSE_TIMEOUT)
         if name is not None:
@@ -68,7 +68,7 @@ def _close_dropped(backend: Backend, name: str | None, pid: int) -> None:
 
 
 class NotStarted:
-    """Placeholder for an engine: each use but `close` raises NotStartedError."""
+    """Placeholder for an engine before its start: attributes except `closed` and `close` raise NotStartedError."""
 
     closed = True
 

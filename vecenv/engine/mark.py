@@ -1,8 +1,9 @@
 """`Mark`: says that a call is changing a vector env, so that the next call notices an interrupted change.
 
-    mark.is_set = get_ident()   -> status bytes, frames, extras, counters ->   mark.is_set = False
+    mark.is_set = get_ident()   -> changes of envs, messages, counters ->   mark.is_set = False
 
-A signal handler may raise between any two bytecodes. The mark then stays set, and the next call recovers first.
+A signal handler may raise between any two bytecodes. The mark then stays set, and the next call recovers first: it
+discards the results of the interrupted call, whose envs then need a reset.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ class Mark:
 
     def __init__(self) -> None:
         self.is_set: int = False
-        """Ident of the thread whose call has set the mark; True if an exception ended this call."""
+        """Ident of the thread whose call has set the mark. True if an exception ended the call. False if not set."""
         self.ids: Collection[int] = ()
         self.cause = SIGNAL
         self.closed: str | None = None
@@ -41,8 +42,8 @@ class Mark:
     def is_in_use(self, frame: FrameType | None = None) -> bool:
         """Return True if the call that set the mark still runs or has cleared the mark.
 
-        Frames are searched only in this thread, because frames of running threads change. A different thread is known
-        by its ident.
+        Stack frames are searched only in this thread, because frames of other threads change meanwhile. A call of
+        another thread counts as running while this thread lives.
         """
         owner = self.is_set
         return not owner or _is_elsewhere(owner) or _is_in(frame or sys._getframe(1), self)
@@ -50,16 +51,19 @@ class Mark:
     def await_end(self, timeout: float) -> None:
         deadline = time.monotonic() + timeout
         while time.monotonic() < deadline and _is_elsewhere(self.is_set):
-            time.sleep(1e-3)  # polled, because a signal from the call would slow down every round
+            time.sleep(1e-3)  # polled, because a notification by the call would slow down every call
 
     def record_error(self, error: BaseException) -> None:
-        """Record the exception that ended a call. If the mark is still set, the exception was an interrupt."""
+        """Record the exception that ended a call. If the mark is still set, the exception interrupted a change.
+
+        Raises ClosedError instead of `error` if a second thread has closed the vector env.
+        """
         if self.is_set:
             self.is_set = True
         if self.closed is not None:
             if isinstance(error, Exception) and not isinstance(error, ClosedError):
                 raise ClosedError(CLOSED_MEANWHILE) from None  # a second thread has closed the vector env
-        # A filter made this warning an exception. vecenv warns only while the state is consistent.
+        # A warning filter raised this. vecenv warns only while its state is consistent, so nothing needs recovery.
         elif isinstance(error, Warning):
             self.is_set = False
         elif self.is_set:
@@ -78,21 +82,22 @@ def concurrent_call(state: str) -> ConcurrentCallError:
 
 
 def sets_mark(method: Callable[..., Result]) -> Callable[..., Result]:
-    """Register a method that sets and clears `self.mark`."""
+    """Register a method that sets and clears `self.mark`, so that `_is_in` finds its running calls."""
     _calls.add(method.__code__)
     return method
 
 
 class LayerMark:
-    """Mark of a wrapper or facade, because calls of these layers change more state than the engine's.
+    """Mark of a wrapper or facade (a vector env with the interface of gymnasium or SB3).
 
-    A call stores its envs in `_in_call` before its first change, and None after its last. If an interrupt leaves envs
-    there, this call recovers, or the next call if a second interrupt comes.
+    Their calls change state outside the engine, so they need a mark of their own. A call stores its envs in `_in_call`
+    before its first change, and None after its last change. An interrupted call sets the engine's mark before it
+    raises. If a second interrupt prevents this, the next call of the wrapper or facade sets the engine's mark.
     """
 
     _in_call: Any = None
     _caller = 0
-    """Ident of the thread that has stored `_in_call`; a call stores the ident first."""
+    """Ident of the thread that has stored `_in_call`. A call stores the ident before `_in_call`."""
 
     @sets_mark
     def _as_one_call(self, asked: Any, work: Callable[[], Result]) -> Result:
@@ -108,11 +113,11 @@ class LayerMark:
         return result
 
     def _run_both(self, first: Callable[[], Any], second: Callable[[], Result]) -> Result:
-        """Make two calls as one, because an interrupt may come between them."""
+        """Make two calls under one mark, because an interrupt may come between them. Return the second result."""
         return self._as_one_call((), lambda: (first(), second())[1])
 
     def _record_error(self, error: BaseException) -> None:
-        """Abandon the envs of the call after an interrupt, but not after an error of an env or argument."""
+        """Discard the results in flight after an interrupt, but not after an error of an env or an argument."""
         if isinstance(error, Exception):
             self._in_call = None
         elif isinstance(error, INTERRUPTS):
@@ -121,8 +126,8 @@ class LayerMark:
     def _recover(self, caller: FrameType) -> None:
         """Recover from an interrupted call, unless the call is still on this thread's stack.
 
-        Raise ConcurrentCallError if the call is another thread's. Only the other thread can then recover, because its
-        frames cannot be searched without the interpreter lock.
+        Raise ConcurrentCallError if another living thread made the call. Only that thread can recover, because its
+        stack frames cannot be searched from here without the interpreter lock.
         """
         if _is_in(caller, self):
             return
@@ -131,7 +136,10 @@ class LayerMark:
         self._abandon(None)
 
     def _abandon(self, error: BaseException | None) -> None:
-        """Abandon the envs in flight. `_in_call` is cleared last, in case of an interrupt."""
+        """Let the engine's next call discard the results in flight.
+
+        `_in_call` is cleared last, so that the next call repeats this if an interrupt comes here.
+        """
         engine: Any = self.engine  # type: ignore[attr-defined]
         if not engine.closed:
             engine.abandon(error)

@@ -1,4 +1,7 @@
-"""`Recovery`: records which envs have failed, and applies `on_error`."""
+"""`Recovery`: records which envs have failed, and applies `on_error`.
+
+A lost env is an env whose worker has ended. A row is the result of an env for a round.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +28,7 @@ logger.addHandler(logging.NullHandler())  # silent unless the program configures
 
 
 def is_repeated(info: Mapping[str, Any]) -> bool:
-    """Return True if `on_error="restart"` made this row, which then repeats the last observation."""
+    """Return True if on_error="restart" made this info for a failed step, whose row repeats the last observation."""
     last = info.get("final_info", info)
     return isinstance(last, Mapping) and last.get("restarted") is True and "error" in last
 
@@ -33,8 +36,9 @@ def is_repeated(info: Mapping[str, Any]) -> bool:
 class Recovery:
     """Errors of failed envs until their reset, and the budget of restarts.
 
-    With on_error="restart", a failed step becomes a truncated row, and a failed reset is retried, up to `max_restarts`
-    times per env and minute. If a worker ends, vecenv charges the env that was running, else all envs of the worker.
+    With on_error="restart", a failed step becomes a truncated row with reward 0, and a failed reset is retried. The
+    budget allows `max_restarts` failures per env and minute. If a worker ends, only the env that was running uses its
+    budget. If no env was running, all envs of the worker use theirs.
     """
 
     def __init__(self, backend: Backend, on_error: Any, max_restarts: Any, mark: Mark) -> None:
@@ -56,7 +60,7 @@ class Recovery:
         self.resets: dict[int, dict[str, Any]] = {}
         self._autoresets = np.zeros(0, np.bool_)
         self._last: list[tuple[np.ndarray, np.ndarray]] = []
-        """Arrays of observations, with a copy from before the operation in flight."""
+        """Pairs of the arena's array of observations and its copy from before the current operation."""
 
     def record_lost(self) -> None:
         if self._backend.lost and (lost := [i for i in self._backend.lost if i not in self.errors]):
@@ -65,7 +69,7 @@ class Recovery:
                 self.errors[i] = self._backend.lost[i]
 
     def record_interrupted(self, ids: Iterable[int], cause: str) -> None:
-        """Record that these envs need a reset after the exception `cause`."""
+        """Record that these envs need a reset. `cause` names the exception that interrupted a call."""
         self.resets, self.rows = {}, {}
         self.restore_observations(list(ids))
         for i in ids:
@@ -83,7 +87,7 @@ class Recovery:
         error = self.errors.get(i)
         if error is not None:
             if hasattr(error, "partial"):
-                error.partial = None  # belongs to the failed call
+                error.partial = None  # the results of the failed call, which the caller has had
             # Each raise lengthens the traceback, and its frames keep arguments alive. So restore the first traceback.
             first, trace = self._traces.get(i, (None, None))
             if first is not error:
@@ -94,7 +98,7 @@ class Recovery:
             raise error.with_traceback(trace)
 
     def restart_lost(self, asked: Iterable[int]) -> None:
-        """Restart the lost envs among `asked` before a reset. Raises the errors of their constructors."""
+        """Restart the lost envs among `asked` before a reset. Raise errors of constructors once the budget is spent."""
         if not self._backend.lost:
             return
         for i in asked:
@@ -114,7 +118,10 @@ class Recovery:
                 self._traces.pop(i, None)
 
     def save_observations(self, ids: np.ndarray | None, ops: Any) -> None:
-        """Copy the observations of these envs (`None`: all), because a failing env may write only a part of its row."""
+        """Copy the observations of these envs (`None`: all), because a failing env may write only a part of its row.
+
+        Also record which of the operations `ops` may reset an env after its last step.
+        """
         if not len(self._autoresets):
             self._autoresets = np.zeros(len(self._backend.arena.status), np.bool_)
         self._autoresets[... if ids is None else ids] = ops & opcodes.AUTORESET
@@ -132,7 +139,7 @@ class Recovery:
             array[ids] = kept[ids]
 
     def answer_failed(self, ids: np.ndarray, ops: Any) -> tuple[np.ndarray, np.ndarray]:
-        """Answer for failed envs with truncated rows. Return the ids and ops of the remaining envs."""
+        """Write truncated rows for failed envs that should step. Return the ids and operations of all other envs."""
         ops = np.broadcast_to(np.asarray(ops, dtype=np.uint8), ids.shape)
         stepped = np.isin(ops & np.uint8(opcodes.PLAIN), (opcodes.STEP, opcodes.STEP_OBJECT))
         failed = stepped & np.isin(ids, list(self.errors))
@@ -142,7 +149,10 @@ class Recovery:
         return ids[~failed], ops[~failed]
 
     def absorb_failures(self, extras: dict[int, Extra], answered: Collection[int]) -> list[int]:
-        """Absorb failures of a round if `on_error` allows. Return the ids of the envs whose failure raises."""
+        """Replace failures of a round by truncated rows or resets, if `on_error` and the budget allow.
+
+        `answered` are the envs with rows from `answer_failed`. Return the ids of the envs whose failure is raised.
+        """
         failed, resets = [], self.resets
         for i, extra in extras.items():
             failure = extra.failure
@@ -207,8 +217,9 @@ class Recovery:
         return taken.extras.get(i) or Extra(next((infos[i] for infos in taken.infos), None))
 
     def _restart(self, i: int) -> None:
-        """Restart the worker of a lost env. Errors are recorded before the backend discards them, because each env of
-        the block needs a reset.
+        """Restart the worker of a lost env.
+
+        Each env of the worker needs a reset, so record their errors before the backend discards them.
         """
         self.record_lost()
         block = self._backend.restart(i)
@@ -221,7 +232,7 @@ class Recovery:
         return Extra(info={"restarted": True, "error": f"{type(error).__name__}: {error}"})
 
     def _may_absorb(self, i: int) -> bool:
-        """Charge a failure to the budget of env i, or return False."""
+        """Charge a failure to the budget of env i. Return False if failures are raised or the budget is spent."""
         if not self.absorbs or self._is_spent(i):
             return False
         self._times.setdefault(i, deque(maxlen=self._max_restarts)).append(time.monotonic())

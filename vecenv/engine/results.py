@@ -1,4 +1,7 @@
-"""Build the caller's batches from rows of the arena, and count steps and failures."""
+"""Build the caller's batches from rows of the arena, and count rounds and resets.
+
+The arena is the memory with a row of results per env. An `Extra` holds the parts of a result that do not fit in a row.
+"""
 
 from __future__ import annotations
 
@@ -23,13 +26,13 @@ from vecenv.errors import Partial
 Step = tuple[Any, np.ndarray, np.ndarray, np.ndarray, np.ndarray]
 """(obs, rew, terminated, truncated, info)"""
 StepById = tuple[Any, np.ndarray, np.ndarray, np.ndarray, Mapping[int, dict[str, Any]]]
-"""A batch with the non-empty infos of the envs, by env id."""
+"""(obs, rew, terminated, truncated, infos): `infos` maps env ids to their infos, without empty infos."""
 
 
 class Results:
     """Builder of the batches that an engine returns (copies, or views of the arena).
 
-    If not `spaced`, the envs have no observation spaces, and observations are stacked while all have the same shape.
+    `spaced` is False if no env has an observation space. Observations are then stacked until a shape differs.
     """
 
     def __init__(
@@ -52,12 +55,12 @@ class Results:
         self._unspaced = not spaced and isinstance(layout.obs, ObjectLeaf)
         self._obs_array = arena.obs if isinstance(arena.obs, np.ndarray) and not self._unspaced else None
         self._copied_columns: tuple[np.ndarray, ...] | None = None
-        """Arrays to copy for a batch of all envs, if each column is a single numeric array."""
+        """Arrays to copy for a batch of all envs. None unless each column is a single numeric array."""
         if copy and self._obs_array is not None and not self._objects:
             self._copied_columns = self._obs_array, arena.reward, arena.terminated, arena.truncated
         self._reward_shape: tuple[int, ...] | None = None
         self.checks_scalars = True
-        """True if a scalar reward may be wrong."""
+        """True until the shape of rewards is known, and if rewards are vectors: a scalar reward may then be wrong."""
         self._row_shape: tuple[int, ...] | None = None
         self._ragged = False
         self.repeats_objects = recovery.absorbs
@@ -107,7 +110,7 @@ class Results:
         return values if self._ragged else np.stack([np.asarray(value) for value in values])
 
     def rew(self, ids: np.ndarray | None, extras: Mapping[int, Extra]) -> np.ndarray:
-        """Return rewards (k,), or (k, m) if rewards are vectors. The reward of a reset env is 0."""
+        """Return a reward per env, a number or an array of the shape of the first reward. A reset env has reward 0."""
         if not self._reward_shape:
             return self._rows(self._arena.reward, ids)
         asked = self._all if ids is None else ids.tolist()
@@ -118,8 +121,9 @@ class Results:
         return vectors
 
     def _wrong_rewards(self, asked: Sequence[int], extras: Mapping[int, Extra], unstepped: Any) -> dict[int, Extra]:
-        """Return a failure for each env with another reward shape than the first step. Workers cannot check this,
-        because no worker sees all rewards.
+        """Return a failure for each env whose reward has a different shape than the first reward.
+
+        Workers cannot check this, because no worker sees the rewards of all envs. `unstepped` envs have no reward.
         """
         if self._reward_shape == ():  # a row without an extra has a scalar
             asked = [i for i, extra in extras.items() if extra.reward is not None]
@@ -141,11 +145,14 @@ class Results:
         return wrong
 
     def rows_by_id(self, ids: np.ndarray | None, taken: Taken) -> StepById:
-        """Return the rows with the non-empty infos of the envs, by env id."""
+        """Return the batch with a mapping of env ids to infos, without empty infos."""
         return *self._columns(ids, taken.extras), self.infos.by_id(taken)
 
     def apply_recovery(self, ids: np.ndarray | None, asked: list[int], taken: Taken) -> Taken:
-        """Return the results after recovery. Raise the first failure, with the remaining results in `partial`."""
+        """Return the results after `on_error` was applied.
+
+        Raise the first failure that remains. Its attribute `partial` has the results of the other envs.
+        """
         recovery = self._recovery
         rows: dict[int, Extra] = {}
         if recovery.rows:
@@ -172,7 +179,7 @@ class Results:
         return taken
 
     def _raise(self, failed: list[int], asked: list[int], taken: Taken) -> None:
-        """Raise the first failure. Envs that only share a failed worker come last."""
+        """Raise the error of the failed env with the lowest id. Envs that only share a worker with it come last."""
         partial, extras = None, taken.extras
         lost = {i for i in failed if not extras[i].failure.stepped}  # type: ignore[union-attr]
         if good := [i for i in asked if i not in lost]:
@@ -207,9 +214,9 @@ class ReturnedInfos:
         self._final, self._all = arena.final, all_ids
         self._empty = nest.object_array([{"env_id": i} for i in all_ids])
         self.own_env_ids: dict[int, Any] = {}
-        """Values that envs of the last batch had under "env_id", by env id."""
+        """Values under "env_id" in the envs' own infos of the last batch, by env id."""
         self.final_obs: dict[int, tuple[Any, Any]] = {}
-        """`final_obs` of the last batch and, if its types differ, the env's observation, by env id."""
+        """By env id: `final_obs` of the last batch, and the observation that the env returned, if its types differ."""
 
     def rows(self, asked: Sequence[int], taken: Taken) -> np.ndarray:
         if self.own_env_ids or self.final_obs:
@@ -232,7 +239,7 @@ class ReturnedInfos:
         return infos
 
     def by_id(self, taken: Taken) -> Mapping[int, dict[str, Any]]:
-        """Return the non-empty infos and last observations of the envs, by env id."""
+        """Return the non-empty infos by env id. An info has `final_obs` if the env was reset after its last step."""
         if taken is NO_EXTRAS:
             return {}
         if not taken.extras and len(taken.infos) < 2:
@@ -241,7 +248,7 @@ class ReturnedInfos:
         for i, extra in taken.extras.items():
             if extra.final is not None and extra.final.obs is not None:
                 infos[i]["final_obs"] = extra.final.obs
-        # sorted, because facades name keys in the order of the envs
+        # sorted, because gymnasium's vector infos have their keys in the order of the envs
         return {i: infos[i] for i in sorted(infos) if infos[i]}
 
     def _merged(self, taken: Taken) -> dict[int, dict[str, Any]]:
@@ -261,18 +268,18 @@ KEPT_ROUNDS = 1024
 
 
 class Statistics:
-    """Counters of an engine, which writes the attributes directly to save function calls."""
+    """Counters of an engine. The engine writes the attributes directly, to save function calls."""
 
     def __init__(self, n: int) -> None:
         self._n, self.rounds, self.resets = n, 0, 0
         self.left_out = 0
         """Number of envs without an operation, summed over the rounds."""
         self.call_seconds = self.wait_seconds = 0.0
-        """Seconds in calls of the engine, and in `Backend.wait`."""
+        """Seconds in calls of the engine, and the part of them in `Backend.wait`."""
         self.round_seconds: deque[float] = deque(maxlen=KEPT_ROUNDS)
 
     def _last_rounds(self) -> list[float]:
-        """Return the seconds of the last rounds, while a second thread may add a round."""
+        """Return the seconds of the last rounds, even while a second thread adds a round."""
         while True:
             with suppress(RuntimeError):  # without the interpreter lock, the deque may change during iteration
                 return list(self.round_seconds)

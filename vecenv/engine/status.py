@@ -1,4 +1,8 @@
-"""`EnvStatus`: says which envs are in flight, ready, failed, or waiting for a reset."""
+"""`EnvStatus`: says which envs are in flight, ready, failed, or waiting for a reset.
+
+Each env has a status byte: IDLE, the number of its running operation, or a number of at least DONE. An env is in flight
+from the start of its operation until its result is returned to the caller.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +22,7 @@ from vecenv.engine.recovery import Recovery
 
 
 class EnvStatus:
-    """Reader of an engine's status bytes. Refuses envs that are stepping, failed or, if `strict`, need a reset."""
+    """Reader of an engine's status bytes. Refuses envs that are in flight, failed or, if `strict`, need a reset."""
 
     def __init__(self, backend: Backend, recovery: Recovery, mark: Mark, is_async: bool, strict: bool) -> None:
         self._backend, self._recovery, self._mark = backend, recovery, mark
@@ -31,12 +35,12 @@ class EnvStatus:
         self.all_idle = bytes([opcodes.IDLE]) * n
         self._all_done = bytes([opcodes.DONE]) * n
         self.rounds_in_flight: list[np.ndarray | None] = []
-        """Ids of each round in flight, as in the call."""
+        """Ids (`None`: all) of each `send` since the last results were returned."""
         self.all_answered = self.enough(n)
 
     @property
     def in_flight(self) -> int:
-        """Number of envs with a result that is not collected yet."""
+        """Number of envs whose result is not returned yet."""
         return 0 if self.was_interrupted else self._n - self.bytes.tobytes().count(opcodes.IDLE)
 
     @property
@@ -49,7 +53,7 @@ class EnvStatus:
 
     @property
     def was_interrupted(self) -> bool:
-        """True if an interrupt ended the last call."""
+        """True if an interrupt ended the last call, and no call has recovered since."""
         return bool(self._mark.is_set) and not self._mark.is_in_use(sys._getframe(1))
 
     @property
@@ -59,7 +63,8 @@ class EnvStatus:
     def recover(self, caller: FrameType) -> None:
         """Discard the results in flight, whose envs then need a reset, and clear the mark.
 
-        After an interrupt in here, the mark stays set.
+        Raises ConcurrentCallError if the call that set the mark still runs. If an interrupt ends this method, the mark
+        stays set, and the next call recovers.
         """
         mark = self._mark
         if not mark.is_set:  # a call of another thread has ended meanwhile
@@ -74,7 +79,7 @@ class EnvStatus:
         mark.is_set, mark.cause = False, SIGNAL
 
     def enough(self, need: int) -> Callable[[], bool]:
-        """Return a fast test if `need` envs have answered."""
+        """Return a fast function that tells if at least `need` envs have answered."""
         status, all_done = self.bytes, self._all_done
 
         def enough() -> bool:
@@ -90,7 +95,10 @@ class EnvStatus:
         return lambda: all(status[i] >= opcodes.DONE for i in asked)
 
     def finished_ids(self) -> np.ndarray:
-        """Return the envs of this batch: in the order of the calls if all have answered, else in ascending order."""
+        """Return the ids of the envs that have answered, and forget the rounds in flight.
+
+        The order is ascending. In sync mode, it follows the calls of `send` if these contain all envs in flight.
+        """
         order, self.rounds_in_flight = self.rounds_in_flight, []
         if not self.is_async:
             parts = [np.arange(self._n) if part is None else part for part in order]
@@ -124,7 +132,10 @@ class EnvStatus:
         )
 
     def check_steps(self, ids: np.ndarray | None, resets: np.ndarray | None) -> None:
-        """Raise RuntimeError for envs that are stepping, or that need a reset and are not in `resets`."""
+        """Raise RuntimeError for an env in flight, or for an env that must be reset first (if `strict`).
+
+        Raise the earlier error of a failed env, unless failures are absorbed. The mask `resets` exempts envs to reset.
+        """
         self.check_idle(ids)
         recovery = self._recovery
         recovery.record_lost()
@@ -142,7 +153,7 @@ class EnvStatus:
             )
 
     def record_ends(self, ids: np.ndarray | None, taken: Taken, arena: Arena) -> None:
-        """Record which envs need a reset (with `strict`)."""
+        """Record which envs need a reset, because their episode is over. Only `strict` needs this."""
         rows: Any = ... if ids is None else ids
         self._needs_reset[rows] = arena.terminated[rows] | arena.truncated[rows]
         self._needs_reset[[i for i, extra in taken.extras.items() if extra.final is not None]] = False

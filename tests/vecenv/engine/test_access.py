@@ -292,6 +292,6 @@ def test_frames_and_reset_options_of_some_envs(backend):
         obs, _ = venv.reset([2, 0], options=[{"t": 5}, {"t": 7}], seed=[30, 40])
         assert obs[:, [0, 2, 3]].tolist() == [[2, 5, 30], [0, 7, 40]]
         assert venv.reset(options={"t": 3})[0][:, 2].tolist() == [3] * 3
-        with pytest.raises(ValueError, match=r"got 1 options for 2 envs \[1, 2\]; pass one dict for each"):
+        with pytest.raises(ValueError, match=r"got 1 options for 2 envs \[1, 2\]; pass one dict per env"):
             venv.reset([1, 2], options=[{"t": 1}])
         assert venv.reset(options=({"t": 1}, None, {}))[0][:, 2].tolist() == [1, 0, 0]

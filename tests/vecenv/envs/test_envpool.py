@@ -160,7 +160,7 @@ def test_a_step_outside_of_an_episode_is_refused_and_moves_no_env(make):
     [
         (ValueError, "for env 1 is 1000000, which is not in Discrete", lambda venv: venv.step([0, 10**6, 0])),
         (ValueError, "the action for env 1 is -1", lambda venv: venv.step([0, 0, -1], [2, 0, 1])),
-        (TypeError, "not whole numbers", lambda venv: venv.step([0.5, 0, 0])),
+        (TypeError, "must be whole numbers", lambda venv: venv.step([0.5, 0, 0])),
         (ValueError, "got 2 actions for 3 envs", lambda venv: venv.step([0, 0])),
         (ValueError, r"has the shape \(3, 2\), expected \(3,\)", lambda venv: venv.step([[0, 1]] * 3, [2, 0, 1])),
         (IndexError, "9", lambda venv: venv.step([0], [9])),

@@ -133,7 +133,7 @@ def test_wrong_batches_of_the_one_action_and_on_request_illegal_ones_are_refused
         for actions, error, message in (
             ([0, 1, 2], ValueError, r"3 actions for 2 envs \[0, 1\]"),
             ([[0, 1], [1, 2]], ValueError, "envs .0, 1. has the shape .2, 2.,"),
-            ([0.5, 1], TypeError, "not whole numbers"),
+            ([0.5, 1], TypeError, "must be whole numbers"),
             ([0, 0], ValueError, r"'player_2' in env 1 is illegal now.*\[1, 2, 3, 4, 5, 6, 7, 8\]"),
         ):
             with pytest.raises(error, match=message):
