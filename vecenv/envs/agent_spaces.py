@@ -34,7 +34,7 @@ class AgentSpaces:
     The action mask is removed from the observation space. If only "observation" is left, it becomes the observation
     space. `mask_size` has the lengths of masks, for Discrete actions.
 
-    `kind` is "aec" or "parallel". TypeError for an env of another kind or without possible agents.
+    `kind` is "aec" or "parallel". Raises TypeError for an env of the other kind or without possible agents.
     """
 
     def __init__(self, env: Any, kind: str, agents: Sequence[Any] | None) -> None:
@@ -60,9 +60,9 @@ class AgentSpaces:
     def split_mask(
         self, agent: Any, obs: Any, info: Mapping[str, Any]
     ) -> tuple[Any, np.ndarray | None, Mapping[str, Any]]:
-        """Take the action mask out of the observation or info. Return (obs, mask, info).
+        """Remove the action mask from the observation or info. Return (obs, mask, info).
 
-        The mask is all True if the env has none, and `None` unless the space is Discrete.
+        The mask is all True if the env has none, and None unless the space is Discrete.
         """
         size = self.mask_size.get(agent)
         if size is None:
@@ -131,7 +131,7 @@ def _agents_of(env: Any, kind: str, given: Sequence[Any] | None) -> list[Any]:
 
 
 def zeros(layout: Any, *batch: int) -> Any:
-    """Return zeros for an absent agent. Parts without a fixed shape are `None`."""
+    """Return zeros for an absent agent. Entries without a fixed shape are None."""
 
     def zero(leaf: Any) -> Any:
         return np.zeros((*batch, *leaf.shape), leaf.dtype) if isinstance(leaf, Leaf) else np.full(batch, None)[()]

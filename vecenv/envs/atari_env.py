@@ -46,7 +46,7 @@ class AtariVectorEnv(_AleVectorEnv, VectorEnv):  # skrl looks only at direct bas
           after `close`.
 
     `autoreset_mode` is NEXT_STEP (default) or SAME_STEP. DISABLED raises ValueError, because ALE always resets.
-    `reset(options={"reset_mask": mask})` returns the current rows of envs without reset. With `batch_size` below
+    `reset(options={"reset_mask": mask})` returns the latest results of the other envs. With `batch_size` below
     `num_envs`, a batch and the next actions are for the envs `info["env_id"]`.
 
     >>> envs = AtariVectorEnv("breakout", num_envs=2)

@@ -26,7 +26,7 @@ from vecenv.envs.agent_spaces import AgentSpaces, make_pettingzoo, zeros
 from vecenv.errors import EnvContractError
 
 COLUMNS = ("rewards", "terminated", "truncated", "active", "alive")
-"""Parts of a row with a value per agent."""
+"""Entries of an observation with a value per agent."""
 
 Row = dict[str, Any]
 

@@ -26,7 +26,7 @@ from vecenv.wrappers import Forwarded
 NOT_OFFERED = frozenset({"copy", "stack_obs", "check_actions", "check_spaces", "worker_fn", "strict"})
 
 NEXT_EPISODE = frozenset({"obs", "action_mask", "agent", "alive"})
-"""Parts of a row that SAME_STEP mode takes from the reset."""
+"""Entries of an observation that SAME_STEP mode takes from the reset."""
 
 Rows = TypeVar("Rows")
 MultiAgentStep = tuple[Any, Any, Any, Any, dict[str, Any]]
@@ -117,9 +117,10 @@ class MultiAgentVectorEnv(LayerMark):
 
     @sets_mark
     def recv(self) -> MultiAgentStep:
-        """Return the results of the envs in flight, or of the number that `wait_num` and `timeout` ask for.
+        """Return the results of the envs in flight, or of as many as `wait_num` and `timeout` ask for.
 
-        RuntimeError if no env is in flight. The error of a failed env has the results of the other envs as `partial`.
+        Raises RuntimeError if no env is in flight. The error of a failed env has the results of the other envs as
+        `partial`.
         """
         if self._in_call is not None and (self._in_call or self._caller != get_ident()):
             self._recover(sys._getframe(1))

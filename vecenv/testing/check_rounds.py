@@ -210,7 +210,6 @@ def check_returned_arrays_stay(factory: Factory) -> None:
 
 
 def check_infos(factory: Factory) -> None:
-    """Check that each info is a new dict with `env_id`, and that the env's info is unchanged."""
     reference = ReferenceEnvs()
     with factory(reference.env_fns) as venv:
         kept: list[tuple[dict[str, Any], dict[str, Any]]] = []
@@ -228,7 +227,6 @@ def check_infos(factory: Factory) -> None:
 
 
 def check_vector_rewards(factory: Factory) -> None:
-    """Check that vector rewards form an array (envs, m), with 0 for a reset."""
     with factory([functools.partial(_VectorRewards, i) for i in range(N)]) as venv:
         venv.reset()
         venv.step([0] * N)

@@ -3,7 +3,7 @@
     base env --obs, rew, ...--> transform[0] --> transform[1] --> ... --> caller
     base env <----- action ---- transform[0] <-- transform[1] <-- ... <-- caller
 
-Transforms work on batches of rows (k, ...), so they work in a worker (a batch of 1), in the parent, and on tensors.
+Transforms work on batches (k, ...) of k envs, as arrays or tensors. In a worker, k is 1.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ Keys = Sequence[Any] | None
 
 
 class Rows:
-    """Rows of a round. Transforms change them in place.
+    """Results of a step or reset of k envs. A *row* is the result of one env. Transforms set the attributes.
 
     `obs` is a tree of arrays (k, ...). `reward` is (k,) or (k, m), `terminated` and `truncated` are bool (k,), `None`
     after a reset. `info` has a dict per row.
@@ -125,7 +125,7 @@ class Transform:
         rows.obs = self.transform_observation(rows.obs)
 
     def repeat(self, rows: Rows) -> None:
-        """Transform rows of failed envs, which repeat an earlier observation, by `step`.
+        """Transform rows of failed envs, which repeat an earlier observation. Default: as `step`.
 
         Leave reward and flags unchanged, and count no step.
         """
