@@ -19,7 +19,7 @@ import psutil
 import pytest
 
 import vecenv.engine.lifetime
-from tests.support.backends import FULL, full
+from tests.support.backends import FULL, RAY, full
 from tests.support.faulty import Counter, HangsOnStep
 from tests.support.ledger import CLOSED, Column, appears, columns, gone, pids
 from tests.support.paths import ROOT
@@ -93,7 +93,7 @@ def test_a_forked_copy_of_the_program_keeps_no_worker_alive(context: str, tmp_pa
 
 
 @FULL
-@pytest.mark.parametrize("name", [*BOTH, pytest.param("Ray", marks=pytest.mark.ray)])
+@pytest.mark.parametrize("name", [*BOTH, pytest.param("Ray", marks=RAY)])
 @pytest.mark.parametrize("count", [20, pytest.param(300, marks=pytest.mark.slow)])
 def test_after_control_c_at_any_moment_a_reset_is_enough(
     name: str, count: int, tmp_path: Path, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
