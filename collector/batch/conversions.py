@@ -1,6 +1,6 @@
-"""Convert batches between the forms `(env, time, ...)`, flat, and one row per trajectory.
+"""Convert batches between three forms: `(env, time, ...)`, flat (one row per step), and one row per trajectory.
 
-The functions return columns, because `rollout.py` imports this module.
+The functions return dicts of columns and no `Rollout`, because `rollout.py` imports this module.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ def copy_of(rows: Any) -> Any:
 
 
 def convert_like(values: np.ndarray, reference: Any) -> Any:
-    """Return the values as a tensor on the device of `reference`, if `reference` is a tensor."""
+    """Return the values as a tensor on the device of `reference` if `reference` is a tensor, else unchanged."""
     if isinstance(reference, np.ndarray):
         return values
     from collector.device.tensors import to_device  # arrays need no torch
@@ -28,7 +28,7 @@ def convert_like(values: np.ndarray, reference: Any) -> Any:
 
 
 def pick(tree: Any, *index: np.ndarray) -> Any:
-    """Return a copy of rows, with an index array per leading dimension."""
+    """Return a copy of the rows at `index`, which has an index array per leading dimension."""
     return nest.map(lambda rows: rows[tuple(convert_like(each, rows) for each in index)], tree)
 
 
@@ -41,7 +41,7 @@ PADDING = {"terminated": False, "truncated": False, "traj_ids": -1}
 
 
 def flat_columns(rollout: Any) -> dict[str, Any]:
-    """Return the columns of a `FlatRollout` with the steps in the mask."""
+    """Return the columns of a `FlatRollout` with the steps in which `rollout.mask` is True."""
     mask = nest.as_array(rollout.mask)
     row, time = np.nonzero(mask)
     all_steps = len(row) == mask.size
@@ -79,7 +79,10 @@ def tail_rows(columns: dict[str, Any]) -> np.ndarray:
 
 
 def trajectory_columns(flat: Any, pad_value: float) -> dict[str, Any]:
-    """Return the columns of a `Rollout` with a row per trajectory, which is a range of flat rows."""
+    """Return the columns of a `Rollout` with a row per trajectory: flat rows in sequence with the same `traj_ids`.
+
+    Raises ValueError for a batch of `MultiStep`.
+    """
     ids, done = nest.as_array(flat.traj_ids), nest.as_array(flat.done)
     starts = np.flatnonzero(np.r_[True, ids[1:] != ids[:-1]]) if len(ids) else np.zeros(0, np.int64)
     lengths = np.diff(np.r_[starts, len(ids)])
@@ -126,7 +129,7 @@ def _padding(rows: Any, wanted: float) -> Any:
 
 
 def _with_last(obs: Any, after: Any, lengths: np.ndarray, pad_value: float) -> Any:
-    """Append a time step for the observation after the last step."""
+    """Return `obs` with a further time step. `after` has the observation after the last step of each trajectory."""
 
     def extend(rows: Any) -> Any:
         shape = (rows.shape[0], rows.shape[1] + 1, *rows.shape[2:])

@@ -19,17 +19,17 @@ class MultiStep:
             target = batch.reward + batch.extras["discount"] * ~batch.terminated * value(batch.next.obs)
 
     Takes a `Rollout` or `FlatRollout`, and returns a `FlatRollout` with the same steps. The reward becomes the
-    discounted sum of n rewards; `next.obs`, `terminated` and `truncated` belong to the last of these steps. The sum is
-    shorter at the end of an episode or batch. New entries of `extras`:
+    discounted sum of n rewards. `next.obs`, `terminated` and `truncated` belong to the last of these n steps. Fewer
+    steps are used at the end of an episode or batch. New entries of `extras`:
 
-    - `discount`: float64, `gamma` to the number of steps, for the value of `next.obs`.
-    - `steps`: int64, the number of steps; also as `steps_to_next_obs`, for torchrl's value estimators.
-    - `original_reward`.
+    - `discount`: float64, `gamma` to the power of the number of steps. It discounts the value of `next.obs`.
+    - `steps`: int64, the number of steps in the sum. `steps_to_next_obs` is equal, for torchrl's value estimators.
+    - `original_reward`: the rewards of single steps.
 
     In torchrl's MultiStep, the flags belong to the first step, so that targets continue after a terminated episode.
 
-    Raises ValueError if n is not an integer of at least 1, or if gamma is not above 0 and at most 1 (torchrl's
-    arguments have the other order).
+    Raises ValueError if n is not an integer of at least 1, if gamma is not above 0 and at most 1, or if `extras` of the
+    batch has one of the new names. torchrl's MultiStep takes gamma before n.
 
     >>> import gymnasium as gym
     >>> from collector import SyncDataCollector
@@ -63,7 +63,7 @@ class MultiStep:
         }
         tails = np.union1d(as_array(flat.tail_rows), (steps > 1).nonzero()[0])
         if taken := sorted(extras.keys() & flat.extras.keys()):
-            raise ValueError(f"MultiStep adds {taken} to the batch, which has entries of these names already")
+            raise ValueError(f"MultiStep adds {taken} to batch.extras, which has these names already: rename them")
         return replace(
             flat,
             reward=reward,

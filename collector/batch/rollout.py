@@ -37,23 +37,27 @@ class Steps(ABC):
     action: Any
     """Actions that the envs received: an array, or a tree of arrays (Dict and Tuple spaces)."""
     reward: Any
-    """float64, with a last dimension `(m,)` for vector rewards."""
+    """float64, with a last dimension of m for rewards that are vectors of m numbers."""
     terminated: Any
     truncated: Any
     traj_ids: Any
-    """int64: the step's episode. The k-th episode of env n has the id `k * N + n`."""
+    """int64: id of the step's episode; -1 in rows without an episode.
+
+    Without `episode_seeds`, the k-th episode of env n of N envs has the id `k * N + n` (k and n count from 0). With
+    `episode_seeds`, the id is the number in a pair (number, seed).
+    """
     step_count: Any
-    """int64: earlier steps of the episode."""
+    """int64: number of earlier steps of the episode."""
     policy_version: Any
     """int64: number of earlier weight updates; -1 for a random action."""
     env_ids: Any
     """int64: the env of each row."""
     broken_ids: np.ndarray
-    """Numpy array: `traj_ids` of episodes that a failure of their env ended. Their earlier steps may be in earlier
+    """Numpy array: `traj_ids` of episodes that ended because their env failed. Their first steps may be in earlier
     batches.
     """
     extras: dict[str, Any] = field(default_factory=dict)
-    """Additional columns, from the policy or a step hook, by name."""
+    """Additional columns by name, from the policy, a step hook, infos or `episode_seeds`."""
 
     @property
     def done(self) -> Any:
@@ -74,13 +78,14 @@ class Steps(ABC):
 
     @abstractmethod
     def flatten(self) -> FlatRollout:
-        """Return the steps in one dimension."""
+        """Return the steps as a `FlatRollout`, with the steps in one dimension."""
 
     def split_trajectories(self, pad_value: float = 0) -> Rollout:
         """Return a batch with a row per trajectory, padded to the longest, ordered by env, then by time.
 
-        `mask` is False for padding, which is `pad_value` (zero if the dtype cannot hold it), `traj_ids` -1, and flags
-        False. `env_ids` has the env of each row. A trajectory that continues in the next batch is split.
+        `mask` is False for padding. Padding has `traj_ids` -1, `terminated` and `truncated` False, and `pad_value` in
+        other columns (zero if the dtype cannot hold `pad_value`). `env_ids` has the env of each row. An episode that
+        continues in the next batch becomes a trajectory in each batch.
 
         Raises ValueError for a batch from `MultiStep`.
         """
@@ -101,17 +106,17 @@ class Steps(ABC):
 
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)
 class FlatRollout(Steps):
-    """F steps `(F, ...)`, ordered by env, then by time, as from `AsyncDataCollector`.
+    """F steps `(F, ...)`, ordered by env, then by time. `AsyncDataCollector` returns such batches.
 
-    Columns are as in `Rollout`, but without padding and failed steps. The next observation is in the following row, or
-    in `tail_obs`.
+    Columns are as in `Rollout`, but without padding and failed steps. The observation after a step is `obs` of the
+    following row, or is in `tail_obs`.
     """
 
     obs: Any
     tail_rows: Any
     """int64 `(K,)`: rows whose next observation is in `tail_obs`."""
     tail_obs: Any
-    """`(K, ...)`: next observations of these rows."""
+    """`(K, ...)`: observations after the steps of these rows."""
 
     def __repr__(self) -> str:
         envs, ended = len(np.unique(nest.as_array(self.env_ids))), int(self.done.sum())
@@ -162,8 +167,8 @@ class FlatRollout(Steps):
     def to_tensordict(self) -> Any:
         """Return a `TensorDict` of shape `(F,)`; see `Rollout.to_tensordict`.
 
-        If an episode continues in the next batch, its last row is truncated and done, so that GAE, TD(lambda) and
-        V-trace do not run from one env into the next.
+        If an episode continues in the next batch, its last row is marked as truncated and done. GAE, TD(lambda) and
+        V-trace then do not continue from one env into the next.
         """
         from collector.batch.tensordict_form import as_tensordict
 
@@ -196,7 +201,7 @@ class Rollout(Steps):
     final_env: Any
     """int64 `(K,)`: rows of these episodes."""
     final_time: Any
-    """int64 `(K,)`: last steps of these episodes."""
+    """int64 `(K,)`: time index of the last step of these episodes."""
     mask: Any
     """bool `(N, T)`: False if no step was taken, because the env failed (see `broken`) or had no further episode. Rows
     without an episode are zero, except the first `obs`, which follows the last step.
@@ -254,10 +259,11 @@ class Rollout(Steps):
     def to_tensordict(self) -> Any:
         """Return a `TensorDict` of shape `(N, T)` with the keys of torchrl's collectors. Needs tensordict.
 
-        Rewards are float32. Rewards and flags have a last dimension of 1 (vector rewards: m). `next` has the results of
-        each step, ("collector", "traj_ids") the episodes.
+        Rewards are float32. Rewards and flags have a last dimension of 1 (vectors of m rewards: m). "next" has the
+        results of each step, ("collector", "traj_ids") has the episode ids.
 
-        Raises `TypeError` for an entry of objects or text, such as `agent_id` of `PettingZooEnv`.
+        Raises TypeError for a column of objects or text, such as `agent_id` of `PettingZooEnv`, and ValueError for an
+        entry of the observation whose name the TensorDict uses. Raises ImportError without tensordict.
         """
         from collector.batch.tensordict_form import as_tensordict  # needs tensordict
 
@@ -278,7 +284,10 @@ class RewardShape:
         self._shape: tuple[int, ...] = ()
 
     def fit(self, rewards: np.ndarray) -> np.ndarray:
-        """Return rewards in this shape. Rewards `(k,)` of envs that all failed become zeros."""
+        """Return the rewards in this shape.
+
+        If rewards are vectors but all envs of a batch failed, their rewards are scalars. Zeros then replace them.
+        """
         shape = rewards.shape[1:]
         if shape == self._shape:
             return rewards
@@ -315,7 +324,7 @@ def truncate_last(batch: Rollout | FlatRollout) -> None:
 
 
 def concatenate(batches: Sequence[FlatRollout], left_out: Sequence[np.ndarray] = ()) -> FlatRollout:
-    """Join consecutive numpy batches, without episodes that break off in any batch or are in `left_out`."""
+    """Join consecutive numpy batches. Leave out episodes that failed in any batch, and the ids in `left_out`."""
     names = [each.name for each in fields(FlatRollout) if each.name not in ("tail_rows", "tail_obs", "broken_ids")]
     columns = {name: join([getattr(batch, name) for batch in batches]) for name in names}
     columns["next_obs"] = join([batch.next.obs for batch in batches])
@@ -325,7 +334,7 @@ def concatenate(batches: Sequence[FlatRollout], left_out: Sequence[np.ndarray] =
 
 
 def by_env(columns: dict[str, Any], broken_ids: np.ndarray) -> FlatRollout:
-    """Return a batch, ordered by env."""
+    """Build a batch that is ordered by env from columns in the order of time."""
     columns = nest.take(columns, np.argsort(columns["env_ids"], kind="stable"))
     next_obs, tails = columns.pop("next_obs"), tail_rows(columns)
     return FlatRollout(
@@ -334,9 +343,9 @@ def by_env(columns: dict[str, Any], broken_ids: np.ndarray) -> FlatRollout:
 
 
 def without_failures(columns: dict[str, Any]) -> tuple[dict[str, Any], np.ndarray]:
-    """Remove the rows that `failed` marks, and truncate the step before.
+    """Remove the rows that the column `failed` marks, and mark the step before as truncated (in the same episode).
 
-    Returns the columns, ordered by env, and the ids of failed episodes.
+    Return the columns, ordered by env, and the ids of failed episodes.
     """
     columns = nest.take(columns, np.argsort(columns["env_ids"], kind="stable"))
     failed, ids = columns.pop("failed"), columns["traj_ids"]

@@ -1,13 +1,14 @@
 """`RolloutBuffer`: preallocated memory into which a collector writes a batch.
 
-Memory is ordered by time, because each round writes a row per env. `Rollout` has views `(N, T, ...)`::
+Memory is ordered by time, because each round (a step of all envs, or of some) writes a row per env. `Rollout` has views
+`(N, T, ...)`::
 
     buffer (flat)   t=0: env 0, env 1, ..., env N-1 | t=1: env 0, ... | ... | t=T: observations only
     rollout         obs[env, t], action[env, t], reward[env, t], ...
 
-A row `time * N + env` is addressed with an index array, or with a slice while all envs step.
+The row of an env is `time * N + env`. Methods take rows as an index array, or as a slice if all envs step.
 
-A failed step (`on_error="restart"`) is masked, and the step before ends the episode::
+A failed step (`on_error="restart"`) has `mask` False, and the step before ends the episode::
 
     row          0    1    2    3     4    5
     env 1        s0   s1   s2#  fails s0   s1     # = truncated; next.obs[2] is obs[3]
@@ -33,7 +34,7 @@ Numbers = Callable[[np.ndarray], tuple[np.ndarray, np.ndarray, np.ndarray | None
 
 
 class RolloutBuffer:
-    """Memory of one batch. The first write of a column allocates `(T+1) * N` rows."""
+    """Memory of one batch. The first write of a column allocates `(T+1) * N` rows, or reuses memory after `rewind`."""
 
     def __init__(self, env_num: int, steps: int) -> None:
         self._env_num = env_num
@@ -79,7 +80,7 @@ class RolloutBuffer:
         self.write("obs", after, obs)
 
     def write_extras(self, where: Where, extras: dict[str, np.ndarray]) -> None:
-        """Write optional columns. Missing rows are zero; another dtype promotes the column."""
+        """Write columns that not every round has. Missing rows are zero. A new dtype promotes the column's dtype."""
         for name, rows in extras.items():
             column = self._columns.get(name)
             if column is None:
@@ -97,7 +98,10 @@ class RolloutBuffer:
         return nest.take(self._columns[name], where)
 
     def end_episodes(self, rows: np.ndarray, obs: Any, failed: np.ndarray | None) -> None:
-        """Record last observations, because a reset overwrites `obs`. `failed` masks rows of failed envs."""
+        """Record the last observations of episodes, because a reset overwrites `obs`.
+
+        The mask `failed` marks rows of failed envs, whose observations are not recorded.
+        """
         if failed is not None:
             self._failed.append(rows[failed])
             rows, obs = rows[~failed], nest.take(obs, ~failed)
@@ -106,8 +110,8 @@ class RolloutBuffer:
     def finish(self, count: np.ndarray, numbers: Numbers, policy_version: int) -> Rollout:
         """Return the batch, as views of this buffer.
 
-        `count` `(N,)` has the steps per env. `numbers(done)` returns episode ids, step counts and seeds (or None) `(N,
-        T)`.
+        `count` `(N,)` has the number of steps per env. `numbers(done)` returns arrays `(N, T)`: episode ids, step
+        counts and seeds (or None).
         """
         n, steps = self._env_num, int(count.max())
         recorded = np.arange(steps) < count[:, None]
@@ -171,7 +175,7 @@ class RolloutBuffer:
 
 
 def _end_before_failures(batch: Rollout) -> Rollout:
-    """Truncate the step before each failed step."""
+    """Mark the step before each failed step as truncated, and add its last observation to `final_obs`."""
     failed = batch.broken & ~batch.mask
     ends = np.zeros_like(failed)
     ends[:, :-1] = failed[:, 1:] & batch.mask[:, :-1] & (batch.traj_ids[:, 1:] == batch.traj_ids[:, :-1])

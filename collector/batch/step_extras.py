@@ -1,4 +1,7 @@
-"""Extras: additional columns of a batch, from the policy, a step hook, or infos."""
+"""Extras: additional columns of a batch, from the policy, a step hook, or infos.
+
+A round is a step of k envs (all envs of the collector, or some). Its columns have k rows.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +27,7 @@ RESERVED = frozenset(
 
 
 class StepBatch(NamedTuple):
-    """Round of a collector, as passed to a step hook.
+    """Step of k envs of a collector, as passed to a step hook.
 
     Example::
 
@@ -41,14 +44,15 @@ class StepBatch(NamedTuple):
     action: Any
     """`(k, ...)`, or a dict or tuple of arrays."""
     reward: np.ndarray
-    """float64 `(k,)` or `(k, m)`."""
+    """float64 `(k,)`, or `(k, m)` if a reward is a vector of m numbers."""
     terminated: np.ndarray
-    """bool `(k,)`, as `truncated`."""
+    """bool `(k,)`: the env reached a final state."""
     truncated: np.ndarray
+    """bool `(k,)`: the episode was stopped earlier."""
     next_obs: Any
     """Observations after the step."""
     info: np.ndarray
-    """Dicts `(k,)`."""
+    """Object array `(k,)` of dicts."""
 
 
 StepHook = Callable[[StepBatch], "dict[str, Any] | None"]
@@ -57,7 +61,7 @@ StepHook = Callable[[StepBatch], "dict[str, Any] | None"]
 def check_policy_names(outputs: Iterable[str]) -> None:
     for name in outputs:
         if not isinstance(name, str):
-            raise TypeError(f"the policy returned something under {name!r}; names are text")
+            raise TypeError(f"the policy returned a dict with the key {name!r}; all keys must be strings")
     refuse_names("the policy returned", {*outputs} - {"action"})
 
 
@@ -65,10 +69,11 @@ class StepExtras:
     """Columns of a round from a step hook and from infos.
 
     Args:
-        hook: called with copies of the round.
-        keys: entries of infos, see `InfoExtras`.
-        info_layout: known layout of the keys, shared with the next object.
-        policy_layout: returns the layout of the policy's outputs.
+        hook: step hook. It gets copies of arrays and of info dicts, but the values in an info dict are not copied.
+        keys: entries of infos to store, see `InfoExtras`.
+        info_layout: shape and dtype of the keys seen so far. It is updated in place, so that the next `StepExtras` of
+            the collector knows them.
+        policy_layout: returns the shapes and dtypes of the policy's outputs, whose names are taken.
     """
 
     def __init__(
@@ -121,7 +126,11 @@ class StepExtras:
         return extras
 
     def fill(self, extras: dict[str, Any], shape: tuple[int, ...]) -> None:
-        """Add zeros for columns that only other rounds had, in a fixed order of names."""
+        """Give `extras` all columns seen so far, in a fixed order of names.
+
+        A missing column becomes zeros of the leading dimensions `shape`. A column is cast to its known dtype. Zeros
+        replace a column of a different row shape, or of a dtype that does not cast safely.
+        """
         for name, layout in self.layout.items():
             rows = extras.pop(name, None)
             if rows is None or rows.shape[len(shape) :] != layout[0] or not np.can_cast(rows.dtype, layout[1]):
@@ -130,10 +139,11 @@ class StepExtras:
 
 
 class InfoExtras:
-    """Converter of info entries to arrays `(k, ...)`.
+    """Converter of info entries of k envs to arrays `(k, ...)`.
 
-    Flags become bool, integers int64, other numbers float64. A value outside the dtype promotes the column. Array
-    values must keep shape and dtype. Missing entries are zero.
+    Of scalars, bools stay bool, integers that fit become int64, and other numbers (also uint64) float64. A further
+    scalar type promotes the column. Arrays must keep the shape and kind of dtype of the first array. For example, int64
+    is cast to float64, but float64 is refused for an int64 column. Missing entries are zero.
     """
 
     def __init__(
@@ -146,9 +156,10 @@ class InfoExtras:
         self._layout = {} if layout is None else layout
 
     def __call__(self, infos: Sequence[Mapping[str, Any]] | np.ndarray, env_ids: np.ndarray) -> dict[str, np.ndarray]:
-        """Return the columns whose entries have occurred.
+        """Return a column for each key that an info has had so far.
 
-        Raises `TypeError` for values other than numbers and arrays, and if an array changes its shape or dtype.
+        Raises TypeError for a value that is not a number or an array of numbers, for a changed shape, and for an array
+        that does not cast to the column's dtype. Raises ValueError for a key that the policy's outputs use.
         """
         columns = {key: self._column(key, infos, env_ids) for key in self._keys}
         return {key: column for key, column in columns.items() if column is not None}
@@ -158,7 +169,10 @@ class InfoExtras:
         for i, value in values.items():
             if value.dtype.kind not in "biuf":
                 found = f"{key!r}={infos[i][key]!r}"
-                raise TypeError(f"info_keys: env {env_ids[i]} has {found}, which is not a number or an array")
+                raise TypeError(
+                    f"info_keys: env {env_ids[i]} has {found}, which is not a number or an array of numbers; leave out "
+                    "this key"
+                )
             found_dtype = value.dtype
             if not value.ndim and found_dtype.kind != "b":
                 found_dtype = np.dtype(np.int64 if np.can_cast(found_dtype, np.int64) else np.float64)
@@ -183,12 +197,16 @@ def refuse_names(source: str, names: Iterable[str], taken: Iterable[str] = ()) -
     """Raise `ValueError` for a name that is reserved or taken."""
     for name in sorted({*names} & (RESERVED | {*taken})):
         raise ValueError(
-            f"{source} {name!r}, which a batch has already: store it under another name (entries of infos by on_step=)"
+            f"{source} {name!r}, which a batch has already: use a different name (for an entry of infos, return it "
+            "under a new name from on_step=)"
         )
 
 
 def check_info_keys(keys: Any) -> tuple[str, ...]:
-    """Return the keys as a tuple. Raises `TypeError` and `ValueError`."""
+    """Return the keys as a tuple (None: empty).
+
+    Raises TypeError unless they are a sequence of strings, and ValueError for a reserved or repeated name.
+    """
     if keys is None:
         return ()
     if isinstance(keys, str) or not isinstance(keys, Sequence) or not all(isinstance(key, str) for key in keys):
@@ -196,12 +214,12 @@ def check_info_keys(keys: Any) -> tuple[str, ...]:
         raise TypeError(f"info_keys are the names of entries of the envs' infos, as in ({example!r},); got {keys!r}")
     refuse_names("info_keys has", keys)
     if len(set(keys)) < len(keys):
-        raise ValueError(f"info_keys has a name twice: {keys}")
+        raise ValueError(f"info_keys has a name twice: {keys}; pass each name once")
     return tuple(keys)
 
 
 def _step_info(info: Mapping[str, Any], done: Any) -> Mapping[str, Any]:
-    """Return the info of the step, also if the env was reset afterwards."""
+    """Return the info of the step. If the env was reset in the same round, this is `final_info`."""
     last = info.get("final_info") if done and "final_obs" in info else None
     return last if isinstance(last, Mapping) else info
 

@@ -42,15 +42,18 @@ def as_tensordict(batch: Any, shape: Sequence[int], names: Sequence[Any]) -> Any
     for name in seen:
         if name in ("next", *step, *outcome):
             raise ValueError(
-                f"the observation has an entry {name!r}, and so has the tensordict: rename it in a wrapper of the "
-                "env, or in postproc"
+                f"the observation has an entry {name!r}, and so has the tensordict: rename the entry of the "
+                "observation in a wrapper of the env, or in postproc"
             )
     root = {**seen, **step, "next": {**_observations(after.obs), **outcome}}
     return TensorDict(root, batch_size=list(shape), names=[*names], device=batch.reward.device)
 
 
 def call_with_tensordict(policy: Any, obs: Any, interaction: str) -> dict[str, Any]:
-    """Return the entries that the policy wrote into a `TensorDict`. `interaction` names an `InteractionType`."""
+    """Call the policy with a `TensorDict`, and return the new entries. `interaction` names an `InteractionType`.
+
+    Raises TypeError if the policy wrote no "action".
+    """
     tensors = nest.map(torch.as_tensor, obs)
     first = next(nest.leaves(tensors))
     inputs = TensorDict(_observations(tensors), batch_size=[len(first)], device=first.device)

@@ -55,7 +55,7 @@ class TestPolicies:
         ("policy", "error", "message"),
         [
             (lambda obs: 1 // 0, ZeroDivisionError, "division"),
-            (lambda obs: {"action": zeros(obs), 7: zeros(obs)}, TypeError, "something under 7; names are text"),
+            (lambda obs: {"action": zeros(obs), 7: zeros(obs)}, TypeError, "the key 7; all keys must be strings"),
             (lambda obs: np.zeros((2, 1, 1), np.int64), ValueError, r"\(2, 1, 1\); .* must be \(2,\)"),
             (lambda obs: np.zeros(2, np.float32), TypeError, "dtype float32; .* must be int64"),
             (lambda obs: np.zeros(7, np.int64), ValueError, r"'action' of shape \(7,\) for 2 observations"),
