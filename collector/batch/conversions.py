@@ -79,10 +79,7 @@ def tail_rows(columns: dict[str, Any]) -> np.ndarray:
 
 
 def trajectory_columns(flat: Any, pad_value: float) -> dict[str, Any]:
-    """Return the columns of a `Rollout` with a row per trajectory: flat rows in sequence with the same `traj_ids`.
-
-    Raises ValueError for a batch of `MultiStep`.
-    """
+    """Return the columns of a `Rollout` with a row per trajectory, which is a range of flat rows."""
     ids, done = nest.as_array(flat.traj_ids), nest.as_array(flat.done)
     starts = np.flatnonzero(np.r_[True, ids[1:] != ids[:-1]]) if len(ids) else np.zeros(0, np.int64)
     lengths = np.diff(np.r_[starts, len(ids)])
@@ -129,7 +126,7 @@ def _padding(rows: Any, wanted: float) -> Any:
 
 
 def _with_last(obs: Any, after: Any, lengths: np.ndarray, pad_value: float) -> Any:
-    """Return `obs` with a further time step. `after` has the observation after the last step of each trajectory."""
+    """Append a time step for `after`, the observations after the last steps."""
 
     def extend(rows: Any) -> Any:
         shape = (rows.shape[0], rows.shape[1] + 1, *rows.shape[2:])

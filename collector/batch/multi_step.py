@@ -22,14 +22,14 @@ class MultiStep:
     discounted sum of n rewards. `next.obs`, `terminated` and `truncated` belong to the last of these n steps. Fewer
     steps are used at the end of an episode or batch. New entries of `extras`:
 
-    - `discount`: float64, `gamma` to the power of the number of steps. It discounts the value of `next.obs`.
-    - `steps`: int64, the number of steps in the sum. `steps_to_next_obs` is equal, for torchrl's value estimators.
-    - `original_reward`: the rewards of single steps.
+    - `discount`: float64, `gamma` to the power of `steps`, for the value of `next.obs`.
+    - `steps`: int64, the number of steps; also as `steps_to_next_obs`, for torchrl's value estimators.
+    - `original_reward`.
 
     In torchrl's MultiStep, the flags belong to the first step, so that targets continue after a terminated episode.
 
-    Raises ValueError if n is not an integer of at least 1, if gamma is not above 0 and at most 1, or if `extras` of the
-    batch has one of the new names. torchrl's MultiStep takes gamma before n.
+    Raises ValueError for n below 1 or not an integer, for gamma outside (0, 1], and for a batch with one of these
+    names. torchrl's MultiStep takes gamma before n.
 
     >>> import gymnasium as gym
     >>> from collector import SyncDataCollector

@@ -41,10 +41,8 @@ class Steps(ABC):
     terminated: Any
     truncated: Any
     traj_ids: Any
-    """int64: id of the step's episode; -1 in rows without an episode.
-
-    Without `episode_seeds`, the k-th episode of env n of N envs has the id `k * N + n` (k and n count from 0). With
-    `episode_seeds`, the id is the number in a pair (number, seed).
+    """int64: the step's episode, or -1. The k-th episode of env n has the id `k * N + n`, or its number from
+    `episode_seeds`.
     """
     step_count: Any
     """int64: number of earlier steps of the episode."""
@@ -83,9 +81,8 @@ class Steps(ABC):
     def split_trajectories(self, pad_value: float = 0) -> Rollout:
         """Return a batch with a row per trajectory, padded to the longest, ordered by env, then by time.
 
-        `mask` is False for padding. Padding has `traj_ids` -1, `terminated` and `truncated` False, and `pad_value` in
-        other columns (zero if the dtype cannot hold `pad_value`). `env_ids` has the env of each row. An episode that
-        continues in the next batch becomes a trajectory in each batch.
+        `mask` is False for padding, which is `pad_value` (zero if the dtype cannot hold it), except `traj_ids` -1 and
+        flags False. An episode that continues in the next batch is split.
 
         Raises ValueError for a batch from `MultiStep`.
         """
@@ -263,7 +260,7 @@ class Rollout(Steps):
         results of each step, ("collector", "traj_ids") has the episode ids.
 
         Raises TypeError for a column of objects or text, such as `agent_id` of `PettingZooEnv`, and ValueError for an
-        entry of the observation whose name the TensorDict uses. Raises ImportError without tensordict.
+        observation with a key of the TensorDict.
         """
         from collector.batch.tensordict_form import as_tensordict  # needs tensordict
 
@@ -284,10 +281,7 @@ class RewardShape:
         self._shape: tuple[int, ...] = ()
 
     def fit(self, rewards: np.ndarray) -> np.ndarray:
-        """Return the rewards in this shape.
-
-        If rewards are vectors but all envs of a batch failed, their rewards are scalars. Zeros then replace them.
-        """
+        """Return the rewards in this shape. If all envs failed, their scalar rewards become zeros."""
         shape = rewards.shape[1:]
         if shape == self._shape:
             return rewards
@@ -334,7 +328,7 @@ def concatenate(batches: Sequence[FlatRollout], left_out: Sequence[np.ndarray] =
 
 
 def by_env(columns: dict[str, Any], broken_ids: np.ndarray) -> FlatRollout:
-    """Build a batch that is ordered by env from columns in the order of time."""
+    """Return a batch, ordered by env."""
     columns = nest.take(columns, np.argsort(columns["env_ids"], kind="stable"))
     next_obs, tails = columns.pop("next_obs"), tail_rows(columns)
     return FlatRollout(
@@ -343,7 +337,7 @@ def by_env(columns: dict[str, Any], broken_ids: np.ndarray) -> FlatRollout:
 
 
 def without_failures(columns: dict[str, Any]) -> tuple[dict[str, Any], np.ndarray]:
-    """Remove the rows that the column `failed` marks, and mark the step before as truncated (in the same episode).
+    """Remove the rows that the column `failed` marks, and truncate the step before.
 
     Return the columns, ordered by env, and the ids of failed episodes.
     """

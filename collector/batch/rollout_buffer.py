@@ -1,7 +1,6 @@
 """`RolloutBuffer`: preallocated memory into which a collector writes a batch.
 
-Memory is ordered by time, because each round (a step of all envs, or of some) writes a row per env. `Rollout` has views
-`(N, T, ...)`::
+Memory is ordered by time, because each step writes a row per env. `Rollout` has views `(N, T, ...)`::
 
     buffer (flat)   t=0: env 0, env 1, ..., env N-1 | t=1: env 0, ... | ... | t=T: observations only
     rollout         obs[env, t], action[env, t], reward[env, t], ...
@@ -34,7 +33,7 @@ Numbers = Callable[[np.ndarray], tuple[np.ndarray, np.ndarray, np.ndarray | None
 
 
 class RolloutBuffer:
-    """Memory of one batch. The first write of a column allocates `(T+1) * N` rows, or reuses memory after `rewind`."""
+    """Memory of one batch. The first write of a column allocates `(T+1) * N` rows."""
 
     def __init__(self, env_num: int, steps: int) -> None:
         self._env_num = env_num
@@ -98,10 +97,7 @@ class RolloutBuffer:
         return nest.take(self._columns[name], where)
 
     def end_episodes(self, rows: np.ndarray, obs: Any, failed: np.ndarray | None) -> None:
-        """Record the last observations of episodes, because a reset overwrites `obs`.
-
-        The mask `failed` marks rows of failed envs, whose observations are not recorded.
-        """
+        """Record last observations, because a reset overwrites `obs`. The mask `failed` excludes failed envs."""
         if failed is not None:
             self._failed.append(rows[failed])
             rows, obs = rows[~failed], nest.take(obs, ~failed)
@@ -175,7 +171,7 @@ class RolloutBuffer:
 
 
 def _end_before_failures(batch: Rollout) -> Rollout:
-    """Mark the step before each failed step as truncated, and add its last observation to `final_obs`."""
+    """Truncate the step before each failed step, and add its next observation to `final_obs`."""
     failed = batch.broken & ~batch.mask
     ends = np.zeros_like(failed)
     ends[:, :-1] = failed[:, 1:] & batch.mask[:, :-1] & (batch.traj_ids[:, 1:] == batch.traj_ids[:, :-1])

@@ -69,11 +69,10 @@ class StepExtras:
     """Columns of a round from a step hook and from infos.
 
     Args:
-        hook: step hook. It gets copies of arrays and of info dicts, but the values in an info dict are not copied.
-        keys: entries of infos to store, see `InfoExtras`.
-        info_layout: shape and dtype of the keys seen so far. It is updated in place, so that the next `StepExtras` of
-            the collector knows them.
-        policy_layout: returns the shapes and dtypes of the policy's outputs, whose names are taken.
+        hook: called with copies of arrays and info dicts (values in infos are not copied).
+        keys: entries of infos, see `InfoExtras`.
+        info_layout: shapes and dtypes of these entries, updated in place.
+        policy_layout: returns shapes and dtypes of the policy's outputs.
     """
 
     def __init__(
@@ -126,10 +125,8 @@ class StepExtras:
         return extras
 
     def fill(self, extras: dict[str, Any], shape: tuple[int, ...]) -> None:
-        """Give `extras` all columns seen so far, in a fixed order of names.
-
-        A missing column becomes zeros of the leading dimensions `shape`. A column is cast to its known dtype. Zeros
-        replace a column of a different row shape, or of a dtype that does not cast safely.
+        """Cast the columns to their latest dtypes, in a fixed order of names. Zeros replace a missing column, and a
+        column that does not fit in shape or dtype.
         """
         for name, layout in self.layout.items():
             rows = extras.pop(name, None)
@@ -141,9 +138,8 @@ class StepExtras:
 class InfoExtras:
     """Converter of info entries of k envs to arrays `(k, ...)`.
 
-    Of scalars, bools stay bool, integers that fit become int64, and other numbers (also uint64) float64. A further
-    scalar type promotes the column. Arrays must keep the shape and kind of dtype of the first array. For example, int64
-    is cast to float64, but float64 is refused for an int64 column. Missing entries are zero.
+    Scalars become bool, int64, or float64 (also uint64), and a later scalar may promote the column. Arrays must keep
+    their shape, and are cast to the first dtype ("same_kind"). Missing entries are zero.
     """
 
     def __init__(
@@ -158,8 +154,8 @@ class InfoExtras:
     def __call__(self, infos: Sequence[Mapping[str, Any]] | np.ndarray, env_ids: np.ndarray) -> dict[str, np.ndarray]:
         """Return a column for each key that an info has had so far.
 
-        Raises TypeError for a value that is not a number or an array of numbers, for a changed shape, and for an array
-        that does not cast to the column's dtype. Raises ValueError for a key that the policy's outputs use.
+        Raises TypeError for values other than numbers and arrays, and if a shape or dtype does not fit the column.
+        Raises ValueError for a key that the policy returns.
         """
         columns = {key: self._column(key, infos, env_ids) for key in self._keys}
         return {key: column for key, column in columns.items() if column is not None}
@@ -203,10 +199,7 @@ def refuse_names(source: str, names: Iterable[str], taken: Iterable[str] = ()) -
 
 
 def check_info_keys(keys: Any) -> tuple[str, ...]:
-    """Return the keys as a tuple (None: empty).
-
-    Raises TypeError unless they are a sequence of strings, and ValueError for a reserved or repeated name.
-    """
+    """Return the keys as a tuple. Raise TypeError for other types, ValueError for reserved or repeated names."""
     if keys is None:
         return ()
     if isinstance(keys, str) or not isinstance(keys, Sequence) or not all(isinstance(key, str) for key in keys):

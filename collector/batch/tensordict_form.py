@@ -50,10 +50,7 @@ def as_tensordict(batch: Any, shape: Sequence[int], names: Sequence[Any]) -> Any
 
 
 def call_with_tensordict(policy: Any, obs: Any, interaction: str) -> dict[str, Any]:
-    """Call the policy with a `TensorDict`, and return the new entries. `interaction` names an `InteractionType`.
-
-    Raises TypeError if the policy wrote no "action".
-    """
+    """Return the entries that the policy wrote into a `TensorDict`. `interaction` names an `InteractionType`."""
     tensors = nest.map(torch.as_tensor, obs)
     first = next(nest.leaves(tensors))
     inputs = TensorDict(_observations(tensors), batch_size=[len(first)], device=first.device)

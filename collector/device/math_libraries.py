@@ -1,12 +1,10 @@
 """Control OpenMP and MKL under torch: thread counts, and results that do not depend on the batch.
 
 Threads: `torch.set_num_threads` would also change the count of threads that start during the batch, so counts are set
-in OpenMP and MKL directly. *Rejected:* restoring that count from a second thread, which takes 130 us per batch, and 10
-ms while another thread runs Python.
+in OpenMP and MKL directly.
 
 Rows: MKL computes a row differently depending on its address and on the batch size. The last bits of an episode would
-then depend on its env. MKL has reproducible kernels, which must be requested before its first use. Whether products are
-then exact is tested.
+then depend on its env. MKL has reproducible kernels, which must be requested before its first use.
 """
 
 from __future__ import annotations

@@ -1,7 +1,5 @@
-"""Convert the actions of a call to numpy arrays, or to a list with one action per env if arrays cannot hold them.
-
-`batch_actions` casts to the dtype of the action space. `uncast_actions` keeps the dtypes of the caller. A leaf is one
-array of a nested (Dict or Tuple) action.
+"""Convert actions to arrays, or to a list per env if arrays cannot hold them. `batch_actions` casts to the dtype of the
+space, `uncast_actions` does not. A leaf is one array of a nested action.
 """
 
 from __future__ import annotations
@@ -18,11 +16,10 @@ from vecenv.nest import tensor_on_host
 
 
 class Actions:
-    """Converter of actions for envs with the action spaces `spaces` (one per env).
+    """Converter of actions for envs with these action spaces. `layout`: tree of leaves, or None if actions are objects.
 
-    `layout` is the tree of the action's leaves, or None if an action is not made of arrays of a fixed shape. `casts`
-    says if actions are cast to the dtype of their space. The vector envs with the interface of gymnasium or SB3 set
-    `casts` to False, so that envs get the caller's actions. A backend that takes only arrays casts in any case.
+    `casts`: cast actions to the dtype of their space. The interfaces of gymnasium and SB3 set this to False, so that
+    envs get the caller's actions, unless the backend takes only arrays.
     """
 
     def __init__(self, layout: Any, spaces: Sequence[Any], takes_objects: bool, checks: bool) -> None:
@@ -31,10 +28,8 @@ class Actions:
         self.casts = True
 
     def batch(self, action: Any, ids: Sequence[int], resets: np.ndarray | None) -> Any:
-        """Return the result of `batch_actions` if actions are cast, else the result of `uncast_actions`.
-
-        With `check_actions=True`, raise ValueError for an action outside its space. The mask `resets` marks envs to
-        reset, whose actions may lie outside.
+        """Return the result of `batch_actions` or `uncast_actions`. With check_actions=True, raise ValueError for an
+        action outside its space, except for envs in the mask `resets`.
         """
         casts = self.casts or not self._takes_objects
         if self._layout is None and is_tree_of_batches(action, self._form):
@@ -58,9 +53,8 @@ class Actions:
 def batch_actions(action: Any, ids: Sequence[int], layout: Any) -> Any:
     """Return `action` as arrays with the shapes and dtypes of the action space, one row per env in `ids`.
 
-    For Dict and Tuple spaces, `action` is a tree of batches, or has a dict or tuple per env. The result is a list with
-    one action per env if `layout` is None, if the form of an action does not fit, or if a dtype cannot hold a value.
-    The env then accepts or refuses its action.
+    For Dict and Tuple spaces, pass a tree of batches or a dict or tuple per env. If `layout` is None, or if arrays
+    cannot hold the actions, the result is a list, and each env accepts or refuses its action.
 
     Raises:
         ValueError: the number of actions is not the number of envs, or a shape is wrong (() and (1,) count as equal).
@@ -105,11 +99,7 @@ def _is_sample(action: Any, form: Any) -> bool:
 
 
 def uncast_actions(action: Any, ids: Sequence[int], layout: Any) -> Any:
-    """Return `action` as a tree of arrays, or as a list with one action per env.
-
-    The result is a tree only if each action already has the type, dtype and shape of its space. Raises as
-    `batch_actions` for a wrong number of actions, a wrong shape, a string or a set.
-    """
+    """Return a tree of arrays if each action has exactly the type, dtype and shape of its space, else a list."""
     is_array = action.__class__ is np.ndarray and layout.__class__ is Leaf
     if is_array and action.dtype == layout.dtype and action.shape == (len(ids), *layout.shape):
         return action
@@ -174,10 +164,7 @@ def _checked_rows(action: Any, ids: Sequence[int], leaf: Leaf) -> list[Any]:
 
 
 def _join_leaves(action: Any, ids: Sequence[int], layout: Any, join: Callable[..., Any], by_env: bool) -> Any:
-    """Return the tree of the arrays that `join` builds per leaf.
-
-    Return None if `action` is not nested like `layout`, or if `join` returns a list for a leaf.
-    """
+    """Return the tree of the arrays that `join` makes. Return None if the nesting differs or `join` returns a list."""
     if isinstance(layout, Leaf):
         _check_count(action, ids)
         array = join(action, ids, layout)
@@ -199,10 +186,7 @@ def _has_form(action: Any, layout: Any) -> bool:
 
 
 def on_host(action: Any) -> Any:
-    """Return `action` with tensors, arrays and numbers of other libraries converted to numpy.
-
-    Dicts, lists and tuples are searched for such values. An action that is nested too deeply is returned unchanged.
-    """
+    """Return `action` with tensors, arrays and numbers of other libraries converted to numpy."""
     try:
         return _arrays(action)
     except RecursionError:  # nested too deeply to be an action

@@ -21,7 +21,7 @@ from vecenv.nest import tensor_on_host
 def check_env_fns(env_fns: Any) -> list[Callable[[], Any]]:
     """Return `env_fns` as a list of callables. An env id (a string) becomes a call of `gymnasium.make`.
 
-    Raises TypeError for other entries, ValueError for an empty sequence, and gymnasium's error for an unknown env id.
+    Raises TypeError, ValueError if empty, or gymnasium's error for an unknown id.
     """
     if callable(env_fns) or not hasattr(env_fns, "__iter__") or isinstance(env_fns, (str, bytes, dict)):
         one = repr(env_fns) if isinstance(env_fns, str) else "env_fn"
@@ -55,7 +55,7 @@ def resolve_env_fns(env_fns: Sequence[Callable[..., Any]]) -> list[Callable[...,
 
 
 def unshared_env_fns(env_fns: Sequence[Callable[..., Any]]) -> list[Callable[..., Any]]:
-    """Return functions whose envs do not update shared state, so that a measurement leaves the state unchanged."""
+    """Return functions for measured envs, which do not update shared state."""
     return [fn.unshared() if hasattr(fn, "unshared") else fn for fn in resolve_env_fns(env_fns)]
 
 
@@ -69,7 +69,7 @@ def check_count(name: str, value: Any, most: int | None = None) -> int:
 
 
 def whole(name: str, number: Any) -> int:
-    """Return `number` as an int. Allow floats with a whole value, such as 1e6. Raise TypeError for other values."""
+    """Return `number` as an int. Allow whole floats such as 1e6. Raise TypeError for other values."""
     if isinstance(number, float) and number.is_integer():
         return int(number)
     try:
@@ -149,10 +149,7 @@ def _are_integers(array: np.ndarray, id: Any) -> bool:
 
 
 def reset_arguments(asked: Sequence[int], kwargs: dict[str, Any]) -> dict[int, dict[str, Any]]:
-    """Return the reset arguments per env id. Each env gets its own seed (see `spread_seeds`).
-
-    If `options` is a list or tuple, each env gets its entry. All other arguments are equal for all envs.
-    """
+    """Return the reset arguments per env id. Each env gets its seed, and its entry if `options` is a list or tuple."""
     options = kwargs.get("options")
     if isinstance(options, (list, tuple)):
         if len(options) != len(asked):
@@ -166,11 +163,7 @@ def reset_arguments(asked: Sequence[int], kwargs: dict[str, Any]) -> dict[int, d
 
 
 def reset_rows(ids: np.ndarray | None, reset: Any, n: int) -> tuple[np.ndarray, list[int]]:
-    """Return a mask over `ids` (`None`: all n envs) that marks the envs to reset, and the ids of these envs.
-
-    `reset` is a sequence of ids or a mask over all envs. The returned ids keep its order, because a list of seeds is
-    in this order.
-    """
+    """Return a mask over `ids` (`None`: all) of the envs to reset, and their ids in the order of `reset` and seeds."""
     try:
         mask = np.asarray(reset)
     except ValueError:
@@ -217,10 +210,7 @@ def as_autoreset(autoreset: Any, k: int) -> bool | np.ndarray:
 
 
 def round_envs(n: int, action: Any, id: Any, kwargs: dict[str, Any]) -> tuple[np.ndarray | None, list[int]]:
-    """Return the env ids of a call of `step` or `send` (`None`: all), and the ids to reset in the order of `reset=`.
-
-    If `action` is None, the call only resets envs, or only waits.
-    """
+    """Return the env ids of a call of `step` or `send` (`None`: all), and the ids to reset in the order of `reset=`."""
     reset = tensor_on_host(kwargs.get("reset"))
     if action is None:
         ids = np.zeros(0, np.int64) if reset is None else as_ids(reset, n)

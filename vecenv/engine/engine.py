@@ -6,8 +6,8 @@ Engine: checks, status bytes, recovery, results, counters
     |  start / bind / send / wait / take / call / restart / close
 Backend: envs in this process, in threads, in worker processes, ...
 
-A facade is a vector env with the interface of gymnasium or SB3. The arena is the memory with a row of results per env.
-An env is in flight from the start of its operation until its result is returned to the caller.
+A facade has the interface of gymnasium or SB3. The arena is memory with a row per env. An env is in flight until the
+caller gets its result.
 """
 
 from __future__ import annotations
@@ -151,10 +151,7 @@ class Engine:
 
     @is_one_call
     def send(self, action: Any, ids: np.ndarray | None, reset: Any, autoreset: Any, kwargs: dict[str, Any]) -> None:
-        """Check and start a round of the envs `ids` (`None`: all). If `action` is None, reset them.
-
-        `kwargs` are arguments for the envs' `reset`.
-        """
+        """Check and start a round of the envs `ids` (`None`: all). `kwargs` are arguments of their `reset`."""
         self._send(action, ids, reset, autoreset, kwargs)
 
     @is_one_call
@@ -180,15 +177,12 @@ class Engine:
         return done()
 
     def _set_mark(self, ids: Collection[int]) -> None:
-        """Set the mark (see `Mark`). Call this after all checks and before the first change."""
+        """Set the mark, before the first change and after all checks."""
         mark = self.mark
         mark.ids, mark.is_set = ids, get_ident()
 
     def abandon(self, error: BaseException | None, asked: Sequence[int] = ()) -> None:
-        """Set the mark after an exception in a wrapper or facade, so that envs in flight and `asked` need a reset.
-
-        Do nothing if `error` is a ClosedError, ConcurrentCallError or Warning, because such an error changes no env.
-        """
+        """Set the mark after an exception in a wrapper or facade, so that envs in flight and `asked` need a reset."""
         if not self.closed and not isinstance(error, (ClosedError, ConcurrentCallError, Warning)):
             mark = self.mark
             mark.ids = {*(mark.ids if mark.is_set else ()), *asked}
@@ -238,8 +232,8 @@ class Engine:
     ) -> bool:
         """Check and start a round of steps. Return True if the round was plain and has no resets.
 
-        A round is plain if all envs are stepped, all are ready, and the actions need no conversion. A plain round skips
-        most checks, because the checks took most of the caller's time.
+        A plain round (all envs ready, actions in the arena's shape and dtype) skips most checks, which took most of the
+        caller's time.
         """
         plain = (
             ids is None
@@ -296,10 +290,7 @@ class Engine:
         return plain
 
     def _set_reset_seeds(self, rows: Any, seeds: Any) -> None:
-        """Write the seeds for envs that this round may reset into the arena. `seeds` is an array, or True for no seeds.
-
-        Raises TypeError if the backend cannot reset an env in the round of its last step.
-        """
+        """Record the seeds (True: none) of envs that this round may reset. Raise TypeError if the backend cannot."""
         if not self.autoresets:
             raise TypeError(
                 f"{self._name} cannot reset an env in the round of its last step (autoreset=True); use reset(id), or "
@@ -326,10 +317,7 @@ class Engine:
         self.statistics.resets += len(args)
 
     def _start(self, ids: np.ndarray | None, ops: Any, encoded: Mapping[int, Any]) -> None:
-        """Send a checked round to the backend.
-
-        With on_error="restart", a failed env that should step gets a truncated result here and is not sent.
-        """
+        """Send a checked round to the backend. With on_error="restart", failed envs are not sent but truncated here."""
         self.statistics.rounds += 1
         if ids is not None:
             self.statistics.left_out += self.env_num - len(ids)

@@ -80,7 +80,7 @@ class EnvCalls:
 
     @is_one_call
     def set_states(self, ids: np.ndarray | None, states: Sequence[Any]) -> None:
-        """Set the states of the envs `ids` (`None`: all). Afterwards these envs need no reset, even failed ones."""
+        """Set the states of these envs. A failed env then needs no reset."""
         asked = self._status.all_ids if ids is None else ids.tolist()
         try:
             count = len(states)
@@ -95,10 +95,7 @@ class EnvCalls:
 
     @is_one_call
     def seed(self, seeds: Sequence[int | None]) -> list[int]:
-        """Seed the envs and their action spaces (`None`: unchanged).
-
-        Return the ids of envs without a method `seed`. The caller must reset these envs with their seeds.
-        """
+        """Seed the envs and action spaces (`None`: unchanged). Return ids of envs that the caller's reset must seed."""
         chosen = [i for i, seed in enumerate(seeds) if seed is not None]
         if not chosen:
             return []

@@ -1,4 +1,4 @@
-"""Close engines by call, at garbage collection or at exit. `NotStarted` stands for an engine before its start."""
+"""Close engines by call, at garbage collection or at exit."""
 
 from __future__ import annotations
 

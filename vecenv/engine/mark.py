@@ -2,8 +2,8 @@
 
     mark.is_set = get_ident()   -> changes of envs, messages, counters ->   mark.is_set = False
 
-A signal handler may raise between any two bytecodes. The mark then stays set, and the next call recovers first: it
-discards the results of the interrupted call, whose envs then need a reset.
+A signal handler may raise between any two bytecodes. The mark then stays set, and the next call first discards results
+in flight.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Mark:
 
     def __init__(self) -> None:
         self.is_set: int = False
-        """Ident of the thread whose call has set the mark. True if an exception ended the call. False if not set."""
+        """Ident of the thread whose call has set the mark; True if an exception ended this call."""
         self.ids: Collection[int] = ()
         self.cause = SIGNAL
         self.closed: str | None = None
@@ -42,8 +42,8 @@ class Mark:
     def is_in_use(self, frame: FrameType | None = None) -> bool:
         """Return True if the call that set the mark still runs or has cleared the mark.
 
-        Stack frames are searched only in this thread, because frames of other threads change meanwhile. A call of
-        another thread counts as running while this thread lives.
+        Stack frames are searched only in this thread, because frames of running threads change. A call of a different
+        thread counts as running while that thread lives.
         """
         owner = self.is_set
         return not owner or _is_elsewhere(owner) or _is_in(frame or sys._getframe(1), self)
@@ -54,10 +54,7 @@ class Mark:
             time.sleep(1e-3)  # polled, because a notification by the call would slow down every call
 
     def record_error(self, error: BaseException) -> None:
-        """Record the exception that ended a call. If the mark is still set, the exception interrupted a change.
-
-        Raises ClosedError instead of `error` if a second thread has closed the vector env.
-        """
+        """Record the exception that ended a call. If the mark is still set, the exception interrupted a change."""
         if self.is_set:
             self.is_set = True
         if self.closed is not None:
@@ -88,11 +85,10 @@ def sets_mark(method: Callable[..., Result]) -> Callable[..., Result]:
 
 
 class LayerMark:
-    """Mark of a wrapper or facade (a vector env with the interface of gymnasium or SB3).
+    """Mark of a wrapper or facade, because its calls change more state than the engine's.
 
-    Their calls change state outside the engine, so they need a mark of their own. A call stores its envs in `_in_call`
-    before its first change, and None after its last change. An interrupted call sets the engine's mark before it
-    raises. If a second interrupt prevents this, the next call of the wrapper or facade sets the engine's mark.
+    A call stores its envs in `_in_call` before its first change, and None after its last. An interrupted call sets the
+    engine's mark. If a second interrupt prevents this, the next call does.
     """
 
     _in_call: Any = None
@@ -126,8 +122,7 @@ class LayerMark:
     def _recover(self, caller: FrameType) -> None:
         """Recover from an interrupted call, unless the call is still on this thread's stack.
 
-        Raise ConcurrentCallError if another living thread made the call. Only that thread can recover, because its
-        stack frames cannot be searched from here without the interpreter lock.
+        Raise ConcurrentCallError if the call is a living thread's, because frames of running threads cannot be searched.
         """
         if _is_in(caller, self):
             return
@@ -136,10 +131,7 @@ class LayerMark:
         self._abandon(None)
 
     def _abandon(self, error: BaseException | None) -> None:
-        """Let the engine's next call discard the results in flight.
-
-        `_in_call` is cleared last, so that the next call repeats this if an interrupt comes here.
-        """
+        """Let the engine's next call discard results in flight. `_in_call` is cleared last, in case of an interrupt."""
         engine: Any = self.engine  # type: ignore[attr-defined]
         if not engine.closed:
             engine.abandon(error)

@@ -1,6 +1,6 @@
 """`Recovery`: records which envs have failed, and applies `on_error`.
 
-A lost env is an env whose worker has ended. A row is the result of an env for a round.
+A lost env is an env whose worker has ended.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ def is_repeated(info: Mapping[str, Any]) -> bool:
 class Recovery:
     """Errors of failed envs until their reset, and the budget of restarts.
 
-    With on_error="restart", a failed step becomes a truncated row with reward 0, and a failed reset is retried. The
-    budget allows `max_restarts` failures per env and minute. If a worker ends, only the env that was running uses its
-    budget. If no env was running, all envs of the worker use theirs.
+    With on_error="restart", a failed step becomes a truncated row (reward 0), and a failed reset is retried, up to
+    `max_restarts` times per env and minute. If a worker ends, vecenv charges the env that was running, else all envs of
+    the worker.
     """
 
     def __init__(self, backend: Backend, on_error: Any, max_restarts: Any, mark: Mark) -> None:
@@ -118,10 +118,7 @@ class Recovery:
                 self._traces.pop(i, None)
 
     def save_observations(self, ids: np.ndarray | None, ops: Any) -> None:
-        """Copy the observations of these envs (`None`: all), because a failing env may write only a part of its row.
-
-        Also record which of the operations `ops` may reset an env after its last step.
-        """
+        """Copy the observations of these envs (`None`: all), because a failing env may write only a part of its row."""
         if not len(self._autoresets):
             self._autoresets = np.zeros(len(self._backend.arena.status), np.bool_)
         self._autoresets[... if ids is None else ids] = ops & opcodes.AUTORESET
@@ -139,7 +136,7 @@ class Recovery:
             array[ids] = kept[ids]
 
     def answer_failed(self, ids: np.ndarray, ops: Any) -> tuple[np.ndarray, np.ndarray]:
-        """Write truncated rows for failed envs that should step. Return the ids and operations of all other envs."""
+        """Answer for failed envs that should step with truncated rows. Return ids and ops of the remaining envs."""
         ops = np.broadcast_to(np.asarray(ops, dtype=np.uint8), ids.shape)
         stepped = np.isin(ops & np.uint8(opcodes.PLAIN), (opcodes.STEP, opcodes.STEP_OBJECT))
         failed = stepped & np.isin(ids, list(self.errors))
@@ -149,10 +146,7 @@ class Recovery:
         return ids[~failed], ops[~failed]
 
     def absorb_failures(self, extras: dict[int, Extra], answered: Collection[int]) -> list[int]:
-        """Replace failures of a round by truncated rows or resets, if `on_error` and the budget allow.
-
-        `answered` are the envs with rows from `answer_failed`. Return the ids of the envs whose failure is raised.
-        """
+        """Absorb failures of a round if `on_error` allows. Return the ids of the envs whose failure raises."""
         failed, resets = [], self.resets
         for i, extra in extras.items():
             failure = extra.failure
@@ -217,10 +211,7 @@ class Recovery:
         return taken.extras.get(i) or Extra(next((infos[i] for infos in taken.infos), None))
 
     def _restart(self, i: int) -> None:
-        """Restart the worker of a lost env.
-
-        Each env of the worker needs a reset, so record their errors before the backend discards them.
-        """
+        """Restart the worker of a lost env. Record errors before the backend drops them: all its envs need a reset."""
         self.record_lost()
         block = self._backend.restart(i)
         self.restarts += 1

@@ -1,7 +1,4 @@
-"""Build the caller's batches from rows of the arena, and count rounds and resets.
-
-The arena is the memory with a row of results per env. An `Extra` holds the parts of a result that do not fit in a row.
-"""
+"""Build the caller's batches from rows of the arena (memory with a row per env) and extras (parts that do not fit)."""
 
 from __future__ import annotations
 
@@ -60,7 +57,7 @@ class Results:
             self._copied_columns = self._obs_array, arena.reward, arena.terminated, arena.truncated
         self._reward_shape: tuple[int, ...] | None = None
         self.checks_scalars = True
-        """True until the shape of rewards is known, and if rewards are vectors: a scalar reward may then be wrong."""
+        """True if a scalar reward may be wrong: the reward shape is unknown, or not scalar."""
         self._row_shape: tuple[int, ...] | None = None
         self._ragged = False
         self.repeats_objects = recovery.absorbs
@@ -110,7 +107,7 @@ class Results:
         return values if self._ragged else np.stack([np.asarray(value) for value in values])
 
     def rew(self, ids: np.ndarray | None, extras: Mapping[int, Extra]) -> np.ndarray:
-        """Return a reward per env, a number or an array of the shape of the first reward. A reset env has reward 0."""
+        """Return rewards: a number or an array per env. A reset env has reward 0."""
         if not self._reward_shape:
             return self._rows(self._arena.reward, ids)
         asked = self._all if ids is None else ids.tolist()
@@ -121,10 +118,7 @@ class Results:
         return vectors
 
     def _wrong_rewards(self, asked: Sequence[int], extras: Mapping[int, Extra], unstepped: Any) -> dict[int, Extra]:
-        """Return a failure for each env whose reward has a different shape than the first reward.
-
-        Workers cannot check this, because no worker sees the rewards of all envs. `unstepped` envs have no reward.
-        """
+        """Return a failure for each env whose reward shape differs from the first. No worker sees all rewards."""
         if self._reward_shape == ():  # a row without an extra has a scalar
             asked = [i for i, extra in extras.items() if extra.reward is not None]
         shapes: dict[int, tuple[int, ...]] = {}
@@ -149,10 +143,7 @@ class Results:
         return *self._columns(ids, taken.extras), self.infos.by_id(taken)
 
     def apply_recovery(self, ids: np.ndarray | None, asked: list[int], taken: Taken) -> Taken:
-        """Return the results after `on_error` was applied.
-
-        Raise the first failure that remains. Its attribute `partial` has the results of the other envs.
-        """
+        """Return the results after recovery. Raise the first failure, with the remaining results in `partial`."""
         recovery = self._recovery
         rows: dict[int, Extra] = {}
         if recovery.rows:
@@ -216,7 +207,7 @@ class ReturnedInfos:
         self.own_env_ids: dict[int, Any] = {}
         """Values under "env_id" in the envs' own infos of the last batch, by env id."""
         self.final_obs: dict[int, tuple[Any, Any]] = {}
-        """By env id: `final_obs` of the last batch, and the observation that the env returned, if its types differ."""
+        """`final_obs` of the last batch and, if its types differ, the env's observation, by env id."""
 
     def rows(self, asked: Sequence[int], taken: Taken) -> np.ndarray:
         if self.own_env_ids or self.final_obs:
@@ -239,7 +230,7 @@ class ReturnedInfos:
         return infos
 
     def by_id(self, taken: Taken) -> Mapping[int, dict[str, Any]]:
-        """Return the non-empty infos by env id. An info has `final_obs` if the env was reset after its last step."""
+        """Return the non-empty infos and last observations of the envs, by env id."""
         if taken is NO_EXTRAS:
             return {}
         if not taken.extras and len(taken.infos) < 2:

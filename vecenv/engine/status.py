@@ -1,7 +1,6 @@
 """`EnvStatus`: says which envs are in flight, ready, failed, or waiting for a reset.
 
-Each env has a status byte: IDLE, the number of its running operation, or a number of at least DONE. An env is in flight
-from the start of its operation until its result is returned to the caller.
+An env is in flight until the caller gets its result. Its status byte is IDLE, an operation, or at least DONE.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ class EnvStatus:
         self.all_idle = bytes([opcodes.IDLE]) * n
         self._all_done = bytes([opcodes.DONE]) * n
         self.rounds_in_flight: list[np.ndarray | None] = []
-        """Ids (`None`: all) of each `send` since the last results were returned."""
+        """Ids (`None`: all) of each `send` in flight."""
         self.all_answered = self.enough(n)
 
     @property
@@ -53,7 +52,7 @@ class EnvStatus:
 
     @property
     def was_interrupted(self) -> bool:
-        """True if an interrupt ended the last call, and no call has recovered since."""
+        """True if an interrupt ended the last call."""
         return bool(self._mark.is_set) and not self._mark.is_in_use(sys._getframe(1))
 
     @property
@@ -63,8 +62,7 @@ class EnvStatus:
     def recover(self, caller: FrameType) -> None:
         """Discard the results in flight, whose envs then need a reset, and clear the mark.
 
-        Raises ConcurrentCallError if the call that set the mark still runs. If an interrupt ends this method, the mark
-        stays set, and the next call recovers.
+        Raises ConcurrentCallError if the marked call still runs. After an interrupt in here, the mark stays set.
         """
         mark = self._mark
         if not mark.is_set:  # a call of another thread has ended meanwhile
@@ -79,7 +77,7 @@ class EnvStatus:
         mark.is_set, mark.cause = False, SIGNAL
 
     def enough(self, need: int) -> Callable[[], bool]:
-        """Return a fast function that tells if at least `need` envs have answered."""
+        """Return a fast test if at least `need` envs have answered."""
         status, all_done = self.bytes, self._all_done
 
         def enough() -> bool:
@@ -95,10 +93,7 @@ class EnvStatus:
         return lambda: all(status[i] >= opcodes.DONE for i in asked)
 
     def finished_ids(self) -> np.ndarray:
-        """Return the ids of the envs that have answered, and forget the rounds in flight.
-
-        The order is ascending. In sync mode, it follows the calls of `send` if these contain all envs in flight.
-        """
+        """Return the envs of this batch: in the order of the calls if not async and all have answered, else sorted."""
         order, self.rounds_in_flight = self.rounds_in_flight, []
         if not self.is_async:
             parts = [np.arange(self._n) if part is None else part for part in order]
@@ -132,10 +127,7 @@ class EnvStatus:
         )
 
     def check_steps(self, ids: np.ndarray | None, resets: np.ndarray | None) -> None:
-        """Raise RuntimeError for an env in flight, or for an env that must be reset first (if `strict`).
-
-        Raise the earlier error of a failed env, unless failures are absorbed. The mask `resets` exempts envs to reset.
-        """
+        """Raise RuntimeError for envs in flight or (`strict`, not in `resets`) without a reset, or an earlier error."""
         self.check_idle(ids)
         recovery = self._recovery
         recovery.record_lost()
@@ -153,7 +145,7 @@ class EnvStatus:
             )
 
     def record_ends(self, ids: np.ndarray | None, taken: Taken, arena: Arena) -> None:
-        """Record which envs need a reset, because their episode is over. Only `strict` needs this."""
+        """Record which envs need a reset (with `strict`)."""
         rows: Any = ... if ids is None else ids
         self._needs_reset[rows] = arena.terminated[rows] | arena.truncated[rows]
         self._needs_reset[[i for i, extra in taken.extras.items() if extra.final is not None]] = False
