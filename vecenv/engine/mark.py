@@ -122,7 +122,7 @@ class LayerMark:
     def _recover(self, caller: FrameType) -> None:
         """Recover from an interrupted call, unless the call is still on this thread's stack.
 
-        Raise ConcurrentCallError if the call is a living thread's, because frames of running threads cannot be searched.
+        Raise ConcurrentCallError if another living thread made the call: frames of running threads cannot be searched.
         """
         if _is_in(caller, self):
             return
