@@ -1,4 +1,4 @@
-"""`Transport`: carries the rounds of a process backend, and their answers."""
+"""`Transport`: sends operations (step, reset) from the parent to worker processes, and receives the results."""
 
 from __future__ import annotations
 
@@ -27,35 +27,35 @@ class Transport(ABC):
 
     @abstractmethod
     def bind(self, layout: Layout, n: int) -> Arena:
-        """Build the parent's arena for `n` envs."""
+        """Build the parent's arena: the memory with a row of results for each of `n` envs."""
 
     def serves(self, worker: WorkerHandle) -> None:  # noqa: B027
-        """Called when the envs of a worker exist, also after a restart."""
+        """Prepare for a worker that has just made its envs, also after a restart."""
 
     @abstractmethod
     def send(self, ids: np.ndarray | None, ops: int | np.ndarray, payloads: Mapping[int, Any]) -> None:
-        """Do the same as `Backend.send`."""
+        """Send operations, as `Backend.send`."""
 
     @abstractmethod
     def spin(self, done: Callable[[], bool], last_wait: float) -> bool:
-        """Look for answers without sleeping, and return `done()`. `last_wait`: seconds of the last wait."""
+        """Busy-wait for results, and return `done()`. `last_wait`: seconds of the last wait."""
 
     def sleeping(self, done: Callable[[], bool]) -> Callable[[], bool]:
-        """Prepare to sleep, and return the condition to test while sleeping."""
+        """Prepare the parent to sleep. Return the function that tells when to stop sleeping."""
         return done
 
     def awake(self) -> None:  # noqa: B027  most transports need no action
-        """Called when the parent stops sleeping."""
+        """Undo `sleeping`."""
 
     @abstractmethod
     def take_rows(self, worker: WorkerHandle, payload: bytes | bytearray) -> bytes | bytearray | memoryview:
-        """Copy the rows of an ANSWERS frame into the arena, and return the pickled extras."""
+        """Copy rows from an ANSWERS message to the arena. Return its pickled part: results that do not fit in rows."""
 
     def announce(self, worker: WorkerHandle) -> None:  # noqa: B027
-        """Called before posting a frame to a serving worker."""
+        """Act before a message is posted to a worker that waits for rounds."""
 
     def notify(self, worker: WorkerHandle) -> None:  # noqa: B027
-        """Called after posting a frame to a serving worker."""
+        """Act after a message was posted to a worker that waits for rounds."""
 
     def resynchronise(self) -> None:  # noqa: B027
-        """Called after an interrupt, when no round or answer is in flight."""
+        """Reset the transport after an interrupt, when no operation or result is in flight."""
