@@ -164,8 +164,8 @@ class FlatRollout(Steps):
     def to_tensordict(self) -> Any:
         """Return a `TensorDict` of shape `(F,)`; see `Rollout.to_tensordict`.
 
-        If an episode continues in the next batch, its last row is marked as truncated and done. GAE, TD(lambda) and
-        V-trace then do not continue from one env into the next.
+        If an episode continues in the next batch, its last row is truncated and done, so that GAE, TD(lambda) and
+        V-trace do not run from one env into the next.
         """
         from collector.batch.tensordict_form import as_tensordict
 

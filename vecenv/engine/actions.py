@@ -57,8 +57,8 @@ def batch_actions(action: Any, ids: Sequence[int], layout: Any) -> Any:
     cannot hold the actions, the result is a list, and each env accepts or refuses its action.
 
     Raises:
-        ValueError: the number of actions is not the number of envs, or a shape is wrong (() and (1,) count as equal).
-        TypeError: a float for an integer space is not whole or is out of range, or `action` is a string or a set.
+        ValueError: the number of actions or a shape is wrong (() and (1,) count as equal).
+        TypeError: a float for an integer space is not whole or out of range, or `action` is a string or set.
     """
     if layout.__class__ is Leaf:
         return _array(action, ids, layout)
@@ -109,7 +109,7 @@ def uncast_actions(action: Any, ids: Sequence[int], layout: Any) -> Any:
 
 
 def _exact_rows(rows: list[Any], ids: Sequence[int], leaf: Leaf) -> Any:
-    """Return the rows as an array if each row has exactly the leaf's type, dtype and shape, else as a list."""
+    """Return an array if each row has exactly the leaf's type, dtype and shape, else a list."""
     cls = np.ndarray if leaf.shape else leaf.dtype.type
     if all(row.__class__ is cls and row.dtype == leaf.dtype and row.shape == leaf.shape for row in rows):
         return np.array(rows, leaf.dtype)

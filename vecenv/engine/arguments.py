@@ -79,7 +79,7 @@ def whole(name: str, number: Any) -> int:
 
 
 def at_least_one(name: str, number: Any) -> int:
-    """Return `number` as an int. Raise TypeError if it is not a whole number, ValueError if it is below 1."""
+    """Return `number` as an int. Raise TypeError if it is not whole, ValueError below 1."""
     count = whole(name, number)
     if count < 1:
         raise ValueError(f"{name} must be at least 1, got {count}")
@@ -87,7 +87,7 @@ def at_least_one(name: str, number: Any) -> int:
 
 
 def check_timeout(timeout: Any, name: str = "timeout") -> float | None:
-    """Return `timeout` as a float, or None. Raise ValueError unless it is None or a positive, finite number."""
+    """Return `timeout` as a float or None. Raise ValueError unless positive and finite."""
     if timeout is None:
         return None
     number = isinstance(timeout, (int, float, np.integer, np.floating)) and not isinstance(timeout, bool)
@@ -140,7 +140,7 @@ def as_ids(id: Any, n: int) -> np.ndarray:
 
 
 def _are_integers(array: np.ndarray, id: Any) -> bool:
-    """Return True if all ids are integers, also if they are too large for int64. Refuse a list with a bool."""
+    """Return True if all ids are integers of any size. Refuse a list with a bool."""
     if isinstance(id, (list, tuple)) and any(isinstance(i, (bool, np.bool_)) for i in id):
         return False
     if array.dtype == object:
@@ -188,7 +188,7 @@ def reset_rows(ids: np.ndarray | None, reset: Any, n: int) -> tuple[np.ndarray, 
 def as_autoreset(autoreset: Any, k: int) -> bool | np.ndarray:
     """Return `autoreset` for `k` envs as a bool, or as an int64 array of k seeds (-1: no seed).
 
-    Raises TypeError for a wrong type, and ValueError for a wrong number of seeds or a bad seed.
+    Raises TypeError or ValueError for other values.
     """
     if autoreset is None or isinstance(autoreset, (bool, np.bool_)):
         return bool(autoreset)
@@ -258,7 +258,7 @@ def spread_seeds(seed: Any, env_ids: Iterable[int]) -> list[int | None]:
 
 
 def next_seed(seed: int) -> int:
-    """Return the seed after `seed`, from 0 to 2**32 - 2. torchrl's `set_seed` computes the same number.
+    """Return the seed after `seed`, from 0 to 2**32 - 2, as torchrl's `set_seed` does.
 
     >>> next_seed(0)
     795726461
@@ -267,7 +267,7 @@ def next_seed(seed: int) -> int:
 
 
 def seed_chain(seed: int, n: int) -> list[int]:
-    """Return `seed` and its n successors (see `next_seed`). Env i gets entry i. The last entry seeds the next call."""
+    """Return `seed` and its n successors. Env i gets entry i, and the last entry seeds the next call."""
     chain = [check_seed(seed)]
     for _ in range(n):
         chain.append(next_seed(chain[-1]))
@@ -278,10 +278,7 @@ KEYWORD_KINDS = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYW
 
 
 def check_options(user: type[Any], options: Iterable[str], *takers: type[Any], hidden: Iterable[str] = ()) -> None:
-    """Raise TypeError for a keyword in `options` that no constructor of `takers` (default: `user`) accepts.
-
-    Names in `hidden` raise too, although a constructor accepts them.
-    """
+    """Raise TypeError for an option in `hidden`, or that no constructor of `takers` (default: `user`) accepts."""
     known = sorted(_argument_names(takers or (user,)) - set(hidden))
     for name in options:
         if name not in known:
@@ -291,7 +288,7 @@ def check_options(user: type[Any], options: Iterable[str], *takers: type[Any], h
 
 
 def option_meant(name: str, *takers: type[Any]) -> str | None:
-    """Return the argument of the constructors of `takers` that equals or resembles `name`, or None."""
+    """Return the constructor argument that equals or resembles `name`, or None."""
     return _closest(name, sorted(_argument_names(takers)))
 
 

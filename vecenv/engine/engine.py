@@ -85,7 +85,7 @@ class Engine:
         action_spaces = [report.action_space for report in self.reports]
         self.actions = Actions(layout.action, action_spaces, backend.takes_objects, check_actions)
         self._plain_shape, self._plain_dtype = None, None
-        """Shape and dtype of a batch of actions that needs no conversion. None if every batch is converted."""
+        """Shape and dtype of actions for all envs that need no conversion or check, or None."""
         if isinstance(layout.action, Leaf) and not strict and not check_actions:
             self._plain_shape, self._plain_dtype = (n, *layout.action.shape), layout.action.dtype
         spaced = any(report.observation_space is not None for report in self.reports)
@@ -119,7 +119,7 @@ class Engine:
 
     @sets_mark
     def exchange(self, action: Any, reset: Any = None, autoreset: Any = False, by_id: bool = False) -> Any:
-        """Step or reset all envs. Return the result of `Results.rows`, or of `Results.rows_by_id` if `by_id`."""
+        """Step or reset all envs. Return `Results.rows`, or `Results.rows_by_id` if `by_id`."""
         mark = self.mark
         if holds:
             free_stale_locks(sys._getframe(1))
@@ -160,7 +160,7 @@ class Engine:
 
     @is_one_call
     def reset(self, ids: np.ndarray | None, kwargs: dict[str, Any]) -> tuple[Any, np.ndarray]:
-        """Reset the envs `ids` (`None`: all), wait for all of them (also in async mode), and return (obs, info)."""
+        """Reset these envs (`None`: all), wait for all of them (also in async mode), and return (obs, info)."""
         self.check_open()
         asked = self.all_ids if ids is None else ids.tolist()
         self._start_resets(ids, kwargs)

@@ -30,7 +30,7 @@ class EnvCalls:
 
     @is_one_call
     def wait(self, call: EnvCall, deadline: float | None) -> bool:
-        """Wait until `deadline` for the envs' answers to `call`. Return True if all have arrived."""
+        """Wait until `deadline` for the envs' results. Return True if all have arrived."""
         self._set_mark(call)
         self._backend.wait(call.done, deadline)
         return call.done()
@@ -133,7 +133,7 @@ class EngineProperties:
 
     @property
     def reward_range(self: Any) -> list[Any]:
-        """Reward range of each env, or None (gymnasium 1.0 removed it). Raises AttributeError if no env has one."""
+        """Reward range of each env, or None. Raises AttributeError if no env has one (as in gymnasium 1.0)."""
         self.engine.check_open()
         if all(report.reward_range is None for report in self.engine.reports):
             raise AttributeError("no env has a reward_range")

@@ -51,7 +51,7 @@ class Mark:
     def await_end(self, timeout: float) -> None:
         deadline = time.monotonic() + timeout
         while time.monotonic() < deadline and _is_elsewhere(self.is_set):
-            time.sleep(1e-3)  # polled, because a notification by the call would slow down every call
+            time.sleep(1e-3)  # polled, because a notification would slow down every call
 
     def record_error(self, error: BaseException) -> None:
         """Record the exception that ended a call. If the mark is still set, the exception interrupted a change."""
@@ -60,7 +60,7 @@ class Mark:
         if self.closed is not None:
             if isinstance(error, Exception) and not isinstance(error, ClosedError):
                 raise ClosedError(CLOSED_MEANWHILE) from None  # a second thread has closed the vector env
-        # A warning filter raised this. vecenv warns only while its state is consistent, so nothing needs recovery.
+        # A filter raised this warning. vecenv warns only while the state is consistent.
         elif isinstance(error, Warning):
             self.is_set = False
         elif self.is_set:
@@ -109,7 +109,7 @@ class LayerMark:
         return result
 
     def _run_both(self, first: Callable[[], Any], second: Callable[[], Result]) -> Result:
-        """Make two calls under one mark, because an interrupt may come between them. Return the second result."""
+        """Make two calls under one mark, because an interrupt may come between them."""
         return self._as_one_call((), lambda: (first(), second())[1])
 
     def _record_error(self, error: BaseException) -> None:

@@ -23,7 +23,7 @@ from vecenv.errors import Partial
 Step = tuple[Any, np.ndarray, np.ndarray, np.ndarray, np.ndarray]
 """(obs, rew, terminated, truncated, info)"""
 StepById = tuple[Any, np.ndarray, np.ndarray, np.ndarray, Mapping[int, dict[str, Any]]]
-"""(obs, rew, terminated, truncated, infos): `infos` maps env ids to their infos, without empty infos."""
+"""(obs, rew, terminated, truncated, non-empty infos by env id)"""
 
 
 class Results:
@@ -139,7 +139,7 @@ class Results:
         return wrong
 
     def rows_by_id(self, ids: np.ndarray | None, taken: Taken) -> StepById:
-        """Return the batch with a mapping of env ids to infos, without empty infos."""
+        """Return the batch with the non-empty infos by env id."""
         return *self._columns(ids, taken.extras), self.infos.by_id(taken)
 
     def apply_recovery(self, ids: np.ndarray | None, asked: list[int], taken: Taken) -> Taken:
@@ -239,7 +239,7 @@ class ReturnedInfos:
         for i, extra in taken.extras.items():
             if extra.final is not None and extra.final.obs is not None:
                 infos[i]["final_obs"] = extra.final.obs
-        # sorted, because gymnasium's vector infos have their keys in the order of the envs
+        # sorted, because gymnasium's infos have keys in the order of envs
         return {i: infos[i] for i in sorted(infos) if infos[i]}
 
     def _merged(self, taken: Taken) -> dict[int, dict[str, Any]]:
