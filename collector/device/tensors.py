@@ -87,7 +87,7 @@ def check_dtypes(path: str, tree: Any) -> None:
 
 
 def as_tensor(array: np.ndarray) -> torch.Tensor:
-    """Return a CPU tensor that shares memory. Raises `TypeError` if torch has no such dtype (objects, text)."""
+    """Return a CPU tensor that shares memory, or copies a read-only array. Raises `TypeError` for objects and text."""
     if not array.flags.writeable:
         array = array.copy()
     try:

@@ -35,7 +35,7 @@ def to_torchrl(venv: Any, device: Any = "cpu") -> TorchRLVectorEnv:
 
     `close` also closes `venv`. `env.venv` is the vector env with tensors on `device`.
 
-    Raises TypeError if `venv` is not a vector env, for spaces without a TorchRL spec (Text, Graph, Tuple, Discrete
+    Raises TypeError if `venv` is not a vector env, for unsupported spaces (Text, Graph, Tuple, Dict actions, Discrete
     actions that do not start at 0), and if the envs' spaces differ. Raises ValueError for `wait_num` and `timeout`, and
     for observation keys that TorchRL uses. Raises ImportError without TorchRL.
     """

@@ -41,8 +41,8 @@ class TorchVectorEnv(VectorEnvWrapper):
 
     Not thread-safe. Step and reset `venv` only through this object.
 
-    Raises `TypeError` if `venv` is not a vector env, if observations cannot be tensors, or if `reward_dtype` is not a
-    floating dtype. Raises `ValueError` for a missing CUDA device.
+    Raises `TypeError` if `venv` is not a vector env, if observations cannot be tensors, or if `reward_dtype` is not
+    float16, float32 or float64. Raises `ValueError` for a missing CUDA device.
 
     >>> import gymnasium as gym
     >>> from vecenv import DummyVectorEnv
@@ -184,7 +184,7 @@ def _numpy_dtype(dtype: Any) -> np.dtype[Any]:
 class TransformedOnDevice(TransformedVectorEnv):
     """TransformedVectorEnv with transforms on `device`, which returns arrays.
 
-        rows of the envs (numpy) --one copy a leaf--> device --transforms--> device --one copy a leaf--> numpy
+        observations (numpy) --one copy per array--> device --transforms--> device --one copy per array--> numpy
 
     Original dtypes are transferred, with one wait per round. Rewards stay float64. Transforms of actions get arrays.
     """

@@ -97,7 +97,7 @@ class EpisodeSeeds:
         numbers: episodes to play, in order; None: 0, 1, 2, ... without end.
         skip: episodes to leave out, for example because an earlier run has played them.
 
-    Raises `ValueError` for a negative or too large seed or number.
+    Raises `ValueError` for a negative or too large seed or number, `TypeError` for a number that is not whole.
 
     >>> [number for number, seed in EpisodeSeeds(3, numbers=range(5), skip=[0, 2])]
     [1, 3, 4]
@@ -110,7 +110,7 @@ class EpisodeSeeds:
         self._retries: deque[int] = deque()
 
     def again(self, number: int) -> None:
-        """Play an episode next, for example after a failure of its env."""
+        """Play an episode before all new episodes, for example after a failure of its env."""
         self._retries.append(_check_number(number))
 
     def __iter__(self) -> EpisodeSeeds:
