@@ -57,7 +57,7 @@ class BlockThread(Watched):
         self.work: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         self._backend = backend
         self._lock = RLock()
-        """Held while an answer is delivered, while the block is abandoned, and while its numbers are read."""
+        """Held while an answer is delivered, and while the block is abandoned."""
         self._host = EnvHost(backend.env_fns[ids.start : ids.stop], ids.start, local=True)
         self._host.progress = self.line
         warn = partial(self.deliver, backend.warn, len(ids))
@@ -81,8 +81,11 @@ class BlockThread(Watched):
 
     @property
     def busy_seconds(self) -> float:
-        with self._lock:  # `stats` in another thread may read this while the block is abandoned
-            return float(self.line[BUSY_NS] / 1e9)
+        line = self.line
+        try:  # without the lock, because an interrupt between two bytecodes could leave it locked
+            return line[BUSY_NS] / 1e9
+        except IndexError:  # the block was abandoned in the meantime, and `line` replaced by a copy
+            return self.line[BUSY_NS] / 1e9
 
     @property
     def has_ended(self) -> bool:

@@ -52,6 +52,7 @@ CALLS: dict[str, Callable[[Any], Any]] = {
     "reset": lambda venv: venv.reset(seed=1),
     "call": lambda venv: venv.get_env_attr("t"),
     "set_state": lambda venv: venv.call("set_wrapper_attr", "x", 1),
+    "stats": lambda venv: venv.stats(),
 }
 
 
