@@ -34,6 +34,7 @@ from vecenv.ray_cluster import (
     connect,
     dead_nodes,
     end_actor,
+    ends_soon,
     free_places,
     get_record,
     is_loss,
@@ -55,8 +56,8 @@ from vecenv.wrappers import check_send_and_recv, resets_in_step
 __all__ = ["VECTOR_ENVS", "Freezable", "HasTransforms", "Layout", "Leaf", "ObjectLeaf", "RayCluster"]
 __all__ += ["actor_options", "add_note", "as_autoreset", "as_ids", "at_least_one", "batch_actions"]
 __all__ += ["cast_exactly", "cause_of", "check_count", "check_options", "check_seed", "check_send_and_recv"]
-__all__ += ["check_timeout", "common_layout", "connect", "dead_nodes", "end_actor", "find_spec", "flat"]
-__all__ += ["free_places", "get_record", "is_loss", "is_repeated", "make_actor", "make_counter"]
+__all__ += ["check_timeout", "common_layout", "connect", "dead_nodes", "end_actor", "ends_soon", "find_spec"]
+__all__ += ["flat", "free_places", "get_record", "is_loss", "is_repeated", "make_actor", "make_counter"]
 __all__ += ["missing_package", "path_of_descriptor", "put_record", "reason_of", "release_pool"]
 __all__ += ["remove_record", "resets_in_step", "resolve_env_fns", "round_envs", "seed_chain"]
 __all__ += ["seed_generators", "spread_seeds", "start_task", "unreachable_nodes", "unscheduled"]

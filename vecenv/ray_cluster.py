@@ -243,6 +243,19 @@ def dead_nodes() -> set[str]:
     return {node["NodeID"] for node in import_ray().nodes() if not node["Alive"]}
 
 
+def draining_nodes() -> set[str]:
+    """Return the ids of nodes that will end soon, for example preempted ones. Ray places nothing there."""
+    ray = import_ray()
+    is_client = ray.util.client.ray.is_connected()  # the proxy does not say
+    return set() if is_client else set(ray._private.state.state.get_draining_nodes())
+
+
+def ends_soon() -> bool:
+    """Return True if Ray has announced the end of this node."""
+    ray = sys.modules.get("ray")
+    return ray is not None and ray.is_initialized() and own_node()[0] in draining_nodes()
+
+
 def missing_package(error: BaseException) -> str:
     """Return advice if a node of the cluster lacks vecenv, or "" for any other error."""
     found = re.search(r"No module named '(vecenv|collector)\b", str(error))
@@ -356,20 +369,16 @@ def free_places(options: Mapping[str, Any]) -> int:
         return int(total)
     group = getattr(options.get("scheduling_strategy"), "placement_group", None)
     # Ray counts CPUs a moment after they become free, and has no event for this.
-    while _free_cpus() < total and time.monotonic() < _ended_at + NOTICED_WITHIN:
+    while import_ray().available_resources().get("CPU", 0) < total and time.monotonic() < _ended_at + NOTICED_WITHIN:
         time.sleep(0.05)
     places = _free_of_nodes() if group is None else _free_of_bundles(group)
     return sum(int(min(free.get(name, 0) / amount for name, amount in asked.items()) + 1e-9) for free in places)
 
 
-def _free_cpus() -> float:
-    free: float = import_ray().available_resources().get("CPU", 0)
-    return free
-
-
 def _free_of_nodes() -> list[dict[str, float]]:
-    found, silent = import_ray()._private.state.available_resources_per_node(), unreachable_nodes()
-    return [resources for node, resources in found.items() if node not in silent]
+    found = import_ray()._private.state.available_resources_per_node()
+    avoided = unreachable_nodes() | draining_nodes()
+    return [resources for node, resources in found.items() if node not in avoided]
 
 
 def _free_of_bundles(group: Any) -> list[dict[str, float]]:

@@ -14,6 +14,8 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Any, TypeVar
 
+from vecenv.extending import ends_soon
+
 
 class Interruptor:
     """Ends a batch after the current round, from a signal handler or another thread.
@@ -39,6 +41,25 @@ class Interruptor:
     def collection_stopped(self) -> bool:
         """Return whether the batch has to end."""
         return self._stopped
+
+
+DRAIN_INTERVAL = 1.0
+"""Seconds between two questions to Ray."""
+
+
+def stop_when_host_ends(interruptor: Interruptor) -> threading.Event:
+    """Stop `interruptor` once Ray announces the end of this host. Set the returned event to end the watch."""
+    ended = threading.Event()
+
+    def watch() -> None:
+        while not ended.wait(DRAIN_INTERVAL):
+            with contextlib.suppress(Exception):  # Ray's head does not answer now
+                if ends_soon():
+                    interruptor.stop_collection()
+                    return
+
+    threading.Thread(target=watch, name="vecenv-host-watch", daemon=True).start()
+    return ended
 
 
 @contextmanager

@@ -200,8 +200,8 @@ class Rollout(Steps):
     final_time: Any
     """int64 `(K,)`: time index of the last step of these episodes."""
     mask: Any
-    """bool `(N, T)`: False if no step was taken, because the env failed (see `broken`) or had no further episode. Rows
-    without an episode are zero, except the first `obs`, which follows the last step.
+    """bool `(N, T)`: False if no step was taken, because the env failed (see `broken`), had no further episode, or its
+    host ends soon (Ray). Rows without an episode are zero, except the first `obs`, which follows the last step.
     """
     broken: Any
     """bool `(N, T)`: the episode ended because the env failed, or because its worker died (with `on_error="restart"`).

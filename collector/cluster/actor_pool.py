@@ -119,7 +119,10 @@ class ReceivedRollout(NamedTuple):
     actor: Actor
     report: RolloutReport
     columns: Columns
-    frames: int
+
+    @property
+    def frames(self) -> int:
+        return self.report.frames
 
 
 class ActorPool:
@@ -275,7 +278,8 @@ class ActorPool:
             actor.started = value
         elif call.kind == "rollout":
             report, columns = value
-            return ReceivedRollout(actor, report, columns, call.frames)
+            actor.stats.lost += call.frames - report.frames
+            return ReceivedRollout(actor, report, columns)
         return None
 
     def _failure_of(self, actor: Actor, error: Exception) -> VectorEnvError:
@@ -315,10 +319,7 @@ class ActorPool:
 
     def _handle_failure(self, actor: Actor, failure: VectorEnvError) -> None:
         """Kill a failed actor, then follow `on_worker_failure`."""
-        self._kill(actor)
-        self.broken += actor.in_progress
-        actor.in_progress, lost, config = [], actor.clear(), self._config
-        actor.stats.lost += lost
+        lost, config = self._end(actor), self._config
         # A silent node that Ray still lists is not the program's fault.
         answer = "raise" if self._starting and not unreachable_nodes() else config.on_worker_failure
         if answer == "restart" and actor.restarts_in_a_row >= config.max_restarts:
@@ -335,8 +336,25 @@ class ActorPool:
         if answer == "drop":
             actor.dropped = True
             return
-        stats.restarts += 1
         actor.restarts_in_a_row += 1
+        self._restart(actor)
+
+    def move(self, actor: Actor) -> None:
+        """Restart an actor elsewhere, because its host ends soon."""
+        lost = self._end(actor)
+        logger.warning("%s moves, because Ray announces the end of its host; %d frames lost", actor, lost)
+        self._restart(actor)
+
+    def _end(self, actor: Actor) -> int:
+        """Kill an actor. Return the frames that are lost with its calls."""
+        self._kill(actor)
+        self.broken += actor.in_progress
+        actor.in_progress, lost = [], actor.clear()
+        actor.stats.lost += lost
+        return lost
+
+    def _restart(self, actor: Actor) -> None:
+        actor.stats.restarts += 1
         actor.restarts_since_seed += 1
         self._launch(actor)
 

@@ -34,7 +34,7 @@ class FrameCounts:
     delivered: int = 0
     """Steps that the driver has received."""
     lost: int = 0
-    """Steps requested from a killed actor, or of a rollout that raised."""
+    """Steps requested from a killed actor, of a rollout that raised, or left out by a rollout that ended early."""
     discarded: int = 0
     """Steps in flight at `set_seed`, `reset`, `load_state_dict` or `shutdown`, or of a batch that an exception
     ended.

@@ -118,6 +118,7 @@ class RayCollector(BaseCollector):
         self._start(make_venv, options, actors, flow, progress)
 
     def _start(self, make_venv: Any, options: dict[str, Any], config: ActorConfig, flow: Any, progress: bool) -> None:
+        self._may_leave = config.on_worker_failure == "restart"
         with ExitStack() as opened:
             cluster = opened.enter_context(connect())
             ray = cluster.ray
@@ -148,7 +149,8 @@ class RayCollector(BaseCollector):
             if actor.restarts_since_seed and not static_seed:
                 first = int(np.random.SeedSequence([*entropy, first]).generate_state(1)[0])
             seed = first, static_seed
-        return self._pickled, self._env_kwargs[actor.index], entropy, seed, self._next_id, sys.path
+        kwargs = self._env_kwargs[actor.index]
+        return self._pickled, kwargs, entropy, seed, self._next_id, sys.path, self._may_leave
 
     @property
     def _next_id(self) -> int:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import socket
 import sys
+import threading
 import time
 import warnings
 from collections.abc import Sequence
@@ -17,6 +18,7 @@ from typing import Any, NamedTuple
 import cloudpickle
 import numpy as np
 
+from collector.basics.interruptor import Interruptor, stop_when_host_ends
 from collector.collectors.sync_collector import SyncDataCollector
 from collector.policy.weights import take_over
 from vecenv import nest
@@ -41,6 +43,10 @@ class RolloutReport(NamedTuple):
     """Seconds of collecting."""
     waited: float
     """Seconds that the actor was idle before."""
+    frames: int
+    """Steps of the rollout, which are fewer if it ended early."""
+    leaves: bool
+    """True if the host of the actor ends soon. Each rollout then ends after one round."""
 
 
 class RolloutActor:
@@ -49,6 +55,7 @@ class RolloutActor:
     def __init__(self, index: int, count: int) -> None:
         self._index, self._count = index, count
         self._collector: SyncDataCollector = None  # type: ignore[assignment]  # until `start`
+        self._interruptor, self._host_watch = Interruptor(), threading.Event()
         self._idle_since = 0.0
 
     def __repr__(self) -> str:
@@ -66,6 +73,7 @@ class RolloutActor:
         seed: tuple[int, bool] | None,
         next_id: int,
         import_path: Sequence[str] = (),
+        may_leave: bool = False,
     ) -> Started:
         """Make the vector env and the collector. Exceptions here, unlike in `__init__`, reach the driver unchanged.
 
@@ -76,6 +84,7 @@ class RolloutActor:
             seed: Optional arguments for `set_seed`.
             next_id: Lowest episode id.
             import_path: The driver's `sys.path`, searched last. Ray passes only part of it.
+            may_leave: End the rollout early when Ray announces the end of this host.
         """
         sys.path += [folder for folder in import_path if folder not in sys.path]
         make_venv, policy, options = cloudpickle.loads(pickled)
@@ -84,12 +93,19 @@ class RolloutActor:
             warnings.filterwarnings("ignore", message="frames_per_batch=")  # the driver warns
             # Rollouts reuse memory, because Ray copies each before the next begins.
             self._collector = SyncDataCollector(
-                make_venv, policy, create_env_kwargs=env_kwargs, return_same_td=True, **options
+                make_venv,
+                policy,
+                create_env_kwargs=env_kwargs,
+                return_same_td=True,
+                interruptor=self._interruptor,
+                **options,
             )
         if next_id:
             self.skip_to(next_id)
         if seed is not None:
             self.set_seed(entropy, *seed)
+        if may_leave:
+            self._host_watch = stop_when_host_ends(self._interruptor)
         self._idle_since = time.perf_counter()
         return Started(self._collector.env.env_num, self._collector.frames_per_batch)
 
@@ -110,7 +126,8 @@ class RolloutActor:
     def collect(self, version: int, weights: Any, random_actions: bool) -> tuple[RolloutReport, Columns]:
         """Collect a rollout. `weights` is None if the actor already has this version.
 
-        Arrays have the shape `(time, env, ...)`, as in memory, to save a copy. Ids are unique among all actors.
+        Arrays have the shape `(time, env, ...)`, as in memory, to save a copy. Ids are unique among all actors. Rows
+        that an early end leaves out are zero.
         """
         begin = time.perf_counter()
         waited = begin - self._idle_since
@@ -126,11 +143,19 @@ class RolloutActor:
             policy_version=np.where(batch.random, -1, version),
         )
         columns = {name: nest.map(lambda rows: rows.swapaxes(0, 1), getattr(batch, name)) for name in STEPS}
+        envs, steps = batch.shape
+        if missing := self._collector.frames_per_batch // envs - steps:
+            columns = nest.map(
+                lambda rows: np.concatenate([rows, np.zeros_like(rows, shape=(missing, *rows.shape[1:]))]), columns
+            )
+            columns["traj_ids"][steps:] = -1
         columns |= {name: getattr(batch, name) for name in OTHERS}
         self._idle_since = time.perf_counter()
-        return RolloutReport(self._idle_since - begin, waited), columns
+        leaves = self._interruptor.collection_stopped()
+        return RolloutReport(self._idle_since - begin, waited, envs * steps, leaves), columns
 
     def close(self) -> None:
+        self._host_watch.set()
         if self._collector is not None:
             self._collector.shutdown()
 

@@ -103,15 +103,19 @@ class RolloutBatches:
     def _add(self, batch: Assembler, slot: int, arrived: ReceivedRollout) -> None:
         """Add a rollout, and record which episodes of its actor continue."""
         self._received.append(arrived)
-        actor, report, columns, _ = arrived
+        actor, report, columns = arrived
         self._rollout_bytes = max(self._rollout_bytes, sum(leaf.nbytes for leaf in nest.leaves(columns)))
         actor.stats.collecting += report.seconds
         actor.stats.waiting += report.waited
         actor.restarts_in_a_row = 0
-        traj_ids, goes_on = columns["traj_ids"], ~(columns["terminated"][-1] | columns["truncated"][-1])
-        actor.in_progress = traj_ids[-1][goes_on].tolist()
+        traj_ids = columns["traj_ids"]
+        last = report.frames // traj_ids.shape[1] - 1
+        goes_on = ~(columns["terminated"][last] | columns["truncated"][last])
+        actor.in_progress = traj_ids[last][goes_on].tolist()
         actor.next_index = int(traj_ids.max()) // (traj_ids.shape[1] * len(self._pool.actors)) + 1
         batch.add(slot, columns)
+        if report.leaves:
+            self._pool.move(actor)
 
     def _finish(self, batch: Assembler) -> Rollout:
         broken, self._pool.broken = self._pool.broken, []

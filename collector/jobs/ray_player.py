@@ -31,7 +31,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from collector.basics.interruptor import Stopping
+from collector.basics.interruptor import Stopping, stop_when_host_ends
 from collector.jobs.job import Job, JobError, as_record
 from collector.jobs.job_files import check_head
 from collector.jobs.job_progress import JobProgress
@@ -118,7 +118,8 @@ class RangeResult(JobProgress):
 
 
 def play_range(task: Range) -> RangeResult:
-    """Play and commit a range of episodes in a Ray task. SIGINT ends the task after the current round.
+    """Play and commit a range of episodes in a Ray task. SIGINT, or the announced end of the host, ends the task after
+    the current round.
 
     Raises as `Player.play`.
     """
@@ -152,6 +153,7 @@ def _play(task: Range, folder: Path, result: RangeResult) -> None:
     writer = EpisodeWriter(job, plan, JobProgress(), folder)
     player = Player(job, plan, stop, result, device_of_tasks(job))
     previous = signal.signal(signal.SIGINT, lambda *_: stop.stop_collection())
+    host_watch = stop_when_host_ends(stop)
     try:
         with closing(writer), writer, closing(player.play()) as episodes:
             for played in episodes:
@@ -163,6 +165,7 @@ def _play(task: Range, folder: Path, result: RangeResult) -> None:
         if writer.store is not None:
             result.episodes = len(writer.store.committed)
     finally:
+        host_watch.set()
         signal.signal(signal.SIGINT, previous)
 
 

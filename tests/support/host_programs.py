@@ -120,12 +120,13 @@ def batches(hosts: str, cpus: str, size: str = "small") -> None:
             last = time.monotonic()
             take()
             longest = max(longest, time.monotonic() - last)
-            if noticed is None and collector.stats().failures:
+            if noticed is None and collector.stats().restarts:
                 noticed = time.monotonic()
         found = collector.stats()
         same = found.requested == found.delivered + found.lost + found.discarded + found.in_flight
         states = [actor.state for actor in found.actors]
-        say(noticed=noticed - began, longest=longest, same=same, states=states, nodes=nodes(collector))
+        failures = len(found.failures)
+        say(noticed=noticed - began, longest=longest, same=same, states=states, nodes=nodes(collector), failed=failures)
         if "no place" in states:
             await_signal()
             began = time.monotonic()

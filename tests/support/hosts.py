@@ -29,6 +29,17 @@ exec sleep infinity
 NAMESPACES = ["unshare", "--uts", "--mount", "--pid", "--ipc", "--fork", "--kill-child", "--mount-proc", "bash", "-c"]
 ENVIRON = {"RAY_AUTH_MODE": "disabled", "RAY_USAGE_STATS_ENABLED": "0", "RAY_memory_monitor_refresh_ms": "0"}
 
+# A process of its own, because Ray's client keeps its connections open.
+DRAIN = """
+import ray, sys
+ray.init(address="auto", log_to_driver=False, logging_level="ERROR")
+from ray.core.generated.autoscaler_pb2 import DrainNodeReason
+alive = [each for each in ray.nodes() if each["Alive"]]
+(node,) = [each["NodeID"] for each in alive if sys.argv[1] in (each["NodeID"], each["NodeManagerAddress"])]
+client = ray._raylet.GcsClient(address=ray.get_runtime_context().gcs_address)
+assert client.drain_node(node, DrainNodeReason.Value("DRAIN_NODE_REASON_PREEMPTION"), "taken back", 0)[0]
+"""
+
 
 def missing() -> str:
     """Return the reason why hosts cannot be simulated here, or an empty string."""
@@ -41,8 +52,8 @@ def missing() -> str:
 class Program:
     """Driver on a host. It writes lines of JSON, and waits for a line before it continues."""
 
-    def __init__(self, process: subprocess.Popen[str]) -> None:
-        self.process = process
+    def __init__(self, process: subprocess.Popen[str], log: Path) -> None:
+        self.process, self.log = process, log
 
     def hears(self) -> dict[str, Any]:
         """Return the next line of the program."""
@@ -51,7 +62,7 @@ class Program:
             if line.startswith("{"):
                 found: dict[str, Any] = json.loads(line)
                 return found
-        raise AssertionError(f"the program ended with {self.process.wait()}")
+        raise AssertionError(f"the program ended with {self.process.wait()}:\n{self.log.read_text()[-4000:]}")
 
     def go_on(self) -> None:
         assert self.process.stdin is not None
@@ -138,13 +149,17 @@ class Hosts:
             command = self.on(name, *ray, "start", *place, *options, "--disable-usage-stats")
             subprocess.run(command, stdin=subprocess.DEVNULL, stdout=file, stderr=file, check=True)
 
+    def drain(self, name: str) -> None:
+        """Announce the end of a host to Ray, as a cloud does before it takes a host back."""
+        command = self.on(name, sys.executable, "-c", DRAIN, self.address(name))
+        subprocess.run(command, stdin=subprocess.DEVNULL, check=True, capture_output=True, timeout=60)
+
     def program(self, name: str, *arguments: str) -> Program:
         """Start a program of `host_programs` on a host."""
         command = self.on(name, sys.executable, "-u", "-m", "tests.support.host_programs", *arguments)
-        log = (self.shared / f"program-{arguments[0]}.log").open("a")
-        with log:
-            pipe = subprocess.PIPE
-            return Program(subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=log, text=True))
+        log, pipe = self.shared / f"program-{arguments[0]}.log", subprocess.PIPE
+        with log.open("a") as file:
+            return Program(subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=file, text=True), log)
 
 
 def _child_of(pid: int) -> int:

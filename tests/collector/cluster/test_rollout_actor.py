@@ -319,6 +319,30 @@ class TestFailures:
             assert (collector.stats().weight_puts, collector.stats().restarts) == (1, 1)
             assert_accounted(collector, first, batch)
 
+    @pytest.mark.parametrize("sync", [True, False])
+    def test_a_rollout_that_ends_early_is_delivered_and_its_actor_moves(self, ray: LocalRay, sync: bool) -> None:
+        """As when Ray announces the end of the host, here after the first batch."""
+        with RayCollector(countdowns(99, 99), Constant(), num_actors=2, frames_per_batch=40, sync=sync) as collector:
+            ray.first = 1
+            batches = [collector.next()]
+            old = collector._pool.actors[1].handle
+            old.actor._interruptor.stop_collection()
+            batches.append(early := collector.next())
+            rows = early.env_ids >= 2
+            assert early.mask[rows].sum(1).tolist() == [1, 1], "one round"
+            assert early.mask[~rows].all()
+            assert not early.reward[~early.mask].any()
+            assert (early.traj_ids[~early.mask] == -1).all()
+            assert early.next.obs[rows, 0, 1].tolist() == [early.obs[rows, 0, 1][0] + 1] * 2
+            assert early.broken_ids.tolist() == [2, 3]
+            while len(batches) < 6:
+                batches.append(collector.next())
+            assert min(batch.traj_ids[batch.env_ids >= 2].min() for batch in batches[2:]) >= 6, "new episodes"
+            assert all(batch.mask.all() for batch in batches[2:])
+            assert collector._pool.actors[1].handle is not old
+            assert (collector.stats().restarts, collector.stats().failures) == (1, ())
+            assert_accounted(collector, *batches)
+
     def test_an_actor_that_dies_again_and_again_is_raised(self, ray: LocalRay) -> None:
         with self.collector(max_restarts=2) as collector:
             ray.when_called = lambda: ray.dead.add(1)

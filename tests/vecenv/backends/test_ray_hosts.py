@@ -46,7 +46,9 @@ def no_leaks() -> None:
 
 
 def take_away(hosts: Hosts, name: str, how: str) -> None:
-    if how == "off":
+    if how == "drained":
+        hosts.drain(name)
+    elif how == "off":
         hosts.power_off(name)
     else:
         hosts.set_link(name, up=False)
@@ -71,7 +73,7 @@ def test_steps_go_on_before_ray_declares_the_host_dead(hosts: Hosts, how: str) -
     print(f"steps, {how}: noticed after {noticed['noticed']:.1f} s, usable after {usable['usable']:.1f} s")
 
 
-@pytest.mark.parametrize(("how", "cpus"), [("off", "1"), ("silent", "1"), ("off", "2")])
+@pytest.mark.parametrize(("how", "cpus"), [("off", "1"), ("silent", "1"), ("off", "2"), ("drained", "1")])
 def test_batches_go_on_with_or_without_room_for_a_replacement(hosts: Hosts, how: str, cpus: str) -> None:
     driver = program(hosts, "batches", "3", cpus)
     assert driver.hears()["nodes"] == ["host-A", "host-B", "host-C"]
@@ -79,6 +81,7 @@ def test_batches_go_on_with_or_without_room_for_a_replacement(hosts: Hosts, how:
     driver.go_on()
     found = driver.hears()
     assert found["same"], "each frame is delivered, lost, discarded or in flight"
+    assert (found["failed"] == 0) == (how == "drained")
     if cpus == "1":
         assert "host-B" not in found["nodes"]
     else:
@@ -128,7 +131,7 @@ def test_a_job_writes_to_the_disk_of_the_driver_alone(hosts: Hosts, whole: Path)
     assert_same(hosts.shared / "apart", whole)
 
 
-@pytest.mark.parametrize("how", ["off", "silent", "driver"])
+@pytest.mark.parametrize("how", ["off", "silent", "driver", "drained"])
 def test_a_job_has_the_same_episodes(hosts: Hosts, whole: Path, how: str) -> None:
     out = hosts.shared / how
     driver = program(hosts, "job", "3", str(out), str(EPISODES))
@@ -144,6 +147,7 @@ def test_a_job_has_the_same_episodes(hosts: Hosts, whole: Path, how: str) -> Non
     assert driver.ends() == 0
     assert Dataset(out).verify() == []
     assert_same(out, whole)
+    assert not (how == "drained" and any("failed" in note for note in found["notes"]))
     print(f"job, {how}: {found['seconds']:.1f} s after the first commit, {found['notes']}")
 
 

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -11,10 +14,11 @@ from typing import Any
 import pytest
 
 from tests.support.faulty import HangsElsewhere, counters
+from tests.support.hosts import DRAIN
 from tests.support.ledger import Ledger
 from tests.support.local_ray import FAR
 from vecenv import RayVectorEnv, WorkerDiedError, WorkerTimeoutError
-from vecenv.ray_cluster import actor_options, free_places
+from vecenv.ray_cluster import actor_options, ends_soon, free_places, get_record, put_record, start_task
 
 pytestmark = [pytest.mark.ray, pytest.mark.own_ray]
 
@@ -63,6 +67,31 @@ def test_places_are_counted_per_node_and_resource_and_in_a_placement_group(own_r
     await_places(3, placement_group=group, num_cpus=1.5)
     await_places(2)
     remove_placement_group(group)
+    own_ray.remove_node(node, allow_graceful=False)
+
+
+def wait_for_drain() -> None:
+    """Return when Ray announces the end of this node. Runs in a task."""
+    assert not ends_soon()
+    put_record("watches", "now")
+    while not ends_soon():
+        time.sleep(0.1)
+
+
+@pytest.mark.timeout(120)
+def test_an_announced_end_of_a_node_reaches_its_tasks_and_takes_its_places(own_ray: Any) -> None:
+    import ray
+
+    node = own_ray.add_node(num_cpus=4, resources={"far": 1})
+    own_ray.wait_for_nodes()
+    await_places(4, **FAR)
+    task = start_task(wait_for_drain, {"num_cpus": 0, **FAR})
+    while not get_record("watches"):
+        assert not ray.wait([task], timeout=0.1)[0]
+    environ = {**os.environ, "RAY_ADDRESS": own_ray.address}
+    subprocess.run([sys.executable, "-c", DRAIN, node.node_id], env=environ, check=True, timeout=60)
+    assert ray.get(task) is None
+    await_places(0, **FAR)
     own_ray.remove_node(node, allow_graceful=False)
 
 
