@@ -1,4 +1,4 @@
-"""`CollectorConfig`: the arguments that all collectors share, after their checks."""
+"""`CollectorConfig`: arguments that collectors share, with defaults and limits resolved."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class CollectorConfig:
         if hasattr(self.postproc, "to") and storing is not None:
             checked["postproc"] = self.postproc.to(storing)
         if not self.reset_when_done:
-            raise ValueError("reset_when_done is deprecated.")
+            raise ValueError("reset_when_done=False is not supported, because envs are always reset: leave it out")
         checked["exploration_type"] = as_exploration_type(self.exploration_type, self.exploration_mode)
         checked["info_keys"] = check_info_keys(self.info_keys)
         if self.reset_at_each_iter:
@@ -123,7 +123,7 @@ def limit(name: str, number: Any) -> int:
 
 
 def check_total_frames(total_frames: Any, frames_per_batch: int) -> int:
-    """Return `total_frames`, or -1 for no end. Raises `ValueError` for zero, and if batches do not divide the total."""
+    """Return `total_frames`; -1 for `None` and negative values. Raises `ValueError` for 0 and for a part of a batch."""
     total_frames = -1 if total_frames is None else max(-1, whole("total_frames", total_frames))
     if total_frames == 0:
         raise ValueError("total_frames must be at least 1, or -1 for a collector without end; got 0")

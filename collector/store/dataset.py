@@ -36,7 +36,7 @@ class Transitions:
     """Observations after the steps."""
     terminated: np.ndarray
     truncated: np.ndarray
-    """bool `(K,)`, as `terminated`."""
+    """bool `(K,)`, like `terminated`."""
     episode: np.ndarray
     """int64 `(K,)`: episode numbers."""
     step: np.ndarray
@@ -204,9 +204,14 @@ class Dataset:
         """Return transitions by index, int `(k,)`, in the order of `transitions()`. Raises IndexError."""
         steps = np.asarray(steps)
         if not steps.size or steps.dtype.kind not in "iu":
-            raise IndexError(f"expected the numbers of one or more transitions, got {steps.size} values {steps.dtype}")
+            raise IndexError(
+                f"expected one or more integer indices of transitions, got {steps.size} values {steps.dtype}"
+            )
         if not (steps.min() >= 0 and steps.max() < self.steps):
-            raise IndexError(f"the data set has {self.steps:,} transitions, got {steps.min()} to {steps.max()}")
+            raise IndexError(
+                f"indices must be from 0 to the number of transitions ({self.steps:,}) - 1, got {steps.min()} to "
+                f"{steps.max()}"
+            )
         steps = steps.astype(np.int64, copy=False)  # numpy would convert mixed signs to float
         episode = np.searchsorted(self._starts, steps, side="right") - 1
         step, index = steps - self._starts[episode], self._index

@@ -48,7 +48,9 @@ def _check_files(folder: SafeFolder) -> None:
     """Raise `DatasetError` for foreign files and links."""
     foreign = [name for name, _ in folder.entries() if not ALLOWED_NAMES.fullmatch(name)]
     if foreign:
-        raise DatasetError(f"{folder.path} is not empty: no job wrote {foreign[0]} there; choose another folder")
+        raise DatasetError(
+            f"{folder.path} is not empty: {foreign[0]} is not a file of a data set; choose another folder"
+        )
     folder.check()
 
 
@@ -68,7 +70,7 @@ def check_free(folder: SafeFolder, overwrite: bool) -> None:
 
 
 def remove_data(folder: SafeFolder) -> None:
-    """Remove a data set. The manifest goes first, and is flushed, so that it never lists missing shards."""
+    """Remove all files except the lock. The manifest is removed first, so that it never lists missing shards."""
     present = [name for name, _ in folder.entries() if name != LOCK]
     heads = [name for name in (MANIFEST, HEAD) if name in present]
     for name in heads:
@@ -91,14 +93,14 @@ def writing(folder: Path, advice: str) -> Iterator[None]:
 
 
 def read_files(folder: Path) -> dict[str, np.ndarray]:
-    """Return the bytes of the shards and of the manifest of a data set, with the manifest as the last."""
+    """Return the bytes of each file of the shards, then of manifest.jsonl, by path relative to `folder`."""
     paths = [path for path in sorted(folder.glob("shards/**/*")) if path.is_file()]
     paths += [folder / MANIFEST] if (folder / MANIFEST).exists() else []
     return {str(path.relative_to(folder)): np.fromfile(path, np.uint8) for path in paths}
 
 
 def write_files(folder: SafeFolder, part: str, files: Mapping[str, np.ndarray]) -> None:
-    """Write these files of a data set, in their order, into the folder `part` inside `folder`."""
+    """Write the result of `read_files` into the subfolder `part`, in the same order."""
     for name, data in files.items():
         above, _, last = f"{part}/{name}".rpartition("/")
         with folder.inside(above, make=True) as inner:

@@ -59,10 +59,10 @@ class Manifest:
     def add(self, line: Line) -> None:
         """Add a line. Raises `DatasetError`."""
         if self.end is not None:
-            raise DatasetError("it stands after the end")
+            raise DatasetError('it follows the line "end", which must be the last')
         if isinstance(line, LayoutLine):
             if self.layout is not None:
-                raise DatasetError("it is a second layout")
+                raise DatasetError('it is a second line "layout", but a manifest has only one')
             self.layout = EpisodeLayout.of(line)
         elif isinstance(line, End):
             self.end, self.end_at = line.episodes, self.good_bytes
@@ -75,7 +75,7 @@ class Manifest:
 
     def _add_shard(self, line: ShardLine) -> None:
         if self.layout is None:
-            raise DatasetError("it is a shard before the layout")
+            raise DatasetError('it is a line "shard" before the line "layout"')
         steps, episodes = line.steps, len(line.episodes)
         if not episodes == len(line.lengths) == len(line.returns):
             raise DatasetError(
@@ -91,7 +91,9 @@ class Manifest:
             raise DatasetError("it has a return that is not finite")
         arrays = self.layout.arrays(steps, episodes)
         if line.files.keys() != {file_name(name, line.compressed) for name in arrays}:
-            raise DatasetError(f"it has the files {str(sorted(line.files))[:200]}, and its layout {sorted(arrays)}")
+            raise DatasetError(
+                f"it has the files {str(sorted(line.files))[:200]}, expected one for each of {sorted(arrays)}"
+            )
         for name, (count, row) in arrays.items():
             size, _ = line.files[file_name(name, line.compressed)]
             if count * row.itemsize > size * (BEST_COMPRESSION if line.compressed else 1):
@@ -109,7 +111,7 @@ class Manifest:
         return f"it ends with {self.end} episodes, and has none" if self.layout is None and self.end else ""
 
     def cut_off(self) -> None:
-        """Truncate the file after the complete lines."""
+        """Truncate the file to `good_bytes`, and flush."""
         if os.fstat(self.fd).st_size > self.good_bytes:
             safe_folder.truncate(self.fd, self.good_bytes)
         safe_folder.fsync(self.fd)

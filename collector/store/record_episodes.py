@@ -261,7 +261,7 @@ class RecordedEngine(RowWiseWrapper):
         self._recorder.discard(ids)
 
     def map_round(self, obs: Any, rew: Any, terminated: Any, truncated: Any, info: np.ndarray) -> Any:
-        """Record the steps, then the resets of a round."""
+        """Record the results of steps, then of resets."""
         try:
             columns = obs, rew, terminated, truncated
             resets = self._reset_rows(info) if self._resets else None

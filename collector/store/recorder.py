@@ -59,8 +59,8 @@ def _misfit(path: str, rows: Any, expected: str) -> DatasetError:
         if rows.dtype.kind in "biuf" and rows.size:
             found += f" with values in [{rows.min()}, {rows.max()}]"
     return DatasetError(
-        f"the vector env returned {path} as {found}; its observation space says {expected}, and storing them so would "
-        "change them: correct the space or the env"
+        f"the vector env returned {path} as {found}; its observation space says {expected}, and casting would change "
+        "the values: correct the space or the env"
     )
 
 

@@ -52,7 +52,7 @@ class DatasetError(RuntimeError):
 
 
 class FolderInUseError(DatasetError):
-    """Another process writes to the folder."""
+    """Another writer has locked the folder."""
 
 
 class Closable:
@@ -79,8 +79,8 @@ class Closable:
 class SafeFolder(Closable, os.PathLike[str]):
     """A folder, held by its descriptor.
 
-    The constructor's path may contain links. Below, only files and folders are allowed: a link raises `DatasetError`,
-    even if it replaces a folder after a check. Names are relative, such as "shards/000000/obs.npy".
+    The constructor's path may contain links. Inside the folder, a link raises `DatasetError`, even if it replaces a
+    folder after a check. Names are relative, such as "shards/000000/obs.npy".
 
     Methods raise FileNotFoundError for missing entries, `DatasetError` for other kinds of entries and failed reads, and
     OSError for failed writes.
@@ -135,7 +135,7 @@ class SafeFolder(Closable, os.PathLike[str]):
         return found
 
     def is_here(self, name: str, fd: int) -> bool:
-        """Return whether the open file is still the file of that name."""
+        """Return whether the file `name` is still the open file `fd`."""
         return self.kind(name) is not None and os.path.samestat(
             os.stat(name, dir_fd=self._fd, follow_symlinks=False), os.fstat(fd)
         )
@@ -150,7 +150,9 @@ class SafeFolder(Closable, os.PathLike[str]):
     def check(self, depth: int = DEEPEST) -> None:
         """Raise `DatasetError` for links at any depth, and for deep trees."""
         if not depth:
-            raise DatasetError(f"{self.path} is nested deeper than any data set; the folder is not to be trusted")
+            raise DatasetError(
+                f"{self.path} is nested deeper than a data set is, so do not trust the folder; choose another folder"
+            )
         for name, kind in self.entries():
             if kind == FOLDER:
                 with self.inside(name) as below:
@@ -180,7 +182,7 @@ class SafeFolder(Closable, os.PathLike[str]):
     def _open(self, name: str, flags: int, expected: str) -> int:
         if name in ("", ".", "..") or "/" in name or "\0" in name:
             raise DatasetError(
-                f"{name!r} is not a valid name of a {expected} inside {self.path}; it is not to be trusted"
+                f"{name!r} is not a valid name of a {expected} inside {self.path}, so do not trust the folder"
             )
         try:
             return os.open(name, flags | os.O_NOFOLLOW, 0o666, dir_fd=self._fd)
@@ -195,7 +197,7 @@ class SafeFolder(Closable, os.PathLike[str]):
 
     def _wrong(self, name: str, expected: str) -> DatasetError:
         found = self.kind(name)  # raises for a link
-        return DatasetError(f"{self.path / name} is a {found}, expected a {expected}; the folder is not to be trusted")
+        return DatasetError(f"{self.path / name} is a {found}, expected a {expected}; do not trust the folder")
 
     def read(self, name: str, limit: int) -> bytes:
         with os.fdopen(self.open(name), "rb") as file:

@@ -134,7 +134,7 @@ def dump(value: Any) -> bytes:
 
 
 def dump_line(line: Line) -> bytes:
-    """Return a line of the manifest as `dump`. Raises ValueError also for values that readers would refuse."""
+    """Return `dump(line)`. Raises ValueError also if readers of the manifest would refuse the line."""
     data = dump(line)
     parse(data, Line)
     return data

@@ -83,10 +83,10 @@ def read_array(folder: SafeFolder, record: ShardLine, name: str, count: int, row
         stream = zlib.decompressobj(zlib.MAX_WBITS | 16)
         data = stream.decompress(data, nbytes + LONGEST_HEADER)
         if not stream.eof:
-            raise DatasetError(f"{name} is larger than its layout says, or damaged")
+            raise DatasetError(f"{name} is damaged, or larger than the layout in the manifest says")
     header = io.BytesIO(memoryview(data)[:LONGEST_HEADER])
     if np.lib.format.read_magic(header) != (1, 0):
-        raise DatasetError(f"{name} is not in version 1.0 of the format of numpy")
+        raise DatasetError(f"{name} is not in version 1.0 of numpy's .npy format")
     shape, fortran, dtype = np.lib.format.read_array_header_1_0(header, max_header_size=LONGEST_HEADER)
     if (dtype, shape) != (row.base, (count, *row.shape)) or (fortran and len(shape) > 1):
         raise DatasetError(f"{name} is {dtype} {str(shape)[:80]}, expected {row.base} {(count, *row.shape)}")
@@ -94,7 +94,7 @@ def read_array(folder: SafeFolder, record: ShardLine, name: str, count: int, row
         raise DatasetError(f"{name} has {len(data):,} bytes, expected {header.tell() + nbytes:,}")
     array: np.ndarray = np.ndarray(shape, dtype, data, header.tell())
     if not known and dtype == np.bool_ and (array.view(np.uint8) > 1).any():
-        raise DatasetError(f"{name} has bytes that are neither True nor False")
+        raise DatasetError(f"{name} is an array of bool, but has bytes other than 0 and 1")
     return array
 
 
@@ -140,7 +140,8 @@ class Shards:
         self._open.pop(which, None)
         if not np.allclose(self[which].returns, self._entries(which)["returns"], rtol=1e-9, atol=1e-9):
             raise DatasetError(
-                f"{self.root / self.records[which].shard} has other rewards than the returns in {MANIFEST}"
+                f"the rewards in {self.root / self.records[which].shard} do not add up to the returns in {MANIFEST}; "
+                "restore the shard, or collect again"
             )
 
     def _read(self, which: int) -> EpisodeBatch:

@@ -102,8 +102,9 @@ def check_spaces(layout: EpisodeLayout, spaces: Mapping[str, Any]) -> None:
         expected = _rows_of_leaves(key, common_layout([space], [space]).obs)
         if found != expected:
             raise DatasetError(
-                f"the episodes are not of the {name.replace('_', ' ')}: {key} is {nest.map(_text, found)!s:.200}, "
-                f"and the space has {nest.map(_text, expected)!s:.200}"
+                f"the episodes do not fit the {name.replace('_', ' ')} of the data set: {key} is "
+                f"{nest.map(_text, found)!s:.200}, expected {nest.map(_text, expected)!s:.200}; make the data set with "
+                "the spaces of its envs"
             )
 
 
@@ -141,7 +142,7 @@ def _rows(name: str, tree: Any, depth: int = 0) -> Any:
     """
     if isinstance(tree, (dict, list, tuple)):
         if depth == DEEPEST:
-            raise DatasetError(f"{name} is nested too deeply")
+            raise DatasetError(f"{name} has more nested levels than can be stored: flatten the space")
         if not isinstance(tree, dict):
             return tuple(_rows(name, child, depth + 1) for child in tree)
         if not all(isinstance(key, str) and key.encode("utf-8", "replace").decode() == key for key in tree):
@@ -156,7 +157,7 @@ def _rows(name: str, tree: Any, depth: int = 0) -> Any:
         dtype, shape = tree.dtype.newbyteorder("<").str, tree.shape[1:]
     if dtype not in DTYPES:
         raise DatasetError(
-            f"{name} is {getattr(tree, 'dtype', dtype)}; arrays of bool, integers and floats to 64 bits can be stored"
+            f"{name} is {getattr(tree, 'dtype', dtype)}; only bool, integers and floats of up to 64 bits can be stored"
         )
     try:
         return np.dtype((dtype, shape))
@@ -198,17 +199,26 @@ def check_whole(episodes: EpisodeBatch, layout: EpisodeLayout) -> None:
     expected = layout.arrays(steps, count)
     columns = columns_of_shard(layout, [episodes])
     if wrong := [name for name, parts in columns.items() if sum(map(len, parts)) != expected[name][0]]:
-        raise DatasetError(f"{', '.join(wrong)} of {count} episodes with {steps} steps have another number of rows")
+        raise DatasetError(
+            f"{', '.join(wrong)} have the wrong length for {count} episodes with {steps} steps; expected an entry per "
+            "step, for obs one more per episode, and for episode, seed and env_id one per episode"
+        )
     if offsets[-1] != steps or (episodes.lengths < 1).any():
-        raise DatasetError(f"the lengths of {count} episodes are {episodes.lengths[:5]}..., for {steps} steps")
+        raise DatasetError(
+            f"the lengths of {count} episodes are {episodes.lengths[:5]}...; expected at least 1 each, and {steps} "
+            "together, as many as there are rewards"
+        )
     if not np.array_equal(np.flatnonzero(episodes.terminated | episodes.truncated), offsets[1:] - 1):
-        raise DatasetError("only whole episodes can be stored: each must be over in its last step, and in no other")
+        raise DatasetError(
+            "only whole episodes can be stored: terminated or truncated must be True in the last step of each, and in "
+            "no other step"
+        )
     for which in episodes.not_finite.tolist()[:1]:
         reward = episodes.reward[offsets[which] : offsets[which + 1]]
         name = f"episode {int(episodes.episode[which])} of env {int(episodes.env_id[which])}"
         if np.isfinite(reward).all():
             raise DatasetError(
-                f"the rewards of {name} are finite, and their sum is not; NaN and infinity are not stored: leave the "
+                f"the rewards of {name} are finite, but their sum is not; NaN and infinity are not stored: leave the "
                 "episode out or correct the env"
             )
         step = int(np.flatnonzero(~np.isfinite(reward.reshape(len(reward), -1)).all(1))[0])
@@ -225,10 +235,14 @@ def pack(episodes: Sequence[Episode]) -> EpisodeBatch:
         steps, rows = len(episode), [[*map(len, nest.leaves(tree))] for tree in (episode.obs, episode.action)]
         if rows != [[steps + 1] * len(rows[0]), [steps] * len(rows[1])]:
             raise DatasetError(
-                f"an episode of {steps} steps has {rows[0]} observations and {rows[1]} actions; expected T + 1 and T"
+                f"an episode of {steps} steps has {rows[0]} observations and {rows[1]} actions; expected "
+                "an action per step, and one more observation"
             )
         if (other := EpisodeLayout.of(episode)) != layout:
-            raise DatasetError(f"these episodes have arrays of several forms: {other.line()} and {layout.line()}")
+            raise DatasetError(
+                f"these episodes have different dtypes or shapes: {other.line()} and {layout.line()}; store them in "
+                "different folders"
+            )
     return EpisodeBatch(
         obs_parts=[each.obs for each in episodes],
         **join([{name: getattr(each, name) for name in EPISODE_COLUMNS[1:]} for each in episodes]),

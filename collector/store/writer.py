@@ -47,8 +47,8 @@ class StoreWriter(Closable):
         head: result of `make_head`, or None with `resume` to keep the folder's head.
         resume: continue a data set with the same head. Uncommitted data are removed.
         reopen: with `resume`, allow a complete data set, which is then incomplete until `end`.
-        overwrite: remove the data set in the folder.
-        compress: compress shards of up to 4 GB: smaller, but slower.
+        overwrite: remove a data set in the folder.
+        compress: compress shards of up to 4 GiB: smaller, but slower.
         check: with `resume`, called with the manifest before any change. Exceptions are passed on.
 
     Raises `DatasetError`, before any change, if the folder is locked by another writer, contains links, foreign files
@@ -133,7 +133,7 @@ class StoreWriter(Closable):
         elif layout != self._layout:
             raise DatasetError(
                 f"these episodes have the arrays {layout.line()}, but the episodes of {self.folder} have "
-                f"{self._layout.line()}"
+                f"{self._layout.line()}; store them in another folder"
             )
         self._layout = layout
         self._reserve_numbers(batch.episode)
@@ -151,7 +151,7 @@ class StoreWriter(Closable):
             numbers = np.where(numbers < 0, free + np.cumsum(numbers < 0) - 1, numbers)
             episodes = replace(episodes, episode=numbers)
         if numbers.max() >= LARGEST:
-            raise DatasetError(f"episode {numbers.max()} cannot be stored: numbers are below {LARGEST}")
+            raise DatasetError(f"episode {numbers.max()} cannot be stored: its number must be below {LARGEST}")
         fresh = numbers.tolist()
         if twice := self._used_numbers.intersection(fresh) or [
             each for each, count in Counter(fresh).items() if count > 1
@@ -219,7 +219,10 @@ class StoreWriter(Closable):
 
     @contextmanager
     def _changing(self) -> Iterator[None]:
-        """Break the writer on exceptions other than OSError: the disk and this object may then differ."""
+        """Make the writer unusable after an exception other than OSError and `DatasetError`, for example Ctrl-C.
+
+        The disk and this object may then differ. The same holds if it is unknown where the manifest ends.
+        """
         self._broken = _INTERRUPTED
         try:
             with writing(self.folder, f"the {len(self.committed):,} episodes committed before are kept"):
@@ -243,13 +246,15 @@ class StoreWriter(Closable):
                 if isinstance(line, LayoutLine):
                     layout = EpisodeLayout.of(line)
                     if self._layout not in (None, layout):
-                        raise DatasetError(f"{other.path} has episodes of another layout than {self.folder}: {line}")
+                        raise DatasetError(
+                            f"{other.path} has episodes of other dtypes or shapes than {self.folder}: {line}"
+                        )
                     if self.manifest.layout is None:
                         self.manifest.append([line])
                     self._layout = layout
                 elif isinstance(line, ShardLine) and other.kind(line.shard):
                     if twice := self._used_numbers.intersection(line.episodes):
-                        raise DatasetError(f"{other.path} has episodes {sorted(twice)[:5]}, which are here already")
+                        raise DatasetError(f"{other.path} has episodes {sorted(twice)[:5]}, which are stored already")
                     name = self._new_name()
                     with other.inside(SHARDS) as theirs:
                         theirs.rename(line.shard.removeprefix(f"{SHARDS}/"), name, ours)
@@ -265,13 +270,15 @@ class StoreWriter(Closable):
         """Commit, and mark the data set as complete. To leave the data set incomplete, call only `close`.
 
         Only episodes with numbers below `episodes` count (None: all). Raises, before any change, `DatasetError` if
-        there is no episode, and ValueError or TypeError if `episodes` is not such a number.
+        `episodes` is above 0 but there is no episode, and ValueError or TypeError if `episodes` is not a number from 0.
         """
         self._check_open()
         line = End(self._next_number if episodes is None else episodes)
         schema.dump_line(line)
         if self._layout is None and line.episodes:
-            raise DatasetError(f"{self.folder} has no episodes, so it cannot end with {line.episodes:,}")
+            raise DatasetError(
+                f"{self.folder} has no episodes, so it cannot end with {line.episodes:,}: add episodes first"
+            )
         self.commit()
         with self._changing():
             self.manifest.append([line])

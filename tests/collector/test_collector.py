@@ -369,7 +369,7 @@ WRONG = [
         for name, number in NO_WHOLE_NUMBERS.items()
     ),
     ({"env_device": "cuda"}, ValueError, "env_device"),
-    ({"reset_when_done": False}, ValueError, r"reset_when_done is deprecated\."),
+    ({"reset_when_done": False}, ValueError, "reset_when_done=False is not supported"),
     ({"exploration_type": "best"}, ValueError, "one of random, mode, mean; got 'best'"),
     ({"backend": "dummy", "step_timeout": 3}, TypeError, "AsyncDataCollector has no argument 'step_timeout'"),
     ({"create_env_fn": [partial(Countdown, 3), Countdown(3)]}, TypeError, AN_ENV),

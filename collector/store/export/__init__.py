@@ -19,7 +19,7 @@ def export(dataset: Dataset | str | os.PathLike[str], to: str, out: str | os.Pat
     """Write the episodes of a data set, or of a slice, in another format. Returns `out`.
 
     - `to="parquet"`: a folder with steps.parquet (a row per observation) and episodes.parquet.
-    - `to="lerobot"`: a folder in LeRobot's format v3, which has only numbers, and no last observations
+    - `to="lerobot"`: a folder in LeRobot's format v3, without the last observation of an episode
       (docs/guides/datasets.md). Options: `fps` (30), `task`, `robot_type`.
     - `to="minari"`: a Minari data set, read back and compared. Options: `dataset_id`, and metadata such as
       `description`. Minari finds the data set if `out` is MINARI_DATASETS_PATH/namespace/name-v0.

@@ -70,7 +70,9 @@ def column_names(layout: EpisodeLayout) -> dict[str, str]:
 def _check_sizes(layout: EpisodeLayout) -> None:
     for name, row in layout.rows.items():
         if not row.itemsize:
-            raise DatasetError(f"{name} has the shape {row.shape}, and Parquet has no column of nothing")
+            raise DatasetError(
+                f"{name} has the shape {row.shape} without elements, which Parquet cannot store: leave it out"
+            )
 
 
 def _field(name: str, row: np.dtype) -> Any:
@@ -171,8 +173,8 @@ def _columns(frames: Transitions) -> dict[str, np.ndarray]:
     if len(found) < len(named):
         twice = [name for name, count in Counter(name for name, _ in named).items() if count > 1]
         raise DatasetError(
-            f"several keys become the feature {twice[0]!r} of LeRobot, where a key has no dots and slashes: rename the "
-            "keys, or export as Parquet"
+            f"several keys become the feature {twice[0]!r} of LeRobot, because dots and slashes in keys become _: "
+            "rename the keys, or export as Parquet"
         )
     if (obs := found.pop("observation", None)) is not None:
         found = {"observation.image" if _is_picture(obs) else "observation.state": obs, **found}

@@ -28,7 +28,7 @@ def write_minari(dataset: Dataset, out: Path, *, name: Path, dataset_id: str | N
     """Write a Minari data set, without JPEG compression."""
     spaces = dataset.observation_space, dataset.action_space
     if None in spaces:
-        raise DatasetError(f"{dataset.folder} has no spaces in its head, and Minari needs them")
+        raise DatasetError(f"{dataset.folder} has no spaces in its head, but Minari needs them: export as Parquet")
     out.mkdir(parents=True)
     storage = MinariStorage.new(out / "data", *spaces, _spec(dataset.head), data_format="hdf5", jpeg_encoding=False)
     version = {"minari_version": minari.__version__, "dataset_id": dataset_id or id_of(name)}
@@ -42,7 +42,7 @@ def write_minari(dataset: Dataset, out: Path, *, name: Path, dataset_id: str | N
     written = minari.MinariDataset(out / "data")
     about: Any = written.storage.get_episode_metadata(range(first))
     if len(dataset) != written.total_episodes or not all(map(_same, dataset, written.iterate_episodes(), about)):
-        raise DatasetError(f"Minari reads other episodes from {out} than {dataset.folder} has")
+        raise DatasetError(f"Minari reads other episodes from {out} than {dataset.folder} has: export as Parquet")
 
 
 def id_of(out: Path) -> str:

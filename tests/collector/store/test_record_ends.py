@@ -250,7 +250,7 @@ def test_one_episode_that_cannot_be_stored_loses_no_other(kind: Any, number: flo
         with pytest.raises(DatasetError if left is None else ZeroDivisionError) as error:
             play_on(RecordEpisodes(kind([partial(Broken, 0), *env_fns()[1:]]), tmp_path / name), left)
         text = str(error.value) if left is None else error.value.__notes__[0]
-        cause = "are finite, and their sum is not" if np.isfinite(number) else f"has the reward {number} in step 0"
+        cause = "are finite, but their sum is not" if np.isfinite(number) else f"has the reward {number} in step 0"
         assert f"of env 0 {cause}; NaN and infinity are not stored" in text
         found = assert_whole(Dataset(tmp_path / name), complete=False)
         assert [each in found for each in ((0, 4), (0, 5), (0, 6))] == [True, False, True]

@@ -49,11 +49,11 @@ QUICK = {
     "an_array_of_pickles": "obs is object (10,), expected float32 (10, 3)",
     "a_zip_bomb": "more than a file",
     "a_zip_bomb_within_the_rate_of_deflate": "but a compressed shard has at most",
-    "a_compressed_array_that_grows": "is larger than its layout says",
+    "a_compressed_array_that_grows": "is damaged, or larger than the layout",
     "a_file_with_a_path": "it has the files",
     "a_header_of_2_to_the_62": "expected float32 (10, 3)",
     "a_space_of_2_to_the_62": "Expected `int`",
-    "a_head_of_large_spaces": "not of the observation space: obs is <f4 3, and the space has <f4 16777216",
+    "a_head_of_large_spaces": "do not fit the observation space of the data set: obs is <f4 3, expected <f4 16777216",
 }
 """One of the corpus for each check, and what is said: a later check would refuse most of them too."""
 

@@ -230,10 +230,10 @@ class TestMemory:
     def test_a_number_that_could_not_be_read_again_is_not_stored(self, tmp_path: Path) -> None:
         write(tmp_path / "a", [(0,)])
         with StoreWriter(tmp_path / "b", json.loads((tmp_path / "a/dataset.json").read_text())) as writer:
-            with pytest.raises(DatasetError, match="numbers are below"):
+            with pytest.raises(DatasetError, match="its number must be below"):
                 writer.add(episode(2**53))
             writer.add(episode(2**53 - 1))
-            with pytest.raises(DatasetError, match="numbers are below"):
+            with pytest.raises(DatasetError, match="its number must be below"):
                 writer.add(episode(0, number=-1))
             writer.end(episodes=2**53 - 1)
         assert len(Dataset(tmp_path / "b")) == 0
