@@ -126,13 +126,12 @@ class BatchSource:
         )
 
     def note_failure(self, error: BaseException) -> bool:
-        """Record that `error` ended a batch. Return whether the collector can continue."""
+        """Add a note to the error that ended a batch. Return whether the collector can continue."""
         if self._config.is_seeded:
             why = "its steps are lost, and with episode_seeds every episode is played to its end"
         elif getattr(self.env, "is_closed", False):
             why = "its vector env is closed"
         else:
-            self.failed = True
             add_note(
                 error, "the steps of this batch are lost; the collector can continue, with new episodes in all envs"
             )

@@ -266,6 +266,7 @@ class SyncDataCollector(BaseCollector):
         if getattr(self.env, "is_closed", False):
             raise RuntimeError("the vector env was closed, so the collector cannot continue; make new ones")
         self._source.recover()
+        self._source.failed = True  # until the end, because a second interrupt may end the handling of the first
         try:
             yield
         except BaseException as error:
@@ -274,6 +275,7 @@ class SyncDataCollector(BaseCollector):
                 self._note_exception(error)
                 self.shutdown()
             raise
+        self._source.failed = False
 
     def _finish_steps(self, discard: bool) -> None:
         if self._source.has_steps_in_flight:

@@ -168,13 +168,11 @@ class Episodes:
     def abandon(self, env_ids: Any = slice(None)) -> None:
         """Abandon episodes, so that a reset is needed. Raises `RuntimeError` for a seeded episode in progress."""
         started = self._envs[env_ids][self.taken[env_ids] > 0]
-        if self._source is not None:
-            if len(started):
-                raise RuntimeError(
-                    f"with episode_seeds every episode is played to its end, and episode {self.ids[started[0]]} is in "
-                    "progress: make a new collector in place of a reset"
-                )
-            return
+        if self._source is not None and len(started):
+            raise RuntimeError(
+                f"with episode_seeds every episode is played to its end, and episode {self.ids[started[0]]} is in "
+                "progress: make a new collector in place of a reset"
+            )
         self.ids[started] += len(self._envs)
         self.taken[started] = 0
         self.over[env_ids] = True

@@ -19,7 +19,9 @@ from collector.episodes.episode import EpisodeCutter
 from tests.support.backends import FULL
 from tests.support.collector_envs import backends, batch_of, countdowns, kinds, zeros
 from tests.support.countdown import Breaks, BreaksOnce, Countdown, PaysTwo
+from tests.support.interrupts import interrupted
 from vecenv import DummyVectorEnv, EnvContractError, ShmemVectorEnv, WorkerDiedError
+from vecenv.testing import CountingEnv
 
 
 class Dies(Countdown):
@@ -455,3 +457,17 @@ def test_an_env_with_rewards_of_another_shape_is_named(kind: type) -> None:
     message = r"env 1: step\(\) returned a reward of shape \(2,\), expected \(\)"
     with pytest.raises(EnvContractError, match=message):
         batch_of(venv, zeros, 4, kind)
+
+
+@kinds
+def test_after_two_interrupts_the_next_batch_has_whole_transitions(kind: Any) -> None:
+    """The second interrupt may come while the first is handled."""
+    venv = DummyVectorEnv([partial(CountingEnv, i, length=1000) for i in range(2)])
+    with kind(venv, None, frames_per_batch=8) as collector:
+        collector.next()
+        for later in range(1, 60):
+            raised, _ = interrupted(collector.next, 300 + later % 7, later, at_looks=True)
+            assert raised
+            batch = collector.next()
+            assert batch.mask.all()
+            assert (batch.next.obs[..., 2] == batch.obs[..., 2] + 1).all()
