@@ -96,7 +96,7 @@ class LayerState:
 
 
 class RowWiseWrapper(VectorEnvWrapper):
-    """Base of wrappers that change rows (the results of single envs), but not the way in which envs are stepped.
+    """Base of wrappers that change rows (the results of single envs), but not how envs are stepped.
 
     A subclass overrides `map_action`, `map_reset` or `map_step`. Each returned row passes `map_reset` or `map_step`
     once, also in the `partial` of an error and in resets by `seed`. If episodes begin in a round of steps, first the
@@ -269,7 +269,7 @@ class RowWiseWrapper(VectorEnvWrapper):
         return rows if rows.any() else None
 
     def map_round(self, obs: Any, rew: Any, terminated: Any, truncated: Any, info: np.ndarray) -> Any:
-        """Map a round in which some envs step and others are reset, by `map_step` and `map_reset`."""
+        """Map a round of steps and resets by `map_step` and `map_reset`."""
         if not self._resets and terminated.__class__ is np.ndarray and not (terminated | truncated).nonzero()[0].size:
             return self.map_step(obs, rew, terminated, truncated, info)
         resets = self._reset_rows(info) if self._resets else None

@@ -1,4 +1,4 @@
-"""`Backend`: the interface between the engine and the place in which envs run."""
+"""`Backend`: the interface between the engine and the envs, wherever they run."""
 
 from __future__ import annotations
 

@@ -98,7 +98,7 @@ class _Block(NamedTuple):
     status: memoryview
     actions: list[memoryview]
     outputs: list[tuple[memoryview, slice]]
-    """Each array, and its slice of an ANSWERS frame in which all envs have answered."""
+    """Each array, and its slice of an ANSWERS frame of all envs."""
     size: int
     """Bytes of such a frame without last observations and extras."""
 
@@ -122,7 +122,7 @@ class SubprocTransport(Transport):
         self._blocks = [self._block(slice(worker.start, worker.stop)) for worker in self._pool.workers]
 
     def answer_bytes(self, worker: WorkerHandle) -> int:
-        """The bytes of a frame in which all envs of a worker have answered."""
+        """The bytes of a frame of all envs of a worker."""
         return self._blocks[worker.index].size
 
     def _block(self, rows: slice) -> _Block:

@@ -75,7 +75,7 @@ class WorkerPool(ABC):
         """Prepare for the first launch. Raises if the system does not allow this number of workers."""
 
     def pickle_env_fns(self, env_fns: Sequence[Callable[[], Any]]) -> list[Any]:
-        """Return the env_fns in the form in which they travel to the workers."""
+        """Return the env_fns as they travel to the workers."""
         return [pickle_env_fn(i, env_fn) for i, env_fn in enumerate(env_fns)]
 
     def preload(self, env_fns: Sequence[Any]) -> None:  # noqa: B027

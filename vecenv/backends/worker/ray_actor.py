@@ -64,7 +64,7 @@ MOST_PARTS = 64
 
 
 def results_for(size: int) -> int:
-    """Return the number of results in which a call returns frames of `size` bytes."""
+    """Return the number of results that a call returns for frames of `size` bytes."""
     return 1 if size <= PART else 1 + min(MOST_PARTS, -(-size // PART))
 
 
