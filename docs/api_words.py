@@ -34,6 +34,7 @@ WORDS: dict[str, str] = {
     "method_kwargs": "Keyword arguments of the method.",
     "method_name": "The name of the method.",
     "name": "The name of the attribute or method.",
+    "observation": "An observation of the env.",
     "obs": "The observations, `(k, ...)`: an array, or a dict or tuple of arrays.",
     "observation_space": "The observation space of an env.",
     "options": "Passed on to `reset` of each env.",
