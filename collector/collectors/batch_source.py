@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextvars import copy_context
 from typing import Any, Protocol
 
 import numpy as np
@@ -80,7 +81,13 @@ class BatchSource:
         return StepExtras(on_step, self._config.info_keys, self._info_layout, lambda: self.policy.layout)
 
     def collect(self, request: BatchRequest) -> tuple[Any, Ended]:
-        """Collect one batch, after `recover`. Return the batch and the ended episodes."""
+        """Collect one batch, after `recover`. Return the batch and the ended episodes.
+
+        In a copy of the context, so that no interrupt can leave the exploration type behind.
+        """
+        return copy_context().run(self._collect, request)
+
+    def _collect(self, request: BatchRequest) -> tuple[Any, Ended]:
         self.clock.begin_batch()
         acting = self._random_actions() if request.random else self.policy
         wanted = requested_exploration_type() or self._config.exploration_type

@@ -16,6 +16,7 @@ from gymnasium import spaces
 from collector import AsyncDataCollector, MultiStep, SyncDataCollector
 from collector.batch.step_extras import StepBatch
 from collector.episodes.episode import EpisodeCutter
+from collector.policy.policy_call import exploration_type
 from tests.support.backends import FULL
 from tests.support.collector_envs import backends, batch_of, countdowns, kinds, zeros
 from tests.support.countdown import Breaks, BreaksOnce, Countdown, PaysTwo
@@ -468,6 +469,7 @@ def test_after_two_interrupts_the_next_batch_has_whole_transitions(kind: Any) ->
         for later in range(1, 60):
             raised, _ = interrupted(collector.next, 300 + later % 7, later, at_looks=True)
             assert raised
+            assert exploration_type() is None
             batch = collector.next()
             assert batch.mask.all()
             assert (batch.next.obs[..., 2] == batch.obs[..., 2] + 1).all()

@@ -30,7 +30,7 @@ FIRST, SECOND = {"cow_0": [0, 0]}, {"cow_0": [0, 0], "cow_1": [0, 0]}
         (Herd, {}, {**COWS, "cow_2": [0]}, None, ValueError, r"'cow_2'.*\[0, 1\]"),
         (Herd, {}, {**COWS, "cow_1": [0, [1, 2]]}, None, ValueError, "'cow_1'.* for env 1 has"),
         (Herd, {}, {**COWS, "cow_0": [[0, 1]] * 2}, None, ValueError, r"'cow_0'.*shape \(2, 2\), exp"),
-        (Herd, {}, {**COWS, "cow_0": [0.5, 0]}, None, TypeError, "'cow_0'.*not whole"),
+        (Herd, {}, {**COWS, "cow_0": [0.5, 0]}, None, TypeError, "'cow_0'.*whole numbers"),
         (Herd, {}, {**COWS, "cow_0": ["a", 0]}, None, TypeError, "'cow_0'"),
         (Herd, {}, {**COWS, "cow_0": 0}, None, ValueError, "'cow_0'.*single action"),
         (Herd, {}, [0, 0], None, TypeError, r"envs \[0, 1\].*dict"),
