@@ -233,7 +233,7 @@ class TestTheMeasurement:
             monkeypatch.setattr(auto_backend, "MAKE_TIMEOUT", 0.3)
         with caplog.at_level(logging.INFO, "vecenv"):
             assert choose_backend(env_fns, {}).backend == backend
-        assert re.search(f"takes '{backend}' for 2 envs: .*{reason}", caplog.text)
+        assert re.search(f"chooses '{backend}' for 2 envs: .*{reason}", caplog.text)
 
     def test_what_an_env_imports_is_not_part_of_its_steps(self) -> None:
         """A worker may import for seconds, for example torch by the Monitor of SB3."""
