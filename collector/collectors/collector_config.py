@@ -1,4 +1,4 @@
-"""`CollectorConfig`: arguments that collectors share, with defaults and limits resolved."""
+"""`CollectorConfig`: arguments of a collector, checked, with defaults and devices resolved."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ class CollectorConfig:
 
     frames_per_batch: Any
     total_frames: Any = -1
-    """int: -1 for no end."""
+    """After the checks an int: -1 for no end."""
     device: Any = None
-    """Default for `storing_device` and `policy_device`."""
+    """Default for `storing_device` and `policy_device`. Also makes `env_device` "cpu"."""
     storing_device: Any = None
     policy_device: Any = None
     env_device: Any = None
     max_frames_per_traj: Any = None
-    """int: 0 for no limit."""
+    """After the checks an int: `None` becomes 0, no limit."""
     init_random_frames: Any = None
-    """int."""
+    """After the checks an int: `None` becomes 0."""
     reset_at_each_iter: bool = False
     postproc: Any = None
     split_trajs: bool | None = None
@@ -72,7 +72,7 @@ class CollectorConfig:
 
     @classmethod
     def of(cls, user: str, arguments: Mapping[str, Any]) -> CollectorConfig:
-        """Build the config from the arguments that are fields. `user` names the collector in errors."""
+        """Build the config from the arguments whose names are fields. `user` names the collector in errors."""
         if arguments["frames_per_batch"] is None:
             raise TypeError(f"{user} needs frames_per_batch=, the steps in a batch of all envs together")
         return cls(**{each.name: arguments[each.name] for each in fields(cls) if each.name in arguments})
@@ -92,7 +92,7 @@ class CollectorConfig:
         return getattr(self.episode_seeds, "job_seed", 0) if self.is_seeded else None
 
     def refuse_with_seeds(self, what: str) -> None:
-        """Raise `ValueError` with `episode_seeds`."""
+        """Raise `ValueError` if `episode_seeds` is given."""
         if self.is_seeded:
             raise ValueError(
                 f"{what} cannot be used with episode_seeds: each episode is reset with its own seed and played to its "
@@ -101,7 +101,7 @@ class CollectorConfig:
 
 
 def resolve_devices(device: Any, storing: Any, policy: Any, env: Any) -> tuple[Any, Any, Any]:
-    """Return the devices of batches, policy and envs, or `None`. `device` is the default (as in torchrl's collectors).
+    """Return three devices (batches, policy, envs) or `None`. `device` is the default, as in torchrl's collectors.
 
     Without a storing device, batches are stored on the device that policy and envs share. Raises `ValueError` if `env`
     is not the CPU.

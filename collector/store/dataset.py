@@ -56,12 +56,13 @@ class Transitions:
 class Dataset:
     """Committed episodes of a folder, ordered by number, also of a running or killed job.
 
-    The constructor reads only the manifest. A shard is opened when needed, and fully checked the first time. The folder
-    is not trusted: no file outside is opened, nothing is unpickled, and memory is bounded by the file sizes.
+    The constructor reads only dataset.json and the manifest. A shard is opened when needed, and fully checked the first
+    time. The folder is not trusted: no file outside is opened, nothing is unpickled, and memory is bounded by the file
+    sizes.
 
     Args:
         folder: folder that a job, `StoreWriter` or `RecordEpisodes` wrote.
-        memory: maximum bytes of open shards, in addition to one shard.
+        memory: maximum bytes of shards that stay open. The shard in use may exceed it.
 
     Raises `DatasetError` if the folder has no data set, or if the data set is damaged.
 
@@ -165,7 +166,10 @@ class Dataset:
     def __getitem__(self, which: slice) -> Dataset: ...
 
     def __getitem__(self, which: int | slice) -> Episode | Dataset:
-        """Return an episode by index, in new arrays, or a `Dataset` for a slice. Raises IndexError, `DatasetError`."""
+        """Return an episode in new arrays, or a `Dataset` for a slice. Index i is the i-th of `numbers`, not number i.
+
+        Raises IndexError, and `DatasetError` if the shard is damaged.
+        """
         if isinstance(which, slice):
             part = object.__new__(Dataset)
             part.__dict__.update(vars(self))

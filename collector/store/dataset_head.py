@@ -22,7 +22,7 @@ HEAD = "dataset.json"
 FORMAT = {"format": "vecenv dataset", "version": 3}
 LARGEST_HEAD = 2**24
 COMPARED = ("observation_space", "action_space")
-"""Entries that must be equal to resume a data set."""
+"""Entries that must be equal to resume a data set, besides the job."""
 MOST_ELEMENTS = 2**24
 """Maximum size of an array in a space."""
 

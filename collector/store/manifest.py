@@ -1,4 +1,4 @@
-"""Read and write manifest.jsonl, which has a line per committed shard (see `schema`).
+"""Read and write manifest.jsonl: lines for the layout, each committed shard, notes and the end (see `schema`).
 
 Bytes after the last line end belong to an unfinished or killed write, and are ignored.
 """

@@ -42,7 +42,7 @@ def RecordEpisodes(
     Args:
         venv: a vector env of vecenv, or a `gymnasium.vector.VectorEnv` in any autoreset mode. The wrapper has the same
             methods and results.
-        autoreset_mode: needed if the metadata of a VectorEnv have no `autoreset_mode`.
+        autoreset_mode: mode of a VectorEnv. None uses `metadata["autoreset_mode"]`. Ignored for vector envs of vecenv.
         shard_bytes, shard_seconds: size and age at which finished episodes are committed. A kill loses uncommitted
             episodes.
         memory: maximum bytes of unfinished episodes.
@@ -58,8 +58,9 @@ def RecordEpisodes(
     data set is not ended: `resume=True` continues. Read the data set with `Dataset(folder)`.
 
     Raises `DatasetError` if the folder cannot be used, if observations or actions are not arrays of numbers with one
-    shape in all envs, if the disk is full, or if unfinished episodes exceed `memory`. Raises ValueError for an unknown
-    autoreset mode, and for `stack_obs=False`.
+    shape in all envs, if the disk is full, or if unfinished episodes exceed `memory`. Raises ValueError for a missing
+    or unknown autoreset mode, and for Dict or Tuple observations with `stack_obs=False`. Raises TypeError if `venv` is
+    not a vector env.
 
     >>> import tempfile, gymnasium
     >>> from collector import Dataset

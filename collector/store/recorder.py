@@ -181,7 +181,8 @@ class EpisodeRecorder:
     def cut(self) -> None:
         """Pass finished episodes to the writer, and commit if due.
 
-        Raises `DatasetError` if the disk is full, or if an episode has a NaN reward. Other episodes are kept.
+        Raises `DatasetError` if the disk is full, or if an episode has a NaN or infinite return. Other episodes
+        are kept.
         """
         with sigint_deferred():  # Ctrl-C would leave rows and counts inconsistent
             whole = self._extract_finished() if self._count.any() else ()
@@ -218,7 +219,10 @@ class EpisodeRecorder:
         return whole
 
     def finish(self, complete: bool) -> None:
-        """Commit, and unlock the folder, only once, and not in a forked process."""
+        """Commit, mark the data set as complete if `complete`, and unlock the folder.
+
+        A second call, and a call in a forked process, do nothing.
+        """
         if self._finished or os.getpid() != self._pid:
             return
         self._finished = True

@@ -48,7 +48,7 @@ def write(fd: int, data: Any) -> None:
 
 
 class DatasetError(RuntimeError):
-    """The folder of a data set cannot be used."""
+    """A data set cannot be read or written, or episodes cannot be stored in it."""
 
 
 class FolderInUseError(DatasetError):

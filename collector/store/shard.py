@@ -1,6 +1,7 @@
 """Write and read a shard: a folder with a .npy or .npy.gz file per array of an `EpisodeLayout`.
 
-Sizes and hashes are checked against the manifest, dtypes and shapes against the layout. Plain files are memory-mapped.
+Sizes and hashes are checked against the manifest, dtypes and shapes against the layout. Files above
+128 KiB are memory-mapped, smaller files are read.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ LARGEST_INFLATED = 2**32
 """Maximum bytes of a compressed shard. Larger shards are not compressed."""
 LONGEST_HEADER = 4096
 SMALL = 2**17
-"""Smaller files are read, because a mapping costs a descriptor."""
+"""Maximum bytes of a file that is read instead of mapped, because a mapping can hold a file descriptor."""
 _UNTRACKED: dict[str, Any] = {"trackfd": False} if sys.version_info >= (3, 13) else {}
 
 
@@ -69,7 +70,8 @@ def _npy_header(parts: Sequence[np.ndarray]) -> bytes:
 def read_array(folder: SafeFolder, record: ShardLine, name: str, count: int, row: np.dtype, known: bool) -> np.ndarray:
     """Return an array with `count` rows, as a view of the file or of the decompressed content.
 
-    Raises `DatasetError`, and FileNotFoundError if the file differs from the manifest.
+    Raises FileNotFoundError if the file is missing or differs from the manifest. `known` skips the hash. Other content
+    raises `DatasetError`, or an exception of numpy or zlib.
     """
     size, sha256 = record.files[file_name(name, record.compressed)]
     fd, nbytes = folder.open(file_name(name, record.compressed)), count * row.itemsize
@@ -101,7 +103,8 @@ def read_array(folder: SafeFolder, record: ShardLine, name: str, count: int, row
 class Shards:
     """Shards of a data set, checked when first opened.
 
-    If all open shards exceed `memory` bytes, the least recently used shards are closed.
+    The least recently used shards are closed if the open shards exceed `memory` bytes, or need too many file
+    descriptors.
     """
 
     def __init__(self, root: Path, manifest: Manifest, memory: int) -> None:

@@ -39,7 +39,7 @@ DEEPEST = 32
 
 @dataclass(frozen=True)
 class EpisodeLayout:
-    """Arrays of steps and observations in every shard."""
+    """Names, dtypes and shapes of the arrays with an entry per step or observation. Holds no arrays."""
 
     names: dict[str, Any]
     """Column to tree of array names."""
@@ -70,7 +70,10 @@ class EpisodeLayout:
 
 
 def row_layout(observation_spaces: Sequence[Any], action_spaces: Sequence[Any]) -> RowLayout:
-    """Return the leaves of observations and actions. Raises `DatasetError` if episodes cannot be stored."""
+    """Return dtypes and shapes of observations and actions.
+
+    Raises `DatasetError` if they cannot be stored, for example because they differ between envs.
+    """
     layout = common_layout(observation_spaces, action_spaces)
     objects = [leaf.path for leaf in nest.leaves(layout.obs) if isinstance(leaf, ObjectLeaf)]
     if objects and isinstance(layout.obs, dict):
@@ -194,7 +197,7 @@ def batch_of(layout: EpisodeLayout, arrays: Mapping[str, np.ndarray]) -> Episode
 
 
 def check_whole(episodes: EpisodeBatch, layout: EpisodeLayout) -> None:
-    """Raise `DatasetError` for partial episodes, and for NaN or infinite rewards."""
+    """Raise `DatasetError` for wrong lengths, partial episodes, and rewards or sums that are not finite."""
     steps, count, offsets = len(episodes.reward), len(episodes), episodes.offsets
     expected = layout.arrays(steps, count)
     columns = columns_of_shard(layout, [episodes])

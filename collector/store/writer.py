@@ -45,7 +45,7 @@ class StoreWriter(Closable):
     Args:
         folder: created with its parents if missing.
         head: result of `make_head`, or None with `resume` to keep the folder's head.
-        resume: continue a data set with the same head. Uncommitted data are removed.
+        resume: continue a data set with the same spaces and job. Uncommitted data are removed.
         reopen: with `resume`, allow a complete data set, which is then incomplete until `end`.
         overwrite: remove a data set in the folder.
         compress: compress shards of up to 4 GiB: smaller, but slower.
@@ -303,8 +303,8 @@ def _resume(
 ) -> Manifest:
     """Remove uncommitted shards of a locked folder, and return its manifest.
 
-    Raises `DatasetError`, before any change, if `head` differs, if a shard is missing, or if `reopen` would add
-    episodes beyond the end.
+    Raises `DatasetError`, before any change, if `head` has other spaces or another job, if a file of a shard is missing
+    or has another size, or if `reopen` is set and a complete data set has episodes that do not count.
     """
     before = read_head(folder)
     if head is not None and (found := head_changes(before, head)):

@@ -36,8 +36,9 @@ _PNG = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
 def write_parquet(dataset: Dataset, out: Path, *, name: Path) -> None:
     """Write steps.parquet and episodes.parquet.
 
-    The last row of an episode (`is_last`) has only an observation. Vectors are fixed-size lists, images are binary,
-    other arrays are flat lists. Field metadata hold dtype and shape.
+    The last row of an episode (`is_last`) has only an observation; its other values are 0. A scalar is a number, a
+    uint8 array with several dimensions is binary, and any other array is a flat list of fixed size. Field metadata hold
+    dtype and shape.
     """
     layout = dataset.layout
     assert layout is not None
