@@ -23,6 +23,7 @@ from vecenv.engine.arguments import (
     spread_seeds,
     whole,
 )
+from vecenv.engine.mark import LayerMark
 from vecenv.engine.recovery import is_repeated
 from vecenv.envs.gym_env import find_spec
 from vecenv.errors import warn_caller
@@ -53,7 +54,7 @@ from vecenv.transforms.transform import Freezable
 from vecenv.tuning.auto_backend import VECTOR_ENVS
 from vecenv.wrappers import check_send_and_recv, resets_in_step
 
-__all__ = ["VECTOR_ENVS", "Freezable", "HasTransforms", "Layout", "Leaf", "ObjectLeaf", "RayCluster"]
+__all__ = ["VECTOR_ENVS", "Freezable", "HasTransforms", "LayerMark", "Layout", "Leaf", "ObjectLeaf", "RayCluster"]
 __all__ += ["actor_options", "add_note", "as_autoreset", "as_ids", "at_least_one", "batch_actions"]
 __all__ += ["cast_exactly", "cause_of", "check_count", "check_options", "check_seed", "check_send_and_recv"]
 __all__ += ["check_timeout", "common_layout", "connect", "dead_nodes", "end_actor", "ends_soon", "find_spec"]

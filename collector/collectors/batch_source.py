@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from contextvars import copy_context
 from typing import Any, Protocol
@@ -19,7 +20,7 @@ from collector.policy.collector_policy import RandomActions
 from collector.policy.make_policy import make_policy, random_actions
 from collector.policy.policy_call import Policy, exploring, requested_exploration_type
 from collector.policy.weights import PolicyWeights
-from vecenv.extending import add_note, resets_in_step, warn_caller
+from vecenv.extending import LayerMark, add_note, resets_in_step, warn_caller
 
 
 class Loop(Protocol):
@@ -39,14 +40,14 @@ Loops = tuple[Loop, Loop, StepsInFlight | None]
 """Loop for batches, loop for a share of episodes per env, and loop with steps in flight or `None`."""
 
 
-class BatchSource:
+class BatchSource(LayerMark):
     """Collects single batches. After a failure, the next batch begins new episodes in all envs."""
 
     def __init__(
         self, env: Any, policy: Policy | None, config: CollectorConfig, make_loops: Callable[[LoopParts], Loops]
     ) -> None:
         self.env, self._config = env, config
-        self.clock, self.cutter, self.steps, self.failed = Clock(), EpisodeCutter(), 0, False
+        self.clock, self.cutter, self.steps = Clock(), EpisodeCutter(), 0
         self.episodes = Episodes(env.env_num, config.episode_seeds, resets_in_step(env), config.max_frames_per_traj)
         self.policy = make_policy(
             policy,
@@ -81,11 +82,11 @@ class BatchSource:
         return StepExtras(on_step, self._config.info_keys, self._info_layout, lambda: self.policy.layout)
 
     def collect(self, request: BatchRequest) -> tuple[Any, Ended]:
-        """Collect one batch, after `recover`. Return the batch and the ended episodes.
+        """Collect one batch. Return the batch and the ended episodes.
 
         In a copy of the context, so that no interrupt can leave the exploration type behind.
         """
-        return copy_context().run(self._collect, request)
+        return self._as_one_call((), lambda: copy_context().run(self._collect, request))
 
     def _collect(self, request: BatchRequest) -> tuple[Any, Ended]:
         self.clock.begin_batch()
@@ -147,21 +148,28 @@ class BatchSource:
         return False
 
     def recover(self) -> None:
-        if self.failed:
-            if self._in_flight is not None:
-                self._in_flight.discard_steps()
-            self.episodes.abandon()
-            self.policy.begin(np.arange(self.env.env_num))
-            self.failed = False
+        """Discard a batch that failed, but not a batch in progress, whose step hook may call this."""
+        if self._in_call is not None:
+            self._recover(sys._getframe(1))
+
+    def _record_error(self, error: BaseException) -> None:
+        self._caller = 0  # the mark stays set, and any thread may recover
+
+    def _abandon(self, error: BaseException | None) -> None:
+        if self._in_flight is not None:
+            self._in_flight.discard_steps()
+        self.episodes.abandon()
+        self.policy.begin(np.arange(self.env.env_num))
+        self._in_call = None
 
     @property
     def has_steps_in_flight(self) -> bool:
         return self._in_flight is not None
 
     def finish_steps(self, discard: bool) -> None:
-        if self._in_flight is not None:
+        if (in_flight := self._in_flight) is not None:
             request = BatchRequest(0, False, on_step=self.extras(None))  # without the hook
-            self._in_flight.finish_steps(request, discard)
+            self._as_one_call((), lambda: in_flight.finish_steps(request, discard))
 
     def begin(self, ids: np.ndarray, obs: Any, infos: np.ndarray) -> None:
         self.episodes.put_obs(ids, obs)

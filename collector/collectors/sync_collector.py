@@ -261,12 +261,11 @@ class SyncDataCollector(BaseCollector):
 
     @contextmanager
     def _in_use(self) -> Iterator[None]:
-        """Raise if closed, recover from the last failure, and record a new failure."""
+        """Raise if closed, recover from the last failure, and explain a new failure."""
         self._check_open()
         if getattr(self.env, "is_closed", False):
             raise RuntimeError("the vector env was closed, so the collector cannot continue; make new ones")
         self._source.recover()
-        self._source.failed = True  # until the end, because a second interrupt may end the handling of the first
         try:
             yield
         except BaseException as error:
@@ -275,7 +274,6 @@ class SyncDataCollector(BaseCollector):
                 self._note_exception(error)
                 self.shutdown()
             raise
-        self._source.failed = False
 
     def _finish_steps(self, discard: bool) -> None:
         if self._source.has_steps_in_flight:

@@ -473,3 +473,15 @@ def test_after_two_interrupts_the_next_batch_has_whole_transitions(kind: Any) ->
             batch = collector.next()
             assert batch.mask.all()
             assert (batch.next.obs[..., 2] == batch.obs[..., 2] + 1).all()
+
+
+def test_a_step_hook_resets_only_the_envs_that_it_names() -> None:
+    venv = DummyVectorEnv([partial(CountingEnv, i, length=1000) for i in range(2)])
+    with SyncDataCollector(venv, None, frames_per_batch=4) as collector:
+
+        def reset_once(step: StepBatch) -> None:
+            if step.next_obs[0, 2] == 2:
+                collector.reset([0])
+
+        batch = collector.collect(n_step=8, on_step=reset_once).batch
+        assert batch.obs[..., 2].tolist() == [[0, 1, 0, 1], [0, 1, 2, 3]]
