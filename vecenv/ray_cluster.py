@@ -243,11 +243,17 @@ def dead_nodes() -> set[str]:
     return {node["NodeID"] for node in import_ray().nodes() if not node["Alive"]}
 
 
+def _through_proxy() -> bool:
+    """Return True if the program uses Ray by a `ray://` address."""
+    return bool(import_ray().util.client.ray.is_connected())
+
+
 def draining_nodes() -> set[str]:
-    """Return the ids of nodes that will end soon, for example preempted ones. Ray places nothing there."""
-    ray = import_ray()
-    is_client = ray.util.client.ray.is_connected()  # the proxy does not say
-    return set() if is_client else set(ray._private.state.state.get_draining_nodes())
+    """Return the ids of nodes that will end soon, for example preempted ones. Ray places nothing there.
+
+    Through a proxy, which does not tell, return none.
+    """
+    return set() if _through_proxy() else set(import_ray()._private.state.state.get_draining_nodes())
 
 
 def ends_soon() -> bool:
@@ -274,7 +280,7 @@ def unreachable_nodes() -> set[str]:
     """
     global _unreachable, _looked_at
     ray = import_ray()
-    if ray.util.client.ray.is_connected():  # through a proxy, which may be the only host that reaches the nodes
+    if _through_proxy():  # it may be the only host that reaches the nodes
         return set()
     if time.monotonic() > _looked_at + LOOK_EVERY:
         nodes = [node for node in ray.nodes() if node["Alive"]]

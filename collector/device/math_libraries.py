@@ -26,9 +26,9 @@ _ANY_REPRODUCIBLE = 2
 # PyDLL keeps the interpreter lock, because a call takes < 1 us, and getting the lock back up to 5 ms.
 _TORCH = ctypes.PyDLL(torch._C.__file__)
 # Some builds of torch hide these functions.
-_in_torch: Callable[[int], Any] = torch.set_num_threads if torch.backends.mkl.is_available() else int
+_mkl_fallback: Callable[[int], Any] = torch.set_num_threads if torch.backends.mkl.is_available() else int
 _set_openmp: Callable[[int], Any] = getattr(_TORCH, "omp_set_num_threads", torch.set_num_threads)
-_set_mkl: Callable[[int], Any] = getattr(_TORCH, "MKL_Set_Num_Threads_Local", _in_torch)
+_set_mkl: Callable[[int], Any] = getattr(_TORCH, "MKL_Set_Num_Threads_Local", _mkl_fallback)
 
 
 @contextmanager

@@ -182,7 +182,7 @@ def _preempted_seconds() -> float | None:
 
 
 def slow_steps(steps: Sequence[float]) -> int:
-    """Return the number of steps before five steps in a row with at most twice the median of the second half."""
+    """Return the number of steps before five steps whose median is at most twice the median of the second half."""
     usual = median(steps[len(steps) // 2 :])
     return next((i for i in range(len(steps)) if median(steps[i : i + 5]) <= 2 * usual), 0)
 
@@ -282,9 +282,9 @@ def predict(cost: EnvCost, n: int, cpus: int, in_processes: bool = False) -> Cho
     )
     if there > GAIN * here:
         return Choice("shmem", 1, reason) if in_processes else Choice("dummy", None, reason)
-    backend = "shmem" if cost.no_threads or in_processes else "thread"
-    if cost.no_threads != LOCKED and not in_processes:
-        reason += (
-            f"; not in threads: {cost.no_threads}" if cost.no_threads else "; in threads: the interpreter lock is off"
-        )
-    return Choice(backend, None if workers == default_num_workers(n, False) else workers, reason)
+    several = None if workers == default_num_workers(n, False) else workers
+    if in_processes or cost.no_threads == LOCKED:
+        return Choice("shmem", several, reason)
+    if cost.no_threads:
+        return Choice("shmem", several, f"{reason}; not in threads: {cost.no_threads}")
+    return Choice("thread", several, f"{reason}; in threads: the interpreter lock is off")
