@@ -244,15 +244,11 @@ def dead_nodes() -> set[str]:
 
 
 def _through_proxy() -> bool:
-    """Return True if the program uses Ray by a `ray://` address."""
     return bool(import_ray().util.client.ray.is_connected())
 
 
 def draining_nodes() -> set[str]:
-    """Return the ids of nodes that will end soon, for example preempted ones. Ray places nothing there.
-
-    Through a proxy, which does not tell, return none.
-    """
+    """Return the ids of nodes that will end soon, for example preempted ones. Ray places nothing there."""
     return set() if _through_proxy() else set(import_ray()._private.state.state.get_draining_nodes())
 
 
@@ -280,7 +276,7 @@ def unreachable_nodes() -> set[str]:
     """
     global _unreachable, _looked_at
     ray = import_ray()
-    if _through_proxy():  # it may be the only host that reaches the nodes
+    if _through_proxy():  # a `ray://` address; the proxy may be the only host that reaches the nodes
         return set()
     if time.monotonic() > _looked_at + LOOK_EVERY:
         nodes = [node for node in ray.nodes() if node["Alive"]]
