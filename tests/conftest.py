@@ -1,4 +1,4 @@
-"""Fixtures that every test shares: the backends, and the check that a test leaves nothing behind."""
+"""Shared fixtures: the backends, and the check that a test leaves nothing behind."""
 
 import contextlib
 import gc

@@ -1,4 +1,4 @@
-"""vecenv: many RL environments behind one numpy object."""
+"""vecenv: run many RL environments as one vector env, with numpy batches."""
 
 import importlib
 from typing import TYPE_CHECKING, Any
@@ -64,7 +64,7 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-# Names that are imported at first use, by module, because not every program needs their dependencies.
+# Public names by module. The first use of a name imports its module.
 _MODULES = {
     "backends.memory.shared_state": "SharedState",
     "creator": "EnvCreator",
@@ -90,8 +90,7 @@ _MODULES = {
 }
 _LOADED_WHEN_USED = {name: f"vecenv.{module}" for module, names in _MODULES.items() for name in names.split()}
 
-# `from vecenv import *` imports each name in `__all__`. AtariVectorEnv and SB3VecEnv need libraries that may be
-# missing.
+# `from vecenv import *` uses each name in `__all__`. AtariVectorEnv and SB3VecEnv would fail without optional packages.
 _LOADED = {name for name, value in vars().items() if str(getattr(value, "__module__", None)).startswith("vecenv.")}
 __all__ = sorted((_LOADED | _LOADED_WHEN_USED.keys()) - {"AtariVectorEnv", "SB3VecEnv"})
 

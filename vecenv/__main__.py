@@ -1,4 +1,4 @@
-"""Command line of `python -m vecenv tune CartPole-v1 --num-envs 8`: measure which vector env is the fastest."""
+"""Command line `python -m vecenv tune CartPole-v1 --num-envs 8`: measures which vector env is the fastest."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from vecenv.tuning.tune import tune
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run a command line, and return the exit code: 0, or 1 if no candidate could be measured.
+    """Run a command line, and return 0.
 
-    Raises SystemExit with code 2 for wrong arguments or an unknown env.
+    Raises SystemExit with code 1 if the envs cannot be measured, and 2 for wrong arguments or an unknown env.
     """
     parser = _parser()
     options = parser.parse_args(argv)
@@ -45,7 +45,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _is_function(env: str) -> bool:
-    """Return True for "module:function". An env id has a hyphen."""
+    """Return True for "module:function", and False for "module:MyEnv-v0"."""
     return ":" in env and env.rpartition(":")[2].isidentifier()
 
 
@@ -54,15 +54,18 @@ def _env_fn(env: str, kwargs: dict[str, Any]) -> Callable[[], Any]:
         module, _, name = env.rpartition(":")
         sys.path.insert(0, "")
         try:
-            return partial(getattr(importlib.import_module(module), name), **kwargs)
+            function = getattr(importlib.import_module(module), name)
         except (ImportError, AttributeError) as error:
             raise ValueError(f"there is no function {env}: {error}") from None
-    if ":" not in env:  # the envs of a module are known after its import
+        if not callable(function):
+            raise ValueError(f"{env} is not a function but {function!r}; name a function or class that makes an env")
+        return partial(function, **kwargs)
+    if ":" not in env:  # `gymnasium.make` imports the module of "module:id", and then checks the id
         try:
             find_spec(env)
         except gymnasium.error.Error as error:
             raise ValueError(
-                f"there is no env {env}: {error} One that a package registers is found as package:{env}"
+                f"there is no env {env}: {error} If a package registers this env, pass package:{env}"
             ) from None
     return partial(gymnasium.make, env, **kwargs)
 

@@ -1,4 +1,4 @@
-"""`BaseVectorEnv`: runs many envs behind one object. A backend decides where the envs live."""
+"""`BaseVectorEnv`: many envs behind one object. A backend runs the envs in this process or in workers."""
 
 from __future__ import annotations
 
@@ -29,8 +29,7 @@ from vecenv.engine.results import Step
 
 
 class BaseVectorEnv(LayerMark, EngineProperties):
-    """Vector env with ids, partial steps, `wait_num` and `timeout`, and without autoreset (as tianshou's
-    BaseVectorEnv).
+    """Vector env that steps all or some envs, and resets an env only on request (as tianshou's BaseVectorEnv).
 
         venv = ShmemVectorEnv([lambda: gym.make("CartPole-v1")] * 8)
         obs, info = venv.reset()
@@ -41,28 +40,29 @@ class BaseVectorEnv(LayerMark, EngineProperties):
                 obs[done], info[done] = venv.reset(done)
 
     Arguments:
-        env_fns: one callable per env, or an id for `gymnasium.make`, as in `["CartPole-v1"] * 8`. `EnvCreator` makes
-            callables that share state.
+        env_fns: one callable or `gymnasium.make` id per env, for example `["CartPole-v1"] * 8`. An `EnvCreator` lets
+            envs share state.
         worker_fn: a function that makes an `EnvWorker` from an env_fn, in place of `backend`.
-        wait_num: minimum number of ready envs (1 to n) that `step` waits for.
-        timeout: seconds after which `step` returns the ready rows. If no row is ready, `step` waits for the first.
-        backend: a new `Backend`, or a function that makes a backend (required with `lazy`).
-        num_workers: number of workers. Default: one per CPU, or one per env with `wait_num` or `timeout`.
-        copy: False returns full batches as views, which are valid until the next call.
-        stack_obs: False returns Dict and Tuple observations as an object array.
-        on_error: "raise", or "restart" to turn a failure into a truncated row with the previous observation,
-            `info["restarted"]=True` and the message in `info["error"]` (in `final_info` with `autoreset`).
+        wait_num: `step` returns as soon as this many envs (1 to n) have answered.
+        timeout: seconds after which `step` returns the results so far. If there is none, `step` waits for the first.
+        backend: a new `Backend`, or a function that makes a backend. `lazy` requires a function.
+        num_workers: number of workers. Default: one per CPU. If `wait_num` or `timeout` is set: one per env.
+        copy: False returns batches of all envs as views, valid until the next call.
+        stack_obs: False returns Dict and Tuple observations as an object array with a dict or tuple per env.
+        on_error: "raise", or "restart" to retry failed resets, and to turn a failed step into a truncated row (result)
+            with the previous observation. The info (with `autoreset`: `final_info`) has `restarted=True` and the
+            message as `error`.
         max_restarts: failures per env and minute that "restart" absorbs. The next failure raises.
-        strict: refuse to step an env that was not reset, or whose episode is over.
-        check_spaces: refuse envs with different spaces.
-        check_actions: refuse actions outside the action space, not only wrong shapes.
-        lazy: make the envs in the first `start`, `reset` or `seed`, also after `close`.
+        strict: raise for a step of an env that was not reset, or whose episode is over.
+        check_spaces: raise if envs have different spaces.
+        check_actions: raise for actions outside the action space, not only for wrong shapes.
+        lazy: make the envs in the first `start`, `reset` or `seed`. After `close`, these calls make new envs.
 
     docs/guarantees.md has all guarantees.
     """
 
     outermost: Any = None
-    """Wrapper through which `seed` was called, because its `reset` starts the episodes in all layers."""
+    """Outermost wrapper while `seed` runs, else None. `seed` resets envs through this wrapper."""
     _warns_unclosed = True
 
     def __init__(
@@ -90,7 +90,7 @@ class BaseVectorEnv(LayerMark, EngineProperties):
         self.num_workers = num_workers if num_workers is None else check_count("num_workers", num_workers, n)
         self.is_async = self.wait_num != n or self.timeout is not None
         self._is_plain = overrides_nothing(self, "send", "recv")
-        """True if `step` need not call `send` and `recv`."""
+        """True if `step` may bypass `send` and `recv`, because no subclass overrides them."""
         self._exchanges = not self.is_async and self._is_plain
         make_backend, name = backend_maker(worker_fn, backend, lazy), type(self).__name__
         options: dict[str, Any] = {"wait_num": self.wait_num, "timeout": self.timeout, "num_workers": self.num_workers}
@@ -102,7 +102,7 @@ class BaseVectorEnv(LayerMark, EngineProperties):
             return Engine(make_backend(), resolve_env_fns(fns), **options)
 
         self.engine: Engine = NotStarted(name)  # type: ignore[assignment]
-        """Engine that runs the rounds. Facades and collectors use `engine_of`."""
+        """Engine that runs the envs. Facades and collectors use `engine_of`, because a subclass may override `step`."""
         self.lazy = lazy
         self._restart = new_engine if lazy else None
         if not lazy:
@@ -113,11 +113,11 @@ class BaseVectorEnv(LayerMark, EngineProperties):
         self.num_workers = self.engine.num_workers
 
     def reset(self, id: Any = None, *, env_id: Any = None, **kwargs: Any) -> tuple[Any, np.ndarray]:
-        """Reset the envs `id` (default: all), wait for them also in async mode, and return (obs, info).
+        """Reset the envs `id` (default: all), wait for them, and return (obs, info).
 
-        Rows follow the order of `id`. With an int `seed`, env i gets seed + i; a list has a seed per env. `options`
-        is a dict, or a list with a dict per env. Other arguments go to each `reset`. A failed env is restarted.
-        Raises RuntimeError if an env is still stepping.
+        Rows follow the order of `id`. With an int `seed`, env i gets seed + i. A list `seed` has an entry per env in
+        `id`. `options` is a dict, or a list with a dict per env. Other arguments go to each env's `reset`. If the
+        worker of an env has ended, a new worker starts. Raises RuntimeError if an env is still stepping.
         """
         self.start()
         if self._in_call is not None:
@@ -130,14 +130,15 @@ class BaseVectorEnv(LayerMark, EngineProperties):
         """Step the envs `id` (default: all), and return (obs, rew, terminated, truncated, info).
 
         Arguments:
-            action: one action per env, of any array library, cast to the dtype of the action space. Numbers in a wrong
-                shape raise ValueError; `(k,)` and `(k, 1)` count as equal. None only waits for the envs in flight.
+            action: one action per env, of any array library. Actions are cast to the dtype of the action space. A wrong
+                shape raises ValueError; `(k,)` and `(k, 1)` count as equal. With None, `step` only waits for
+                envs in flight, or resets the envs in `reset`.
             id, env_id: ids or a mask; row j belongs to env `id[j]`. With `wait_num` or `timeout`, rows follow ascending
                 ids, and `info[j]["env_id"]` is the id.
-            reset: ids or a mask of envs to reset in this round. Their actions are ignored.
-            autoreset: True, or one seed per env (-1: no seed), resets envs whose episode ends in this step. The row
-                then has the first observation of the next episode, the reward and flags of the step, and the info of
-                the reset with the step's `final_obs` and `final_info` (as gymnasium's SAME_STEP).
+            reset: ids or a mask of envs to reset instead of stepping. The actions for these envs are ignored.
+            autoreset: True, or one seed per env (-1: no seed), also resets envs whose episode ends in this step (as
+                gymnasium's SAME_STEP). Their rows have the reward and flags of the step, and the observation and info
+                of the reset. The step's observation and info are in the info, as `final_obs` and `final_info`.
 
         Returns for k envs:
             obs: `(k, ...)`, a dict or tuple of such arrays, or an object array if observations cannot be stacked.
@@ -172,11 +173,11 @@ class BaseVectorEnv(LayerMark, EngineProperties):
     ) -> None:
         """Start a step without waiting: the first half of `step`.
 
-        `kwargs` are arguments for the envs in `reset`; a list `seed` follows the order of `reset`. `send(None,
-        reset=ids)` only resets.
+        `kwargs` are reset arguments for the envs in `reset`. A list `seed` follows the order of `reset`.
+        `send(None, reset=ids)` only resets.
 
         Raises ValueError, IndexError or TypeError for wrong actions or ids, RuntimeError if an env is still stepping,
-        and the earlier error of a failed env. No env was started then.
+        and the earlier error of a failed env. After an error, no env has started.
         """
         ids = self._ids_of_round(action, id, env_id, reset)
         if action is not None:
@@ -195,14 +196,14 @@ class BaseVectorEnv(LayerMark, EngineProperties):
         return self._as_ids(reset)
 
     def recv(self) -> Step:
-        """Wait as `wait_num` and `timeout` require, and return the rows: the second half of `step`.
+        """Wait as `wait_num` and `timeout` require, and return the results: the second half of `step`.
 
-        Raises RuntimeError if no env is in flight. The error of a failed env has the other rows in `partial`.
+        Raises RuntimeError if no env is stepping. If an env fails, raises the error, with other results as `partial`.
         """
         return self.engine.receive()
 
     def rand_step(self, id: Any = None, **kwargs: Any) -> Step:
-        """Step the envs `id` (default: all) with samples of their action spaces, which `seed` seeds."""
+        """Step the envs `id` (default: all) with samples of their action spaces."""
         spaces = self.action_space
         return self.step([spaces[i].sample() for i in self._wrap_id(id)], id, **kwargs)
 
@@ -217,7 +218,7 @@ class BaseVectorEnv(LayerMark, EngineProperties):
         return None if len(ids) == self.env_num and ids.tolist() == self.engine.all_ids else ids
 
     def _wrap_id(self, id: Any = None) -> list[int]:
-        """Return the ids of a call as a list. Subclasses written for tianshou use this name."""
+        """Return `id` as a list of ids. Subclasses written for tianshou call this method."""
         ids = self._as_ids(id)
         return list(self.engine.all_ids) if ids is None else ids.tolist()
 
@@ -233,54 +234,53 @@ class BaseVectorEnv(LayerMark, EngineProperties):
 
     @property
     def is_closed(self) -> bool:
-        """True after `close`, and before the start with `lazy`."""
+        """True after `close`, and with `lazy` also before the start."""
         return self.engine.closed
 
     @property
     def num_envs(self) -> int:
-        """Number of envs (gymnasium's name)."""
+        """Number of envs."""
         return self.env_num
 
     def alive(self) -> list[bool]:
-        """Return for each env whether its worker still runs, without waiting."""
+        """Return a bool per env, without waiting: True if the env's worker runs."""
         return self.engine.alive()
 
     def stats(self) -> dict[str, Any]:
-        """Return counts and seconds since the start, and the slowest envs.
+        """Return counts and seconds since the start. A round is a call that steps or resets envs.
 
-        - `rounds`, `steps`, `resets`: numbers of rounds, stepped envs and reset envs
-        - `dispatch_s`, `wait_s`: seconds of this process in calls without waiting, and of waiting
-        - `round_p50_s`, `round_p99_s`: percentiles of the last 1,024 rounds (`None` before the first)
+        - `rounds`, `steps`, `resets`: number of rounds, stepped envs and reset envs
+        - `dispatch_s`, `wait_s`: seconds that this process computed in rounds, and waited for envs
+        - `round_p50_s`, `round_p99_s`: percentiles of the durations of the last 1,024 rounds (`None` before the first)
         - `worker_busy_s`: seconds in rounds, per worker
         - `slowest_worker`, `slowest_env_ids`: the busiest worker and its envs
-        - `restarts`, `absorbed`: restarted workers, and failures that on_error="restart" absorbed
-        - `openmp_active`, `openmp_rounds`, `openblas_shortened`: whether OpenMP threads are being ended, in how many
-          rounds they were, and whether OpenBLAS's sleep sooner (see `release_openmp`; worker processes without
-          `wait_num` and `timeout`)
+        - `restarts`, `absorbed`: number of restarted workers, and of failures that on_error="restart" absorbed
+        - `openmp_active`, `openmp_rounds`: True if rounds end idle OpenMP threads, and the number of such rounds
+        - `openblas_shortened`: True if OpenBLAS threads sleep sooner
+
+        The last three exist with `release_openmp` and worker processes, without `wait_num` and `timeout`.
         """
         return self.engine.stats()
 
     def get_env_attr(self, key: str, id: Any = None) -> list[Any]:
-        """Return the attribute `key` of the envs `id` (default: all), found through wrappers, in the order of `id`.
+        """Return the attribute `key` of each env in `id` (default: all), also from inside wrappers.
 
         Raises AttributeError if an env lacks the attribute, RuntimeError if an env is still stepping.
         """
         return self._call(id, "get_env_attr", (key,))
 
     def set_env_attr(self, key: str, value: Any, id: Any = None) -> None:
-        """Set an attribute where `get_env_attr` finds it, else on the innermost env."""
+        """Set an attribute on the wrapper or env where `get_env_attr` finds it, else on the innermost env."""
         self._call(id, "set_env_attr", (key, value))
 
     def call(self, name: str, /, *args: Any, id: Any = None, **kwargs: Any) -> list[Any]:
-        """Call the method `name` of the envs `id` in parallel. An attribute that is not callable is returned (as
-        gymnasium's `call`).
-        """
+        """Call the method `name` of the envs `id` in parallel. If `name` is not callable, return its value."""
         return self._call(id, "call", (name, args, kwargs))
 
     def render(self, id: Any = None, **kwargs: Any) -> list[Any]:
-        """Return the frames of the envs `id` (default: all) by `env.render(**kwargs)`.
+        """Return `env.render(**kwargs)` of the envs `id` (default: all).
 
-        Raises RuntimeError if an env is still stepping.
+        Raises RuntimeError if any env is still stepping.
         """
         self.engine.check_open()
         if self.engine.status.in_flight:
@@ -290,13 +290,13 @@ class BaseVectorEnv(LayerMark, EngineProperties):
     def get_state(self, id: Any = None) -> list[Any]:
         """Return the states of the envs `id` (default: all), for `set_state`.
 
-        A state holds the emulator's state (ale-py), the physics (MuJoCo envs of gymnasium) or the result of the env's
-        `get_state()`, and counters of wrappers. Raises NotImplementedError for other envs.
+        A state has the counters of wrappers, and the emulator's state (ale-py), the physics (gymnasium's MuJoCo envs)
+        or the result of the env's `get_state()`. Raises NotImplementedError for other envs.
         """
         return self._call(id, "get_state", ())
 
     def set_state(self, states: Sequence[Any], id: Any = None) -> None:
-        """Set the states of the envs `id` (default: all), which then need no reset."""
+        """Set the states of the envs `id` (default: all). These envs then need no reset."""
         self.engine.check_open()
         self.engine.calls.set_states(self._as_ids(id), states)
 
@@ -305,11 +305,11 @@ class BaseVectorEnv(LayerMark, EngineProperties):
         return self.engine.calls.run(self._as_ids(id), op, args)
 
     def seed(self, seed: Any = None) -> list[int | None]:
-        """Seed all envs and action spaces, and return the seeds. An int s gives s, s + 1, ...; a list has a seed per
-        env.
+        """Seed all envs and action spaces, and return the seeds: s, s + 1, ... for an int s.
 
-        An env without a `seed` method is reset with its seed. `None` does nothing. Raises ValueError for a wrong count
-        or seed, before any env is seeded.
+        A list `seed` has a seed per env. An env without a method `seed` is reset with the seed. `None` seeds nothing.
+
+        Raises ValueError for wrong seeds, and RuntimeError if an env is still stepping, before any env is seeded.
         """
         self.start()
         self.engine.status.check_idle(None)
@@ -325,7 +325,7 @@ class BaseVectorEnv(LayerMark, EngineProperties):
     def set_seed(self, seed: int | None, static_seed: bool = False) -> int | None:
         """Seed the envs with a chain of seeds from `seed`, and return the next seed (as torchrl's `set_seed`).
 
-        `static_seed` gives each env the same seed, and returns it.
+        With `static_seed`, all envs get `seed`, which is also returned.
         """
         self.start()
         self.engine.status.check_idle(None)
@@ -336,7 +336,7 @@ class BaseVectorEnv(LayerMark, EngineProperties):
         return chain[-1]
 
     def start(self) -> None:
-        """Make the envs if needed. Without `lazy`, raises ClosedError after `close`."""
+        """With `lazy`, make the envs unless they are open. Without `lazy`, raises ClosedError after `close`."""
         if self._restart is not None and self.is_closed:
             self._open(self._restart)
         self.engine.check_open()
@@ -349,7 +349,7 @@ class BaseVectorEnv(LayerMark, EngineProperties):
         return self
 
     def note_exception(self, error: BaseException) -> None:
-        """Handle an exception that ends the caller's loop, before `close`."""
+        """Hook that `__exit__` calls with the exception of the `with` block, before `close`."""
 
     def __exit__(self, *exception: Any) -> None:
         try:
@@ -376,8 +376,5 @@ def overrides_nothing(venv: Any, *methods: str) -> bool:
 
 
 def engine_of(venv: Any) -> Engine | None:
-    """Return the engine of `venv` if stepping the engine equals stepping `venv`, else None.
-
-    None means that `venv` is not a vecenv class, or overrides `reset`, `step`, `send` or `recv`.
-    """
+    """Return the engine, or None if `venv` overrides `reset`, `step`, `send` or `recv`, which the engine bypasses."""
     return venv.engine if overrides_nothing(venv, "reset", "step", "send", "recv") else None

@@ -1,4 +1,4 @@
-"""`EnvCreator`: makes envs whose transforms and wrappers share their statistics."""
+"""`EnvCreator`: makes envs whose transforms and wrappers share statistics."""
 
 from __future__ import annotations
 
@@ -16,24 +16,23 @@ Kwargs = dict[str, Any]
 
 
 class EnvCreator:
-    """Function for `env_fns` whose envs share state, also across processes.
+    """Callable for `env_fns`. Its envs share state, also across processes.
 
         make_env = EnvCreator(lambda: TransformedEnv(gym.make("Pendulum-v1"), VecNorm()))
         venv = ShmemVectorEnv([make_env] * 8)     # all eight share the statistics
 
-    Wrappers and transforms share state by the methods `shared_state` and `bind_shared_state`.
+    Wrappers and transforms with the methods `shared_state` and `bind_shared_state` share state (see `SharedState`).
 
     Arguments:
         create_env_fn: a function (also a lambda) or class that makes an env.
-        create_env_kwargs: its arguments, or a list with one dict per env of `[creator] * n`.
+        create_env_kwargs: dict of arguments for `create_env_fn`, or a list with a dict per env for `[creator] * n`.
         share_memory: False gives each env separate state.
-        kwargs: further arguments.
+        kwargs: further arguments of `create_env_fn`.
 
-    With `share_memory`, the constructor makes and closes one additional env. A vector env keeps the creator's arguments
-    from its construction. docs/guarantees.md ("Shared state") has the guarantees.
+    With `share_memory`, the constructor makes and closes one additional env. See docs/guarantees.md ("Shared state").
 
     Raises TypeError if `create_env_fn` is not callable or does not make an env. A creator with shared state can be
-    pickled only to start a process, because unnamed memory cannot be found later.
+    pickled only as an argument of a new process, which receives the unnamed shared memory.
 
     >>> import gymnasium as gym
     >>> from vecenv import DummyVectorEnv
@@ -62,7 +61,7 @@ class EnvCreator:
         self._states: list[SharedState] | None = None
         self._names: list[str] = []
         self._report: EnvReport | None = None
-        if isinstance(create_env_fn, EnvCreator):  # arguments of both, and the same state
+        if isinstance(create_env_fn, EnvCreator):  # merge the arguments, and share the inner creator's state
             other = create_env_fn
             self._fn, self._kwargs = other._fn, _merge_kwargs(self._kwargs, other._kwargs)
             self._freezes = other._freezes
@@ -72,10 +71,10 @@ class EnvCreator:
             self._inspect_env()
 
     def __call__(self, **kwargs: Any) -> Any:
-        """Make an env with the shared state. The creator's arguments take precedence over `kwargs`.
+        """Make an env with the shared state. The creator's arguments override `kwargs`.
 
-        Raises RuntimeError if the creator has a list of arguments, and ValueError if the env's state differs in names,
-        shapes or dtypes.
+        Raises RuntimeError if the creator has a list of arguments, and ValueError if the env's state has other names,
+        shapes or dtypes than the shared state.
         """
         if isinstance(self._kwargs, list):
             raise RuntimeError(
@@ -93,7 +92,7 @@ class EnvCreator:
         return env
 
     def for_env(self, i: int, n: int) -> EnvCreator:
-        """Return the creator of env `i` of `n`, with entry `i` of a list of arguments.
+        """Return the creator for env `i` of `n` envs. If the arguments are a list, this creator has entry `i`.
 
         Raises ValueError if the list does not have `n` entries.
         """
@@ -104,7 +103,7 @@ class EnvCreator:
         return self._variant(_kwargs=kwargs)
 
     def make_variant(self, **kwargs: Any) -> EnvCreator:
-        """Return a creator with the same state and changed arguments. This creator stays unchanged."""
+        """Return a creator with changed arguments. The envs of both creators share state."""
         return self._variant(_kwargs=_merge_kwargs(self._kwargs, kwargs))
 
     def _variant(self, **attributes: Any) -> EnvCreator:
@@ -113,29 +112,32 @@ class EnvCreator:
         return variant
 
     def unshared(self) -> EnvCreator:
-        """Return a creator whose envs share no state, for measurements by `tune` and `backend="auto"`."""
+        """Return a creator of envs without shared state, for measurements that must not change the state."""
         return self._variant(_shares=False, _states=None, _names=[])
 
     def frozen_copy(self, *, shared_only: bool = False) -> EnvCreator:
-        """Return a creator for evaluation envs, which share a copy of the state and freeze their statistics.
+        """Return a creator of envs for evaluation. These envs share a copy of the state, and update no statistics.
 
-        With `share_memory=False`, each env is frozen as `create_env_fn` makes it. With `shared_only`, parts without
-        shared statistics are not frozen.
+        With `share_memory=False`, each env keeps the statistics with which `create_env_fn` made it. With
+        `shared_only`, statistics that are not shared are still updated.
         """
         states = self._states and [SharedState(state.read(), share=True) for state in self._states]
         return self._variant(_freezes="shared" if shared_only else "all", _states=states)
 
     def update_kwargs(self, kwargs: Kwargs | Sequence[Kwargs]) -> None:
-        """Replace these arguments for later envs; a list has a dict per env.
+        """Change these arguments, and keep the others. Vector envs that have started do not change.
 
-        Raises ValueError if the length differs from the creator's list.
+        kwargs: dict, or a list with a dict per env.
+
+        Raises ValueError if this creator already has a list of a different length.
         """
         self._kwargs, self._report = _merge_kwargs(self._kwargs, kwargs), None
 
     def state_dict(self) -> dict[str, np.ndarray]:
-        """Return a copy of the shared state. Array `name` of part k, counted from the outermost, is "k.Class.name".
+        """Return a copy of the shared state.
 
-        All arrays of a part are from the same update.
+        Key "k.Class.name" has the array `name` of the k-th wrapper, transform or env with state, outermost first. The
+        arrays with the same k are a consistent snapshot.
         """
         return {
             f"{k}.{owner}.{name}": array
@@ -144,8 +146,9 @@ class EnvCreator:
         }
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Set the shared state of all envs to `state_dict`. Raises ValueError for wrong names or shapes, without
-        changing anything.
+        """Set the shared state of all envs to `state_dict`.
+
+        Raises ValueError for wrong names or shapes, before any change.
         """
         now = self.state_dict()
         wrong = [*(now.keys() ^ state_dict.keys())]
@@ -165,7 +168,7 @@ class EnvCreator:
 
     @property
     def meta_data(self) -> EnvReport:
-        """Spaces, metadata, spec and reward_range of the (first) env. May make and close an env."""
+        """Spaces, metadata, spec and reward_range of the first env. Reading them may make and close an env."""
         if self._report is None:
             self._inspect_env()
         assert self._report is not None
@@ -203,7 +206,7 @@ class EnvCreator:
         for part, state in zip(parts, states, strict=True):
             part.bind_shared_state(state)
 
-    # Pickling with cloudpickle, because multiprocessing cannot pickle lambdas.
+    # `dumps_by_value` uses cloudpickle, because pickle cannot store lambdas
 
     def __getstate__(self) -> dict[str, Any]:
         return {
@@ -227,7 +230,7 @@ class EnvCreator:
 
 
 def stateful_parts(env: Any) -> list[Stateful]:
-    """Return the parts of an env with state: wrappers and transforms, outermost first, then the env."""
+    """Return the wrappers and transforms with state, outermost first, then the env if it has state."""
     found: list[Stateful] = []
     for part in parts(env):
         if isinstance(part, Stateful) and not any(part is other for other in found):
@@ -236,10 +239,7 @@ def stateful_parts(env: Any) -> list[Stateful]:
 
 
 def _merge_kwargs(kwargs: Kwargs | Sequence[Kwargs], first: Kwargs | Sequence[Kwargs]) -> Any:
-    """Return both dicts merged, with precedence for `first`, or a list with a dict per env.
-
-    Raises TypeError for other types, and ValueError if two lists differ in length.
-    """
+    """Merge two dicts, with precedence for `first`. Return a list of dicts if an argument is a list of dicts."""
     for each in (kwargs, first):
         dicts = each if isinstance(each, (list, tuple)) else [each]
         if not dicts or not all(isinstance(one, Mapping) for one in dicts):

@@ -11,8 +11,8 @@
     ├── ConcurrentCallError
     └── SharedMemoryError     also OSError
 
-Mistakes of the caller raise plain ValueError, TypeError, IndexError and RuntimeError. If an env's exception can be
-pickled, the caller gets the same class, with the worker's traceback as its cause and the env id in a note.
+Mistakes of the caller raise ValueError, TypeError, IndexError and RuntimeError. An env's exception keeps its class if
+it can be pickled. The exception's cause is the worker's traceback, and a note has the env id.
 """
 
 from __future__ import annotations
@@ -28,9 +28,7 @@ from vecenv import nest
 
 
 class Partial(NamedTuple):
-    """Results of the other envs of a failed call, in the order of `env_id`: the error's `partial`. `merge_into` makes a
-    whole batch.
-    """
+    """Results of the envs that did not fail, in the order of `env_id`. An error has this object as `partial`."""
 
     env_id: Any
     obs: Any
@@ -52,10 +50,14 @@ class Partial(NamedTuple):
             if (done := terminated | truncated).any():
                 obs[done], info[done] = venv.reset(done)  # restarts the failed envs
 
-        Failed envs get truncated rows: their row of `obs` (the batch before the step), reward 0, and an info with
-        `restarted` False, because they still need a reset. `id`: the envs of the rows of `obs`, if not all.
+        A failed env gets its row of `obs`, reward 0, `truncated` True, and an info with `restarted` False, because the
+        env still needs a reset.
 
-        Raises ValueError for wrong rows or envs, and TypeError if the batches are dicts, as in games.
+        obs: the batch of observations before the step.
+        id: the ids of the rows of `obs` (default: all envs).
+
+        Raises ValueError if `id` and `obs` differ in length or lack an env of `env_id`, and TypeError if infos or
+        rewards are dicts (multi-agent envs).
 
         >>> obs, one = np.array([[1.0], [2.0]]), np.ones(1)
         >>> partial = Partial(np.array([1]), one[None] * 7, one, one > 9, one > 9, np.array([{"env_id": 1}]))
@@ -79,7 +81,7 @@ class Partial(NamedTuple):
             )
         rows = [row_of[i] for i in self.env_id.tolist()]
         merged = nest.map(lambda leaf: leaf.clone() if hasattr(leaf, "clone") else np.array(leaf), obs)
-        # copies of rows, in the array library and on the device of the columns
+        # `take` with n zeros makes n rows in the same library and on the same device.
         rew, terminated, truncated = nest.take((self.rew, self.terminated, self.truncated), np.zeros(n, np.int64))
         rew[:], terminated[:], truncated[:] = 0, False, True
         info = nest.object_array([{"env_id": i, "restarted": False} for i in ids])
@@ -101,15 +103,15 @@ class VectorEnvError(RuntimeError):
     pid: int | None = None
     partial: Partial | None = None
     bystander: bool = False
-    """True if the env only shared a worker with the failed env."""
+    """True if the env only shares a worker with the env that failed."""
 
 
 class EnvStepError(VectorEnvError):
-    """An env raised an exception that cannot be pickled. The message has its class and text."""
+    """An env raised an exception that cannot be pickled. The message has the exception's class and text."""
 
 
 class WorkerDiedError(VectorEnvError):
-    """A worker process ended. `reset` restarts its envs."""
+    """A worker process ended. `reset` starts a new worker with new envs."""
 
 
 class WorkerTimeoutError(VectorEnvError, TimeoutError):
@@ -125,7 +127,6 @@ class ObservationError(EnvContractError):
 
 
 CLOSED_MEANWHILE = "the vector env was closed while this call waited for its envs"
-"""Message of ClosedError if another thread or a signal handler closed the vector env during a call."""
 
 
 class ClosedError(VectorEnvError):
@@ -145,7 +146,7 @@ class SharedMemoryError(VectorEnvError, OSError):
 
 
 class RemoteTraceback(Exception):
-    """Cause of a worker's exception, with the worker's traceback as its message."""
+    """Cause of a worker's exception. The message is the worker's traceback."""
 
     def __str__(self) -> str:
         return f"\n{self.args[0]}" if self.args else ""
@@ -155,7 +156,7 @@ _PACKAGES = ("vecenv.", "collector.")
 
 
 def warn_caller(text: str) -> None:
-    """Show a RuntimeWarning at the program's line that called vecenv or collector."""
+    """Show a RuntimeWarning at the line that called vecenv or collector."""
     frame, level = sys._getframe(), 1
     while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith(_PACKAGES):
         frame, level = frame.f_back, level + 1
@@ -163,8 +164,9 @@ def warn_caller(text: str) -> None:
 
 
 class WorkerWarnings(list[str]):
-    """Repeated warnings of workers. Only the first is shown, and only after the results are read, because a filter may
-    turn the warning into an exception.
+    """Warnings of workers. Only the first call of `show` shows a warning.
+
+    Call `show` after reading the results, because a filter may turn the warning into an exception.
     """
 
     _shown = False

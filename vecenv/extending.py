@@ -1,6 +1,6 @@
-"""Names for packages that extend vecenv, such as `collector`.
+"""Names for packages that extend vecenv.
 
-Users import from `vecenv`. `collector` imports from `vecenv`, `vecenv.nest` and this module.
+The package `collector` imports only from `vecenv`, `vecenv.nest` and this module.
 """
 
 from vecenv.backends.host.failure import add_note
@@ -52,7 +52,7 @@ from vecenv.ray_cluster import (
 from vecenv.transforms.compose import HasTransforms, flat
 from vecenv.transforms.transform import Freezable
 from vecenv.tuning.auto_backend import VECTOR_ENVS
-from vecenv.wrappers import check_send_and_recv, resets_in_step
+from vecenv.wrappers import check_send_and_recv, resets_in_step, step_with_views
 
 __all__ = ["VECTOR_ENVS", "Freezable", "HasTransforms", "LayerMark", "Layout", "Leaf", "ObjectLeaf", "RayCluster"]
 __all__ += ["actor_options", "add_note", "as_autoreset", "as_ids", "at_least_one", "batch_actions"]
@@ -61,5 +61,5 @@ __all__ += ["check_timeout", "common_layout", "connect", "dead_nodes", "end_acto
 __all__ += ["flat", "free_places", "get_record", "is_loss", "is_repeated", "make_actor", "make_counter"]
 __all__ += ["missing_package", "path_of_descriptor", "put_record", "reason_of", "release_pool"]
 __all__ += ["remove_record", "resets_in_step", "resolve_env_fns", "round_envs", "seed_chain"]
-__all__ += ["seed_generators", "spread_seeds", "start_task", "unreachable_nodes", "unscheduled"]
-__all__ += ["warn_caller", "whole", "worker_seeds"]
+__all__ += ["seed_generators", "spread_seeds", "start_task", "step_with_views", "unreachable_nodes"]
+__all__ += ["unscheduled", "warn_caller", "whole", "worker_seeds"]

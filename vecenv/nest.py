@@ -41,7 +41,7 @@ def leaves(tree: Tree) -> Iterator[Any]:
 
 
 def items(tree: Tree, path: tuple[Any, ...] = ()) -> Iterator[tuple[tuple[Any, ...], Any]]:
-    """Yield the path of each leaf, a tuple of keys and places, with the leaf.
+    """Yield (path, leaf) for each leaf. A path is a tuple of keys and indices.
 
     >>> list(items({"a": 1, "b": (2,)}))
     [(('a',), 1), (('b', 0), 2)]
@@ -63,8 +63,8 @@ def take(tree: Tree, index: Any) -> Tree:
     if tree.__class__ is np.ndarray:
         if tree.ndim > 1 and index.__class__ is np.ndarray and index.dtype.kind == "i":
             flags = tree.flags
-            if flags.c_contiguous and flags.aligned:  # `take` copies any other array as a whole
-                return tree.take(index, 0)  # several times as fast as an index for small rows
+            if flags.c_contiguous and flags.aligned:  # else `ndarray.take` would first copy the whole array
+                return tree.take(index, 0)  # faster than an index if rows are small
         return tree[index]
     return map(lambda leaf: take(leaf, index) if leaf.__class__ is np.ndarray else leaf[index], tree)
 
@@ -81,7 +81,7 @@ def put(tree: Tree, index: Any, value: Tree) -> None:
 
 
 def merge(function: Callable[[list[Any]], Any], trees: Sequence[Tree]) -> Tree:
-    """Return one tree with `function` applied to the list of the leaves at the same place.
+    """Merge trees: apply `function` to the list of leaves with the same path.
 
     >>> merge(sum, [{"a": 1, "b": (2,)}, {"b": (20,), "a": 10}])
     {'a': 11, 'b': (22,)}
@@ -95,7 +95,7 @@ def merge(function: Callable[[list[Any]], Any], trees: Sequence[Tree]) -> Tree:
 
 
 def stack(trees: Sequence[Tree]) -> Tree:
-    """Stack equal trees leaf by leaf.
+    """Stack trees of the same structure leaf by leaf.
 
     >>> stack([{"a": 1}, {"a": 2}])["a"]
     array([1, 2])
@@ -104,7 +104,7 @@ def stack(trees: Sequence[Tree]) -> Tree:
 
 
 def tree_of(space: Any) -> Any:
-    """Return the tree of a space: dicts and tuples in place of Dict and Tuple spaces."""
+    """Convert Dict and Tuple spaces to a tree of spaces."""
     if isinstance(space, spaces.Dict):
         return {key: tree_of(child) for key, child in space.spaces.items()}
     return tuple(tree_of(child) for child in space.spaces) if isinstance(space, spaces.Tuple) else space
@@ -112,13 +112,13 @@ def tree_of(space: Any) -> Any:
 
 def space_of(tree: Any) -> Any:
     if isinstance(tree, dict):
-        # a list of pairs, because gymnasium sorts a dict
+        # spaces.Dict sorts the keys of a dict, but keeps the order of pairs
         return spaces.Dict([(key, space_of(child)) for key, child in tree.items()])
     return spaces.Tuple([space_of(child) for child in tree]) if isinstance(tree, tuple) else tree
 
 
 def object_array(values: Sequence[Any]) -> np.ndarray:
-    """Return a 1-D object array of the values, which numpy would convert if nested."""
+    """Return a 1-D object array, even if the values are sequences."""
     array = np.empty(len(values), dtype=object)
     for i, value in enumerate(values):
         array[i] = value
@@ -126,9 +126,9 @@ def object_array(values: Sequence[Any]) -> np.ndarray:
 
 
 def tensor_on_host(value: Any) -> Any:
-    """Return a tensor (torch's, or with `detach`, `cpu` and `numpy`) as an array, and other objects unchanged.
+    """Convert a tensor (an object with `detach`, `cpu` and `numpy`) to an array. Return other objects unchanged.
 
-    A CPU tensor of torch shares its memory. bfloat16 becomes float32, without loss.
+    A CPU tensor's array shares memory with the tensor. bfloat16 is copied to float32, without loss.
     """
     if value.__class__ is np.ndarray or not (hasattr(value, "detach") and hasattr(value, "cpu")):
         return value
@@ -145,6 +145,6 @@ def as_array(value: Any) -> np.ndarray:
 
 
 def namespace(array: Any) -> Any:
-    """Return the module with functions for an array: torch for a tensor, else numpy."""
+    """Return the module of an array: torch for a tensor, else numpy."""
     is_numpy = isinstance(array, np.ndarray) or not hasattr(array, "detach")
     return np if is_numpy else sys.modules[type(array.dtype).__module__]

@@ -1,4 +1,4 @@
-"""`VectorEnvNormObs`: normalises observations by running statistics of the vector env."""
+"""`VectorEnvNormObs`: wrapper that normalises observations."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from vecenv.wrappers import RowWiseWrapper
 class VectorEnvNormObs(RowWiseWrapper):
     """Wrapper that normalises observations by their running mean and deviation (as tianshou's).
 
-    Each returned batch first updates the statistics, unless `update_obs_rms` is False. `get_obs_rms` and `set_obs_rms`
-    share statistics, for example with a test env. Floats keep their dtype; other numbers become float64. For rewards
-    use `TransformedVectorEnv(venv, NormalizeReward())`.
+    Each batch first updates the statistics, unless `update_obs_rms` is False, and is then normalised. `get_obs_rms` and
+    `set_obs_rms` share statistics. Floats keep their dtype. Other numbers become float64.
+    For rewards use `TransformedVectorEnv(venv, NormalizeReward())`.
 
-    Raises ValueError for an observation that is not numeric, or not stacked (`stack_obs=False`), and TypeError for a
-    gymnasium env or vector env.
+    Raises ValueError if observations are not numeric or not stacked (`stack_obs=False`), and TypeError for a gymnasium
+    env or vector env.
 
     >>> import gymnasium as gym
     >>> from vecenv import DummyVectorEnv
@@ -48,20 +48,18 @@ class VectorEnvNormObs(RowWiseWrapper):
         self.obs_rms: Any = _new_statistics(venv)
 
     def map_reset(self, obs: Any, info: np.ndarray) -> tuple[Any, np.ndarray]:
-        """Return the rows with normalised observations."""
         return self._norm_batch(obs), info
 
     def map_step(self, obs: Any, rew: Any, terminated: Any, truncated: Any, info: np.ndarray) -> Any:
-        """Return the rows with normalised observations."""
         return self._norm_batch(obs), rew, terminated, truncated, info
 
     def map_repeated(self, obs: Any, rew: Any, terminated: Any, truncated: Any, info: np.ndarray) -> Any:
-        """Normalise without an update, because the statistics already include these rows."""
+        """Normalise the rows of failed steps without an update, because they repeat earlier observations."""
         with self._no_updates():
             return self.map_step(obs, rew, terminated, truncated, info)
 
     def seeded(self, seed: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """Seed without updates, because these observations are not returned (as tianshou)."""
+        """Seed the envs. Resets in `seed` do not update the statistics, as in tianshou."""
         with self._no_updates():
             return super().seeded(seed, *args, **kwargs)
 
@@ -90,7 +88,7 @@ class VectorEnvNormObs(RowWiseWrapper):
         return self.obs_rms
 
     def set_obs_rms(self, obs_rms: Any) -> None:
-        """Use these statistics. With `None`, observations are not normalised."""
+        """Use these statistics. `None` turns normalisation off."""
         self.obs_rms = obs_rms
 
 
@@ -106,7 +104,7 @@ def _new_statistics(venv: Any) -> Any:
                 f"VectorEnvNormObs cannot normalise {leaf.path}: it is not an array of numbers with the same shape and "
                 "dtype in all envs; take it out of the observation, with gymnasium.wrappers.FilterObservation"
             )
-    engine = getattr(venv, "engine", None)  # other objects may have no engine
+    engine = getattr(venv, "engine", None)  # `venv` may be an object without an engine
     if isinstance(tree, (dict, tuple)) and engine is not None and engine.results.splits:
         raise ValueError(
             "VectorEnvNormObs takes Dict and Tuple observations stacked: make the venv with stack_obs=True"

@@ -1,7 +1,6 @@
 """System calls that exist only on Linux. If a function returns None or False, the caller uses a fallback.
 
-`VECENV_PORTABLE=1`, set before Python starts, disables these calls, to test the fallbacks (see
-docs/explanation/design.md).
+If `VECENV_PORTABLE=1` is set before Python starts, these calls are disabled, to test the fallbacks.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ _fcntl: Any = fcntl
 
 
 def _call(name: str) -> Callable[..., Any] | None:
-    """Return the function of `os`, or None. No cache, because tests set `PORTABLE`."""
+    """Return a function of `os`, or None if missing. Not cached, because tests set `PORTABLE`."""
     return None if PORTABLE else getattr(os, name, None)
 
 
@@ -32,13 +31,12 @@ def eventfd() -> int | None:
 
 
 def memfd(name: str) -> int | None:
-    """Return a new unnamed memory file that can be sealed."""
     create = _call("memfd_create")
     return None if create is None else create(name, _os.MFD_CLOEXEC | _os.MFD_ALLOW_SEALING)
 
 
 def seal_size(fd: int) -> None:
-    """Forbid changes of a memory file's size, if the system has memfd."""
+    """Forbid size changes of a memory file, if the system has memfd."""
     if not PORTABLE and hasattr(os, "memfd_create") and hasattr(fcntl, "F_ADD_SEALS"):
         fcntl.fcntl(fd, fcntl.F_ADD_SEALS, _fcntl.F_SEAL_SHRINK | _fcntl.F_SEAL_GROW)
 
@@ -55,7 +53,7 @@ def pidfd(pid: int) -> int | None:
     open_child = _call("pidfd_open")
     try:
         return None if open_child is None else int(open_child(pid))
-    except OSError:  # an old kernel or a sandbox
+    except OSError:  # refused by an old kernel or a sandbox
         return None
 
 
@@ -64,7 +62,7 @@ def has_pidfds() -> bool:
 
 
 def signal_at_end_of_starter(number: int) -> bool:
-    """Let the kernel signal this process when the thread that started it ends, or return False."""
+    """Let the kernel send signal `number` (0: none) to this process when the thread that started this process ends."""
     if not signals_at_end_of_starter():
         return False
     set_parent_death_signal = 1
@@ -77,10 +75,7 @@ def signals_at_end_of_starter() -> bool:
 
 
 def polls_for_hangup() -> bool:
-    """Return True if `poll` reports the hang-up of a socket without other events.
-
-    On macOS, `poll` ignores the event mask 0, and POLLHUP after data has arrived.
-    """
+    """Return True if `poll` with the event mask 0 reports a hang-up. On macOS, it does not."""
     return not PORTABLE and sys.platform != "darwin"
 
 
@@ -90,7 +85,7 @@ def allowed_cpus() -> set[int] | None:
 
 
 def allow_cpus(cpus: set[int]) -> None:
-    """Restrict this process to these CPUs. Call only if `binds_to_cpus()`."""
+    """Restrict this process to `cpus`. Call only if `binds_to_cpus()`."""
     _os.sched_setaffinity(0, cpus)
 
 
@@ -111,11 +106,11 @@ def thread_ids() -> list[int] | None:
 
 
 def path_of_descriptor(fd: int) -> str | None:
-    """Return a path to an open file or folder that stays valid in this process after a rename."""
+    """Return a path of an open file or folder, or None. In this process, the path stays valid after a rename."""
     if not PORTABLE and os.path.isdir("/proc/self/fd"):
         return f"/proc/self/fd/{fd}"
     return None
 
 
 IN_ORDER = not PORTABLE and platform.machine() in ("x86_64", "AMD64")
-"""True if the processor keeps the order of writes and of reads. A read after a write still needs a fence."""
+"""True if the processor keeps the order of writes, and the order of reads. Only a read after a write needs a fence."""

@@ -1,7 +1,7 @@
-"""Connection to Ray, and placement of workers on its nodes. Only this file imports ray.
+"""Connection to Ray, and functions that start actors and tasks. Only this file imports ray.
 
-Ray never restarts the actors of `actor_options` and never repeats a call, because a new env needs a reset first, and a
-repeated call would step an env twice.
+`actor_options` forbids restarts of actors, because a new env needs a reset first. It also forbids repeats of calls,
+because a repeated call would step an env twice.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ from typing import Any
 import numpy as np
 
 NICENESS = "RAY_worker_niceness"
-"""Environment variable with the niceness of actors, which Ray reads at its start."""
+"""Environment variable with the niceness of actors. Ray reads it at its start."""
 RECORDS = "vecenv"
 NOTICED_WITHIN = 1.0
 
 _lock = threading.Lock()
 _users = 0
 _address: str | None = None
-"""Cluster that `connect()` started or joined; None if the program had called `ray.init`."""
+"""Address of the cluster that `connect` started or joined, or None."""
 _ended_at = -NOTICED_WITHIN
-"""Time of the latest end of an actor."""
+"""Time (`time.monotonic`) when an actor last ended."""
 ANSWERS_WITHIN = 1.0
-"""Seconds for a node to accept a connection."""
+"""Seconds to wait for a connection to a node."""
 LOOK_EVERY = 1.0
 """Seconds for which the result of `unreachable_nodes` is valid."""
 _unreachable: set[str] = set()
@@ -40,7 +40,7 @@ _looked_at = -LOOK_EVERY
 
 
 class RayCluster:
-    """Connection to a Ray cluster. The last user of a local cluster shuts it down."""
+    """Connection to a Ray cluster."""
 
     def __init__(self, ray: Any) -> None:
         self.ray = ray
@@ -53,10 +53,10 @@ class RayCluster:
         self.release()
 
     def release(self) -> None:
-        """End this use. Repeated calls do nothing.
+        """End this use of the cluster. Repeated calls do nothing.
 
-        The last release ends the local cluster, or leaves the cluster that `connect()` joined. A cluster of `ray.init`
-        stays connected.
+        The last release ends or leaves the cluster that `connect` started or joined. If the program called `ray.init`,
+        Ray stays connected.
         """
         global _users, _address
         with _lock:
@@ -74,8 +74,8 @@ class RayCluster:
 def connect(address: str | None = None) -> RayCluster:
     """Use the cluster of `ray.init`, else the cluster at `address`.
 
-    address: as in `ray.init`. "auto" tries `RAY_ADDRESS`, then a cluster on this machine. None tries `RAY_ADDRESS`.
-    Both then start a local cluster, without dashboard and log output.
+    address: as in `ray.init`. "auto" and None use `RAY_ADDRESS`. If `RAY_ADDRESS` is not set, None starts a local
+        cluster, and "auto" joins a cluster on this machine, or else starts one.
 
     Raises ImportError without ray, and the errors of `ray.init`, such as ConnectionError.
     """
@@ -83,7 +83,7 @@ def connect(address: str | None = None) -> RayCluster:
     ray = import_ray()
     with _lock:
         if not ray.is_initialized():
-            # Without an address, Ray would also join another user's cluster on this machine.
+            # Without an address, Ray could join the cluster of another user on this machine.
             of_environment = bool(os.environ.get("RAY_ADDRESS"))
             if address is None and not of_environment:
                 address = "local"
@@ -100,7 +100,7 @@ def connect(address: str | None = None) -> RayCluster:
 
 def _init(ray: Any, address: str | None) -> None:
     starts = address == "local"
-    # Actors run at niceness 0 unless the user has set another. Ray's default is 15.
+    # With Ray's default niceness 15, other processes would get CPUs first.
     sets = starts and NICENESS not in os.environ
     if sets:
         os.environ[NICENESS] = "0"
@@ -135,8 +135,7 @@ def actor_options(
 ) -> dict[str, Any]:
     """Return arguments for `ray.remote(cls).options(...)`, without restarts and retries.
 
-    `scheduling` is "SPREAD", "DEFAULT" or a strategy of Ray. A `placement_group` replaces the strategy; its bundles are
-    used in turn.
+    `scheduling`: "SPREAD", "DEFAULT" or a strategy of Ray. A `placement_group` replaces it.
     """
     if placement_group is not None:
         import_ray()
@@ -161,41 +160,37 @@ def make_counter(name: str, description: str, tags: tuple[str, ...] = ()) -> Any
 
 
 def put_bytes(data: bytes) -> Any:
-    """Put bytes into the object store; return the reference to an array of them, which actors read without a copy."""
+    """Put bytes into Ray's object store as an array, so that actors read them without a copy."""
     return import_ray().put(np.frombuffer(data, np.uint8))
 
 
 def is_loss(error: BaseException) -> bool:
-    """Return True if an exception of `ray.get` means that the actor, its node or the object is lost.
-
-    Exceptions of the actor's code and `GetTimeoutError` are not a loss.
-    """
+    """Return True if an exception of `ray.get` means that the actor, its node or the object is lost."""
     exceptions = import_ray().exceptions
-    # RayActorError: dead or unreachable. ObjectLostError: the owner died, or the object cannot be fetched.
     lost = exceptions.RayActorError, exceptions.WorkerCrashedError, exceptions.NodeDiedError, exceptions.ObjectLostError
     return isinstance(error, (*lost, exceptions.OutOfMemoryError, exceptions.OutOfDiskError))
 
 
 def cause_of(error: BaseException) -> BaseException:
-    """Return the exception that an actor's code raised, or `error` if it is not a `RayTaskError`."""
+    """Return the exception of the actor's code, or `error` if it is not a `RayTaskError`."""
     cause = getattr(error, "cause", None)
     return cause if isinstance(error, import_ray().exceptions.RayTaskError) and cause is not None else error
 
 
 def assigned_cpus() -> float | None:
-    """Return the CPUs that Ray has assigned to this actor or task, or None elsewhere. Does not import ray."""
+    """Return the number of CPUs of this actor or task, or None in other processes. Does not import ray."""
     ray = sys.modules.get("ray")
     if ray is None or not ray.is_initialized():
         return None
     context = ray.get_runtime_context()
-    if context.worker.mode != ray.WORKER_MODE:  # a driver has no assigned CPUs
+    if context.worker.mode != ray.WORKER_MODE:  # this process is a driver
         return None
     cpus: float = context.get_assigned_resources().get("CPU", 0.0)
     return cpus
 
 
 def unscheduled(count: int, of: int, options: Mapping[str, Any], seconds: float) -> str:
-    """Return the error text for actors that have not started in time."""
+    """Return the error text for `count` of `of` actors that have not started in time."""
     ray = import_ray()
     nodes, free = sum(bool(node["Alive"]) for node in ray.nodes()), ray.available_resources()
     has = [
@@ -239,7 +234,7 @@ def remove_record(key: str) -> None:
 
 
 def dead_nodes() -> set[str]:
-    """Return the ids of the nodes that Ray has declared dead. A node that returns gets a new id."""
+    """Return the ids of nodes that Ray has declared dead. Ids are not reused."""
     return {node["NodeID"] for node in import_ray().nodes() if not node["Alive"]}
 
 
@@ -248,7 +243,7 @@ def _through_proxy() -> bool:
 
 
 def draining_nodes() -> set[str]:
-    """Return the ids of nodes that will end soon, for example preempted ones. Ray places nothing there."""
+    """Return the ids of nodes that will end soon, for example by preemption. Ray starts no actors there."""
     return set() if _through_proxy() else set(import_ray()._private.state.state.get_draining_nodes())
 
 
@@ -270,13 +265,13 @@ def missing_package(error: BaseException) -> str:
 
 
 def unreachable_nodes() -> set[str]:
-    """Return the ids of nodes that do not answer although Ray lists them as alive.
+    """Return the ids of nodes that Ray lists as alive, but that accept no connection.
 
-    Ray declares a silent node dead after about a minute, and places actors on it until then.
+    Ray declares such nodes dead after about a minute, and places actors on them until then.
     """
     global _unreachable, _looked_at
     ray = import_ray()
-    if _through_proxy():  # a `ray://` address; the proxy may be the only host that reaches the nodes
+    if _through_proxy():  # only the host of the `ray://` proxy may be able to reach the nodes
         return set()
     if time.monotonic() > _looked_at + LOOK_EVERY:
         nodes = [node for node in ray.nodes() if node["Alive"]]
@@ -301,7 +296,7 @@ def _answers(node: Mapping[str, Any]) -> bool:
 
 
 def _placed(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the options with a strategy that avoids silent nodes, if Ray may choose the node."""
+    """Return the options. If Ray may choose the node, let Ray avoid unreachable nodes."""
     if options.get("scheduling_strategy") not in ("SPREAD", "DEFAULT") or not (silent := unreachable_nodes()):
         return dict(options)
     from ray.util.scheduling_strategies import NodeLabelSchedulingStrategy, NotIn
@@ -310,12 +305,12 @@ def _placed(options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def make_actor(cls: type, options: Mapping[str, Any], *arguments: Any) -> Any:
-    """Make an actor `cls(*arguments)`, which Ray starts on a node that answers as soon as there is room."""
+    """Make an actor `cls(*arguments)`. Ray starts the actor when a node has room."""
     return _remote(cls).options(**_placed(options)).remote(*arguments)
 
 
 def call_actor(method: Any, results: int, *arguments: Any) -> Future[Any]:
-    """Call a method of an actor; return the future of its result, or of the list of its `results`.
+    """Call a method of an actor. Return a future of the result, or of a list if the method has several `results`.
 
     Callbacks of the future run in a thread of Ray.
     """
@@ -342,19 +337,19 @@ def call_actor(method: Any, results: int, *arguments: Any) -> Future[Any]:
 
 
 def start_task(function: Callable[..., Any], options: Mapping[str, Any], *arguments: Any) -> Any:
-    """Start `function(*arguments)` as a task without retries, and return the reference to its result."""
+    """Start `function(*arguments)` as a task without retries. Return the reference to the result."""
     options = _placed({"scheduling_strategy": "SPREAD", **options})
     return _remote(function).options(**options, max_retries=0).remote(*arguments)
 
 
 @functools.cache
 def _remote(code: Callable[..., Any]) -> Any:
-    """Return the remote class or function, cached because Ray sends each to the cluster."""
+    """Return the remote class or function. Cached, so that Ray sends the code only once."""
     return import_ray().remote(code)
 
 
 def end_actor(actor: Any) -> None:
-    """End an actor by force. Safe to repeat, also after `ray.shutdown()`."""
+    """End an actor by force. May be repeated, also after `ray.shutdown()`."""
     global _ended_at
     ray = import_ray()
     if ray.is_initialized():
@@ -363,14 +358,14 @@ def end_actor(actor: Any) -> None:
 
 
 def free_places(options: Mapping[str, Any]) -> int:
-    """Return the number of actors with these options for which nodes or their placement group have room."""
+    """Return how many actors with these options fit in the free part of the cluster or placement group."""
     asked = {"CPU": options["num_cpus"], "GPU": options["num_gpus"], "memory": options.get("memory", 0)}
     asked = {name: amount for name, amount in (asked | options.get("resources", {})).items() if amount}
     total = import_ray().cluster_resources().get("CPU", 0)
     if not asked:
         return int(total)
     group = getattr(options.get("scheduling_strategy"), "placement_group", None)
-    # Ray counts CPUs a moment after they become free, and has no event for this.
+    # Ray frees the CPUs of an ended actor a moment later, without an event.
     while import_ray().available_resources().get("CPU", 0) < total and time.monotonic() < _ended_at + NOTICED_WITHIN:
         time.sleep(0.05)
     places = _free_of_nodes() if group is None else _free_of_bundles(group)
@@ -384,7 +379,7 @@ def _free_of_nodes() -> list[dict[str, float]]:
 
 
 def _free_of_bundles(group: Any) -> list[dict[str, float]]:
-    """Return the free resources of each bundle, which Ray names "CPU_group_0_<id>"."""
+    """Return the free resources per bundle. Ray names them "CPU_group_0_<id>"."""
     free = import_ray().available_resources()
     names = {name for bundle in group.bundle_specs for name in bundle}
     of_bundle = [{name: f"{name}_group_{k}_{group.id.hex()}" for name in names} for k in range(group.bundle_count)]
@@ -392,7 +387,7 @@ def _free_of_bundles(group: Any) -> list[dict[str, float]]:
 
 
 def reason_of(error: BaseException) -> str:
-    """Return Ray's report about the end of an actor as one line."""
+    """Return Ray's error about the end of an actor, as a line."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     kept = [line for line in lines if not line.startswith(("class_name:", "actor_id:", "pid:", "namespace:", "ip:"))]
     text = " ".join(kept).partition(" Some common causes include")[0]

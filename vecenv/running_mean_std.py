@@ -1,4 +1,4 @@
-"""`RunningMeanStd`: mean and variance of rows, updated in place."""
+"""`RunningMeanStd`: mean and variance of the rows of batches, updated in place."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ import numpy as np
 from vecenv import nest
 
 Self = TypeVar("Self", bound="RunningMeanStd")
-PARTS = ("mean", "var", "count", "skipped")
-"""Names of the float64 arrays of statistics."""
-LARGEST = 1e100
-"""Rows with a larger number are skipped, because the sum of squares may overflow."""
+STATE_KEYS = ("mean", "var", "count", "skipped")
+"""Names of the arrays (float64) of running statistics."""
+LARGEST_NUMBER = 1e100
+"""Rows with larger numbers are skipped, because the sum of their squares may overflow."""
 TINY = 1e-300
 IN_ONE_CALL = deque[Any](maxlen=0).extend
 SET_ITEM: Callable[..., None] = operator.setitem
 
 
 class RunningMeanStd:
-    """Running mean and variance of rows, and `norm` to standardise with them (as tianshou's RunningMeanStd).
+    """Running mean and variance of rows, with `norm` to standardise rows (as tianshou's RunningMeanStd).
 
-    `mean` and `var` are float64 in the shape of a row. `eps` is added to the variance, and `clip_max` (`None`: no
-    limit) bounds `norm`. Rows with NaN, infinity or a number above 1e100 are skipped and counted. Updates are in place,
-    so views stay valid after the first row.
+    `mean` and `var` are float64 in the shape of a row. `norm` adds `eps` to the variance, and clips results to
+    +-`clip_max` (`None`: no limit). Rows with NaN, infinity or a number above 1e100 are skipped. After the first
+    batch, updates are in place, so views stay valid.
 
     >>> rms = RunningMeanStd()
     >>> rms.update(np.array([[1.0], [3.0], [np.nan]]))
@@ -50,7 +50,7 @@ class RunningMeanStd:
 
     @classmethod
     def of(cls: type[Self], arrays: Mapping[str, Any], name: str) -> Self:
-        """Return statistics that use, and update, the arrays `<name>_mean` and so on."""
+        """Return statistics that use and update the arrays `<name>_mean`, `<name>_var` and so on."""
         self = cls.__new__(cls)
         self.mean, self.var = arrays[f"{name}_mean"], arrays[f"{name}_var"]
         self._count, self._skipped = arrays[f"{name}_count"], arrays[f"{name}_skipped"]
@@ -58,12 +58,12 @@ class RunningMeanStd:
 
     @property
     def count(self) -> float:
-        """Number of rows seen, or their weight if there is a `decay`."""
+        """Number of rows, or their total weight if `add` was called with `decay`."""
         return float(self._count)
 
     @property
     def skipped(self) -> int:
-        """Number of rows that were left out, because a value is too large or not finite."""
+        """Number of skipped rows."""
         return int(self._skipped)
 
     def __repr__(self) -> str:
@@ -71,23 +71,23 @@ class RunningMeanStd:
         return f"{type(self).__name__}(shape={self.mean.shape}, count={self.count:g}{skipped})"
 
     def update(self, batch: np.ndarray) -> None:
-        """Add the rows of `batch` (k, ...), which may be split into batches in any way."""
+        """Add the rows of `batch` (k, ...)."""
         batch = np.asarray(batch, dtype=np.float64)
         if not len(batch):
             return
-        if self.mean.shape != batch.shape[1:]:  # the first rows determine the shape
+        if self.mean.shape != batch.shape[1:]:  # the first batch determines the shape
             mean, var = (np.broadcast_to(part, batch.shape[1:]).copy() for part in (self.mean, self.var))
-            vars(self).update(mean=mean, var=var)  # in a single call, in case of an interrupt
+            vars(self).update(mean=mean, var=var)  # one call, so that no interrupt leaves only one changed
         self.add(batch)
 
     def add(self, rows: Any, decay: float = 1.0) -> Any:
-        """Add rows (k, ...) of float64, with earlier rows weighted by `decay`. Return the rows minus the new mean.
+        """Add float64 rows (k, ...). `decay` multiplies the weight of earlier rows. Return the rows minus the new mean.
 
-        The values of tensors are never read, so a device need not be synchronised.
+        Values of a tensor are not read, because this would wait for the GPU.
         """
         if isinstance(rows, np.ndarray) and (before := float(self._count) * decay):
             centred = rows - self.mean
-            if _sum_of_squares(centred) < LARGEST**2:  # False for NaN. Welford's update, for a batch.
+            if _sum_of_squares(centred) < LARGEST_NUMBER**2:  # False for NaN. Else Welford's update for a batch.
                 total = before + len(rows)
                 shift = _sum(centred) / total
                 left = centred - shift
@@ -97,7 +97,7 @@ class RunningMeanStd:
                 self._set_all(self.mean + shift, var, total, self._skipped)
                 return left
         xp = nest.namespace(rows)
-        usable = (abs(rows) < LARGEST).reshape(len(rows), -1).all(1)
+        usable = (abs(rows) < LARGEST_NUMBER).reshape(len(rows), -1).all(1)
         count, mask = usable.sum(), usable.reshape(-1, *[1] * (rows.ndim - 1))
         at_least_1, zeros = count.clip(1), xp.zeros_like(rows)
         mean = xp.where(mask, rows, zeros).sum(0) / at_least_1
@@ -106,7 +106,7 @@ class RunningMeanStd:
         return rows - self.mean
 
     def merge(self, count: Any, mean: Any, var: Any, decay: float = 1.0, skipped: Any = 0) -> None:
-        """Add `count` rows with this mean and variance (Chan's formula), and count `skipped` rows."""
+        """Add `count` rows with this mean and variance (Chan's formula). Count `skipped` more rows as skipped."""
         total = self._count * decay + count
         new = count / (total + TINY)
         old = 1 - new
@@ -115,12 +115,12 @@ class RunningMeanStd:
         self._set_all(self.mean + new * delta, var, total, self._skipped + skipped)
 
     def _set_all(self, *new: Any) -> None:
-        """Write all arrays in a single C call, so that no interrupt comes in between."""
+        """Write all arrays in one C call, so that no interrupt comes in between."""
         own: Any = self.mean, self.var, self._count, self._skipped
         IN_ONE_CALL(map(SET_ITEM, own, repeat(...), new))
 
     def norm(self, batch: np.ndarray) -> np.ndarray:
-        """Return the standardised, clipped batch. Floats keep their dtype."""
+        """Return the standardised, clipped batch. Floats keep their dtype, other numbers become float64."""
         batch = np.asarray(batch)
         dtype = batch.dtype if np.issubdtype(batch.dtype, np.floating) else np.dtype(np.float64)
         scaled = (batch - self.mean) / np.sqrt(self.var + self.eps)
@@ -133,10 +133,8 @@ class RunningMeanStd:
         return {"mean": self.mean.copy(), "var": self.var.copy(), "count": self.count, "skipped": self.skipped}
 
     def load_state_dict(self, state: Mapping[str, Any], shape: tuple[int, ...] | None = None) -> None:
-        """Set the statistics to a `state_dict`. Raises ValueError for other names, or rows in another shape than
-        `shape`.
-        """
-        check_keys(self, PARTS, state)
+        """Set the statistics to a `state_dict`. Raises ValueError for wrong names, or a row shape unlike `shape`."""
+        check_keys(self, STATE_KEYS, state)
         mean, var = np.array(state["mean"], dtype=np.float64), np.array(state["var"], dtype=np.float64)
         if not mean.shape == var.shape == (mean.shape if shape is None else shape):
             raise ValueError(f"the state does not fit {self}: its rows have the shapes {mean.shape} and {var.shape}")
@@ -148,7 +146,7 @@ class RunningMeanStd:
 
     @staticmethod
     def merged(states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-        """Return the state of statistics that have seen the rows of all these `state_dict`s."""
+        """Merge several `state_dict`s into the state of statistics with all rows."""
         together = RunningMeanStd()
         together.load_state_dict(states[0])
         for state in states[1:]:
@@ -162,7 +160,7 @@ def _sum(rows: np.ndarray) -> Any:
 
 
 def _sum_of_squares(array: np.ndarray) -> Any:
-    # BLAS is faster for few numbers, but for many it wakes threads that keep CPUs busy.
+    # `vdot` calls BLAS, which is faster for few numbers. For many numbers, BLAS wakes threads that keep CPUs busy.
     return np.vdot(array, array) if array.size <= 8192 else np.einsum("i,i->", array.ravel(), array.ravel())
 
 

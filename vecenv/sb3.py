@@ -2,7 +2,7 @@
 
 from vecenv.sb3 import SubprocVecEnv  # was: from stable_baselines3.common.vec_env import SubprocVecEnv
 
-AgentMonitor and AgentRolloutBuffer are for rows of `flatten_agents`.
+`AgentMonitor` and `AgentRolloutBuffer` are for the batches of `flatten_agents`.
 """
 
 from __future__ import annotations
@@ -27,20 +27,20 @@ except ImportError as error:
 
 
 class AgentMonitor(VecMonitor):
-    """SB3's `VecMonitor` for rows that are agents: skips rows with `active` False in their info.
+    """SB3's `VecMonitor` for batches with a row per agent. A row counts as a step unless its info has `active` False.
 
-    `venv` is `SB3VecEnv(flatten_agents(env, own_episodes=True))`, or any `VecEnv`. The arguments are as in VecMonitor.
+    `venv` is `SB3VecEnv(flatten_agents(env, own_episodes=True))`, or any `VecEnv`. For other arguments see VecMonitor.
     """
 
     active: np.ndarray
-    """Mask of the rows of the last step with a living agent, bool (num_envs,)."""
+    """Bool mask (num_envs,) of the rows whose agent acted in the last step."""
 
     def __init__(self, venv: VecEnv, filename: str | None = None, info_keywords: tuple[str, ...] = ()) -> None:
         super().__init__(venv, filename, info_keywords)
         self.active = np.ones(self.num_envs, dtype=np.bool_)
 
     def step_wait(self) -> Any:
-        """Return the step, with `episode` in the infos of agents that ended their episode."""
+        """Return the step. Add `episode` to the infos of agents whose episode ended."""
         obs, rewards, dones, infos = self.venv.step_wait()
         infos = list(infos)
         self.active = np.array([bool(info.get("active", True)) for info in infos])
@@ -63,12 +63,12 @@ class AgentMonitor(VecMonitor):
 
 
 class AgentRolloutBuffer(RolloutBuffer):
-    """SB3's `RolloutBuffer` for PPO and A2C, which leaves out rows of dead agents.
+    """SB3's `RolloutBuffer` for PPO and A2C, without rows of agents that did not act.
 
         envs = AgentMonitor(SB3VecEnv(flatten_agents(env, own_episodes=True)))
         PPO("MlpPolicy", envs, rollout_buffer_class=AgentRolloutBuffer, rollout_buffer_kwargs={"monitor": envs})
 
-    `monitor` is the AgentMonitor around the envs. Dict observations are not supported.
+    `monitor`: the AgentMonitor around the envs. Dict observations are not supported.
     """
 
     def __init__(self, *args: Any, monitor: AgentMonitor, **kwargs: Any) -> None:
@@ -86,7 +86,7 @@ class AgentRolloutBuffer(RolloutBuffer):
         super().add(*args, **kwargs)
 
     def get(self, batch_size: int | None = None) -> Iterator[RolloutBufferSamples]:  # type: ignore[override]
-        """Yield random batches of the rows of living agents."""
+        """Yield random batches of rows whose agent acted."""
         if not self.generator_ready:
             next(super().get(1))  # flattens the arrays
         rows = np.random.permutation(np.flatnonzero(self.swap_and_flatten(self.active)))
@@ -102,7 +102,6 @@ EnvFns = Sequence[Callable[[], Any] | str]
 
 class _OwningVecEnv(SB3VecEnv):
     def _open(self, kind: Any, env_fns: EnvFns, options: dict[str, Any], **arguments: Any) -> None:
-        """Refuse wrong arguments before making envs. Close the envs if they do not fit SB3."""
         context = "SB3 calls it start_method, and only SubprocVecEnv has it"
         check_facade_options(type(self), kind, options, context=context)
         venv = kind(env_fns, **arguments, **options)
@@ -114,10 +113,10 @@ class _OwningVecEnv(SB3VecEnv):
 
 
 class DummyVecEnv(_OwningVecEnv):
-    """All envs in this process, one after the other, as SB3's `DummyVecEnv`.
+    """SB3 `VecEnv` with all envs in this process, in place of SB3's `DummyVecEnv`.
 
-    Keywords are options of DummyVectorEnv. `envs` are the env objects. Raises ValueError if two env_fns return the same
-    object.
+    `options` are keywords of DummyVectorEnv. `envs` has the env objects. Raises ValueError if two env_fns return the
+    same object.
 
     >>> import gymnasium as gym
     >>> env = DummyVecEnv([lambda: gym.make("CartPole-v1")] * 2)
@@ -131,12 +130,12 @@ class DummyVecEnv(_OwningVecEnv):
 
 
 class SubprocVecEnv(_OwningVecEnv):
-    """Envs in worker processes, as SB3's `SubprocVecEnv`. Each worker hosts a block of envs.
+    """SB3 `VecEnv` with envs in worker processes, in place of SB3's `SubprocVecEnv`.
 
     Arguments:
-        start_method: "forkserver" (default), "fork" or "spawn". No `if __name__ == "__main__"` guard is needed.
+        start_method: "forkserver" (default), "fork" or "spawn". The script needs no `if __name__ == "__main__"`.
         shared_memory: False uses sockets (SubprocVectorEnv).
-        options: of ShmemVectorEnv, such as `num_workers`, `step_timeout` and `on_error="restart"`.
+        options: keywords of ShmemVectorEnv, such as `num_workers`, `step_timeout` and `on_error="restart"`.
 
     >>> import gymnasium as gym
     >>> env = SubprocVecEnv([lambda: gym.make("CartPole-v1")] * 4, num_workers=2)
@@ -151,12 +150,12 @@ class SubprocVecEnv(_OwningVecEnv):
         self, env_fns: EnvFns, start_method: str | None = None, *, shared_memory: bool = True, **options: Any
     ) -> None:
         if start_method is not None:
-            multiprocessing.get_context(start_method)  # raises SB3's ValueError
+            multiprocessing.get_context(start_method)  # raises ValueError, as in SB3
         kind = ShmemVectorEnv if shared_memory else SubprocVectorEnv
         self._open(kind, env_fns, options, context=start_method)
 
     @property
     def processes(self) -> list[Any]:
-        """Worker processes, each with a block of envs."""
+        """Worker processes, each with one or more envs."""
         processes: list[Any] = self.venv.engine.backend.processes
         return processes

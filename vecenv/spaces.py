@@ -19,7 +19,7 @@ __all__ = ["bounds_of", "is_in", "project", "rand", "separate_generators"]
 def is_in(space: spaces.Space[Any], value: Any) -> bool:
     """Return True if `value` is an element of the space, or a batch `(..., *space.shape)` of elements.
 
-    Accepts each dtype and array library if the space's dtype can hold the numbers: 1.0 is in Discrete(2), 0.5 is not.
+    `value` may have any dtype and array library. Integer spaces need whole numbers: 1.0 is in Discrete(2), 0.5 is not.
     Raises TypeError for spaces without an array form (Text, Graph, ...).
 
     >>> box = spaces.Box(-2, 2, (1,))
@@ -42,10 +42,12 @@ def is_in(space: spaces.Space[Any], value: Any) -> bool:
 
 
 def project(space: spaces.Space[Any], value: Any) -> Any:
-    """Return the nearest element of the space in its dtype, for an element or a batch `(..., *space.shape)`.
+    """Return the element of the space that is nearest to `value`, which may be a batch `(..., *space.shape)`.
 
-    Numbers are clipped, and rounded for integer spaces (halves to even). NaN stays NaN in float spaces. Raises
-    ValueError for NaN in integer spaces or a wrong shape, and TypeError as `is_in`.
+    The result has the space's dtype. Numbers are clipped, and rounded for integer spaces (halves to even). NaN stays
+    NaN in float spaces.
+
+    Raises ValueError for NaN in integer spaces or a wrong shape, and TypeError for spaces without an array form.
 
     >>> project(spaces.Box(-2, 2, (1,)), [3.0]), project(spaces.Discrete(4, start=1), 9)
     (array([2.], dtype=float32), array(4))
@@ -60,7 +62,11 @@ def project(space: spaces.Space[Any], value: Any) -> Any:
         if np.isnan(array).any():
             raise ValueError(f"NaN has no nearest element in {space}")
         array = np.rint(array)
-    return np.asarray(np.clip(array, low, high), low.dtype)
+    if array.dtype == object:  # integers beyond 64 bits
+        array = np.clip(array, low, high)
+    with np.errstate(invalid="ignore", over="ignore"):
+        inside = array.astype(low.dtype)  # may overflow outside the bounds, but is not used there
+    return np.where(array >= high, high, np.where(array <= low, low, inside))
 
 
 def rand(space: spaces.Space[Any], n: int | None = None) -> Any:
@@ -78,7 +84,7 @@ def rand(space: spaces.Space[Any], n: int | None = None) -> Any:
 
 
 def separate_generators(given: Sequence[Any]) -> None:
-    """Give a space a new random generator if it copies an earlier space's, because copies would draw equal values.
+    """Reseed each space that has a copy of an earlier space's generator, because copies would draw equal values.
 
     >>> first = spaces.Discrete(1000, seed=0)
     >>> copies = [first, copy.deepcopy(first)]
@@ -89,7 +95,7 @@ def separate_generators(given: Sequence[Any]) -> None:
     sources: dict[bytes, np.random.Generator] = {}
     for space in given:
         generators = list(_generators(space))
-        if not generators:  # seeded from entropy at the first sample
+        if not generators:  # the first sample makes a generator with a random seed
             continue
         state = pickle.dumps([each.bit_generator.state for each in generators])
         if state in sources:
@@ -113,7 +119,7 @@ def _bounds(space: spaces.Space[Any]) -> tuple[np.ndarray, np.ndarray]:
 
 
 def bounds_of(space: Any) -> tuple[np.ndarray, np.ndarray] | None:
-    """Return the smallest and largest element, or `None` for a space without an array form."""
+    """Return the bounds (low, high) as arrays, or `None` for a space without an array form."""
     if isinstance(space, spaces.Box):
         return space.low, space.high
     if isinstance(space, spaces.Discrete):

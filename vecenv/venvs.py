@@ -1,4 +1,4 @@
-"""The vector env classes: `BaseVectorEnv` with each backend."""
+"""Vector env classes: `BaseVectorEnv` with each backend."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from vecenv.engine.arguments import check_options, check_timeout
 EnvFns = Sequence[Callable[[], Any] | str]
 START_TIMEOUT = 120.0
 SET_BY_SUBCLASS = ("backend", "worker_fn")
-"""Arguments of BaseVectorEnv that the classes below set themselves."""
+"""Arguments of BaseVectorEnv that callers may not pass."""
 
 
 class DummyVectorEnv(BaseVectorEnv):
-    """All envs in this process, one after the other, for debugging and for very cheap envs.
+    """Vector env with all envs in this process, for debugging and for very cheap envs.
 
     >>> import gymnasium as gym
     >>> with DummyVectorEnv([lambda: gym.make("CartPole-v1")] * 2) as venv:
@@ -43,21 +43,19 @@ class DummyVectorEnv(BaseVectorEnv):
 
     @property
     def envs(self) -> list[Any]:
-        """Env objects (as `envs` of gymnasium's SyncVectorEnv and SB3's DummyVecEnv)."""
+        """Env objects, or an empty list if closed."""
         backend = vars(self.engine).get("backend")  # a closed engine has no backend
         return backend.envs if isinstance(backend, DummyBackend) else []
 
     @property
     def workers(self) -> list[Any]:
-        """One object per env, with the env as its `env` (as tianshou's workers)."""
+        """Objects with an attribute `env`, one per env (as tianshou's workers)."""
         return [SimpleNamespace(env=env) for env in self.envs]
 
 
 class WorkersVectorEnv(BaseVectorEnv):
-    """Base of the vector envs with workers, and their shared arguments."""
-
     backend_class: Callable[..., Backend]
-    """Function that makes the backend from the two timeouts."""
+    """Function (start_timeout, step_timeout) -> backend."""
 
     def __init__(
         self,
@@ -82,8 +80,6 @@ class WorkersVectorEnv(BaseVectorEnv):
 
 
 class ProcessVectorEnv(WorkersVectorEnv):
-    """Base of SubprocVectorEnv and ShmemVectorEnv, with the arguments for worker processes."""
-
     def __init__(
         self,
         env_fns: EnvFns,
@@ -102,10 +98,9 @@ class ProcessVectorEnv(WorkersVectorEnv):
 
 
 class SubprocVectorEnv(ProcessVectorEnv):
-    """Envs in worker processes that exchange arrays through sockets, without shared memory.
+    """Vector env with worker processes that exchange arrays through sockets.
 
-    The arguments are as in ShmemVectorEnv. With `share_memory` (tianshou's argument), the workers write into shared
-    memory as in ShmemVectorEnv.
+    The arguments are as in ShmemVectorEnv. `share_memory=True` (as in tianshou) uses shared memory instead.
 
     >>> import gymnasium as gym
     >>> with SubprocVectorEnv([lambda: gym.make("CartPole-v1")] * 4, num_workers=2) as venv:
@@ -131,18 +126,18 @@ class SubprocVectorEnv(ProcessVectorEnv):
 
 
 class ShmemVectorEnv(ProcessVectorEnv):
-    """Envs in worker processes that write results into shared memory. The fastest backend for most envs.
+    """Vector env with worker processes that write results into shared memory. The fastest class for most envs.
 
     Arguments besides BaseVectorEnv's:
-        context: "forkserver" (default), "fork" or "spawn". No `if __name__ == "__main__"` guard is needed. With "fork",
-            env_fns need not be picklable.
+        context: "forkserver" (default), "fork" or "spawn". The script needs no `if __name__ == "__main__"`. With
+            "fork", env_fns need not be picklable.
         start_timeout: seconds for the constructors of all envs (120).
-        step_timeout: seconds until a hanging worker is killed and a WorkerTimeoutError shows the env's stack. The time
-            counts between calls too; a call that waits (up to a fifth later) or the next call raises. By default,
-            vecenv waits, and a warning shows the stack each minute.
+        step_timeout: seconds that an env may take for a call. If the env takes longer, vecenv kills the worker, and
+            raises WorkerTimeoutError with the env's stack: in the call that waits for the env (at most 20 % later), or
+            in the next call. By default, only a warning shows the stack each minute.
         affinity: bind each worker to one CPU.
-        release_openmp: end OpenMP threads of this process (torch's) and let OpenBLAS's (numpy's) sleep sooner, if they
-            take the workers' CPUs by spinning.
+        release_openmp: end idle OpenMP threads (of torch) in this process, and let idle OpenBLAS threads (of numpy)
+            sleep sooner. Both wait in busy loops, which take CPUs.
 
     >>> import gymnasium as gym
     >>> with ShmemVectorEnv([lambda: gym.make("CartPole-v1")] * 8) as venv:
@@ -156,20 +151,18 @@ class ShmemVectorEnv(ProcessVectorEnv):
 
 
 class ThreadVectorEnv(WorkersVectorEnv):
-    """Envs in threads of this process, for envs that wait (for example for a server) or that release the interpreter
-    lock.
+    """Vector env with threads, for envs that wait (for example for a server) or release the interpreter lock.
 
     Each env stays in one thread. Nothing is pickled. Envs that use the global generators of `random` or `numpy.random`
     are not reproducible.
 
-    Envs must be thread-safe. pygame's gfxdraw (gymnasium's CartPole) is not, so vecenv serialises `render` and
-    `from_pixels`. Put envs that render within a step into processes.
+    Envs must be thread-safe. pygame's gfxdraw (used by gymnasium's CartPole) is not, so only one thread at a time runs
+    `render` or `from_pixels`. Use processes for envs that render in `step`.
 
     Arguments besides BaseVectorEnv's:
-        num_workers: number of threads. Default: one per CPU, or one per env with `wait_num` or `timeout`. Use one per
-            env for envs that wait.
-        start_timeout, step_timeout: as in ShmemVectorEnv, but a hanging env is abandoned, because a thread cannot be
-            killed. Its thread ends when the step returns.
+        num_workers: number of threads. Default as in BaseVectorEnv. Use one per env for envs that wait.
+        start_timeout, step_timeout: as in ShmemVectorEnv. But a thread cannot be killed, so the thread of a hanging env
+            runs until the step returns.
 
     >>> import gymnasium as gym
     >>> with ThreadVectorEnv([lambda: gym.make("CartPole-v1")] * 4, wait_num=2) as venv:
@@ -183,20 +176,20 @@ class ThreadVectorEnv(WorkersVectorEnv):
 
 
 class RayVectorEnv(WorkersVectorEnv):
-    """Envs in Ray actors, on one machine or a cluster (see docs/guides/collecting.md).
+    """Vector env with Ray actors, on one machine or a cluster (see docs/guides/collecting.md).
 
-    Uses the cluster of `ray.init` or `RAY_ADDRESS`, else a local cluster, which ends with the last vector env on it.
-    Actors on this node share memory with this process. On other nodes, a round is a call of the actors.
+    Uses the cluster of `ray.init` or `RAY_ADDRESS`. Without these, starts a local cluster, which ends when its last
+    vector env closes. Actors on this node share memory with this process. A step calls each actor on other nodes once.
 
     Arguments besides BaseVectorEnv's:
-        num_workers: number of actors. Default: the number that there is room for, up to one per env.
+        num_workers: number of actors. Default: one per env, or fewer if the cluster lacks room.
         num_cpus, resources, runtime_env: for each actor, as in `ray.remote`.
         scheduling: "SPREAD" (over the nodes), "DEFAULT" (nodes are filled in turn), or a strategy of Ray.
         placement_group: bundles for the actors, used in place of `scheduling`.
         start_timeout: seconds to place all actors and construct their envs (120).
-        step_timeout: seconds until a hanging actor is ended and a WorkerTimeoutError names it. By default, vecenv
-            waits. A host without power is noticed after 2 s, a silent host after about 65 s or `step_timeout`. `reset`
-            then uses another host.
+        step_timeout: seconds that an env may take for a call. If the env takes longer, vecenv ends the actor and
+            raises WorkerTimeoutError. By default, vecenv waits. It notices a host without power after 2 s. A
+            host that does not answer takes `step_timeout`, by default about 65 s. `reset` then uses a different host.
         release_openmp: as in ShmemVectorEnv.
 
     Raises ImportError without ray, and WorkerTimeoutError if the cluster has no room for the actors.

@@ -1,4 +1,4 @@
-"""`VectorEnvWrapper`: base class of wrappers around a vector env."""
+"""`VectorEnvWrapper`: base class of wrappers."""
 
 from __future__ import annotations
 
@@ -16,13 +16,12 @@ from vecenv.base import BaseVectorEnv, engine_of
 from vecenv.engine.arguments import as_ids, round_envs
 from vecenv.engine.mark import sets_mark
 from vecenv.engine.recovery import is_repeated
+from vecenv.engine.results import Results, Step
 from vecenv.errors import Partial
 from vecenv.nest import tensor_on_host
 
 
 class Forwarded:
-    """Descriptor that reads `name` from `self.venv`."""
-
     def __init__(self, name: str) -> None:
         self._of, self.__doc__ = attrgetter(f"venv.{name}"), getattr(BaseVectorEnv, name).__doc__
 
@@ -49,7 +48,7 @@ class VectorEnvWrapper(BaseVectorEnv):
         self.venv = venv
 
     def __getattr__(self, name: str) -> Any:
-        if name == "venv":  # a subclass used an attribute before super().__init__
+        if name == "venv":  # a subclass has not called super().__init__ yet
             raise AttributeError(f"{type(self).__name__} has no venv yet: call super().__init__(venv) first")
         return getattr(self.venv, name)
 
@@ -60,7 +59,7 @@ class VectorEnvWrapper(BaseVectorEnv):
         return self.seeded(self.venv.set_seed, *args, **kwargs)
 
     def seeded(self, seed: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """Call the method `seed` of a layer below, so that its resets go through the outermost wrapper."""
+        """Call `seed` (of the wrapped vector env), so that resets in `seed` go through the outermost wrapper."""
         base = self.venv
         while isinstance(base, VectorEnvWrapper):
             base = base.venv
@@ -73,7 +72,7 @@ class VectorEnvWrapper(BaseVectorEnv):
             base.outermost = None
 
     def note_exception(self, error: BaseException) -> None:
-        # other objects may lack the method
+        # `venv` may lack this method.
         if (note := getattr(self.venv, "note_exception", None)) is not None:
             note(error)
 
@@ -96,14 +95,14 @@ class LayerState:
 
 
 class RowWiseWrapper(VectorEnvWrapper):
-    """Base of wrappers that change rows (the results of single envs), but not how envs are stepped.
+    """Base of wrappers that change rows (results of single envs), but not how envs are stepped.
 
-    A subclass overrides `map_action`, `map_reset` or `map_step`. Each returned row passes `map_reset` or `map_step`
-    once, also in the `partial` of an error and in resets by `seed`. If episodes begin in a round of steps, first the
-    steps are mapped (with `final_obs` as the observation of ended episodes), then the resets. If `keeps_autoreset` is
-    False, `autoreset=True` raises TypeError.
+    A subclass overrides `map_action`, `map_reset` or `map_step`. Each row passes `map_reset` or `map_step` once, also
+    in the `partial` of an error and in resets by `seed`. A row with a step and a reset (`autoreset=True`) passes both:
+    first `map_step` with `final_obs` as the observation, then `map_reset` with the first observation of the next
+    episode. If `keeps_autoreset` is False, `autoreset=True` raises TypeError.
 
-    A wrapper with state along an episode also overrides `map_repeated`, `episode_state` and `set_episode_state`.
+    A wrapper with state per episode also overrides `map_repeated`, `episode_state` and `set_episode_state`.
 
     >>> import gymnasium as gym
     >>> from vecenv import DummyVectorEnv
@@ -120,11 +119,11 @@ class RowWiseWrapper(VectorEnvWrapper):
     def __init__(self, venv: Any) -> None:
         super().__init__(venv)
         self._resets: set[int] = set()
-        """Envs in flight that are being reset in a round of steps."""
+        """Ids of envs that a round in flight resets."""
 
     @property
     def keeps_autoreset(self) -> bool:
-        """True if the wrapper ends no episode that the env continues."""
+        """False if the wrapper ends episodes that the env would continue."""
         return True
 
     def map_action(self, action: Any) -> Any:
@@ -132,18 +131,18 @@ class RowWiseWrapper(VectorEnvWrapper):
         return action
 
     def map_reset(self, obs: Any, info: np.ndarray) -> tuple[Any, np.ndarray]:
-        """Return the caller's rows (k, ...) for envs that were reset."""
+        """Return the caller's rows, given the rows (k, ...) of envs that were reset."""
         return obs, info
 
     def map_step(self, obs: Any, rew: Any, terminated: Any, truncated: Any, info: np.ndarray) -> Any:
-        """Return the caller's rows (k, ...) for envs that stepped."""
+        """Return the caller's rows, given the rows (k, ...) of envs that stepped."""
         return obs, rew, terminated, truncated, info
 
     def note_reset(self, id: Any, kwargs: dict[str, Any]) -> None:
-        """Handle the arguments of `reset` before the call."""
+        """Prepare for a call of `reset` with these arguments."""
 
     def note_round(self, action: Any, id: Any, kwargs: dict[str, Any]) -> None:
-        """Handle the arguments of `step` or `send` before the round. An override must call this method."""
+        """Prepare for a call of `step` or `send` with these arguments. An override must call `super().note_round`."""
         if not kwargs and not self._resets:
             return
         if not self.keeps_autoreset and all(kwargs.get("autoreset") is not no for no in (None, False, np.False_)):
@@ -156,30 +155,27 @@ class RowWiseWrapper(VectorEnvWrapper):
         n = len(self)
         ids, resets = round_envs(n, action, id, kwargs)
         asked = set(range(n) if ids is None else ids.tolist())
-        asked -= set(self.venv.waiting_id)  # the round will be refused for these
+        asked -= set(self.venv.waiting_id)  # for envs that are still stepping, the call raises and resets nothing
         self._resets = (self._resets - asked) | asked.intersection(resets)
 
     def map_repeated(self, obs: Any, rew: Any, terminated: Any, truncated: Any, info: np.ndarray) -> Any:
-        """Return the caller's rows for failed envs (`on_error="restart"`). Their `obs` repeats the previous
-        observation.
-        """
+        """Return the caller's rows for failed steps (`on_error="restart"`). `obs` has the previous observations."""
         return self.map_step(obs, rew, terminated, truncated, info)
 
     def episode_state(self, ids: np.ndarray) -> dict[Any, Any]:
-        """Return the episode state of these envs: a tree of arrays (k, ...), empty without state."""
+        """Return the wrapper's state of the running episodes: a dict of trees of arrays (k, ...), or an empty dict."""
         return {}
 
     def set_episode_state(self, ids: np.ndarray, state: dict[Any, Any]) -> None:
-        """Set the episode state of these envs, from `episode_state`."""
+        """Restore a result of `episode_state` for these envs."""
 
     def get_state(self, id: Any = None) -> list[Any]:
-        """Return the states with this wrapper's episode state."""
         own = self.episode_state(self._ids(id))
         below = self.venv.get_state(id)
         return [LayerState(each, nest.take(own, slice(i, i + 1))) for i, each in enumerate(below)] if own else below
 
     def set_state(self, states: Sequence[Any], id: Any = None) -> None:
-        """Set states of `get_state`. Raises ValueError if a state has other parts than this wrapper."""
+        """Set states that `get_state` returned. Raises ValueError if the wrappers were different then."""
         ids = self._ids(id)
         if expected := self.episode_state(ids).keys():
             for state in states:
@@ -211,7 +207,7 @@ class RowWiseWrapper(VectorEnvWrapper):
 
     @sets_mark
     def step(self, action: Any, id: Any = None, **kwargs: Any) -> Any:
-        # Inlined `_as_one_call`, which would cost two more calls per round.
+        # This is `_as_one_call` inlined, which saves two function calls per round.
         if self._in_call is not None:
             self._recover(sys._getframe(1))
         self._caller = get_ident()
@@ -250,12 +246,12 @@ class RowWiseWrapper(VectorEnvWrapper):
         return mapped(*rows)
 
     def _abandon(self, error: BaseException | None) -> None:
-        """Abandon all envs of the interrupted call, even if the engine had finished its part."""
+        """Let all envs of the interrupted call need a reset, even if the engine has finished its part."""
         engine = getattr(self, "engine", None)
         if engine is not None and not engine.closed and self._in_call is not None:
             action, id, kwargs = self._in_call
             if action is None and kwargs.get("reset") is None:
-                action = ()  # the call waits for all envs in flight
+                action = ()  # `step(None)`: `round_envs` returns `id`, or all envs
             ids: Any = ()  # for wrong arguments, or a `recv` without envs in flight
             with suppress(TypeError, ValueError, IndexError):
                 ids = round_envs(len(self), action, id, kwargs)[0]
@@ -283,9 +279,7 @@ class RowWiseWrapper(VectorEnvWrapper):
     def _map_mixed(
         self, columns: Any, info: np.ndarray, resets: np.ndarray, ended: list[int], repeated: list[int]
     ) -> Any:
-        """Map a round with rows of envs that stepped, were only reset (`resets`), were reset after the step (`ended`)
-        or failed (`repeated`).
-        """
+        """Map a round with resets (mask `resets`), steps with a reset (`ended`) and failed steps (`repeated`)."""
         is_stepped, begins = ~resets, resets.copy()
         is_stepped[repeated], begins[ended] = False, True
         stepped, first, again = is_stepped.nonzero()[0], begins.nonzero()[0], np.array(repeated, np.int64)
@@ -295,7 +289,7 @@ class RowWiseWrapper(VectorEnvWrapper):
         for rows, function in kinds:
             if not len(rows):
                 continue
-            obs, *others = nest.take(columns, rows)  # copies
+            obs, *others = nest.take(columns, rows)  # copies, because `put` changes `obs`
             last = [(at, row) for at, row in enumerate(rows.tolist()) if row in ended]
             for at, row in last:
                 nest.put(obs, at, info[row]["final_obs"])
@@ -304,7 +298,7 @@ class RowWiseWrapper(VectorEnvWrapper):
                 info[row]["final_obs"] = nest.map(_copy_leaf, nest.take(mapped[-1][1][0], at))
         if len(first):
             mapped.append((first, (self.map_reset(begun, info[first])[0],)))
-        # Rows of the right array library, which are overwritten.
+        # Allocate rows in the array library of the results.
         joined = nest.take(mapped[0][1], np.zeros(len(info), np.int64))
         joined = joined if len(joined) > 1 else (*joined, *nest.map(_copy_leaf, columns[1:]))
         for column in joined[1:]:
@@ -317,7 +311,8 @@ class RowWiseWrapper(VectorEnvWrapper):
 def resets_in_step(venv: Any) -> bool:
     """Return True if `venv.step(action, autoreset=True)` resets an env in the round of its last step.
 
-    False if a layer overrides `reset`, `step`, `send` or `recv`, or ends episodes, or if the backend lacks this.
+    Return False if a wrapper ends episodes or overrides `reset`, `step`, `send` or `recv`, or if the backend has no
+    autoreset.
     """
     while isinstance(venv, VectorEnvWrapper):
         base = RowWiseWrapper if isinstance(venv, RowWiseWrapper) else VectorEnvWrapper
@@ -329,16 +324,33 @@ def resets_in_step(venv: Any) -> bool:
     return engine is not None and engine.autoresets
 
 
-def check_send_and_recv(venv: Any, user: str) -> None:
-    """Raise TypeError if a layer overrides `step` or `reset` but neither `send` nor `recv`, which `user` calls.
+def step_with_views(venv: Any) -> Callable[..., Step] | None:
+    """Return a function like `venv.step` that returns batches of all envs as views, valid until the next call.
 
-    Wrappers written for tianshou are like this.
+    Return `None` if the caller must use `venv.step`:
+
+    - if `wait_num` or `timeout` is set,
+    - if a wrapper, a subclass or the program replaces `step`.
     """
+    engine = engine_of(venv)
+    if engine is None or venv.is_async or "step" in vars(venv):
+        return None
+
+    def step(action: Any, id: Any = None, autoreset: Any = False) -> Step:
+        if id is not None:
+            return venv.step(action, id, autoreset=autoreset)
+        return engine.exchange(action, None, autoreset, Results.views)
+
+    return step
+
+
+def check_send_and_recv(venv: Any, user: str) -> None:
+    """Raise TypeError if a class overrides `step` or `reset`, but neither `send` nor `recv`, which `user` calls."""
     while True:
         for cls in type(venv).__mro__:
             if cls in (BaseVectorEnv, RowWiseWrapper, VectorEnvWrapper):
                 break
-            if cls.__module__.startswith("vecenv."):  # overrides in vecenv are consistent
+            if cls.__module__.startswith("vecenv."):  # vecenv's own classes are consistent
                 continue
             own = vars(cls).keys()
             if own & {"step", "reset"} and not own & {"send", "recv"}:

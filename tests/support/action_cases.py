@@ -1,4 +1,4 @@
-"""Batches of actions in every form that users of other libraries pass, and the actions that envs receive.
+"""Actions in every form that users of other libraries pass, and the actions that envs then receive.
 
 Workers import this module, so it imports little.
 """

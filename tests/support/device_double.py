@@ -1,4 +1,4 @@
-"""Stand-in for CUDA that delays copies as long as CUDA may, so that machines without CUDA can test the rules."""
+"""Stand-in for CUDA, for machines without CUDA. It delays copies as long as CUDA may."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
-"""Programs that tests start, interrupt and kill: `python -m tests.support.drivers <name> <folder>`. They have no main
-guard.
+"""Programs that tests start, interrupt and kill: `python -m tests.support.drivers <name> <folder>`.
 
-A driver reports its progress through files in the folder.
+They have no main guard. A driver reports its progress through files in the folder.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Corpus of invalid data sets. Each entry turns a valid folder into a folder that looks valid."""
+"""Invalid data sets. Each entry changes a valid folder so that it is invalid but looks valid."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Raise KeyboardInterrupt in a call: at chosen bytecodes, so that a test can repeat the failure, or by a signal."""
+"""Raise KeyboardInterrupt in a call: at chosen bytecodes, so that a test can be repeated, or by a signal."""
 
 from __future__ import annotations
 

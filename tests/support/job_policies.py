@@ -1,4 +1,4 @@
-"""Policies for tests of jobs that carry state from call to call, in a separate module because they need torch."""
+"""Policies with state between calls, for tests of jobs. They need torch, so they have a separate module."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Helpers of the fault tests: vector envs in each mode, and a ledger that predicts the next row of every env."""
+"""Helpers of the fault tests: vector envs in each mode, and a ledger that predicts each env's next row."""
 
 from __future__ import annotations
 

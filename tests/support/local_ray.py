@@ -1,6 +1,6 @@
-"""Local Ray with two nodes for all processes of a test run. The tests run on the node NEAR, and the second node is FAR.
+"""Local Ray with two nodes, for all processes of a test run. The tests run on the node NEAR. The second node is FAR.
 
-A separate process starts Ray, and stops it when its last user has ended, even by a kill: each user holds a shared lock
+A separate process starts Ray, and stops Ray when the last user has ended, even by a kill: each user holds a shared lock
 on a file, and the process waits for the exclusive lock. The process is not a child of a test process, so that the check
 for leaked processes does not see Ray.
 """

@@ -1,4 +1,4 @@
-"""Objects that cannot travel between processes: unpicklable objects, envs that return them, odd exceptions."""
+"""Objects that cannot be pickled, envs that return them, and odd exceptions."""
 
 from __future__ import annotations
 

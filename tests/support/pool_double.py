@@ -1,10 +1,10 @@
 """PoolDouble: a small stand-in for a pool of EnvPool, with the behaviour that an adapter must handle.
 
-EnvPool 1.2.5 shows each behaviour, and test_envpool.py runs the same checks on the real package in the slow tier:
+EnvPool 1.2.5 shows each behaviour. test_envpool.py checks the same on the real package in the slow tier:
 
 - Autoreset in the step after the end, also of envs that were never reset.
-- A synchronous pool returns results in the order of the request, an asynchronous pool in any order, `batch_size` at a
-  time.
+- A synchronous pool returns results in the order of the request. An asynchronous pool returns `batch_size` results in
+  any order.
 - A call for k envs returns k results.
 - Single spaces with wrong bounds, and float32 rewards.
 - Infos as a dict of arrays, which includes the players.

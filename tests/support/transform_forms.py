@@ -1,4 +1,4 @@
-"""The places of a transform: in a worker, around the batch, on tensors, on a device with arrays on both sides."""
+"""The forms of a transform: in a worker, around the batch, on tensors, and on a device with arrays on both sides."""
 
 from __future__ import annotations
 

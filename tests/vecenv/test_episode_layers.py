@@ -1,4 +1,4 @@
-"""A call that begins an episode begins it in each layer: wrappers in the parent behave as wrappers in workers."""
+"""The start of an episode reaches each layer: wrappers in the parent behave the same as wrappers in workers."""
 
 from __future__ import annotations
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -15,8 +16,10 @@ from vecenv import (
     ClosedError,
     DummyVectorEnv,
     EnvCreator,
+    GymnasiumVectorEnv,
     NotStartedError,
     ParallelEnv,
+    SB3VecEnv,
     SerialEnv,
     ShmemVectorEnv,
     ThreadVectorEnv,
@@ -67,6 +70,27 @@ def test_a_lazy_vector_env_starts_again_after_close(backend: type) -> None:
     assert venv.is_closed
 
 
+@pytest.mark.parametrize("wrap", [GymnasiumVectorEnv, SB3VecEnv])
+def test_a_facade_steps_a_vector_env_that_has_started_again(wrap: Any) -> None:
+    with SerialEnv(2, CountingEnv) as venv:
+        venv.start()
+        envs = wrap(venv)
+        for _ in range(2):
+            envs.reset()
+            np.testing.assert_array_equal(envs.step(np.array([1, 2]))[0][:, 2], [1, 1])
+            marker: dict[str, Any] = {}
+            (envs.call if wrap is GymnasiumVectorEnv else envs.env_method)("__setattr__", "marker", marker)
+            assert venv.envs[0].marker is marker  # envs share objects with the caller of a facade
+            venv.close()
+            venv.start()
+        venv.close()
+        if wrap is SB3VecEnv:
+            assert envs.reset().shape == (2, 5)
+        else:
+            with pytest.raises(ClosedError):
+                envs.reset()
+
+
 def test_without_lazy_a_closed_vector_env_stays_closed() -> None:
     venv = DummyVectorEnv([CountingEnv] * 2)
     venv.start()
@@ -79,7 +103,7 @@ def test_without_lazy_a_closed_vector_env_stays_closed() -> None:
 def test_lazy_needs_a_function_that_makes_the_backend() -> None:
     with BaseVectorEnv([CountingEnv], backend=FakeBackend, lazy=True) as venv:
         venv.reset()
-    with pytest.raises(TypeError, match="with lazy=True backend must be a function"):
+    with pytest.raises(TypeError, match="with lazy=True, backend must be a function"):
         BaseVectorEnv([CountingEnv], backend=FakeBackend(), lazy=True)
     with pytest.raises(TypeError, match="which made 3"):
         BaseVectorEnv([CountingEnv], backend=lambda: 3)
@@ -125,6 +149,15 @@ def test_a_wrong_number_names_both() -> None:
     ):
         with pytest.raises(ValueError, match="create_env_kwargs has 2 entries, expected one for each of 3 envs"):
             call()
+
+
+def test_arguments_may_be_any_mapping_and_wrong_ones_change_no_env() -> None:
+    with SerialEnv(2, counted, create_env_kwargs=MappingProxyType({"length": 3})) as env:
+        env.update_kwargs(MappingProxyType({"length": 4}))
+        with pytest.raises(TypeError, match="a list of dicts, one per env"):
+            env.update_kwargs([{"length": 9}, 3])
+        env.start()
+        assert env.get_env_attr("length") == [4, 4]
 
 
 def test_rand_step_draws_from_the_seeded_spaces() -> None:
@@ -180,6 +213,9 @@ def test_random_elements_and_batches_of_them_are_in_their_space(space: Any) -> N
         (SPACES[2], 9, 5),
         (SPACES[2], [0, 9, 3], [2, 5, 3]),
         (SPACES[3], [0, 9], [1, 4]),
+        (SPACES[2], [-np.inf, np.inf, 2**70], [2, 5, 5]),
+        (spaces.Box(0, 2**63 - 1, (2,), np.int64), [-1.0, 1e30], [0, 2**63 - 1]),
+        (spaces.Box(0, 2**64 - 1, (2,), np.uint64), np.array([-1, 2**53 + 1]), [0, 2**53 + 1]),
     ],
 )
 def test_project_gives_the_nearest_element_in_the_dtype_of_the_space(space: Any, value: Any, nearest: Any) -> None:

@@ -1,4 +1,4 @@
-"""Running statistics: equal in each place, exact far from zero, and without NaN; and rewards that use them."""
+"""Running statistics are equal in each place, exact far from zero, and without NaN. Also rewards that use them."""
 
 from functools import partial
 from itertools import product

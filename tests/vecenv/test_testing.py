@@ -1,4 +1,4 @@
-"""The contract on each backend, and broken vector envs that fail the listed checks."""
+"""`check_vector_env` passes on each backend, and finds the defects of broken vector envs."""
 
 import threading
 

@@ -1,1 +1,1 @@
-"""Backends: where the envs of a vector env live."""
+"""Backends, which run the envs of a vector env in this process, or in threads, processes or Ray actors."""

@@ -1,4 +1,7 @@
-"""`Backend`: the interface between the engine and the envs, wherever they run."""
+"""`Backend`: interface through which `vecenv.engine` runs envs.
+
+The arena is the memory of a batch, with a row per env.
+"""
 
 from __future__ import annotations
 
@@ -19,19 +22,20 @@ from vecenv.errors import WorkerDiedError
 
 
 class Taken(NamedTuple):
-    """Results of a round that are not in rows of the arena."""
+    """Results of a round besides the arena's observations, rewards and flags."""
 
     extras: dict[int, Extra]
+    """By env id: results that do not fit a row."""
     infos: Sequence[InfoColumns] = ()
-    """Infos that came in info rows. The info of an extra wins."""
+    """Infos that workers wrote into the arena. An info in `extras` takes precedence."""
 
 
 NO_EXTRAS = Taken({})
-"""Shared by all rounds, so do not change it."""
+"""Rounds without extras return this object, so do not change its dict."""
 
 
 class WorkerInfo(NamedTuple):
-    """Env ids of a worker, its process (`None` for this process), and its seconds in rounds."""
+    """A worker's env ids, process id (`None` if unknown or this process), and seconds in rounds."""
 
     ids: Sequence[int]
     pid: int | None
@@ -39,9 +43,9 @@ class WorkerInfo(NamedTuple):
 
 
 class EnvCall:
-    """Operation on the envs `ids`. `found` maps the id of an env that has answered to its value or Failure.
+    """Call of `ENV_CALLS[op]`, for example "render", on the envs `ids`.
 
-    Pass `values` if all envs have answered already.
+    `found` has the value or Failure of each env that has answered. Pass `values` if all envs have answered already.
     """
 
     def __init__(self, ids: Sequence[int], op: str, values: Sequence[Any] | None = None) -> None:
@@ -58,7 +62,7 @@ class EnvCall:
 
 
 class Backend(ABC):
-    """Place that hosts envs. The engine uses a backend in this order:
+    """Host of envs. The engine uses a backend in this order:
 
         reports = backend.start(env_fns, num_workers, eager)
         arena = backend.bind(common_layout(...))
@@ -68,7 +72,7 @@ class Backend(ABC):
         backend.wait(lambda: all_done(arena.status), deadline)
         taken = backend.take(ids)
         call = backend.call(ids, "render", args)
-        backend.wait(call.done, `None`), call.values()
+        backend.wait(call.done, None), call.values()
         backend.close(timeout)
 
     States of an env. The status byte shows idle, busy and done:
@@ -82,60 +86,57 @@ class Backend(ABC):
 
     Every backend guarantees:
 
-    - Every operation is answered exactly once: by a row and a status byte, or by an `Extra` with a Failure.
-    - `wait` returns within 0.1 s after a worker dies.
-    - `close` returns in bounded time, in every state.
+    - Every operation is answered exactly once: by a row, with an `Extra` if needed, or by a Failure.
+    - If a worker dies during `wait`, the worker's envs are answered within 0.1 s.
 
-    A KeyboardInterrupt may end a method between any two bytecodes. The engine then calls `resynchronise` or `close`
-    before any other method.
+    A KeyboardInterrupt may end a method at any bytecode. The engine's next call is then `resynchronise` or `close`.
     """
 
     num_workers: int
     autoresets: bool = False
-    """True if the backend supports steps with `opcodes.AUTORESET`."""
+    """True if a step can also reset envs when their episodes end (`opcodes.AUTORESET`)."""
     takes_objects: bool = True
     """True if an action may be any object. If False, an action has the dtype of its space."""
     hosts_here: bool = False
     """True if envs may run in this process, and may share objects with the caller."""
     copies: bool = True
-    """True if arguments and results of calls, and options of resets, are copied for envs in this process.
+    """True if reset options, arguments and results of envs in this process are copied.
 
-    Facades set this to False, because the original libraries share these objects.
+    The gymnasium and SB3 facades set this to False, because gymnasium and SB3 do not copy.
     """
     arena: Arena
 
     def __init__(self) -> None:
         self.lost: dict[int, BaseException] = {}
-        """Exception of each lost env. `restart` recreates these envs."""
 
     @property
     def workers(self) -> list[WorkerInfo]:
-        """Return the known facts about each worker."""
+        """One entry per worker."""
         return []
 
     @property
     def own_stats(self) -> dict[str, Any]:
-        """Entries for `stats()` of the vector env."""
+        """Additional entries for `stats()` of the vector env."""
         return {}
 
     @abstractmethod
     def start(self, env_fns: Sequence[Callable[[], Any]], num_workers: int | None, eager: bool) -> list[EnvReport]:
-        """Make the envs and return their reports. If a constructor raises, end all workers and raise its error.
+        """Make the envs and return their reports. Raises the errors of constructors; the engine then calls `close`.
 
-        If `num_workers` is None, the backend chooses the number. If `eager`, workers announce each env when it is done.
+        If `num_workers` is None, the backend chooses. If `eager`, a worker answers for each env right after the env's
+        step, and otherwise for all its envs together.
         """
 
     @abstractmethod
     def bind(self, layout: Layout) -> Arena:
-        """Reserve the memory for the batch, and return the parent's view. Called once, after `start`."""
+        """Allocate the arena, and return this process's view."""
 
     def encode(
         self, ids: Sequence[int], ops: int | np.ndarray, actions: Any, payloads: Mapping[int, Any]
     ) -> Mapping[int, Any]:
-        """Prepare payloads (parts of a round or call that do not fit the arena), before any side effect.
+        """Prepare payloads (actions and arguments that do not fit the arena), before any side effect of the round.
 
-        `actions` are rows (k, ...) for the arena, or None. Raises TypeError or ValueError with the env id if a payload
-        cannot be sent.
+        `actions`: rows (k, ...) for the arena, or None. Raises TypeError or ValueError if a payload cannot be sent.
         """
         resets = np.equal(ops, opcodes.RESET_KWARGS)
         if self.copies or not resets.any():
@@ -151,7 +152,7 @@ class Backend(ABC):
 
     @abstractmethod
     def wait(self, done: Callable[[], bool] | None, deadline: float | None) -> float:
-        """Wait until `done()` or `deadline` (time.monotonic), and return the seconds that it took.
+        """Wait until `done()` is True or until `deadline` (time.monotonic). Return the seconds of the wait.
 
         If `done` is None, only look for dead workers. Raises ClosedError if another thread calls `close` or `end_wait`.
         """
@@ -162,13 +163,14 @@ class Backend(ABC):
 
     @abstractmethod
     def call(self, ids: Sequence[int], op: str, args: Sequence[tuple[Any, ...]]) -> EnvCall:
-        """Start `ENV_CALLS[op]` on idle envs, in all workers in parallel. `args` has a tuple per env."""
+        """Start `ENV_CALLS[op]` on idle envs, in parallel. `args` has a tuple per env."""
 
     def resynchronise(self, deadline: float) -> None:
         """Make all envs idle after an interrupted call: discard operations, answers and calls.
 
-        An env is lost if the worker does not return by `deadline` (time.monotonic). This implementation suits backends
-        that can be interrupted only between two messages.
+        An env is lost if its worker has not finished the interrupted operation by `deadline` (time.monotonic).
+
+        This default waits for busy envs. Override it if an interrupt can lose an answer.
         """
         status = self.arena.status
 
@@ -182,14 +184,14 @@ class Backend(ABC):
         self.take(None)
 
     def ended(self) -> Collection[int]:
-        """Return the ids of envs that no longer exist. Changes nothing, because a second thread may call it."""
+        """Return the ids of envs that no longer exist. Any thread may call this, so change no state."""
         return self.lost
 
-    def end_wait(self) -> None:  # noqa: B027  most backends have no waits that could be ended
-        """End the wait of another thread with a ClosedError. `close` follows."""
+    def end_wait(self) -> None:  # noqa: B027
+        """Make `wait` in another thread raise ClosedError. Called before `close`."""
 
     def restart(self, env_id: int) -> Sequence[int]:
-        """Replace the worker of a lost env, and return the ids of its block. The envs need a reset.
+        """Replace the worker of a lost env. Return the ids of the new envs, which need a reset.
 
         Raises the errors of constructors.
         """
@@ -199,12 +201,12 @@ class Backend(ABC):
     def close(self, timeout: float) -> list[str]:
         """End all workers within `timeout` seconds, by force if needed. Return a line for each problem.
 
-        May be called in any state, twice, from another thread, or from a signal handler.
+        May be called in any state, twice, from any thread, or from a signal handler.
         """
 
 
 def _copy_options(kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    """Copy the options of a reset. The option values stay shared with the caller."""
+    """Copy the dict of reset arguments and dicts in it (`options`), but no deeper values."""
     return {name: dict(value) if isinstance(value, dict) else value for name, value in kwargs.items()}
 
 
@@ -221,6 +223,8 @@ def unreturned(env_id: int, block: Sequence[int], suspects: Sequence[int]) -> Wo
 
 
 class Answers:
+    """Status bytes of envs, and the received results that do not fit rows (`Extra`)."""
+
     def __init__(self, arena: Arena) -> None:
         self.status = arena.status
         self.extras: dict[int, Extra] = {}

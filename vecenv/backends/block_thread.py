@@ -1,4 +1,4 @@
-"""`BlockThread`: a thread that makes, steps and closes a block of envs."""
+"""`BlockThread`: thread of `ThreadBackend` that hosts some of the envs (a block)."""
 
 from __future__ import annotations
 
@@ -26,6 +26,8 @@ LOOKS = 200
 
 
 class Owner(Protocol):
+    """Part of `ThreadBackend` that its threads use."""
+
     env_fns: Sequence[Callable[[], Any]]
     eager: bool
     copies: bool
@@ -35,17 +37,16 @@ class Owner(Protocol):
         """Wake the caller if its wait is over."""
 
     def warn(self, envs: int, text: str) -> None:
-        """Record a warning of a block of `envs` envs, which the caller will show."""
+        """Record a warning of a thread with `envs` envs. The next `take` shows it."""
 
     def note_end(self, block: BlockThread, error: BaseException) -> None:
         """Record that the thread has ended with an error of vecenv."""
 
 
 class BlockThread(Watched):
-    """Thread that makes, uses and closes a block of envs.
+    """Thread that calls the functions in the queue `work`, until it finds `None` there.
 
-    The thread calls the functions in the queue `work` in order, and ends at `None`. After `abandon`, the thread uses no
-    further env, closes all envs when the running env returns, and ends.
+    After `abandon`, the thread uses no further env. When the running env returns, the thread closes all envs and ends.
     """
 
     def __init__(self, index: int, ids: range, backend: Owner) -> None:
@@ -57,7 +58,7 @@ class BlockThread(Watched):
         self.work: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         self._backend = backend
         self._lock = RLock()
-        """Held while an answer is delivered, and while the block is abandoned."""
+        """Held while an answer is delivered, so that `abandon` waits for the delivery."""
         self._host = EnvHost(backend.env_fns[ids.start : ids.stop], ids.start, local=True)
         self._host.progress = self.line
         warn = partial(self.deliver, backend.warn, len(ids))
@@ -75,16 +76,16 @@ class BlockThread(Watched):
     @property
     def ending(self) -> str:
         return (
-            f"threads cannot be killed, so {self.thread.name} (envs {list(self.ids)}) was abandoned and goes on until "
-            "that env returns"
+            f"threads cannot be killed, so {self.thread.name} (envs {list(self.ids)}) was abandoned and continues "
+            "until that env returns"
         )
 
     @property
     def busy_seconds(self) -> float:
         line = self.line
-        try:  # without the lock, because an interrupt between two bytecodes could leave it locked
+        try:  # without the lock, because an interrupt could leave it locked
             return line[BUSY_NS] / 1e9
-        except IndexError:  # the block was abandoned in the meantime, and `line` replaced by a copy
+        except IndexError:  # `abandon` has just emptied this list, and replaced it by a copy
             return self.line[BUSY_NS] / 1e9
 
     @property
@@ -97,7 +98,10 @@ class BlockThread(Watched):
         return stack_of_thread(self.thread.ident or 0)
 
     def bind(self, layout: Layout, rows: Arena, answers: Answers) -> None:
-        """Deliver answers into `rows`, the block's part of the caller's arena. `rows` also has actions and seeds."""
+        """Use `rows`, this block's part of the batch's arena, for actions, seeds and delivered results.
+
+        The envs write into a separate arena, so that an abandoned thread cannot change the batch.
+        """
         own = Arena.build(layout, len(self.ids))
         own.seed = rows.seed
         self._rows, self._answers = rows, answers
@@ -106,13 +110,13 @@ class BlockThread(Watched):
         self.work.put(partial(self._host.bind, layout, own))
 
     def abandon(self) -> None:
-        """Tell the thread to end, and discard later answers."""
         with self._lock:
             self.alive = False
             numbers: list[int] = self._host.progress
             if self.line is numbers:
                 self.line = numbers.copy()
-            numbers.clear()  # The host writes to this list before using an env. The IndexError stops the host.
+            # The host writes to this list before it uses an env. The IndexError ends the thread.
+            numbers.clear()
         self.work.put(None)
 
     def _run(self) -> None:
@@ -125,7 +129,7 @@ class BlockThread(Watched):
                 if (work := self.work.get()) is None:
                     break
                 work()
-        # an error of vecenv, because errors of envs are answers; expected after `abandon`
+        # The host catches errors of envs, so this is an error of vecenv, or the IndexError after `abandon`.
         except BaseException as error:
             self._backend.note_end(self, error)
         finally:
@@ -135,7 +139,7 @@ class BlockThread(Watched):
         return not self.work.empty()
 
     def deliver(self, callback: Callable[..., None], *args: Any) -> None:
-        """Call `callback(*args)` unless the block is abandoned, and wake the caller if its wait is over."""
+        """Call `callback(*args)`, unless the block is abandoned."""
         with self._lock:
             if self.alive:
                 callback(*args)

@@ -1,4 +1,4 @@
-"""`DummyBackend`: steps all envs in this process, one after the other."""
+"""`DummyBackend`: steps envs in the caller's thread, one after the other."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class DummyBackend(Backend):
         rows, status = ... if ids is None else ids, self.arena.status
         asked = np.zeros(len(status), dtype=np.uint8)
         asked[rows] = ops
-        status[rows] = ops  # so that a call from another thread sees that the envs step
+        status[rows] = ops  # so that a call from another thread finds these envs busy
         extras = self._host.run(asked.tobytes(), self.arena.action, lambda i, op: payloads[i])
         self._answers.extras.update(extras)
         status[rows] = opcodes.DONE

@@ -1,4 +1,4 @@
-"""`EnvWorkerBackend`: steps envs through user-defined workers with the interface of tianshou's `EnvWorker`."""
+"""`EnvWorkerBackend`: steps envs through user-defined workers, with the interface of tianshou's `EnvWorker`."""
 
 from __future__ import annotations
 
@@ -26,14 +26,12 @@ REQUIRED = ("send", "recv", "wait", "get_env_attr", "set_env_attr", "seed", "ren
 
 
 class EnvWorker(ABC):
-    """Host of one env. Subclass it to define a new kind of worker (contract of tianshou's EnvWorker).
+    """Host of one env. Subclass it to define a kind of worker, as with tianshou's EnvWorker.
 
-    - `send(`None`, **kwargs)` starts a reset, and `send(action)` a step. `recv` returns the result.
-    - `wait` returns the workers that have a result.
-    - `get_env_attr` asks the outermost wrapper. Observations must fit the space that it returns.
-    - If the env is in another process, override `call`, so that the method runs there.
-    - If a worker raises EOFError, ConnectionError or WorkerDiedError, or is not `is_alive`, its env is lost. The next
-      reset closes the worker and calls `worker_fn` for a new worker.
+    - `get_env_attr` must read the outermost wrapper, because observations must fit its `observation_space`.
+    - If the env is in another process, override `call`, so that methods run there.
+    - The env is lost if a method of the worker raises EOFError, ConnectionError or WorkerDiedError, or if `is_alive`
+      returns False. The env's next reset closes the worker, and calls `worker_fn` for a new one.
     """
 
     result: Any
@@ -58,7 +56,7 @@ class EnvWorker(ABC):
     def call(self, name: str, /, *args: Any, **kwargs: Any) -> Any:
         """Call a method of the env, or return an attribute that is not callable.
 
-        Raises TypeError if `get_env_attr` returns a method of a copy, because the call would not reach the env.
+        Raises TypeError if `get_env_attr` returns a method of a copy of the env.
         """
         if not callable(value := self.get_env_attr(name)):
             return value
@@ -67,16 +65,16 @@ class EnvWorker(ABC):
             self.get_env_attr(name), "__self__", None
         ):
             raise TypeError(
-                f"get_env_attr({name!r}) of {type(self).__name__} returned a method of a copy of the env, so that a "
-                f"call would not reach the env: define call(name, *args, **kwargs) in {type(self).__name__}, which "
-                "calls it where the env is"
+                f"get_env_attr({name!r}) of {type(self).__name__} returned a method of a copy of the env, so the "
+                f"call would not reach the env: define {type(self).__name__}.call(name, *args, **kwargs), and let it "
+                "call the method in the env's process"
             )
         known.add(name)
         return value(*args, **kwargs)
 
     @abstractmethod
     def send(self, action: Any, **kwargs: Any) -> None:
-        """Start a step, or a reset if the action is `None`."""
+        """Start a step, or a reset with `kwargs` if the action is `None`."""
 
     def recv(self) -> Any:
         """Return the result of `send`: (obs, info), or (obs, reward, terminated, truncated, info)."""
@@ -98,7 +96,7 @@ class EnvWorker(ABC):
         return workers
 
     def seed(self, seed: int | None = None) -> Any:
-        """Seed the action space. If a subclass does not seed the env, the vector env resets the env with the seed."""
+        """Seed the action space. Unless a subclass overrides this, the vector env then resets the env with the seed."""
         return None if self.action_space is None else self.action_space.seed(seed)
 
     @abstractmethod
@@ -106,7 +104,7 @@ class EnvWorker(ABC):
         """Return a frame of the env."""
 
     def is_alive(self) -> bool:
-        """Return True if the env exists. The default asks `self.process`, if this attribute exists."""
+        """Return True if the env exists. The default asks `self.process.is_alive()`, if possible."""
         is_alive = getattr(getattr(self, "process", None), "is_alive", None)
         return is_alive is None or bool(is_alive())
 
@@ -115,15 +113,13 @@ class EnvWorker(ABC):
         """Close the env. Called once."""
 
     def close(self) -> None:
-        """Close the env. Repeated calls do nothing."""
+        """Call `close_env` once."""
         if not self.is_closed:
             self.is_closed = True
             self.close_env()
 
 
 class EnvWorkerBackend(Backend):
-    """Backend with a worker per env, which `worker_fn(env_fn)` returns."""
-
     hosts_here = True
 
     def __init__(self, worker_fn: Callable[[Callable[[], Any]], Any]) -> None:
@@ -220,7 +216,7 @@ class EnvWorkerBackend(Backend):
 
     def restart(self, env_id: int) -> Sequence[int]:
         old = self.env_workers[env_id]
-        with contextlib.suppress(Exception):  # the worker has ended, or does not return
+        with contextlib.suppress(Exception):  # methods of an ended worker may raise
             if callable(kill := getattr(getattr(old, "process", None), "kill", None)):
                 kill()
             old.close()
@@ -252,20 +248,20 @@ class EnvWorkerBackend(Backend):
 
 
 def backend_maker(worker_fn: Any, backend: Any, several: bool = False) -> Callable[[], Backend]:
-    """Return a function that makes the backend. Raises TypeError unless exactly one valid argument is given.
+    """Return a function that makes the backend. Raises TypeError unless either `worker_fn` or `backend` is valid.
 
-    If `several`, the function is called several times, so `backend` must be a function.
+    If `several`, the result is called several times, so `backend` must be a function.
     """
     if (worker_fn is None) == (backend is None):
         raise TypeError(
-            "pass either worker_fn, which makes a worker of each env_fn, or backend; "
+            "pass either worker_fn, which makes a worker for each env_fn, or backend; "
             "or use DummyVectorEnv, SubprocVectorEnv or ShmemVectorEnv"
         )
     if callable(worker_fn):
         return functools.partial(EnvWorkerBackend, worker_fn)
     if isinstance(backend, Backend):
         if several:
-            raise TypeError(f"with lazy=True backend must be a function that makes one, got {backend!r}")
+            raise TypeError(f"with lazy=True, backend must be a function that makes the backend, got {backend!r}")
         return lambda: backend
     if not callable(backend) or (isinstance(backend, type) and not issubclass(backend, Backend)):
         raise TypeError(f"worker_fn must be callable and backend a Backend, got {worker_fn!r} and {backend!r}")
@@ -285,13 +281,13 @@ def _is_alive(worker: Any) -> bool:
 def _check_worker(worker: Any) -> None:
     missing = [name for name in REQUIRED if not callable(getattr(worker, name, None))]
     if missing:
-        raise TypeError(f"worker_fn returned {worker!r}, which is no EnvWorker: it lacks {missing}")
+        raise TypeError(f"worker_fn returned {worker!r}, which is not an EnvWorker: it lacks {missing}")
 
 
 def _call(worker: Any, op: str, args: tuple[Any, ...]) -> Any:
     if op == "call":
         name, positional, keywords = args
-        if name in ("__setattr__", "set_wrapper_attr"):  # `get_env_attr` may return a method of a copy
+        if name in ("__setattr__", "set_wrapper_attr"):  # `call` could set the attribute in a copy of the env
             return worker.set_env_attr(*positional)
         return getattr(type(worker), "call", EnvWorker.call)(worker, name, *positional, **keywords)
     if op == "render":

@@ -1,11 +1,11 @@
-"""`GymnasiumBackend`: runs rounds on a `gymnasium.vector.VectorEnv`, which steps all its envs together.
+"""`GymnasiumBackend`: steps and resets envs of a `gymnasium.vector.VectorEnv`, which steps all its envs together.
 
-    mode        row of an env whose episode ends      how the env is reset
+    mode        last obs and info of an episode       reset of the env
     DISABLED    result of step                        envs.reset(options={"reset_mask": ...})
     SAME_STEP   final_obs and final_info              in the same step; the result of step begins the next episode
-    NEXT_STEP   result of step                        the same mask, or the next step, which ignores its action
+    NEXT_STEP   result of step                        as DISABLED, or in the next step, which ignores its action
 
-So the caller gets each last and each first observation once, and never gets a reset as a step.
+In each mode, the caller gets the first and last observation of each episode once, and no reset looks like a step.
 """
 
 from __future__ import annotations
@@ -33,9 +33,7 @@ DIRECT = frozenset({"get_env_attr", "has_attr", "set_env_attr", "call", "wrapper
 
 
 class NativeBackend(Backend):
-    """Base of backends for envs that a library steps together in this process. Errors use `name` for the library's
-    object.
-    """
+    """Backend for envs that a library steps together in this process. Errors call the library's object `name`."""
 
     takes_objects, hosts_here = False, True
     resets_with: tuple[str, ...] = ("seed", "options")
@@ -50,7 +48,7 @@ class NativeBackend(Backend):
         return [WorkerInfo(range(self.env_num), None, self.busy_seconds)]
 
     def reports(self, obs: Any, action: Any, metadata: Mapping[str, Any], spec: Any) -> list[EnvReport]:
-        # The library's autoreset mode is hidden, because the vector env has no autoreset.
+        # Hide the library's autoreset mode, because `BaseVectorEnv` never resets an env by itself.
         metadata = {key: value for key, value in metadata.items() if key != "autoreset_mode"}
         parts = obs, action, metadata, spec, None
         self.known = dict(zip(ATTRIBUTES, make_report(parts), strict=False))
@@ -65,7 +63,6 @@ class NativeBackend(Backend):
     def encode(
         self, ids: Sequence[int], ops: int | np.ndarray, actions: Any, payloads: Mapping[int, Any]
     ) -> Mapping[int, Any]:
-        """Raise ValueError for actions that do not fit the space, and TypeError for unknown arguments of a reset."""
         for i, payload in payloads.items():
             if not isinstance(payload, Mapping):
                 raise ValueError(
@@ -73,9 +70,7 @@ class NativeBackend(Backend):
                 )
             given = {name for name, value in payload.items() if name != "options" or value}
             if unknown := sorted(given.difference(self.resets_with)):
-                raise TypeError(
-                    f"the reset of {self.name} takes nothing but {' and '.join(self.resets_with)}, got {unknown}"
-                )
+                raise TypeError(f"the reset of {self.name} takes only {' and '.join(self.resets_with)}, got {unknown}")
         return payloads
 
     def take(self, ids: Sequence[int] | None) -> Taken:
@@ -104,9 +99,9 @@ class NativeBackend(Backend):
 
 
 class GymnasiumBackend(NativeBackend):
-    """Backend that owns the VectorEnv `envs`. Do not use `envs` elsewhere.
+    """Backend that owns the VectorEnv `envs`.
 
-    `resets_by_id`: `envs.reset` accepts `options["reset_mask"]` and a list with a seed per env.
+    `resets_by_id`: True if `envs.reset` accepts `options["reset_mask"]` and a list with a seed per env.
     """
 
     def __init__(self, envs: Any, mode: AutoresetMode, resets_by_id: bool) -> None:
@@ -116,7 +111,7 @@ class GymnasiumBackend(NativeBackend):
         self.was_reset = False
         self.over = np.zeros(self.env_num, np.bool_)
         self.begun: tuple[Any, Infos] | None = None
-        """SAME_STEP: observations and infos that begin the next episodes of the envs in `over`."""
+        """In SAME_STEP mode: first observations and infos of the next episodes, for the envs in the mask `over`."""
         self.envs: Any = envs
         self.closed_by_caller = False
 
@@ -152,11 +147,11 @@ class GymnasiumBackend(NativeBackend):
                 raise ValueError(f"{together}, so none can be reset in a step: call reset({asked}), then step")
         elif asked != (over := np.flatnonzero(self.over).tolist()):
             raise ValueError(
-                f"{together}, and a step resets those whose episode ended in the one before, which are {over}; got "
-                f"reset={asked}"
+                f"{together}, and a step must reset exactly the envs whose episode ended in the previous step: {over}, "
+                f"got reset={asked}"
             )
         elif payloads:
-            raise ValueError(f"{together}, and a step resets without seed and options: got them for envs {asked}")
+            raise ValueError(f"{together}, and a step cannot reset with seed or options, got them for envs {asked}")
 
     def _check_reset(self, ids: np.ndarray, payloads: Mapping[int, Any]) -> None:
         asked = ids.tolist()
@@ -165,7 +160,7 @@ class GymnasiumBackend(NativeBackend):
         if not self.resets_by_id:
             instead = "pass no ids"
             if self.mode is AutoresetMode.NEXT_STEP:
-                instead += ", or reset those whose episode is over in the next step: step(action, reset=ids)"
+                instead += ", or let the next step reset the envs whose episode is over: step(action, reset=ids)"
             raise ValueError(
                 f"{self.name} has no reset of some envs (options['reset_mask']), got reset({asked}): {instead}"
             )
@@ -176,7 +171,7 @@ class GymnasiumBackend(NativeBackend):
         begin = perf_counter()
         asked = np.arange(self.env_num) if ids is None else ids
         steps, resets = _steps_and_resets(asked, ops)
-        self.arena.status[asked] = ops  # calls of other threads see that these envs step
+        self.arena.status[asked] = ops  # so that a call from another thread finds these envs busy
         if len(steps):
             self._step(resets, autoreset=bool(np.any(np.asarray(ops) & opcodes.AUTORESET)))
         else:
@@ -187,9 +182,9 @@ class GymnasiumBackend(NativeBackend):
         self.busy_seconds += perf_counter() - begin
 
     def _step(self, resets: np.ndarray, autoreset: bool) -> None:
-        """Step all envs. The episodes of the envs `resets` ended in the step before, so this step resets these envs."""
+        """Step all envs. In NEXT_STEP mode, the step resets the envs `resets`, because their episodes are over."""
         arena = self.arena
-        actions = nest.map(np.copy, arena.action)  # an env may keep its action
+        actions = nest.map(np.copy, arena.action)  # because an env may keep its action
         for i in resets.tolist():
             nest.put(actions, i, self.some_action)
         obs, reward, terminated, truncated, found = self.envs.step(actions)
@@ -211,9 +206,10 @@ class GymnasiumBackend(NativeBackend):
         self._answer(range(self.env_num), infos, rewards if rewards.ndim > 1 else None, finals)
 
     def _split_ends(self, ended: np.ndarray, infos: Infos, last_obs: dict[int, Any]) -> tuple[Any, Infos]:
-        """Write the last observations and infos of SAME_STEP into the rows of the envs `ended`, and into `infos`.
+        """In SAME_STEP mode, move last observations of the envs `ended` to their rows, and last infos to `infos`.
 
-        Return observations and infos that begin the next episodes.
+        `last_obs` gets last observations that rows do not keep exactly. Return first observations and infos of the
+        next episodes.
         """
         obs, first_infos = nest.map(np.copy, self.arena.obs), list(infos)
         for i in ended.tolist():
@@ -228,7 +224,7 @@ class GymnasiumBackend(NativeBackend):
             if not is_exact(last, self._row, self._row):
                 last_obs[i] = copy_if_possible(last)
             last_info = info.pop("final_info", None)
-            # some envs (Atari) have no separate info of the last step
+            # Atari's infos have no `final_info`.
             infos[i] = info if last_info is None else last_info
         return obs, first_infos
 
@@ -255,8 +251,7 @@ class GymnasiumBackend(NativeBackend):
             options["reset_mask"] = mask
         seeds = [payloads.get(i, {}).get("seed") for i in range(self.env_num)]
         if known := [seed for seed in seeds if seed is not None]:
-            # An env with a single random stream accepts only one number. All other envs derive these seeds from the
-            # number.
+            # A VectorEnv with a single random stream takes one seed only. Others derive consecutive seeds from it.
             is_one = not self.resets_by_id or seeds == list(range(known[0], known[0] + self.env_num))
             arguments["seed"] = known[0] if is_one else seeds
         return arguments | ({"options": options} if options else {})
@@ -265,7 +260,9 @@ class GymnasiumBackend(NativeBackend):
         try:
             return nest.merge(lambda pair: fit(pair[1], pair[0]), [layout, obs])
         except ObservationError as error:
-            raise ObservationError(f"{self.name} returned an observation that is not of its space: {error}") from error
+            raise ObservationError(
+                f"{self.name} returned an observation that does not fit its space: {error}"
+            ) from error
 
     def _answer(self, ids: Sequence[int], infos: Infos, rewards: np.ndarray | None, finals: dict[int, Final]) -> None:
         self.arena.status[ids] = opcodes.DONE
@@ -278,10 +275,10 @@ class GymnasiumBackend(NativeBackend):
         return 0.0
 
     def called(self, ids: Sequence[int], op: str, args: Sequence[tuple[Any, ...]]) -> list[Any]:
-        """Raise AttributeError if the VectorEnv has no such call, and ValueError if its call is for all envs only."""
+        """Return a value per env. Raises AttributeError if `envs` lacks `op`, ValueError if `op` needs all envs."""
         n, (name, *given) = self.env_num, args[0] or (None,)
         envs = self.envs if hasattr(self.envs, "call") else self.envs.unwrapped
-        if op == "seed":  # a reset seeds the envs
+        if op == "seed":  # the next reset seeds the envs
             return [True] * len(ids)
         if op in DIRECT and (own := self.own_envs) is not None:
             return [ENV_CALLS[op](own[i], *each) for i, each in zip(ids, args, strict=True)]
@@ -294,7 +291,7 @@ class GymnasiumBackend(NativeBackend):
             frames = envs.render(**name)
             if frames is None or not len(frames):
                 raise ValueError(f"{self.name} renders no frames: make it with render_mode='rgb_array'")
-            values = [copy.copy(frames[i * len(frames) // n]) for i in range(n)]  # agents of a game share a frame
+            values = [copy.copy(frames[i * len(frames) // n]) for i in range(n)]  # agents of one game share a frame
         elif op in ("call", "set_env_attr"):
             method = "call" if op == "call" else "set_attr"
             if not hasattr(envs, method):
@@ -313,7 +310,6 @@ class GymnasiumBackend(NativeBackend):
         return envs if is_list and all(map(is_env, envs)) else None
 
     def note_exception(self, error: BaseException) -> None:
-        """Pass the error to the outermost wrapper of the VectorEnv that has this method."""
         envs = self.envs
         while envs is not None and not hasattr(type(envs), "note_exception"):
             envs = getattr(envs, "env", None)
@@ -345,6 +341,8 @@ def _steps_and_resets(asked: np.ndarray, ops: int | np.ndarray) -> tuple[np.ndar
 def split_infos(infos: Mapping[str, Any], n: int) -> list[dict[str, Any]]:
     """Split gymnasium's dict of arrays, with a mask `_key` for each `key`, into `n` dicts.
 
+    A value without an entry per env becomes the value of each env.
+
     >>> split_infos({"a": np.array([1, 2]), "_a": np.array([True, False])}, 2)
     [{'a': np.int64(1)}, {}]
     """
@@ -354,6 +352,9 @@ def split_infos(infos: Mapping[str, Any], n: int) -> list[dict[str, Any]]:
         if key in masks:
             continue
         values: Sequence[Any] = split_infos(value, n) if isinstance(value, Mapping) else value
+        shape = (len(values),) if isinstance(values, (list, tuple)) else getattr(values, "shape", ())
+        if tuple(shape[:1]) != (n,):
+            values = [value] * n
         mask = infos.get(f"_{key}")
         for i in range(n) if mask is None else np.flatnonzero(mask).tolist():
             rows[i][key] = values[i]

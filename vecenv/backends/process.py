@@ -1,8 +1,8 @@
-"""`ProcessBackend`: steps envs in worker processes, through a worker pool and a transport.
+"""`ProcessBackend`: steps envs in worker processes. Base class of the backends Subproc, Shmem and Ray.
 
-engine -- send, wait, take, call --> ProcessBackend: results, extras, calls, losses
-                                       |-- Transport    carries a round and its answer (Subproc, Shmem)
-                                       '-- WorkerPool   processes, frames, deaths
+engine -- send, wait, take, call --> ProcessBackend: results, calls, lost envs
+                                       |-- Transport    carries steps, resets, and their results
+                                       '-- WorkerPool   starts processes, receives messages (frames), detects deaths
 """
 
 from __future__ import annotations
@@ -61,12 +61,12 @@ class ProcessBackend(Backend):
         self._engaged: SpinningThreads | None = None
         self._answers: Answers
         self._requests: dict[int, tuple[WorkerHandle, EnvCall]] = {}
-        """Calls without a reply yet, by frame number."""
+        """CALL frames without a reply, by frame number."""
         self._number = 0
         self._warnings = WorkerWarnings()
         self._epoch = 0
         self._unsynced: set[WorkerHandle] = set()
-        """Workers that have not answered the last SYNC. Their frames belong to an earlier epoch."""
+        """Workers that have not answered the last SYNC frame. Their results belong to an interrupted call."""
         self._waits = REVIEW_WAITS
         self._last_wait = 0.0
 
@@ -86,7 +86,7 @@ class ProcessBackend(Backend):
         n = self._n = len(env_fns)
         self.num_workers = num_workers = num_workers or self.pool.default_num_workers(n, eager)
         self._eager = eager
-        if eager:  # answers of other envs end waits early, so check after each wait
+        if eager:  # answers of other envs end waits early, so check for hangs after each wait
             self._waits = 1
         self.pool.open(num_workers, n, eager)
         if self._ends_spinning and not eager and is_enabled():
@@ -110,13 +110,13 @@ class ProcessBackend(Backend):
     def encode(
         self, ids: Sequence[int], ops: int | np.ndarray, actions: Any, payloads: Mapping[int, Any]
     ) -> Mapping[int, Any]:
-        # An object that several envs share is pickled once. Each env unpickles a copy.
+        # Pickle an object once, even if several envs share it.
         blobs: dict[int, bytes] = {}
         for i, payload in payloads.items():
             if id(payload) not in blobs:
                 try:
                     blob = dumps(payload)
-                    is_ours = b"__main__" in blob and not self.pool.forked  # workers do not run the user's script
+                    is_ours = b"__main__" in blob and not self.pool.forked  # workers do not run the script
                     blobs[id(payload)] = dumps_by_value(payload) if is_ours else blob
                 except Exception as error:
                     text = f"the action or argument for env {i} cannot be sent to its worker: {error}"
@@ -132,7 +132,7 @@ class ProcessBackend(Backend):
 
     def wait(self, done: Callable[[], bool] | None, deadline: float | None) -> float:
         begin = perf_counter()
-        if done is None:  # only frames that have arrived, without waiting
+        if done is None:  # only read arrived frames
             self.pool.handle_events(self.pool.events(None))
         elif not self._transport.spin(done, self._last_wait):
             self._sleep(done, deadline)
@@ -196,11 +196,11 @@ class ProcessBackend(Backend):
             extras[i] = RESET_IN_ARENA
             i = status.find(opcodes.DONE_FINAL, i + 1)
         asked = range(self._n) if ids is None else ids
-        if opcodes.DONE_EXTRA in status or opcodes.DONE_EXTRA_FINAL in status:  # extras may still be on their way
+        if opcodes.DONE_EXTRA in status or opcodes.DONE_EXTRA_FINAL in status:  # an `Extra` may arrive later
             self._await_rest(asked)
         if opcodes.DONE_INFO not in status:
             return self._answers.take(ids)
-        # Filter after each wait, because the rows of a worker that has ended become extras.
+        # Read the status again after each wait, because `_keep_infos` may change the status.
         while (infos := self._infos.read([i for i in asked if self._status[i] == opcodes.DONE_INFO])) is None:
             self._await_rest(asked)
         return Taken(self._answers.take(ids).extras, infos)
@@ -214,7 +214,7 @@ class ProcessBackend(Backend):
         pool.resume()
         for worker in pool.workers:
             lost = [i for i in worker.ids if i in self.lost]
-            if worker.alive and lost:  # the interrupt stopped its restart
+            if worker.alive and lost:  # its restart was interrupted
                 pool.kill(worker, None)
             elif not worker.alive and len(lost) < len(worker.ids):
                 self._on_loss(worker)
@@ -224,7 +224,7 @@ class ProcessBackend(Backend):
         self._epoch += 1
         self._unsynced = {worker for worker in pool.workers if worker.alive}
         for worker in list(self._unsynced):
-            counted = worker.line[FRAMES] + 1  # `announce` also counted frames that were not posted
+            counted = worker.line[FRAMES] + 1  # after an interrupt, `announce` may have counted an unsent frame
             pool.request(worker, messages.SYNC, self._epoch, counted.to_bytes(8, "little"))
         self._sleep(lambda: not any(worker.alive for worker in self._unsynced), deadline)
         for worker in [worker for worker in self._unsynced if worker.alive]:
@@ -273,7 +273,7 @@ class ProcessBackend(Backend):
         call.found.update({i: died_failure(i, call.op, self.lost[i]) for i in lost})
 
     def _on_loss(self, worker: WorkerHandle) -> None:
-        # If a worker dies while its envs are made, the pool raises.
+        # If a worker dies before its envs are made, the pool raises.
         if hasattr(self, "arena") and isinstance(worker.ready, list) and not self.pool.closing:
             pending = self._pending(worker)
             self._keep_infos(worker, pending)
@@ -287,7 +287,7 @@ class ProcessBackend(Backend):
                 del self._requests[number]
 
     def _keep_infos(self, worker: WorkerHandle, pending: Sequence[int]) -> None:
-        """Read the info rows of a worker that has ended, because its successor uses other schemas."""
+        """Copy an ended worker's infos, because a restarted worker gives schemas new numbers."""
         in_rows = [i for i in worker.ids if self._status[i] == opcodes.DONE_INFO and i not in pending]
         for infos in self._infos.read(in_rows) or ():
             for i, info in infos.items():
@@ -312,7 +312,7 @@ class ProcessBackend(Backend):
         self._watchdog.discard(worker)
         self.pool.restart(worker, self._setup)
         self._transport.serves(worker)
-        for i in worker.ids:  # answers from before the loss stay available
+        for i in worker.ids:  # answers that arrived before the loss stay available
             self.lost.pop(i, None)
         return worker.ids
 
@@ -326,7 +326,7 @@ class ProcessBackend(Backend):
     def close(self, timeout: float) -> list[str]:
         pool, transport = self.pool, self._transport
         problems = pool.close(timeout)
-        # The memory is freed with the caller's last view, not with these objects.
+        # Drop the arena, so that the caller's last view frees the memory.
         vars(self).clear()
         vars(transport).clear()
         self.pool, self._transport = pool, transport
@@ -335,4 +335,4 @@ class ProcessBackend(Backend):
 
 
 def _ignore(*args: Any) -> None:
-    """The callback of a closed pool."""
+    """Ignore events of a closed pool."""

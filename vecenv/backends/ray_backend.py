@@ -1,8 +1,8 @@
 """`RayBackend`: steps envs in Ray actors, through shared memory on the driver's node and calls elsewhere.
 
-driver --+-- shared arena, wakeups (as Shmem)       actors on the driver's node: a round does not call Ray
+driver --+-- shared memory (as ShmemBackend)     actors on the driver's node: a step does not call Ray
          |
-         '-- ROUND and ANSWERS frames (as Subproc)  actors on other nodes: a round is a call per worker
+         '-- messages (as SubprocBackend)        actors on other nodes: a step is a call per actor
 """
 
 from __future__ import annotations
@@ -22,14 +22,12 @@ from vecenv.backends.subproc import SubprocServer, SubprocTransport
 
 
 class RayServer(ShmemServer):
-    """Server on the driver's node. `remote` is the server for other nodes."""
+    """Server in actors on the driver's node. `remote`: server in actors on other nodes."""
 
     remote = SubprocServer
 
 
 class RayTransport(ShmemTransport):
-    """Transport of Shmem, combined with the transport of Subproc for workers on other nodes."""
-
     server = RayServer
 
     def open(self, pool: WorkerPool, n: int) -> None:
@@ -60,7 +58,7 @@ class RayTransport(ShmemTransport):
         remote = self._is_remote[ids]
         places = np.flatnonzero(remote)
         parts = [places] if len(places) else []
-        if self._pool.eager:  # one by one in the order of ids, because the answers of a call arrive together
+        if self._pool.eager:  # a call per env, ordered by id, because the answers of a call arrive together
             parts = list(places[np.argsort(ids[places])].reshape(-1, 1))
         for part in parts:
             self._frames.send(ids[part], all_ops[part], payloads)
@@ -91,6 +89,6 @@ class RayBackend(ProcessBackend):
         super().__init__(RayTransport(), RayPool(step_timeout, **options), start_timeout, step_timeout, release_openmp)
 
     def _unanswered(self) -> dict[WorkerHandle, Sequence[int]]:
-        """Return workers that owe answers. Without `step_timeout`, leave out other nodes, which report no progress."""
+        """Return workers that owe answers. Without `step_timeout`, skip remote actors, which report no progress."""
         unanswered = super()._unanswered()
         return {worker: ids for worker, ids in unanswered.items() if worker.on_this_node or self._is_limited}

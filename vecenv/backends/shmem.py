@@ -2,15 +2,17 @@
 
     parent                                        worker
     ------                                        ------
-    write actions, then the status bytes          (looks for a new round, then sleeps on its wakeup)
-    count the round, wake if it sleeps  ->
-    (looks for answers, then polls)               steps the envs of its block, writes rows
-                                        <-        INFO_SCHEMA frame, once for each schema of infos in rows
+    write actions, then the status bytes          (busy-waits for a round, then sleeps)
+    count the round, wake the worker    ->
+    if it sleeps
+    (busy-waits for answers, then polls)          steps the envs of its block, writes rows
+                                        <-        INFO_SCHEMA frame, before the first info with new keys or types
                                         <-        writes the status bytes, wakes the parent if it polls
-                                        <-        ANSWERS frame with the extras, only if there are any
+                                        <-        ANSWERS frame with results that do not fit rows, if any
 
-If all infos fit into rows, a round pickles no object and sends no frame. While both sides are awake, a round makes no
-system call.
+The shared memory has a row and a status byte per env. If actions and results fit rows, a round sends no frame (socket
+message) except INFO_SCHEMA. While both sides are awake, a round without frames makes no system call except
+`sched_yield`.
 """
 
 from __future__ import annotations
@@ -46,13 +48,11 @@ from vecenv.backends.worker.worker_setup import WorkerArgs
 from vecenv.portability import IN_ORDER, allow_cpus, allowed_cpus, binds_to_cpus
 
 SHARED_SPINS = 50
-"""Looks for answers, with a sched_yield in between, before the parent sleeps. More looks are slower if no CPU is spare,
-because two workers then share a CPU (measured).
-"""
+"""Number of checks for answers before the parent sleeps, without a spare CPU. More checks would slow a worker."""
 SPARE_SPINS = 1000
 WORKER_SPINS = 200
 LONG_ROUND = 5e-3
-"""Seconds. After a longer wait, the next wait sleeps without looking."""
+"""Seconds. After a longer wait, the parent's next wait does not busy-wait."""
 
 
 @dataclass
@@ -101,7 +101,7 @@ class ShmemServer(RoundServer):
         while True:
             if not looking.until(is_asked):
                 self._sleep(is_asked)
-            # Read status bytes before frames, because the parent sends the payloads of a round before its status bytes.
+            # Read frames after status bytes, because the parent sends payloads before status bytes.
             announced = rounds[0] + full[0]
             if not IN_ORDER:
                 fence()
@@ -111,7 +111,7 @@ class ShmemServer(RoundServer):
             while line[FRAMES] != self._handled:
                 frame = channel.read()
                 self._handled += 1
-                if frame.kind == messages.SYNC:  # the parent has counted rounds and frames that it has not sent
+                if frame.kind == messages.SYNC:  # the counts may include unsent rounds and frames, after an interrupt
                     announced = seen = rounds[0] + full[0]
                     self._handled = int.from_bytes(frame.payload, "little")
                     self._payloads = {}
@@ -126,7 +126,7 @@ class ShmemServer(RoundServer):
         fence()
         self._allow(0)
         while True:
-            # chosen before the last look, to match the next round
+            # Choose before the check, so that a later round of all envs wakes this poller.
             poller = self._pollers[self._full[0] + 1 & 1]
             if is_asked():
                 break
@@ -137,11 +137,11 @@ class ShmemServer(RoundServer):
 
     @cached_property
     def _cpus(self) -> tuple[set[int], set[int]] | None:
-        """CPU on which the worker is woken, and CPUs on which the worker may run. `None` if no binding is needed.
+        """CPU for the sleeping worker, and CPUs for the awake worker. `None` if binding is not needed.
 
-        The scheduler wakes a task on the CPU of its last run. If there are as many workers as CPUs, two workers may
-        share a CPU while another CPU idles for 0.5 ms or more. An awake worker is not bound, so that programs share
-        CPUs fairly. Read at the first sleep, because env constructors may change the allowed CPUs.
+        The scheduler wakes a task on the CPU of its last run. With a worker per CPU, two workers may then share a CPU
+        while another CPU idles, so workers sleep on different CPUs. An awake worker is not bound, so that programs
+        share CPUs fairly. Computed at the first sleep, because env constructors may change the allowed CPUs.
         """
         cpus = (allowed_cpus() if binds_to_cpus() else None) or set()
         if not 1 < len(cpus) <= self._num_workers:
@@ -151,7 +151,7 @@ class ShmemServer(RoundServer):
     def _allow(self, awake: int) -> None:
         """Bind the worker to one CPU for sleeping (0), or allow all CPUs (1)."""
         if self._cpus is not None:
-            with contextlib.suppress(OSError):  # the process may have lost a CPU meanwhile
+            with contextlib.suppress(OSError):  # a CPU may no longer be allowed
                 allow_cpus(self._cpus[awake])
 
     def _serve_frame(self, frame: Frame) -> bool:
@@ -167,10 +167,9 @@ class ShmemServer(RoundServer):
         return self.load_payload(j, op, self._payloads.pop(j))
 
     def _answer(self, ids: Sequence[int], extras: dict[int, Extra]) -> None:
-        """Announce the answers, then send the extras, so that the parent reads while this worker writes.
+        """Write status bytes, then send extras, so that the parent reads while this worker still sends.
 
-        A single store writes each status byte. A copy of all bytes could store a byte twice, and the second store could
-        hit the next round, because the parent takes answers immediately.
+        Store each status byte once. A copy of all bytes could store a byte twice, and overwrite the next opcode.
         """
         payload = self.pickled_extras(extras) if extras else b""
         if not IN_ORDER:
@@ -197,7 +196,7 @@ class ShmemTransport(Transport):
         pool.watch(self._wakeup.read, self._wakeup.clear)
         self._wakeups: dict[int, Wakeup] = {}
         self._everyone = [self._new_wakeup(b"\1") for _ in range(2)]
-        """Two wakeups, each of which wakes all sleeping workers with one system call (see `Control`)."""
+        """Two wakeups, used in turn. Each wakes all sleeping workers with one system call (see `Control`)."""
         self._woken = False
         self._looking = SpinWait(SPARE_SPINS if usable_cpus() > len(pool.workers) else SHARED_SPINS)
 
@@ -236,8 +235,7 @@ class ShmemTransport(Transport):
         for worker in self._pool.workers if payloads else ():
             if worker.alive and (mine := worker.pickle_own(payloads)):
                 self._pool.request(worker, messages.PAYLOADS, 0, mine)
-        # An index array writes each status byte once. A copy, as by memmove, may write a byte twice, and would then
-        # overwrite the answer of a fast worker.
+        # An index array writes each byte once. A slice could write twice, and overwrite a fast worker's answer.
         self._status[self._all_ids if ids is None else ids] = ops
         if not IN_ORDER:
             fence()
@@ -260,7 +258,8 @@ class ShmemTransport(Transport):
             self._wakeups[w].wake()
 
     def announce(self, worker: WorkerHandle) -> None:
-        # The worker watches this count instead of its channel. Count before sending, so that no frame stays unread.
+        # The worker watches this count, not its channel. Count before sending, so that interrupts leave no frame
+        # unread.
         worker.line[FRAMES] += 1
 
     def notify(self, worker: WorkerHandle) -> None:

@@ -1,4 +1,4 @@
-"""`SubprocBackend`: steps envs in worker processes, with a message per round over a socket."""
+"""`SubprocBackend`: steps envs in worker processes, with a socket message per worker and round (step or reset)."""
 
 from __future__ import annotations
 
@@ -24,20 +24,20 @@ from vecenv.backends.transport import Transport
 from vecenv.backends.worker.round_server import RoundServer, answer_of
 
 SPINS, WORKER_SPINS = 50, 100
-"""Looks of the parent for answers, and of a worker for its next round, before sleeping."""
+"""Number of checks for a message before sleeping, by the parent and by a worker."""
 SIZE = struct.Struct("<H")
 
 
 class SubprocServer(RoundServer):
-    """Server that reads rounds from ROUND frames::
+    """Server that reads ROUND frames and writes ANSWERS frames::
 
-        ROUND    opcode of each env of the block, uint8 | action row of each env of the block, array after array |
-                 pickled payloads
-        ANSWERS  status byte of each env of the block, uint8 | row of each env that has answered, array after array |
-                 last observation of each env that was reset with its last step, array after array |
+        ROUND    opcode of each env of the worker, uint8 | autoreset seed of each env, int64 |
+                 action row of each env, array after array | pickled payloads
+        ANSWERS  status byte of each env of the worker, uint8 | row of each env that has answered, array after array |
+                 last observation of each env that was reset after its last step, array after array |
                  used bytes per info row, uint16 | info row of each env that has one | pickled extras
 
-    Rows are raw bytes. Only values that do not fit a row are pickled. The info part is absent if no env has an info.
+    Payloads and extras are values that do not fit a row. If no env has an info row, the uint16 is absent too.
     """
 
     def bind(self, layout: Layout) -> None:
@@ -98,9 +98,9 @@ class _Block(NamedTuple):
     status: memoryview
     actions: list[memoryview]
     outputs: list[tuple[memoryview, slice]]
-    """Each array, and its slice of an ANSWERS frame of all envs."""
+    """Memory of each output array, and its place (bytes) in an ANSWERS frame with all envs of the worker."""
     size: int
-    """Bytes of such a frame without last observations and extras."""
+    """Size of this frame in bytes, without last observations, infos and extras."""
 
 
 class SubprocTransport(Transport):
@@ -122,7 +122,6 @@ class SubprocTransport(Transport):
         self._blocks = [self._block(slice(worker.start, worker.stop)) for worker in self._pool.workers]
 
     def answer_bytes(self, worker: WorkerHandle) -> int:
-        """The bytes of a frame of all envs of a worker."""
         return self._blocks[worker.index].size
 
     def _block(self, rows: slice) -> _Block:

@@ -1,4 +1,4 @@
-"""Limits of this process: CPUs, memory, file descriptors."""
+"""Limits of this process (CPUs, memory, file descriptors), for defaults and early errors."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from vecenv.ray_cluster import assigned_cpus
 def usable_cpus() -> int:
     """Return the number of CPUs that this process may use, at least 1.
 
-    This is the minimum of the affinity mask, the quotas of its control groups, and the CPUs that Ray assigned to it.
+    The minimum of the affinity mask, the quotas of control groups, and the CPUs that Ray assigned.
     """
     cpus = len(allowed_cpus() or ()) or os.cpu_count() or 1
     shares = [share for share in (*map(_quota_of, _control_groups("cpu")), assigned_cpus()) if share is not None]
@@ -26,7 +26,6 @@ def usable_cpus() -> int:
 
 
 def default_num_workers(n: int, eager: bool) -> int:
-    """Return the default number of workers: a worker per CPU, or per env if `eager`."""
     return n if eager else min(n, usable_cpus())
 
 
@@ -36,9 +35,7 @@ def blocks_of(n: int, num_workers: int) -> list[range]:
 
 
 def _control_groups(controller: str) -> Iterator[str]:
-    """Yield the folders of this process's control groups (v2 and v1), up to the root. In a container, some do not
-    exist.
-    """
+    """Yield the folders of this process's control groups (v2 and v1), up to the root. Some may not exist."""
     lines = (system_file("/proc/self/cgroup") or "").splitlines()
     for line in [*lines, "0::/", f"0:{controller}:/"]:
         _, controllers, path = f"{line}::".split(":")[:3]

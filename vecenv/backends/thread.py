@@ -1,9 +1,9 @@
 """`ThreadBackend`: steps envs in threads, for envs that wait or release the interpreter lock.
 
-    engine -- send, call --> work queue of a block --> BlockThread: its EnvHost writes into a separate arena
-    engine <-- wait, take -- the arena of the batch <- copies its rows there, wakes the caller if its wait is over
+    engine -- send, call --> work queue of a thread --> BlockThread: its envs (a block) write into a separate arena
+    engine <-- wait, take -- arena of the batch     <-- copies its rows there, wakes the caller if its wait is over
 
-A thread cannot be killed. If a block hangs, it is abandoned with its arena, and its later results are discarded.
+A thread cannot be killed. The backend abandons a thread that hangs, and discards its later results.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ from vecenv.errors import CLOSED_MEANWHILE, ClosedError, WorkerDiedError, Worker
 from vecenv.portability import IN_ORDER
 
 LONGEST_SLEEP = 60.0
-"""Maximum seconds per wait. The system rejects very long timeouts, so the caller waits in a loop."""
+"""Seconds, because the system rejects very long timeouts."""
 SHARED_SPINS, SPARE_SPINS = 50, 1000
-"""Looks for answers before the caller sleeps, without and with a spare CPU."""
+"""Number of checks for answers before the caller sleeps, without and with a spare CPU."""
 
 
 class ThreadBackend(Backend):
@@ -55,9 +55,7 @@ class ThreadBackend(Backend):
         self._ended: deque[tuple[BlockThread, BaseException]] = deque()
         self._closing = False
         self.looks = False
-        """True if threads look for work or answers before they sleep: each has a CPU, and there is no interpreter
-        lock.
-        """
+        """True if there is a CPU per thread. Then, without interpreter lock, threads and caller first busy-wait."""
 
     @property
     def workers(self) -> list[WorkerInfo]:
@@ -94,7 +92,7 @@ class ThreadBackend(Backend):
             ids = [i for block in late for i in block.ids]
             raise WorkerTimeoutError(
                 f"envs {ids} were not constructed within start_timeout={self._start_timeout} s; pass a larger "
-                f"one if they need it. Threads cannot be killed: {late[0].thread.name} was abandoned and is at\n"
+                f"one for slow constructors. Threads cannot be killed: {late[0].thread.name} was abandoned and is at\n"
                 + late[0].stack()
             )
         return [report for block in blocks for report in block.reports]  # type: ignore[union-attr]
@@ -118,7 +116,7 @@ class ThreadBackend(Backend):
             new.abandon()
             raise
         new.bind(self._layout, self.arena.block(new.start, new.stop), self._answers)
-        for i in new.ids:  # answers from before the loss stay available
+        for i in new.ids:  # answers that arrived before the loss stay available
             self.lost.pop(i, None)
         return new.ids
 
@@ -155,15 +153,15 @@ class ThreadBackend(Backend):
             block.abandon()
         problems = []
         for block in blocks:
-            if block.thread.ident is not None:  # None if an interrupt came before it was started
+            if block.thread.ident is not None:  # None if an interrupt prevented the start
                 block.thread.join(max(0.0, deadline - time.monotonic()))
             if block.thread.is_alive():
                 problems.append(
-                    f"the thread of envs {list(block.ids)} ({block.thread.name}) did not close in time and goes on: "
+                    f"the thread of envs {list(block.ids)} ({block.thread.name}) did not close in time and continues: "
                     f"threads cannot be killed. It is at\n{block.stack()}"
                 )
             problems += block.problems
-        # The memory is freed with the caller's last view, not with this object.
+        # Drop the arena, so that the caller's last view frees the memory.
         vars(self).pop("arena", None)
         vars(self).pop("_answers", None)
         return problems
@@ -202,7 +200,7 @@ class ThreadBackend(Backend):
 
     def wake(self) -> None:
         if not has_gil():
-            fence()  # makes the answer visible before `_done` is read; `_sleep` has the other half
+            fence()  # publishes the answer before `_done` is read; `_sleep` has the matching fence
         done = self._done
         if done is not None and done():
             self._wakeups.put(None)
@@ -217,7 +215,7 @@ class ThreadBackend(Backend):
     def _sleep(self, done: Callable[[], bool], deadline: float | None) -> None:
         check_at = self._watchdog.start()
         while True:
-            # Set these before the condition is tested, so that a later answer wakes this call.
+            # Set both before calling `done`, so that a later answer wakes this call.
             self._wakeups = SimpleQueue()
             self._done = done
             if not has_gil():
@@ -234,7 +232,7 @@ class ThreadBackend(Backend):
             with suppress(Empty):
                 until = check_at if deadline is None else min(check_at, deadline)
                 self._wakeups.get(timeout=min(max(0.0, until - now), LONGEST_SLEEP))
-        if self.eager and self._watchdog.is_due():  # answers of other envs end waits before a check is due
+        if self.eager and self._watchdog.is_due():  # answers of other envs may end each wait before a check
             self._watchdog.check(self._unanswered())
 
     def _unanswered(self) -> dict[BlockThread, list[int]]:

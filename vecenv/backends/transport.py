@@ -1,4 +1,4 @@
-"""`Transport`: sends operations (step, reset) from the parent to worker processes, and receives the results."""
+"""`Transport`: carries operations (step, reset) from the parent to worker processes, and the results back."""
 
 from __future__ import annotations
 
@@ -27,35 +27,35 @@ class Transport(ABC):
 
     @abstractmethod
     def bind(self, layout: Layout, n: int) -> Arena:
-        """Build the parent's arena: the memory with a row of results for each of `n` envs."""
+        """Build the parent's arena for `n` envs."""
 
     def serves(self, worker: WorkerHandle) -> None:  # noqa: B027
-        """Prepare for a worker that has just made its envs, also after a restart."""
+        """Prepare for a worker that has just made its envs."""
 
     @abstractmethod
     def send(self, ids: np.ndarray | None, ops: int | np.ndarray, payloads: Mapping[int, Any]) -> None:
-        """Send operations, as `Backend.send`."""
+        """Send operations (see `Backend.send`)."""
 
     @abstractmethod
     def spin(self, done: Callable[[], bool], last_wait: float) -> bool:
-        """Busy-wait for results, and return `done()`. `last_wait`: seconds of the last wait."""
+        """Busy-wait for results, and return `done()`. May return False at once if `last_wait` (seconds) was long."""
 
     def sleeping(self, done: Callable[[], bool]) -> Callable[[], bool]:
-        """Prepare the parent to sleep. Return the function that tells when to stop sleeping."""
+        """Prepare the parent to sleep. Return the function to check in place of `done`."""
         return done
 
-    def awake(self) -> None:  # noqa: B027  most transports need no action
+    def awake(self) -> None:  # noqa: B027
         """Undo `sleeping`."""
 
     @abstractmethod
     def take_rows(self, worker: WorkerHandle, payload: bytes | bytearray) -> bytes | bytearray | memoryview:
-        """Copy rows from an ANSWERS message to the arena. Return its pickled part: results that do not fit in rows."""
+        """Copy rows from an ANSWERS message to the arena. Return the pickled results that do not fit rows."""
 
     def announce(self, worker: WorkerHandle) -> None:  # noqa: B027
-        """Act before a message is posted to a worker that waits for rounds."""
+        """Announce a message to a serving worker, before posting it."""
 
     def notify(self, worker: WorkerHandle) -> None:  # noqa: B027
-        """Act after a message was posted to a worker that waits for rounds."""
+        """Notify a serving worker of a posted message."""
 
     def resynchronise(self) -> None:  # noqa: B027
-        """Reset the transport after an interrupt, when no operation or result is in flight."""
+        """Reset the transport after an interrupt, when no message is in flight."""

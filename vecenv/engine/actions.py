@@ -1,5 +1,6 @@
-"""Convert actions to arrays, or to a list per env if arrays cannot hold them. `batch_actions` casts to the dtype of the
-space, `uncast_actions` does not. A leaf is one array of a nested action.
+"""Convert the actions of a batch to a tree of arrays, or to a list of actions if arrays cannot hold them.
+
+`batch_actions` casts to the dtype of the space, `uncast_actions` does not.
 """
 
 from __future__ import annotations
@@ -16,10 +17,10 @@ from vecenv.nest import tensor_on_host
 
 
 class Actions:
-    """Converter of actions for envs with these action spaces. `layout`: tree of leaves, or None if actions are objects.
+    """Converter of actions. `layout`: tree of leaves, or None if arrays cannot hold the actions.
 
-    `casts`: cast actions to the dtype of their space. The interfaces of gymnasium and SB3 set this to False, so that
-    envs get the caller's actions, unless the backend takes only arrays.
+    With `casts`, actions are cast to the dtype of their space. Facades set `casts=False`, so that envs get the caller's
+    actions unchanged. A backend with `takes_objects=False` always gets cast actions.
     """
 
     def __init__(self, layout: Any, spaces: Sequence[Any], takes_objects: bool, checks: bool) -> None:
@@ -28,8 +29,10 @@ class Actions:
         self.casts = True
 
     def batch(self, action: Any, ids: Sequence[int], resets: np.ndarray | None) -> Any:
-        """Return the result of `batch_actions` or `uncast_actions`. With check_actions=True, raise ValueError for an
-        action outside its space, except for envs in the mask `resets`.
+        """Return the result of `batch_actions` or `uncast_actions`.
+
+        With `check_actions=True`, raises ValueError for an action outside its space. Envs in the mask `resets` are not
+        checked.
         """
         casts = self.casts or not self._takes_objects
         if self._layout is None and is_tree_of_batches(action, self._form):
@@ -53,8 +56,8 @@ class Actions:
 def batch_actions(action: Any, ids: Sequence[int], layout: Any) -> Any:
     """Return `action` as arrays with the shapes and dtypes of the action space, one row per env in `ids`.
 
-    For Dict and Tuple spaces, pass a tree of batches or a dict or tuple per env. If `layout` is None, or if arrays
-    cannot hold the actions, the result is a list, and each env accepts or refuses its action.
+    For Dict and Tuple spaces, `action` is a tree of batches, or a sequence with a dict or tuple per env. Returns a list
+    if `layout` is None or arrays cannot hold the actions.
 
     Raises:
         ValueError: the number of actions or a shape is wrong (() and (1,) count as equal).
@@ -75,9 +78,9 @@ def batch_actions(action: Any, ids: Sequence[int], layout: Any) -> Any:
 
 
 def is_tree_of_batches(action: Any, form: Any) -> bool:
-    """Return True if `action` is a dict or tuple of batches. `form` is the tree of the space's leaves.
+    """Return True if `action` is a dict or tuple of batches, and False for a sequence with an action per env.
 
-    A tuple counts as a sequence of actions if each entry is nested like a sample of the space.
+    A tuple is a sequence of actions if each entry has the structure of `form` (the tree of the space's leaves).
 
     >>> form = (0, 0)
     >>> is_tree_of_batches(([1, 2], [3, 4]), form), is_tree_of_batches(((1, 3), (2, 4)), form)
@@ -87,14 +90,15 @@ def is_tree_of_batches(action: Any, form: Any) -> bool:
         return True
     if not (isinstance(action, tuple) and isinstance(form, tuple) and len(action) == len(form)):
         return False
-    return not all(_is_sample(each, form) for each in action)
+    return not all(is_sample(each, form) for each in action)
 
 
-def _is_sample(action: Any, form: Any) -> bool:
+def is_sample(action: Any, form: Any) -> bool:
+    """Return True if the dicts and tuples of `action` have the structure of `form`."""
     if isinstance(form, tuple):
-        return isinstance(action, tuple) and len(action) == len(form) and all(map(_is_sample, action, form))
+        return isinstance(action, tuple) and len(action) == len(form) and all(map(is_sample, action, form))
     if isinstance(form, dict):
-        return _has_form(action, form) and all(_is_sample(action[key], child) for key, child in form.items())
+        return _has_form(action, form) and all(is_sample(action[key], child) for key, child in form.items())
     return True
 
 
@@ -109,7 +113,6 @@ def uncast_actions(action: Any, ids: Sequence[int], layout: Any) -> Any:
 
 
 def _exact_rows(rows: list[Any], ids: Sequence[int], leaf: Leaf) -> Any:
-    """Return an array if each row has exactly the leaf's type, dtype and shape, else a list."""
     cls = np.ndarray if leaf.shape else leaf.dtype.type
     if all(row.__class__ is cls and row.dtype == leaf.dtype and row.shape == leaf.shape for row in rows):
         return np.array(rows, leaf.dtype)
@@ -117,13 +120,12 @@ def _exact_rows(rows: list[Any], ids: Sequence[int], leaf: Leaf) -> Any:
 
 
 def _array(action: Any, ids: Sequence[int], leaf: Leaf) -> Any:
-    """Return the actions of a leaf as an array, or as a list if the leaf cannot hold them."""
     k = len(ids)
     if action.__class__ is np.ndarray and action.dtype is leaf.dtype and action.shape == (k, *leaf.shape):
         return action
     try:
         array = np.asarray(on_host(action))
-    except (ValueError, TypeError):  # rows of different shapes, or a list of GPU tensors
+    except (ValueError, TypeError):  # `action` has rows of different shapes, or GPU tensors
         return _checked_rows(action, ids, leaf)
     if array.dtype == object:
         array = _numeric(array)
@@ -164,7 +166,7 @@ def _checked_rows(action: Any, ids: Sequence[int], leaf: Leaf) -> list[Any]:
 
 
 def _join_leaves(action: Any, ids: Sequence[int], layout: Any, join: Callable[..., Any], by_env: bool) -> Any:
-    """Return the tree of the arrays that `join` makes. Return None if the nesting differs or `join` returns a list."""
+    """Apply `join` to each leaf. Return the tree, or None if `join` returns a list or the structure differs."""
     if isinstance(layout, Leaf):
         _check_count(action, ids)
         array = join(action, ids, layout)
@@ -186,7 +188,7 @@ def _has_form(action: Any, layout: Any) -> bool:
 
 
 def on_host(action: Any) -> Any:
-    """Return `action` with tensors, arrays and numbers of other libraries converted to numpy."""
+    """Convert tensors, arrays and numbers of other libraries in `action` to numpy."""
     try:
         return _arrays(action)
     except RecursionError:  # nested too deeply to be an action

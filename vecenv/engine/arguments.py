@@ -1,4 +1,4 @@
-"""Checks and conversions of arguments: env_fns, ids, seeds, keywords."""
+"""Checks and conversions of arguments."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from vecenv.nest import tensor_on_host
 def check_env_fns(env_fns: Any) -> list[Callable[[], Any]]:
     """Return `env_fns` as a list of callables. An env id (a string) becomes a call of `gymnasium.make`.
 
-    Raises TypeError, ValueError if empty, or gymnasium's error for an unknown id.
+    Raises TypeError for other types, ValueError for an empty sequence, and gymnasium's error for an unknown id.
     """
     if callable(env_fns) or not hasattr(env_fns, "__iter__") or isinstance(env_fns, (str, bytes, dict)):
         one = repr(env_fns) if isinstance(env_fns, str) else "env_fn"
@@ -41,26 +41,27 @@ def check_env_fns(env_fns: Any) -> list[Callable[[], Any]]:
 
 
 def _env_fn_of_id(env_id: str) -> Callable[[], Any]:
-    if ":" not in env_id and env_id not in gymnasium.registry:  # the env's process imports the module of "module:id"
+    # The env's process imports the module of "module:id", so the id is checked there.
+    if ":" not in env_id and env_id not in gymnasium.registry:
         namespace, name, version = parse_env_id(env_id)
         if version is not None or find_highest_version(namespace, name) is None:
-            gymnasium.spec(env_id)  # raises, and suggests an id
+            gymnasium.spec(env_id)  # raises an error that suggests an id
     return partial(gymnasium.make, env_id)
 
 
 def resolve_env_fns(env_fns: Sequence[Callable[..., Any]]) -> list[Callable[..., Any]]:
-    """Return a function per env: `fn.for_env(i, n)` if `fn` has this method (`EnvCreator`), else `fn`."""
+    """Return the functions. `fn.for_env(i, n)` replaces a function `fn` that has `for_env` (an `EnvCreator`)."""
     n = len(env_fns)
     return [fn.for_env(i, n) if hasattr(fn, "for_env") else fn for i, fn in enumerate(env_fns)]
 
 
 def unshared_env_fns(env_fns: Sequence[Callable[..., Any]]) -> list[Callable[..., Any]]:
-    """Return functions for measured envs, which do not update shared state."""
+    """Return functions that make envs without shared state, for measurements."""
     return [fn.unshared() if hasattr(fn, "unshared") else fn for fn in resolve_env_fns(env_fns)]
 
 
 def check_count(name: str, value: Any, most: int | None = None) -> int:
-    """Return `value` as an int. Raise TypeError if it is not an integer, ValueError if it is out of range."""
+    """Return `value` as an int. Raise TypeError if it is not an integer, ValueError if below 1 or above `most`."""
     is_integer = isinstance(value, (int, np.integer)) and not isinstance(value, bool)
     if not is_integer or value < 1 or (most is not None and value > most):
         expected = "of at least 1" if most is None else f"in [1, {most}]"
@@ -69,7 +70,7 @@ def check_count(name: str, value: Any, most: int | None = None) -> int:
 
 
 def whole(name: str, number: Any) -> int:
-    """Return `number` as an int. Allow whole floats such as 1e6. Raise TypeError for other values."""
+    """Return `number`, which may be a whole float such as 1e6, as an int. Raise TypeError for other values."""
     if isinstance(number, float) and number.is_integer():
         return int(number)
     try:
@@ -80,14 +81,11 @@ def whole(name: str, number: Any) -> int:
 
 def at_least_one(name: str, number: Any) -> int:
     """Return `number` as an int. Raise TypeError if it is not whole, ValueError below 1."""
-    count = whole(name, number)
-    if count < 1:
-        raise ValueError(f"{name} must be at least 1, got {count}")
-    return count
+    return check_count(name, whole(name, number))
 
 
 def check_timeout(timeout: Any, name: str = "timeout") -> float | None:
-    """Return `timeout` as a float or None. Raise ValueError unless positive and finite."""
+    """Return `timeout` as a float or None. Raise ValueError unless it is positive and finite."""
     if timeout is None:
         return None
     number = isinstance(timeout, (int, float, np.integer, np.floating)) and not isinstance(timeout, bool)
@@ -111,10 +109,10 @@ def check_spaces_equal(reports: Sequence[EnvReport]) -> None:
 
 
 def as_ids(id: Any, n: int) -> np.ndarray:
-    """Return `id` (an int, a sequence or array of ints, or a bool mask) as a new one-dimensional int64 array.
+    """Return `id` (an int, a sequence or array of ints, or a bool mask) as a new 1-D int64 array.
 
-    Raises IndexError if an id is out of range, ValueError for no ids, equal ids or a wrong mask, and TypeError for
-    other types.
+    Raises IndexError for an id out of range, ValueError for no ids, repeated ids or a mask of the wrong shape, and
+    TypeError for other types.
     """
     if isinstance(id, np.ma.MaskedArray):
         raise TypeError("env ids must not be a masked array; pass ids.compressed()")
@@ -140,7 +138,7 @@ def as_ids(id: Any, n: int) -> np.ndarray:
 
 
 def _are_integers(array: np.ndarray, id: Any) -> bool:
-    """Return True if all ids are integers of any size. Refuse a list with a bool."""
+    """Return True if all ids are integers, also beyond 64 bits. Return False for a list with a bool."""
     if isinstance(id, (list, tuple)) and any(isinstance(i, (bool, np.bool_)) for i in id):
         return False
     if array.dtype == object:
@@ -149,7 +147,7 @@ def _are_integers(array: np.ndarray, id: Any) -> bool:
 
 
 def reset_arguments(asked: Sequence[int], kwargs: dict[str, Any]) -> dict[int, dict[str, Any]]:
-    """Return the reset arguments per env id. Each env gets its seed, and its entry if `options` is a list or tuple."""
+    """Return the reset arguments by env id. Lists of seeds or options follow the order of `asked`."""
     options = kwargs.get("options")
     if isinstance(options, (list, tuple)):
         if len(options) != len(asked):
@@ -163,7 +161,7 @@ def reset_arguments(asked: Sequence[int], kwargs: dict[str, Any]) -> dict[int, d
 
 
 def reset_rows(ids: np.ndarray | None, reset: Any, n: int) -> tuple[np.ndarray, list[int]]:
-    """Return a mask over `ids` (`None`: all) of the envs to reset, and their ids in the order of `reset` and seeds."""
+    """Return the envs to reset: as a bool mask over `ids` (`None`: all), and as ids in the order of `reset`."""
     try:
         mask = np.asarray(reset)
     except ValueError:
@@ -210,7 +208,7 @@ def as_autoreset(autoreset: Any, k: int) -> bool | np.ndarray:
 
 
 def round_envs(n: int, action: Any, id: Any, kwargs: dict[str, Any]) -> tuple[np.ndarray | None, list[int]]:
-    """Return the env ids of a call of `step` or `send` (`None`: all), and the ids to reset in the order of `reset=`."""
+    """Return the ids of a call of `step` or `send` (`None`: all), and among these the ids to reset."""
     reset = tensor_on_host(kwargs.get("reset"))
     if action is None:
         ids = np.zeros(0, np.int64) if reset is None else as_ids(reset, n)
@@ -227,7 +225,7 @@ NOT_SEED_LISTS = (str, bytes, bytearray, memoryview, Mapping, Set)
 
 
 def check_seed(seed: Any) -> int:
-    """Return `seed` as an int. Raise ValueError unless it is an integer from 0 to 2**63 - 1 (a bool is refused)."""
+    """Return `seed` as an int. Raise ValueError unless it is an integer (not a bool) from 0 to 2**63 - 1."""
     if isinstance(seed, (bool, np.bool_)) or not isinstance(seed, (int, np.integer)):
         raise ValueError(f"a seed must be a non-negative integer, got {seed!r} of type {type(seed).__name__}")
     if not 0 <= int(seed) < MAX_SEED:
@@ -236,9 +234,9 @@ def check_seed(seed: Any) -> int:
 
 
 def spread_seeds(seed: Any, env_ids: Iterable[int]) -> list[int | None]:
-    """Return a seed per env. For an int s, env i gets s + i. An iterable gives its entries in order.
+    """Return a seed per env: for an int s, env i gets s + i. None means no seed.
 
-    None means no seed. Raises ValueError for a wrong number of seeds or a bad seed.
+    Raises ValueError for a wrong seed or number of seeds.
 
     >>> spread_seeds(7, [0, 1, 3])
     [7, 8, 10]
@@ -258,7 +256,7 @@ def spread_seeds(seed: Any, env_ids: Iterable[int]) -> list[int | None]:
 
 
 def next_seed(seed: int) -> int:
-    """Return the seed after `seed`, from 0 to 2**32 - 2, as torchrl's `set_seed` does.
+    """Return the seed that follows `seed` in torchrl's `set_seed`: a number from 0 to 2**32 - 2.
 
     >>> next_seed(0)
     795726461
@@ -267,7 +265,7 @@ def next_seed(seed: int) -> int:
 
 
 def seed_chain(seed: int, n: int) -> list[int]:
-    """Return `seed` and its n successors. Env i gets entry i, and the last entry seeds the next call."""
+    """Return `seed` and its n successors: a seed for each of n envs, and the seed for the next call."""
     chain = [check_seed(seed)]
     for _ in range(n):
         chain.append(next_seed(chain[-1]))
@@ -278,7 +276,7 @@ KEYWORD_KINDS = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYW
 
 
 def check_options(user: type[Any], options: Iterable[str], *takers: type[Any], hidden: Iterable[str] = ()) -> None:
-    """Raise TypeError for an option in `hidden`, or that no constructor of `takers` (default: `user`) accepts."""
+    """Raise TypeError for an option that is in `hidden`, or that no class of `takers` (default: `user`) accepts."""
     known = sorted(_argument_names(takers or (user,)) - set(hidden))
     for name in options:
         if name not in known:
@@ -288,7 +286,7 @@ def check_options(user: type[Any], options: Iterable[str], *takers: type[Any], h
 
 
 def option_meant(name: str, *takers: type[Any]) -> str | None:
-    """Return the constructor argument that equals or resembles `name`, or None."""
+    """Return the constructor argument that is most like `name`, or None."""
     return _closest(name, sorted(_argument_names(takers)))
 
 

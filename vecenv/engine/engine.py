@@ -6,8 +6,8 @@ Engine: checks, status bytes, recovery, results, counters
     |  start / bind / send / wait / take / call / restart / close
 Backend: envs in this process, in threads, in worker processes, ...
 
-A facade has the interface of gymnasium or SB3. The arena is memory with a row per env. An env is in flight until the
-caller gets its result.
+A facade has the interface of gymnasium or SB3. An env is in flight from the start of its operation until the caller
+gets the result.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from vecenv.engine.env_calls import EnvCalls
 from vecenv.engine.lifetime import Lifetime
 from vecenv.engine.mark import SIGNAL, Mark, is_one_call, sets_mark
 from vecenv.engine.recovery import Recovery
-from vecenv.engine.results import Results, Statistics
+from vecenv.engine.results import Form, Results, Statistics
 from vecenv.engine.status import EnvStatus
 from vecenv.errors import ClosedError, ConcurrentCallError
 from vecenv.spaces import separate_generators
@@ -45,11 +45,11 @@ HOLD_MEMORY = ["arena", "results", "recovery", "status", "calls", "backend"]
 
 
 class Engine:
-    """Core of a vector env: runs rounds on `backend`.
+    """Core of a vector env.
 
     `send` starts a round, and `receive` returns results. `step` and `exchange` do both. Only one thread may use an
-    engine, but a second thread may call `close`, `alive`, `stats` and `status.waiting_ids`. The arguments are as in
-    `BaseVectorEnv`.
+    engine, but a second thread may call `close`, `alive`, `stats` and `status.waiting_ids`. See `BaseVectorEnv` for the
+    arguments.
     """
 
     def __init__(
@@ -75,7 +75,6 @@ class Engine:
         self.timeout = timeout
         self.is_async = self.wait_num != n or timeout is not None
         self.closed, self.usable = False, True
-        """`usable` is False after `close`, and in a forked copy of the process."""
         self._name, self.backend = name, backend
         self.mark = Mark()
         self.recovery = Recovery(backend, on_error, max_restarts, self.mark)
@@ -85,7 +84,7 @@ class Engine:
         action_spaces = [report.action_space for report in self.reports]
         self.actions = Actions(layout.action, action_spaces, backend.takes_objects, check_actions)
         self._plain_shape, self._plain_dtype = None, None
-        """Shape and dtype of actions for all envs that need no conversion or check, or None."""
+        """Shape (n, ...) and dtype of action batches that need no conversion or check. None if each batch needs one."""
         if isinstance(layout.action, Leaf) and not strict and not check_actions:
             self._plain_shape, self._plain_dtype = (n, *layout.action.shape), layout.action.dtype
         spaced = any(report.observation_space is not None for report in self.reports)
@@ -97,10 +96,10 @@ class Engine:
         self.calls = EnvCalls(backend, self.recovery, self.reports, self.status, self.mark)
         self.statistics = Statistics(n)
         self._saw_end = False
-        """True if `alive` saw the end of a worker before the backend did."""
+        """True if `alive` has noticed the end of a worker that is not in `backend.lost` yet."""
 
     def _open(self, env_fns: Sequence[Any], num_workers: int | None, check_spaces: bool, warns: bool) -> Layout:
-        # Created first, so that an interrupted constructor leaves no process behind.
+        # `Lifetime` comes before `start`, so that an interrupted constructor leaves no process behind.
         self._lifetime = Lifetime(self, self.backend, self._name, warns)
         try:
             self.reports = self.backend.start(env_fns, num_workers, self.is_async)
@@ -118,8 +117,8 @@ class Engine:
         return layout
 
     @sets_mark
-    def exchange(self, action: Any, reset: Any = None, autoreset: Any = False, by_id: bool = False) -> Any:
-        """Step or reset all envs. Return `Results.rows`, or `Results.rows_by_id` if `by_id`."""
+    def exchange(self, action: Any, reset: Any = None, autoreset: Any = False, form: Form | None = None) -> Any:
+        """Step all envs, but reset the envs in `reset`. `form` (default: `Results.rows`) builds the returned batch."""
         mark = self.mark
         if holds:
             free_stale_locks(sys._getframe(1))
@@ -133,7 +132,7 @@ class Engine:
             results, ids = self.results, self.all_ids
             if taken is not NO_EXTRAS or not plain or results.checks_scalars:
                 taken = results.apply_recovery(None, ids, taken)
-            rows = results.rows_by_id(None, taken) if by_id else results.rows(None, ids, taken)
+            rows = results.rows(None, ids, taken) if form is None else form(results, None, taken)
             seconds, statistics = perf_counter() - begin, self.statistics
             statistics.wait_seconds += waited
             statistics.call_seconds += seconds
@@ -151,7 +150,10 @@ class Engine:
 
     @is_one_call
     def send(self, action: Any, ids: np.ndarray | None, reset: Any, autoreset: Any, kwargs: dict[str, Any]) -> None:
-        """Check and start a round of the envs `ids` (`None`: all). `kwargs` are arguments of their `reset`."""
+        """Check and start steps of the envs `ids` (`None`: all), or resets if `action` is None.
+
+        `kwargs` are arguments for each `reset`.
+        """
         self._send(action, ids, reset, autoreset, kwargs)
 
     @is_one_call
@@ -160,7 +162,7 @@ class Engine:
 
     @is_one_call
     def reset(self, ids: np.ndarray | None, kwargs: dict[str, Any]) -> tuple[Any, np.ndarray]:
-        """Reset these envs (`None`: all), wait for all of them (also in async mode), and return (obs, info)."""
+        """Reset the envs `ids` (`None`: all), and return (obs, info). Wait for each of them, also in async mode."""
         self.check_open()
         asked = self.all_ids if ids is None else ids.tolist()
         self._start_resets(ids, kwargs)
@@ -170,19 +172,19 @@ class Engine:
 
     @is_one_call
     def wait_for_all(self, deadline: float | None) -> bool:
-        """Wait until `deadline` for the results of all envs in flight. Return True if all have arrived."""
+        """Wait until `deadline` for all envs in flight. Return True if all have answered."""
         done = self.status.enough(self.status.in_flight)
         self._set_mark(self.status.waiting_ids)
         self._wait(done, deadline)
         return done()
 
     def _set_mark(self, ids: Collection[int]) -> None:
-        """Set the mark, before the first change and after all checks."""
+        """Mark a call on the envs `ids` as running. Call this after all checks and before the first change."""
         mark = self.mark
         mark.ids, mark.is_set = ids, get_ident()
 
     def abandon(self, error: BaseException | None, asked: Sequence[int] = ()) -> None:
-        """Set the mark after an exception in a wrapper or facade, so that envs in flight and `asked` need a reset."""
+        """Set the mark after an exception in a wrapper or facade. Envs in flight and `asked` then need a reset."""
         if not self.closed and not isinstance(error, (ClosedError, ConcurrentCallError, Warning)):
             mark = self.mark
             mark.ids = {*(mark.ids if mark.is_set else ()), *asked}
@@ -190,7 +192,7 @@ class Engine:
             mark.is_set = True
 
     def recover(self, caller: FrameType) -> None:
-        """Recover from an interrupted call. `caller` is the frame that called the public method."""
+        """Recover from an interrupted call. `caller`: frame that called the public method."""
         self.check_open()
         self.status.recover(caller)
 
@@ -230,10 +232,9 @@ class Engine:
     def _start_steps(
         self, ids: np.ndarray | None, action: Any, reset: Any, autoreset: Any, kwargs: dict[str, Any]
     ) -> bool:
-        """Check and start a round of steps. Return True if the round was plain and has no resets.
+        """Check and start a round of steps. Return True if the round is plain and has no resets.
 
-        A plain round (all envs ready, actions in the arena's shape and dtype) skips most checks, which took most of the
-        caller's time.
+        A plain round (all envs ready, actions in the arena's shape and dtype) skips most checks.
         """
         plain = (
             ids is None
@@ -290,7 +291,7 @@ class Engine:
         return plain
 
     def _set_reset_seeds(self, rows: Any, seeds: Any) -> None:
-        """Record the seeds (True: none) of envs that this round may reset. Raise TypeError if the backend cannot."""
+        """Record the seeds (True: no seeds) for autoresets. Raise TypeError if the backend has no autoreset."""
         if not self.autoresets:
             raise TypeError(
                 f"{self._name} cannot reset an env in the round of its last step (autoreset=True); use reset(id), or "
@@ -306,7 +307,7 @@ class Engine:
         op = opcodes.RESET_KWARGS if kwargs else opcodes.RESET
         encoded = self.backend.encode(asked, op, None, args if kwargs else NO_ARGUMENTS)  # type: ignore[arg-type]
         self._set_mark(asked)
-        self.backend.wait(None, None)  # notices workers that died while idle, so that they are restarted now
+        self.backend.wait(None, None)  # records workers that died while idle, for `restart_lost`
         self._begin_resets(args)
         self._start(ids, op, encoded)
 
@@ -317,7 +318,7 @@ class Engine:
         self.statistics.resets += len(args)
 
     def _start(self, ids: np.ndarray | None, ops: Any, encoded: Mapping[int, Any]) -> None:
-        """Send a checked round to the backend. With on_error="restart", failed envs are not sent but truncated here."""
+        """Send a round to the backend. With on_error="restart", failed envs get truncated rows instead."""
         self.statistics.rounds += 1
         if ids is not None:
             self.statistics.left_out += self.env_num - len(ids)
@@ -359,17 +360,16 @@ class Engine:
         return self.statistics.summary(backend.workers, recovery.restarts, recovery.absorbed) | backend.own_stats
 
     def close(self) -> None:
-        """Close all envs and end the workers, by force after 5 seconds."""
         if self.closed:
             return
         self.mark.closed = f"Methods of {self._name} cannot be called after close."
         self.closed, self.usable = True, False
         try:
-            if self.mark.is_set:  # another thread is in a call
+            if self.mark.is_set:  # another thread may be in a call
                 self.backend.end_wait()
                 self.mark.await_end(lifetime.CALL_TIMEOUT)
             self._lifetime.close()
         finally:
-            # The arena is freed when the caller drops the last view of it.
+            # Drop the references, so that the arena is freed when the caller drops the last view.
             for name in HOLD_MEMORY:
                 self.__dict__.pop(name, None)

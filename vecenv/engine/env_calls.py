@@ -1,4 +1,4 @@
-"""Operations on envs besides step and reset: attributes, methods, rendering, seeds, states."""
+"""Operations on envs besides step and reset."""
 
 from __future__ import annotations
 
@@ -30,7 +30,6 @@ class EnvCalls:
 
     @is_one_call
     def wait(self, call: EnvCall, deadline: float | None) -> bool:
-        """Wait until `deadline` for the envs' results. Return True if all have arrived."""
         self._set_mark(call)
         self._backend.wait(call.done, deadline)
         return call.done()
@@ -80,7 +79,7 @@ class EnvCalls:
 
     @is_one_call
     def set_states(self, ids: np.ndarray | None, states: Sequence[Any]) -> None:
-        """Set the states of these envs. A failed env then needs no reset."""
+        """Set states. A failed env then needs no reset."""
         asked = self._status.all_ids if ids is None else ids.tolist()
         try:
             count = len(states)
@@ -95,7 +94,7 @@ class EnvCalls:
 
     @is_one_call
     def seed(self, seeds: Sequence[int | None]) -> list[int]:
-        """Seed the envs and action spaces (`None`: unchanged). Return ids of envs that the caller's reset must seed."""
+        """Seed envs and action spaces, unless their seed is `None`. Return the ids of envs to reset with the seed."""
         chosen = [i for i, seed in enumerate(seeds) if seed is not None]
         if not chosen:
             return []
@@ -103,7 +102,7 @@ class EnvCalls:
         for i, wants_reset in zip(chosen, want_reset, strict=True):
             if (space := self._reports[i].action_space) is not None:
                 space.seed(seeds[i])
-            if wants_reset is None:  # seeding made a new env
+            if wants_reset is None:  # the backend has made a new env with the seed
                 self._status.record_reset(i, needs_reset=True)
         return [i for i, wants_reset in zip(chosen, want_reset, strict=True) if wants_reset]
 
@@ -122,7 +121,7 @@ def reported(name: str, doc: str) -> Any:
 
 
 class EngineProperties:
-    """Properties of a vector env: lists with an entry per env, and lists of env ids."""
+    """Properties of a vector env. Each is a list with an entry per env, or a list of env ids."""
 
     action_space = reported(
         "action_space", "Action space of each env, or None. These spaces are copies, which `seed` seeds too."
@@ -143,6 +142,6 @@ class EngineProperties:
         lambda engine: engine.status.ready_ids, "Ids of the envs that are not in flight and have not failed."
     )
     waiting_id = of_engine(
-        lambda engine: engine.status.waiting_ids, "Ids of the envs in flight: their results are not returned yet."
+        lambda engine: engine.status.waiting_ids, "Ids of the envs in flight, whose results are not returned yet."
     )
     failed_id = of_engine(lambda engine: engine.status.failed_ids, "Ids of the failed envs, which need `reset`.")

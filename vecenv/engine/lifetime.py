@@ -1,4 +1,4 @@
-"""Close engines by call, at garbage collection or at exit."""
+"""Closing of engines: by a call, at garbage collection, or at exit."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _open: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
 def _disable_all() -> None:
-    """Disable all engines in a forked process, because the worker processes belong to its parent."""
+    """Disable all engines in a forked process, because the workers belong to the parent."""
     for owner in list(_open):
         owner.usable = False
 
@@ -30,7 +30,7 @@ os.register_at_fork(after_in_child=_disable_all)
 
 
 class Lifetime:
-    """Closes a backend once: by call, or when `owner` is garbage-collected (with a ResourceWarning if `warns`)."""
+    """Object that closes a backend in `close`, or when `owner` is garbage-collected (if `warns`: ResourceWarning)."""
 
     def __init__(self, owner: Any, backend: Backend, name: str, warns: bool) -> None:
         self.pid = os.getpid()
@@ -68,7 +68,7 @@ def _close_dropped(backend: Backend, name: str | None, pid: int) -> None:
 
 
 class NotStarted:
-    """Placeholder for an engine before its start: attributes except `closed` and `close` raise NotStartedError."""
+    """Placeholder for an engine before its start. Attributes except `closed` and `close` raise NotStartedError."""
 
     closed = True
 

@@ -1,9 +1,8 @@
-"""`Mark`: says that a call is changing a vector env, so that the next call notices an interrupted change.
+"""`Mark`: flag that is set while a call changes a vector env.
 
     mark.is_set = get_ident()   -> changes of envs, messages, counters ->   mark.is_set = False
 
-A signal handler may raise between any two bytecodes. The mark then stays set, and the next call first discards results
-in flight.
+If a signal handler raises meanwhile, the mark stays set. The next call then first discards the results in flight.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from vecenv.errors import CLOSED_MEANWHILE, ClosedError, ConcurrentCallError
 INTERRUPTS = (KeyboardInterrupt, SystemExit)
 SIGNAL = "a signal"
 RECOVERY_TIMEOUT = 5.0
-"""Seconds that a recovery waits for workers, before it ends them."""
+"""Seconds that the recovery from an interrupted call waits, before it ends workers by force."""
 
 Result = TypeVar("Result")
 _calls: set[CodeType] = set()
@@ -33,17 +32,16 @@ class Mark:
 
     def __init__(self) -> None:
         self.is_set: int = False
-        """Ident of the thread whose call has set the mark; True if an exception ended this call."""
+        """Ident of the thread that is in a call. True after an interrupted call, False without a call."""
         self.ids: Collection[int] = ()
         self.cause = SIGNAL
         self.closed: str | None = None
-        """Message of the ClosedError to raise after `close`."""
+        """Message of ClosedError, or None before `close`."""
 
     def is_in_use(self, frame: FrameType | None = None) -> bool:
-        """Return True if the call that set the mark still runs or has cleared the mark.
+        """Return True if the call that set the mark still runs, or if the mark is clear.
 
-        Stack frames are searched only in this thread, because frames of running threads change. A call of a different
-        thread counts as running while that thread lives.
+        A call in a different thread counts as running while that thread lives, because its frames cannot be searched.
         """
         owner = self.is_set
         return not owner or _is_elsewhere(owner) or _is_in(frame or sys._getframe(1), self)
@@ -51,7 +49,7 @@ class Mark:
     def await_end(self, timeout: float) -> None:
         deadline = time.monotonic() + timeout
         while time.monotonic() < deadline and _is_elsewhere(self.is_set):
-            time.sleep(1e-3)  # polled, because a notification would slow down every call
+            time.sleep(1e-3)  # polling, because a notification would slow down each call
 
     def record_error(self, error: BaseException) -> None:
         """Record the exception that ended a call. If the mark is still set, the exception interrupted a change."""
@@ -60,7 +58,7 @@ class Mark:
         if self.closed is not None:
             if isinstance(error, Exception) and not isinstance(error, ClosedError):
                 raise ClosedError(CLOSED_MEANWHILE) from None  # a second thread has closed the vector env
-        # A filter raised this warning. vecenv warns only while the state is consistent.
+        # A warnings filter raised this warning. vecenv warns only while the state is consistent.
         elif isinstance(error, Warning):
             self.is_set = False
         elif self.is_set:
@@ -79,21 +77,23 @@ def concurrent_call(state: str) -> ConcurrentCallError:
 
 
 def sets_mark(method: Callable[..., Result]) -> Callable[..., Result]:
-    """Register a method that sets and clears `self.mark`, so that `_is_in` finds its running calls."""
+    """Register a method that sets and clears `self.mark`, so that `_is_in` finds running calls."""
     _calls.add(method.__code__)
     return method
 
 
 class LayerMark:
-    """Mark of a wrapper or facade, because its calls change more state than the engine's.
+    """Base of wrappers and facades, whose calls also change state outside the engine.
 
-    A call stores its envs in `_in_call` before its first change, and None after its last. An interrupted call sets the
-    engine's mark. If a second interrupt prevents this, the next call does.
+    A call sets `_in_call` before the first change, and to None after the last. If an interrupt ends the call,
+    `_abandon` sets the engine's mark. After a second interrupt, the next call does this.
     """
 
+    has_many_envs = True
+    """True, so that vecenv refuses env functions that return a vector env."""
     _in_call: Any = None
     _caller = 0
-    """Ident of the thread that has stored `_in_call`. A call stores the ident before `_in_call`."""
+    """Ident of the thread of the last call, written before `_in_call`."""
 
     @sets_mark
     def _as_one_call(self, asked: Any, work: Callable[[], Result]) -> Result:
@@ -113,16 +113,15 @@ class LayerMark:
         return self._as_one_call((), lambda: (first(), second())[1])
 
     def _record_error(self, error: BaseException) -> None:
-        """Discard the results in flight after an interrupt, but not after an error of an env or an argument."""
         if isinstance(error, Exception):
             self._in_call = None
         elif isinstance(error, INTERRUPTS):
             self._abandon(error)
 
     def _recover(self, caller: FrameType) -> None:
-        """Recover from an interrupted call, unless the call is still on this thread's stack.
+        """Recover from an interrupted call, unless the call still runs in this thread.
 
-        Raise ConcurrentCallError if another living thread made the call: frames of running threads cannot be searched.
+        Raise ConcurrentCallError if the call may still run in a different thread.
         """
         if _is_in(caller, self):
             return
@@ -131,7 +130,7 @@ class LayerMark:
         self._abandon(None)
 
     def _abandon(self, error: BaseException | None) -> None:
-        """Let the engine's next call discard results in flight. `_in_call` is cleared last, in case of an interrupt."""
+        """Let the engine's next call discard the results in flight. If interrupted, keep `_in_call`, for a retry."""
         engine: Any = self.engine  # type: ignore[attr-defined]
         if not engine.closed:
             engine.abandon(error)
@@ -149,7 +148,7 @@ def _is_in(frame: FrameType | None, owner: Mark | LayerMark) -> bool:
 
 
 def is_one_call(method: Callable[..., Result]) -> Callable[..., Result]:
-    """Wrap a method that sets the mark: recover before the method if needed, clear the mark after it."""
+    """Wrap a method that sets the mark: first recover from an interrupted call, finally clear the mark."""
 
     @functools.wraps(method)
     def call(self: Any, *args: Any, **kwargs: Any) -> Result:

@@ -1,7 +1,4 @@
-"""`Recovery`: records which envs have failed, and applies `on_error`.
-
-A lost env is an env whose worker has ended.
-"""
+"""`Recovery`: records which envs have failed, and applies `on_error`."""
 
 from __future__ import annotations
 
@@ -36,9 +33,9 @@ def is_repeated(info: Mapping[str, Any]) -> bool:
 class Recovery:
     """Errors of failed envs until their reset, and the budget of restarts.
 
-    With on_error="restart", a failed step becomes a truncated row (reward 0), and a failed reset is retried, up to
-    `max_restarts` times per env and minute. If a worker ends, vecenv charges the env that was running, else all envs of
-    the worker.
+    With on_error="restart", a failed step becomes a truncated row with reward 0, and a failed reset is retried. Each
+    env has a budget of `max_restarts` failures per minute. If a worker ends, the env that was running is charged. If
+    none was running, all failed envs of the worker are charged.
     """
 
     def __init__(self, backend: Backend, on_error: Any, max_restarts: Any, mark: Mark) -> None:
@@ -53,14 +50,13 @@ class Recovery:
         self.errors: dict[int, BaseException] = {}
         self._traces: dict[int, tuple[BaseException, TracebackType | None]] = {}
         self.rows: dict[int, Extra] = {}
-        """Results of failed envs that were asked to step, until they are collected."""
+        """Truncated rows, by env id, that answer steps of failed envs. The caller has not received these rows yet."""
         self.restarts = 0
         self.absorbed = 0
-        """Number of failures that were not raised."""
         self.resets: dict[int, dict[str, Any]] = {}
         self._autoresets = np.zeros(0, np.bool_)
         self._last: list[tuple[np.ndarray, np.ndarray]] = []
-        """Pairs of the arena's array of observations and its copy from before the current operation."""
+        """Observation arrays of the arena, each with a copy from before the current round."""
 
     def record_lost(self) -> None:
         if self._backend.lost and (lost := [i for i in self._backend.lost if i not in self.errors]):
@@ -83,12 +79,11 @@ class Recovery:
         return failure.exception(pid)
 
     def check(self, i: int) -> None:
-        """Raise the earlier error of env i, if any."""
         error = self.errors.get(i)
         if error is not None:
             if hasattr(error, "partial"):
-                error.partial = None  # the results of the failed call, which the caller has had
-            # Each raise lengthens the traceback, and its frames keep arguments alive. So restore the first traceback.
+                error.partial = None  # the caller already has the results of the failed call
+            # Each raise would lengthen the traceback, whose frames keep objects alive. So restore the first traceback.
             first, trace = self._traces.get(i, (None, None))
             if first is not error:
                 self._traces[i] = error, (trace := error.__traceback__)
@@ -98,7 +93,7 @@ class Recovery:
             raise error.with_traceback(trace)
 
     def restart_lost(self, asked: Iterable[int]) -> None:
-        """Restart the lost envs among `asked` before a reset. Raise errors of constructors once the budget is spent."""
+        """Restart the lost envs in `asked` before a reset. Raise a constructor's error unless the budget absorbs it."""
         if not self._backend.lost:
             return
         for i in asked:
@@ -118,7 +113,7 @@ class Recovery:
                 self._traces.pop(i, None)
 
     def save_observations(self, ids: np.ndarray | None, ops: Any) -> None:
-        """Copy the observations of these envs (`None`: all), because a failing env may write only a part of its row."""
+        """Copy the observations of these envs (`None`: all), because a failing env may leave its row half written."""
         if not len(self._autoresets):
             self._autoresets = np.zeros(len(self._backend.arena.status), np.bool_)
         self._autoresets[... if ids is None else ids] = ops & opcodes.AUTORESET
@@ -136,7 +131,7 @@ class Recovery:
             array[ids] = kept[ids]
 
     def answer_failed(self, ids: np.ndarray, ops: Any) -> tuple[np.ndarray, np.ndarray]:
-        """Answer for failed envs that should step with truncated rows. Return ids and ops of the remaining envs."""
+        """Answer the steps of failed envs with truncated rows. Return the ids and ops of the remaining envs."""
         ops = np.broadcast_to(np.asarray(ops, dtype=np.uint8), ids.shape)
         stepped = np.isin(ops & np.uint8(opcodes.PLAIN), (opcodes.STEP, opcodes.STEP_OBJECT))
         failed = stepped & np.isin(ids, list(self.errors))
@@ -146,7 +141,10 @@ class Recovery:
         return ids[~failed], ops[~failed]
 
     def absorb_failures(self, extras: dict[int, Extra], answered: Collection[int]) -> list[int]:
-        """Absorb failures of a round if `on_error` allows. Return the ids of the envs whose failure raises."""
+        """Absorb failures within the budget. Return the ids of envs whose failure raises.
+
+        `answered`: envs with a row of `answer_failed`.
+        """
         failed, resets = [], self.resets
         for i, extra in extras.items():
             failure = extra.failure
@@ -188,7 +186,6 @@ class Recovery:
         return last._replace(failure=first.failure)
 
     def _retry_reset(self, i: int, kwargs: dict[str, Any]) -> Extra:
-        """Retry a failed reset until the reset succeeds or the budget is spent."""
         while True:
             extra = self._try_reset(i, {i: kwargs} if kwargs else {})
             if extra.failure is None:
@@ -211,7 +208,7 @@ class Recovery:
         return taken.extras.get(i) or Extra(next((infos[i] for infos in taken.infos), None))
 
     def _restart(self, i: int) -> None:
-        """Restart the worker of a lost env. Record errors before the backend drops them: all its envs need a reset."""
+        """Restart the worker of a lost env. First record all errors, because the backend forgets them."""
         self.record_lost()
         block = self._backend.restart(i)
         self.restarts += 1
@@ -223,7 +220,7 @@ class Recovery:
         return Extra(info={"restarted": True, "error": f"{type(error).__name__}: {error}"})
 
     def _may_absorb(self, i: int) -> bool:
-        """Charge a failure to the budget of env i. Return False if failures are raised or the budget is spent."""
+        """Charge a failure to the budget of env i."""
         if not self.absorbs or self._is_spent(i):
             return False
         self._times.setdefault(i, deque(maxlen=self._max_restarts)).append(time.monotonic())

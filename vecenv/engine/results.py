@@ -1,9 +1,9 @@
-"""Build the caller's batches from rows of the arena (memory with a row per env) and extras (parts that do not fit)."""
+"""Build batches from the arena and extras (parts that do not fit)."""
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Any
@@ -29,7 +29,7 @@ StepById = tuple[Any, np.ndarray, np.ndarray, np.ndarray, Mapping[int, dict[str,
 class Results:
     """Builder of the batches that an engine returns (copies, or views of the arena).
 
-    `spaced` is False if no env has an observation space. Observations are then stacked until a shape differs.
+    `spaced` is False if no env has an observation space. Then observations are stacked until their shapes first differ.
     """
 
     def __init__(
@@ -51,20 +51,30 @@ class Results:
         self.splits = not stack_obs and isinstance(layout.obs, (dict, tuple))
         self._unspaced = not spaced and isinstance(layout.obs, ObjectLeaf)
         self._obs_array = arena.obs if isinstance(arena.obs, np.ndarray) and not self._unspaced else None
+        self._has_views = not (self._objects or self.splits or self._unspaced)
+        """True if the arena holds a batch of all envs in the caller's form."""
         self._copied_columns: tuple[np.ndarray, ...] | None = None
-        """Arrays to copy for a batch of all envs. None unless each column is a single numeric array."""
-        if copy and self._obs_array is not None and not self._objects:
+        """Arrays whose copies are a batch of all envs, or None if a batch needs more work (dict observations)."""
+        if copy and self._has_views and self._obs_array is not None:
             self._copied_columns = self._obs_array, arena.reward, arena.terminated, arena.truncated
         self._reward_shape: tuple[int, ...] | None = None
         self.checks_scalars = True
-        """True if a scalar reward may be wrong: the reward shape is unknown, or not scalar."""
+        """True if scalar rewards need a check, because the first reward is unknown or was a vector."""
         self._row_shape: tuple[int, ...] | None = None
         self._ragged = False
         self.repeats_objects = recovery.absorbs
-        """True if rows may repeat observations, so that the caller needs copies of objects."""
+        """True to copy observation objects, because with on_error="restart", two batches may have the same object."""
 
     def rows(self, ids: np.ndarray | None, asked: Sequence[int], taken: Taken) -> Step:
         return *self._columns(ids, taken.extras), self.infos.rows(asked, taken)
+
+    def views(self, ids: np.ndarray | None, taken: Taken) -> Step:
+        """Return `rows` of all envs (`ids` is `None`), as views of the arena if possible, even with `copy=True`."""
+        if not self._has_views:
+            return self.rows(ids, self._all, taken)
+        arena, infos = self._arena, self.infos.rows(self._all, taken)
+        reward = self.rew(ids, taken.extras) if self._reward_shape else arena.reward
+        return arena.obs, reward, arena.terminated, arena.truncated, infos
 
     def _columns(self, ids: np.ndarray | None, extras: Mapping[int, Extra]) -> Any:
         if ids is None and self._copied_columns is not None:
@@ -107,7 +117,7 @@ class Results:
         return values if self._ragged else np.stack([np.asarray(value) for value in values])
 
     def rew(self, ids: np.ndarray | None, extras: Mapping[int, Extra]) -> np.ndarray:
-        """Return rewards: a number or an array per env. A reset env has reward 0."""
+        """Return rewards with the shape (k,), or (k, ...) for vector rewards. A reset env has reward 0."""
         if not self._reward_shape:
             return self._rows(self._arena.reward, ids)
         asked = self._all if ids is None else ids.tolist()
@@ -118,8 +128,8 @@ class Results:
         return vectors
 
     def _wrong_rewards(self, asked: Sequence[int], extras: Mapping[int, Extra], unstepped: Any) -> dict[int, Extra]:
-        """Return a failure for each env whose reward shape differs from the first. No worker sees all rewards."""
-        if self._reward_shape == ():  # a row without an extra has a scalar
+        """Return a failure for each reward with a different shape than the first reward (perhaps of another worker)."""
+        if self._reward_shape == ():  # an env without an extra has a scalar reward
             asked = [i for i, extra in extras.items() if extra.reward is not None]
         shapes: dict[int, tuple[int, ...]] = {}
         for i in asked:
@@ -139,11 +149,10 @@ class Results:
         return wrong
 
     def rows_by_id(self, ids: np.ndarray | None, taken: Taken) -> StepById:
-        """Return the batch with the non-empty infos by env id."""
         return *self._columns(ids, taken.extras), self.infos.by_id(taken)
 
     def apply_recovery(self, ids: np.ndarray | None, asked: list[int], taken: Taken) -> Taken:
-        """Return the results after recovery. Raise the first failure, with the remaining results in `partial`."""
+        """Apply `on_error` to `taken`. If a failure remains, raise its error, with the other rows as `partial`."""
         recovery = self._recovery
         rows: dict[int, Extra] = {}
         if recovery.rows:
@@ -170,7 +179,7 @@ class Results:
         return taken
 
     def _raise(self, failed: list[int], asked: list[int], taken: Taken) -> None:
-        """Raise the error of the failed env with the lowest id. Envs that only share a worker with it come last."""
+        """Raise the error of the failed env with the lowest id. Bystanders (see VectorEnvError) come last."""
         partial, extras = None, taken.extras
         lost = {i for i in failed if not extras[i].failure.stepped}  # type: ignore[union-attr]
         if good := [i for i in asked if i not in lost]:
@@ -205,9 +214,9 @@ class ReturnedInfos:
         self._final, self._all = arena.final, all_ids
         self._empty = nest.object_array([{"env_id": i} for i in all_ids])
         self.own_env_ids: dict[int, Any] = {}
-        """Values under "env_id" in the envs' own infos of the last batch, by env id."""
+        """By env id: value that the env itself has put under "env_id" in its last info."""
         self.final_obs: dict[int, tuple[Any, Any]] = {}
-        """`final_obs` of the last batch and, if its types differ, the env's observation, by env id."""
+        """By env id: `final_obs` in the last batch, and the env's own observation (None if the types are equal)."""
 
     def rows(self, asked: Sequence[int], taken: Taken) -> np.ndarray:
         if self.own_env_ids or self.final_obs:
@@ -230,7 +239,6 @@ class ReturnedInfos:
         return infos
 
     def by_id(self, taken: Taken) -> Mapping[int, dict[str, Any]]:
-        """Return the non-empty infos and last observations of the envs, by env id."""
         if taken is NO_EXTRAS:
             return {}
         if not taken.extras and len(taken.infos) < 2:
@@ -239,7 +247,7 @@ class ReturnedInfos:
         for i, extra in taken.extras.items():
             if extra.final is not None and extra.final.obs is not None:
                 infos[i]["final_obs"] = extra.final.obs
-        # sorted, because gymnasium's infos have keys in the order of envs
+        # Sorted, because keys of gymnasium's infos come in the order of envs.
         return {i: infos[i] for i in sorted(infos) if infos[i]}
 
     def _merged(self, taken: Taken) -> dict[int, dict[str, Any]]:
@@ -255,6 +263,8 @@ class ReturnedInfos:
         return nest.map(lambda leaf: next(objects) if leaf.dtype == object else leaf[i].copy(), self._final)
 
 
+Form = Callable[[Results, np.ndarray | None, Taken], Any]
+"""Method of `Results` that builds a batch, such as `Results.views`."""
 KEPT_ROUNDS = 1024
 
 
@@ -264,19 +274,17 @@ class Statistics:
     def __init__(self, n: int) -> None:
         self._n, self.rounds, self.resets = n, 0, 0
         self.left_out = 0
-        """Number of envs without an operation, summed over the rounds."""
+        """Number of envs that were neither stepped nor reset, summed over all rounds."""
         self.call_seconds = self.wait_seconds = 0.0
         """Seconds in calls of the engine, and the part of them in `Backend.wait`."""
         self.round_seconds: deque[float] = deque(maxlen=KEPT_ROUNDS)
 
     def _last_rounds(self) -> list[float]:
-        """Return the seconds of the last rounds, even while a second thread adds a round."""
         while True:
             with suppress(RuntimeError):  # without the interpreter lock, the deque may change during iteration
                 return list(self.round_seconds)
 
     def summary(self, workers: Sequence[WorkerInfo], restarts: int, absorbed: int) -> dict[str, Any]:
-        """Return the entries of `BaseVectorEnv.stats`."""
         busy = [worker.busy_seconds for worker in workers]
         slowest = int(np.argmax(busy)) if any(busy) else None
         kept = self._last_rounds()

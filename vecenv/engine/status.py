@@ -1,7 +1,4 @@
-"""`EnvStatus`: says which envs are in flight, ready, failed, or waiting for a reset.
-
-An env is in flight until the caller gets its result. Its status byte is IDLE, an operation, or at least DONE.
-"""
+"""`EnvStatus`: state of each env: in flight, ready, failed, or in need of a reset."""
 
 from __future__ import annotations
 
@@ -21,8 +18,6 @@ from vecenv.engine.recovery import Recovery
 
 
 class EnvStatus:
-    """Reader of an engine's status bytes. Refuses envs that are in flight, failed or, if `strict`, need a reset."""
-
     def __init__(self, backend: Backend, recovery: Recovery, mark: Mark, is_async: bool, strict: bool) -> None:
         self._backend, self._recovery, self._mark = backend, recovery, mark
         self._array = backend.arena.status
@@ -34,12 +29,11 @@ class EnvStatus:
         self.all_idle = bytes([opcodes.IDLE]) * n
         self._all_done = bytes([opcodes.DONE]) * n
         self.rounds_in_flight: list[np.ndarray | None] = []
-        """Ids (`None`: all) of each `send` in flight."""
+        """Env ids (`None`: all) of each `send` whose results the caller has not received."""
         self.all_answered = self.enough(n)
 
     @property
     def in_flight(self) -> int:
-        """Number of envs whose result is not returned yet."""
         return 0 if self.was_interrupted else self._n - self.bytes.tobytes().count(opcodes.IDLE)
 
     @property
@@ -52,7 +46,6 @@ class EnvStatus:
 
     @property
     def was_interrupted(self) -> bool:
-        """True if an interrupt ended the last call."""
         return bool(self._mark.is_set) and not self._mark.is_in_use(sys._getframe(1))
 
     @property
@@ -60,9 +53,9 @@ class EnvStatus:
         return sorted({*self._mark.ids, *self._busy_ids()})
 
     def recover(self, caller: FrameType) -> None:
-        """Discard the results in flight, whose envs then need a reset, and clear the mark.
+        """Discard the results in flight, and clear the mark. The envs in flight then need a reset.
 
-        Raises ConcurrentCallError if the marked call still runs. After an interrupt in here, the mark stays set.
+        Raises ConcurrentCallError if the marked call still runs. If `recover` is interrupted, the mark stays set.
         """
         mark = self._mark
         if not mark.is_set:  # a call of another thread has ended meanwhile
@@ -77,7 +70,7 @@ class EnvStatus:
         mark.is_set, mark.cause = False, SIGNAL
 
     def enough(self, need: int) -> Callable[[], bool]:
-        """Return a fast test if at least `need` envs have answered."""
+        """Return a fast function that tells whether at least `need` envs have answered."""
         status, all_done = self.bytes, self._all_done
 
         def enough() -> bool:
@@ -93,7 +86,7 @@ class EnvStatus:
         return lambda: all(status[i] >= opcodes.DONE for i in asked)
 
     def finished_ids(self) -> np.ndarray:
-        """Return the envs of this batch: in the order of the calls if not async and all have answered, else sorted."""
+        """Return the ids of envs that have answered, in the order of the `send` calls. In async mode, they ascend."""
         order, self.rounds_in_flight = self.rounds_in_flight, []
         if not self.is_async:
             parts = [np.arange(self._n) if part is None else part for part in order]
@@ -127,7 +120,7 @@ class EnvStatus:
         )
 
     def check_steps(self, ids: np.ndarray | None, resets: np.ndarray | None) -> None:
-        """Raise RuntimeError for envs in flight or (`strict`, not in `resets`) without a reset, or an earlier error."""
+        """Raise if an env is in flight, or if an env outside `resets` has failed or (with `strict`) needs a reset."""
         self.check_idle(ids)
         recovery = self._recovery
         recovery.record_lost()
@@ -145,7 +138,6 @@ class EnvStatus:
             )
 
     def record_ends(self, ids: np.ndarray | None, taken: Taken, arena: Arena) -> None:
-        """Record which envs need a reset (with `strict`)."""
         rows: Any = ... if ids is None else ids
         self._needs_reset[rows] = arena.terminated[rows] | arena.truncated[rows]
         self._needs_reset[[i for i, extra in taken.extras.items() if extra.final is not None]] = False

@@ -1,4 +1,4 @@
-"""Spaces, action masks and actions of PettingZoo's agents: `AgentSpaces` and `AgentActions`."""
+"""`AgentSpaces`: spaces and action masks of PettingZoo's agents. `AgentActions`: checks and batches of actions."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from gymnasium import spaces
 
 from vecenv import nest
 from vecenv.backends.memory.arena import Leaf, space_tree
-from vecenv.engine.actions import batch_actions
+from vecenv.engine.actions import batch_actions, is_sample
 from vecenv.errors import EnvContractError
 
 MASK = "action_mask"
-_KINDS = {"aec": ("an AECEnv", "AECVectorEnv or PettingZooEnv"), "parallel": ("a ParallelEnv", "ParallelVectorEnv")}
+_API_NAMES = {"aec": ("an AECEnv", "AECVectorEnv or PettingZooEnv"), "parallel": ("a ParallelEnv", "ParallelVectorEnv")}
 
 
 def make_pettingzoo(kind: str, env_id: str) -> Any:
@@ -29,12 +29,11 @@ def make_pettingzoo(kind: str, env_id: str) -> Any:
 
 
 class AgentSpaces:
-    """Spaces of all agents of an env, in the order of `agents`.
+    """Spaces of all agents of an env, in the order of `agents`. `kind` is "aec" or "parallel".
 
-    The action mask is removed from the observation space. If only "observation" is left, it becomes the observation
-    space. `mask_size` has the lengths of masks, for Discrete actions.
-
-    `kind` is "aec" or "parallel". Raises TypeError for an env of the other kind or without possible agents.
+    `mask_size` maps each agent with Discrete actions to the length of its action mask. If the env puts this mask into
+    the agent's observation, `observation[agent]` is the space of the other keys, without a Dict around a sole
+    "observation".
     """
 
     def __init__(self, env: Any, kind: str, agents: Sequence[Any] | None) -> None:
@@ -46,7 +45,7 @@ class AgentSpaces:
         }
         self.observation: dict[Any, Any] = {agent: env.observation_space(agent) for agent in self.agents}
         self._rest: dict[Any, list[Any]] = {}
-        """Other observation keys of agents with the mask in the observation."""
+        """{agent: keys of its observation except the action mask}, for agents that observe a mask."""
         for agent in self.mask_size:
             space = self.observation[agent]
             if isinstance(space, spaces.Dict) and MASK in space.spaces and len(space.spaces) > 1:
@@ -62,7 +61,7 @@ class AgentSpaces:
     ) -> tuple[Any, np.ndarray | None, Mapping[str, Any]]:
         """Remove the action mask from the observation or info. Return (obs, mask, info).
 
-        The mask is all True if the env has none, and None unless the space is Discrete.
+        The mask is all True if the env has no mask, and None unless actions are Discrete.
         """
         size = self.mask_size.get(agent)
         if size is None:
@@ -119,8 +118,8 @@ def _agents_of(env: Any, kind: str, given: Sequence[Any] | None) -> list[Any]:
     known = callable(getattr(env, "observation_space", None)) and callable(getattr(env, "step", None))
     found = None if not known else "aec" if callable(getattr(env, "last", None)) else "parallel"
     if found != kind:
-        instead = ", which is {}: use {}".format(*_KINDS[found]) if found else ""
-        raise TypeError(f"expected {_KINDS[kind][0]} of PettingZoo, got {env}{instead}")
+        instead = ", which is {}: use {}".format(*_API_NAMES[found]) if found else ""
+        raise TypeError(f"expected {_API_NAMES[kind][0]} of PettingZoo, got {env}{instead}")
     agents = getattr(env, "possible_agents", None) if given is None else given
     if agents is None:
         raise TypeError(f"{env} has no possible_agents; pass possible_agents=[...] with all agents that can appear")
@@ -131,7 +130,7 @@ def _agents_of(env: Any, kind: str, given: Sequence[Any] | None) -> list[Any]:
 
 
 def zeros(layout: Any, *batch: int) -> Any:
-    """Return zeros for an absent agent. Entries without a fixed shape are None."""
+    """Return zeros (*batch, *shape) per leaf, for an absent agent. Leaves without a fixed shape are None."""
 
     def zero(leaf: Any) -> Any:
         return np.zeros((*batch, *leaf.shape), leaf.dtype) if isinstance(leaf, Leaf) else np.full(batch, None)[()]
@@ -140,10 +139,10 @@ def zeros(layout: Any, *batch: int) -> Any:
 
 
 class AgentActions:
-    """Checks the caller's actions and converts them into a batch for the engine.
+    """Converter that checks the caller's actions and batches them for the engine.
 
-    Actions are a dict with a batch per agent, or with `single` a batch for the agents to move. With `check_legal`, the
-    space and the mask must allow them.
+    The caller passes a dict with a batch per agent. With `single`, only one agent moves in each env, and the caller
+    passes one batch with an action per env.
     """
 
     def __init__(self, known: AgentSpaces, num_envs: int, single: bool, check_legal: bool) -> None:
@@ -151,9 +150,9 @@ class AgentActions:
         self._single = single
         self._check_legal = check_legal
         self._layouts = {agent: space_tree(space, "action") for agent, space in known.action.items()}
-        self._all_arrays = _is_arrays(self._layouts)
+        self._all_arrays = is_arrays(self._layouts)
         self._acts = np.zeros((num_envs, len(known.agents)), dtype=np.bool_)
-        """Agents that act next, per env. False in an env that needs a reset."""
+        """Mask (num_envs, num_agents) of the agents that act next. All False for an env that needs a reset."""
         self._masks: Any = None
 
     def record(self, raw: Any, ids: np.ndarray) -> None:
@@ -166,11 +165,11 @@ class AgentActions:
             nest.put(self._masks, ids, raw["action_mask"])
 
     def discard(self, ids: Sequence[int]) -> None:
-        """Forget which agents act in these envs, which need a reset."""
+        """Record that no agent acts in these envs until a reset."""
         self._acts[ids] = False
 
     def batch(self, actions: Any, ids: np.ndarray) -> Any:
-        """Return the actions for the envs `ids`, as a tree of arrays or a list. Missing agents get zeros."""
+        """Check the actions for the envs `ids`. Return arrays or a list with one per env. Missing agents get zeros."""
         acting, asked = self._acts[ids], ids.tolist()
         if self._single:
             batch = _batch_of_agent(actions, asked, self._layouts[self._known.agents[0]], "action of the agent to move")
@@ -218,9 +217,14 @@ class AgentActions:
 
 def _batch_of_agent(batch: Any, asked: list[int], layout: Any, path: str) -> Any:
     try:
-        if not _is_arrays(layout):
+        if not is_arrays(layout):
             return batch_actions(batch, asked, None)
-        fitting = batch_actions({path: batch}, asked, {path: layout})  # a bare tuple would mean an action per env
+        is_nested = not isinstance(layout, Leaf)
+        if is_nested and isinstance(batch, list) and all(is_sample(each, layout) for each in batch):
+            by_env = batch_actions(batch, asked, layout)
+            if not isinstance(by_env, list):
+                return by_env
+        fitting = batch_actions({path: batch}, asked, {path: layout})  # a bare tuple means one action per env
     except (ValueError, TypeError) as error:
         raise type(error)(f"{path}: {error}") from None
     if isinstance(fitting, dict):
@@ -231,5 +235,5 @@ def _batch_of_agent(batch: Any, asked: list[int], layout: Any, path: str) -> Any
     raise ValueError(f"{path} for envs {asked} must be a {type(layout).__name__} of batches {keys}, got {batch!r}")
 
 
-def _is_arrays(layout: Any) -> bool:
+def is_arrays(layout: Any) -> bool:
     return all(isinstance(leaf, Leaf) for leaf in nest.leaves(layout))

@@ -1,4 +1,4 @@
-"""`AtariVectorEnv`: ALE's C++ vector env, corrected to follow gymnasium's `VectorEnv`."""
+"""`AtariVectorEnv`: ALE's C++ vector env."""
 
 from __future__ import annotations
 
@@ -23,31 +23,34 @@ except ImportError as error:
     ) from error
 
 _MAX_SEED = 2**31
-VectorStep = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, dict[str, Any]]
+AtariStep = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, dict[str, Any]]
 
 
 class AtariVectorEnv(_AleVectorEnv, VectorEnv):  # skrl looks only at direct bases
-    """ALE's vector env with its arguments and speed, corrected to follow gymnasium's contract.
+    """ALE's vector env with ALE's arguments, corrected to follow gymnasium's contract.
 
-    `game` is a ROM of ale-py: "breakout", "Breakout" or "ALE/Breakout-v5". The other arguments have ALE's defaults:
-    `repeat_action_probability=0.0`, `reward_clipping=True`, `use_fire_reset=True`. Observations are uint8 (n,
-    stack_num, img_height, img_width), preprocessed in C++.
+    Arguments:
+        game: a ROM of ale-py, such as "breakout", "Breakout" or "ALE/Breakout-v5".
+        num_envs: number of envs.
+        autoreset_mode: NEXT_STEP or SAME_STEP. DISABLED raises ValueError, because ALE always resets.
+        kwargs: ALE's arguments and defaults: `repeat_action_probability=0.0`, `reward_clipping=True`,
+            `use_fire_reset=True`, ...
+
+    Observations are uint8 (n, stack_num, img_height, img_width). With `batch_size` below `num_envs`, row k of a batch
+    and of the next actions is for env `infos["env_id"][k]`. After `reset(options={"reset_mask": mask})`, rows of envs
+    outside `mask` repeat their latest results.
 
     Differences from ALE's class:
-        - rewards are float64.
-        - infos have a mask `_key` per key. In SAME_STEP mode, `final_obs` is an object array. `final_info` is empty,
-          because ALE drops the last infos.
-        - `metadata` belongs to the object. ALE changes the metadata of all vector envs.
-        - seeds are an int s (env i gets s + i), or a seed per env, modulo 2**31.
-        - actions outside the space, on which ALE hangs, raise ValueError or TypeError.
-        - a reset never returns old results. Before `recv`, a second `send` and `reset` raise AlreadyPendingCallError.
-          With `batch_size` below `num_envs`, a second reset makes new envs.
-        - ResetNeeded for a step before a reset, NoAsyncCallError for a `recv` without `send`, ClosedEnvironmentError
-          after `close`.
-
-    `autoreset_mode` is NEXT_STEP (default) or SAME_STEP. DISABLED raises ValueError, because ALE always resets.
-    `reset(options={"reset_mask": mask})` returns the latest results of the other envs. With `batch_size` below
-    `num_envs`, a batch and the next actions are for the envs `info["env_id"]`.
+        - Rewards are float64.
+        - `infos` has a mask `_key` for each `key`. In SAME_STEP mode, `final_obs` is an object array. `final_info` is
+          empty, because ALE drops the infos of an episode's last step.
+        - A seed is an int s (env i gets s + i) or a list with a seed per env. Seeds are taken modulo 2**31.
+        - Discrete actions outside the space raise ValueError, because ALE would hang. A wrong shape raises ValueError,
+          a wrong dtype TypeError.
+        - A reset never returns results of earlier steps. So with `batch_size` below `num_envs`, a second reset of all
+          envs makes new envs.
+        - Calls in a wrong order raise gymnasium's ResetNeeded, AlreadyPendingCallError, NoAsyncCallError or
+          ClosedEnvironmentError.
 
     >>> envs = AtariVectorEnv("breakout", num_envs=2)
     >>> obs, infos = envs.reset(seed=0)
@@ -63,8 +66,8 @@ class AtariVectorEnv(_AleVectorEnv, VectorEnv):  # skrl looks only at direct bas
         mode = as_autoreset_mode(autoreset_mode)
         if mode is AutoresetMode.DISABLED:
             raise ValueError(
-                "ALE's vector env resets finished envs by itself: autoreset_mode is NEXT_STEP or SAME_STEP; to reset "
-                'them yourself use ShmemVectorEnv([lambda: gym.make("ALE/Pong-v5")] * n)'
+                "ALE's vector env resets finished envs by itself: autoreset_mode must be NEXT_STEP or SAME_STEP; to "
+                'reset them yourself use ShmemVectorEnv([lambda: gym.make("ALE/Pong-v5")] * n)'
             )
         for name in ("img_height", "img_width", "stack_num", "frameskip"):
             if name in kwargs:
@@ -72,10 +75,10 @@ class AtariVectorEnv(_AleVectorEnv, VectorEnv):  # skrl looks only at direct bas
         num_envs = check_count("num_envs", num_envs)
         if kwargs.get("batch_size", 0) != 0:  # 0 means all envs in ALE
             kwargs["batch_size"] = check_count("batch_size", kwargs["batch_size"], num_envs)
-        self.metadata = {}  # ALE writes into this dict
+        self.metadata = {}  # a new dict, because ALE writes into it
         self._was_reset = self._was_sent = False
         self._in_flight = 0
-        """Number of results to receive."""
+        """Number of env results that `recv` has not returned yet."""
         self._arguments = {"game": game, "num_envs": num_envs, "autoreset_mode": mode, **kwargs}
         super().__init__(_rom(game), num_envs, autoreset_mode=mode, **kwargs)
 
@@ -92,7 +95,7 @@ class AtariVectorEnv(_AleVectorEnv, VectorEnv):  # skrl looks only at direct bas
         if self._was_sent:
             raise AlreadyPendingCallError("reset() was called while a step is waiting for its recv()", "send")
         if self._in_flight and mask is None:
-            # With a small batch_size, ALE would return these old results as the reset's.
+            # New envs, because ALE would return results in flight as results of the reset.
             self.ale = AtariVectorEnv(**self._arguments).ale
         obs, infos = super().reset(seed=seed, options=None if mask is None else {"reset_mask": mask})
         self._was_reset = True
@@ -110,7 +113,7 @@ class AtariVectorEnv(_AleVectorEnv, VectorEnv):  # skrl looks only at direct bas
         self._was_sent = True
         self._in_flight += self.batch_size
 
-    def recv(self) -> VectorStep:
+    def recv(self) -> AtariStep:
         self._check_open()
         if self._in_flight < self.batch_size:
             raise NoAsyncCallError(
@@ -128,7 +131,7 @@ class AtariVectorEnv(_AleVectorEnv, VectorEnv):  # skrl looks only at direct bas
             infos |= {"final_obs": object_array(last), "_final_obs": done, "final_info": {}, "_final_info": done.copy()}
         return obs, rewards.astype(np.float64), terminations, truncations, infos
 
-    def step(self, actions: Any) -> VectorStep:
+    def step(self, actions: Any) -> AtariStep:
         self.send(actions)
         return self.recv()
 

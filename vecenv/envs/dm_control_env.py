@@ -1,7 +1,6 @@
-"""`DMControlEnv`: a task of the DeepMind control suite as a gymnasium env.
+"""`DMControlEnv`: env of the DeepMind control suite.
 
-MUJOCO_GL must be set before MuJoCo's renderer is imported. Otherwise the first frame ends the process if there is no
-display.
+Without a display, MUJOCO_GL must be set before MuJoCo's renderer is imported, or the first frame ends the process.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from gymnasium import spaces
 
 from vecenv.envs.gym_env import ClassProperty, check_frame_skip
 
-ADVICE = (
+OPENGL_ADVICE = (
     'install an OpenGL that needs no display ("apt-get install libegl1" or "apt-get install libosmesa6", then start '
     "the program again), or set MUJOCO_GL to egl, osmesa or glfw before the program starts"
 )
@@ -36,7 +35,7 @@ if hasattr(os, "register_at_fork"):
 
 
 def begin_rendering() -> None:
-    """Record that this process renders. RuntimeError in a fork of a process that rendered: its renderer would hang."""
+    """Record that this process renders. Raise RuntimeError if its parent rendered before a fork: OpenGL would hang."""
     global _rendered
     if _rendered_before_fork:
         raise RuntimeError(
@@ -47,9 +46,9 @@ def begin_rendering() -> None:
 
 
 def choose_gl() -> None:
-    """Set MUJOCO_GL on Linux without a display: `egl`, `osmesa`, or `disabled` if neither can be imported.
+    """Set MUJOCO_GL on Linux without a display: the first of `egl`, `osmesa` and `disabled` that can be loaded.
 
-    Do nothing if MUJOCO_GL is set or dm_control is imported already.
+    Do nothing if MUJOCO_GL is set or dm_control is imported.
     """
     has_display = os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")
     if sys.platform != "linux" or has_display or "MUJOCO_GL" in os.environ or "dm_control" in sys.modules:
@@ -59,7 +58,7 @@ def choose_gl() -> None:
         try:
             importlib.import_module("dm_control._render")
             return
-        except Exception:  # ImportError, or PyOpenGL's errors for a missing library
+        except Exception:  # also PyOpenGL's errors for a missing library
             os.environ.pop("PYOPENGL_PLATFORM", None)
             for name in [name for name in sys.modules if name.partition(".")[0] in ("dm_control", "OpenGL")]:
                 del sys.modules[name]
@@ -69,30 +68,32 @@ def choose_gl() -> None:
 PIXELS = "pixels"
 _CLOSED = "is closed"
 _MAX_SEED = 2**32
-"""Upper limit of seeds for numpy's RandomState."""
+"""Seeds of numpy's RandomState are below this number."""
 
 
 class DMControlEnv(gymnasium.Env):
     """Gymnasium env for a task of dm_control's suite (arguments and keys of torchrl's DMControlEnv).
 
     Arguments:
-        domain, task: for example "cartpole", "swingup". `DMControlEnv.available_envs` has the tasks per domain.
-            RuntimeError for an unknown pair.
+        domain, task: for example "cartpole" and "swingup". `DMControlEnv.available_envs` is {domain: tasks}.
+            An unknown pair raises RuntimeError.
         from_pixels: observe frames, uint8 (height, width, 3), under the key "pixels".
-        pixels_only: frames replace the task's observations. False adds them.
-        camera_id: number or name of the camera; -1 is the free camera. ValueError for an unknown camera.
+        pixels_only: observe only frames. False: add frames to the task's observations.
+        camera_id: number or name of the camera; -1 is the free camera. An unknown camera raises ValueError.
         height, width: size of frames.
-        frame_skip: steps per action. Rewards are summed until the last step or the end of the episode. Only the last
-            frame is rendered.
-        render_mode: "rgb_array" to call `render`.
+        frame_skip: steps per action (fewer if the episode ends). Rewards are summed, and only the last frame is
+            rendered.
+        render_mode: "rgb_array" allows `render`.
         task_kwargs, environment_kwargs: arguments of dm_control's `suite.load`.
 
-    Observations are a dict of float64 copies. Numbers have the shape (1,). As in dm_env, an end with a discount below 1
-    is `terminated`, and otherwise `truncated`. RuntimeError for a step before a reset or after an end, because
-    dm_control would silently start an episode. `reset(seed=s)` starts the episode of `task_kwargs={"random": s}`.
+    Observations are dicts of float64 arrays (and "pixels"). Scalars have the shape (1,). An episode that ends with a
+    discount below 1 is `terminated`, otherwise `truncated` (as in dm_env). A step outside of an episode raises
+    RuntimeError, because dm_control would silently start an episode. `reset(seed=s)` starts the same episode as
+    `task_kwargs={"random": s}`, except in lqr (random models).
 
-    Without a display, MUJOCO_GL is set to "egl" or "osmesa". RuntimeError with advice if rendering fails. ImportError
-    without dm_control: `pip install 'vecenv[dmcontrol]'`, on Python 3.11 or 3.12.
+    On Linux without a display, this class sets MUJOCO_GL to "egl", "osmesa" or "disabled", unless you set it. Raises
+    RuntimeError if rendering fails, and ImportError without dm_control: `pip install 'vecenv[dmcontrol]'`, on Python
+    3.11 or 3.12.
 
     >>> env = DMControlEnv("cartpole", "swingup", frame_skip=2)
     >>> obs, info = env.reset(seed=0)
@@ -185,8 +186,8 @@ class DMControlEnv(gymnasium.Env):
         is_number = isinstance(camera_id, (int, np.integer)) and not isinstance(camera_id, bool)
         if not (-1 <= camera_id < len(names) if is_number else camera_id in names):
             raise ValueError(
-                f"the task ({self._name}) has no camera {camera_id!r}; it has {names}, with the numbers from 0, "
-                "and -1, the free one"
+                f"the task ({self._name}) has no camera {camera_id!r}; it has {names}, numbered from 0, and -1, "
+                "the free camera"
             )
 
     def _spaces(self, height: int, width: int) -> spaces.Dict:
@@ -200,7 +201,7 @@ class DMControlEnv(gymnasium.Env):
         return spaces.Dict(parts)
 
     def _observation(self, timestep: Any) -> dict[str, Any]:
-        """Return copies, because dm_control writes into its buffers in later steps."""
+        """Return copies, because dm_control reuses its buffers."""
         parts = {}
         if not self.pixels_only:
             parts = {name: np.array(value, ndmin=1) for name, value in timestep.observation.items()}
@@ -215,7 +216,7 @@ class DMControlEnv(gymnasium.Env):
         except ValueError:  # wrong size or camera
             raise
         except Exception as error:
-            raise RuntimeError(f"MuJoCo cannot render here ({error}); {ADVICE}") from error
+            raise RuntimeError(f"MuJoCo cannot render here ({error}); {OPENGL_ADVICE}") from error
         return np.array(frame, order="C")
 
 
@@ -236,9 +237,9 @@ def _load(domain: str, task: str, task_kwargs: Mapping[str, Any], environment_kw
     suite = _load_suite()
     if (domain, task) not in suite.ALL_TASKS:
         known = suite.TASKS_BY_DOMAIN.get(domain)
-        there = f"the domains are {sorted(suite.TASKS_BY_DOMAIN)}" if known is None else f"it has {list(known)}"
+        there = f"the domains are {sorted(suite.TASKS_BY_DOMAIN)}" if known is None else f"the domain has {list(known)}"
         raise RuntimeError(f"dm_control has no task {task!r} in the domain {domain!r}; {there}")
-    # Random models (lqr) must be the same in every worker. Episodes still differ until they are seeded.
+    # Seed 0, so that all workers make the same random model (lqr). `_seed(env, None)` makes episodes differ.
     random = {} if "random" in task_kwargs else {"random": 0}
     env = suite.load(domain, task, {**task_kwargs, **random}, environment_kwargs)
     if random:

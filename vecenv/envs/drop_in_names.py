@@ -1,4 +1,4 @@
-"""Classes with the names and arguments of tianshou's wrappers and of torchrl's ParallelEnv, SerialEnv and step_mdp."""
+"""Replacements for tianshou's wrappers and for torchrl's ParallelEnv, SerialEnv and step_mdp."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ from vecenv.engine.arguments import check_count
 from vecenv.venvs import DummyVectorEnv, ShmemVectorEnv
 
 CreateEnvFn = Callable[..., Any] | Sequence[Callable[..., Any]]
-REWARDS = frozenset({"reward", "rew"})
-ENDS = frozenset({"done", "terminated", "truncated"})
-ACTIONS = frozenset({"action", "act"})
+REWARD_KEYS = frozenset({"reward", "rew"})
+END_KEYS = frozenset({"done", "terminated", "truncated"})
+ACTION_KEYS = frozenset({"action", "act"})
 NEXT = "next"
 
 
 class ContinuousToDiscrete(gymnasium.ActionWrapper, RecordConstructorArgs):
-    """Wrapper that offers a Box action space as MultiDiscrete (as tianshou's).
+    """Wrapper that offers a Box action space as MultiDiscrete (as in tianshou).
 
-    In dimension i, the choices 0 .. action_per_dim[i] - 1 are evenly spaced from low to high. As in tianshou, actions
-    are float64 if dimensions have equal numbers of choices, and otherwise have the dtype of the Box.
+    The choices 0, 1, ... of a dimension are evenly spaced values from low to high. The values are float64 if all
+    dimensions have the same number of choices, and otherwise have the Box's dtype.
 
     Arguments:
-        env: an env whose action space is a Box of shape (d,) with finite bounds. TypeError or ValueError otherwise.
-        action_per_dim: number of choices, as an int or per dimension.
+        env: an env with a Box of floats, shape (d,) and finite bounds. Others raise TypeError or ValueError.
+        action_per_dim: number of choices per dimension, as an int for all or a list.
 
     >>> env = ContinuousToDiscrete(gymnasium.make("Pendulum-v1"), action_per_dim=5)
     >>> env.action_space, env.action(np.array([1]))
@@ -51,11 +51,11 @@ class ContinuousToDiscrete(gymnasium.ActionWrapper, RecordConstructorArgs):
         counts = _counts(action_per_dim, box.shape[0])
         choices = [np.linspace(*bounds) for bounds in zip(box.low, box.high, counts, strict=True)]
         self.mesh = np.array(choices, dtype=object)
-        """Values of the choices per dimension."""
+        """Value of each choice, per action dimension."""
         self.action_space = spaces.MultiDiscrete(counts)
 
     def action(self, action: Any) -> np.ndarray:
-        """Return the values of the choices, int (d,) or (n, d). ValueError for an unknown choice."""
+        """Return the values of the choices `action`, int (d,) or (n, d). Raises ValueError for an unknown choice."""
         choices = np.asarray(action)
         counts = [len(values) for values in self.mesh]
         if choices.dtype.kind not in "iu" or choices.ndim not in (1, 2) or choices.shape[-1] != len(counts):
@@ -69,12 +69,12 @@ class ContinuousToDiscrete(gymnasium.ActionWrapper, RecordConstructorArgs):
 
 
 class MultiDiscreteToDiscrete(gymnasium.ActionWrapper, RecordConstructorArgs):
-    """Wrapper that offers a MultiDiscrete action space as Discrete (as tianshou's).
+    """Wrapper that offers a MultiDiscrete action space as Discrete (as in tianshou).
 
-    The last dimension changes fastest: MultiDiscrete([2, 3]) numbers [0, 0], [0, 1], [0, 2], [1, 0], [1, 1], [1, 2].
+    The actions 0, 1, 2, 3, ... stand for [0, 0], [0, 1], [0, 2], [1, 0], ... of MultiDiscrete([2, 3]).
 
     Arguments:
-        env: an env whose action space is a MultiDiscrete of shape (d,). TypeError or ValueError otherwise.
+        env: an env with a MultiDiscrete of shape (d,). Others raise TypeError or ValueError.
 
     >>> env = MultiDiscreteToDiscrete(ContinuousToDiscrete(gymnasium.make("Pendulum-v1"), 5))
     >>> env.action_space, env.action(3)
@@ -97,7 +97,7 @@ class MultiDiscreteToDiscrete(gymnasium.ActionWrapper, RecordConstructorArgs):
         self.action_space = spaces.Discrete(combinations)
 
     def action(self, action: Any) -> np.ndarray:
-        """Return the choices (d,) of a number, or (n, d) of numbers. ValueError for an unknown number."""
+        """Return the choices (d,) for a number, or (n, d) for n numbers. Raises ValueError for an unknown number."""
         number = np.asarray(action)
         if number.dtype.kind not in "iu":
             raise ValueError(f"an action must be an integer, got {action!r}")
@@ -117,9 +117,7 @@ def _counts(action_per_dim: Any, dimensions: int) -> list[int]:
 
 
 class TruncatedAsTerminated(gymnasium.Wrapper, RecordConstructorArgs):
-    """Wrapper that reports `terminated or truncated` as `terminated`, for envs with a time limit (as tianshou's).
-
-    `truncated` is unchanged.
+    """Wrapper that reports `terminated or truncated` as `terminated` (as in tianshou).
 
     >>> env = TruncatedAsTerminated(gymnasium.make("Pendulum-v1", max_episode_steps=1))
     >>> obs, info = env.reset(seed=0)
@@ -150,37 +148,37 @@ class _MadeByCreators(BaseVectorEnv):
         fns = [create_env_fn] * n if callable(create_env_fn) else list(create_env_fn)
         if len(fns) != n:
             raise ValueError(f"create_env_fn has {len(fns)} entries, expected one for each of {n} envs")
-        # Envs of an `EnvCreator` share its state. Other envs share nothing.
         creators = [EnvCreator(fn, kwargs, share_memory=isinstance(fn, EnvCreator)) for fn in fns]
         self._creators = [creator.for_env(i, n) for i, creator in enumerate(creators)]
         super().__init__(self._creators, lazy=lazy, **options)
 
     def update_kwargs(self, kwargs: Kwargs | Sequence[Kwargs]) -> None:
-        """Replace these arguments in all envs, or with a list per env, from the next start. ValueError for a wrong
-        length.
-        """
+        """Replace these `create_env_fn` arguments at the next start. Raises ValueError for a list of wrong length."""
         n = len(self._creators)
-        each = [kwargs] * n if isinstance(kwargs, dict) else list(kwargs)
+        # Update copies first, so that wrong arguments change no creator.
+        variants = [creator.make_variant() for creator in self._creators]
+        each = [kwargs] * n if isinstance(kwargs, Mapping) else list(kwargs)
         if len(each) != n:
             raise ValueError(f"create_env_kwargs has {len(each)} entries, expected one for each of {n} envs")
-        for creator, own in zip(self._creators, each, strict=True):
-            creator.update_kwargs(own)
+        for creators in (variants, self._creators):
+            for creator, own in zip(creators, each, strict=True):
+                creator.update_kwargs(own)
 
 
 class ParallelEnv(_MadeByCreators, ShmemVectorEnv):
-    """Vector env with `num_workers` envs in worker processes, which start when needed (arguments of torchrl's).
+    """Vector env with envs in worker processes, with the arguments of torchrl's ParallelEnv.
 
-    Use the methods of `ShmemVectorEnv`: `get_env_attr("frame_skip")`, `call("method")` and `collector.rollout(env, 20)`
-    replace `env.frame_skip`, `env.method()` and `env.rollout(20)`. For PettingZoo use `ParallelVectorEnv`.
+    Use `get_env_attr("frame_skip")` for torchrl's `env.frame_skip`, `call("method")` for `env.method()`,
+    `collector.rollout(env, 20)` for `env.rollout(20)`, and `ParallelVectorEnv` for PettingZoo.
 
     Arguments:
-        num_workers: number of envs, on as many processes as there are CPUs.
-        create_env_fn: a function, class or `EnvCreator` that makes an env, or a list of them.
-        create_env_kwargs: a dict of arguments, or a list of dicts. An `EnvCreator` overrides them.
-        lazy: False starts the processes now, and refuses a restart after `close`.
+        num_workers: number of envs. By default, there is a process per CPU.
+        create_env_fn: a function, class or `EnvCreator` that makes an env, or a list with one per env.
+        create_env_kwargs: a dict of arguments, or a list with a dict per env. Arguments of an `EnvCreator` win.
+        lazy: True: the processes start at the first use, and again after `close`. False: they start now, only once.
         options: options of `ShmemVectorEnv`.
 
-    ValueError for a list of the wrong length.
+    Raises ValueError for a list of the wrong length.
 
     >>> import gymnasium as gym
     >>> with ParallelEnv(2, gym.make, create_env_kwargs=[{"id": "Pendulum-v1", "g": g} for g in (9.8, 1.6)]) as env:
@@ -191,7 +189,7 @@ class ParallelEnv(_MadeByCreators, ShmemVectorEnv):
 
 
 class SerialEnv(_MadeByCreators, DummyVectorEnv):
-    """Vector env like `ParallelEnv` with all envs in this process, for debugging.
+    """`ParallelEnv` with all envs in this process, for debugging.
 
     >>> import gymnasium as gym
     >>> env = SerialEnv(3, lambda: gym.make("CartPole-v1"))
@@ -208,18 +206,23 @@ def step_mdp(
     exclude_done: bool = False,
     exclude_action: bool = True,
 ) -> dict[str, Any]:
-    """Return the entries of `batch["next"]` as a dict (as torchrl's `step_mdp`), without copies.
+    """Return the values before the next step: the entries of `batch["next"]`, uncopied (as torchrl's `step_mdp`).
 
-    `batch` holds the values before a step, the action, and the results under "next". `exclude_reward` (default) leaves
-    out "reward" and "rew", `exclude_done` "done", "terminated" and "truncated", `exclude_action` (default) "action" and
-    "act". `keep_other` adds the other entries of `batch`. KeyError without "next".
+    Arguments:
+        batch: values before a step, the action, and the results under "next".
+        keep_other: add the other entries of `batch`. Entries of "next" take precedence. False: add at most the action.
+        exclude_reward: leave out "reward" and "rew".
+        exclude_done: leave out "done", "terminated" and "truncated".
+        exclude_action: leave out "action" and "act".
+
+    Raises KeyError without "next".
 
     >>> step_mdp({"obs": 0, "action": 1, "key": "kept", "next": {"obs": 2, "reward": 1.0, "terminated": False}})
     {'obs': 2, 'key': 'kept', 'terminated': False}
     """
     if NEXT not in batch:
         raise KeyError(f"the batch has no entry {NEXT!r}; it has {sorted(batch)}")
-    excluded = (REWARDS if exclude_reward else set()) | (ENDS if exclude_done else set())
-    excluded |= (ACTIONS if exclude_action else set()) | {NEXT}
-    own = batch if keep_other else {name: batch[name] for name in batch if name in ACTIONS}
+    excluded = (REWARD_KEYS if exclude_reward else set()) | (END_KEYS if exclude_done else set())
+    excluded |= (ACTION_KEYS if exclude_action else set()) | {NEXT}
+    own = batch if keep_other else {name: batch[name] for name in batch if name in ACTION_KEYS}
     return {name: value for name, value in {**own, **batch[NEXT]}.items() if name not in excluded}

@@ -1,4 +1,4 @@
-"""`EnvPoolVectorEnv`: an EnvPool pool as a vector env. `MultiThreadedEnv` has torchrl's name and arguments."""
+"""`EnvPoolVectorEnv`, and torchrl's names for it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from vecenv.engine.arguments import check_count
 
 _POOL_PARTS = ("config", "observation_space", "action_space", "_state_keys", "_send", "_recv", "_reset")
 
-# Arguments of torchrl's classes that EnvPool cannot use: values without an effect, and advice for other values.
+# Arguments of torchrl that have no effect here: {argument: (accepted values, advice for other values)}.
 _WITHOUT_EFFECT: dict[str, tuple[tuple[Any, ...], str]] = {
     "categorical_action_encoding": (
         (True, None),
@@ -21,8 +21,8 @@ _WITHOUT_EFFECT: dict[str, tuple[tuple[Any, ...], str]] = {
     "disable_env_checker": ((True, None), "EnvPool's envs have no checker; see vecenv.testing.check_vector_env"),
     "frame_skip": (
         (1, None),
-        'EnvPool repeats actions itself, in the tasks that can: create_env_kwargs={"frame_skip": ...}, or the '
-        "frame_skip of envpool.make",
+        'some tasks of EnvPool repeat actions themselves: pass create_env_kwargs={"frame_skip": ...}, or frame_skip '
+        "to envpool.make",
     ),
     "device": (("cpu", None), "results are numpy arrays; the device of a policy is an argument of the collector"),
     "allow_done_after_reset": (
@@ -33,22 +33,23 @@ _WITHOUT_EFFECT: dict[str, tuple[tuple[Any, ...], str]] = {
 
 
 class EnvPoolVectorEnv(BaseVectorEnv):
-    """Vector env around an EnvPool pool, with ids, partial steps, no autoreset and float64 rewards.
+    """Vector env around an EnvPool pool. It can step some envs, and resets envs only if you ask.
 
-    `pool` must be new, made with env_type="gymnasium", and have one player per env. It then belongs to the vector env.
-    If its `batch_size` is below `num_envs`, the vector env is async with this `wait_num`, on a new pool with
-    `batch_size - 1` spare envs, so that a reset of few envs need not wait. `info` has a dict per env.
+    `pool` must be new, made with env_type="gymnasium", and have one player per env. Do not use `pool` afterwards. If
+    its `batch_size` is below `num_envs`, it becomes `wait_num`. A pool with `batch_size - 1` spare envs then replaces
+    `pool`, because EnvPool waits for `batch_size` results.
 
-    EnvPool would reset a finished env at its next step. Here this step raises RuntimeError: use `reset(ids)`, or
-    `step(action, reset=ids)` together with steps of other envs. Unknown ids, actions outside a Discrete space,
-    fractions for integers and wrong shapes raise, because EnvPool would crash, hang or guess.
+    Rewards are float64, and `info` has a dict per env. Reset finished envs with `reset(ids)` or
+    `step(action, reset=ids)`. Other steps raise RuntimeError (EnvPool would reset the envs). Unknown ids and wrong
+    actions (outside a Discrete space, fractions for integers, wrong shapes) raise errors, because EnvPool would crash,
+    hang or guess.
 
-    `seed`, `set_seed` and `reset(seed=)` make a new pool, for all envs (ValueError for some), and reduce seeds modulo
-    2**31. Env i with seed s equals env i of `envpool.make(..., seed=[..., s, ...])`. Reset the envs after `seed` and
-    `set_seed`.
+    `seed`, `set_seed` and `reset(seed=...)` make a new pool. So after `seed` or `set_seed`, reset the envs. Seeds for
+    only some envs raise ValueError. Seeds are taken modulo 2**31. Env i with seed s equals env i of
+    `envpool.make(..., seed=[..., s, ...])`.
 
-    The C++ envs have no attributes, and their crashes end the process. TypeError unless `pool` is a pool. ValueError
-    for several players. ImportError without EnvPool: `pip install 'vecenv[envpool]'`.
+    The C++ envs have no Python attributes. If an env crashes, this process ends. Raises TypeError unless `pool` is a
+    pool, ValueError for several players, and ImportError without EnvPool: `pip install 'vecenv[envpool]'`.
     """
 
     def __init__(self, pool: Any) -> None:
@@ -64,7 +65,7 @@ class EnvPoolVectorEnv(BaseVectorEnv):
 
 
 def check_pool(pool: Any) -> None:
-    if not all(hasattr(type(pool), name) for name in _POOL_PARTS):  # on the type, because reading the spaces may warn
+    if not all(hasattr(type(pool), name) for name in _POOL_PARTS):  # not `pool`, because reading its spaces may warn
         raise TypeError(
             f'expected a pool of envpool.make(..., env_type="gymnasium"), got an object of {type(pool).__name__}'
         )
@@ -89,14 +90,14 @@ def make_pool(task_id: str, num_envs: int, **kwargs: Any) -> Any:
 
 
 class MultiThreadedEnvWrapper(EnvPoolVectorEnv):
-    """Vector env with the arguments of torchrl's MultiThreadedEnvWrapper. Results are numpy arrays.
+    """Vector env with the arguments of torchrl's MultiThreadedEnvWrapper.
 
-    `env` is a pool (TypeError otherwise). ValueError for an asynchronous pool: use EnvPoolVectorEnv.
+    `env` is a pool. Other objects raise TypeError. An asynchronous pool raises ValueError: use EnvPoolVectorEnv.
     `num_workers` is the number of envs.
 
-    Arguments that torchrl ignores must match the pool (`frame_skip=1`, `device="cpu"`,
-    `categorical_action_encoding=True`, `disable_env_checker=True`, `allow_done_after_reset=False`, `None`). Other
-    values raise ValueError with advice. `set_seed` seeds the envs, in contrast to torchrl's.
+    torchrl's other arguments have no effect, so they must be `frame_skip=1`, `device="cpu"`,
+    `categorical_action_encoding=True`, `disable_env_checker=True`, `allow_done_after_reset=False`, or `None`. Other
+    values raise ValueError with advice. In contrast to torchrl, `set_seed` seeds the envs.
     """
 
     def __init__(self, env: Any = None, **kwargs: Any) -> None:
@@ -121,8 +122,8 @@ class MultiThreadedEnvWrapper(EnvPoolVectorEnv):
 class MultiThreadedEnv(MultiThreadedEnvWrapper):
     """Vector env with `num_workers` envs of EnvPool's task `env_name` (arguments of torchrl's MultiThreadedEnv).
 
-    `env_name` may begin with "ALE/". `create_env_kwargs` are arguments of `envpool.make`. ValueError if they contain
-    arguments that this class sets. For other arguments see MultiThreadedEnvWrapper.
+    `env_name` may begin with "ALE/". `create_env_kwargs` has arguments of `envpool.make`. Raises ValueError if it has
+    arguments that this class sets.
     """
 
     def __init__(
@@ -136,7 +137,7 @@ class MultiThreadedEnv(MultiThreadedEnvWrapper):
             )
         options = dict(create_env_kwargs or {})
         if decided := sorted(options.keys() & {"task_id", "env_type", "num_envs", "batch_size", "max_num_players"}):
-            raise ValueError(f"create_env_kwargs must not have {decided}, because num_workers and env_name set them")
+            raise ValueError(f"create_env_kwargs must not have {decided}, because MultiThreadedEnv sets them")
         super().__init__(make_pool(env_name, num_workers, **options))
         self.env_name = env_name.removeprefix("ALE/")
 

@@ -1,4 +1,4 @@
-"""`flatten_agents`: a gymnasium VectorEnv with a row for each agent of a `ParallelVectorEnv`."""
+"""`flatten_agents`: a row for each agent of a `ParallelVectorEnv`."""
 
 from __future__ import annotations
 
@@ -7,9 +7,11 @@ from typing import Any
 import numpy as np
 from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, VectorEnv
-from gymnasium.vector.utils import batch_space
+from gymnasium.vector.utils import batch_space, iterate
 
 from vecenv import nest
+from vecenv.backends.memory.arena import space_tree
+from vecenv.envs.agent_spaces import is_arrays
 from vecenv.envs.gymnasium_arguments import as_seeds, split_options
 from vecenv.envs.pettingzoo_vector import ParallelVectorEnv
 
@@ -17,21 +19,24 @@ from vecenv.envs.pettingzoo_vector import ParallelVectorEnv
 def flatten_agents(env: ParallelVectorEnv, *, own_episodes: bool = False, mask_in_obs: bool = False) -> FlattenedAgents:
     """Return a VectorEnv with a row per agent of each env (as SuperSuit's pettingzoo_env_to_vec_env).
 
-    Row `i * len(env.agents) + j` is agent j of env i. The autoreset mode is `env`'s. ValueError if the agents' spaces
-    differ, or `env` has `wait_num` or `timeout`.
+    Row `i * len(env.agents) + j` is agent j of env i. The autoreset mode is `env`'s. Raises ValueError if the agents'
+    spaces differ, or `env` has `wait_num` or `timeout`.
 
-    If an agent dies, its row has zeros until no agent is alive (SuperSuit's `black_death`). The episode of the row
-    ends:
-        own_episodes=False: with the env's episode and the agent's flags (terminated if it never appeared). Returns are
-        right without a mask.
-        own_episodes=True: with the agent. The zeros are a separate episode, which terminates with the env's. Lengths
-        and value targets are right, but training must leave out rows without `active`, as AgentMonitor and
-        AgentRolloutBuffer of `vecenv.sb3` do. ValueError in DISABLED mode.
+    The row of a dead agent has zeros until no agent is alive (as SuperSuit's `black_death`). The episode of a row ends:
+        own_episodes=False: at the end of the env's episode, with the agent's last flags. An agent that never
+        appeared is terminated. Returns are correct even if training uses all rows.
+        own_episodes=True: when the agent dies. The zeros are a second episode, which terminates with the env's
+        episode. Lengths and value targets are correct, but training must leave out rows with `active` False, as
+        AgentMonitor and AgentRolloutBuffer of `vecenv.sb3` do. Raises ValueError in DISABLED mode.
 
-    `infos["active"]` and `infos["alive"]`, bool (num_envs,): the agent acted in this step, and acts in the next.
-    `final_info` has `active` too. `infos["action_mask"]`, bool (num_envs, n): legal Discrete actions. `mask_in_obs`
-    makes the observation a dict of `observation` and `action_mask`, so that random actions use the mask. ValueError
-    unless actions are Discrete.
+    `infos` has these entries:
+        active, bool (rows,): the agent acted in this step. `final_info` has `active` too.
+        alive, bool (rows,): the agent acts in the next step.
+        action_mask, bool (rows, n): legal Discrete actions.
+    Entries of agents with these names, `final_obs` or `final_info` are left out.
+
+    `mask_in_obs` makes the observation a dict of `observation` and `action_mask`, so that random policies can
+    draw legal actions. Raises ValueError unless actions are Discrete.
 
     >>> with ParallelVectorEnv(["classic/rps-v2"] * 3, backend="dummy") as venv:
     ...     envs = flatten_agents(venv)
@@ -46,8 +51,8 @@ def flatten_agents(env: ParallelVectorEnv, *, own_episodes: bool = False, mask_i
         raise ValueError("flatten_agents needs all rows in each step: a ParallelVectorEnv without wait_num and timeout")
     if own_episodes and env.autoreset_mode is AutoresetMode.DISABLED:
         raise ValueError(
-            "own_episodes=True ends the row of an agent before its env: make the ParallelVectorEnv with "
-            'autoreset_mode="next_step" or "same_step", not DISABLED, in which the caller resets whole envs'
+            "own_episodes=True ends an agent's episode before the env's: make the ParallelVectorEnv with "
+            'autoreset_mode="next_step" or "same_step", not DISABLED, because then the caller resets whole envs'
         )
     if mask_in_obs and not env.agent_spaces.mask_size:
         raise ValueError(f"mask_in_obs needs Discrete actions, the agents have {env.agent_spaces.action}")
@@ -71,19 +76,23 @@ class FlattenedAgents(VectorEnv):
             self.single_observation_space = spaces.Dict(parts)
         self.observation_space = batch_space(self.single_observation_space, self.num_envs)
         self.action_space = batch_space(self.single_action_space, self.num_envs)
+        self._takes_arrays = is_arrays(space_tree(self.single_action_space, "action"))
         self.metadata, self.autoreset_mode = dict(env.metadata), env.autoreset_mode
         self.render_mode = env.render_mode
         self.spec = None
         self._ended = np.zeros((2, *self._shape), dtype=np.bool_)
-        """Flags terminated and truncated of the agents in the current episodes."""
+        """Flags (terminated, truncated) of agents that died in the current episode, bool (2, envs, agents)."""
+        own = ["active", "alive", "final_obs", "final_info", *["action_mask"] * bool(env.agent_spaces.mask_size)]
+        self._own_keys = {*own, *(f"_{key}" for key in own)}
+        """Keys that only this class sets in infos."""
         self._last: dict[str, Any] = {}
-        """Latest rows of all envs, for a reset of some envs."""
+        """Latest rows of all agents, because a reset of some envs returns all rows."""
 
     def reset(self, *, seed: Any = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
-        """Start an episode in every env. Return (obs, infos) with a row per agent.
+        """Start an episode in every env, or in the envs of `options["reset_mask"]`. Return (obs, infos) of all rows.
 
-        With `seed=s`, env i gets the seed s + i. A list has a seed per env, or per row (only the first agent's counts).
-        `options["reset_mask"]`, bool (num_envs,), selects whole envs.
+        With `seed=s`, env i gets the seed s + i. A list has a seed per env or per row. With a seed per row, the first
+        agent's seed counts. The mask, bool (num_envs,), must be equal for all agents of an env.
         """
         mask, others = split_options(options, self.num_envs)
         ids = self._selected_envs(mask)
@@ -92,17 +101,13 @@ class FlattenedAgents(VectorEnv):
         return self._update_rows(obs, infos, ids)
 
     def step(self, actions: Any) -> tuple[Any, np.ndarray, np.ndarray, np.ndarray, dict[str, Any]]:
-        """Step every env, with an action (num_envs, ...) per row. Actions of dead agents are ignored."""
-        if not isinstance(self.single_action_space, (spaces.Dict, spaces.Tuple)):
-            actions = np.asarray(actions)
-        batch = nest.map(self._by_env, actions)
-        by_agent = {agent: nest.take(batch, (slice(None), j)) for j, agent in enumerate(self._agents)}
-        obs, rewards, terminations, truncations, infos = self.env.step(by_agent)
+        """Step every env, with an action per row. Actions of dead agents are ignored."""
+        obs, rewards, terminations, truncations, infos = self.env.step(self._by_agent(actions))
         now = np.array([self._as_rows(flags).reshape(self._shape) for flags in (terminations, truncations)])
         done = infos["done"]
         self._ended |= now
         terminated, truncated = now if self.own_episodes else self._ended & done[:, None]
-        terminated |= done[:, None] & ~truncated  # also agents that ended before or never appeared
+        terminated |= done[:, None] & ~truncated  # also if the agent died earlier or never appeared
         self._ended[:, done] = False
         all_ids = np.arange(len(done))
         obs, rows = self._update_rows(obs, infos, all_ids)
@@ -113,7 +118,7 @@ class FlattenedAgents(VectorEnv):
         return obs, self._as_rows(rewards), terminated.reshape(-1), truncated.reshape(-1), rows
 
     def _zero_ended_rows(self, early: list[int], obs: Any, rows: dict[str, Any], infos: dict[str, Any]) -> None:
-        """Set rows of agents that ended before their env to zeros, and add their final infos (SAME_STEP)."""
+        """Set the rows `early`, whose agents died before others, to zeros, and add final infos (SAME_STEP)."""
         for row in early:
             i, j = divmod(row, self._shape[1])
             info = {**self._info_of(infos["info"][i], j), "active": bool(rows["active"][row])}
@@ -154,6 +159,19 @@ class FlattenedAgents(VectorEnv):
             raise RuntimeError("the first reset must be of all envs, without a reset_mask")
         return np.flatnonzero(rows[:, 0])
 
+    def _by_agent(self, actions: Any) -> dict[Any, Any]:
+        if not self._takes_arrays:
+            rows = list(actions if isinstance(actions, list) else iterate(self.action_space, actions))
+            if len(rows) != self.num_envs:
+                raise ValueError(
+                    f"got {len(rows)} actions for {self.num_envs} rows: pass one for each agent of each env"
+                )
+            return {agent: rows[j :: len(self._agents)] for j, agent in enumerate(self._agents)}
+        if not isinstance(self.single_action_space, (spaces.Dict, spaces.Tuple)):
+            actions = np.asarray(actions)
+        batch = nest.map(self._by_env, actions)
+        return {agent: nest.take(batch, (slice(None), j)) for j, agent in enumerate(self._agents)}
+
     def _by_env(self, actions: Any) -> np.ndarray:
         array = np.asarray(actions)
         if array.shape[:1] != (self.num_envs,):
@@ -186,7 +204,7 @@ class FlattenedAgents(VectorEnv):
                 found = self._info_of(infos["info"][at], j)
                 if final[at]:
                     last = nest.map(np.copy, nest.take(final_obs, at * self._shape[1] + j))
-                    if self._mask_in_obs:  # the agent acts no more
+                    if self._mask_in_obs:  # all ones, because the agent does not act
                         last = {"observation": last, "action_mask": np.ones(self._choices, np.int8)}
                     final_info = self._info_of(infos["final_info"][at], j)
                     final_info["active"] = bool(row_infos["active"][i * self._shape[1] + j])
@@ -195,9 +213,12 @@ class FlattenedAgents(VectorEnv):
 
     def _info_of(self, info: dict[Any, Any], j: int) -> dict[str, Any]:
         shared = {key: value for key, value in info.items() if key not in self._agents and key != "env_id"}
-        return {**shared, **info.get(self._agents[j], {})}
+        found = {**shared, **info.get(self._agents[j], {})}
+        return {key: value for key, value in found.items() if key not in self._own_keys}
 
     def _as_rows(self, by_agent: dict[Any, Any]) -> Any:
         """Return arrays (k * agents, ...) from arrays (k, ...) per agent."""
         stacked = nest.stack([by_agent[agent] for agent in self._agents])
-        return nest.map(lambda leaf: leaf.swapaxes(0, 1).reshape(-1, *leaf.shape[2:]), stacked)
+        return nest.map(
+            lambda leaf: leaf.swapaxes(0, 1).reshape(leaf.shape[0] * leaf.shape[1], *leaf.shape[2:]), stacked
+        )

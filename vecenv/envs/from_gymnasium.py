@@ -1,4 +1,4 @@
-"""`from_gymnasium`: a gymnasium `VectorEnv` as a vector env of vecenv."""
+"""`from_gymnasium`: makes a `BaseVectorEnv` from a gymnasium `VectorEnv`."""
 
 from __future__ import annotations
 
@@ -22,33 +22,35 @@ _RESET_BY_ID = frozenset(
         "ale_py.vector_env.AtariVectorEnv",
     }
 )
-"""Classes whose `reset` takes a mask and a seed per env. Subclasses count too."""
+"""VectorEnv classes with a `reset` that takes a mask and a seed per env. Subclasses count too."""
 
 
 def from_gymnasium(
     envs: Any, *, autoreset_mode: AutoresetMode | str | None = None, resets_by_id: bool | None = None
 ) -> NativeVectorEnv:
-    """Return a BaseVectorEnv around any `gymnasium.vector.VectorEnv`: no autoreset, ids, float64 rewards.
+    """Return a BaseVectorEnv around any `gymnasium.vector.VectorEnv`, with float64 rewards and without autoreset.
 
-    Use it for vector envs that step in C++, JAX or numpy, and for `flatten_agents`. For single envs ShmemVectorEnv is
-    faster. The vector env closes `envs`.
+    Use it for a vector env that steps in C++, JAX or numpy, or for `flatten_agents`. ShmemVectorEnv is faster for
+    single envs. `close` also closes `envs`.
 
     Arguments:
         autoreset_mode: mode of `envs`. Default: the mode in its metadata.
-        resets_by_id: whether `envs.reset` takes `options["reset_mask"]` and a seed per env. Default: True for classes
-            of gymnasium, ALE and vecenv that do. If a class ignores the mask, all envs are reset.
+        resets_by_id: True if `envs.reset` takes `options["reset_mask"]` and a seed per env. If it ignores the
+            mask, pass False. Default: True for the classes of gymnasium, ALE and vecenv that take both.
 
-    `step` steps all envs. Finished envs must be reset before the next step. In NEXT_STEP mode, the next step can reset
-    them: `step(action, reset=ids)` with exactly these ids. With `resets_by_id`, `step(action, autoreset=True)` and any
-    `reset(ids)` work too. In SAME_STEP mode, they work for finished envs. Other calls raise ValueError before `envs` is
-    called.
+    `step` steps all envs. Reset finished envs in one of these ways:
 
-    Without `resets_by_id`, the first seed starts a random stream for all envs. After an exception of `envs`, reset all
-    envs.
+    - `reset()`
+    - `reset(ids)` or `step(action, autoreset=True)`, with `resets_by_id` or in SAME_STEP mode
+    - `step(action, reset=ids)` with exactly the finished envs, in NEXT_STEP mode
 
-    Raises TypeError unless `envs` is a VectorEnv with arrays of a fixed shape. ValueError for an unknown or missing
-    `autoreset_mode`, and for gymnasium's AsyncVectorEnv without shared memory in NEXT_STEP mode, because its workers
-    forget resets.
+    Other calls raise ValueError before any env steps. The first reset must be of all envs.
+
+    Without `resets_by_id`, `envs.reset` gets only the first seed. If `envs` raises an exception, reset all envs.
+
+    Raises TypeError unless `envs` is a VectorEnv with arrays of a fixed shape. Raises ValueError for an unknown or
+    missing `autoreset_mode`, and for gymnasium's AsyncVectorEnv without shared memory in NEXT_STEP mode, because its
+    workers reset an env twice.
 
     >>> import gymnasium as gym
     >>> with from_gymnasium(gym.make_vec("CartPole-v1", 3, vectorization_mode="vector_entry_point")) as venv:
@@ -79,7 +81,7 @@ def _checked_mode(envs: Any, autoreset_mode: AutoresetMode | str | None) -> Auto
     if mode is None:
         raise ValueError(
             f"the metadata of {envs} have no autoreset_mode: pass autoreset_mode='NextStep', 'SameStep' or 'Disabled', "
-            "which says how it resets envs"
+            "as this VectorEnv resets its envs"
         )
     layout = common_layout([envs.single_observation_space], [envs.single_action_space])
     if layout.action is None or not all(isinstance(leaf, Leaf) for leaf in nest.leaves(layout.obs)):
@@ -103,19 +105,19 @@ class NativeVectorEnv(BaseVectorEnv):
         self.resets_by_id = resets_by_id
         """True if `reset` can reset some envs at any time."""
         self.resets_alone = resets_by_id or mode is AutoresetMode.SAME_STEP
-        """True if finished envs can be reset before the next step."""
+        """True if `reset(ids)` can reset finished envs without the others."""
         self.resets_in_next_step = mode is AutoresetMode.NEXT_STEP
-        """True if finished envs can be reset in the next step."""
+        """True if the next step can reset finished envs."""
         self._backend = backend = GymnasiumBackend(envs, mode, resets_by_id)
         super().__init__([library_makes_env] * backend.env_num, backend=backend, strict=True)
 
     @property
     def envs(self) -> Any:
-        """Envs of the VectorEnv. AttributeError if they are not in this process."""
+        """Env objects. Raises AttributeError if they are not in this process."""
         return self._backend.envs.unwrapped.envs
 
     def note_exception(self, error: BaseException) -> None:
-        """Report the exception to a wrapper of the VectorEnv that keeps data, such as `RecordEpisodes`."""
+        """Report the exception to a wrapper that records data, such as `RecordEpisodes`."""
         self._backend.note_exception(error)
 
     def close(self) -> None:

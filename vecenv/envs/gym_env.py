@@ -1,4 +1,4 @@
-"""`GymEnv`: a gymnasium env by its id, with frame skip and pixel observations."""
+"""`GymEnv`, and its wrappers for frame skip and pixels."""
 
 from __future__ import annotations
 
@@ -23,8 +23,6 @@ Env = gymnasium.Env[Any, Any]
 
 
 class ClassProperty:
-    """Class property, computed at each access."""
-
     def __init__(self, compute: Callable[[], Any]) -> None:
         self._compute = compute
 
@@ -33,26 +31,24 @@ class ClassProperty:
 
 
 class GymEnv(gymnasium.ObservationWrapper, RecordConstructorArgs):
-    """Gymnasium env made by its name (arguments of torchrl's GymEnv). `gymnasium.make(env.spec)` makes an equal env.
+    """Gymnasium env with the arguments of torchrl's GymEnv. `gymnasium.make(env.spec)` makes an equal env.
 
-    Pixel observations are a dict with the key `pixels`, uint8 (height, width, 3), also if the env itself observes
-    images.
+    An observation that is a colour image becomes a dict with the key `pixels`, uint8 (height, width, 3), even without
+    `from_pixels`.
 
     Arguments:
-        env_name: id of a registered env, `module:id` to import `module` first, or an env. `ALE/` needs no import.
-        frame_skip: frames per action. Rewards are summed until the last frame or the end of the episode. An env that
-            skips frames already (Atari, gymnasium's wrappers) gets no second skip.
-        from_pixels: observe the rendered image, with `render_mode="rgb_array"`.
-        pixels_only: drop the env's observation. False keeps its keys, or the key "observation" if it is not a dict.
+        env_name: id of a registered env, `module:id` to import `module` first, or an env. `ALE/` ids import ale_py.
+        frame_skip: steps per action (fewer if the episode ends). Rewards are summed. An env that already skips this
+            number of frames (Atari, gymnasium's wrappers) is not changed.
+        from_pixels: observe the rendered image. An env must have `render_mode="rgb_array"`, an id gets it.
+        pixels_only: False: keep the env's observation too, under the key "observation" unless it is a dict.
         render_kwargs: arguments of the env's `render`. Most envs take width and height in `kwargs` instead.
         env: an env, in place of `env_name`.
         kwargs: arguments of `gymnasium.make`.
 
-    `GymEnv.available_envs` lists the registered ids.
-
     Raises ValueError if `frame_skip` is not a positive integer or contradicts the env, or if the env cannot render.
-    TypeError unless there is a name or an env, or for `kwargs` with an env. ImportError for an Atari env without
-    ale-py.
+    Raises TypeError for both or neither of `env_name` and `env`, and for `kwargs` with an env. Raises ImportError for
+    an Atari env without ale-py.
 
     >>> env = GymEnv("Pendulum-v1", frame_skip=4)
     >>> obs, info = env.reset(seed=0)
@@ -83,6 +79,8 @@ class GymEnv(gymnasium.ObservationWrapper, RecordConstructorArgs):
             pixels_only=pixels_only,
             render_kwargs=render_kwargs,
         )
+        if env_name is not None and env is not None:
+            raise TypeError(f"env_name and env were both passed, expected one of them: {env_name!r} and {env!r}")
         given = env if env_name is None else env_name
         if isinstance(given, str):
             if from_pixels:
@@ -173,9 +171,9 @@ def _is_picture(space: Any) -> bool:
 
 
 class SkipFrames(gymnasium.Wrapper):
-    """Wrapper that makes `repeats` steps per action, or fewer at the end of an episode, and sums the rewards."""
+    """Wrapper that makes `repeats` steps per action, and sums the rewards."""
 
-    spec = property(attrgetter("env.spec"))  # the outer wrapper makes this wrapper, so the spec must not name it
+    spec = property(attrgetter("env.spec"))  # `GymEnv` makes this wrapper, so the spec must not list it
 
     def __init__(self, env: Env, repeats: int) -> None:
         super().__init__(env)
@@ -183,6 +181,8 @@ class SkipFrames(gymnasium.Wrapper):
 
     def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
         obs, reward, terminated, truncated, info = self.env.step(action)
+        if isinstance(reward, np.ndarray):  # the env may overwrite it in the next step
+            reward = reward.copy()
         for _ in range(self.repeats - 1):
             if terminated or truncated:
                 break
@@ -233,12 +233,10 @@ _SKIPPING = {
 
 
 class Pixels(gymnasium.ObservationWrapper):
-    """Wrapper that adds rendered frames to the observation under `key`, or with `only` replaces it.
+    """Wrapper that adds rendered frames to the observation under `key`. With `only`, frames replace the observation.
 
-    An observation that is not a dict gets the key "observation". Unlike gymnasium's AddRenderObservation, this wrapper
-    checks and copies frames. Without `shape`, the env is reset to see a frame. ValueError if the env cannot render.
-
-    After an import of pygame's gfxdraw, which is not thread-safe, threads render in turn.
+    Without `shape`, the wrapper resets the env to get the shape of a frame. If pygame's gfxdraw is imported, threads
+    render in turn, because gfxdraw is not thread-safe.
     """
 
     spec = property(attrgetter("env.spec"))
@@ -256,9 +254,9 @@ class Pixels(gymnasium.ObservationWrapper):
         super().__init__(env)
         self._only, self._key, self._render_kwargs = only, key, dict(render_kwargs or {})
         self._in_turn = True
-        """True if gfxdraw may be used. Envs import it when they first render."""
+        """True for the first frame, which may import gfxdraw, and while gfxdraw is imported."""
         if shape is None:
-            env.reset()  # most envs cannot render before
+            env.reset()  # most envs cannot render before a reset
             shape = self._frame().shape
         own = env.observation_space
         self.shape = shape

@@ -12,7 +12,7 @@ from vecenv.engine.arguments import check_seed, spread_seeds
 
 
 def as_autoreset_mode(mode: Any) -> AutoresetMode:
-    """Return the AutoresetMode for a mode, its value, or its name in any case. ValueError for others.
+    """Return the AutoresetMode for a mode, its value, or its name in upper or lower case. Raises ValueError for others.
 
     >>> as_autoreset_mode("same_step"), as_autoreset_mode("SameStep")
     (<AutoresetMode.SAME_STEP: 'SameStep'>, <AutoresetMode.SAME_STEP: 'SameStep'>)

@@ -1,14 +1,15 @@
-"""`PettingZooEnv`: a PettingZoo env as a gymnasium env. `ParallelRows` and `AECRows` are the envs in workers.
+"""`PettingZooEnv`: gymnasium env around a PettingZoo AECEnv.
 
-The observation of ParallelRows and AECRows is a Dict, so that arrays of the engine carry all values:
+Workers of ParallelVectorEnv host ParallelRows, workers of AECVectorEnv host AECRows. Their observation is a dict:
 
-    obs         ParallelRows: {agent: observation}. AECRows: observation of the agent to move, or a dict if spaces
-        differ
-    action_mask legal actions, bool (n,): {agent: mask} in ParallelRows
-    agent       AECRows: index of the agent to move
-    rewards     float64 (num_agents,); `terminated`, `truncated`, `active`, `alive`: bool (num_agents,)
+    key             in ParallelRows         in AECRows
+    obs             {agent: observation}    observation of the agent to move, or {agent: observation} if spaces differ
+    action_mask     {agent: bool (n,)}      bool (n,)
+    agent           absent                  index of the agent to move
+    rewards         float64 (num_agents,)   as in ParallelRows
+    terminated, truncated, active, alive: bool (num_agents,) in both
 
-`step` returns `terminated` if no agent is alive. The info is {agent: info} without empty infos.
+`step` returns terminated=True if no agent is alive. The info is {agent: info}, without empty infos.
 """
 
 from __future__ import annotations
@@ -25,37 +26,37 @@ from vecenv.backends.memory.arena import space_tree
 from vecenv.envs.agent_spaces import AgentSpaces, make_pettingzoo, zeros
 from vecenv.errors import EnvContractError
 
-COLUMNS = ("rewards", "terminated", "truncated", "active", "alive")
-"""Entries of an observation with a value per agent."""
+PER_AGENT = ("rewards", "terminated", "truncated", "active", "alive")
+"""Entries of an observation that are arrays (num_agents,)."""
 
 Row = dict[str, Any]
 
 
 class _Rows:
-    """Base class of ParallelRows and AECRows. `get_env_attr` looks for attributes in `env`."""
+    """Base class of ParallelRows and AECRows. `get_env_attr` also finds attributes of `env`."""
 
     kind: str
 
     def __init__(self, env_fn: Callable[[], Any], agents: Sequence[Any] | None) -> None:
         self.env = env_fn()
         self.agent_spaces = AgentSpaces(self.env, self.kind, agents)
+        if "env_id" in self.agent_spaces.index:
+            raise ValueError(f"{self.env} has an agent named 'env_id', which is the key of env ids in infos; rename it")
         self.metadata, self.render_mode = _rendering(self.env)
         self._zeros = {agent: zeros(space_tree(space, "obs")) for agent, space in self.agent_spaces.observation.items()}
 
     def _space(self, **parts: Any) -> spaces.Dict:
         n = len(self.agent_spaces.agents)
-        columns = {name: _flags(n) for name in COLUMNS} | {"rewards": spaces.Box(-np.inf, np.inf, (n,), np.float64)}
+        columns = {name: _flags(n) for name in PER_AGENT} | {"rewards": spaces.Box(-np.inf, np.inf, (n,), np.float64)}
         return spaces.Dict({**parts, **columns})
 
     unwrapped = property(attrgetter("env.unwrapped"))
-    """Innermost env, by which backends detect an env object with two ids."""
+    """Innermost env. Backends compare innermost envs, to refuse one env for two ids."""
     render = property(attrgetter("env.render"))
     close = property(attrgetter("env.close"))
 
 
 class ParallelRows(_Rows):
-    """Wrapper of a ParallelEnv: in each step all living agents act."""
-
     kind = "parallel"
 
     def __init__(self, env_fn: Callable[[], Any], agents: Sequence[Any] | None) -> None:
@@ -79,13 +80,12 @@ class ParallelRows(_Rows):
     ) -> tuple[Row, dict[Any, Any]]:
         known, active, alive = self.agent_spaces, set(active), set(self.env.agents)
         for agent in {*rewards, *terminated, *truncated, *alive} - known.index.keys():
-            known.position(agent)  # raises
+            known.position(agent)  # raises EnvContractError
         row: Row = {"obs": {}, "action_mask": {}}
         events, given = [], {}
         for agent in known.agents:
             ended, cut = bool(terminated.get(agent)), bool(truncated.get(agent))
             acted, lives = agent in active, agent in alive and not (ended or cut)
-            # An agent that is dead before and after the step gets no reward.
             reward = float(rewards.get(agent, 0.0)) if acted or lives else 0.0
             events.append((reward, acted and ended, acted and cut, acted, lives))
             mask = None
@@ -98,29 +98,29 @@ class ParallelRows(_Rows):
             else:
                 row["obs"][agent] = self._zeros[agent]
             if (size := known.mask_size.get(agent)) is not None:
-                # A policy needs a legal action in each row, so all actions of an absent agent are legal.
+                # Policies need a legal action in each row, so all actions of an absent agent are legal.
                 row["action_mask"][agent] = np.ones(size, dtype=np.bool_) if mask is None else mask
-        return row | dict(zip(COLUMNS, map(np.array, zip(*events, strict=True)), strict=True)), given
+        return row | dict(zip(PER_AGENT, map(np.array, zip(*events, strict=True)), strict=True)), given
 
 
 class Turns:
-    """Turns of the living agents of an AECEnv. Dead agents are removed by steps with the action None."""
+    """Turns of the living agents of an AECEnv. Dead agents are stepped with None, which removes them."""
 
     def __init__(self, env: Any, known: AgentSpaces) -> None:
         self._env, self._known = env, known
         self._ended: set[Any] = set()
-        """Agents whose end has been reported."""
+        """Dead agents whose flags a step has reported."""
         self.agent: Any = None
-        """Agent to move. At the end of an episode the env's `agent_selection`, which died last."""
+        """Agent to move. After an episode, a dead agent."""
         self.obs: Any = None
         """Observation of `agent`. `mask`, `info` and `flags` (terminated, truncated) belong to `agent` too."""
         self.mask: np.ndarray | None = None
         self.info: Any = {}
         self.flags = (False, False)
         self.rewards = np.zeros(len(known.agents))
-        """Rewards since the previous turn, (num_agents,), like `terminated` and `truncated`."""
+        """Rewards (num_agents,) since the previous turn. `terminated` and `truncated` cover the same time."""
         self.alive = np.zeros(len(known.agents), dtype=np.bool_)
-        """Agents that are alive now. `active`: in the previous turn."""
+        """Mask (num_agents,) of living agents. `active` is the mask before the last step."""
         self.done = True
 
     def reset(self, **kwargs: Any) -> None:
@@ -130,7 +130,6 @@ class Turns:
         self._advance({})
 
     def step(self, action: Any) -> None:
-        """Step the agent to move. RuntimeError if the episode is over or has not begun."""
         if self.done:
             raise RuntimeError("no agent is alive: the episode is over or has not begun; call reset()")
         self._env.step(action)
@@ -148,8 +147,8 @@ class Turns:
             agent = env.agent_selection
             if self.done or not (env.terminations[agent] or env.truncations[agent]):
                 break
-            env.step(None)  # gives no rewards
-            if agent in env.agents:  # otherwise this loop would never end
+            env.step(None)  # a dead agent's step gives no rewards
+            if agent in env.agents:  # without this error, the loop would never end
                 raise EnvContractError(f"env.step(None) did not remove the dead agent {agent!r} from env.agents")
         if agent in env.agents:
             obs, _, terminated, truncated, info = env.last()
@@ -170,8 +169,6 @@ class Turns:
 
 
 class AECRows(_Rows):
-    """Wrapper of an AECEnv: in each step one living agent takes its turn."""
-
     kind = "aec"
 
     def __init__(self, env_fn: Callable[[], Any], agents: Sequence[Any] | None) -> None:
@@ -192,7 +189,7 @@ class AECRows(_Rows):
         return self._row()
 
     def step(self, action: Any) -> tuple[Row, float, bool, bool, dict[Any, Any]]:
-        """Step the agent to move. If action spaces differ, `action` is a dict by agent."""
+        """Step the agent to move. If action spaces differ, `action` is {agent: action}."""
         turns = self._turns
         turns.step(action if self._single_action or turns.done else action[turns.agent])
         row, info = self._row()
@@ -200,13 +197,13 @@ class AECRows(_Rows):
 
     def _row(self) -> tuple[Row, dict[Any, Any]]:
         known, turns = self.agent_spaces, self._turns
-        row: Row = {name: getattr(turns, name) for name in COLUMNS}
+        row: Row = {name: getattr(turns, name) for name in PER_AGENT}
         row["obs"] = turns.obs if self._single_obs else {**self._zeros, turns.agent: turns.obs}
         row["agent"] = known.index[turns.agent]
         if known.mask_size:
-            # The mask is as wide as the largest action space. The rest is illegal.
+            # The mask is as wide as the largest action space. Actions outside the agent's space are illegal.
             row["action_mask"] = np.zeros(max(known.mask_size.values()), dtype=np.bool_)
-            if turns.mask is not None:  # if no agent is alive, all are legal: policies need a legal action
+            if turns.mask is not None:  # policies need a legal action, also if no agent is alive
                 row["action_mask"][: len(turns.mask)] = turns.mask | turns.done
         return row, {turns.agent: turns.info} if turns.info else {}
 
@@ -216,7 +213,7 @@ def _rendering(env: Any) -> tuple[dict[str, Any], str | None]:
 
 
 def _by_agent(agent_spaces: Mapping[Any, Any]) -> spaces.Dict:
-    """Return a Dict space in the order of the agents. gymnasium sorts the keys of a dict, but not pairs."""
+    """Return a Dict space in the order of the agents. gymnasium would sort a dict, but not a list of pairs."""
     return spaces.Dict(list(agent_spaces.items()))
 
 
@@ -228,7 +225,7 @@ _OTHER_NAMES = {"observation": "obs", "action_mask": "mask"}
 
 
 class TurnSpace(spaces.Dict):
-    """Observation space of PettingZooEnv. `space["observation"]` is an alias of `space["obs"]`, for tianshou's code."""
+    """Observation space of PettingZooEnv, which also takes tianshou's keys "observation" and "action_mask"."""
 
     def __getitem__(self, key: str) -> Any:
         return super().__getitem__(_OTHER_NAMES.get(key, key))
@@ -237,16 +234,16 @@ class TurnSpace(spaces.Dict):
 class PettingZooEnv(gymnasium.Env):
     """Gymnasium env around a PettingZoo AECEnv, with a turn per step (as tianshou's PettingZooEnv).
 
-    The observation is a dict for the agent to move: `agent_id` (name), `obs` and, for Discrete actions, `mask` (bool
-    (n,); all True if the env has no mask). The reward is float64 (num_agents,), in the order of `agents`, since the
-    previous step.
+    The observation is a dict for the agent to move: its name `agent_id`, its observation `obs`, and its legal Discrete
+    actions `mask`, bool (n,). If the env has no mask, all are True. The reward is float64 (num_agents,), in the
+    order of `agents`.
 
-    Dead agents have no turn. When no agent is alive, `terminated` or `truncated` becomes True, and the results are for
-    the env's last `agent_selection`. For illegal moves see AECVectorEnv.
+    Dead agents have no turn. If no agent is alive, `terminated` or `truncated` is True, and the observation is for the
+    env's last `agent_selection`. For illegal moves see AECVectorEnv.
 
     Arguments:
-        env: an AECEnv, or an id of PettingZoo's registry. ValueError if its agents' spaces differ: use AECVectorEnv.
-            TypeError for a ParallelEnv.
+        env: an AECEnv, or an id of PettingZoo's registry. Raises ValueError if the agents' spaces differ: use
+            AECVectorEnv. Raises TypeError for a ParallelEnv.
         possible_agents: all agents, for an env without `possible_agents`.
 
     >>> from vecenv import DummyVectorEnv
@@ -286,7 +283,7 @@ class PettingZooEnv(gymnasium.Env):
         return self._obs(), self._turns.info
 
     def step(self, action: Any) -> tuple[dict[str, Any], np.ndarray, bool, bool, Any]:
-        """Step the agent to move. RuntimeError if no agent is alive."""
+        """Step the agent to move. Raises RuntimeError if no agent is alive."""
         turns = self._turns
         turns.step(action)
         terminated, truncated = turns.flags if turns.done else (False, False)

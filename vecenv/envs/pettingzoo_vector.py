@@ -18,22 +18,22 @@ from vecenv.engine.arguments import as_ids, check_env_fns, check_options, resolv
 from vecenv.engine.mark import LayerMark, sets_mark
 from vecenv.envs.agent_spaces import AgentActions, common_spaces, make_pettingzoo
 from vecenv.envs.gymnasium_arguments import as_autoreset_mode
-from vecenv.envs.pettingzoo_env import COLUMNS, AECRows, ParallelRows
+from vecenv.envs.pettingzoo_env import PER_AGENT, AECRows, ParallelRows
 from vecenv.errors import Partial
 from vecenv.venvs import BACKENDS
 from vecenv.wrappers import Forwarded
 
-NOT_OFFERED = frozenset({"copy", "stack_obs", "check_actions", "check_spaces", "worker_fn", "strict"})
+REFUSED_OPTIONS = frozenset({"copy", "stack_obs", "check_actions", "check_spaces", "worker_fn", "strict"})
 
 NEXT_EPISODE = frozenset({"obs", "action_mask", "agent", "alive"})
-"""Entries of an observation that SAME_STEP mode takes from the reset."""
+"""Entries that SAME_STEP mode takes from the next episode's reset."""
 
-Rows = TypeVar("Rows")
+RowsT = TypeVar("RowsT")
 MultiAgentStep = tuple[Any, Any, Any, Any, dict[str, Any]]
 
 
 class MultiAgentVectorEnv(LayerMark):
-    """Base class of ParallelVectorEnv and AECVectorEnv. `venv` hosts the ParallelRows or AECRows."""
+    """Base class of ParallelVectorEnv and AECVectorEnv. `venv` hosts PettingZoo's envs in `rows_class` objects."""
 
     rows_class: type[ParallelRows | AECRows]
 
@@ -48,13 +48,13 @@ class MultiAgentVectorEnv(LayerMark):
         **options: Any,
     ) -> None:
         self.autoreset_mode = as_autoreset_mode(autoreset_mode)
-        if odd := sorted(NOT_OFFERED & options.keys()):
+        if odd := sorted(REFUSED_OPTIONS & options.keys()):
             raise TypeError(f"{type(self).__name__} has no option {odd[0]!r}")
         make = backend if callable(backend) else BACKENDS.get(backend)
         if make is None:
             raise ValueError(f"backend must be one of {sorted(BACKENDS)} or a vector env class, got {backend!r}")
         if isinstance(make, type):
-            check_options(type(self), options, type(self), make, hidden=NOT_OFFERED)
+            check_options(type(self), options, type(self), make, hidden=REFUSED_OPTIONS)
         kind = self.rows_class.kind
         if isinstance(env_fns, (list, tuple)):
             env_fns = [partial(make_pettingzoo, kind, fn) if isinstance(fn, str) else fn for fn in env_fns]
@@ -78,7 +78,7 @@ class MultiAgentVectorEnv(LayerMark):
         raise NotImplementedError
 
     def observation_space(self, agent: Any) -> Any:
-        """Return the observation space of an agent, without its action mask."""
+        """Return the observation space of an agent, without the action mask."""
         return self.agent_spaces.observation[agent]
 
     def action_space(self, agent: Any) -> Any:
@@ -89,8 +89,8 @@ class MultiAgentVectorEnv(LayerMark):
     def reset(self, id: Any = None, *, seed: Any = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
         """Start an episode in the envs `id` (default: all). Return (obs, infos), with rows in the order of `id`.
 
-        With `seed=s`, env i gets the seed s + i. A list has a seed per env of `id`. All envs get `options`. A failed
-        env is restarted. RuntimeError if an env is stepping.
+        With `seed=s`, env i gets the seed s + i. A list has a seed per env of `id`. All envs get `options`. Failed envs
+        are restarted. Raises RuntimeError if an env is stepping.
         """
         given = {name: value for name, value in (("seed", seed), ("options", options)) if value is not None}
         if self._in_call is not None:
@@ -117,10 +117,9 @@ class MultiAgentVectorEnv(LayerMark):
 
     @sets_mark
     def recv(self) -> MultiAgentStep:
-        """Return the results of the envs in flight, or of as many as `wait_num` and `timeout` ask for.
+        """Return the results of the stepping envs, or of some with `wait_num` or `timeout`.
 
-        Raises RuntimeError if no env is in flight. The error of a failed env has the results of the other envs as
-        `partial`.
+        Raises RuntimeError if no env is stepping. A failed env's error has the other envs' results as `error.partial`.
         """
         if self._in_call is not None and (self._in_call or self._caller != get_ident()):
             self._recover(sys._getframe(1))
@@ -133,13 +132,13 @@ class MultiAgentVectorEnv(LayerMark):
             self._reset_done(raw, infos)
         return self._results(raw, infos)
 
-    def _call(self, asked: Sequence[int], call: Callable[[], Rows]) -> Rows:
-        """Make a call of the envs `asked`, and convert the `partial` of its error.
+    def _call(self, asked: Sequence[int], call: Callable[[], RowsT]) -> RowsT:
+        """Run `call`, which steps or resets the envs `asked`. Convert an error's `partial` to results of agents.
 
-        After an interrupt these envs need a reset, because their masks and flags may be outdated.
+        After an interrupt, these envs need a reset, because their masks and flags may be outdated.
         """
         self._caller = get_ident()
-        outer, self._in_call = self._in_call, asked  # within `step`, `outer` is ()
+        outer, self._in_call = self._in_call, asked  # `outer` is () if `step` runs this call
         try:
             try:
                 rows = call()
@@ -166,9 +165,8 @@ class MultiAgentVectorEnv(LayerMark):
     def _record_rows(
         self, raw: Any, info: np.ndarray, terminated: Any = False, truncated: Any = False
     ) -> dict[str, Any]:
-        """Record which agents act next and which episodes are over. Return the infos of both classes."""
         ids = np.array([row["env_id"] for row in info], dtype=np.int64)
-        if np.any(truncated):  # the env failed with on_error="restart": truncate the agents that were alive
+        if np.any(truncated):  # only of failed envs, with on_error="restart": truncate their living agents
             raw["active"][truncated] = raw["truncated"][truncated] = self._alive[ids[truncated]]
             raw["terminated"][truncated] = raw["alive"][truncated] = False
             raw["rewards"][truncated] = 0.0
@@ -181,7 +179,7 @@ class MultiAgentVectorEnv(LayerMark):
         ids, done, info = infos["env_id"], infos["done"], infos["info"]
         try:
             first, first_info = self.venv.reset(ids[done])
-        except Exception as error:  # keep the results of the step; the next step resets these envs
+        except Exception as error:  # keep the step's results in the error; the next step resets these envs
             error.partial = Partial(ids, raw, None, done, False, info)  # type: ignore[attr-defined]
             raise
         infos |= {"_final_obs": done.copy(), "final_info": np.where(done, info, None)}
@@ -192,10 +190,8 @@ class MultiAgentVectorEnv(LayerMark):
         self._record_rows(first, first_info)
         info[done] = first_info
 
-    # Seeds, attributes, close.
-
     def seed(self, seed: Any = None) -> list[int | None]:
-        """Seed and reset every env (env i with `seed + i`), and seed the action spaces. Return the seeds."""
+        """Unless `seed` is None, reset env i with `seed + i`, and seed the action spaces. Return the seeds."""
         self.venv.engine.check_open()
         seeds = spread_seeds(seed, range(self.num_envs))
         if seed is not None:
@@ -227,29 +223,32 @@ class ParallelVectorEnv(MultiAgentVectorEnv):
     Arguments:
         env_fns: for each env a callable, or an id of PettingZoo's registry.
         backend: "shmem", "subproc", "thread", "dummy", or a vector env class such as ShmemVectorEnv.
-        possible_agents: all agents, in the order of `agents`. Default: the env's `possible_agents`, or TypeError.
-        autoreset_mode: gymnasium's AutoresetMode, its value, or its name in any case. NEXT_STEP (default) resets a
-            finished env in the next step, and ignores its actions. SAME_STEP resets it in the same step. With DISABLED,
-            its next step raises RuntimeError.
-        check_legal: refuse actions that are outside the agent's space or that the mask forbids.
-        options: arguments of the backend's class, such as `num_workers`, `wait_num`, `on_error`, `step_timeout`.
+        possible_agents: all agents, in order. Default: the env's list. Raises TypeError without a list.
+        autoreset_mode: an AutoresetMode, its value or its name. NEXT_STEP resets a finished env in the next step, and
+            ignores its actions. SAME_STEP resets the env in its last step. With DISABLED, the next step of a finished
+            env raises RuntimeError.
+        check_legal: refuse actions outside the agent's space or mask (ValueError).
+        options: arguments of the backend's class, such as `num_workers`, `wait_num` and `on_error`.
 
     The spaces of agents may differ. `step` returns for k envs:
         obs: {agent: (k, *shape)}. For Dict and Tuple spaces, a dict or tuple of batches.
         rewards: {agent: float64 (k,)}.
         terminations, truncations: {agent: bool (k,)}, True only in the agent's last step.
-        infos: `active` and `alive`, {agent: bool (k,)}: the agent acted in this step, and acts in the next.
-            `action_mask`, {agent: bool (k, n)}, for Discrete actions. All True if the env has no mask.
-            `done`, bool (k,): no agent is alive. `env_id`, int (k,). `info`, object (k,): {agent: info, "env_id": id}.
-            In SAME_STEP mode, also `final_obs`, its mask `_final_obs`, and `final_info`.
-    The row of a dead or absent agent has zeros and a mask of True. Its action is ignored.
+        infos: a dict. If SAME_STEP resets an env, also `final_obs`, its mask `_final_obs`, and `final_info`.
+            active, {agent: bool (k,)}: the agent acted in this step.
+            alive, {agent: bool (k,)}: the agent acts in the next step.
+            action_mask, {agent: bool (k, n)}: legal Discrete actions, all True if the env has no mask.
+            done, bool (k,): no agent is alive.
+            env_id, int (k,): ids of the envs.
+            info, object (k,): dicts {agent: info, "env_id": id}.
+    The row of a dead or absent agent has zeros and an all-True mask. The action of this agent is ignored.
 
-    Errors name the env and the agent, and nothing is sent: ValueError for an unknown agent, missing actions or a wrong
-    shape, TypeError for a wrong dtype, RuntimeError for an env that needs a reset. If an env fails, its error has the
-    other envs' results as `partial`. After Ctrl-C, reset the envs of the call.
+    Raises errors before any env steps: ValueError for an unknown agent, missing actions or a wrong shape, TypeError for
+    a wrong dtype, RuntimeError for an env that needs a reset. A failed env's error has the other envs' results as
+    `error.partial`. After Ctrl-C, reset the envs of the call.
 
-    Other methods are forwarded to the vector env `venv`: `get_env_attr`, `set_env_attr`, `call`, `render`, `alive`,
-    `stats`, `ready_id`, `waiting_id`, `failed_id`.
+    `get_env_attr`, `set_env_attr`, `call`, `render`, `alive`, `stats`, `ready_id`, `waiting_id` and `failed_id` come
+    from the vector env `venv`.
 
     >>> with ParallelVectorEnv(["classic/rps-v2"] * 3, backend="dummy") as venv:
     ...     obs, infos = venv.reset(seed=0)
@@ -262,7 +261,7 @@ class ParallelVectorEnv(MultiAgentVectorEnv):
     rows_class = ParallelRows
 
     def _results(self, raw: Any, infos: dict[str, Any]) -> MultiAgentStep:
-        columns = {name: dict(zip(self.agents, raw[name].T, strict=True)) for name in COLUMNS}
+        columns = {name: dict(zip(self.agents, raw[name].T, strict=True)) for name in PER_AGENT}
         infos |= {"active": columns["active"], "alive": columns["alive"], "action_mask": raw["action_mask"]}
         return raw["obs"], columns["rewards"], columns["terminated"], columns["truncated"], infos
 
@@ -270,20 +269,25 @@ class ParallelVectorEnv(MultiAgentVectorEnv):
 class AECVectorEnv(MultiAgentVectorEnv):
     """Vector env of PettingZoo AECEnvs. In each step, one agent per env takes its turn.
 
-    The arguments are the same as for ParallelVectorEnv. Dead agents are removed in the worker. For k envs:
-        obs: (k, *shape), for the agent to move. If spaces differ: {agent: (k, *shape)}, with zeros for other agents.
-        actions: (k, ...), for the agents to move. If spaces differ: {agent: (k, ...)}, in which other rows are ignored
-            and agents without a turn may be left out.
-        rewards: float64 (k, num_agents), since the previous step. Their sum over an episode equals the sum of the
-            rewards from PettingZoo's `last()`.
-        terminations, truncations: bool (k, num_agents), True only in the agent's last step.
-        infos: `agent`, int (k,): index of the agent to move, or of the last `agent_selection` after the end.
-            `action_mask`, bool (k, n), for Discrete actions, with n of the largest space.
-            `active`, `alive`, bool (k, num_agents): alive before this step, and now.
-            `final_agent` is the agent of `final_obs`. Other entries as in ParallelVectorEnv.
+    The arguments are as for ParallelVectorEnv. Dead agents have no turn.
 
-    PettingZoo's TerminateIllegalWrapper, which the classic games have, ends the episode at an illegal move, with -1 for
-    the offender. Without it the env may raise. `check_legal=True` refuses the move.
+    `actions` has the shape (k, ...), for the agents to move. If action spaces differ, `actions` is {agent: (k, ...)}.
+    Rows of other agents than the agent to move are ignored. Agents that move in no env may be left out.
+
+    `step` returns for k envs:
+        obs: (k, *shape), for the agents to move. If spaces differ: {agent: (k, *shape)}, with zeros for other agents.
+        rewards: float64 (k, num_agents), since the previous step. Their sum over an episode equals the sum from
+            PettingZoo's `last()`.
+        terminations, truncations: bool (k, num_agents), True only in the agent's last step.
+        infos: as in ParallelVectorEnv, except for these entries:
+            agent, int (k,): index of the agent to move, or of the last `agent_selection` if no agent is alive.
+            action_mask, bool (k, n): legal Discrete actions, with the largest n.
+            active, bool (k, num_agents): the agent was alive before this step.
+            alive, bool (k, num_agents): the agent is alive after this step.
+            final_agent, int (k,): index of the agent of `final_obs`.
+
+    In classic games, an illegal move ends the episode with reward -1 for the agent (TerminateIllegalWrapper). Other
+    envs may raise. With `check_legal=True`, an illegal move raises ValueError before any env steps.
 
     >>> with AECVectorEnv(["classic/tictactoe-v3"] * 2, backend="dummy") as venv:
     ...     obs, infos = venv.reset(seed=0)

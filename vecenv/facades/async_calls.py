@@ -1,4 +1,4 @@
-"""`AsyncCalls`: base class with a gymnasium `VectorEnv`'s methods besides step and reset."""
+"""`AsyncCalls`: the methods of a gymnasium `VectorEnv` except step and reset."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from vecenv.facades.driver import Driver
 
 RESET, STEP, CALL = "reset", "step", "call"
 AnyVectorEnv = VectorEnv[Any, Any, np.ndarray]
-"""Direct base of public classes, because skrl checks only direct bases."""
+"""Public facades name this base directly, because skrl looks only at direct bases."""
 
 
 def as_deadline(timeout: Any) -> float | None:
@@ -38,7 +38,7 @@ HALF = "half"
 
 
 def is_half(method: Callable[..., Result]) -> Callable[..., Result]:
-    """Decorate `x_async` or `x_wait`, a *half*: recover from an interrupted call, and mark this one as running."""
+    """Decorate a call or half of it (`x_async`, `x_wait`): recover from an interrupted call, then mark this one."""
 
     @functools.wraps(method)
     def half(self: Any, *args: Any, **kwargs: Any) -> Result:
@@ -60,16 +60,15 @@ def is_half(method: Callable[..., Result]) -> Callable[..., Result]:
 class AsyncCalls(LayerMark, AnyVectorEnv):
     """Base class of GymnasiumVectorEnv.
 
-    While a call is pending, between `x_async` and the end of `x_wait`, other calls raise the errors of gymnasium's
-    AsyncVectorEnv.
+    Between `x_async` and the end of `x_wait`, other calls raise the errors of gymnasium's AsyncVectorEnv.
     """
 
-    # Defaults for `close` after a constructor that raised: gymnasium before 1.3 calls `close` in `__del__`.
+    # `close` needs these defaults if the constructor raised: gymnasium before 1.3 calls `close` in `__del__`.
     venv: Any = None
     _driver: Driver
     _pending: str | None = None
     _called: Any = None
-    """Call that `call_async` started: (engine, call), or (None, values) if it has finished."""
+    """Call that `call_async` started: (engine, call), or (None, values) if `call_async` has finished the call."""
     _refused_calls = frozenset({"reset", "step", "close", "_setattr", "_check_spaces"})
 
     def _check_can_start(self, name: str) -> None:
@@ -101,13 +100,11 @@ class AsyncCalls(LayerMark, AnyVectorEnv):
         if self.closed:
             raise ClosedEnvironmentError(f"Trying to operate on `{type(self).__name__}`, after a call to `close()`.")
 
-    # Attributes and methods of the envs.
-
     def call(self, name: str, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
-        """Call the method `name` of every env, found through wrappers, or return the attribute `name`.
+        """Call the method `name` of every env or of its wrappers, or return the attribute `name`.
 
-        Other arguments go to the method. To call only some envs, use `.venv.call(name, ..., id=ids)`. Raises ValueError
-        for `reset`, `step` and `close` (not in SyncVectorEnv), and AttributeError for an unknown name.
+        To call only some envs, use `.venv.call(name, ..., id=ids)`. Raises ValueError for `reset`, `step` and `close`,
+        except in SyncVectorEnv, and AttributeError for an unknown name.
         """
         return self._call_results(self._start_call(name, args, kwargs))
 
@@ -119,7 +116,7 @@ class AsyncCalls(LayerMark, AnyVectorEnv):
     def call_wait(self, timeout: float | None = None) -> tuple[Any, ...]:
         """Return the results of `call_async`, or raise an env's exception.
 
-        Raises `multiprocessing.TimeoutError` after `timeout` seconds. Then call it again.
+        Raises `multiprocessing.TimeoutError` after `timeout` seconds.
         """
         self._check_pending(CALL)
         self._wait_until(CALL, as_deadline(timeout))
@@ -127,7 +124,7 @@ class AsyncCalls(LayerMark, AnyVectorEnv):
         return self._call_results(called)
 
     def _start_call(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Start a call. If a wrapper overrides `call`, run the call to its end."""
+        """Start a call. If a wrapper overrides `call`, run the whole call."""
         self._check_can_start("call_async")
         if name in self._refused_calls:
             raise ValueError(f"Trying to call function `{name}` with `call`, use `{name}` directly instead.")
@@ -141,13 +138,13 @@ class AsyncCalls(LayerMark, AnyVectorEnv):
         return tuple(call if engine is None else engine.calls.finish(call))
 
     def get_attr(self, name: str) -> tuple[Any, ...]:
-        """Return the attribute `name` of every env, or call it if it is a method (as in gymnasium)."""
+        """Return the attribute `name` of every env. Methods are called (as in gymnasium)."""
         return self.call(name)
 
     def set_attr(self, name: str, values: Any) -> None:
         """Set an attribute of every env. A list or tuple has a value per env; other values are for all envs.
 
-        The env or wrapper that has the attribute is changed. If none has it, the outermost wrapper gets it (as in
+        The wrapper or env that has the attribute is changed. If none has it, the outermost wrapper gets it (as in
         gymnasium). Raises ValueError for a wrong number of values.
         """
         self._check_can_start("set_attr")
@@ -177,7 +174,7 @@ class AsyncCalls(LayerMark, AnyVectorEnv):
     def close_extras(self, timeout: float | None = None, terminate: bool = False) -> None:
         """Close the envs, by force after five seconds.
 
-        If a call is pending, warn, and first wait up to `timeout` seconds for it. None or `terminate`: do not wait.
+        If a call is pending, warn. If `timeout` is given and `terminate` is False, first wait up to `timeout` seconds.
         """
         deadline = as_deadline(timeout)
         if self.venv is None:

@@ -1,6 +1,6 @@
-"""Batched spaces of a gymnasium `VectorEnv`, and its actions and observations.
+"""Batches of spaces, actions and observations, as in gymnasium's `VectorEnv`.
 
-Custom spaces, and other spaces that are not batched as one array, use gymnasium's functions.
+vecenv's batches of arrays already have gymnasium's form. gymnasium's functions convert batches of other spaces.
 """
 
 from __future__ import annotations
@@ -34,11 +34,7 @@ def check_observation_mode(mode: Any) -> None:
 
 
 def observation_spaces(mode: Any, found: Sequence[Any], cls: str) -> tuple[Any, Any]:
-    """Return (batched, single) observation spaces of envs with the spaces `found`. `cls` is a name for errors.
-
-    Raises RuntimeError if the spaces do not match `mode`, TypeError if one is missing, and the error of gymnasium's
-    `batch_differing_spaces` if mode "different" finds no common batch.
-    """
+    """Return (batched, single) observation spaces of envs with the spaces `found`."""
     _check_present("observation_space", found)
     first = found[0]
     if mode == "same":
@@ -99,7 +95,7 @@ def is_tree_of_arrays(space: Any) -> bool:
 
 
 def _is_array_space(space: Any) -> bool:
-    """Return whether gymnasium batches the space as an array. Users may register other functions."""
+    """Return whether gymnasium itself batches the space as an array. Users may register other functions."""
     return isinstance(space, _ARRAYS) and _is_joined_by_gymnasium(space)
 
 
@@ -112,10 +108,7 @@ def _is_gymnasiums(function: Any, space: Any) -> bool:
 
 
 def split_actions(actions: Any, batched: Any, single: Any, as_arrays: bool) -> Any:
-    """Return `actions` as an array or a list. Raises TypeError for an object that cannot be iterated.
-
-    `as_arrays` is `takes_arrays` of the spaces.
-    """
+    """Return `actions` as an array or a list. `as_arrays` is the result of `takes_arrays`."""
     if as_arrays:
         if hasattr(actions, "__len__") and getattr(actions, "ndim", True):
             return actions
@@ -135,7 +128,7 @@ def empty_batch(single: Any, n: int) -> Any:
 
 
 def row_joiner(space: Any, n: int) -> Callable[[Any], Any]:
-    """Return a function that joins a batch as `join_rows` does, but does not copy arrays."""
+    """Return a function that converts a batch as `join_rows` does, but does not copy arrays."""
     gymnasiums = _is_joined_by_gymnasium(space)
     if gymnasiums and isinstance(space, spaces.Dict):
         parts = {key: row_joiner(child, n) for key, child in space.spaces.items()}
@@ -154,5 +147,4 @@ def row_joiner(space: Any, n: int) -> Callable[[Any], Any]:
 
 
 def join_rows(obs: Any, single: Any, n: int, out: Any) -> Any:
-    """Convert a batch of the vecenv vector env by gymnasium's `concatenate` into `out`, an `empty_batch`."""
     return concatenate(single, [nest.take(obs, i) for i in range(n)], out)

@@ -1,4 +1,4 @@
-"""`Driver`: steps a vector env for a facade, through its wrappers or the engine. `EpisodeTracker`: ends and seeds."""
+"""`Driver`: steps and resets a vector env for a facade. `EpisodeTracker`: ends and seeds of episodes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from gymnasium.vector import AutoresetMode
 from vecenv import nest
 from vecenv.base import BaseVectorEnv, engine_of, overrides_nothing
 from vecenv.engine.arguments import check_options, next_seed
-from vecenv.engine.results import Step, StepById, copy_objects
+from vecenv.engine.results import Results, Step, StepById, copy_objects
 from vecenv.wrappers import VectorEnvWrapper, resets_in_step
 
 Restore = Callable[[Any], Any]
@@ -24,32 +24,39 @@ NOT_OFFERED = {
     "worker_fn": "pass venv = BaseVectorEnv(env_fns, worker_fn) to GymnasiumVectorEnv(venv) or SB3VecEnv(venv)",
     "backend": "pass venv = BaseVectorEnv(env_fns, backend=...) to GymnasiumVectorEnv(venv) or SB3VecEnv(venv)",
 }
-"""Options that the facades do not accept, each with its replacement."""
+"""Options that facades refuse, with advice for the error message."""
 
 
 class Driver:
-    """Steps and resets `venv`. Infos are dicts by env id, without the engine's `env_id`.
+    """Adapter that steps and resets `venv` for a facade. A step's infos are {id: info}, without vecenv's `env_id`.
 
     As in gymnasium and SB3, envs get actions in the caller's types, and envs in this process share objects with the
     caller.
 
-    If `venv` returns views of its memory, results are copied, because the next step would overwrite them. With
+    If `venv` returns views of its memory, results are copied, because the next step would overwrite the views. With
     `copy=False`, observations stay views.
 
     `engine` is None if a wrapper or a subclass overrides `reset`, `step`, `send` or `recv`.
     """
 
-    def __init__(self, venv: Any, copy: bool = True) -> None:
-        self._venv, self._copies_obs = venv, copy
-        self.engine = engine_of(venv)
-        if (engine := getattr(venv, "engine", None)) is not None:  # also below wrappers
-            engine.actions.casts = engine.backend.copies = False
+    def __init__(self, venv: Any, copy: bool = True, repeats_objects: bool = False) -> None:
+        self._venv, self._copies_obs, self._repeats_objects = venv, copy, repeats_objects
+        self.use_engine()
+        engine = getattr(venv, "engine", None)
         self.has_views = engine is not None and not engine.results.copies
         self.autoresets = resets_in_step(venv)
-        """True if `step` can also reset the envs whose episodes end in it."""
+        """True if a step can also reset ended envs."""
         self._receives = overrides_nothing(venv, "recv")
         self._ids = range(len(venv))
-        self._as_ints = int_restorer(venv.observation_space[0])  # a wrapper returns rows of batches
+        self._as_ints = int_restorer(venv.observation_space[0])
+
+    def use_engine(self) -> None:
+        """Use the current engine. A lazy vector env that starts again has a new one."""
+        self.engine = engine_of(self._venv)
+        engine = getattr(self._venv, "engine", None)  # also below wrappers
+        if engine is not None and not engine.closed:
+            engine.actions.casts = engine.backend.copies = False
+            engine.results.repeats_objects |= self._repeats_objects
 
     def step(self, actions: Any, autoreset: bool) -> StepById:
         if self.engine is not None:
@@ -59,7 +66,7 @@ class Driver:
 
     def exchange(self, actions: Any, reset: Any, autoreset: bool) -> StepById:
         engine: Any = self.engine
-        step: StepById = engine.exchange(actions, reset, autoreset, by_id=True)
+        step: StepById = engine.exchange(actions, reset, autoreset, Results.rows_by_id)
         return self._copied(step) if self.has_views else step
 
     def receive(self, ids: Sequence[int]) -> StepById:
@@ -76,6 +83,8 @@ class Driver:
         return venv.engine if type(venv).call is BaseVectorEnv.call else venv
 
     def reset(self, ids: Sequence[int] | None, **kwargs: Any) -> tuple[Any, list[dict[str, Any]]]:
+        self._venv.start()
+        self.use_engine()
         obs, rows = self._venv.reset(ids, **kwargs)
         infos = list(rows)
         self._restore_infos(self._ids if ids is None else ids, infos)
@@ -116,7 +125,6 @@ class Driver:
 
 
 def check_resets(venv: Any, mode: AutoresetMode) -> None:
-    """Raise ValueError if envs of `from_gymnasium` cannot be reset as this mode needs."""
     needed = {AutoresetMode.NEXT_STEP: "resets_in_next_step", AutoresetMode.SAME_STEP: "resets_alone"}.get(mode)
     if needed is not None and not getattr(venv, needed, True):
         raise ValueError(
@@ -126,20 +134,18 @@ def check_resets(venv: Any, mode: AutoresetMode) -> None:
 
 
 class EpisodeTracker:
-    """State of the envs' episodes. With `seeded`, a reset without a seed gets a seed derived from the previous seed."""
+    """State of the envs' episodes. With `seeded`, a reset without a seed derives one from the env's previous seed."""
 
     def __init__(self, venv: Any, seeded: bool) -> None:
         self._venv, n = venv, len(venv)
         self.over = np.zeros(n, dtype=np.bool_)
-        """Mask of the envs whose episodes are over. `ended` has their ids."""
+        """Mask (n,) of the envs whose episode has ended, until their reset. `ended` has the ids."""
         self.ended: list[int] = []
         self._seeded = seeded
         self._seeds: list[int | None] = [None] * n
         self._stores_obs = isinstance(venv, VectorEnvWrapper)
-        """True if a wrapper may have changed the observations in `venv`'s memory, so that they are stored here."""
+        """True if `venv` is a wrapper, because the engine has only the unwrapped observations."""
         self._stored_obs: Any = None
-        if (engine := getattr(venv, "engine", None)) is not None:
-            engine.results.repeats_objects = True  # for `latest_obs`
 
     def record_step(self, over: np.ndarray, obs: Any) -> None:
         self.over, self.ended = over, over.nonzero()[0].tolist()
@@ -176,12 +182,11 @@ class EpisodeTracker:
         return int(np.random.SeedSequence().generate_state(1)[0]) if last is None else next_seed(last)
 
     def begin(self, ids: Sequence[int], seeds: dict[str, list[int | None]]) -> None:
-        """Record the seeds of a reset that was sent."""
         for i, seed in zip(ids, seeds.get("seed") or [None] * len(ids), strict=True):
             self._seeds[i] = seed
 
     def make_random_steps(self, most: int, space: Any) -> None:
-        """Make 0 to `most` random steps in each env, with resets, by random numbers from the seed of env 0."""
+        """Make 0 to `most` random steps in each env, and reset ended envs. The seed of env 0 determines the steps."""
         rng, space = np.random.default_rng(self._seeds[0]), copy.deepcopy(space)  # leave the caller's space unchanged
         counts = rng.integers(0, most, len(self.over), endpoint=True)
         space.seed(int(rng.integers(2**31)))
@@ -201,10 +206,11 @@ class EpisodeTracker:
 
 
 class EndedStep:
-    """Step that ended the episodes of the envs `ids`, with observations and infos of the next episodes (SAME_STEP).
+    """Step in SAME_STEP mode that ended the episodes of the envs `ids`.
 
-    `last_obs` and `last_infos` belong to the ended episodes. `restore` is the `int_restorer` of the observation. The
-    envs `failed` are not reset yet, and so are in `not_reset`: reset them and call `begin`.
+    `last_obs` and `last_infos` belong to these episodes. Observations and infos in `step` begin the next episodes. The
+    envs of `ids` in `failed` still need a reset: reset `not_reset`, and pass the results to `begin`. `restore` is the
+    `int_restorer` of the observation.
     """
 
     def __init__(self, step: StepById, ids: Sequence[int], failed: Sequence[int], restore: Restore | None) -> None:
@@ -214,7 +220,7 @@ class EndedStep:
         self.infos = infos = dict(by_id.items())
         self.step = obs, rew, terminated, truncated, infos
         self.last_obs = [_copied_row(obs, i) if i in left else infos[i].pop("final_obs") for i in ids]
-        if restore is not None and left:  # rows of a batch have numpy's integers
+        if restore is not None and left:
             self.last_obs = [restore(row) if i in left else row for i, row in zip(ids, self.last_obs, strict=True)]
         self.last_infos = [infos.get(i, {}) if i in left else infos[i].pop("final_info") for i in ids]
 
@@ -230,7 +236,7 @@ def _copied_row(obs: Any, i: int) -> Any:
 def int_restorer(space: Any) -> Restore | None:
     """Return a function that restores Python ints in Discrete parts of an observation, or None if not needed.
 
-    Batches have int64 in their place. Discrete spaces of other dtypes are unchanged.
+    Batches have int64 instead. Discrete spaces of other dtypes are unchanged.
 
     >>> restore = int_restorer(spaces.Tuple((spaces.Discrete(3), spaces.Box(0, 1))))
     >>> restore((np.int64(2), np.float32(0.5)))
@@ -258,7 +264,6 @@ def _as_int(value: Any) -> Any:
 
 
 def check_facade_options(facade: type[Any], kind: type[Any], options: Mapping[str, Any], **not_offered: str) -> None:
-    """Raise TypeError for options that neither `facade` nor its vector env class `kind` takes."""
     not_offered |= NOT_OFFERED
     for name in sorted(not_offered.keys() & options.keys()):
         raise TypeError(f"{facade.__name__} has no argument {name!r}: {not_offered[name]}")

@@ -1,6 +1,6 @@
 """`make_vec`, `SyncVectorEnv` and `AsyncVectorEnv`, with gymnasium's arguments.
 
-For `gym.make_vec`, name this module and the id in the `vector_entry_point` of a spec:
+For `gym.make_vec`, register the env with this module and the id as `vector_entry_point`:
 
     gym.register("My-v0", entry_point="my_package:MyEnv", vector_entry_point="vecenv.facades.make_vec:My-v0")
 """
@@ -48,7 +48,6 @@ class _OwningVectorEnv(GymnasiumVectorEnv):
         self._open(self._kind, check_env_fns(env_fns), options, **arguments)
 
     def _open(self, kind: Any, env_fns: EnvFns, options: dict[str, Any], **arguments: Any) -> None:
-        """Create the vector env after the checks that need no env."""
         check_facade_options(type(self), kind, options)
         arguments |= {name: options.pop(name) for name in FACADE_OPTIONS if name in options}
         check_facade_arguments(**arguments)
@@ -61,7 +60,7 @@ class _OwningVectorEnv(GymnasiumVectorEnv):
 
 
 class SyncVectorEnv(_OwningVectorEnv, AnyVectorEnv):
-    """Vector env with all envs in this process: `gymnasium.vector.SyncVectorEnv` with its arguments.
+    """Vector env with all envs in this process, with the arguments of `gymnasium.vector.SyncVectorEnv`.
 
     Other keyword arguments belong to GymnasiumVectorEnv or DummyVectorEnv.
 
@@ -74,26 +73,26 @@ class SyncVectorEnv(_OwningVectorEnv, AnyVectorEnv):
     """
 
     _refused_calls = frozenset()
-    """Allows `call("reset")`, as in gymnasium."""
+    """Empty, because gymnasium's SyncVectorEnv allows `call("reset")`."""
 
     _kind = DummyVectorEnv
 
     @property
     def envs(self) -> list[Any]:
-        """Env objects of this vector env."""
+        """Env objects."""
         return self.venv.envs
 
 
 class AsyncVectorEnv(_OwningVectorEnv, AnyVectorEnv):
-    """Vector env with worker processes: `gymnasium.vector.AsyncVectorEnv` with its arguments.
+    """Vector env with worker processes, with the arguments of `gymnasium.vector.AsyncVectorEnv`.
 
-    By default, there is a worker process per CPU, which hosts several envs. Arguments that differ:
+    By default, there is a worker process per CPU. Arguments that differ from gymnasium:
 
         shared_memory: True for ShmemVectorEnv, False for SubprocVectorEnv. Both support every space.
         context: "forkserver" (also `None`), "fork" or "spawn".
         daemon: no effect. Workers end with this process, and may start processes.
-        worker: refused. Use `BaseVectorEnv(env_fns, worker_fn)`.
-        max_concurrency: number of workers.
+        worker: must be None. Use `BaseVectorEnv(env_fns, worker_fn)`.
+        max_concurrency: maximum number of workers.
 
     Other keyword arguments, such as `seed_episodes`, `num_workers` or `on_error="restart"`, belong to
     GymnasiumVectorEnv or ShmemVectorEnv.
@@ -161,12 +160,11 @@ def _as_workers(max_concurrency: Any, n: int, num_workers: int | None) -> int:
     return num_workers
 
 
-# Arguments that choose worker processes, with the default values, which do not.
+# Arguments of AsyncVectorEnv with their defaults. Any other value makes "auto" choose worker processes.
 ONLY_ASYNC = {**ONLY_PROCESSES, "shared_memory": True, "daemon": True, "worker": None, "max_concurrency": None}
 
 
 def auto_facade(env_fns: Sequence[Callable[[], Any]], **options: Any) -> GymnasiumVectorEnv:
-    """Return the gymnasium VectorEnv on the backend that `vecenv.tuning.auto_backend` chooses."""
     envs: GymnasiumVectorEnv = make_auto(env_fns, options, BACKENDS, ONLY_ASYNC)
     return envs
 
@@ -204,14 +202,15 @@ def make_vec(
         id: a registered id (by default the latest version), "module:id" to import a module first, or a spec.
             `make_vec(envs.spec)` makes equal envs. `gym.make_vec(envs.spec)` does so only without `wrappers`.
         backend: "shmem", "subproc", "thread", "dummy", "ray" or "auto". "auto" measures an additional env in a worker,
-            and chooses the faster of "dummy" and "shmem" ("thread" for pure Python envs on free-threaded Python). If
-            `venv_kwargs` has an argument for processes, "auto" is "shmem".
+            and chooses the faster of "dummy" and "shmem", or of "dummy" and "thread" for pure Python envs on
+            free-threaded Python. If `venv_kwargs` has an argument only for processes, "auto" is "shmem".
         wrappers: functions that take an env and return an env, applied in this order.
-        venv_kwargs: arguments of AsyncVectorEnv ("shmem", "subproc"), or of SyncVectorEnv and the backend's class.
+        venv_kwargs: arguments of AsyncVectorEnv for "shmem" and "subproc". Otherwise, arguments of SyncVectorEnv and
+            of the backend's class.
         vector_kwargs: gymnasium's name for `venv_kwargs`.
         kwargs: arguments of `gym.make`.
 
-    Raises ValueError for an unknown backend, TypeError for wrong types, or both `venv_kwargs` and `vector_kwargs`, and
+    Raises ValueError for an unknown backend, TypeError for wrong types or both `venv_kwargs` and `vector_kwargs`, and
     gymnasium's errors for an unknown id.
 
     >>> envs = make_vec("CartPole-v1", 3, backend="dummy", venv_kwargs={"autoreset_mode": "SameStep"})
@@ -287,7 +286,7 @@ def _make(spec: EnvSpec, wrappers: Sequence[Callable[[Any], Any]], kwargs: dict[
 
 
 def __getattr__(name: str) -> Any:
-    """Return the function that makes the env with the id `name`, for a `vector_entry_point`."""
+    """Return the function that makes a vector env of the id `name`, for a `vector_entry_point`."""
     if name in gymnasium.registry:
         spec = _find_spec(name)
         spec.kwargs = {}  # gymnasium passes these to the function

@@ -1,4 +1,4 @@
-"""`GymnasiumVectorEnv`: a vector env with the interface of `gymnasium.vector.VectorEnv`."""
+"""`GymnasiumVectorEnv`: facade for gymnasium."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from vecenv.facades.driver import Driver, EndedStep, EpisodeTracker, check_reset
 from vecenv.facades.vector_infos import batch_infos, ended_infos
 from vecenv.wrappers import check_send_and_recv
 
-VectorStep = tuple[Any, np.ndarray, np.ndarray, np.ndarray, dict[str, Any]]
+GymnasiumStep = tuple[Any, np.ndarray, np.ndarray, np.ndarray, dict[str, Any]]
 
 
 def check_facade_arguments(
@@ -59,23 +59,24 @@ def check_facade_arguments(
 
 
 class GymnasiumVectorEnv(AsyncCalls, AnyVectorEnv):
-    """Vecenv vector env with the interface of gymnasium 1.4's `AsyncVectorEnv`. See docs/guarantees.md.
+    """Vector env with the interface of gymnasium 1.4's `AsyncVectorEnv`. See docs/guarantees.md.
 
     Arguments:
-        venv: a BaseVectorEnv without `wait_num` and `timeout`. `close` closes it. Reset envs that you step by
-            `.venv.step(actions, id=...)` before the next `step`, which does not know of their ends.
+        venv: a BaseVectorEnv without `wait_num` and `timeout`. `close` closes it. If an episode ends in `.venv.step`,
+            reset the env, because this object does not notice.
         observation_mode: "same", "different", or (batched space, single space), as in gymnasium.
-        autoreset_mode: an AutoresetMode, its value, or its name in any case. NEXT_STEP resets a finished env while the
-            other envs step. SAME_STEP resets it together with its last step or, with `seed_episodes` and with wrappers
-            that override stepping, in a second call to the workers. With DISABLED, its next step raises ResetNeeded.
-        copy: False returns the views of a venv with copy=False, which are valid until the next call.
-        final_info_format: "list" (for SAME_STEP) returns `final_observation` and a list in `final_info`, as gymnasium
-            0.29.
-        seed_episodes: seed every reset, also in autoreset, with `next_seed` of the env's previous seed. An episode can
-            then be replayed from `np_random_seed`.
-        random_initial_steps: maximum of random steps per env after a full reset, so that episodes do not end together.
+        autoreset_mode: an AutoresetMode, its value or its name. NEXT_STEP resets a finished env while the other envs
+            step. SAME_STEP resets the env in the same step. With `seed_episodes` or wrappers that override stepping,
+            this takes a second call to the workers. With DISABLED, a step before the reset raises ResetNeeded.
+        copy: False returns the views of a venv that has copy=False. They are valid until the next call.
+        final_info_format: "list" (for SAME_STEP) returns `final_observation`, and a dict per env in `final_info`, as
+            gymnasium 0.29.
+        seed_episodes: seed every reset without a seed, also autoresets, with `next_seed` of the env's previous seed. An
+            episode can then be replayed from `np_random_seed`.
+        random_initial_steps: maximum number of random steps per env after a full reset, so that episodes end at
+            different times.
 
-    In contrast to gymnasium, infos keep their values in every dtype, and a wait can be repeated after its timeout.
+    In contrast to gymnasium, values in infos are not cast, and a wait can be repeated after a timeout.
 
     >>> import gymnasium as gym
     >>> from vecenv import DummyVectorEnv
@@ -111,7 +112,7 @@ class GymnasiumVectorEnv(AsyncCalls, AnyVectorEnv):
         )
         self.action_space, self.single_action_space = action_spaces(venv.action_space)
         self.venv = venv  # from here on `close` closes it, so all checks come before
-        self._driver = Driver(venv, copy)
+        self._driver = Driver(venv, copy, repeats_objects=True)  # `latest_obs` repeats objects
         self._final_as_list = final_info_format == "list"
         self._random_initial_steps = random_initial_steps
         self._takes_arrays = takes_arrays(self.action_space, self.single_action_space)
@@ -119,7 +120,7 @@ class GymnasiumVectorEnv(AsyncCalls, AnyVectorEnv):
         self._join = row_joiner(self.single_observation_space, self.num_envs)
         self._reused = None if copy or self._is_tree else empty_batch(self.single_observation_space, self.num_envs)
         self._as_ints = int_restorer(self.single_observation_space)
-        # With seed_episodes, the seed of the next episode must be sent before the end of the episode is known.
+        # With seed_episodes, a reset in the step would need its seed before it is known which episodes end.
         self._resets_in_step = (
             self.autoreset_mode is AutoresetMode.SAME_STEP and not seed_episodes and self._driver.autoresets
         )
@@ -128,20 +129,19 @@ class GymnasiumVectorEnv(AsyncCalls, AnyVectorEnv):
             getattr(type(self), name) is getattr(GymnasiumVectorEnv, name) for name in ("step_async", "step_wait")
         )
         self._uses_exchange = self._driver.engine is not None and self._takes_arrays and own_halves
-        """True if `step` may skip `step_async` and `step_wait`."""
+        """True if `step` may bypass `step_async` and `step_wait`."""
         self._resets_without_seeds = self.autoreset_mode is AutoresetMode.NEXT_STEP and not seed_episodes
-        """True if autoreset needs no seeds."""
         self._ids = range(self.num_envs)
         self._resetting: Sequence[int] = ()
         self._ended: EndedStep | None = None
-        """Step that ended episodes, while its envs are being reset."""
+        """Step that ended episodes in SAME_STEP mode, until the reset of its envs."""
         self._pending = self._called = None
 
     def reset(self, *, seed: Any = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         """Reset all envs, or the envs of `options["reset_mask"]` (bool, (n,)). Return (obs, infos) of all envs.
 
         With `seed=s`, env i gets the seed s + i. A list has a seed or `None` per env. Other options go to every env.
-        TypeError or ValueError for bad arguments, before any env is reset.
+        Raises TypeError or ValueError for bad arguments before any env is reset.
         """
         return self._run_both(lambda: self.reset_async(seed, options), self.reset_wait)
 
@@ -149,6 +149,7 @@ class GymnasiumVectorEnv(AsyncCalls, AnyVectorEnv):
     def reset_async(self, seed: Any = None, options: dict[str, Any] | None = None) -> None:
         """Start a reset without waiting."""
         self._check_can_start("reset_async")
+        self._driver.use_engine()
         seeds = as_seeds(seed, self.num_envs)
         mask, others = split_options(options, self.num_envs)
         if self.venv.waiting_id:
@@ -159,8 +160,9 @@ class GymnasiumVectorEnv(AsyncCalls, AnyVectorEnv):
 
     @is_half
     def reset_wait(self, timeout: float | None = None) -> tuple[Any, dict[str, Any]]:
-        """Return the results of `reset_async`. Raises `multiprocessing.TimeoutError` after `timeout` seconds. Then call
-        it again. Random initial steps may exceed `timeout`.
+        """Return the results of `reset_async`. Raises `multiprocessing.TimeoutError` after `timeout` seconds.
+
+        Random initial steps may exceed `timeout`.
         """
         self._check_pending(RESET)
         self._wait_until(RESET, as_deadline(timeout))
@@ -179,12 +181,12 @@ class GymnasiumVectorEnv(AsyncCalls, AnyVectorEnv):
         return self._joined(obs), batch_infos(infos, self.num_envs)
 
     @sets_mark
-    def step(self, actions: Any) -> VectorStep:
+    def step(self, actions: Any) -> GymnasiumStep:
         """Step all envs. Return (obs, rewards, terminations, truncations, infos).
 
-        `actions` is a batch of the action space or a sequence with an action per env, of any array library. Envs get
-        these types, as in gymnasium. rewards: float64 (n,), or (n, m) for vector rewards, which gymnasium's wrappers
-        refuse. terminations, truncations: bool (n,). TypeError or ValueError unless there are n actions.
+        `actions` is a batch or a sequence with an action per env, of any array library. Envs get actions of your types,
+        as in gymnasium. rewards: float64 (n,), or (n, m) for vector rewards, which gymnasium's wrappers refuse.
+        terminations, truncations: bool (n,). Raises TypeError or ValueError unless there are n actions.
         """
         if self._in_call is not None:
             self._recover(sys._getframe(1))
@@ -227,10 +229,8 @@ class GymnasiumVectorEnv(AsyncCalls, AnyVectorEnv):
         self._send(STEP, actions, ids, self._episodes.over)
 
     @is_half
-    def step_wait(self, timeout: float | None = None) -> VectorStep:
-        """Return the results of `step_async`. Raises `multiprocessing.TimeoutError` after `timeout` seconds. Then call
-        it again.
-        """
+    def step_wait(self, timeout: float | None = None) -> GymnasiumStep:
+        """Return the results of `step_async`. Raises `multiprocessing.TimeoutError` after `timeout` seconds."""
         self._check_pending(STEP)
         deadline = as_deadline(timeout)
         self._wait_until(STEP, deadline)
@@ -238,7 +238,7 @@ class GymnasiumVectorEnv(AsyncCalls, AnyVectorEnv):
             return self._results(self._receive(self._ids), deadline)
         return self._finish(self._ended)
 
-    def _results(self, step: StepById, deadline: float | None) -> VectorStep:
+    def _results(self, step: StepById, deadline: float | None) -> GymnasiumStep:
         obs, rew, terminated, truncated, infos = step
         episodes = self._episodes
         episodes.record_step(terminated | truncated, obs)
@@ -247,7 +247,7 @@ class GymnasiumVectorEnv(AsyncCalls, AnyVectorEnv):
         batch = batch_infos(infos, self.num_envs) if infos else {}
         return obs if self._is_tree else self._joined(obs), rew, terminated, truncated, batch
 
-    def _end_episodes(self, step: StepById, deadline: float | None) -> VectorStep:
+    def _end_episodes(self, step: StepById, deadline: float | None) -> GymnasiumStep:
         episodes = self._episodes
         ids = episodes.ended
         ended = EndedStep(step, ids, self.venv.failed_id if self._resets_in_step else ids, self._as_ints)
@@ -260,7 +260,7 @@ class GymnasiumVectorEnv(AsyncCalls, AnyVectorEnv):
             self._wait_until(STEP, deadline)
         return self._finish(ended)
 
-    def _finish(self, ended: EndedStep) -> VectorStep:
+    def _finish(self, ended: EndedStep) -> GymnasiumStep:
         if left := ended.not_reset:
             first_obs, _, _, _, first_infos = self._receive(left)
             self._ended = None
@@ -271,7 +271,7 @@ class GymnasiumVectorEnv(AsyncCalls, AnyVectorEnv):
         return self._joined(obs), rew, terminated, truncated, infos
 
     def _joined(self, obs: Any) -> Any:
-        """Convert a batch to gymnasium's form, with `copy=False` into the same objects each time."""
+        """Convert a batch to gymnasium's form. With `copy=False`, all calls fill the same objects."""
         if self._is_tree:
             return obs
         if self._reused is None:
@@ -281,7 +281,6 @@ class GymnasiumVectorEnv(AsyncCalls, AnyVectorEnv):
     def _send(
         self, call: str, actions: Any, resets: Sequence[int] = (), reset: Any = None, given: Any = None, **kwargs: Any
     ) -> None:
-        """Start a round that resets the envs `resets`, and set `call` as pending."""
         seeds = self._episodes.seeds_for(resets, given) if len(resets) else {}
         autoreset = self._resets_in_step and actions is not None
         try:
@@ -293,7 +292,7 @@ class GymnasiumVectorEnv(AsyncCalls, AnyVectorEnv):
         self._episodes.begin(resets, seeds)
 
     def _receive(self, ids: Sequence[int]) -> StepById:
-        """Return the results of the envs `ids`. If a warning raises before they are read, the call stays pending."""
+        """Return the results of the envs `ids`. If an error comes while envs still step, the call stays pending."""
         try:
             step = self._driver.receive(ids)
         except BaseException as error:
@@ -314,14 +313,13 @@ class GymnasiumVectorEnv(AsyncCalls, AnyVectorEnv):
         self._in_call = None
 
     def _record_failure(self, error: BaseException | None) -> None:
-        """Record a failed call. Its error's `partial` has the results of the other envs."""
         partial = getattr(error, "partial", None)
         if isinstance(partial, Partial):
             over = partial.terminated | partial.truncated
             if self._resets_in_step:  # the envs that did not fail have begun their next episode
                 over &= np.isin(partial.env_id, self.venv.failed_id)
             self._episodes.record(partial.env_id, over, partial.obs)
-        if error is not None and self._ended is not None:  # the reset failed, and the step succeeded
+        if error is not None and self._ended is not None:  # only the reset after the step failed
             obs, rew, terminated, truncated, infos = self._ended.step
             info = nest.object_array([{**infos.get(i, {}), "env_id": i} for i in self._ids])
             whole = Partial(np.arange(self.num_envs), obs, rew, terminated, truncated, info)

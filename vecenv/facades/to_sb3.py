@@ -1,4 +1,4 @@
-"""`SB3VecEnv`: a vector env with the interface of Stable-Baselines3's `VecEnv`."""
+"""`SB3VecEnv`: facade for Stable-Baselines3."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 
 from vecenv import nest
 from vecenv.backends.host.env_access import copy_if_possible
-from vecenv.backends.host.row_writer import UNCHANGING
+from vecenv.backends.host.row_writer import IMMUTABLE_TYPES
 from vecenv.base import BaseVectorEnv
 from vecenv.engine.arguments import check_seed
 from vecenv.engine.engine import Engine
@@ -33,7 +33,7 @@ except ImportError as error:
 
 
 class SB3VecEnv(LayerMark, VecEnv):
-    """Vecenv vector env with the interface of Stable-Baselines3's `VecEnv`. See docs/guarantees.md.
+    """Vector env with the interface of Stable-Baselines3's `VecEnv`. See docs/guarantees.md.
 
     Results equal SB3's DummyVecEnv bit for bit: rewards float32 (n,), `dones` bool (n,), infos a list of dicts with
     `TimeLimit.truncated`. A step that ends an episode also resets the env. `infos[i]` then has `terminal_observation`,
@@ -43,7 +43,7 @@ class SB3VecEnv(LayerMark, VecEnv):
         venv: a vecenv vector env whose envs have equal spaces, vecenv's AsyncVectorEnv or SyncVectorEnv (any autoreset
             mode), or any gymnasium `VectorEnv` with SAME_STEP. `close` closes it.
 
-    While a step is pending, other calls raise RuntimeError, except for `reset`, which drops the step, and `close`.
+    Between `step_async` and `step_wait`, `reset` drops the step, `close` works, and other calls raise RuntimeError.
 
     Raises TypeError for other objects, and ValueError for `wait_num`, `timeout`, `stack_obs=False`, different spaces,
     or a VectorEnv in another mode.
@@ -63,11 +63,11 @@ class SB3VecEnv(LayerMark, VecEnv):
 
     def __init__(self, venv: BaseVectorEnv | VectorEnv[Any, Any, Any]) -> None:
         self._facade = venv if _is_facade_of_ours(venv) else None
-        """gymnasium VectorEnv of vecenv, kept alive because its garbage collection would close the envs."""
+        """Gymnasium facade that was passed as `venv`, kept because its garbage collection would close the envs."""
         self.venv: Any = _checked(venv if self._facade is None else self._facade.venv)
         self._driver = Driver(self.venv)
         engine = self._driver.engine
-        # `send` and `recv` would bypass a subclass or wrapper that overrides only `step`, as tianshou's do.
+        # If a subclass or wrapper overrides `step`, as tianshou's do, call `step`: `send` and `recv` would bypass it.
         self._has_own_step = engine is None
         self._resets_in_step = self._driver.autoresets
         self._copies_infos = self.venv.engine.backend.hosts_here
@@ -86,7 +86,7 @@ class SB3VecEnv(LayerMark, VecEnv):
 
     @is_half
     def reset(self) -> Any:
-        """Reset all envs with the values of `seed` and `set_options`. Return the observations."""
+        """Reset all envs with the values that `seed` and `set_options` stored. Return the observations."""
         self._drop_pending()
         seeds, options = self._seeds, self._options
         if not any(options) or all(entry is options[0] for entry in options):
@@ -110,7 +110,7 @@ class SB3VecEnv(LayerMark, VecEnv):
 
     @is_half
     def step_async(self, actions: np.ndarray) -> None:
-        """Start a step. Raises RuntimeError if a step is pending, and ValueError for a wrong number of actions."""
+        """Start a step. Raises ValueError for a wrong number of actions."""
         self._check_idle()
         if self._has_own_step:
             self._actions = actions
@@ -136,19 +136,19 @@ class SB3VecEnv(LayerMark, VecEnv):
         if rewards.ndim != 1:
             raise EnvContractError(f"SB3 needs rewards that are numbers, the envs return the shape {rewards.shape[1:]}")
         dones = terminated | truncated
-        infos = list(map(dict.copy, self._plain_infos))  # fast: no Python loop over envs
+        infos = list(map(dict.copy, self._plain_infos))  # without a Python loop
         for i, info in env_infos.items():
             infos[i] = {**info, "TimeLimit.truncated": False}
         if self._driver.engine is None:  # a wrapper may return views
             obs = nest.map(_own, obs)
         if dones.any():
             self._end_episodes((obs, rewards, terminated, truncated, env_infos), dones.nonzero()[0].tolist(), infos)
-        if self._copies_infos and env_infos:  # SB3 copies infos; infos from other processes are copies
+        if self._copies_infos and env_infos:  # as SB3; infos from other processes are copies already
             infos = [info if _is_plain(info) else copy_if_possible(info) for info in infos]
         return obs, rewards.astype(np.float32), dones, infos
 
     def _end_episodes(self, step: StepById, ids: list[int], infos: list[dict[str, Any]]) -> None:
-        failed = self.venv.failed_id if self._resets_in_step else ids  # with on_error="restart" a failed env is done
+        failed = self.venv.failed_id if self._resets_in_step else ids  # with on_error="restart", done but not reset
         ended = EndedStep(step, ids, failed, self._as_ints)
         if ended.not_reset:
             first_obs, first_infos = self._driver.reset(ended.not_reset)
@@ -171,7 +171,7 @@ class SB3VecEnv(LayerMark, VecEnv):
     def _drop_pending(self) -> None:
         self._pending = False
         self._actions = None
-        if self.venv.waiting_id:
+        if not self.closed and self.venv.waiting_id:
             with suppress(Exception):
                 self.venv.recv()
 
@@ -193,8 +193,6 @@ class SB3VecEnv(LayerMark, VecEnv):
         """True after `close`."""
         return bool(self.venv.is_closed)
 
-    # Seeds and options, for the next reset.
-
     def seed(self, seed: int | None = None) -> Sequence[int | None]:
         """Seed env i with `seed + i` at the next reset (`None`: random seeds). Return the seeds."""
         return super().seed(None if seed is None else check_seed(seed))
@@ -214,12 +212,12 @@ class SB3VecEnv(LayerMark, VecEnv):
     @property
     def envs(self) -> list[Any]:
         """Env objects. Raises AttributeError if the envs are not in this process."""
-        envs = getattr(self.venv, "envs", None)
+        envs: list[Any] | None = getattr(self.venv, "envs", None)
         if envs is None:
             raise AttributeError(
                 f"{self} has no 'envs', because its envs are not in this process: use get_attr, set_attr and env_method"
             )
-        return list(envs)
+        return envs
 
     def get_attr(self, attr_name: str, indices: Any = None) -> list[Any]:
         return self._each(indices, lambda ids: self.venv.get_env_attr(attr_name, ids))
@@ -242,8 +240,7 @@ class SB3VecEnv(LayerMark, VecEnv):
     def env_is_wrapped(self, wrapper_class: type[gymnasium.Wrapper], indices: Any = None) -> list[bool]:
         """Return for each env whether it has a wrapper of this class or a subclass.
 
-        For envs of another library's vector env, only class names may be known. A name that other wrapper classes
-        share does not count.
+        A gymnasium VectorEnv may report only class names. A name that several wrapper classes share does not count.
         """
         names = {f"{wrapper_class.__module__}.{wrapper_class.__qualname__}"}
         names |= {cls.__name__ for cls in _family(wrapper_class)}
@@ -324,9 +321,9 @@ def _arguments(seeds: Sequence[int | None], options: dict[str, Any]) -> dict[str
 
 
 def _is_plain(info: dict[str, Any]) -> bool:
-    """Return whether the env cannot change an info later. Arrays are copies already."""
+    """Return whether the env cannot change `info` later. Arrays are copies already."""
     return all(
-        value.__class__ in UNCHANGING or (value.__class__ is np.ndarray and value.dtype != object)
+        value.__class__ in IMMUTABLE_TYPES or (value.__class__ is np.ndarray and value.dtype != object)
         for value in info.values()
     )
 

@@ -1,4 +1,4 @@
-"""Infos of n envs as a dict of arrays with masks, as gymnasium's `VectorEnv` returns."""
+"""Infos of envs in the form of gymnasium's `VectorEnv`."""
 
 from __future__ import annotations
 
@@ -12,11 +12,12 @@ from vecenv.facades.driver import EndedStep
 
 
 def vector_infos(rows: Iterable[tuple[int, Mapping[Any, Any]]], n: int) -> dict[Any, Any]:
-    """Return an array (n, ...) per key, and under `_key` a bool mask of the envs with this key. `rows` are (env, info).
+    """Return an array (n, ...) per key, and under `_key` a bool mask of the envs with this key.
 
-    As in gymnasium's `VectorEnv._add_info`, numbers and arrays are stacked, dicts are batched recursively, and other
-    values and `final_obs` get an object array. If types differ, a dtype that holds all values unchanged is used. If
-    there is none, or shapes differ, the array has dtype object. Envs without the key have 0, False or None.
+    `rows` are pairs (env id, info). As in gymnasium's `VectorEnv._add_info`, numbers and arrays are stacked, dicts are
+    batched recursively, and other values and `final_obs` get an object array. If types differ, the array has a dtype
+    that holds all values unchanged. If no dtype does, or if shapes differ, the dtype is object. Envs without the key
+    have 0, False or None.
 
     >>> vector_infos([(0, {"lives": 3}), (2, {"lives": 2.5})], 3)
     {'lives': array([3. , 0. , 2.5]), '_lives': array([ True, False,  True])}
@@ -31,7 +32,7 @@ def vector_infos(rows: Iterable[tuple[int, Mapping[Any, Any]]], n: int) -> dict[
 def _batched(ids: Sequence[int], infos: Sequence[Mapping[Any, Any]], n: int, mask: np.ndarray) -> dict[Any, Any]:
     if n > 1 and len(set(map(tuple, infos))) > 1:
         return _infos_with_other_keys(zip(ids, infos, strict=True), n)
-    # Usually all infos have the same keys: no Python loop over the values.
+    # Fast if all infos have the same keys, as usual.
     batch: dict[Any, Any] = {}
     keys, is_whole = infos[0].keys(), len(ids) == n
     for key, values in zip(keys, zip(*[info.values() for info in infos], strict=True), strict=True):
@@ -44,8 +45,8 @@ def _batched(ids: Sequence[int], infos: Sequence[Mapping[Any, Any]], n: int, mas
         elif (kind is dict or is_whole) and (n == 1 or len(set(map(type, values))) == 1):
             if kind is dict:
                 column = _batched(ids, values, n, mask)
-            elif kind in DTYPES:
-                column = _numbers(values, DTYPES[kind])
+            elif kind in COLUMN_DTYPES:
+                column = _numbers(values, COLUMN_DTYPES[kind])
             elif kind is np.ndarray:
                 column = _arrays(values)
         batch[key] = _column(ids, values, n) if column is None else column
@@ -69,11 +70,11 @@ def _arrays(values: Sequence[np.ndarray]) -> np.ndarray | None:
             return np.fromiter(values, object, len(values))
         if value.dtype != dtype:
             return None
-    return np.concatenate(values).reshape(len(values), *shape)
+    return np.concatenate(values, dtype=dtype).reshape(len(values), *shape)
 
 
-DTYPES = {kind: dtype for kind, dtype in SCALARS.items() if kind is not np.bool_}
-"""Dtypes of columns. numpy does not count `np.bool_` as a number."""
+COLUMN_DTYPES = {kind: dtype for kind, dtype in SCALARS.items() if kind is not np.bool_}
+"""Dtype of a column by type of its values, except `np.bool_`, which numpy does not count as a number."""
 
 
 def _infos_with_other_keys(rows: Iterable[tuple[int, Mapping[Any, Any]]], n: int) -> dict[Any, Any]:
@@ -114,7 +115,7 @@ def batch_infos(infos: Mapping[int, Mapping[Any, Any]], n: int) -> dict[Any, Any
 
 
 def ended_infos(ended: EndedStep, n: int, as_list: bool) -> dict[Any, Any]:
-    """Return the infos of a step that ended episodes. `as_list`: with the names and lists of gymnasium 0.29."""
+    """Return the infos of a step that ended episodes. `as_list`: in the form of gymnasium 0.29."""
     infos, ids = vector_infos(sorted(ended.infos.items()), n), ended.ids
     obs_key = "final_observation" if as_list else "final_obs"
     infos[obs_key] = object_column(ids, ended.last_obs, n)
@@ -143,7 +144,7 @@ def _mask(ids: Sequence[int], n: int) -> np.ndarray:
 
 
 def _is_mask_of_another(key: Any, columns: Collection[Any]) -> bool:
-    """Return True for `_x` if there is a key `x` too. The mask of `x` then replaces the env's `_x`."""
+    """Return True for `_x` if there is a key `x` too. The mask of `x` replaces the env's `_x`."""
     return key.__class__ is str and key[:1] == "_" and key[1:] in columns
 
 
@@ -167,7 +168,7 @@ def _typed_column(
     mixed = len(dtypes) > 1
     try:
         column = np.zeros((n, *shape), dtype=np.result_type(*dtypes) if mixed else next(iter(dtypes)))
-        column[list(ids)] = values
+        column[list(ids)] = list(values)  # a tuple would be one element of a structured dtype
     except (TypeError, OverflowError):  # no common dtype, or an int beyond 64 bits
         return None
     unchanged = not mixed or all(_is_unchanged(column[i], value) for i, value in zip(ids, values, strict=True))

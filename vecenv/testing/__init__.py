@@ -1,4 +1,7 @@
-"""Test tools for vector envs: envs that misbehave, gates that hold envs, and the contract.
+"""Tools to test vector envs.
+
+`check_vector_env` checks a new backend. `RaisesOnStep` and similar envs fail. `Gates` let a test decide
+when an env continues.
 
     check_vector_env(lambda env_fns, **options: BaseVectorEnv(env_fns, backend=MyBackend(), **options))
 

@@ -1,4 +1,4 @@
-"""Contract checks of starting, calls, errors and closing."""
+"""Checks of attributes, seeds, errors and closing, for `check_vector_env`."""
 
 from __future__ import annotations
 
@@ -28,18 +28,18 @@ def check_attributes(factory: Factory) -> None:
             f"get_env_attr of 3 and 1 gave {venv.get_env_attr('env_id', [3, 1])}"
         )
         venv.set_env_attr("length", 9, [2])
-        assert venv.get_env_attr("length") == [5, 5, 9, 5, 5], "set_env_attr on env 2 reached others, or not it"
+        assert venv.get_env_attr("length") == [5, 5, 9, 5, 5], "set_env_attr on env 2 must change env 2 and no other"
         assert_raises(AttributeError, "an unknown attribute", lambda: venv.get_env_attr("nope"))
         mine = [1]
         venv.set_env_attr("mine", mine)
         for value in (mine, *venv.get_env_attr("mine")):
             value.append(2)
-        assert venv.get_env_attr("mine") == [[1]] * N, "a value that was set or got is the caller's too"
+        assert venv.get_env_attr("mine") == [[1]] * N, "an env shares the value of an attribute with the caller"
         options = {"t": 3}
         got = tuple(venv.call("reset", id=[4, 1], options=options))
-        assert_same(got, tuple(reference.reset(i, options=options)[::4] for i in (4, 1)), "what call of reset returned")
+        assert_same(got, tuple(reference.reset(i, options=options)[::4] for i in (4, 1)), "the result of call('reset')")
         assert venv.get_env_attr("t") == [0, 3, 0, 0, 3], f"call of reset on 4 and 1 left t at {venv.get_env_attr('t')}"
-        assert venv.call("length") == [5, 5, 9, 5, 5], "call of what is no method does not return it"
+        assert venv.call("length") == [5, 5, 9, 5, 5], "call() of an attribute did not return its value"
         assert (len(venv), venv.num_envs, venv.env_num) == (N, N, N), (
             "len, num_envs and env_num differ from the number of envs"
         )
@@ -64,7 +64,7 @@ def check_frames(factory: Factory) -> None:
 def check_seeds(factory: Factory) -> None:
     reference = ReferenceEnvs()
     with factory(reference.env_fns) as venv:
-        assert venv.seed(3) == [3, 4, 5, 6, 7], "seed(3) did not return the seeds used"
+        assert venv.seed(3) == [3, 4, 5, 6, 7], "seed(3) did not return the seeds of the envs"
         assert venv.get_env_attr("seeded") == [3, 4, 5, 6, 7], f"seed(3) gave the envs {venv.get_env_attr('seeded')}"
         first = [space.sample() for space in venv.action_space]
         venv.seed(3)
@@ -127,7 +127,7 @@ def check_rejected_calls(factory: Factory) -> None:
 
 
 def check_env_errors(factory: Factory) -> None:
-    """Check that an env's error keeps its class, `partial` has the other rows, and the env then needs a reset."""
+    """Check the class of an env's error, its `partial` results, and that the env then needs a reset."""
     reference = ReferenceEnvs(infos=False)
     env_fns = [*reference.env_fns[:2], functools.partial(RaisesOnStep, 2, at=2, infos=False), *reference.env_fns[3:]]
     with factory(env_fns) as venv:
@@ -150,7 +150,7 @@ def check_env_errors(factory: Factory) -> None:
 
 
 def check_workers_that_end(factory: Factory) -> None:
-    """Check that the end of an env's process raises, and that a reset makes the env. Skips envs in this process."""
+    """Check that a step raises when a worker process ends, and that a reset recreates the worker's envs."""
     reference = ReferenceEnvs(infos=False)
     env_fns = [*reference.env_fns[:2], functools.partial(_EndsItsProcess, 2, at=2, infos=False), *reference.env_fns[3:]]
     with factory(env_fns) as venv:
@@ -161,12 +161,12 @@ def check_workers_that_end(factory: Factory) -> None:
         assert_raises(Exception, "a step in which a worker ends", lambda: venv.step([4] * N))
         alive, lost = venv.alive(), venv.failed_id
         assert not alive[2], f"alive is {alive} after the process of env 2 has ended"
-        assert 2 in lost, f"failed_id is {lost}, expected env 2 and those that shared its worker"
+        assert 2 in lost, f"failed_id is {lost}, expected env 2 and the other envs of its worker"
         assert_raises(Exception, "a step of a lost env", lambda: venv.step([0], [2]))
         for i in lost:
             reference.envs[i] = CountingEnv(i, infos=False)
         reference.compare(lost, venv.reset(lost), [reference.reset(i) for i in lost])
-        assert all(venv.alive()), f"alive is {venv.alive()} after a reset of all that were lost"
+        assert all(venv.alive()), f"alive is {venv.alive()} after a reset of all lost envs"
         reference.compare(lost, venv.step([7] * len(lost), lost), [reference.step(i, 7) for i in lost])
 
 
@@ -192,7 +192,7 @@ def check_env_fns_are_called_once(factory: Factory) -> None:
 
 
 def check_close(factory: Factory) -> None:
-    """Check that `close` closes all envs, also in flight and twice, and that later calls raise."""
+    """Check that `close` closes all envs, also during a step, and that later calls raise."""
     for in_flight in (False, True):
         with tempfile.TemporaryDirectory() as folder:
             _check_close(factory([functools.partial(_RecordsClose, folder, i) for i in range(N)]), in_flight)

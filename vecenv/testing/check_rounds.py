@@ -1,4 +1,4 @@
-"""Contract checks of steps and resets."""
+"""Checks of steps and resets, for `check_vector_env`."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ GATE_PATIENCE = 10.0
 
 
 def check_rows(factory: Factory) -> None:
-    """Check the results of each env, for different ids and orders, and all forms of observations."""
+    """Check results for different ids, orders of ids, and forms of observations."""
     for form in ("array", "dict", "object"):
         reference = ReferenceEnvs(form=form)
         with factory(reference.env_fns) as venv:
@@ -37,7 +37,6 @@ def check_rows(factory: Factory) -> None:
 
 
 def check_options_of_reset(factory: Factory) -> None:
-    """Check that an int `seed` gives each env its own seed, and that other arguments go to each env."""
     reference = ReferenceEnvs()
     with factory(reference.env_fns) as venv:
         options = {"t": 3}
@@ -51,7 +50,7 @@ def check_options_of_reset(factory: Factory) -> None:
 
 
 def check_mixed_rounds(factory: Factory) -> None:
-    """Check calls that step some envs and reset others, and calls between send and recv."""
+    """Check calls that step some envs and reset others, and calls between `send` and `recv`."""
     reference = ReferenceEnvs()
     with factory(reference.env_fns) as venv:
         reference.compare(range(N), venv.reset(), [reference.reset(i) for i in range(N)])
@@ -70,7 +69,7 @@ def check_mixed_rounds(factory: Factory) -> None:
 
 
 def check_autoreset(factory: Factory) -> None:
-    """Check that `autoreset` resets an env in the call of its last step, or raises TypeError before the envs step."""
+    """Check that `autoreset` resets an env in the round of its last step, or raises TypeError before any step."""
     for form in ("array", "dict", "object"):
         reference = ReferenceEnvs(form=form, length=2, infos=form != "array")
         with factory(reference.env_fns) as venv:
@@ -113,7 +112,7 @@ def _compare_ends(
 
 
 def check_async(factory: Factory) -> None:
-    """Check that `wait_num` and `timeout` return each action's result exactly once."""
+    """Check that with `wait_num` or `timeout`, each action's result comes exactly once."""
     for wait_num, timeout in ((1, None), (3, None), (None, 0.01), (2, 0.01)):
         reference = ReferenceEnvs(length=1000)
         with factory(reference.env_fns, wait_num=wait_num, timeout=timeout) as venv:
@@ -129,7 +128,7 @@ def check_async(factory: Factory) -> None:
                 free = [row["env_id"] for row in result[4]]
                 least = wait_num if wait_num and not timeout else 1
                 assert len(free) >= least, f"{len(free)} rows came back, expected at least {least}"
-                assert set(free) <= waiting.keys(), f"rows are of envs {free}, in flight were {sorted(waiting)}"
+                assert set(free) <= waiting.keys(), f"rows are of envs {free}, but {sorted(waiting)} were in flight"
                 assert len(set(free)) == len(free), f"rows are of envs {free}: one came twice"
                 reference.compare(free, result, [waiting.pop(i) for i in free])
                 assert venv.waiting_id == sorted(waiting), f"{venv.waiting_id} are waiting, expected {waiting.keys()}"
@@ -141,19 +140,18 @@ def check_async(factory: Factory) -> None:
 
 
 def check_waiting(factory: Factory) -> None:
-    """Check that a step with `wait_num` or `timeout` does not wait for slow envs."""
     for wait_num, timeout, quick in ((1, None, [0]), (2, None, [0, 1]), (None, 0.01, [0])):
         slow = [i for i in range(N) if i not in quick]
         reference = ReferenceEnvs()
         with Gates(N, ops=["step"]) as gates, factory(gates.env_fns, wait_num=wait_num, timeout=timeout) as venv:
             venv.reset()
             if venv.get_env_attr("ran_in", [0]) == [(os.getpid(), threading.get_ident())]:
-                return  # envs in the caller's thread are never slower than the call
+                return  # the envs run in the caller's thread, so each call steps all envs
             for i in range(N):
                 reference.reset(i)
             want = [reference.step(i, i) for i in range(N)]
             gates.open(*quick)
-            # Opened late, so that a vector env that waits for all envs fails instead of hanging.
+            # The other gates open late. So a vector env that waits for all envs fails, and does not hang.
             late = threading.Timer(GATE_PATIENCE, gates.open, slow)
             late.start()
             try:
@@ -168,7 +166,7 @@ def check_waiting(factory: Factory) -> None:
             finally:
                 late.cancel()
                 late.join()
-                # After `timeout`, when no row is ready: the first env ends the wait.
+                # The gates open after `timeout`. A step without ready envs must wait for the first.
                 late = threading.Timer(5 * (timeout or 0), gates.open, slow)
                 late.start()
             while venv.waiting_id:
@@ -179,11 +177,11 @@ def check_waiting(factory: Factory) -> None:
             late.join()
 
 
-DTYPES = ("bool", "uint8", "int64", "float16", "float32", "float64")
+TESTED_DTYPES = ("bool", "uint8", "int64", "float16", "float32", "float64")
 
 
 def check_returned_arrays_stay(factory: Factory) -> None:
-    """Check that returned arrays never change, even if the caller or env writes into arrays."""
+    """Check that returned arrays are writable, and that later calls and writes of an env do not change them."""
     for form in ("array", "dict", "object"):
         reference = ReferenceEnvs(form=form)
         with factory(reference.env_fns) as venv:
@@ -199,14 +197,14 @@ def check_returned_arrays_stay(factory: Factory) -> None:
                     )
                 for part in partial[:4]:
                     for leaf in nest.leaves(part):
-                        leaf[...] = 0  # must not change the next results
+                        leaf[...] = 0  # the caller may write
                 kept = [(array, array.copy()) for array, _ in kept]
     with factory([functools.partial(_WritesOver, i) for i in range(N)]) as venv:
         venv.reset()
         obs, *_, info = venv.step([0] * N)
         venv.step([0] * N)
         values = [obs["array"][0, 0], obs["objects"][0][0][0], info[0]["own"][0]]
-        assert values == [1, 1, 1], f"the env's own array came with 1s, which are {values} after it wrote over it"
+        assert values == [1, 1, 1], f"returned arrays of 1s became {values} when the env wrote into its own array"
 
 
 def check_infos(factory: Factory) -> None:
@@ -237,10 +235,9 @@ def check_vector_rewards(factory: Factory) -> None:
 
 
 def check_observations_fit_their_space(factory: Factory) -> None:
-    """Check that observations keep dtype and shape, or raise ObservationError."""
     with factory([_EmitsValues] * 2) as venv:
         obs, _ = venv.reset()
-        assert_same(obs, {name: np.ones((2, 2), name) for name in DTYPES}, "an observation of each dtype")
+        assert_same(obs, {name: np.ones((2, 2), name) for name in TESTED_DTYPES}, "an observation of each dtype")
     for name, value in (("uint8", np.array([300, 1])), ("float32", np.ones(1))):
         with factory([functools.partial(_EmitsValues, {name: value})] * 2) as venv:
             assert_raises(ObservationError, f"{value!r} for {name} and the shape (2,)", venv.reset)
@@ -253,7 +250,7 @@ def check_actions_are_the_envs_own(factory: Factory) -> None:
         actions = np.ones((2, 3), np.float32)
         obs = [venv.step(actions)[0] for _ in range(2)][-1]
         assert bool(np.all(actions == 1)), "an env wrote into the caller's actions"
-        assert_same(obs, np.ones((2, 3), np.float32), "the action that came to the envs")
+        assert_same(obs, np.ones((2, 3), np.float32), "the actions that the envs got")
 
 
 class _WritesOver(CountingEnv):
@@ -280,8 +277,10 @@ class _VectorRewards(CountingEnv):
 class _EmitsValues(CountingEnv):
     def __init__(self, instead: dict[str, Any] | None = None) -> None:
         super().__init__()
-        self.observation_space = spaces.Dict({name: spaces.Box(0, 1, (2,), np.dtype(name).type) for name in DTYPES})
-        self.values = {name: np.ones(2, name) for name in DTYPES} | (instead or {})
+        self.observation_space = spaces.Dict(
+            {name: spaces.Box(0, 1, (2,), np.dtype(name).type) for name in TESTED_DTYPES}
+        )
+        self.values = {name: np.ones(2, name) for name in TESTED_DTYPES} | (instead or {})
 
     def _observation(self) -> Any:
         return self.values

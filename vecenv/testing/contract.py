@@ -1,6 +1,6 @@
-"""The contract of a vector env, as checks for any backend.
+"""`check_vector_env`: checks that a vector env, with any backend, keeps vecenv's guarantees.
 
-Each check compares a vector env of CountingEnvs with the same envs, called directly in this process.
+Most checks compare a vector env with equal envs that are called directly in this process.
 """
 
 from __future__ import annotations
@@ -17,14 +17,17 @@ CHECKS: dict[str, Callable[[Factory], None]] = {
     for name, check in vars(module).items()
     if name.startswith("check_")
 }
-"""Checks by name, in the order of the modules."""
+"""Functions that check a guarantee, by name."""
 
 
 def check_vector_env(factory: Factory, checks: Iterable[str] | None = None, patience: float = 60.0) -> None:
-    """Check that `factory(env_fns, **options) -> BaseVectorEnv` keeps the contract. Raises AssertionError.
+    """Check the vector envs that `factory(env_fns, **options)` makes.
 
-    The factory must accept the options `wait_num` and `timeout`. `checks` are names of `CHECKS` (default: all). Each
-    check may take `patience` seconds.
+    factory: function that returns a BaseVectorEnv, and accepts the options `wait_num` and `timeout`.
+    checks: names in `CHECKS` (default: all).
+    patience: seconds that each check may take.
+
+    Raises AssertionError if a check fails.
     """
     for name in CHECKS if checks is None else checks:
         problem = _run(CHECKS[name], factory, patience)
@@ -34,7 +37,7 @@ def check_vector_env(factory: Factory, checks: Iterable[str] | None = None, pati
 
 
 def _run(check: Callable[[Factory], None], factory: Factory, patience: float) -> BaseException | None:
-    """Return the exception of a check, or None. The check runs in a thread, because a lost result would block it."""
+    """Run a check in a thread, because it may wait forever for a lost result. Return its exception, or None."""
     raised: list[BaseException | None] = []
 
     def run() -> None:

@@ -1,6 +1,4 @@
-"""Envs for tests: `CountingEnv`, envs that misbehave, and gates, which hold envs in a step to control the order of
-events.
-"""
+"""Envs for tests: `CountingEnv`, envs that fail or hang, and envs that wait at `Gates`."""
 
 from __future__ import annotations
 
@@ -20,10 +18,10 @@ from gymnasium import spaces
 
 
 class CountingEnv(gymnasium.Env):
-    """Env that observes its id, episode, step `t`, seed and last action, so that lost, old or swapped results show.
+    """Env that returns its id, episode, step `t`, seed and last action as observation. So tests notice wrong results.
 
-    `form` of these integers: "array" (int64), "dict" (a Dict with a Tuple) or "object" (a Sequence). The reward is
-    `env_id + t / 1024`. An episode ends after `length` steps: even episodes are terminated, odd ones truncated. With
+    `form` is "array" (int64), "dict" (a Dict with a Tuple) or "object" (a Sequence). The reward is
+    `env_id + t / 1024`. An episode ends when t is `length`: even episodes are terminated, odd episodes truncated. With
     `infos`, resets and odd steps have an info. `reset(options={"t": 3})` begins at t = 3.
     """
 
@@ -86,8 +84,6 @@ class RaisesInConstructor(CountingEnv):
 
 
 class _Misbehaves(CountingEnv):
-    """Env that misbehaves in step `at` of an episode, or in the reset of episode `at`."""
-
     where = "step"
 
     def __init__(self, env_id: int = 0, at: int = 1, **options: Any) -> None:
@@ -95,7 +91,7 @@ class _Misbehaves(CountingEnv):
         self.at = at
 
     def misbehave(self) -> None:
-        """Fail in the way that the class describes."""
+        """Fail as described."""
         raise ValueError(f"boom in {self.where}")
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
@@ -114,13 +110,13 @@ class RaisesOnStep(_Misbehaves):
 
 
 class RaisesOnReset(_Misbehaves):
-    """Env that raises ValueError in the reset of episode `at` and in later resets."""
+    """Env that raises ValueError in the reset of episode `at` (the first is 0), and in later resets."""
 
     where = "reset"
 
 
 class ExitsOnStep(_Misbehaves):
-    """Env that ends its process in step `at` of an episode, like a crash."""
+    """Env that ends its process (as a crash does) in step `at` of an episode."""
 
     def misbehave(self) -> None:
         os._exit(7)
@@ -140,8 +136,9 @@ class HangsOnStep(_Misbehaves):
 
 
 class GateEnv(CountingEnv):
-    """CountingEnv that waits at its gate in each of `ops` ("step", "reset", "echo"). `ran_in` is its last (process,
-    thread).
+    """CountingEnv that waits at its gate in the methods `ops` ("step", "reset", "echo").
+
+    `ran_in`: (process id, thread ident) of the last call.
     """
 
     def __init__(self, folder: str, env_id: int, ops: Sequence[str] = ("step", "reset"), **options: Any) -> None:
@@ -158,7 +155,7 @@ class GateEnv(CountingEnv):
         return super().step(action)
 
     def echo(self, value: Any) -> Any:
-        """Wait at the gate and return the value."""
+        """Return `value`, after a wait at the gate if `ops` has "echo"."""
         self._pass("echo")
         return value
 
@@ -174,11 +171,11 @@ class GateEnv(CountingEnv):
 
 
 class Gates:
-    """Gates for `n` envs: named pipes, which work between processes, and are closed at first.
+    """Gates for `n` envs, which may be in other processes. An env waits at its gate until `open` lets it pass.
 
         with Gates(2) as gates, ShmemVectorEnv(gates.env_fns, wait_num=1) as venv: ...
 
-    `options` are arguments of GateEnv. Open the gates of envs in flight before closing the vector env.
+    `options` are arguments of GateEnv. Open the gates of waiting envs before closing the vector env.
     """
 
     def __init__(self, n: int, **options: Any) -> None:
@@ -189,16 +186,16 @@ class Gates:
             paths = _pipes(self.folder, i)
             for path in paths:
                 os.mkfifo(path)
-            # Both directions, so that opening does not block and bytes stay until they are read.
+            # Read-write mode, so that opening does not block, and unread bytes stay.
             self._fds.append((os.open(paths[0], os.O_RDWR), os.open(paths[1], os.O_RDWR)))
 
     @property
     def env_fns(self) -> list[Callable[[], GateEnv]]:
-        """Functions that make the envs, one per gate."""
+        """One function per gate that makes an env."""
         return [self.env_fn(i) for i in range(len(self._fds))]
 
     def env_fn(self, i: int) -> Callable[[], GateEnv]:
-        """Return a function that makes the env behind gate i."""
+        """Return a function that makes the env of gate i."""
         return functools.partial(GateEnv, self.folder, i, **self._options)
 
     def open(self, *ids: int, times: int = 1) -> None:
@@ -209,7 +206,7 @@ class Gates:
     def await_arrival(self, i: int, timeout: float = 30.0) -> None:
         """Wait until env i arrives at its gate. Raises TimeoutError after `timeout` seconds."""
         if not select.select([self._fds[i][1]], [], [], timeout)[0]:
-            raise TimeoutError(f"env {i} did not come to its gate within {timeout} s")
+            raise TimeoutError(f"env {i} did not arrive at its gate within {timeout} s")
         os.read(self._fds[i][1], 1)
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""`FakeBackend`: the smallest backend, to test the engine without processes."""
+"""`FakeBackend`: runs envs in a fixed order."""
 
 from __future__ import annotations
 
@@ -13,8 +13,9 @@ from vecenv.backends.memory.arena import Arena, Layout
 
 
 class FakeBackend(DummyBackend):
-    """Envs in this process that run only during a wait, lowest id first, so that `wait_num` and `timeout` are
-    reproducible.
+    """Backend that runs envs in this process, in the order of ids, only while the vector env waits.
+
+    This makes tests of `wait_num` and `timeout` reproducible.
 
     >>> from vecenv import BaseVectorEnv
     >>> from vecenv.testing import CountingEnv, FakeBackend

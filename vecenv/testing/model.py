@@ -1,4 +1,4 @@
-"""Reference model for the contract checks: the same envs, called directly in the test's process."""
+"""`ReferenceEnvs`: envs whose results `check_vector_env` compares with the vector env's results."""
 
 from __future__ import annotations
 
@@ -17,8 +17,6 @@ N = 5
 
 
 class ReferenceEnvs:
-    """Envs in this process, and a comparison of their results with the vector env's."""
-
     def __init__(self, n: int = N, **options: Any) -> None:
         self.envs = [CountingEnv(i, **options) for i in range(n)]
         self.env_fns = [functools.partial(CountingEnv, i, **options) for i in range(n)]
@@ -32,7 +30,6 @@ class ReferenceEnvs:
 
     @staticmethod
     def compare(ids: Sequence[int], result: tuple[Any, ...], expected: Sequence[tuple[Any, ...]]) -> None:
-        """Assert that `result`, of a step or reset of `ids`, equals the `expected` results, in the same order."""
         if len(result) == 2:
             k = len(ids)
             result = result[0], np.zeros(k), np.zeros(k, np.bool_), np.zeros(k, np.bool_), result[1]
@@ -86,7 +83,6 @@ def assert_same(got: Any, want: Any, what: str) -> None:
 
 
 def assert_raises(expected: type[Exception], what: str, call: Callable[[], Any]) -> Exception:
-    """Return the exception of class `expected` that `call` raised."""
     try:
         value = call()
     except expected as error:

@@ -1,4 +1,7 @@
-"""Transforms of observations, rewards and actions. docs/guides/transforms.md says when to use which."""
+"""Transforms of observations, rewards and actions, with the names and most arguments of torchrl.
+
+docs/guides/transforms.md says when to use which.
+"""
 
 from vecenv.transforms.compose import Compose as Compose
 from vecenv.transforms.images import CenterCrop as CenterCrop

@@ -21,10 +21,10 @@ from vecenv.nest import as_array, namespace
 
 Array = Any
 Path = tuple[Any, ...]
-"""Keys and indices of a part of an observation; () for the whole."""
+"""The path () is the whole observation."""
 
 WHOLE = "observation"
-"""Key that an observation gets if it is not a dict and a transform adds a part."""
+"""Key of an observation that is not a dict."""
 
 
 def numeric_bounds(space: Any) -> tuple[np.ndarray, np.ndarray]:
@@ -36,8 +36,8 @@ def numeric_bounds(space: Any) -> tuple[np.ndarray, np.ndarray]:
 def cast_box(space: Any, dtype: str, inside: bool = False) -> spaces.Box:
     """Return the Box of the space's values after a cast to `dtype`.
 
-    A bound that overflows an integer dtype becomes the dtype's limit. With `inside`, the Box contains only numbers that
-    are in `space` when they are cast back. Raises ValueError if there are no such numbers.
+    A bound that overflows an integer dtype becomes the dtype's limit. With `inside`, a cast of the Box's values to the
+    space's dtype stays in `space`.
     """
     ends, kind = numeric_bounds(space), np.dtype(dtype).kind
     exact = [end.astype(np.longdouble) for end in ends]
@@ -104,7 +104,8 @@ REMOVED: Any = object()
 def replace_parts(tree: Any, removed: Sequence[Path], written: Iterable[tuple[Path, Any]]) -> Any:
     """Return a copy of the tree without the parts `removed`, and with the parts `written`. Arrays are not copied.
 
-    A tuple that gets a part with a name becomes a dict, with its other parts as the tuple "observation".
+    If a part with a string key is written into a tuple, the tuple becomes a dict. The tuple's remaining parts get the
+    key "observation".
     """
     for path in removed:
         tree = with_part(tree, path, REMOVED)
@@ -128,10 +129,10 @@ def _without_removed(tree: Any) -> Any:
 
 
 def action_rows(action: Any, layout: Any, one: bool = False) -> Any:
-    """Return actions as arrays (batch, *shape) in the dicts and tuples of `layout`, without a cast.
+    """Return actions as a tree of arrays (batch, *shape), nested like `layout`. Dtypes stay.
 
-    `one`: `action` is for a single env. Raises ValueError for other keys or shapes, but () and (1,) are
-    interchangeable.
+    With `one`, `action` is for a single env, and the result is a batch of one. Rows of shape () and (1,) are reshaped
+    to the layout's shape.
     """
     if isinstance(layout, (dict, tuple)):
         keys = list(layout) if isinstance(layout, dict) else range(len(layout))
@@ -192,7 +193,7 @@ def concat(arrays: Sequence[Array], axis: int) -> Array:
 
 
 def like(values: Array, array: Array) -> Array:
-    """Return the values in the array type and on the device of `array`."""
+    """Return the values as an array of the same library and device as `array`."""
     if isinstance(array, np.ndarray):
         return values if isinstance(values, np.ndarray) else as_array(values)
     return namespace(array).as_tensor(values, device=array.device)
@@ -206,7 +207,7 @@ def full(shape: Sequence[int], array: Array, value: float, dtype: str | None = N
 
 
 def in_any_mode(array: Array) -> Any:
-    """Return a context in which new tensors also work outside of torch's inference mode."""
+    """Return a context without torch's inference mode, so that its new tensors can be changed in place later."""
     return nullcontext() if isinstance(array, np.ndarray) else namespace(array).inference_mode(False)
 
 
@@ -229,26 +230,29 @@ class Constants:
 
 
 class EnvRows:
-    """Store of one array (a row) for each of `n` envs. The first `put` sets the rows of the other envs to zeros."""
+    """Store of one row (an array) per env."""
 
     def __init__(self, n: int) -> None:
         self._n = n
         self._rows: Array = None
 
     def take(self, ids: np.ndarray, among: Array = None) -> Array:
-        """Return a copy of the rows of `ids`, on the device of the array `among`. None before the first `put`."""
+        """Return a copy of the rows of `ids`, or None before the first `put`.
+
+        If `among` is given, all rows first move to the library and device of this array.
+        """
         if self._rows is not None and among is not None:
             self._rows = like(self._rows, among)
         return None if self._rows is None else self._rows[like(ids, self._rows)]
 
     def put(self, ids: np.ndarray, rows: Array) -> None:
-        """Store copies of `rows`. If the shape of a row has changed, the rows of other envs become zeros."""
+        """Store copies of `rows`. In the first call, and if a row's shape changes, other envs' rows become zeros."""
         shape = (self._n, *rows.shape[1:])
         is_new = self._rows is None or tuple(self._rows.shape) != shape
         self._rows = full(shape, rows, 0) if is_new else like(self._rows, rows)
         if isinstance(rows, np.ndarray):
             self._rows[ids] = rows
-        else:  # tensors of torch's inference mode refuse changes in place
+        else:  # torch refuses changes in place of tensors from inference mode
             self._rows = self._rows.index_copy(0, like(ids, rows), cast(rows, dtype_name(self._rows)))
 
     def clear(self, ids: np.ndarray) -> None:

@@ -1,4 +1,4 @@
-"""`Compose`: apply several transforms in order."""
+"""`Compose`: chain of transforms."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ Self = TypeVar("Self", bound="HasTransforms")
 
 
 class Compose(Transform):
-    """Chain of transforms. Observations pass the first transform first, and actions the last.
+    """Chain of transforms. Observations pass the transforms in order, and actions in reverse order.
 
-    Functions of a batch of observations count as transforms. Lists and other Composes are flattened. `chain[i]` is a
-    transform, and `chain[i:j]` is a Compose of copies.
+    `transforms` may contain functions of a batch of observations, lists and other Composes. `chain[i]` is a transform,
+    and `chain[i:j]` is a Compose of clones.
 
     >>> from vecenv.transforms import UnsqueezeTransform
     >>> chain = Compose(UnsqueezeTransform(0), lambda obs: obs + 1)
@@ -110,25 +110,33 @@ class FunctionTransform(Transform):
 
 
 class HasTransforms:
-    """Base class of envs and vector envs with transforms."""
+    """Base class of envs with transforms."""
 
     transform: Compose
 
     @property
     @abstractmethod
     def base_env(self) -> Any:
-        """Env below the transforms."""
+        """Env without the transforms."""
 
     @abstractmethod
     def rebuild(self, transforms: list[Transform]) -> list[tuple[Any, Any]]:
-        """Set the spaces for these transforms. Return the two spaces below each transform. An error changes nothing."""
+        """Compute and set the env's spaces. If a transform does not fit, raise and change nothing.
+
+        Return the (observation, action) spaces that each transform changes.
+        """
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+        for each in self.transform:
+            each.belong_to(self)
 
     def append_transform(self: Self, transform: Any) -> Self:
         """Add a transform, a Compose, a list, or a function of observations as the outermost transform."""
         return self.insert_transform(len(self.transform), transform)
 
     def insert_transform(self: Self, index: int, transform: Any) -> Self:
-        """Insert a transform before `index`. Later transforms lose the state of their episodes.
+        """Insert a transform before `index`. The transforms after it lose their episode state (stacked frames).
 
         Raises IndexError if `index` is out of range, RuntimeError if the transform belongs to an env (pass a clone),
         TypeError if it is not a transform for this kind of env, and ValueError if the spaces do not fit.
@@ -151,12 +159,12 @@ class HasTransforms:
         return self
 
     def env_before(self, transform: Transform) -> Any:
-        """Return an env of the same base env with clones of all transforms before `transform`."""
+        """Return an env around the same base env, with clones of the transforms before `transform`."""
         index = next(i for i, each in enumerate(self.transform) if each is transform)
         return self.with_transforms(self.transform[:index])
 
     def with_transforms(self: Self, transforms: Any) -> Self:
-        """Return an env of the same base env with these transforms."""
+        """Return an env around the same base env, with these transforms."""
         return type(self)(self.base_env, transforms)  # type: ignore[call-arg]
 
     def state_dict(self) -> dict[str, Any]:
@@ -169,7 +177,7 @@ class HasTransforms:
 
 
 def flat(transform: Any) -> list[Transform]:
-    """Return the transforms of a transform, a Compose or a sequence as a flat list."""
+    """Return all transforms as a flat list."""
     if isinstance(transform, Compose):
         return list(transform.transforms)
     if isinstance(transform, Transform):

@@ -1,8 +1,6 @@
-"""Transforms of images: ToTensorImage, GrayScale, CenterCrop, Resize.
+"""Transforms of images: `ToTensorImage`, `GrayScale`, `CenterCrop`, `Resize`.
 
-Images are (H, W), (H, W, C) or (C, H, W). `channels="first"` or `channels="last"` says which dimension has the
-channels. By default, it is the smallest dimension, which must be the first or last. ToTensorImage only takes (H, W, C)
-and (H, W).
+Images are (H, W), (H, W, C) or (C, H, W).
 """
 
 from __future__ import annotations
@@ -20,19 +18,21 @@ from vecenv.transforms.arrays import Array, Constants, box, cast, dtype_name, is
 from vecenv.transforms.transform import Keys, Place, Transform
 
 WEIGHTS = {"601": (0.299, 0.587, 0.114), "709": (0.2125, 0.7154, 0.0721)}
-"""Weights of red, green and blue by ITU-R 601 and 709."""
+"""Weights of red, green and blue, by number of the ITU-R standard."""
 SHIFT = 15
-"""Gray values of integers are sums in units of 2**-15, as in OpenCV, so that both give the same bits."""
-HALF = 1 << SHIFT - 1
+"""Integer weights are in units of 2**-15, as in OpenCV, so that gray values equal OpenCV's."""
+ROUNDING = 1 << SHIFT - 1
 UNITS = {"601": (9798, 19235, 3735), "709": (6963, 23442, 2363)}
-LARGE = ("int32", "uint32", "int64", "uint64")
+WIDE_DTYPES = ("int32", "uint32", "int64", "uint64")
 
 
 class ImageTransform(Transform):
     """Base class of image transforms.
 
-    `channels`: see the top of this file. `in_keys`, `out_keys`: see `Transform`. The default is the key "pixels", or
-    every array with 2 or 3 dimensions if there is no such key.
+    Arguments:
+        channels: position of the channels, "first" or "last". None: the smallest dimension, which must be first or
+            last.
+        in_keys: as for `Transform`. None: the key "pixels". Without this key, every array with 2 or 3 dimensions.
     """
 
     def __init__(self, channels: str | None = None, in_keys: Keys = None, out_keys: Keys = None) -> None:
@@ -51,7 +51,7 @@ class ImageTransform(Transform):
         return super().find_places(tree)
 
     def channel_axis(self, shape: Sequence[int]) -> int | None:
-        """Return the channel axis of a batch of images, or None for (batch, H, W). Raises ValueError if unclear."""
+        """Return the channel axis of a batch of images, or None for (batch, H, W)."""
         if len(shape) == 3:
             return None
         if len(shape) != 4:
@@ -72,15 +72,14 @@ class ImageTransform(Transform):
 
 
 class ToTensorImage(ImageTransform):
-    """Convert images (H, W, C) to torch's layout (C, H, W), and integers to float32 / 255 (as torchrl's ToTensorImage).
+    """Convert images (H, W, C) to torch's layout (C, H, W), and integers to float32 / 255.
 
     Arguments:
-        from_int: divide by 255. None: divide all dtypes except floats.
+        from_int: whether to divide by 255. None: divide all dtypes except floats.
         unsqueeze: add a dimension of size 1 in front of each image.
         dtype: dtype of divided images.
         shape_tolerant: keep the order of dimensions if the last dimension is not 3.
         keep_uint8: never divide, so that images stay small until a later transform divides.
-        in_keys, out_keys: see `ImageTransform`.
 
     Images (H, W) become (1, H, W).
 
@@ -107,7 +106,7 @@ class ToTensorImage(ImageTransform):
         if array.ndim == 3:
             array = array[:, None]
         elif array.ndim != 4:
-            self.channel_axis(array.shape)  # raises
+            self.channel_axis(array.shape)  # raises ValueError
         elif not self.shape_tolerant or array.shape[-1] == 3:
             array = permute(array, (0, 3, 1, 2))
         divides = not self.keep_uint8 and (not is_float(array) if self.from_int is None else self.from_int)
@@ -122,16 +121,15 @@ class ToTensorImage(ImageTransform):
 
 
 class GrayScale(ImageTransform):
-    """Convert images with three channels to gray (as torchrl's GrayScale).
+    """Convert images with three channels to gray.
 
     Arguments:
-        weights: factors of red, green and blue. "601": 0.299, 0.587, 0.114, as OpenCV and torchvision. "709": 0.2125,
-            0.7154, 0.0721, as gymnasium.
+        weights: factors of red, green and blue. "601": 0.299, 0.587, 0.114, as in OpenCV and torchvision. "709":
+            0.2125, 0.7154, 0.0721, as in gymnasium.
         keep_dim: keep a channel dimension of size 1.
-        channels, in_keys, out_keys: see `ImageTransform`.
 
-    Gray values of integers are rounded to the nearest integer. uint8 values with "709" are rounded down, as in
-    gymnasium. Raises ValueError for images without three channels.
+    Integers are rounded to the nearest integer, but uint8 with "709" is rounded down, as in gymnasium. Raises
+    ValueError for images without three channels.
 
     >>> GrayScale()(np.full((1, 4, 5, 3), 100, np.uint8)).shape
     (1, 4, 5, 1)
@@ -170,18 +168,18 @@ class GrayScale(ImageTransform):
         if dtype in ("float32", "float64"):
             r, g, b = WEIGHTS[self.weights]
             return red * r + green * g + blue * b
-        if is_float(red):  # as float32, because numpy would round the weights to float16, and torch would not
+        if is_float(red):  # in float32, because numpy would round the weights to float16, and torch would not
             return cast(self._weighted(*(cast(channel, "float32") for channel in channels)), dtype)
         if dtype == "uint8" and self.weights == "709":  # same bits as gymnasium
             return cast(self._weighted(*(cast(channel, "float64") for channel in channels)), dtype)
-        if dtype not in LARGE:
+        if dtype not in WIDE_DTYPES:
             r, g, b = (
                 cast(channel, "int32") * unit for channel, unit in zip(channels, UNITS[self.weights], strict=True)
             )
-            return cast((r + g + b + HALF) >> SHIFT, dtype)
+            return cast((r + g + b + ROUNDING) >> SHIFT, dtype)
         wide = "uint64" if dtype == "uint64" and isinstance(red, np.ndarray) else "int64"
         pairs = [(cast(channel, wide), unit) for channel, unit in zip(channels, UNITS[self.weights], strict=True)]
-        # Split each number into high and low bits, because its product with the weight would overflow.
+        # Split each channel value into high and low bits, because value * weight would overflow.
         upper, lower = (
             sum(part * unit for part, unit in each)
             for each in (
@@ -189,18 +187,17 @@ class GrayScale(ImageTransform):
                 [(channel & (1 << SHIFT) - 1, unit) for channel, unit in pairs],
             )
         )
-        return cast(upper + ((lower + HALF) >> SHIFT), dtype)
+        return cast(upper + ((lower + ROUNDING) >> SHIFT), dtype)
 
 
 class CenterCrop(ImageTransform):
-    """Crop images to their middle (as torchrl's CenterCrop).
+    """Crop images to their middle.
 
     Arguments:
         height, width: size of the result. `width` defaults to `height`. torchrl names the height `w`.
-        channels, in_keys, out_keys: see `ImageTransform`.
 
-    If an odd number of pixels is cut off, half of it is rounded to an even number, as in torchvision. Raises ValueError
-    if either side of an image is shorter than the result's.
+    If an odd number of pixels is cut off, an even number of them is cut at the top or left, as in torchvision. Raises
+    ValueError if the image is lower or narrower than the result.
 
     >>> CenterCrop(2, 3)(np.zeros((1, 4, 5), np.uint8)).shape
     (1, 2, 3)
@@ -230,18 +227,17 @@ class CenterCrop(ImageTransform):
 
 
 class Resize(ImageTransform):
-    """Resize images (as torchrl's Resize).
+    """Resize images.
 
     Arguments:
         height, width: size of the result. `width` defaults to `height`. torchrl names the height `w`.
-        interpolation: "area" is OpenCV's INTER_AREA, as in gymnasium and SB3: the mean of the area that a new pixel
-            covers, or an interpolation between two pixels if a side grows. "bilinear" is torchrl's default, with
-            antialiasing if the image shrinks.
-        channels, in_keys, out_keys: see `ImageTransform`.
+        interpolation: "area" is OpenCV's INTER_AREA, as in gymnasium and SB3. A new pixel is the mean of the area that
+            it covers. If a side grows, a new pixel is interpolated between two old ones per dimension. "bilinear" is
+            torchrl's default, with antialiasing if the image shrinks.
 
-    If OpenCV is installed, it computes "area" of uint8 and float32 arrays (not with over 4 channels in the last
-    dimension), with the same bits as gymnasium. Otherwise, the image is multiplied by two matrices of weights, and may
-    differ by 1 in integers, and by rounding in floats. Results stay within the range of the image.
+    OpenCV, if installed, computes "area" for numpy arrays of uint8 and float32, except for more than 4 channels in the
+    last dimension. Then the result has the same bits as gymnasium's, unless a float is clipped. Otherwise, integers may
+    differ from OpenCV's by 1, and floats by rounding. Results are clipped to the range of the image.
 
     >>> Resize(2)(np.arange(16.0).reshape(1, 4, 4))
     array([[[ 2.5,  4.5],
@@ -257,8 +253,8 @@ class Resize(ImageTransform):
         in_keys: Keys = None,
         out_keys: Keys = None,
     ) -> None:
-        if interpolation not in METHODS:
-            raise ValueError(f"interpolation must be one of {list(METHODS)}, got {interpolation!r}")
+        if interpolation not in WEIGHT_FUNCTIONS:
+            raise ValueError(f"interpolation must be one of {list(WEIGHT_FUNCTIONS)}, got {interpolation!r}")
         self.height, self.width = check_size(height, width)
         self.interpolation = interpolation
         super().__init__(channels, in_keys, out_keys)
@@ -290,16 +286,16 @@ class Resize(ImageTransform):
         dtype = dtype_name(images)
         if dtype in ("float32", "float64"):
             height, width = images.shape[-2:]
-            weights = METHODS[self.interpolation]
+            weights = WEIGHT_FUNCTIONS[self.interpolation]
             if self.interpolation == "area" and (height < self.height or width < self.width):
                 weights = enlarging_weights
             rows, columns = (weights(*each).like(images) for each in ((height, self.height), (width, self.width)))
             xp = namespace(images)
             return _clip_to_range(xp.matmul(xp.matmul(rows, images), columns.T), images, (-2, -1))
-        resized = self._by_products(cast(images, "float64" if dtype in LARGE else "float32"))
+        resized = self._by_products(cast(images, "float64" if dtype in WIDE_DTYPES else "float32"))
         if is_float(images):
             return cast(resized, dtype)
-        if dtype in ("int64", "uint64"):  # float64 cannot hold the largest value of these dtypes
+        if dtype in ("int64", "uint64"):  # float64 rounds the largest value of these dtypes up, out of range
             resized = resized.clip(None, float(np.nextafter(2.0 ** (63 if dtype == "int64" else 64), 0)))
         return cast(namespace(images).round(resized), dtype)
 
@@ -309,7 +305,7 @@ class Resize(ImageTransform):
         sides = (0, 1) if axis in (None, 3) else (1, 2)
         if tuple(low.shape[side] for side in sides) == (self.height, self.width):
             return space
-        # Use one bound per channel, because weighted sums of the pixels' bounds would be rounded.
+        # Use one bound per channel, because resizing different bounds of pixels would round them.
         ends = low.min(sides, keepdims=True), high.max(sides, keepdims=True)
         return super().transform_space(box(*(np.broadcast_to(end, low.shape) for end in ends)))
 
@@ -335,7 +331,7 @@ def bilinear_weights(size: int, target: int) -> Constants:
 
 @lru_cache(maxsize=64)
 def enlarging_weights(size: int, target: int) -> Constants:
-    """Return a (target, size) matrix: OpenCV's weights of two old pixels per new pixel, for "area" if a side grows."""
+    """Return OpenCV's (target, size) weights for "area" if a side grows: of two old pixels per new pixel."""
     at, growth = np.arange(target), target / size
     first = np.floor(at * (1 / growth)).astype(int)  # written as in OpenCV, because rounding may change the floors
     second = ((at + 1) - (first + 1) * growth).astype(np.float32)
@@ -347,7 +343,7 @@ def enlarging_weights(size: int, target: int) -> Constants:
 
 
 def _clip_to_range(resized: Array, images: Array, sides: tuple[int, int]) -> Array:
-    """Clip `resized` to the range of `images`, which rounded sums may exceed."""
+    """Clip `resized` to the range of `images`, because rounded sums may lie outside."""
     xp = namespace(images)
     if isinstance(images, np.ndarray):
         least, most = images.min(sides, keepdims=True), images.max(sides, keepdims=True)
@@ -361,7 +357,7 @@ def _normalised(weights: np.ndarray) -> Constants:
     return Constants(weights / weights.sum(1, keepdims=True))
 
 
-METHODS = {"area": area_weights, "bilinear": bilinear_weights}
+WEIGHT_FUNCTIONS = {"area": area_weights, "bilinear": bilinear_weights}
 
 
 @lru_cache(maxsize=1)
@@ -373,7 +369,7 @@ def opencv() -> Any:
 
 
 def map_images(images: np.ndarray, shape: Sequence[int], write: Callable[[Any, Any], Any]) -> np.ndarray:
-    """Return images that `write(image, target)` computes one by one, because OpenCV would start threads for a batch."""
+    """Call `write(image, target)` per image, and return the targets. For a whole batch, OpenCV would start threads."""
     out = np.empty(shape, images.dtype)
     for image, target in zip(np.ascontiguousarray(images), out, strict=True):
         write(image, target)

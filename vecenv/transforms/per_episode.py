@@ -31,7 +31,7 @@ from vecenv.transforms.transform import Freezable, Keys, Rows, Transform
 
 
 class PerEpisode(Transform):
-    """Base class of transforms that store values of each env during an episode. `kept[name]` has an array per env."""
+    """Base class of transforms that store values of each env during an episode: `kept[name]` has an array per env."""
 
     has_state = True
 
@@ -43,7 +43,7 @@ class PerEpisode(Transform):
         self.kept = {}
 
     def rows_of(self, name: Any) -> EnvRows:
-        """Return `kept[name]`, which is empty at first."""
+        """Return `kept[name]`, or make an empty store."""
         if name not in self.kept:
             self.kept[name] = EnvRows(self.num_envs)
         return self.kept[name]
@@ -62,8 +62,8 @@ class PerEpisode(Transform):
 class EpisodeSum(PerEpisode):
     """Base class of transforms that sum a number over the steps of each episode.
 
-    The sum becomes the entry `key` of the observation, with shape (1,), unless `key` is None. The episode is truncated
-    when the sum reaches `max_steps`.
+    The observation gets the sum under `key`, with shape (1,), unless `key` is None. The episode is truncated when the
+    sum reaches `max_steps`.
     """
 
     def __init__(self, key: str | None, entry: spaces.Box | None = None, max_steps: int | None = None) -> None:
@@ -111,8 +111,6 @@ class EpisodeSum(PerEpisode):
 class TimeLimit(EpisodeSum):
     """Truncate an episode after `max_episode_steps` steps (as gymnasium's TimeLimit).
 
-    In a TransformedVectorEnv, `step(action, autoreset=True)` then raises TypeError.
-
     >>> import gymnasium as gym
     >>> from vecenv.transforms import TransformedEnv
     >>> env = TransformedEnv(gym.make("CartPole-v1"), TimeLimit(1))
@@ -127,7 +125,7 @@ class TimeLimit(EpisodeSum):
 
 
 class StepCounter(EpisodeSum):
-    """Add the number of steps since the reset to the observation: int64 (1,) (as torchrl's StepCounter).
+    """Add the number of steps since the reset to the observation: int64 (1,).
 
     An observation that is not a dict becomes a dict with the key "observation".
 
@@ -149,7 +147,7 @@ class StepCounter(EpisodeSum):
 
 
 class RewardSum(EpisodeSum):
-    """Add the sum of rewards since the reset to the observation: float32 (1,) (as torchrl's RewardSum).
+    """Add the sum of rewards since the reset to the observation: float32 (1,).
 
     `out_keys` has one key, by default "episode_reward". For observations that are not a dict, see `StepCounter`.
     Raises ValueError for vector rewards.
@@ -178,12 +176,11 @@ class RewardSum(EpisodeSum):
 class NormalizeReward(PerEpisode, Freezable):
     """Divide rewards by the running standard deviation of the discounted returns (as SB3's VecNormalize).
 
-    Each step sets an env's return to `gamma * return + reward`. It begins with 0 in each episode. The returns of a
-    batch first update the statistics. Then `reward / sqrt(var + epsilon)` is clipped to [-clip, clip], unless `clip` is
-    None. No mean is subtracted (`VecNorm` does this), so the optimal policy stays the same.
+    An env's return begins with 0 in each episode. A step sets the return to `gamma * return + reward`. The returns of a
+    batch first update the statistics. Then the reward becomes `reward / sqrt(var + epsilon)`, clipped to [-clip, clip]
+    unless `clip` is None. Unlike in `VecNorm`, no mean is subtracted, so the optimal policy stays the same.
 
-    In a `TransformedEnv`, each env has separate statistics. `freeze` stops the updates. For a test env use
-    `frozen_copy()`. Raises ValueError for vector rewards.
+    In a `TransformedEnv`, each env has separate statistics. Raises ValueError for vector rewards.
 
     >>> import gymnasium as gym
     >>> from vecenv import DummyVectorEnv
@@ -210,7 +207,7 @@ class NormalizeReward(PerEpisode, Freezable):
 
     def step(self, rows: Rows) -> None:
         rows.check_reward(self)
-        kept = self.rows_of("returns")  # updated also while frozen, so that `unfreeze` works within an episode
+        kept = self.rows_of("returns")  # also kept up to date while frozen, for `unfreeze` within an episode
         before = kept.take(rows.ids, rows.reward)
         returns = rows.reward if before is None else before * self.gamma + rows.reward
         if not self.frozen:
@@ -222,10 +219,9 @@ class NormalizeReward(PerEpisode, Freezable):
         rows.reward = scaled if self.clip is None else scaled.clip(-self.clip, self.clip)
 
     def repeat(self, rows: Rows) -> None:
-        pass  # the rewards of failed envs stay unchanged
+        pass  # a failed step has no reward to normalise
 
     def state_dict(self) -> dict[str, Any]:
-        """Return copies of the statistics."""
         return self.return_rms.state_dict()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -235,15 +231,14 @@ class NormalizeReward(PerEpisode, Freezable):
 
 
 class CatFrames(PerEpisode):
-    """Join the last `N` observations of an episode along a dimension, the newest last (as torchrl's CatFrames).
+    """Join the last `N` observations of an episode along a dimension, the newest last.
 
     Arguments:
         N: number of observations.
         dim: dimension of an observation to join along, for example -3 for the channels of (C, H, W).
             `UnsqueezeTransform` adds a dimension.
-        in_keys, out_keys: see `Transform`.
-        padding: values before the first observation: "same" repeats this observation (gymnasium's "reset"), "constant"
-            uses `padding_value`. Raises ValueError if the dtype of the observation cannot hold `padding_value`.
+        padding: frames before the first observation of an episode. "same": copies of this observation (gymnasium's
+            "reset"). "constant": `padding_value`, with ValueError if the observation's dtype cannot hold it.
 
     >>> import gymnasium as gym
     >>> from vecenv.transforms import TransformedEnv
@@ -283,7 +278,9 @@ class CatFrames(PerEpisode):
         for source, target in self.places(rows.obs):
             kept, frame = self.rows_of((source, target)), part(rows.obs, source)
             older = kept.take(rows.ids, frame)
-            stack = self._first(frame) if older is None else stacked(frame, older)  # None if no env was reset yet
+            stack = (
+                self._first(frame) if older is None else stacked(frame, older)
+            )  # `older` is None before the first reset
             kept.put(rows.ids, stack)
             written.append((target, stack))
         rows.obs = replace_parts(rows.obs, (), written)

@@ -1,6 +1,6 @@
-"""Transforms of shapes and keys: UnsqueezeTransform, SqueezeTransform, Flatten, CatTensors, RenameTransform.
+"""Transforms of shapes and keys, such as `Flatten` and `RenameTransform`.
 
-A *part* is an array in a Dict or Tuple observation. Dimensions do not count the batch dimension.
+A *part* is an array in a Dict or Tuple observation. Dimension 0 is the first after the batch dimension.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from vecenv.transforms.transform import Keys, Place, Transform
 
 
 class UnsqueezeTransform(Transform):
-    """Add a dimension of size 1 (as torchrl's UnsqueezeTransform).
+    """Add a dimension of size 1.
 
-    `dim` is the index of the new dimension. Negative numbers count from the end.
+    `dim` is the index of the new dimension.
 
     >>> UnsqueezeTransform(-1)(np.zeros((2, 3))).shape
     (2, 3, 1)
@@ -38,7 +38,7 @@ class UnsqueezeTransform(Transform):
 
 
 class SqueezeTransform(UnsqueezeTransform):
-    """Remove a dimension of size 1 (as torchrl's SqueezeTransform). Raises ValueError for a different size.
+    """Remove a dimension of size 1. Another size raises ValueError.
 
     >>> SqueezeTransform(0)(np.zeros((2, 1, 3))).shape
     (2, 3)
@@ -47,19 +47,22 @@ class SqueezeTransform(UnsqueezeTransform):
     def apply(self, array: Array) -> Array:
         axis = axis_of(self.dim, array.ndim, self)
         if array.shape[axis] != 1:
-            raise ValueError(f"{self} got the shape {tuple(array.shape[1:])}, expected the size 1 for this dimension")
+            raise ValueError(
+                f"{self} got the shape {tuple(array.shape[1:])}, expected the size 1 in dimension {self.dim}"
+            )
         return array.squeeze(axis)
 
 
 class Flatten(Transform):
     """Flatten observations to vectors.
 
-    Without `in_keys`, the whole observation becomes one vector in the order of the space. Discrete and MultiDiscrete
-    parts become one-hot (as in gymnasium's FlattenObservation). This works only in a TransformedEnv or
-    TransformedVectorEnv, because it needs the space. With `in_keys`, each of these parts becomes a vector.
+    With `in_keys`, each named part becomes a vector. Without `in_keys`, the whole observation becomes one vector,
+    and Discrete and MultiDiscrete parts become one-hot (as in gymnasium's FlattenObservation). The possible values of a
+    one-hot part are known only from the observation space. So without `in_keys`, the transform works only in a
+    TransformedEnv or TransformedVectorEnv.
 
-    Raises ValueError for spaces that are not numeric (Text, Sequence, ...), or if the spaces of the envs give different
-    vectors (Discrete(2) and Discrete(4)).
+    Raises ValueError for spaces that are not numeric, such as Text. Also raises ValueError if the envs' vectors would
+    differ, for example with Discrete(2) and Discrete(4).
 
     >>> Flatten(in_keys=["a"])({"a": np.zeros((2, 3, 4))})["a"].shape
     (2, 12)
@@ -123,18 +126,18 @@ def axis_of(dim: int, ndim: int, transform: Transform) -> int:
 
 
 class CatTensors(Transform):
-    """Join parts of a Dict or Tuple observation, in the order of their names (as torchrl's CatTensors).
+    """Join parts of a Dict or Tuple observation, in the order of their names.
 
     Arguments:
         in_keys: parts to join. None: all vectors.
         out_key: name of the result.
-        dim: dimension to join along. Without `in_keys`, only -1.
-        del_keys: remove the parts.
-        unsqueeze_if_oor: add dimensions of size 1 in front of parts that have no dimension `dim`.
+        dim: dimension to join along. Without `in_keys`, it must be -1.
+        del_keys: remove the joined parts.
+        unsqueeze_if_oor: if a part has no dimension `dim`, add dimensions of size 1 in front of its shape.
         sort: False joins in the order of `in_keys`.
 
-    The result has numpy's promoted dtype. A Tuple becomes a Dict with the result, and with its other parts as the tuple
-    "observation". Raises ValueError for a missing key or parts that cannot be joined.
+    The result has numpy's promoted dtype. With a string `out_key`, a Tuple becomes a Dict: `out_key` has the result,
+    and "observation" the tuple of the other parts. Raises ValueError for a missing key or parts that cannot be joined.
 
     >>> import numpy as np
     >>> CatTensors(["v", "x"])({"x": np.zeros((2, 3)), "v": np.ones((2, 1))})["observation_vector"]
@@ -193,15 +196,15 @@ class CatTensors(Transform):
 
 
 def _order(key: Any) -> tuple[int, int, str]:
-    """Return a sort key: indices of a tuple as numbers, so that 2 comes before 10, and names after indices."""
     return (0, key, "") if isinstance(key, int) else (1, 0, str(key))
 
 
 class RenameTransform(Transform):
-    """Rename parts of the observation (as torchrl's RenameTransform).
+    """Rename parts of the observation.
 
-    `in_keys[i]` becomes `out_keys[i]`. `create_copy` also keeps the old name. The name of an observation that is not a
-    dict is "observation". A Tuple becomes a Dict, with its other parts as the tuple "observation".
+    `in_keys[i]` becomes `out_keys[i]`. `create_copy` also keeps the old name. An observation that is not a dict has the
+    name "observation". With a string in `out_keys`, a Tuple becomes a Dict, in which "observation" has the tuple of the
+    other parts.
 
     >>> import numpy as np
     >>> RenameTransform(["pixels"], ["frame"])({"pixels": np.zeros(1)})

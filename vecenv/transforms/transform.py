@@ -3,7 +3,7 @@
     base env --obs, rew, ...--> transform[0] --> transform[1] --> ... --> caller
     base env <----- action ---- transform[0] <-- transform[1] <-- ... <-- caller
 
-Transforms work on batches (k, ...) of k envs, as arrays or tensors. In a worker, k is 1.
+Transforms work on batches (k, ...) of k envs, as arrays or tensors. In a `TransformedEnv`, k is 1.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ from vecenv.transforms.arrays import WHOLE, Array, Path, box, described, numeric
 Self = TypeVar("Self", bound="Transform")
 AnyFreezable = TypeVar("AnyFreezable", bound="Freezable")
 Place = tuple[Path, Path]
-"""Path to read, and path to write."""
+"""Paths of the part to read and of the part to write."""
 Keys = Sequence[Any] | None
 
 
 class Rows:
-    """Results of a step or reset of k envs. A *row* is the result of one env. Transforms set the attributes.
+    """Results of a step or reset of k envs. A *row* is the result of one env. Transforms replace the attributes.
 
-    `obs` is a tree of arrays (k, ...). `reward` is (k,) or (k, m), `terminated` and `truncated` are bool (k,), `None`
-    after a reset. `info` has a dict per row.
+    `obs` is a tree of arrays (k, ...). `reward` is (k,) or (k, m), `terminated` and `truncated` are bool (k,). After a
+    reset, these three are `None`. `info` has a dict per row.
     """
 
     __slots__ = ("_ids", "info", "obs", "reward", "terminated", "truncated")
@@ -60,7 +60,7 @@ class Rows:
         return self._ids
 
     def check_reward(self, transform: Transform, hint: str = "") -> None:
-        """Raise ValueError if the transform cannot take these rewards."""
+        """Raise ValueError if rewards are vectors. `hint` ends the message."""
         if self.reward.ndim != 1:
             shape = tuple(self.reward.shape[1:])
             raise ValueError(f"{transform} needs rewards that are numbers, got the shape {shape}{hint}")
@@ -69,10 +69,10 @@ class Rows:
 class Transform:
     """Base class of transforms. A subclass defines methods for the values that it changes:
 
-    - Parts of the observation, without a state: `apply(array)`, on numpy or torch arrays (k, ...), from which spaces
-      are derived. `takes(shape, dtype)` selects parts if `in_keys` is `None`.
-    - Rows: `reset(rows)`, `step(rows)` and `transform_observation_space`. With a state per episode also `repeat(rows)`,
-      `episode_state(ids)` and `set_episode_state(ids, state)`.
+    - Parts of the observation, without a state: `apply(array)`, on numpy or torch arrays (k, ...). The new space
+      is derived from `apply`. `takes(shape, dtype)` selects parts if `in_keys` is `None`.
+    - Whole rows: `reset(rows)`, `step(rows)` and `transform_observation_space`.
+    - A state per episode: also `repeat(rows)`, `episode_state(ids)` and `set_episode_state(ids, state)`.
     - Actions: `inv(action)` and `transform_action_space`.
 
     Arguments:
@@ -80,8 +80,8 @@ class Transform:
             observation that is not a dict. None: every part that `takes` accepts. Empty: no part.
         out_keys: keys to write, one for each of `in_keys`. None: replace the parts.
 
-    A transform belongs to one env. Without a state, it can be called with a batch of observations. ValueError if the
-    keys do not match the observation.
+    A transform belongs to one env. A transform without a state can also be called with a batch of observations. Raises
+    ValueError if the keys do not match the observation.
 
     >>> class Halved(Transform):
     ...     def apply(self, array):
@@ -93,7 +93,7 @@ class Transform:
     has_state = False
     """True if the results depend on earlier rows of the env."""
     needs_parts = True
-    """True if an observation must have a matching part."""
+    """True if an observation must have a part that `takes` accepts. Else, ValueError is raised."""
     ends_episodes = False
     """True if the transform may set `truncated` or `terminated`."""
 
@@ -109,11 +109,11 @@ class Transform:
     # For subclasses to define.
 
     def apply(self, array: Array) -> Array:
-        """Return a part of the observation (k, ...), transformed."""
+        """Return the transformed part of the observation (k, ...)."""
         return array
 
     def takes(self, shape: tuple[int, ...], dtype: str) -> bool:
-        """Return whether to transform parts with this row shape and dtype if `in_keys` is `None`."""
+        """Return whether, without `in_keys`, to transform parts with this row shape and dtype."""
         return True
 
     def reset(self, rows: Rows) -> None:
@@ -125,16 +125,16 @@ class Transform:
         rows.obs = self.transform_observation(rows.obs)
 
     def repeat(self, rows: Rows) -> None:
-        """Transform rows of failed envs, which repeat an earlier observation. Default: as `step`.
+        """Transform rows of failed steps. Their `obs` repeats the env's previous observation. Default: call `step`.
 
-        Leave reward and flags unchanged, and count no step.
+        Changes of rewards and flags are dropped. Do not count such a row as a step of the episode.
         """
         self.step(rows)
 
     def episode_state(self, ids: np.ndarray) -> dict[Any, Any]:
-        """Return the state of these envs' episodes, a tree of numpy arrays (k, ...), empty without a state.
+        """Return the state of these envs' episodes: a tree of numpy arrays (k, ...), empty without a state.
 
-        NotImplementedError if `has_state` is True and the class does not define it.
+        Raises NotImplementedError if `has_state` is True and the subclass lacks this method.
         """
         if self.has_state:
             name = type(self).__name__
@@ -145,14 +145,14 @@ class Transform:
         return {}
 
     def set_episode_state(self, ids: np.ndarray, state: dict[Any, Any]) -> None:
-        """Restore a state of `episode_state` for the same number of envs."""
+        """Give these envs the state that `episode_state` returned for as many envs."""
 
     def inv(self, action: Any) -> Any:
-        """Return the env's actions (k, ...) for the caller's."""
+        """Convert the caller's actions (k, ...) to the env's actions."""
         return action
 
     def transform_space(self, space: spaces.Space[Any]) -> spaces.Space[Any]:
-        """Return the space of a transformed part. `apply` maps the bounds, so it must preserve or reverse order."""
+        """Return the space of a transformed part: `apply` of the bounds. Override this if `apply` is not monotonic."""
         low, high = numeric_bounds(space)
         with np.errstate(all="ignore"):
             ends = self.apply(low[None])[0], self.apply(high[None])[0]
@@ -165,48 +165,54 @@ class Transform:
         return space_of(replace_parts(tree, (), written)) if places else space
 
     def transform_action_space(self, space: Any) -> Any:
-        """Return the space of the caller's actions, given the env's."""
+        """Return the caller's action space for the env's action space `space`."""
         return space
 
     def common_properties(self, space: spaces.Space[Any]) -> Any:
-        """Return properties of the observation space that must be equal in all envs of a vector env."""
+        """Return the properties that must be equal in the observation spaces of all envs."""
         tree = space_tree(space, "observation")
         return [(path, [row_of(leaf) for leaf in nest.leaves(part(tree, path))]) for path, _ in self.find_places(tree)]
 
     def attach(self, owner: Any, num_envs: int, observation_space: Any, action_space: Any) -> None:
         """Attach the transform to `owner` with `num_envs` envs, and clear the state."""
-        self._owner, self.num_envs = weakref.ref(owner), num_envs
+        self.num_envs, self._owner = num_envs, None
+        self.belong_to(owner)
         self._places = None
         self.clear()
 
+    def belong_to(self, owner: Any) -> None:
+        """Make the transform part of `owner`, unless it already belongs to an env."""
+        if not self.is_attached:
+            self._owner = weakref.ref(owner)
+
     def clear(self) -> None:
-        """Drop the state of all envs."""
+        """Discard the state of all envs."""
 
     # For subclasses and callers to use.
 
     def places(self, obs: Any) -> list[Place]:
-        """Return the places that the transform reads and writes, found in the first observation."""
+        """Return the places that the transform reads and writes. The first observation determines them."""
         if self._places is None:
             self._places = self.find_places(obs)
         return self._places
 
     def transform_observation(self, obs: Any) -> Any:
-        """Return an observation, a tree of arrays `(k, ...)`, with `apply` done to its parts."""
+        """Return an observation, a tree of arrays `(k, ...)`, with its parts transformed by `apply`."""
         written = [(target, self.apply(part(obs, source))) for source, target in self.places(obs)]
         return replace_parts(obs, (), written)
 
     def __call__(self, obs: Any) -> Any:
-        """Return transformed observations. RuntimeError if the transform has a state per env."""
+        """Return transformed observations. Raises RuntimeError if the transform has a state."""
         if self.has_state:
             raise RuntimeError(f"{self} has a state per env: use it in a TransformedEnv or TransformedVectorEnv")
-        own, self._places = self._places, None  # keep the places of the env that the transform belongs to
+        own, self._places = self._places, None  # `obs` may differ from the env's, whose places must stay
         try:
             return self.transform_observation(obs)
         finally:
             self._places = own
 
     def find_places(self, tree: Any) -> list[Place]:
-        """Return the places to transform in a space or tree of arrays. ValueError if no part matches."""
+        """Return the places to transform in a space or tree of arrays. Raises ValueError if no part matches."""
         if isinstance(tree, spaces.Space):
             tree = space_tree(tree, "observation")
         if self.in_keys is not None:
@@ -234,7 +240,7 @@ class Transform:
         return copy.deepcopy(self)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the learnt statistics, without the state of episodes."""
+        """Return copies of the learnt statistics, without the state of episodes."""
         return {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -255,7 +261,7 @@ class Transform:
 
 
 class EnvTransform(Transform):
-    """Base class of transforms that step or render the env. They need a `TransformedEnv`."""
+    """Base class of transforms that step or render a single env, so they work only in a `TransformedEnv`."""
 
     def __init__(self) -> None:
         super().__init__(in_keys=[])
@@ -291,7 +297,7 @@ class Freezable(Transform):
         return self
 
     def frozen_copy(self: AnyFreezable) -> AnyFreezable:
-        """Return a frozen clone, for example for a test env."""
+        """Return a frozen clone."""
         return self.clone().freeze()
 
     @staticmethod

@@ -1,4 +1,4 @@
-"""`TransformedEnv`: a single env with transforms. FrameSkip, NoopReset and PixelObservation work only in it."""
+"""`TransformedEnv`, and the transforms FrameSkip, NoopReset and PixelObservation."""
 
 from __future__ import annotations
 
@@ -29,8 +29,6 @@ class TransformedEnv(HasTransforms, Wrapper):
     """Gymnasium env with transforms around it (as torchrl's TransformedEnv, on numpy).
 
         env_fns = [lambda: TransformedEnv(gym.make("ALE/Pong-v5"), Compose(GrayScale(), Resize(84)))] * 8
-
-    `env.base_env` is the env without transforms. `env.transform[i].parent` is the env with the first i transforms.
 
     Raises:
         TypeError: `env` is not a gymnasium env, or `transform` is not a transform.
@@ -81,7 +79,7 @@ class TransformedEnv(HasTransforms, Wrapper):
         return self._chain.step(action)
 
     def episode_state(self) -> dict[str, Any]:
-        """Return the state that the transforms have in the current episode."""
+        """Return the state of the transforms in the current episode."""
         return self.transform.episode_state(ONLY_ENV)
 
     def set_episode_state(self, state: dict[str, Any]) -> None:
@@ -93,7 +91,7 @@ class TransformedEnv(HasTransforms, Wrapper):
 
 
 class TransformedRows(Wrapper):
-    """Env with transforms that work on batches, and get batches of one step."""
+    """Env with transforms. Each call passes a batch of one row to the transforms."""
 
     def __init__(self, env: Env, transform: Compose) -> None:
         super().__init__(env)
@@ -148,9 +146,9 @@ def _as_rows(tree: Any, obs: Any) -> Any:
 class FrameSkip(EnvTransform):
     """Repeat each action `frame_skip` times, or until the episode ends, and sum the rewards.
 
-    Earlier transforms see each of these steps, later transforms only the last. An env that already repeats actions
-    `frame_skip` times (Atari's `frameskip`) stays unchanged. Raises ValueError for an env with a different number,
-    unless `frame_skip` is 1.
+    Earlier transforms see each of these steps. Later transforms see one step, with the last observation. An env that
+    already repeats actions `frame_skip` times (Atari's `frameskip`) stays unchanged. Raises ValueError if it repeats
+    actions a different number of times, unless `frame_skip` is 1.
 
     >>> env = TransformedEnv(gymnasium.make("CartPole-v1"), FrameSkip(4))
     >>> obs, info = env.reset(seed=0)
@@ -171,12 +169,11 @@ class NoopReset(EnvTransform):
 
     Arguments:
         noops: number of steps.
-        random: draw the number uniformly from 0 to `noops`.
-        action: "random" (as in torchrl), or one action, such as 0 for Atari, where it does nothing (as in gymnasium
-            and SB3).
+        random: instead draw the number uniformly from 0 to `noops`, inclusive.
+        action: "random" (as in torchrl), or an action, such as Atari's no-op 0 (as in gymnasium and SB3).
 
     The seed of `reset` determines the number and the actions. If the episode ends during these steps, the env is reset
-    again. RuntimeError if 10 episodes end in this way. Earlier transforms see the steps.
+    again. Raises RuntimeError after 10 such episodes. Earlier transforms see these steps.
 
     >>> from vecenv.transforms import StepCounter
     >>> env = TransformedEnv(gymnasium.make("CartPole-v1"), [StepCounter(), NoopReset(5, random=False)])
@@ -198,7 +195,7 @@ class _NoopReset(Wrapper):
     def __init__(self, env: Env, transform: NoopReset) -> None:
         super().__init__(env)
         self._noops, self._is_random, self._action = transform.noops, transform.random, transform.action
-        # Own generators, so that the env and its action space draw the same numbers as without this transform.
+        # Use own generators, so that the env and its action space draw the same numbers as without this transform.
         self._draws: np.random.Generator | None = None
         self._actions = copy.deepcopy(env.action_space)
 
@@ -226,7 +223,7 @@ class PixelObservation(EnvTransform):
     """Observe the rendered image, uint8 (height, width, 3), in a dict (as `GymEnv(from_pixels=True)`).
 
     Arguments:
-        pixels_only: drop the env's observation. False keeps its keys, or the key "observation" if it is not a dict.
+        pixels_only: False: also keep the env's observation. If it is not a dict, it gets the key "observation".
         key: key of the image.
         render_kwargs: arguments of the env's `render`.
 

@@ -1,4 +1,4 @@
-"""`TransformedVectorEnv`: a vector env with transforms of whole batches in the caller's process."""
+"""`TransformedVectorEnv`: a vector env with transforms of whole batches."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ from vecenv.wrappers import RowWiseWrapper
 
 
 class TransformedVectorEnv(HasTransforms, RowWiseWrapper):
-    """Vector env with transforms around it, which run in the caller's process.
+    """Vector env with transforms around it. Transforms run in the caller's process.
 
         venv = TransformedVectorEnv(ShmemVectorEnv(env_fns), Compose(GrayScale(), Resize(84), ToTensorImage()))
 
-    Results equal the results of envs with the same transforms in a `TransformedEnv` each, except for `VecNorm` and
-    `NormalizeReward`, whose statistics are of all envs here. A reset of an env clears its stacked frames and counters.
-    Other methods and attributes are forwarded to `venv`.
+    Results are as if each env were a `TransformedEnv`, but all envs share the statistics of `VecNorm` and
+    `NormalizeReward`. A reset of an env clears its stacked frames and counters. Other methods and attributes are
+    forwarded to `venv`.
 
-    If a transform ends episodes (`TimeLimit`), `step(action, autoreset=True)` raises TypeError, because the worker does
-    not know of this end.
+    If a transform ends episodes (`TimeLimit`), `step(action, autoreset=True)` raises TypeError, because the worker that
+    resets the env does not know of this end.
 
     Raises TypeError unless `venv` is a vecenv vector env, and for `FrameSkip`, `NoopReset` and `PixelObservation`,
-    which need a `TransformedEnv`. Raises ValueError if a transform does not fit the spaces, and RuntimeError if it
-    belongs to another env.
+    because these need a `TransformedEnv`. Raises ValueError if a transform does not fit the spaces, and RuntimeError if
+    a transform already belongs to an env.
 
     >>> import gymnasium as gym
     >>> from vecenv import DummyVectorEnv
@@ -64,13 +64,13 @@ class TransformedVectorEnv(HasTransforms, RowWiseWrapper):
 
     @property
     def keeps_autoreset(self) -> bool:
-        """False if a transform ends episodes, so that the worker cannot reset the env in the same call."""
+        """False if a transform ends episodes."""
         return not any(each.ends_episodes for each in self.transform)
 
     @property
     def observation_space(self) -> list[Any]:
         """Spaces of the transformed observations, per env."""
-        own = self.venv.observation_space  # raises first if the vector env is closed
+        own = self.venv.observation_space  # always read, because it raises if the vector env is closed
         return own if self._observation_space is None else self._observation_space
 
     @property
@@ -127,12 +127,10 @@ class TransformedVectorEnv(HasTransforms, RowWiseWrapper):
         return rows.obs, rows.reward, rows.terminated, rows.truncated, info
 
     def map_repeated(self, obs: Any, rew: Any, terminated: Any, truncated: Any, info: np.ndarray) -> Any:
-        """Transform the observations of failed envs. Rewards, flags and the state of the transforms stay unchanged."""
+        """Transform only the observations of failed envs."""
         rows = Rows(obs, info, rew, terminated, truncated)
         self.transform.repeat(rows)
         return rows.obs, rew, terminated, truncated, info
-
-    # Seeds and state.
 
     def episode_state(self, ids: np.ndarray) -> dict[str, Any]:
         return self.transform.episode_state(ids)

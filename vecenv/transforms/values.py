@@ -1,4 +1,4 @@
-"""Transforms of values: DTypeCast, DoubleToFloat, ObservationNorm, RewardScaling, RewardClipping, ActionScaling."""
+"""Transforms of dtypes and numbers, for observations, rewards and actions."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ class DTypeCast(Transform):
 
     Arguments:
         dtype_in, dtype_out: dtypes or their names. Arrays of other dtypes than `dtype_in` are unchanged.
-        in_keys, out_keys: see `Transform`. None: all arrays of `dtype_in`.
-        in_keys_inv: with `["action"]`, Box action spaces of `dtype_in` get `dtype_out`, and actions are cast back.
+        in_keys: as for `Transform`. None: all arrays of `dtype_in`.
+        in_keys_inv: with `["action"]`, Box action spaces of `dtype_in` get `dtype_out`. Actions are cast back.
 
     >>> DTypeCast("uint8", "float32")(np.zeros((1, 2), np.uint8)).dtype
     dtype('float32')
@@ -39,7 +39,7 @@ class DTypeCast(Transform):
             raise ValueError(f'in_keys_inv must be ["action"] or None, got {in_keys_inv!r}')
         self.needs_parts = not in_keys_inv
         self._is_cast: Any = None
-        """True for each array of an action that is cast, in the dicts and tuples of the action space."""
+        """Tree like the action, with True for each array to cast. None: no array."""
         super().__init__(in_keys, out_keys)
 
     def takes(self, shape: tuple[int, ...], dtype: str) -> bool:
@@ -74,8 +74,7 @@ class DTypeCast(Transform):
 
 
 class DoubleToFloat(DTypeCast):
-    """Cast float64 observations to float32, and with `in_keys_inv=["action"]` the action space (as torchrl's
-    DoubleToFloat).
+    """Cast float64 observations, and with `in_keys_inv=["action"]` actions, to float32.
 
     >>> DoubleToFloat()(np.zeros((1, 2))).dtype
     dtype('float32')
@@ -86,11 +85,10 @@ class DoubleToFloat(DTypeCast):
 
 
 class ObservationNorm(Transform):
-    """Compute `obs * scale + loc`, or with `standard_normal` `(obs - loc) / scale` (as torchrl's ObservationNorm).
+    """Compute `obs * scale + loc`, or with `standard_normal` `(obs - loc) / scale`.
 
-    `loc` and `scale` broadcast to an observation. Floats keep their dtype, integers become float32.
-    `VecNorm.to_observation_norm` returns this transform with learnt numbers. Raises ValueError for a scale of 0 with
-    `standard_normal`.
+    `loc` and `scale` broadcast to the shape of an observation. Floats keep their dtype, integers become float32. Raises
+    ValueError for a scale of 0 with `standard_normal`.
 
     >>> ObservationNorm(1.0, 2.0, standard_normal=True)(np.array([[5.0]]))
     array([[2.]])
@@ -114,7 +112,7 @@ class ObservationNorm(Transform):
 
 
 class RewardScaling(ObservationNorm):
-    """Compute `reward * scale + loc`, or with `standard_normal` `(reward - loc) / scale` (as torchrl's RewardScaling).
+    """Compute `reward * scale + loc`, or with `standard_normal` `(reward - loc) / scale`.
 
     >>> rows = Rows(None, None, np.array([1.0, 2.0]))
     >>> RewardScaling(loc=0.0, scale=0.1).step(rows)
@@ -130,7 +128,7 @@ class RewardScaling(ObservationNorm):
 
 
 class RewardClipping(Transform):
-    """Clip rewards to `clamp_min` and `clamp_max`. `None` means no bound (as torchrl's RewardClipping).
+    """Clip rewards to `clamp_min` and `clamp_max`. `None` means no bound.
 
     >>> rows = Rows(None, None, np.array([-3.0, 0.5]))
     >>> RewardClipping(-1, 1).step(rows)
@@ -150,11 +148,10 @@ class RewardClipping(Transform):
 
 
 class ActionScaling(Transform):
-    """Take actions from `low` to `high`, and scale them to the bounds of the env (as torchrl's ActionScaling and
-    gymnasium's RescaleAction).
+    """Scale actions from [`low`, `high`] to the env's bounds (as torchrl's ActionScaling, gymnasium's RescaleAction).
 
-    Actions beyond `low` and `high` exceed the env's bounds. Raises ValueError unless the action space is a Box of
-    floats with finite bounds.
+    Actions outside [`low`, `high`] are not clipped, so the env gets values outside its bounds. Raises ValueError unless
+    the action space is a Box of floats with finite bounds.
 
     >>> import gymnasium as gym
     >>> from vecenv.transforms import TransformedEnv
@@ -183,7 +180,6 @@ class ActionScaling(Transform):
         return spaces.Box(low, high, space.shape, space.dtype.type)
 
     def _ends(self, space: Any) -> tuple[float, float]:
-        """Return `low` and `high`, rounded to the dtype of the space."""
         with np.errstate(over="ignore"):
             low, high = np.array([self.low, self.high]).astype(space.dtype).tolist()
         return low, high
@@ -211,6 +207,6 @@ class ActionScaling(Transform):
         scaled = action * scale + loc
         if self._bounds is None:
             return scaled
-        # Clip, because the sum may be rounded beyond the env's bound.
+        # Rounding may carry an action within [low, high] beyond the env's bound, so clip it.
         low, high, least, most = (each.like(action) for each in self._bounds)
         return namespace(action).where((action >= low) & (action <= high), scaled.clip(least, most), scaled)

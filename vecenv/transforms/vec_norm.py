@@ -1,4 +1,4 @@
-"""`VecNorm`: normalise observations and rewards by their running mean and standard deviation."""
+"""`VecNorm`: normalisation with running statistics."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import numpy as np
 from gymnasium import spaces
 
 from vecenv.nest import as_array, tree_of
-from vecenv.running_mean_std import PARTS, RunningMeanStd, check_keys
+from vecenv.running_mean_std import STATE_KEYS, RunningMeanStd, check_keys
 from vecenv.transforms.arrays import (
     WHOLE,
     Array,
@@ -37,25 +37,25 @@ REWARD = "reward"
 class VecNorm(Freezable):
     """Normalise observations and rewards by their running mean and standard deviation (as torchrl's VecNorm).
 
-    An *entry* is an array of the observation, or the reward. A *row* is its value for one env. Each entry has a mean, a
-    variance and a count (float64) of rows of all envs, including resets. Each batch is first added, and `decay` reduces
-    the weight of older rows. Then:
+    An *entry* is an array of the observation, or the reward. A *row* is the value of an entry for one env. Each entry
+    has a mean, a variance and a count (float64) of its rows, including rows of resets. A batch first updates these
+    statistics. Then:
 
         rows = (rows - mean) / max(sqrt(max(var, eps)), eps)
 
-    Rows with NaN, infinity or a number beyond 1e100 are normalised too, but only counted in `<name>_skipped`.
+    Rows with NaN, infinity or a number beyond 1e100 are normalised too, but update only the count `<name>_skipped`.
 
     Arguments:
         in_keys: keys of the observation, and "reward" for the reward. None: all arrays of numbers (not bools), and the
-            reward. ("reward",) is a key of the observation.
-        out_keys: see `Transform`. Not for the reward.
-        decay: factor for the weight of older rows in each batch. With 1, all rows have the same weight.
-        eps: smallest variance and smallest deviation.
+            reward. The tuple ("reward",) names a key of the observation.
+        out_keys: keys to write, one for each of `in_keys` except "reward". None: replace the arrays.
+        decay: each batch multiplies the weight of older rows by this factor. With 1, all rows have the same weight.
+        eps: lower limit of the variance and of the standard deviation.
 
-    Floats keep their dtype, other numbers become float32. In a `TransformedVectorEnv` the statistics are of all envs.
-    In a `TransformedEnv`, each env has separate statistics, unless `EnvCreator` makes the envs. `freeze` stops the
-    updates. `state_dict` has `<name>_mean`, `<name>_var`, `<name>_count` and `<name>_skipped` per entry. Raises
-    ValueError for vector rewards (leave out "reward"), or if learnt statistics do not fit the env.
+    Floats keep their dtype, other numbers become float32. A `TransformedVectorEnv` has common statistics of all envs.
+    In a `TransformedEnv`, each env has separate statistics, unless `EnvCreator` makes the envs. `state_dict` has
+    `<name>_mean`, `<name>_var`, `<name>_count` and `<name>_skipped` per entry. Raises ValueError for vector rewards
+    (leave out "reward"), or if learnt statistics do not fit the env.
 
     >>> import gymnasium as gym
     >>> from vecenv import DummyVectorEnv
@@ -80,7 +80,7 @@ class VecNorm(Freezable):
         keys = in_keys if in_keys is None or isinstance(in_keys, str) else [key for key in in_keys if key != REWARD]
         self._set_arrays({})
         self._shared: Any = None
-        """SharedState with the statistics, if envs share them."""
+        """`SharedState` with the statistics, if `EnvCreator` shares them between envs."""
         self._entries: list[tuple[str, Path, Path]] = []
         super().__init__(keys, out_keys)
         if len(set(self.in_keys or ())) < len(self.in_keys or ()):
@@ -122,7 +122,7 @@ class VecNorm(Freezable):
         first = [
             (name, (np.zeros(shape), np.ones(shape), np.zeros(()), np.zeros(()))) for name, shape in shapes.items()
         ]
-        return {f"{name}_{key}": array for name, arrays in first for key, array in zip(PARTS, arrays, strict=True)}
+        return {f"{name}_{key}": array for name, arrays in first for key, array in zip(STATE_KEYS, arrays, strict=True)}
 
     def reset(self, rows: Rows) -> None:
         self._norm_rows(rows)
@@ -175,10 +175,8 @@ class VecNorm(Freezable):
         self._arrays = arrays
         self._statistics = {name: RunningMeanStd.of(arrays, name) for name in _entry_names(arrays)}
 
-    # Statistics.
-
     def denorm(self, obs: Any) -> Any:
-        """Undo the normalisation of observations (a batch or a row), in their dtype."""
+        """Undo the normalisation of observations (a batch or a row). Dtypes stay."""
         written = [(source, self._denormalise(name, part(obs, target))) for name, source, target in self._entries]
         return replace_parts(obs, (), written)
 
@@ -191,7 +189,7 @@ class VecNorm(Freezable):
         return cast(cast(array, "float64") * std + mean, dtype_name(array))
 
     def moments(self) -> dict[str, tuple[np.ndarray, np.ndarray]]:
-        """Return copies of mean and standard deviation by entry. Raises RuntimeError if there are no entries yet."""
+        """Return copies of `(mean, standard deviation)` by entry. Raises RuntimeError if there are no entries yet."""
         arrays = self.state_dict()
         if not arrays:
             raise RuntimeError(f"{self} has no statistics: make it part of an env, or load a state_dict")
@@ -200,7 +198,7 @@ class VecNorm(Freezable):
     def to_observation_norm(self) -> Transform:
         """Return the current normalisation of observations as an ObservationNorm, or a Compose for several arrays."""
         moments = self.moments()
-        # Copy first, because all arrays must be read before the first is written.
+        # Copy all arrays to their `out_keys` first, because a written key may be the source of a later entry.
         moved = [(source or (WHOLE,), target) for _, source, target in self._entries if source != target]
         sources, targets = [source for source, _ in moved], [target for _, target in moved]
         chain: list[Transform] = [RenameTransform(sources, targets, create_copy=True)] if moved else []
@@ -214,7 +212,7 @@ class VecNorm(Freezable):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Load the `state_dict` of a VecNorm, or of an `EnvCreator` whose envs have a single VecNorm, in place.
 
-        Raises ValueError, and changes nothing, if names or shapes do not match. Without an env, only names are checked.
+        If names or shapes do not match, raises ValueError and changes nothing. Without an env, only names are checked.
         """
         state = state if state.keys() == self._read().keys() else _state_of_only_vec_norm(state, type(self).__name__)
         arrays = {key: np.array(state[key], np.float64) for key in state}
@@ -233,28 +231,26 @@ class VecNorm(Freezable):
         paths: dict[str, Path] = {_entry_name(path): path for path in self.in_keys or ()}
         if self.in_keys is not None:
             names = [*paths, *[REWARD] * self.norms_reward]
-        check_keys(self, [f"{name}_{each}" for name in names or ["<name>"] for each in PARTS], state)
+        check_keys(self, [f"{name}_{each}" for name in names or ["<name>"] for each in STATE_KEYS], state)
         sources = [(name, paths.get(name, _entry_path(name))) for name in names if name != REWARD]
         targets = [path for _, path in sources] if self.out_keys is None else self.out_keys
         self._entries = [(*source, target) for source, target in zip(sources, targets, strict=True)]
 
     @staticmethod
     def merged(states: Sequence[dict[str, Any]]) -> dict[str, Any]:
-        """Return the state of a transform that has seen the rows of all these `state_dict`s."""
+        """Return the state of a transform that has seen the rows of all `states`."""
         found: dict[str, Any] = {}
         for name in _entry_names(states[0]):
-            own = [{each: state[f"{name}_{each}"] for each in PARTS} for state in states]
+            own = [{each: state[f"{name}_{each}"] for each in STATE_KEYS} for state in states]
             found |= {f"{name}_{each}": np.array(value) for each, value in RunningMeanStd.merged(own).items()}
         return found
 
-    # For processes that share the statistics.
-
     def shared_state(self) -> dict[str, np.ndarray]:
-        """Return the arrays of the statistics, not copies."""
+        """Return the statistics' own arrays, not copies."""
         return self._read()
 
     def bind_shared_state(self, state: Any) -> None:
-        """Use the shared `state`: `with state.update() as arrays` locks it, `state.read()` does not."""
+        """Use the statistics in a `SharedState`. `state.update()` locks the state, `state.read()` does not."""
         self._shared = state
 
     def __getstate__(self) -> dict[str, Any]:
@@ -284,7 +280,7 @@ def _state_of_only_vec_norm(state: Mapping[str, Any], name: str) -> Mapping[str,
 def _entry_name(path: Path) -> str:
     """Return a unique name per path: "a.b" is key "b" in key "a", and "('a.b',)" is key "a.b"."""
     if path == (REWARD,) or not all(map(_is_plain, path)):
-        return repr(path)  # "reward" is the name of the reward
+        return repr(path)  # an observation's key "reward" must differ from the reward's name
     return ".".join(map(str, path)) or WHOLE
 
 

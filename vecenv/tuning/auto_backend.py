@@ -1,6 +1,6 @@
-"""`backend="auto"`: chooses where envs run: in this process, worker processes or, on free-threaded Python, threads.
+"""`backend="auto"`: chooses this process, worker processes or (on free-threaded Python) threads for the envs.
 
-The choice follows from the speed of one env, measured in a worker process, where a crash or hang does no harm.
+The choice depends on the speed of one env, measured in a worker process, so that a crash or hang does no harm.
 `vecenv.tune` is more accurate, because it measures whole vector envs. A *round* is one step of all envs.
 """
 
@@ -34,13 +34,11 @@ logger = logging.getLogger("vecenv")
 
 SECONDS = 0.15
 MAKE_TIMEOUT, TIMEOUT = 5.0, 1.0
-"""Time limits in seconds: for making one env, imports included, and for stepping and closing it."""
+"""Time limits in seconds: for making one env, with its imports, and for stepping and closing the env."""
 DUMMY_ROUND, SHMEM_ROUND = 10e-6, 250e-6
-"""Seconds of a round besides the envs' steps, in this process and with worker processes. With workers, two CPUs needed
-80 to 250 us if the caller sleeps between rounds, and 250 to 450 us if the caller computes with numpy or torch.
-"""
+"""Overhead of a round in seconds: in this process, and with worker processes (80 to 450 us on two CPUs)."""
 ONE_WORKER_ROUND = 100e-6
-"""The same with a single worker, which no other worker delays."""
+"""The same for a single worker process, which no other worker delays."""
 ROW = 1e-6
 GAIN = 0.9
 MOST_WORKERS = 64
@@ -52,25 +50,25 @@ ONLY_PROCESSES: Mapping[str, Any] = {
     "affinity": False,
     "on_error": "raise",
 }
-"""Arguments that choose worker processes if their value differs from the default, with these defaults."""
+"""Arguments and their defaults. If an argument has another value, `choose_backend` chooses worker processes."""
 
 LOCKED = "the interpreter lock is on"
 EXTENSIONS = tuple(importlib.machinery.EXTENSION_SUFFIXES)
-KNOWN = {*sys.stdlib_module_names, "numpy"}
-"""Packages whose extension modules are safe without the interpreter lock."""
+SAFE_PACKAGES = {*sys.stdlib_module_names, "numpy"}
+"""Packages with extension modules that are safe without the interpreter lock."""
 
 
 class EnvCost(NamedTuple):
-    """Cost of one env with random actions. The seconds of resets are divided among the steps."""
+    """Cost of a step of one env with random actions, including the time of resets per step."""
 
     wall: float
-    """Seconds per step while no other program uses the CPU."""
+    """Seconds per step on an idle machine."""
     cpu: float
     """CPU seconds per step. Equal to `wall` if the env does not wait."""
     slow_steps: int
     """Number of slow steps at the start."""
     no_threads: str = LOCKED
-    """Reason why such envs should not run in threads, or ""."""
+    """Reason not to run such envs in threads, or ""."""
 
     @property
     def waits(self) -> bool:
@@ -85,11 +83,15 @@ class EnvCost(NamedTuple):
 
 
 def measure_cost(env_fn: Callable[[], Any], seconds: float, make_timeout: float, timeout: float) -> EnvCost | str:
-    """Measure the cost of an env in a worker process, with random actions, as `time_steps`.
+    """Measure the cost of an env by `time_steps` in a worker process.
 
-    Returns the cost, or the error as text if the env cannot be reset or stepped. Raises TypeError if `env_fn` cannot be
-    pickled, the error of `env_fn`, WorkerDiedError if the worker process ends, and WorkerTimeoutError if making the env
-    takes over `make_timeout` seconds, or measuring it takes over `timeout` seconds.
+    Returns the cost, or an error as text if the env cannot be reset or stepped.
+
+    Raises:
+        TypeError: `env_fn` cannot be pickled.
+        WorkerDiedError: the worker process ended.
+        WorkerTimeoutError: making the env took over `make_timeout` seconds, or the measurement over `timeout` seconds.
+        Exception: the error of `env_fn`.
 
     >>> cost = measure_cost(lambda: gymnasium.make("CartPole-v1"), seconds=0.05, make_timeout=30, timeout=30)
     >>> 0 < cost.wall < 1
@@ -121,26 +123,26 @@ class CostProbe(gymnasium.Env[Any, Any]):
 
 
 def reason_against_threads(env: Any) -> str:
-    """Return the reason why envs like `env` should not run in threads, or "" if they may.
+    """Return a reason not to run `env` in threads, or "".
 
     Threads need a Python without the interpreter lock, and an env with `thread_safe = True`. An env without this
-    attribute may run in threads if its process has loaded only extension modules of Python and numpy.
+    attribute may run in threads if its process has loaded no extension modules besides Python's and numpy's.
     """
     if has_gil():
         return f"importing {gil_modules[0]!r} has turned the interpreter lock on" if gil_modules else LOCKED
     if has_attr(env, "thread_safe"):
         return "" if find_attr(env, "thread_safe") is True else "the env's attribute thread_safe is not True"
     for name, module in list(sys.modules.items()):
-        if str(getattr(module, "__file__", None)).endswith(EXTENSIONS) and name.partition(".")[0] not in KNOWN:
+        if str(getattr(module, "__file__", None)).endswith(EXTENSIONS) and name.partition(".")[0] not in SAFE_PACKAGES:
             return f"the env's process has loaded the extension module {name!r}, and the env has no thread_safe = True"
     return ""
 
 
 def time_steps(env: Any, seconds: float) -> EnvCost:
-    """Measure `env` with random actions for `seconds`. With fewer than 40 steps, continue up to `4 * seconds`."""
+    """Measure `env` with random actions for `seconds`. If under 40 steps are done, continue up to `4 * seconds`."""
     space, clock = env.action_space, time.perf_counter
     space.seed(0)
-    actions = [space.sample() for _ in range(64)]  # sampled now, because a sample may be slower than a step
+    actions = [space.sample() for _ in range(64)]  # before the loop, because sampling may be slow
     env.reset()
     begin, own = clock(), time.thread_time()
     before, delayed = resource.getrusage(resource.RUSAGE_SELF), _preempted_seconds()
@@ -157,13 +159,12 @@ def time_steps(env: Any, seconds: float) -> EnvCost:
             in_resets += now
     after, delay, count = resource.getrusage(resource.RUSAGE_SELF), _preempted_seconds(), len(steps)
     own, total = time.thread_time() - own, clock() - begin
-    # For steps, the median of parts of the run excludes interruptions. For resets, the mean, because most parts may
-    # have none.
+    # The median leaves out interruptions, but also rare resets. So add the mean time of resets per step.
     wall = _median_step(steps[slow_steps(steps) :]) + in_resets / count
     if delay is not None and delayed is not None:
         wall = max(own / count, min(wall, (total - (delay - delayed)) / count))
     cpu = (after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime) / count
-    # Without a voluntary switch, the env did not wait: `cpu` is below `wall` because a virtual machine lost the CPU.
+    # A waiting env gives up the CPU. If an env does not, `cpu` is below `wall` because a virtual machine lost its CPU.
     yields = after.ru_nvcsw - before.ru_nvcsw
     waits = yields >= count / 2 or (delay is not None and yields > 0 and cpu < 0.5 * wall)
     return EnvCost(wall, min(cpu, wall) if waits else wall, slow_steps(steps))
@@ -176,13 +177,13 @@ def _median_step(steps: Sequence[float]) -> float:
 
 
 def _preempted_seconds() -> float | None:
-    """Return the seconds that this process has waited for a CPU, or None if the system does not tell."""
+    """Return the seconds that this process has waited for a CPU, or None if unknown."""
     found = system_file("/proc/self/schedstat")
     return float(found.split()[1]) / 1e9 if found else None
 
 
 def slow_steps(steps: Sequence[float]) -> int:
-    """Return the number of steps before five steps whose median is at most twice the median of the second half."""
+    """Return the number of steps before the first five steps whose median is at most twice the usual time."""
     usual = median(steps[len(steps) // 2 :])
     return next((i for i in range(len(steps)) if median(steps[i : i + 5]) <= 2 * usual), 0)
 
@@ -199,7 +200,7 @@ def make_auto(
     classes: Mapping[str, Callable[..., Any]] = BACKENDS,
     only_processes: Mapping[str, Any] = ONLY_PROCESSES,
 ) -> Any:
-    """Make the vector env of `choose_backend`. Only worker processes get the options named in `only_processes`."""
+    """Make the vector env that `choose_backend` chooses. Only "shmem" gets the options in `only_processes`."""
     backend, num_workers, _ = choose_backend(env_fns, options, only_processes)
     own = {name: value for name, value in options.items() if backend == "shmem" or name not in only_processes}
     return classes[backend](env_fns, **(own if num_workers is None else own | {"num_workers": num_workers}))
@@ -218,7 +219,7 @@ def auto_vector_env(env_fns: EnvFns, **options: Any) -> BaseVectorEnv:
 
 
 VECTOR_ENVS: dict[str, Callable[..., BaseVectorEnv]] = {**BACKENDS, "auto": auto_vector_env}
-"""Function or class that makes the vector env, for each `backend` name of collectors and the command line."""
+"""Function or class for each `backend` name of collectors and the command line."""
 
 
 def choose_backend(
@@ -228,13 +229,13 @@ def choose_backend(
 
     The first condition that holds decides:
 
-    - `options` has other values than `only_processes`: shmem. Only `on_error` leaves the number of workers open, and
-      cheap steps then get one worker
+    - an option differs from its default in `only_processes`: shmem. If only `on_error` does, and the first env is
+      cheap, a single worker runs all envs
     - there is a single env: dummy
-    - an env_fn cannot be pickled, or the first fails in a worker: dummy, because it may still work in this process
-    - the first env hangs (5 s to make it, 1 s to step it), ends its worker or cannot be stepped: shmem
+    - an env_fn cannot be pickled, or the first env_fn raises in a worker: dummy, because it may work in this process
+    - the first env hangs (5 s to make it, 1 s to measure it), ends its worker or cannot be stepped: shmem
     - workers save less than 10 % of a round: dummy
-    - `reason_against_threads` is "": thread, else shmem
+    - `reason_against_threads` is "": thread. Otherwise: shmem
     """
     fns = check_env_fns(env_fns)
     asks = [name for name, value in only_processes.items() if options.get(name, value) != value]
@@ -256,7 +257,7 @@ def _choose(env_fns: Sequence[Callable[[], Any]], in_processes: bool) -> Choice:
     except (WorkerTimeoutError, WorkerDiedError) as error:
         cost = str(error)
     except Exception as error:
-        backend = "shmem" if in_processes else "dummy"  # shmem raises the error
+        backend = "shmem" if in_processes else "dummy"  # ShmemVectorEnv raises the error again
         return Choice(backend, None, f"an env cannot be made in a worker: {type(error).__name__}: {error}")
     if isinstance(cost, str):
         return Choice("shmem", None, f"one env could not be measured: {cost}")
@@ -264,7 +265,7 @@ def _choose(env_fns: Sequence[Callable[[], Any]], in_processes: bool) -> Choice:
 
 
 def predict(cost: EnvCost, n: int, cpus: int, in_processes: bool = False) -> Choice:
-    """Return the choice for `n` envs of this cost, by the predicted time of a round. `in_processes`: only shmem.
+    """Predict the time of a round of `n` envs, and return the choice. `in_processes`: always choose shmem.
 
     >>> predict(EnvCost(10e-6, 10e-6, 0), 8, cpus=2).backend, predict(EnvCost(1e-3, 1e-3, 0), 8, cpus=2).backend
     ('dummy', 'shmem')

@@ -1,8 +1,8 @@
-"""`tune`: measures the speed of each vector env class in a loop that also computes, as a policy does.
+"""`tune`: measures the speed of vector env classes in a loop that computes between steps, as a policy does.
 
-1. The cost of one env (`measure_cost`) decides on the candidates: a class and its number of workers.
-2. Each candidate makes its envs and steps all of them a few times. A step of all envs is a *round*.
-3. Candidates are measured in turn, in eight slices each, so that noise affects all. The median of its slices counts.
+1. `measure_cost` measures one env. The cost decides on the candidates.
+2. Each candidate makes its envs, and steps them a few times.
+3. The candidates take turns, for eight time slices each, so that noise affects all. `tune` compares medians of slices.
 """
 
 from __future__ import annotations
@@ -28,29 +28,29 @@ from vecenv.venvs import BACKENDS, START_TIMEOUT, EnvFns
 STEP_TIMEOUT = 20.0
 PASSES = 8
 ROUNDS_BEFORE = 3
-"""Rounds before the first slice, in addition to the slow first steps of an env."""
+"""Unmeasured rounds of each candidate, in addition to slow first steps of its envs."""
 TIE, TIE_WITH_THREADS = 0.95, 0.9
-"""The simplest candidate with this share of the highest speed is the best. 0.9 is for threads as the fastest."""
+"""Share of the highest speed that counts as equal to it."""
 OFTEN = 0.5
-"""If at least this share of the rounds has resets, each slice has enough resets to compute its own speed."""
+"""Share of rounds with resets (see `rate`)."""
 NOISE = 0.3
-"""A candidate is also the best if it is the simplest that equals the fastest in this share of the slices."""
+"""Share of slices (see `tune`)."""
 ACTION_ROWS = 16
 BAR = 40
 THREAD_SAFE = "envs must be thread-safe"
 
 
 class TuneRow(NamedTuple):
-    """Candidate (a vector env class and its number of workers) with its speed."""
+    """Speed of a candidate: a vector env class with a number of workers."""
 
     backend: str
     """"dummy", "shmem" or "thread", as in `vecenv.make_vec`."""
     num_workers: int | None
     """Number of worker processes or threads, or None for "dummy"."""
     steps_per_second: float | None
-    """Env steps per second, with `pause` seconds of computing in each round. None for a failed candidate."""
+    """Env steps per second, if the caller computes for `pause` seconds in each round. None for a failed candidate."""
     note: str
-    """Reason of a failure, or a condition for threads."""
+    """Reason of a failure. Otherwise, for "thread", a warning that the envs must be thread-safe."""
 
     @property
     def kwargs(self) -> dict[str, Any]:
@@ -88,7 +88,7 @@ class TuneResult:
         return self.best.kwargs
 
     def make(self, **options: Any) -> BaseVectorEnv:
-        """Make the best vector env. `options` are further arguments, or replace its arguments."""
+        """Make the best vector env. `options` extend or replace `kwargs`."""
         return BACKENDS[self.best.backend](self.env_fns, **{**self.kwargs, **options})
 
     def __str__(self) -> str:
@@ -114,16 +114,18 @@ def tune(env_fns: EnvFns, *, pause: float = 0.3e-3, seconds: float = 2.0) -> Tun
     """Measure DummyVectorEnv, ShmemVectorEnv and ThreadVectorEnv on these envs, and return a table with the best.
 
     pause: CPU seconds that your program uses between two steps of the vector env, for example for the policy.
-    seconds: duration of the comparison. Before it, `tune` measures one env, and starts the envs of all candidates,
-        which are open at the same time.
+    seconds: duration of the comparison. Before the comparison, `tune` measures one env, and makes the envs of all
+        candidates. All these envs are open at the same time.
 
     The envs take random actions, and are reset when an episode ends. The best candidate is the simplest (in the order
-    Dummy, Shmem, Thread) with at least 95 % of the highest speed, or 90 % if the fastest is Thread, because its envs
-    must be thread-safe. If a candidate fails, the reason is in its row.
+    Dummy, Shmem, Thread) with at least 95 % of the highest speed. If Thread is fastest, 90 % suffice, because its envs
+    must be thread-safe. A candidate that is as fast as the fastest in 30 % of its short measurements also suffices.
 
-    Raises ValueError and TypeError for wrong arguments, gymnasium's error for an unknown env id, WorkerTimeoutError or
-    WorkerDiedError if the first env, alone in a worker process, hangs or ends the process, and VectorEnvError if all
-    candidates fail.
+    Raises:
+        ValueError, TypeError: an argument is wrong.
+        WorkerTimeoutError, WorkerDiedError: the first env hangs in a worker process, or ends the process.
+        VectorEnvError: all candidates failed.
+        gymnasium.error.Error: an env id is unknown.
 
     >>> import gymnasium as gym
     >>> result = tune([lambda: gym.make("CartPole-v1")] * 2, seconds=0.2)
@@ -138,7 +140,7 @@ def tune(env_fns: EnvFns, *, pause: float = 0.3e-3, seconds: float = 2.0) -> Tun
     if (duration := check_timeout(seconds, "seconds")) is None:
         raise ValueError("seconds must be a positive number of seconds, got None")
     with warnings.catch_warnings(), ExitStack() as opened:
-        warnings.filterwarnings("ignore", "a worker spent")  # advice for envs that wait, which `tune` measures anyway
+        warnings.filterwarnings("ignore", "a worker spent")  # it advises one worker per env, which `tune` measures
         measured = unshared_env_fns(fns)
         try:
             found = measure_cost(measured[0], duration / 4, START_TIMEOUT, START_TIMEOUT)
@@ -174,8 +176,6 @@ class Rounds(NamedTuple):
 
 
 class _CandidateLoop:
-    """Loop that measures one candidate."""
-
     venv: BaseVectorEnv
     actions: list[Any]
 
@@ -183,7 +183,7 @@ class _CandidateLoop:
         self.backend, self.num_workers, self.n, self.pause = backend, num_workers, n, pause
         self.failure = ""
         self.slices: list[tuple[Rounds, Rounds]] = []
-        """Two sums per slice: the rounds without resets, and the rounds with resets."""
+        """Rounds without and with resets, per slice."""
         self.first_reset = 0.0
         self.rates: list[float] = []
         """Steps per second in each slice (see `rate`)."""
@@ -217,9 +217,9 @@ class _CandidateLoop:
         self.slices.append((plain, resets))
 
     def rate(self, share: float) -> None:
-        """Set `rates`, if a `share` of all rounds has resets.
+        """Set `rates`. `share`: share of rounds with resets.
 
-        If resets are rare, each slice includes their mean time, because the median of slices would leave resets out.
+        If resets are rare, their time is spread over all slices, because the median of slices would ignore resets.
         """
         if share >= OFTEN:
             self.rates = [
@@ -246,7 +246,7 @@ class _CandidateLoop:
 def _open(
     loops: Sequence[_CandidateLoop], env_fns: Sequence[Callable[[], Any]], opened: ExitStack, seconds: float
 ) -> None:
-    """Open all candidates. Worker processes are first, because an env that hangs or crashes there is not run here."""
+    """Open all candidates, worker processes first. If an env hangs or crashes there, do not run it in this process."""
     harmful = ""
     for loop in sorted(loops, key=lambda loop: ["shmem", "thread", "dummy"].index(loop.backend)):
         try:
@@ -275,7 +275,7 @@ def _measure(loops: Sequence[_CandidateLoop], seconds: float) -> None:
 
 
 def _rate(loops: Sequence[_CandidateLoop]) -> None:
-    """Set all rates, with one share of rounds with resets, because all candidates have the same envs."""
+    """Set all rates with the same share of rounds with resets, because all candidates step equal envs."""
     measured = [loop for loop in loops if loop.slices]
     slices = [each for loop in measured for each in loop.slices]
     with_resets = sum(resets.number for _, resets in slices)
@@ -286,7 +286,8 @@ def _rate(loops: Sequence[_CandidateLoop]) -> None:
 
 def _rank(loops: Sequence[_CandidateLoop]) -> tuple[list[TuneRow], TuneRow | None]:
     measured = [loop for loop in loops if loop.rates and not loop.failure]
-    rows = sorted((loop.row() for loop in loops), key=lambda row: -(row.steps_per_second or 0.0))
+    row_of = {loop: loop.row() for loop in loops}
+    rows = sorted(row_of.values(), key=lambda row: -(row.steps_per_second or 0.0))
     if not measured:
         return rows, None
     fastest = max(measured, key=lambda loop: median(loop.rates))
@@ -296,7 +297,7 @@ def _rank(loops: Sequence[_CandidateLoop]) -> tuple[list[TuneRow], TuneRow | Non
         ratios = [own / its for own, its in zip(loop.rates, fastest.rates, strict=False)]
         return median(ratios) >= enough or sum(ratio >= 1 for ratio in ratios) >= max(2, NOISE * len(ratios))
 
-    return rows, next(loop.row() for loop in measured if loop is fastest or is_tied(loop))
+    return rows, next(row_of[loop] for loop in measured if loop is fastest or is_tied(loop))
 
 
 def draw_actions(spaces: Sequence[Any]) -> list[Any]:

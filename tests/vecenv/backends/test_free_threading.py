@@ -1,4 +1,4 @@
-"""Free-threaded Python: the import that turns the interpreter lock on, and stacks of running threads."""
+"""Free-threaded Python: the import that enables the interpreter lock, and stacks of running threads."""
 
 from __future__ import annotations
 

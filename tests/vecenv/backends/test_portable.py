@@ -1,4 +1,4 @@
-"""The fallbacks for other systems, tested on Linux with the Linux-only calls hidden (`vecenv.portability`)."""
+"""Fallbacks for other systems (`vecenv.portability`), tested on Linux without the Linux-only calls."""
 
 from __future__ import annotations
 

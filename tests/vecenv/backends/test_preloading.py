@@ -1,4 +1,4 @@
-"""Modules of env functions that import a library are imported only once for all workers."""
+"""Library modules that env functions import are imported once for all workers."""
 
 from __future__ import annotations
 
@@ -130,8 +130,8 @@ IN_CHILD = "if os.getpid() != {pid}:\n    "
 UNFIT = {
     "threads": "import threading; threading.Thread(target=threading.Event().wait, daemon=True).start()",
     "processes": "import subprocess; CHILD = subprocess.Popen(['sleep', '100'], preexec_fn=lambda: None)",
-    "opens": "import socket; SOCKET = socket.socket()",
-    "opens .*log": "FILE = open(__file__ + '.log', 'w')",
+    "leaves .* open": "import socket; SOCKET = socket.socket()",
+    "leaves .*log open": "FILE = open(__file__ + '.log', 'w')",
     "random generator": "import numpy as np; RNG = np.random.default_rng()",
 }
 
@@ -157,6 +157,15 @@ def test_what_an_import_leaves_behind_is_not_inherited(project: Project, reason:
     (text,) = project.refused()
     assert reason.partition(" ")[0] in text
     assert len(project.importers()) == 1 + 1 + 4
+
+
+def test_a_copy_that_an_import_forks_is_no_second_server(project: Project) -> None:
+    """The copy leaves the import first, so its report would arrive first."""
+    project.write(f"if os.getpid() != {os.getpid()} and os.fork():\n    import time; time.sleep(0.3)")
+    with ShmemVectorEnv(project.env_fns, num_workers=2) as venv:
+        venv.reset()
+        venv.step([0] * 4)
+    assert project.refused() == ["its import starts processes"]
 
 
 @pytest.mark.parametrize("code", ["raise KeyError('broken')", *full(["os._exit(3)", "raise SystemExit"])])

@@ -1,6 +1,6 @@
 """RayVectorEnv on a local Ray of two nodes: the contract, placement, life cycle and facades.
 
-`make test` runs the contract on the driver's node and a few rows of the fault tests. `make test-ray` runs all tests.
+`make test` runs the contract on the driver's node, and a few rows of the fault tests. `make test-ray` runs all tests.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Ray on three simulated hosts: a host is powered off, falls silent or returns, as in docs/guides/cluster.md."""
+"""Ray on three simulated hosts: a host loses power, falls silent or returns, as in docs/guides/cluster.md."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Threads of OpenMP and OpenBLAS that spin beside workers are ended if this helps. Results do not change."""
+"""Threads of OpenMP and OpenBLAS that spin beside workers are ended if this saves time. Results do not change."""
 
 from __future__ import annotations
 

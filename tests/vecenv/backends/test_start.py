@@ -1,4 +1,4 @@
-"""Workers start from any kind of program, with every start method, and with the settings of the program."""
+"""Workers start from any kind of program, with every start method, and with the program's settings."""
 
 from __future__ import annotations
 
@@ -166,6 +166,49 @@ def test_no_main_guard_is_needed(how: str, context: str, tmp_path: Path) -> None
         script.write_text(f"CELLS = {[before, line + after]!r}\n{loop}")
         reported = python("-c", f"exec(open({str(script)!r}).read())")
     assert reported == "started\n"
+
+
+MAKES_A_VECTOR_ENV = """
+import os, gymnasium, vecenv
+from vecenv.testing import CountingEnv
+level = int(os.environ.get("LEVEL", "0"))
+os.environ["LEVEL"] = str(level + 1)
+assert level < 3, "too many"
+class Mine(CountingEnv):
+    pass
+vecenv.SubprocVectorEnv([ENV] * 2, num_workers=1, context=CONTEXT).close()
+"""
+USES_THE_MODULE = """
+import envs, vecenv
+with vecenv.ShmemVectorEnv([envs.Mine] * 2, context=envs.CONTEXT) as venv:
+    print(*venv.reset()[0].shape)
+"""
+
+
+@pytest.mark.parametrize("context", ["forkserver", *full(["spawn"])])
+@pytest.mark.parametrize("script", ["main.py", *full(["envs.py"])])
+def test_a_module_whose_import_makes_vector_envs_without_end_is_named(
+    script: str, context: str, tmp_path: Path
+) -> None:
+    """The main script imports the module, or imports itself under its own name."""
+    code = MAKES_A_VECTOR_ENV.replace("ENV]", "Mine]").replace("class Mine", "import envs\nclass Mine")
+    (tmp_path / "main.py").write_text("import envs")
+    (tmp_path / "envs.py").write_text(f"CONTEXT = {context!r}\n{code}")
+    environ = {**os.environ, "PYTHONPATH": str(ROOT)}
+    program = [sys.executable, str(tmp_path / script)]
+    done = subprocess.run(program, env=environ, capture_output=True, text=True, timeout=110)
+    assert done.returncode == 1
+    assert "RuntimeError: the module envs makes a vector env while it is imported." in done.stderr
+    assert f"In {tmp_path / 'envs.py'}, move the code into a function" in done.stderr
+    assert "too many" not in done.stderr
+
+
+@pytest.mark.parametrize("context", full(["forkserver", "spawn"]))
+def test_a_module_may_make_a_vector_env_of_other_envs_while_it_is_imported(context: str, tmp_path: Path) -> None:
+    code = MAKES_A_VECTOR_ENV.replace("ENV]", "CountingEnv]")
+    (tmp_path / "envs.py").write_text(f"CONTEXT = {context!r}\n{code}")
+    (tmp_path / "main.py").write_text(USES_THE_MODULE)
+    assert python(str(tmp_path / "main.py"), env={**os.environ, "PYTHONPATH": str(ROOT)}) == "2 5\n"
 
 
 @functools.cache

@@ -1,4 +1,4 @@
-"""Shared states of which workers on other nodes have copies."""
+"""Copies of shared states, for workers on other nodes."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def test_a_call_that_was_sent_before_the_last_answer_undoes_nothing() -> None:
 
 
 def test_large_states_travel_once_in_an_interval(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(state_copies, "LARGE", 0)
+    monkeypatch.setattr(state_copies, "LARGE_STATE", 0)
     monkeypatch.setattr(state_copies, "INTERVAL", 1e6)
     far = SharedState({"steps": np.zeros(())})
     copies = StateCopies([far])

@@ -1,4 +1,4 @@
-"""Status bytes in shared memory are written once per round, and read only after the announcement."""
+"""Status bytes in shared memory are written once per round, and read only after the worker's announcement."""
 
 import pickle
 from types import SimpleNamespace

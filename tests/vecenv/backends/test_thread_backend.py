@@ -1,4 +1,4 @@
-"""ThreadVectorEnv: behaviour of threads only. The contract suite tests the behaviour of all backends."""
+"""Behaviour of ThreadVectorEnv alone. The contract suite tests the behaviour of all backends."""
 
 from __future__ import annotations
 

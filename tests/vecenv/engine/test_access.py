@@ -1,6 +1,6 @@
 """Access to envs besides stepping: attributes through wrappers, spaces, seeds, frames.
 
-The code runs in the host of the envs, so DummyVectorEnv is enough. ShmemVectorEnv is used if a value is sent.
+The same code runs in all backends, so most tests use DummyVectorEnv. Tests that send a value use ShmemVectorEnv.
 """
 
 import gymnasium
@@ -48,6 +48,10 @@ class Inner(CountingEnv):
 
     def trip(self):
         raise KeyError("tripped")
+
+    @property
+    def broken(self):
+        raise AttributeError("a cable is missing")
 
     @property
     def fragile(self):
@@ -129,6 +133,9 @@ class TestAttributes:
             venv.call("trip", id=[2])
         assert any("env 2" in note for note in caught.value.__notes__)
         assert venv.get_env_attr("fragile") == [1, 1, 1]
+        for read in (venv.get_env_attr, venv.call):
+            with pytest.raises(AttributeError, match="a cable is missing"):
+                read("broken")
 
     def test_methods_are_called_and_values_returned(self, venv):
         assert venv.call("where", 1, id=2, key="word") == [("Layer", (1,), {"key": "word"})]

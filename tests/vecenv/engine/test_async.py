@@ -1,7 +1,6 @@
 """Waiting for some envs: `wait_num` and `timeout`. Gates decide when an env finishes; no test sleeps to order events.
 
-`check_vector_env` checks on all backends that a step does not wait for slow envs. test_differential.py has random
-rounds.
+`check_vector_env` checks on all backends that a step does not wait for slow envs.
 """
 
 import os

@@ -1,6 +1,6 @@
 """step(..., autoreset=True): the last step of an episode and the first observation of the next, in one round.
 
-`check_vector_env` checks this on all backends. Here are the decisions of the host of envs.
+`check_vector_env` checks this on all backends. These tests check the code that hosts the envs.
 """
 
 import pickle

@@ -1,6 +1,6 @@
 """Wrong calls and envs that break the API: each raises its error, and a rejected call changes nothing.
 
-On DummyVectorEnv, and on ShmemVectorEnv if a value would be sent.
+Tests use DummyVectorEnv, or ShmemVectorEnv if a value would be sent.
 """
 
 import re
@@ -36,6 +36,8 @@ class TestConstructors:
             ([lambda: 7], TypeError, r"env_fns\[0\]\(\) returned 7"),
             ([CountingEnv, lambda: gymnasium.make_vec("CartPole-v1", 2, vectorization_mode="sync")], TypeError,
              r"env_fns\[1\]\(\) returned the vector env SyncVectorEnv.*, expected one env; use lambda:"),
+            ([CountingEnv, lambda: DummyVectorEnv([CountingEnv])], TypeError,
+             r"env_fns\[1\]\(\) returned the vector env DummyVectorEnv.*, expected one env; use lambda:"),
             ([CountingEnv, lambda: CountingEnv], TypeError,
              r"env_fns\[1\]\(\) returned the class CountingEnv, expected an env; use lambda: CountingEnv\(\)"),
         ],
@@ -108,7 +110,7 @@ class TestConstructors:
         ("options", "text"),
         [
             ({}, "pass either worker_fn"),
-            ({"worker_fn": lambda env_fn: env_fn()}, "which is no EnvWorker: it lacks"),
+            ({"worker_fn": lambda env_fn: env_fn()}, "which is not an EnvWorker: it lacks"),
             ({"worker_fn": 5}, "worker_fn must be callable and backend a Backend, got"),
             ({"backend": 5}, "worker_fn must be callable and backend a Backend, got"),
             ({"backend": DummyVectorEnv}, "worker_fn must be callable and backend a Backend, got"),

@@ -1,4 +1,4 @@
-"""Decisions of BaseVectorEnv and its engine about rounds, results and life, on DummyVectorEnv.
+"""Details of rounds, results and life cycle in BaseVectorEnv and its engine, on DummyVectorEnv.
 
 `check_vector_env` is the contract of all backends (see test_testing.py).
 """

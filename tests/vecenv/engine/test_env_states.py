@@ -63,6 +63,29 @@ class Own(Countdown):
         self.episode, self.taken = state
 
 
+class WithoutDict:
+    """Env like those of an extension module, whose objects have no `__dict__`."""
+
+    __slots__ = ("action_space", "observation_space", "t")
+
+    def __init__(self) -> None:
+        self.t, self.observation_space, self.action_space = 0, spaces.Box(0, 99, ()), spaces.Discrete(3)
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        self.t = 0
+        return np.float32(0), {}
+
+    def step(self, action: Any) -> Any:
+        self.t += 1
+        return np.float32(self.t), 0.0, False, False, {}
+
+    def get_state(self) -> int:
+        return self.t
+
+    def set_state(self, state: int) -> None:
+        self.t = state
+
+
 def pong() -> Any:
     gym.register_envs(pytest.importorskip("ale_py"))
     return gym.make("ALE/Pong-v5", repeat_action_probability=0.25, max_episode_steps=12)
@@ -74,7 +97,13 @@ def physics() -> Any:
 
 @pytest.mark.parametrize(
     ("backend", "env_fn"),
-    [(DummyVectorEnv, Own), (DummyVectorEnv, physics), (DummyVectorEnv, pong), (ShmemVectorEnv, Own)],
+    [
+        (DummyVectorEnv, Own),
+        (DummyVectorEnv, physics),
+        (DummyVectorEnv, pong),
+        (DummyVectorEnv, WithoutDict),
+        (ShmemVectorEnv, Own),
+    ],
 )
 def test_an_env_goes_on_from_its_state_as_before(backend: Any, env_fn: Any) -> None:
     def go_on(ids: list[int]) -> list[np.ndarray]:
@@ -105,7 +134,7 @@ def test_the_end_by_time_limit_belongs_to_the_state() -> None:
 
 def test_what_has_no_state_and_a_wrong_number_are_refused() -> None:
     with DummyVectorEnv([lambda: Countdown(3)] * 2) as venv:
-        with pytest.raises(NotImplementedError, match="Countdown has no state that can be taken and set") as caught:
+        with pytest.raises(NotImplementedError, match="Countdown cannot save its state: define get_state") as caught:
             venv.get_state()
         assert "env 0" in "".join(caught.value.__notes__)
         with pytest.raises(ValueError, match="1 states for 2 envs"):

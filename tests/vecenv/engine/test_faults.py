@@ -99,7 +99,7 @@ def observes_what_does_not_fit(row: Row) -> None:
 
 def has_an_info_that_cannot_travel(row: Row) -> None:
     if row.column.remote:
-        row.errs("info that cannot travel", TypeError, "what env 1 returned (info or observation) cannot be sent")
+        row.errs("info that cannot travel", TypeError, "the info or observation of env 1 cannot be sent")
         return
     row.breaks("info that cannot travel")
     assert row.ledger.round() == []

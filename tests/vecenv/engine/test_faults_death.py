@@ -1,6 +1,4 @@
-"""Workers that end: noticed immediately, reported with env and cause, without loss for other envs, and restarted by a
-reset.
-"""
+"""Workers that end: the call raises immediately, with env and cause. Other envs lose nothing. A reset restarts."""
 
 from __future__ import annotations
 
@@ -16,10 +14,21 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.support.faulty import ENDS, DiesElsewhere, DiesInInit, DiesOnReset, DiesOnStep, HangsOnStep, counters
+from tests.support.faulty import (
+    AGES,
+    ENDS,
+    DiesElsewhere,
+    DiesInInit,
+    DiesOnReset,
+    DiesOnStep,
+    Does,
+    HangsOnStep,
+    counters,
+    sleep_for_ages,
+)
 from tests.support.ledger import SEEN, Column, Ledger, N, appears, block_of, columns, gone, kill, pids, reply_begins
 from tests.support.oddities import OddInfo
-from vecenv import RayVectorEnv, ShmemVectorEnv, WorkerDiedError
+from vecenv import RayVectorEnv, ShmemVectorEnv, SubprocVectorEnv, WorkerDiedError
 from vecenv.backends.memory.shared_memory import A_ROUND, DOING
 from vecenv.backends.pool import start_methods
 from vecenv.portability import PORTABLE
@@ -179,6 +188,62 @@ def test_however_a_worker_ends_the_cause_is_reported(column: Column) -> None:
                 check_goes_on(ledger, block)
 
 
+def close_descriptors() -> None:
+    os.closerange(3, 1000)
+
+
+def become_another_program() -> None:
+    os.execv("/bin/sleep", ["sleep", str(AGES)])
+
+
+def in_order(*calls: Callable[[], None]) -> None:
+    for call in calls:
+        call()
+
+
+fork_may_warn = pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning", "ignore:.*threads.*:RuntimeWarning")
+
+
+@columns("blocks", dummy=False, ray=False)
+@pytest.mark.parametrize(
+    ("context", "leave"),
+    [
+        ("fork", partial(in_order, close_descriptors, sleep_for_ages)),
+        ("fork", become_another_program),
+        pytest.param("spawn", partial(in_order, close_descriptors, sleep_for_ages), marks=pytest.mark.slow),
+    ],
+)
+@fork_may_warn
+def test_a_worker_that_loses_its_connection_is_ended_and_the_report_does_not_blame_the_kernel(
+    column: Column, context: str, leave: Callable[[], None]
+) -> None:
+    with column.open(counters(N, env2=partial(Does, at=2, what=leave)), context=context) as ledger:
+        ledger.begin()
+        block, pid = block_of(ledger.venv, 2), pids(ledger.venv)[2]
+        begin = time.monotonic()
+        (error,) = ledger.round()
+        assert time.monotonic() - begin < SEEN
+        check_error(error, block, pid, "closed its connection without ending, so vecenv killed it")
+        assert "memory" not in str(error)
+        assert "while running env 2" in str(error)
+        check_goes_on(ledger, block)
+        assert gone(pid)
+
+
+@columns("blocks", only=SubprocVectorEnv)
+@pytest.mark.parametrize(
+    "context", ["fork", *(pytest.param(c, marks=pytest.mark.slow) for c in ("forkserver", "spawn"))]
+)
+@fork_may_warn
+def test_a_worker_that_cannot_answer_is_reported_with_its_exit_code(column: Column, context: str) -> None:
+    """The guard of a forked worker, in the same process group, does not kill a worker that ends by itself."""
+    with column.open(counters(N, env2=partial(Does, at=2, what=close_descriptors)), context=context) as ledger:
+        ledger.begin()
+        block, pid = block_of(ledger.venv, 2), pids(ledger.venv)[2]
+        (error,) = ledger.round()
+        check_error(error, block, pid, "exited with code 1 (after an error that it printed")
+
+
 @columns("blocks", "single", "async", dummy=False, far=False)
 def test_a_worker_killed_in_the_middle_of_a_reply_is_reported_and_nothing_of_the_half_is_used(column: Column) -> None:
     with column.open(counters(N, env1=partial(OddInfo, make=partial(bytes, 8 << 20)))) as ledger:
@@ -250,7 +315,7 @@ def test_a_constructor_that_fails_in_a_restart_leaves_the_env_failed_and_the_nex
 
 
 @columns("single", "async", dummy=False, far=False)
-@pytest.mark.parametrize("rounds", [10, pytest.param(200, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("rounds", [10, pytest.param(200, marks=[pytest.mark.slow, pytest.mark.timeout(900)])])
 def test_a_kill_while_another_worker_is_being_restarted_harms_neither(column: Column, rounds: int) -> None:
     """A thread kills env 2 at a random moment of a restart."""
     rng = np.random.default_rng(0)

@@ -1,4 +1,4 @@
-"""Envs that raise: the right error with the env's id, all results of other envs, and an env that a reset repairs."""
+"""Envs that raise: the error names the env, all results of other envs are kept, and a reset repairs the env."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A program that is killed, interrupted or careless: no process remains, and Ctrl-C raises one KeyboardInterrupt."""
+"""A program that is killed, interrupted or careless leaves no process, and Ctrl-C raises one KeyboardInterrupt."""
 
 from __future__ import annotations
 

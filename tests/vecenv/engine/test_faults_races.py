@@ -255,7 +255,7 @@ def test_an_info_that_is_sent_again_brings_no_old_ones_along(remote_backend: Any
     with remote_backend(fns, num_workers=1) as venv:
         venv.reset()
         venv.step([0] * 3)
-        with pytest.raises(TypeError, match="step on env 2: what it returned cannot be read here") as caught:
+        with pytest.raises(TypeError, match="step on env 2: the result cannot be unpickled in this process") as caught:
             venv.step([0] * 3)
     infos = caught.value.partial.info  # type: ignore[attr-defined]
     assert ["odd" in info for info in infos] == [False, True]
@@ -269,7 +269,7 @@ def test_an_info_that_cannot_be_read_holds_up_no_other_env(remote_backend: Any, 
         patience = threading.Timer(SEEN, go.touch)
         patience.start()
         try:
-            with pytest.raises(TypeError, match="cannot be read here"):
+            with pytest.raises(TypeError, match="cannot be unpickled in this process"):
                 venv.step(ACTIONS)
             assert not go.exists()
             assert venv.waiting_id == [1]
@@ -285,7 +285,7 @@ def test_infos_that_cannot_be_read_are_sent_again_also_where_another_came_since(
         venv.reset()
         venv.send(ACTIONS)
         while venv.waiting_id:
-            with pytest.raises(TypeError, match="cannot be read here"):
+            with pytest.raises(TypeError, match="cannot be unpickled in this process"):
                 venv.recv()
         assert venv.failed_id == [0, 1]
 

@@ -1,4 +1,4 @@
-"""on_error="restart": failures become truncated rows within a budget. Also waits for more envs than are alive."""
+"""on_error="restart": a limited number of failures become truncated rows. Also waits for more envs than are alive."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Envs that are too slow or hang are reported with their stack and ended, and the caller does not hang."""
+"""Envs that are too slow or hang: they are ended, the error shows their stack, and the caller does not hang."""
 
 from __future__ import annotations
 
@@ -305,8 +305,7 @@ def test_envs_that_wait_instead_of_computing_are_reported_once(column: Column) -
     reported = [warning for warning in warned if warning.category is RuntimeWarning]
     assert len(reported) == 1
     message = str(reported[0].message)
-    assert (
-        f"they wait more than they compute, one after the other. Pass num_workers={N} to the vector env, or" in message
-    )
+    advice = f"and wait one after the other. Pass num_workers={N} to the vector env, or"
+    assert f"the envs wait more than they compute, {advice}" in message
     assert "as AsyncDataCollector does" in message
     assert Path(reported[0].filename).name == "ledger.py", "a warning names the line that called us"

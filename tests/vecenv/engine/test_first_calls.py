@@ -1,5 +1,5 @@
-"""First calls of a user: ids in place of functions, misspelt keywords, names of autoreset modes, PettingZoo envs in the
-wrong class, and a loop that survives a failing env.
+"""Frequent mistakes in a user's first calls: ids in place of functions, misspelt keywords, names of autoreset modes,
+PettingZoo envs in the wrong class. Also a loop that survives a failing env.
 """
 
 import gymnasium

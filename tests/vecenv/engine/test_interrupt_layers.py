@@ -1,7 +1,6 @@
-"""Two KeyboardInterrupts in a call of a layer above the engine: later rows are right, and a reset makes all envs
-usable.
+"""Two KeyboardInterrupts in a call of a layer above the engine, the second while the first is handled.
 
-The second interrupt comes while the first is being handled.
+Later rows are right, and a reset makes all envs usable.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """A KeyboardInterrupt at each bytecode of a call: later calls do not hang, rows are not stale, and a reset makes all
 envs usable.
 
-Real signals arrive at fewer places.
+Real signals arrive only at some bytecodes.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Ctrl-C during a call raises KeyboardInterrupt and discards the results, and `reset` makes each env usable.
 
-Wherever the interrupt falls, later calls do not hang, return stale rows or step an env twice.
+Later calls do not hang, return stale rows or step an env twice.
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""Observations of each kind of space: together on all backends, each kind and misfit on DummyVectorEnv."""
+"""Observations of each kind of space. All spaces together run on all backends; each kind and each misfit on
+DummyVectorEnv.
+"""
 
 from fractions import Fraction
 

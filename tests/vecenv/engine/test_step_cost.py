@@ -1,8 +1,8 @@
-"""Cost of a step for the caller, as the number of Python bytecodes in one `step`, which is equal on a busy machine.
+"""Cost of a step for the caller: the number of Python bytecodes in one `step`. It is equal on a busy machine.
 
-Counts the 'opcode' events of `sys.settrace` in the calling thread, in the frames of `step` and below. C code counts as
-zero. The number is for the shortest path: workers are awake at the start of the round, and all answers have arrived at
-the caller's first look.
+The test counts the 'opcode' events of `sys.settrace` in the calling thread, in `step` and the functions that it calls.
+C code counts as zero. The number is for the shortest path: workers are awake at the start of the round, and all answers
+have arrived when the caller first looks.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Only one thread at a time uses a vector env. Tests of calls that a second thread or a signal handler may make."""
+"""Only one thread at a time uses a vector env, but a second thread or a signal handler may make some calls."""
 
 from __future__ import annotations
 

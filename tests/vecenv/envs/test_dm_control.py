@@ -148,7 +148,7 @@ def test_a_step_outside_of_an_episode_is_refused():
 NO_TASK = "no task 'fly' in the domain"
 NO_CAMERA = r"\(cartpole, swingup\) has no camera .*; it has \['fixed', 'lookatcart'\]"
 MISTAKES = [
-    (RuntimeError, rf"{NO_TASK} 'cartpole'; it has \['balance'", lambda: DMControlEnv("cartpole", "fly")),
+    (RuntimeError, rf"{NO_TASK} 'cartpole'; the domain has \['balance'", lambda: DMControlEnv("cartpole", "fly")),
     (RuntimeError, rf"{NO_TASK} 'rocket'; the domains are \['acrobot'", lambda: DMControlEnv("rocket", "fly")),
     (TypeError, "task", lambda: DMControlEnv("cartpole")),
     (ValueError, "frame_skip must be an integer of at least 1", lambda: swingup(frame_skip=0)),

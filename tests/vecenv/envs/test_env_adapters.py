@@ -1,4 +1,4 @@
-"""Wrappers of single envs that change actions or the flags of an end."""
+"""Wrappers of single envs that change actions, `terminated` or `truncated`."""
 
 import gymnasium as gym
 import numpy as np

@@ -167,12 +167,12 @@ def test_a_step_outside_of_an_episode_is_refused_and_moves_no_env(make):
         (IndexError, "9", lambda venv: venv.reset([9])),
         (ValueError, "0", lambda venv: venv.step([0, 0], [0, 0])),
         (TypeError, "autoreset=True", lambda venv: venv.step([0, 0, 0], autoreset=True)),
-        (TypeError, "nothing but seed", lambda venv: venv.reset(options={"x": 1})),
-        (TypeError, "nothing but seed", lambda venv: venv.reset(length=3)),
+        (TypeError, "takes only seed", lambda venv: venv.reset(options={"x": 1})),
+        (TypeError, "takes only seed", lambda venv: venv.reset(length=3)),
         (ValueError, "for all its 3 envs at once", lambda venv: venv.reset([0], seed=1)),
         (ValueError, "for all its 3 envs at once", lambda venv: venv.reset([0, 1], seed=[1, 2])),
         (ValueError, "for all its 3 envs at once", lambda venv: venv.reset(seed=[1, None, 2])),
-        (ValueError, "those of all its envs", lambda venv: venv.seed([1, None, 2])),
+        (ValueError, "seeds all its envs together", lambda venv: venv.seed([1, None, 2])),
     ],
 )
 def test_what_is_refused_moves_no_env(make, error, message, call):
@@ -319,7 +319,7 @@ def test_gymnasiums_autoreset_around_it_has_no_ghosts_but_its_own(make, mode):
         if mode == "SameStep" and done.any():
             assert [obs is not None for obs in infos["final_obs"]] == done.tolist()
     assert ends > 3
-    with pytest.raises(TypeError, match=r"takes nothing but seed, got \['options'\]"):
+    with pytest.raises(TypeError, match=r"takes only seed, got \['options'\]"):
         envs.reset(options={"speed": 2})
     envs.close()
 

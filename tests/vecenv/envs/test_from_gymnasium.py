@@ -158,15 +158,16 @@ def test_what_envs_that_step_together_cannot_do_is_an_error_that_says_what_to_do
         before = venv.get_env_attr("state", 0)[0].copy()
         with pytest.raises(ValueError, match=r"steps its 3 envs together: .* got actions for \[0, 2\] only"):
             venv.step([0, 1], [0, 2])
-        with pytest.raises(ValueError, match=r"no reset of some envs .* got reset\(\[1\]\): pass no ids, or reset"):
+        advice = "pass no ids, or let the next step reset the envs whose episode is over"
+        with pytest.raises(ValueError, match=rf"no reset of some envs .* got reset\(\[1\]\): {advice}"):
             venv.reset(1)
-        with pytest.raises(ValueError, match=r"whose episode ended in the one before, which are \[\]; got reset=\[1\]"):
+        with pytest.raises(ValueError, match=r"whose episode ended in the previous step: \[\], got reset=\[1\]"):
             venv.step([0, 1, 0], reset=[1])
         with pytest.raises(TypeError, match="cannot reset an env in the round of its last step"):
             venv.step([0, 1, 0], autoreset=True)
         with pytest.raises(ValueError, match=r"the action for env 0 is 'left', which does not fit Discrete\(2\)"):
             venv.step(["left", 1, 0])
-        with pytest.raises(TypeError, match=r"takes nothing but seed and options, got \['speed'\]"):
+        with pytest.raises(TypeError, match=r"takes only seed and options, got \['speed'\]"):
             venv.reset(speed=1)
         np.testing.assert_array_equal(venv.get_env_attr("state", 0)[0], before)
         assert venv.failed_id == []
@@ -188,6 +189,14 @@ def test_infos_may_have_other_keys_than_text() -> None:
     with from_gymnasium(SyncVectorEnv(fns)) as venv, DummyVectorEnv(fns) as plain:
         assert_same(venv.reset(), plain.reset())
         assert_same(venv.step([0, 0]), plain.step([0, 0]))
+
+
+def test_infos_without_an_entry_per_env_belong_to_each_env() -> None:
+    shared = {"time": 1.5, "log": {"loss": 0.5, "name": "ab"}, "three": np.arange(3), "zero": np.array(7), "none": None}
+    with from_gymnasium(Odd(np.ones((2, 2)), {"x": np.array([4, 5]), "_x": [False, True], **shared})) as venv:
+        venv.reset()
+        for info, own in zip(venv.step([0, 1])[4], ({}, {"x": 5}), strict=True):
+            assert_same({key: value for key, value in info.items() if key != "env_id"}, own | shared)
 
 
 @pytest.mark.parametrize("outer", MODES)
@@ -217,7 +226,7 @@ def test_an_episode_that_is_over_is_not_stepped() -> None:
             for _ in range(3):
                 venv.step([0] * N)
             if mode == "NextStep":
-                with pytest.raises(ValueError, match=r"resets without seed and options: got them for envs \[0\]"):
+                with pytest.raises(ValueError, match=r"cannot reset with seed or options, got them for envs \[0\]"):
                     venv.send([0] * N, reset=[0], seed=7)
             with pytest.raises(RuntimeError, match="env 0 has not been reset, or its episode is over"):
                 venv.step([0] * N)

@@ -182,6 +182,19 @@ class TestFrameSkip:
             assert (obs[1], obs[2], reward, tuple(flags)) == (episode, 6, (5 + 6) / 1024, end)
         assert env.unwrapped.calls == 2 * 7
 
+    def test_an_env_may_return_the_same_reward_array_again(self):
+        class OneReward(CountingEnv):
+            rewards = np.zeros(2)
+
+            def step(self, action):
+                obs, _, *rest = super().step(action)
+                self.rewards += 1
+                return obs, self.rewards, *rest
+
+        env = GymEnv(OneReward(length=6), frame_skip=3)
+        env.reset()
+        assert env.step(0)[1].tolist() == [1 + 2 + 3] * 2
+
     def test_the_time_limit_counts_what_the_env_sees(self):
         env = GymEnv("Pendulum-v1", frame_skip=60)
         env.reset(seed=0)
@@ -286,6 +299,7 @@ class Blind(CountingEnv):
 UNKNOWN, FRAME_SKIP = gym.error.NameNotFound, "frame_skip must be an integer of at least 1"
 MISTAKES = [
     (TypeError, "id of an env or an env, got 3", lambda: GymEnv(3)),
+    (TypeError, "env_name and env were both passed", lambda: GymEnv("CartPole-v1", env=CountingEnv())),
     (TypeError, r"\['g'\] are arguments for gymnasium.make", lambda: GymEnv(CountingEnv(), g=2.0)),
     (UNKNOWN, "NoSuch", lambda: GymEnv("NoSuch-v0", frame_skip=2)),
     (UNKNOWN, r"`Wlak`.* The module 'numbers' was imported, and registers", lambda: GymEnv("numbers:Wlak")),

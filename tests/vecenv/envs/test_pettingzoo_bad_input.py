@@ -1,4 +1,4 @@
-"""Errors for bad input of PettingZoo vector envs, from callers and from envs, name the env and the agent."""
+"""Bad input of PettingZoo vector envs, from callers and from envs: the error names the env and the agent."""
 
 from functools import partial
 
@@ -77,6 +77,12 @@ class Strangers(Herd):
     _act = dict.fromkeys(possible_agents, spaces.Discrete(3))
 
 
+class Numbered(Herd):
+    possible_agents = ["cow_0", "cow_1", "env_id"]
+    _obs = dict.fromkeys(possible_agents, spaces.Box(-99, 99, (2,), np.float32))
+    _act = dict.fromkeys(possible_agents, spaces.Discrete(3))
+
+
 class Farsighted(Herd):
     _obs = {**Herd._obs, "cow_1": spaces.Box(-99, 99, (5,), np.float32)}
 
@@ -106,6 +112,7 @@ def of_one(env_fns):
         (ParallelVectorEnv, [lambda: 3], {}, TypeError, "expected a ParallelEnv of PettingZoo, got 3"),
         (ParallelVectorEnv, [Herd], {"possible_agents": ["cow_0", "cow_0"]}, ValueError, "no duplicates"),
         (ParallelVectorEnv, [Herd], {"possible_agents": []}, ValueError, "at least one agent"),
+        (ParallelVectorEnv, [Numbered], {}, ValueError, "an agent named 'env_id'.* rename it"),
         (ParallelVectorEnv, Herd, {}, TypeError, "sequence of callables"),
         (ParallelVectorEnv, [], {}, ValueError, "env_fns is empty"),
         (ParallelVectorEnv, [Herd], {"backend": "ship"}, ValueError, "'dummy', 'ray', 'shmem', 'subproc'"),

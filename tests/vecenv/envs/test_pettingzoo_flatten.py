@@ -206,6 +206,30 @@ def test_dict_and_tuple_spaces_are_batched():
         assert (obs["x"].shape, obs["y"].tolist()) == ((6, 2), [1] * 6)
 
 
+def test_actions_without_a_fixed_shape_and_observations_without_numbers_have_rows_too():
+    words = spaces.Dict({"word": spaces.Text(5), "number": spaces.Discrete(3)})
+
+    class Words(Herd):
+        _obs = dict.fromkeys(Herd._obs, spaces.Box(0, 1, (0,)))
+        _act = dict.fromkeys(Herd._act, words)
+
+        def _see(self, agent):
+            return np.zeros(0, np.float32)
+
+        def step(self, actions):
+            assert all(action in words for action in actions.values())
+            return super().step({agent: len(action["word"]) for agent, action in actions.items()})
+
+    with ParallelVectorEnv([Words] * 2, "dummy") as venv:
+        envs = flatten_agents(venv)
+        assert envs.reset(seed=0)[0].shape == (6, 0)
+        each = [{"word": "m" * (i + 1), "number": 0} for i in range(5)]
+        with pytest.raises(ValueError, match="5 actions for 6 rows"):
+            envs.step(each)
+        assert envs.step([*each, {"word": "mo", "number": 2}])[1].tolist() == [2, 3, 4, 5, 6, 3]
+        envs.step(envs.action_space.sample())
+
+
 def test_what_does_not_fit_is_refused(herds):
     for kind, env_fns, options, error, message in (
         (ParallelVectorEnv, [Zoo], {}, ValueError, r"observation space; rows need one.*ant"),
@@ -230,3 +254,26 @@ def test_agents_with_episodes_of_their_own_need_the_async_collector():
     made = flatten_agents(ParallelVectorEnv([Herd] * 2, "dummy", autoreset_mode="same_step"), own_episodes=True)
     with SyncDataCollector(made, frames_per_batch=240) as collector:
         assert collector.next().done.any()
+
+
+class Boastful(Herd):
+    """Herd in which infos have names of flatten_agents' own entries."""
+
+    def step(self, actions):
+        *others, infos = super().step(actions)
+        own = {"alive": True, "active": True, "final_obs": 7, "final_info": {}, "mood": 1}
+        return *others, dict.fromkeys(infos, own)
+
+
+@pytest.mark.parametrize("mode", ["next_step", "same_step", "disabled"])
+def test_entries_of_infos_with_own_names_change_nothing(mode):
+    found = []
+    for make in (Herd, Boastful):
+        with ParallelVectorEnv([make] * 2, "dummy", autoreset_mode=mode) as venv:
+            envs = flatten_agents(venv)
+            envs.reset(seed=0)
+            infos = [envs.step(ZEROS)[4] for _ in range(4)]
+            assert ("mood" in infos[0]) == (make is Boastful)
+            names = ("alive", "active", "_alive", "_active", "final_obs", "_final_obs")
+            found.append([repr([info.get(name) for name in names]) for info in infos])
+    assert found[0] == found[1]

@@ -322,6 +322,11 @@ def test_tuples_of_batches_are_the_actions_of_a_tuple_space():
         venv.reset(seed=0)
         rewards = venv.step({"cow_0": [0, 0], "cow_1": ([0, 2], [[0, 1], [1, 1]]), "cow_2": [0, 0]})[1]
         assert rewards["cow_1"].tolist() == [2, 5]
+        each = [(0, [0.0, 1.0]), (2, [1.0, 1.0])]  # a list has an action per env, also if env and part may be confused
+        assert venv.step({"cow_0": [0, 0], "cow_1": each, "cow_2": [0, 0]})[1]["cow_1"].tolist() == [2, 5]
+        venv.reset()
+        with pytest.raises(ValueError, match=r"'cow_1'.*1 actions for 2 envs \[0, 1\]"):
+            venv.step({"cow_0": [0, 0], "cow_1": each[:1], "cow_2": [0, 0]})
         with pytest.raises(ValueError, match=r"'cow_1'.*single action 0 for envs \[0, 1\]"):
             venv.step({"cow_0": [0, 0], "cow_1": [0, 2], "cow_2": [0, 0]})
 

@@ -17,7 +17,7 @@ from stable_baselines3.common.vec_env import DummyVecEnv
 from tests.support.agent_envs import Herd
 from tests.support.backends import FULL, one_of
 from tests.support.cases import LocalWorker, ProcessWorker, counting
-from tests.support.gymnasium_cases import Reports, cartpoles
+from tests.support.gymnasium_cases import Reports, assert_same, cartpoles
 from tests.support.pool_double import PoolDouble, real_pool
 from vecenv import (
     BaseVectorEnv,
@@ -233,6 +233,40 @@ class TestAttributesOfEnvs:
         assert [inner.envs[i].has_wrapper_attr("mark") for i in range(2)] == [False, True]
         assert env.get_attr("gravity", 1) == [9.8]
         env.close()
+
+
+class ChangesItsStep(Reports):
+    """Env that chooses its step when it is reset."""
+
+    def reset(self, **kwargs):
+        self.step = lambda action: (*super(ChangesItsStep, self).step(action)[:4], {"step": "of reset"})
+        return super().reset(**kwargs)
+
+
+class TestReplacements:
+    """gymnasium and SB3 look up env and step in each step."""
+
+    @pytest.mark.parametrize("kind", one_of([SyncVectorEnv, sb3.DummyVecEnv]))
+    def test_of_an_env_or_of_its_step_count_from_the_next_step(self, kind):
+        original = gym.vector.SyncVectorEnv if kind is SyncVectorEnv else DummyVecEnv
+        found = []
+        for envs in (original([Reports] * 2), kind([Reports] * 2)):
+            envs.reset()
+            step = envs.envs[0].step
+            envs.envs[0].step = partial(lambda step, action: (*step(action)[:4], {"step": "replaced"}), step)
+            envs.envs[1] = gym.wrappers.TransformReward(envs.envs[1], lambda reward: 9 * reward)
+            _, rewards, *_, infos = envs.step(np.array([0, 1]))
+            found.append([rewards.tolist(), infos])
+            envs.close()
+        assert_same(found[1], found[0])
+        assert found[0][0] == [1, 9]
+
+    @pytest.mark.parametrize("kind", one_of([DummyVectorEnv, ShmemVectorEnv, ThreadVectorEnv]))
+    def test_an_env_may_replace_its_own_step(self, kind):
+        with kind([ChangesItsStep] * 2) as venv:
+            venv.reset()
+            for action in (np.array([1, 2]), [1, 2]):
+                assert [info["step"] for info in venv.step(action)[4]] == ["of reset"] * 2
 
 
 class TestWrappersOfEnvs:

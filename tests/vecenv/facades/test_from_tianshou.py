@@ -145,7 +145,7 @@ class TestCustomWorkers:
             wait = None
 
         made = []
-        with pytest.raises(TypeError, match=r"which is no EnvWorker: it lacks \['wait'\]"):
+        with pytest.raises(TypeError, match=r"which is not an EnvWorker: it lacks \['wait'\]"):
             BaseVectorEnv(counting(2), lambda env_fn: made.append(Half(env_fn)) or made[-1])
         assert [worker.is_closed for worker in made] == [True]
 

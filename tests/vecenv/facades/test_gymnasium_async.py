@@ -1,4 +1,4 @@
-"""Calls in two halves: other calls are refused while a call is pending, and a timeout loses no results."""
+"""`step_async` and `step_wait`: a pending call refuses other calls, and a timeout loses no results."""
 
 import functools
 import multiprocessing

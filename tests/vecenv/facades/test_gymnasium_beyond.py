@@ -1,4 +1,4 @@
-"""Features beyond gymnasium's vector envs: the 0.29 form, seeds for every episode, random starts, restarts."""
+"""Features beyond gymnasium's: final infos as in gymnasium 0.29, seeds for every episode, random starts, restarts."""
 
 import numpy as np
 import pytest

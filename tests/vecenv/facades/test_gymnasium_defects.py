@@ -1,7 +1,7 @@
-"""Defects of gymnasium's vector envs that vecenv must not have. Each test covers a defect.
+"""Defects of gymnasium's vector envs that vecenv must not have.
 
 The defects have the numbers W1 to W17. The docstring of a test names its number. Other files test W2 and W4
-(test_gymnasium_async), W7 (test_facade_faults), W8 (the contract) and W9 (test_gymnasium_spaces).
+(test_gymnasium_async), W7 (test_facade_faults), W8 (test_gymnasium_contract) and W9 (test_gymnasium_spaces).
 """
 
 import contextlib

@@ -28,6 +28,11 @@ LIKE = [
     {"a": 1.5, "b": True},
     {"a": np.float32(2), "b": np.int8(3), "c": np.bool_(True)},
     {"a": np.arange(3), "b": np.zeros((2, 2), np.uint8), "c": np.array("text")},
+    {
+        "a": np.array([(1, 2.5), (3, 4.5)], [("x", int), ("y", float)]),
+        "b": np.array((1, 2.5), [("x", int), ("y", float)]),
+    },
+    {"a": np.arange(3, dtype=">i4"), "b": np.array([[1, "text"]], object), "c": np.array(["2020"], "datetime64[Y]")},
     {"a": "text", "b": None, "c": [1, 2], "d": (1,), "e": object},
     {"a": {"b": {"c": 1}, "d": "text"}, "e": {}},
     {"final_obs": np.zeros(3), "final_info": {"final_obs": 3}},

@@ -1,4 +1,4 @@
-"""MaskablePPO of sb3-contrib on SB3VecEnv, which asks every env for its mask between two steps."""
+"""MaskablePPO of sb3-contrib on SB3VecEnv. It asks every env for its mask between two steps."""
 
 import gymnasium as gym
 import numpy as np

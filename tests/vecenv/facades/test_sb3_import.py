@@ -1,4 +1,4 @@
-"""vecenv.sb3: a program for SB3's DummyVecEnv and SubprocVecEnv works if only its import is changed."""
+"""vecenv.sb3: a program for SB3's DummyVecEnv and SubprocVecEnv works if only its import changes."""
 
 import gymnasium as gym
 import numpy as np

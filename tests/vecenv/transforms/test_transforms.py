@@ -1,5 +1,6 @@
 """Transforms: chains, transforms of a single env, mistakes, tensors. See also test_episode_layers.py."""
 
+import copy
 import pickle
 from functools import partial
 
@@ -107,7 +108,7 @@ def test_a_transform_belongs_to_one_env():
 def test_a_transform_that_is_refused_leaves_the_env_as_it_was():
     env = tf.TransformedEnv(Samples(VECTOR), tf.UnsqueezeTransform(0))
     refused = tf.SqueezeTransform(1)
-    with pytest.raises(ValueError, match="expected the size 1 for this dimension"):
+    with pytest.raises(ValueError, match="expected the size 1 in dimension 1"):
         env.append_transform(refused)
     assert not refused.is_attached
     assert env.observation_space.shape == (1, 5)
@@ -178,6 +179,19 @@ def test_parts_have_one_order_in_workers_in_the_parent_and_in_the_space():
             orders = [list(venv.reset(seed=0)[0]) for venv in (parent, workers)]
             orders += [list(venv.observation_space[0]) for venv in (parent, workers)]
             assert orders == orders[:1] * 4
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda env: pickle.loads(pickle.dumps(env))])
+def test_the_transforms_of_a_copied_env_belong_to_the_copy(copied):
+    env = tf.TransformedEnv(gymnasium.make("CartPole-v1"), [tf.CatFrames(2, -1), tf.StepCounter()])
+    env.reset(seed=0)
+    again = copied(env)
+    np.testing.assert_array_equal(again.step(1)[0]["observation"], env.step(1)[0]["observation"])
+    assert again.transform[1].parent.base_env is again.base_env
+    with pytest.raises(RuntimeError, match="belongs to an env already"):
+        tf.TransformedEnv(gymnasium.make("CartPole-v1"), again.transform)
+    copy.copy(env)
+    assert env.transform[1].parent.base_env is env.base_env
 
 
 def test_a_clone_and_a_pickle_have_the_settings_and_no_env():

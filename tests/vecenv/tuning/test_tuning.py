@@ -54,7 +54,8 @@ class TestTheTable:
         assert all(rates)
         assert rates == sorted(rates, key=lambda rate: -(rate or 0))
         assert [row.note for row in result.rows if row.backend == "thread"] == ["envs must be thread-safe"]
-        assert result.best in result.rows
+        assert [row for row in result.rows if row is result.best]
+        assert [line for line in str(result).splitlines() if re.search(r"# +best", line)]
 
     def test_envs_that_wait_get_a_worker_each(self) -> None:
         result = tune([partial(Draws, sleep=0.01)] * 8, **QUICK)
@@ -63,11 +64,11 @@ class TestTheTable:
 
     def test_resets_count_that_are_rare_and_slow(self) -> None:
         """One of 20 rounds of 4 envs takes the time of four resets, or of one reset with a worker per env."""
-        result = tune([partial(SlowlyReset, 0.05, 20)] * 4, pause=1e-4, seconds=1.0)
+        result = tune([partial(SlowlyReset, 0.2, 20)] * 4, pause=1e-4, seconds=2.0)
         assert result.best.num_workers == 4
         rates = {name: row.steps_per_second or 0 for name, row in by_name(result).items()}
-        assert rates["ShmemVectorEnv, 4 workers"] < 2 * 4 * 20 / 0.05  # a few resets show how rare resets are
-        assert rates["DummyVectorEnv"] < 2 * 4 * 20 / (4 * 0.05)
+        assert rates["ShmemVectorEnv, 4 workers"] < 2 * 4 * 20 / 0.2  # a few resets show how rare resets are
+        assert rates["DummyVectorEnv"] < 2 * 4 * 20 / (4 * 0.2)
 
     def test_first_steps_that_are_slow_do_not_count(self) -> None:
         result = tune([partial(Draws, slow_steps=20)] * 2, pause=0.0, seconds=0.3)
@@ -250,8 +251,9 @@ def test_envs_get_their_arguments(env: str, capsys: pytest.CaptureFixture[str]) 
         ([], "required: COMMAND"),
         (["tune"], "required: ENV_ID"),
         (["tune", "CartPoll-v1"], "Environment `CartPoll` doesn't exist"),
-        (["tune", "CartPoll-v1"], "One that a package registers is found as package:CartPoll-v1"),
+        (["tune", "CartPoll-v1"], "If a package registers this env, pass package:CartPoll-v1"),
         (["tune", "tests.support.tuned_envs:nothing"], "there is no function tests.support.tuned_envs:nothing"),
+        (["tune", "math:pi"], "math:pi is not a function but 3.14"),
         (["tune", "CartPole-v1", "--env-kwargs", "[1]"], "it must be a JSON object"),
         (["tune", "CartPole-v1", "--num-envs", "0"], "--num-envs must be at least 1, got 0"),
         (["tune", "CartPole-v1", "--policy-ms", "-1"], "pause must be a number of seconds"),

@@ -1,1 +1,1 @@
-"""Run a block of envs, in whichever process the block lives."""
+"""Code that runs the envs of one worker (a block)."""

@@ -1,4 +1,7 @@
-"""Access to an env beyond step and reset: wrappers, attributes, seeds, frames, saved states."""
+"""Access to an env beyond step and reset: wrappers, attributes, seeds, frames, saved states.
+
+A layer is a wrapper of an env, or the innermost env.
+"""
 
 from __future__ import annotations
 
@@ -16,13 +19,13 @@ def is_env(value: Any) -> bool:
 
 
 def layers(env: Any) -> list[Any]:
-    """Return the env and the envs that it wraps, outermost first.
+    """Return the layers of an env, outermost first.
 
-    If an env equals `env.unwrapped`, the attribute `env` is ignored.
+    A layer that is its own `unwrapped` is the innermost, even if it has an attribute `env`.
     """
     found = [env]
     while getattr(found[-1], "unwrapped", None) is not found[-1]:
-        inner = getattr(found[-1], "__dict__", {}).get("env")
+        inner = _vars(found[-1]).get("env")
         if not is_env(inner) or any(inner is layer for layer in found):
             break
         found.append(inner)
@@ -34,10 +37,7 @@ def parts(env: Any) -> list[Any]:
 
 
 def learning(env: Any) -> tuple[str, ...]:
-    """Return the class names of parts whose statistics change with each step.
-
-    These are transforms that can be frozen but are not, and gymnasium's wrappers with a running mean.
-    """
+    """Return the class names of transforms and gymnasium wrappers that still update statistics in each step."""
     return tuple(
         type(part).__name__
         for part in parts(env)
@@ -65,14 +65,17 @@ def _has_rules(layer: Any, method: str) -> bool:
 def find_attr(env: Any, name: str) -> Any:
     """Return the attribute of the outermost layer that has it, or raise AttributeError.
 
-    A layer that overrides `get_wrapper_attr` decides for the layers below.
+    If a layer overrides `get_wrapper_attr`, that method also answers for the layers inside.
     """
     for layer in layers(env):
         if _has_rules(layer, "get_wrapper_attr"):
             return layer.get_wrapper_attr(name)
         if hasattr(layer, name):
             return getattr(layer, name)
-    raise AttributeError(f"{type(layers(env)[-1]).__name__} has no attribute {name!r}, nor has any wrapper around it")
+    innermost = layers(env)[-1]
+    if hasattr(type(innermost), name):
+        return getattr(innermost, name)  # a property that raised AttributeError raises again, with its own text
+    raise AttributeError(f"{type(innermost).__name__} has no attribute {name!r}, nor has any wrapper around it")
 
 
 def has_attr(env: Any, name: str) -> bool:
@@ -84,9 +87,9 @@ def has_attr(env: Any, name: str) -> bool:
 
 
 def set_attr(env: Any, name: str, value: Any) -> None:
-    """Set the attribute in the layer that `find_attr` finds, or a new attribute on the innermost env.
+    """Set the attribute in the outermost layer that has it, or else in the innermost env.
 
-    A layer that overrides `set_wrapper_attr` decides for the layers below.
+    If a layer overrides `set_wrapper_attr`, that method also acts for the layers inside.
     """
     for layer in (stack := layers(env)):
         if _has_rules(layer, "set_wrapper_attr"):
@@ -111,7 +114,7 @@ def call_attr(env: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]
 
 
 def seed_env(env: Any, seed: int) -> bool:
-    """Seed the env and its action space. Return True if no layer has `seed`, so that a reset must seed the env."""
+    """Seed the action space and, if a layer has `seed`, the env. Otherwise return True: a reset must seed the env."""
     own_seed = next((layer.seed for layer in layers(env) if callable(getattr(layer, "seed", None))), None)
     if own_seed is not None:
         own_seed(seed)
@@ -127,10 +130,10 @@ def render_env(env: Any, kwargs: dict[str, Any]) -> Any:
 
 
 def render_in_turn(render: Callable[[], Any]) -> Any:
-    """Return `render()`, while no other thread runs this function.
+    """Call `render` while no other thread renders, and return the frame.
 
-    pygame's gfxdraw, which gymnasium's envs use, releases the interpreter lock and draws through a buffer of the
-    process. If a thread renders for RENDER_PATIENCE seconds, it probably hangs, so other threads stop waiting.
+    gymnasium's envs draw with pygame's gfxdraw, which releases the interpreter lock but has one buffer per process.
+    After RENDER_PATIENCE seconds, a thread renders anyway, because the other thread probably hangs.
     """
     is_alone = _rendering.acquire(timeout=RENDER_PATIENCE)
     try:
@@ -145,24 +148,25 @@ ALONG_EPISODES = (
     "is_sticky_actions", "num_repeats", "repeats_taken", "discounted_reward", "episode_returns", "episode_lengths",
     "lives", "game_over",
 )  # fmt: skip
-"""Attributes of gymnasium's wrappers (TimeLimit, NormalizeReward, ...) that change during an episode. A saved state
-includes these attributes, so that the episode continues in the same way.
-"""
+"""Attributes of gymnasium's wrappers that change during an episode. A saved state includes them."""
 
 PHYSICS = (
     "time", "qpos", "qvel", "act", "ctrl", "qfrc_applied", "xfrc_applied", "mocap_pos", "mocap_quat", "userdata",
     "qacc_warmstart",
 )  # fmt: skip
-"""Arrays that determine MuJoCo's next step (mjSTATE_INTEGRATION). `set_state` changes the last array, so it is written
-afterwards.
+"""Fields of MuJoCo's `data` that determine the next step (mjSTATE_INTEGRATION). The env's `set_state` changes the last
+field, so vecenv writes this field again.
 """
 
 
 def get_state(env: Any) -> tuple[Any, list[dict[str, Any]]]:
-    """Return the state of the innermost layer with a state, and the episode state of each layer.
+    """Return the state of the innermost layer that can save its state, and each layer's state of the running episode.
 
-    Raises NotImplementedError unless the env has `get_state` and `set_state`, or `clone_state` and `restore_state`
-    (ale-py), or `model`, `data` and `set_state` (gymnasium's MuJoCo envs).
+    Raises NotImplementedError unless a layer has one of these sets of attributes:
+
+    - `get_state` and `set_state`
+    - `clone_state` and `restore_state` (ale-py)
+    - `model`, `data` and `set_state` (gymnasium's MuJoCo envs)
     """
     layer = _layer_with_state(env)
     if _has(layer, "get_state", "set_state"):
@@ -178,16 +182,16 @@ def _episode_state(layer: Any) -> dict[str, Any]:
     if _has(layer, "episode_state", "set_episode_state"):
         state: dict[str, Any] = layer.episode_state()
         return state
-    return copy.deepcopy({name: each for name, each in vars(layer).items() if name in ALONG_EPISODES})
+    return copy.deepcopy({name: each for name, each in _vars(layer).items() if name in ALONG_EPISODES})
 
 
 def set_state(env: Any, state: tuple[Any, list[dict[str, Any]]]) -> None:
-    """Restore a state that `get_state` returned for this env or an equal env, or raise ValueError."""
+    """Restore a state that `get_state` returned for an equal env. Raises ValueError if the layers differ in number."""
     stack = layers(env)
     if not isinstance(state, tuple) or len(state) != 2 or len(state[1]) != len(stack):
         raise ValueError(
-            f"set_state() takes what get_state() of an env with the same wrappers returned, got {type(state).__name__} "
-            f"for {env}"
+            f"set_state() expects the result of get_state() of an env with the same wrappers, got a "
+            f"{type(state).__name__} for {env}"
         )
     layer, (inner, kept) = _layer_with_state(env), state
     if _has(layer, "get_state", "set_state"):
@@ -203,7 +207,12 @@ def set_state(env: Any, state: tuple[Any, list[dict[str, Any]]]) -> None:
         if _has(each, "episode_state", "set_episode_state"):
             each.set_episode_state(own)
         else:
-            vars(each).update(copy.deepcopy(own))
+            _vars(each).update(copy.deepcopy(own))
+
+
+def _vars(layer: Any) -> dict[str, Any]:
+    """Return `vars(layer)`, or a new dict for a layer without `__dict__` (extension modules, slots)."""
+    return getattr(layer, "__dict__", {})
 
 
 def _put(data: Any, name: str, value: np.ndarray) -> None:
@@ -220,7 +229,7 @@ def _layer_with_state(env: Any) -> Any:
         if _has(layer, "get_state", "set_state") or _has(layer, "clone_state", "restore_state") or physics:
             return layer
     raise NotImplementedError(
-        f"{type(stack[-1]).__name__} has no state that can be taken and set: define get_state() and set_state(state)"
+        f"{type(stack[-1]).__name__} cannot save its state: define get_state() and set_state(state)"
     )
 
 
@@ -236,7 +245,7 @@ def copy_if_possible(value: Any) -> Any:
 
 
 def copy_data(value: Any) -> Any:
-    """Copy data, as a worker would. Return other objects unchanged, for debugging."""
+    """Copy an array or container. Return any other object itself, so that the caller can debug the env's object."""
     return copy_if_possible(value) if isinstance(value, (np.ndarray, list, dict, set, tuple)) else value
 
 

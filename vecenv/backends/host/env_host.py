@@ -1,6 +1,6 @@
-"""`EnvHost`: runs all operations on a block of envs, for every backend.
+"""`EnvHost`: makes, steps, resets and closes the envs of one worker (a block).
 
-The failure of an env becomes an `Extra`, so that the other envs of the round continue.
+If an env raises in a step or reset, the failure becomes an `Extra`, and the other envs continue.
 """
 
 from __future__ import annotations
@@ -15,12 +15,13 @@ import numpy as np
 from vecenv import nest
 from vecenv.backends.host.env_access import ENV_CALLS, is_env, learning
 from vecenv.backends.host.failure import Failure, capture
+from vecenv.backends.host.forked_copy import copy_mark, end_copy
 from vecenv.backends.host.row_writer import (
-    FLAGS,
+    BOOLS,
     IN_INFO_ROW,
     NO_EXTRA,
     RESET_IN_ARENA,
-    REWARDS,
+    REWARD_TYPES,
     Extra,
     RowWriter,
     copy_containers,
@@ -31,11 +32,11 @@ from vecenv.backends.memory.infos import InfoWriter
 from vecenv.errors import EnvContractError, VectorEnvError
 
 Payload = Callable[[int, int], Any]
-"""Function (index in the block, opcode) -> value that does not fit the arena, or a Failure."""
+"""Function (env index, opcode) that returns an action or reset arguments outside the arena, or a `Failure`."""
 
 
 class EnvReport(NamedTuple):
-    """Report of a new env. A part that the env does not have is `None`."""
+    """Attributes of a new env. An attribute that the env lacks is `None`."""
 
     observation_space: Any
     action_space: Any
@@ -51,13 +52,13 @@ ATTRIBUTES = EnvReport._fields[:-1]
 class EnvHost:
     """Host of the envs of `env_fns`, with ids from `first_id`.
 
-    `local`: the host runs in the caller's process, and keeps exceptions as objects. Infos and object observations are
-    copied, because envs may change these later, also for envs that share a worker.
-
-    `interruptible`: a KeyboardInterrupt in an env is the user's Ctrl-C, and is raised.
-
-    Before each use of an env, `progress[0]` gets a new number. Modulo the size of the block, the number is the env's
-    index, so a watchdog sees which env runs. If this write raises, no further env is used.
+    - `local`: the host runs in the caller's process, and keeps exceptions as objects. A local host, or a host of
+      several envs, copies infos and object observations, because an env may change them later.
+    - `interruptible`: the host raises the KeyboardInterrupt of an env. Otherwise, the interrupt is the env's failure.
+    - `progress[0]`: the host writes a new number before each use of an env, for the watchdog. The number modulo
+      `len(env_fns)` is the env's index. If the write raises, the host uses no further env.
+    - If an env forks this process, the host ends the copy when the copy leaves the env's method. An `interruptible`
+      host runs in the caller's thread, and does not end copies.
     """
 
     def __init__(
@@ -67,17 +68,17 @@ class EnvHost:
         self._first_id = first_id
         self._local = local
         self._passes = KeyboardInterrupt if interruptible else ()
+        self._is_copy: Sequence[bool] = () if interruptible else copy_mark()
         self.envs: list[Any] = []
         self.progress: Any = [0]
         self._used = 0
 
     def construct(self) -> list[EnvReport] | Failure:
-        """Call each env_fn. Stop at the first failure; `close` closes the envs made before."""
         reports = []
         for j, env_fn in enumerate(self._env_fns):
             self.mark(j)
             try:
-                env = env_fn()
+                env = self._returned(env_fn())
                 check_env(env, f"env_fns[{self._first_id + j}]()")
                 check_single_agent(env, f"env_fns[{self._first_id + j}]()")
                 self.envs.append(env)
@@ -85,6 +86,7 @@ class EnvHost:
             except self._passes:
                 raise
             except BaseException as error:
+                self._end_copy(error)
                 return capture(error, self._first_id + j, "__init__", self._local)
         self._spaces = [report.observation_space for report in reports]
         return reports
@@ -94,36 +96,36 @@ class EnvHost:
         keep = copy.deepcopy if self._local else copy_containers if len(self._env_fns) > 1 else None
         self._rows = RowWriter(layout, self._spaces, block, keep=keep)
         self._seeds = block.seed
-        self._steps = [env.step for env in self.envs]
 
     def run(self, ops: bytes, action: Any, payload: Payload) -> dict[int, Extra]:
-        """Run a round: an opcode (see `opcodes`) and a row of `action` per env.
+        """Step or reset envs, with an opcode (see `opcodes`) and a row of `action` per env. Return extras by env index.
 
-        This loop determines the speed of a round, so it writes the results of well-behaved envs itself.
+        The loop itself writes results that need no conversion, because `RowWriter` is slower.
         """
-        extras: dict[int, Extra] = {}
-        progress, rows, ndarray = self.progress, self._rows, np.ndarray
+        extras, progress, rows, ndarray = dict[int, Extra](), self.progress, self._rows, np.ndarray
         dtype, shape, rewards = rows.dtype, rows.shape, rows.reward
         terminations, truncations, write_info = rows.terminated, rows.truncated, self._write_info
-        plain, quick = opcodes.STEP, (opcodes.STEP, opcodes.STEP_RESET)
+        plain, quick, is_copy = opcodes.STEP, (opcodes.STEP, opcodes.STEP_RESET), self._is_copy
         actions = [None] * len(ops) if action is None else copy_actions(action, len(ops))
         self._used = mark = self._used + len(ops)
-        for j, op, step, own_action, row in zip(range(len(ops)), ops, self._steps, actions, rows.obs_rows, strict=True):
+        for j, op, env, own_action, row in zip(range(len(ops)), ops, self.envs, actions, rows.obs_rows, strict=True):
             if op in quick:
                 progress[0] = mark + j
                 try:
-                    result = step(own_action)
+                    result = env.step(own_action)
+                    if is_copy:
+                        end_copy()
                     if result.__class__ is tuple and len(result) == 5:
                         obs, reward, terminated, truncated, info = result
                     else:
-                        obs = None  # fails the check below
+                        obs = None  # so that `write_step` below checks the result
                     if (
                         obs.__class__ is ndarray
                         and obs.dtype is dtype
                         and obs.shape == shape
-                        and (reward.__class__ is float or reward.__class__ in REWARDS)
-                        and (terminated is False or terminated.__class__ in FLAGS)
-                        and (truncated is False or truncated.__class__ in FLAGS)
+                        and (reward.__class__ is float or reward.__class__ in REWARD_TYPES)
+                        and (terminated is False or terminated.__class__ in BOOLS)
+                        and (truncated is False or truncated.__class__ in BOOLS)
                         and info.__class__ is dict
                     ):
                         row[...] = obs
@@ -170,7 +172,7 @@ class EnvHost:
     def _step(self, j: int, action: Any, op: int) -> Extra | None:
         try:
             self.mark(j)
-            extra = self._rows.write_step(j, result := self._steps[j](action))
+            extra = self._rows.write_step(j, result := self._returned(self.envs[j].step(action)))
             if op & opcodes.AUTORESET and (self._rows.terminated[j] or self._rows.truncated[j]):
                 return self._next_episode(j, extra, result[0])
             return extra
@@ -180,14 +182,15 @@ class EnvHost:
             return self._failed(error, j, "step")
 
     def _next_episode(self, j: int, last: Extra | None, last_obs: Any) -> Extra:
-        """Reset env j at the end of its episode. Of the row, only the observation changes."""
+        """Reset env j at the end of its episode. The row keeps the reward and flags of the last step."""
         rows, last = self._rows, last or NO_EXTRA
         final = rows.final(j, last, last_obs)
         outcome = rows.reward[j], rows.terminated[j], rows.truncated[j]
         self.mark(j)
         try:
             seed = int(self._seeds[j])
-            first = rows.write_reset(j, self.envs[j].reset(**({} if seed < 0 else {"seed": seed}))) or NO_EXTRA
+            result = self._returned(self.envs[j].reset(**({} if seed < 0 else {"seed": seed})))
+            first = rows.write_reset(j, result) or NO_EXTRA
             if first is NO_EXTRA and last is NO_EXTRA and final.obs is None:
                 first = RESET_IN_ARENA
             else:
@@ -205,7 +208,7 @@ class EnvHost:
     def _reset(self, j: int, kwargs: dict[str, Any]) -> Extra | None:
         try:
             self.mark(j)
-            return self._rows.write_reset(j, self.envs[j].reset(**kwargs))
+            return self._rows.write_reset(j, self._returned(self.envs[j].reset(**kwargs)))
         except self._passes:
             raise
         except BaseException as error:
@@ -214,7 +217,7 @@ class EnvHost:
     def call(self, j: int, op: str, args: tuple[Any, ...]) -> Any:
         self.mark(j)
         try:
-            return ENV_CALLS[op](self.envs[j], *args)
+            return self._returned(ENV_CALLS[op](self.envs[j], *args))
         except self._passes:
             raise
         except BaseException as error:
@@ -226,10 +229,11 @@ class EnvHost:
         for j, env in enumerate(self.envs):
             try:
                 if callable(getattr(env, "close", None)):
-                    env.close()
+                    self._returned(env.close())
             except self._passes as error:  # raised after all envs are closed
                 interrupt = error
             except BaseException as error:
+                self._end_copy(error)
                 problems.append(f"env {self._first_id + j} failed in close(): {type(error).__name__}: {error}")
         self.envs = []
         if interrupt is not None:
@@ -240,16 +244,25 @@ class EnvHost:
         self._used += len(self._env_fns)
         self.progress[0] = self._used + j
 
+    def _returned(self, result: Any) -> Any:
+        self._end_copy()
+        return result
+
+    def _end_copy(self, error: BaseException | None = None) -> None:
+        if self._is_copy:
+            end_copy(error)
+
     def _failed(self, error: BaseException, j: int, op: str) -> Extra:
         return Extra(failure=self._capture(error, j, op))
 
     def _capture(self, error: BaseException, j: int, op: str) -> Failure:
+        self._end_copy(error)
         env_id = self._first_id + j
         return capture(_located(error, env_id), env_id, op, self._local)
 
 
 def copy_actions(action: Any, k: int) -> list[Any]:
-    """Copy the k rows of an action tree, because envs may keep and change actions."""
+    """Copy the k rows of a nested action, because envs may keep and change actions."""
     if action.__class__ is np.ndarray:
         return list(action.copy())
     copies = nest.map(np.copy, action)
@@ -268,27 +281,25 @@ def _located(error: BaseException, env_id: int) -> BaseException:
 def check_env(env: Any, origin: str) -> None:
     if isinstance(env, type):
         raise TypeError(f"{origin} returned the class {env.__name__}, expected an env; use lambda: {env.__name__}()")
-    if isinstance(env, gymnasium.vector.VectorEnv):
+    if isinstance(env, gymnasium.vector.VectorEnv) or getattr(type(env), "has_many_envs", False):
         raise TypeError(f"{origin} returned the vector env {env!r}, expected one env; use lambda: gym.make(...)")
     if not is_env(env):
         raise TypeError(f"{origin} returned {env!r}, expected an env with step and reset")
 
 
 def check_single_agent(env: Any, origin: str) -> None:
-    """Raise TypeError for a PettingZoo env, because its spaces are functions of an agent."""
+    """Raise TypeError for a PettingZoo env, which has spaces per agent."""
     if not (callable(getattr(env, "observation_space", None)) and callable(getattr(env, "action_space", None))):
         return
     if callable(getattr(env, "last", None)):
         kind = "an AECEnv of PettingZoo: use AECVectorEnv(env_fns), or let each function return PettingZooEnv(env)"
     else:
-        kind = (
-            "a ParallelEnv of PettingZoo: use ParallelVectorEnv(env_fns), and flatten_agents of that for a row an agent"
-        )
+        kind = "a ParallelEnv of PettingZoo: use ParallelVectorEnv(env_fns), and flatten_agents for a row per agent"
     raise TypeError(f"{origin} returned {env!r}, {kind}")
 
 
 def check_distinct(envs: Sequence[Any]) -> None:
-    """Raise ValueError if two ids have the same env object (`lambda: env`), which would step twice per round."""
+    """Raise ValueError if two env functions returned the same env, for example `lambda: env`."""
     seen: dict[int, int] = {}
     for i, env in enumerate(envs):
         first = seen.setdefault(id(getattr(env, "unwrapped", env)), i)
@@ -307,5 +318,5 @@ def report_of(env: Any) -> EnvReport:
 
 
 def make_report(parts: Sequence[Any]) -> EnvReport:
-    """Build a report with copied spaces, because envs may share a space, and the caller may sample from it."""
+    """Build a report with copied spaces, because the caller may sample a space that envs share."""
     return EnvReport(*copy.deepcopy(parts[:2]), *parts[2:])

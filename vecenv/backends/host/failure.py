@@ -1,6 +1,6 @@
-"""`Failure`: an env's exception, described in strings that any process can read.
+"""`Failure`: an env's exception, described in strings that any process can unpickle.
 
-The exception is sent as well if it survives pickling in the worker.
+A worker also sends the pickled exception, if unpickling gives an equal one.
 """
 
 from __future__ import annotations
@@ -29,21 +29,21 @@ class Failure:
     trace: str
     blob: bytes | None = None
     error: BaseException | None = None
-    """Exception, if it was raised in this process."""
+    """Exception object, if this process has it. Otherwise, `blob` may have the pickled exception."""
     began: bool = True
-    """False if the operation has certainly not begun."""
+    """False if the env has certainly not begun the operation."""
     stepped: bool = False
-    """True if the step succeeded and the row is written, but the reset afterwards failed."""
+    """True if a step succeeded and its result is in the arena, but the reset after this step failed."""
 
     def exception(self, pid: int | None = None) -> BaseException:
-        """Return the exception to raise in the caller's process: the env's exception or EnvStepError."""
+        """Return the exception for the caller: the env's exception if possible, else EnvStepError."""
         error = self.error or self._rebuilt() or self.as_step_error()
         where = f"env {self.env_id}, {self.op}()" + ("" if pid is None else f", worker pid {pid}")
         try:
             error.partial = None  # type: ignore[attr-defined]
             if self.error is None:
                 error.__cause__ = RemoteTraceback(self.trace)
-        except Exception:  # such an exception could not carry the results of other envs
+        except Exception:  # an exception that refuses attributes cannot carry the partial results
             error = self.as_step_error()
             error.__cause__ = self.error or RemoteTraceback(self.trace)
         add_note(error, where)
@@ -61,13 +61,13 @@ class Failure:
             error = pickle.loads(self.blob)
         except KeyboardInterrupt:
             raise
-        except BaseException:  # the class cannot be imported here, or its code fails
+        except BaseException:  # this process cannot import the class, or the class raises
             return None
         return error if isinstance(error, Exception) else None
 
 
 def capture(error: BaseException, env_id: int, op: str, local: bool) -> Failure:
-    """Describe `error`. If `local`, keep the exception, for a host in the caller's process.
+    """Describe `error`. If `local`, the env is in the caller's process, so keep the exception itself.
 
     Exceptions that end a program (SystemExit, ...) become EnvStepError.
     """
@@ -94,7 +94,7 @@ def read_value(blob: bytes, env_id: int, op: str) -> Any:
     except KeyboardInterrupt:
         raise
     except BaseException as error:
-        text = f"{op} on env {env_id}: what it returned cannot be read here: {describe(error)}"
+        text = f"{op} on env {env_id}: the result cannot be unpickled in this process: {describe(error)}"
         return Failure(env_id, op, "TypeError", text, "", error=TypeError(text))
 
 
@@ -119,10 +119,10 @@ def _text(error: BaseException) -> str:
 
 
 def _blob(error: Exception) -> bytes | None:
-    """Return the pickled exception, or `None` if unpickling changes its class or text."""
-    # Pickle by name first, because cloudpickle would copy a class of the script that a forked worker inherited.
+    """Return the pickled exception, or `None` if it is large, or if unpickling changes its class or text."""
+    # Try pickle first. Cloudpickle copies the script's classes, and `except` in the parent does not match the copies.
     for dumps in (pickle.dumps, cloudpickle.dumps):
-        with contextlib.suppress(BaseException):  # pickling runs user code, which may raise anything
+        with contextlib.suppress(BaseException):  # user code may raise anything
             blob = dumps(error)
             if len(blob) > BLOB_LIMIT:
                 return None

@@ -1,7 +1,4 @@
-"""`RowWriter`: checks the values that an env returned, and writes the values into the env's row of the arena.
-
-For all backends, this module decides which observations, rewards, flags and infos are accepted.
-"""
+"""`RowWriter`: checks the results of an env, and writes them into the env's row of the batch (`Arena`)."""
 
 from __future__ import annotations
 
@@ -23,9 +20,10 @@ Keep = Callable[[Any], Any]
 
 
 class Final(NamedTuple):
-    """End of an episode whose env was reset in the round of the last step: the values that the arena does not hold.
+    """Values of an episode's last step that the arena does not hold, if the same round also reset the env.
 
-    `objects` are the object leaves of the last observation.
+    `objects`: object leaves of the last observation. `obs`: the last observation, if the row does not keep all its
+    types (see `is_exact`).
     """
 
     objects: list[Any] | None
@@ -34,7 +32,7 @@ class Final(NamedTuple):
 
 
 class Extra(NamedTuple):
-    """Part of a result that does not fit the row of an env."""
+    """Parts of a result that do not fit the env's row."""
 
     info: Mapping[str, Any] | None = None
     objects: list[Any] | None = None
@@ -57,19 +55,19 @@ class Extra(NamedTuple):
 
 NO_EXTRA = Extra()
 RESET_IN_ARENA = Extra(final=Final(None, {}))
-"""Extra of an env that was reset in the round of the last step, if the infos are empty and the arena holds the rest."""
+"""Extra of an env that was reset after its last step, if both results are in the arena and have empty infos."""
 IN_INFO_ROW = Extra()
-"""Extra of an env with an info in the info row, if the arena holds the rest."""
+"""Extra of an env if the arena has the whole result, including an info (see `InfoWriter`)."""
 
-REWARDS = frozenset({float, int, np.float64, np.float32, np.int64, np.int32})
-FLAGS = frozenset({bool, np.bool_})
-UNCHANGING = REWARDS | FLAGS | {str, bytes, type(None)}
+REWARD_TYPES = frozenset({float, int, np.float64, np.float32, np.int64, np.int32})
+BOOLS = frozenset({bool, np.bool_})
+IMMUTABLE_TYPES = REWARD_TYPES | BOOLS | {str, bytes, type(None)}
 
 
 class RowWriter:
-    """Writer of the results of a block of envs into its rows.
+    """Writer of the results of envs into their rows of the arena `block`.
 
-    `spaces` are the observation spaces. `keep` copies object leaves that envs or the caller could change.
+    `spaces`: observation space per env. `keep` copies object leaves, because the env or the caller could change them.
     """
 
     def __init__(self, layout: Layout, spaces: Sequence[Any], block: Arena, keep: Keep | None) -> None:
@@ -82,7 +80,7 @@ class RowWriter:
             _compile(layout.obs, tree, nest.take(block.obs, slice(j, j + 1)), keep)
             for j, tree in enumerate(self._trees)
         ]
-        # For `EnvHost.run`. If an observation is not a single array, the dtype is None, so that no observation fits.
+        # `EnvHost.run` itself writes arrays with this dtype and shape. For nested spaces and scalars, both are None.
         leaf = layout.obs if isinstance(layout.obs, Leaf) and layout.obs.shape else None
         self.dtype = None if leaf is None else leaf.dtype
         self.shape = None if leaf is None else leaf.shape
@@ -99,11 +97,11 @@ class RowWriter:
         objects: list[Any] | None = [] if self._has_objects else None
         self._put[j](obs, objects)
         vector = None
-        if reward.__class__ not in REWARDS:
+        if reward.__class__ not in REWARD_TYPES:
             reward, vector = convert_reward(reward)
         self.reward[j] = reward
-        self.terminated[j] = terminated if terminated.__class__ in FLAGS else convert_flag("terminated", terminated)
-        self.truncated[j] = truncated if truncated.__class__ in FLAGS else convert_flag("truncated", truncated)
+        self.terminated[j] = terminated if terminated.__class__ in BOOLS else convert_flag("terminated", terminated)
+        self.truncated[j] = truncated if truncated.__class__ in BOOLS else convert_flag("truncated", truncated)
         if info.__class__ is not dict:
             info = _convert_info("step", info)
         if info or objects is not None or vector is not None:
@@ -111,7 +109,7 @@ class RowWriter:
         return None
 
     def final(self, j: int, extra: Extra, last: Any) -> Final:
-        """Copy the last result of env j, so that neither the next row nor the env can change the copy."""
+        """Copy the last result of env j, because the reset overwrites the row, and the env may change its objects."""
         for obs, final in self._obs_and_final:
             final[j] = obs[j]
         returned = None if is_exact(last, self._trees[j], self._layout) else copy_if_possible(last)
@@ -122,7 +120,7 @@ class RowWriter:
             obs[j] = final[j]
 
     def write_reset(self, j: int, result: Any) -> Extra | None:
-        """Check and write a result of `reset`. The reward of the row becomes 0, the flags False."""
+        """Check and write a result of `reset`, with reward 0 and flags False."""
         if result.__class__ is not tuple or len(result) != 2 or result[1].__class__ is not dict:
             result = _as_tuple(result, 2, "reset", "(obs, info)")
         obs, info = result
@@ -137,8 +135,8 @@ class RowWriter:
 
 def wrong_reward_shape(shape: tuple[int, ...], expected: tuple[int, ...]) -> EnvContractError:
     return EnvContractError(
-        f"step() returned a reward of shape {shape}, expected {expected} as from the first step; all envs of a vector "
-        "env return rewards of one shape"
+        f"step() returned a reward of shape {shape}, expected {expected}, the shape of the first reward; all envs of a "
+        "vector env must return rewards of the same shape"
     )
 
 
@@ -146,7 +144,7 @@ def convert_reward(reward: Any) -> tuple[float, np.ndarray | None]:
     """Return (scalar, vector or `None`) for a reward that is not a plain number."""
     try:
         array = np.asarray(reward)
-    except Exception:  # ragged, or a tensor that cannot be read here
+    except Exception:  # ragged, or an unreadable tensor
         array = np.asarray(None)
     if array.dtype.kind not in "biuf":
         raise EnvContractError(f"step() returned the reward {_short(reward)}, expected a number or a vector of numbers")
@@ -188,7 +186,7 @@ def _object_put(own: Any, keep: Keep | None) -> Put:
         objects.append(np.array(fit(obs, own)))
 
     def put(obs: Any, objects: Any) -> None:
-        objects.append(obs if keep is None or obs.__class__ in UNCHANGING else keep(obs))
+        objects.append(obs if keep is None or obs.__class__ in IMMUTABLE_TYPES else keep(obs))
 
     return put_array if isinstance(own, Leaf) else put
 
@@ -235,8 +233,8 @@ def fit(value: Any, leaf: Leaf) -> np.ndarray:
         array = np.asarray(value)
     except ValueError:
         raise ObservationError(f"{leaf.path} is ragged, {_expected(leaf)}") from None
-    except Exception as error:  # a tensor that needs a gradient, or a dtype that numpy does not know
-        raise ObservationError(f"{leaf.path} is no array: {error}; {_expected(leaf)}") from error
+    except Exception as error:  # a tensor with gradients, or an unknown dtype
+        raise ObservationError(f"{leaf.path} is not an array: {error}; {_expected(leaf)}") from error
     if array.shape != leaf.shape:
         if array.shape + leaf.shape != (1,):
             raise ObservationError(f"{leaf.path} is {_described(array)}, {_expected(leaf)}")
@@ -250,9 +248,9 @@ def fit(value: Any, leaf: Leaf) -> np.ndarray:
 
 
 def is_exact(obs: Any, tree: Any, layout: Any) -> bool:
-    """Return True if the row reproduces the observation exactly: types, dtypes, shapes and order of keys.
+    """Return True if the row keeps the types, dtypes, shapes and order of keys in `obs`.
 
-    `tree` is the env's layout, `layout` the layout of the batch.
+    `tree`: leaves of the env's space. `layout`: leaves of the batch.
     """
     if isinstance(layout, ObjectLeaf):
         return not isinstance(tree, Leaf)
@@ -267,7 +265,7 @@ def is_exact(obs: Any, tree: Any, layout: Any) -> bool:
 
 
 def cast_exactly(array: np.ndarray, dtype: np.dtype) -> np.ndarray | None:
-    """Return `array` as `dtype`, or `None` if a value would change. Rounding of floats is allowed, overflow is not."""
+    """Return `array` as `dtype`, or `None` if a value would change by more than rounding to a float type."""
     if array.dtype.kind not in "biufc":
         return None
     if dtype.kind in "fc":
@@ -288,7 +286,7 @@ def _as_floats(array: np.ndarray, dtype: np.dtype) -> np.ndarray | None:
 
 
 def copy_containers(value: Any) -> Any:
-    """Copy containers and arrays in them, because the env may change these later. Other objects stay shared."""
+    """Copy containers and their arrays, because the env may change them later. Other objects stay shared."""
     try:
         return _copy_dict(value) if value.__class__ is dict else _copy_arrays(value)
     except RecursionError:  # nested too deep
@@ -299,7 +297,7 @@ def _copy_dict(value: dict[Any, Any]) -> dict[Any, Any]:
     copied = value.copy()
     for key, child in value.items():
         kind = child.__class__
-        if kind in UNCHANGING:
+        if kind in IMMUTABLE_TYPES:
             continue
         if kind is np.ndarray:
             copied[key] = child.copy()
@@ -333,13 +331,12 @@ def _as_tuple(result: Any, length: int, op: str, form: str) -> tuple[Any, ...]:
         raise EnvContractError(f"reset() must return (obs, info) with a dict as info, got a {type(result[1]).__name__}")
     got = f"{len(result)} values" if isinstance(result, (tuple, list)) else f"a {type(result).__name__}"
     raise EnvContractError(
-        f"{op}() returned {got}, expected {length}: {form}; is it an env of the old Gym API? gymnasium has wrappers "
-        "for these"
+        f"{op}() returned {got}, expected {length}: {form}; wrap an env of the old Gym API with the package "
+        "shimmy: gymnasium.make('GymV21Environment-v0', env=env)"
     )
 
 
 def convert_flag(name: str, flag: Any) -> bool:
-    """Return the flag as a bool, or raise EnvContractError."""
     if isinstance(flag, (int, float)) or hasattr(flag, "__array__"):
         array = np.asarray(flag)
         if array.size == 1 and array.dtype.kind in "biuf" and array.reshape(()) in (0, 1):
@@ -354,7 +351,7 @@ def _convert_info(op: str, info: Any) -> dict[str, Any]:
 
 
 def _path(tree: Any) -> str:
-    """Return the path of a dict or tuple: `obs['a']` if the first leaf is `obs['a'][0]`."""
+    """Return the path of a dict or tuple, for example `obs['a']` if its first leaf is `obs['a'][0]`."""
     leaf = next(iter(nest.leaves(tree)), None)
     return "obs" if leaf is None else str(leaf.path).rpartition("[")[0] or "obs"
 

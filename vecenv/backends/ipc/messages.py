@@ -2,11 +2,11 @@
 
     frame = length u64 | kind u8 | number u64 | payload
 
-The worker's end blocks. The parent's end never blocks: unsent bytes wait in a buffer until `flush`, and `receive` reads
+The worker's end blocks. The parent's end never blocks: `post` keeps unsent bytes until `flush`, and `receive` reads
 arrived bytes. So large messages cannot make both ends wait for each other.
 
-An interrupt in the parent (see `vecenv.engine.mark`) may lose a frame, but cannot split it, because a single C call
-moves bytes between socket and buffer. The parent then sends SYNC. The worker answers after all earlier frames.
+Ctrl-C in the parent may lose a whole frame, but not a part of one, because a single C call moves bytes between socket
+and buffer. After Ctrl-C, the parent sends SYNC, and discards results until the worker answers SYNCED.
 """
 
 from __future__ import annotations
@@ -22,29 +22,27 @@ from vecenv.backends.ipc.waiting import SpinWait
 HEADER = struct.Struct("<QBQ")
 CHUNK = 1 << 18
 IN_ONE_CALL = deque[Any](maxlen=0).extend
-"""Consumes an iterator. No interrupt can happen meanwhile if the iterator is written in C, such as `map` of C
-methods.
-"""
+"""Consumes an iterator. Ctrl-C cannot interrupt this if the iterator runs only C code, such as `map` of C methods."""
 ONE_CHUNK, DONT_WAIT = (CHUNK,), (socket.MSG_DONTWAIT,)
 NONE_UNSENT: tuple[bytes, deque[int]] = b"", deque(maxlen=0)
 GONE_ON_A_MAC = (errno.ENOTCONN, errno.EPROTOTYPE)
-"""Additional errors of macOS if the other end closes during a send."""
+"""Errors that macOS raises if the other end closes during a send."""
 
 # Worker to parent.
-READY = 1  # reports, or the failure of a constructor
-ANSWERS = 2  # answers of a round: rows and extras (Subproc), or only extras (Shmem)
-REPLY = 3  # to a CALL, with its number
-WARNING = 4  # a warning for the user
+READY = 1  # `EnvReport`s, or a constructor's failure
+ANSWERS = 2  # results of a round (a step or reset); for shmem only results outside the arena
+REPLY = 3  # answer to the CALL with the same number
+WARNING = 4
 CLOSED = 5  # the envs are closed; a list of problems
-SYNCED = 7  # to a SYNC, with its number
-INFO_SCHEMA = 6  # schema of the info rows that begin with the frame's number
+SYNCED = 7  # answer to the SYNC with the same number
+INFO_SCHEMA = 6  # layout of the infos in rows that begin with the frame's number
 # Parent to worker.
-SETUP = 16  # the layout
+SETUP = 16  # the layout of the arena
 ROUND = 17  # opcodes and actions (Subproc)
-PAYLOADS = 18  # actions and arguments that do not fit the arena (Shmem)
-CALL = 19  # an operation on envs
+PAYLOADS = 18  # actions and arguments outside the arena (Shmem)
+CALL = 19  # an operation besides step and reset
 CLOSE = 20
-SYNC = 21  # asks for SYNCED after all earlier frames; number: epoch; payload: count of announced frames
+SYNC = 21  # asks for SYNCED; number: count of interrupts; payload: count of frames posted to the worker
 
 
 class Frame(NamedTuple):
@@ -63,7 +61,7 @@ class Channel:
         self._sock = sock
         self._in = bytearray()
         self._out: tuple[bytes, deque[int]] = NONE_UNSENT
-        """Bytes to send, and the number of bytes that each call of `send` has taken."""
+        """Bytes to send, and the number of bytes that each call of `socket.send` has sent."""
         self.ended = False
 
     def fileno(self) -> int:
@@ -73,7 +71,7 @@ class Channel:
         self._sock.close()
 
     def write(self, kind: int, number: int, *parts: bytes | memoryview) -> None:
-        """Send a frame. Blocks until the parent has room."""
+        """Send a frame. Wait while the socket is full."""
         size = sum(map(len, parts))
         try:
             self._sock.sendall(b"".join((HEADER.pack(size, kind, number), *parts)))
@@ -83,7 +81,7 @@ class Channel:
             raise
 
     def read(self, looking: SpinWait | None = None) -> Frame:
-        """Return the next frame: look for it with `looking`, then block. Raises EOFError if the parent is gone."""
+        """Return the next frame. Busy-wait with `looking`, then block. Raises EOFError if the parent is gone."""
         while (frame := self.take()) is None:
             if looking is not None and looking.until(self._has_arrived):
                 continue
@@ -99,7 +97,7 @@ class Channel:
         return len(self._in) > size
 
     def post(self, kind: int, number: int, *parts: bytes | memoryview) -> bool:
-        """Send a frame, as far as there is room. Return True if all was sent."""
+        """Send a frame without waiting. Keep unsent bytes for `flush`. Return True if all were sent."""
         size = sum(map(len, parts))
         frame = b"".join((HEADER.pack(size, kind, number), *parts))
         if self._out[0]:
@@ -109,7 +107,7 @@ class Channel:
         if size < CHUNK and not self.ended:
             try:
                 sent.extend(map(self._sock.send, (frame,), DONT_WAIT))
-            except OSError:  # full, or the worker is gone; `flush` finds out
+            except OSError:  # the socket is full, or the worker is gone; `flush` finds out
                 return self.flush()
             if sent[0] == len(frame):
                 self._out = NONE_UNSENT
@@ -121,7 +119,7 @@ class Channel:
         return memoryview(data)[sum(sent) :]
 
     def flush(self) -> bool:
-        """Send waiting bytes. Return True if all were sent."""
+        """Send kept bytes. Return True if all were sent, or if the channel has ended."""
         while not self.ended and (unsent := self._unsent()):
             try:
                 self._out[1].extend(map(self._sock.send, (unsent[:CHUNK],), DONT_WAIT))

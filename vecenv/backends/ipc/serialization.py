@@ -1,4 +1,4 @@
-"""Pickling of objects for other processes, including objects of the main script and file descriptors."""
+"""Pickling for other processes, also of file descriptors, and of classes and functions of the main script."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from typing import Any
 import cloudpickle
 import gymnasium
 
-KNOWN = {"__main__", "numpy", "gymnasium", "vecenv", "cloudpickle", *sys.stdlib_module_names}
-"""Packages that workers have already loaded, or that load quickly."""
+QUICK_PACKAGES = {"__main__", "numpy", "gymnasium", "vecenv", "cloudpickle", *sys.stdlib_module_names}
+"""Packages that workers have loaded already, or load quickly."""
 LIBRARIES = ("site-packages", "dist-packages")
 _CachedFunction: Any = type(functools.lru_cache(maxsize=None)(len))
 
 
 def dumps(value: Any) -> bytes:
-    """Pickle `value`. Classes and functions that plain pickle refuses are pickled by value."""
+    """Pickle `value`, with `dumps_by_value` if plain pickle fails."""
     try:
         return pickle.dumps(value, protocol=5)
     except RecursionError:
@@ -34,10 +34,10 @@ def dumps(value: Any) -> bytes:
 
 
 def dumps_by_value(value: Any) -> bytes:
-    """Pickle with the code of classes and functions that only this program can import.
+    """Pickle `value` with the code of classes and functions that other processes cannot import.
 
-    Extends `cloudpickle.dumps` by functions with `functools.lru_cache` (without cached results) and classes with
-    `functools.cached_property`.
+    Unlike `cloudpickle.dumps`, this pickles functions with `lru_cache` (without cached results) and classes with
+    `cached_property`.
     """
     with io.BytesIO() as file:
         ByValuePickler(file).dump(value)
@@ -45,15 +45,14 @@ def dumps_by_value(value: Any) -> bytes:
 
 
 def loads_by_value(blob: bytes | memoryview) -> Any:
-    """Unpickle the bytes of `dumps_by_value`. Errors about the main script say how to fix them."""
     try:
         return pickle.loads(blob)
     except AttributeError as error:
         if "__main__" not in str(error):
             raise
         raise AttributeError(
-            f"{error}: it is defined in the main script, which other processes do not run, and cannot be sent by "
-            'value; move it to a module that the script imports, or pass context="fork": forked workers inherit it'
+            f"{error}: the object is defined in the main script, which other processes do not run; move it to "
+            'a module that the script imports, or pass context="fork", so that workers inherit the object'
         ) from error
 
 
@@ -74,7 +73,7 @@ def _reduce_cached_property(found: functools.cached_property[Any]) -> Any:
 def _cached_property(function: Callable[[Any], Any], name: str | None) -> functools.cached_property[Any]:
     found = functools.cached_property(function)
     if name is not None:
-        found.__set_name__(object, name)  # `type(...)` calls this only for attributes in the class body
+        found.__set_name__(object, name)  # Python does this only for attributes in a class body
     return found
 
 
@@ -97,23 +96,23 @@ class ByValuePickler(cloudpickle.Pickler):
 
 
 def dumps_and_modules(value: Any) -> tuple[bytes, set[str]]:
-    """Return the pickle of `dumps_by_value`, and the modules of the value that take long to import."""
+    """Return `dumps_by_value(value)`, and the names of slow modules that workers import for it."""
     with io.BytesIO() as file:
         pickler = _Recorder(file)
         pickler.dump(value)
-        slow = {name for name in pickler.modules if name and _root(name) not in KNOWN and _is_slow(name)}
+        slow = {name for name in pickler.modules if name and _root(name) not in QUICK_PACKAGES and _is_slow(name)}
         return file.getvalue(), slow
 
 
 class _Recorder(ByValuePickler):
-    """Pickler that records the modules of pickled objects, and the modules of envs with pickled ids."""
+    """Pickler that records the modules of pickled objects, and an env's module if its gymnasium id is pickled."""
 
     def __init__(self, file: Any) -> None:
         super().__init__(file)
         self.modules = set[str]()
 
     def persistent_id(self, value: Any) -> None:
-        """Record the module of a value. Returns `None`, so that pickling is unchanged."""
+        """Return `None`, so that pickling is unchanged."""
         if isinstance(value, str):
             self._record_text(value)
         elif isinstance(value, ModuleType):
@@ -131,7 +130,7 @@ class _Recorder(ByValuePickler):
 
 
 def _is_slow(name: str) -> bool:
-    """Return whether a module imports a library outside `KNOWN`, directly or through modules of the user."""
+    """Return True if the import of a module loads a library outside `QUICK_PACKAGES`, even indirectly."""
     seen, ahead = {name}, [name]
     while ahead:
         module = sys.modules.get(ahead.pop())
@@ -142,7 +141,12 @@ def _is_slow(name: str) -> bool:
             found = value.__name__ if isinstance(value, ModuleType) else getattr(type(value), "__module__", None)
             if isinstance(value, (type, FunctionType)):
                 found = value.__module__
-            if isinstance(found, str) and found not in seen and _root(found) not in KNOWN and found in sys.modules:
+            if (
+                isinstance(found, str)
+                and found not in seen
+                and _root(found) not in QUICK_PACKAGES
+                and found in sys.modules
+            ):
                 seen.add(found)
                 ahead.append(found)
     return False
@@ -153,7 +157,7 @@ def _root(name: str) -> str:
 
 
 class Descriptor:
-    """File descriptor that `dumps_apart`, and the start of a process, can pickle. The receiver owns its copy."""
+    """File descriptor that `dumps_apart` or the start of a process can pickle. The receiver owns a duplicate."""
 
     def __init__(self, fd: int) -> None:
         self.fd = fd
@@ -177,7 +181,7 @@ _pickling = threading.local()
 
 
 def dumps_apart(value: Any) -> tuple[bytes, list[int]]:
-    """Return a pickle of `value` without its descriptors, and the descriptors, which must be sent separately."""
+    """Return a pickle of `value`, and the file descriptors in `value`, which must be sent separately."""
     _pickling.fds = fds = list[int]()
     try:
         return pickle.dumps(value), fds
@@ -186,7 +190,7 @@ def dumps_apart(value: Any) -> tuple[bytes, list[int]]:
 
 
 def loads_apart(blob: bytes, fds: Sequence[int]) -> Any:
-    """Unpickle the bytes of `dumps_apart`. Without `fds`, its descriptors become `None`."""
+    """Unpickle the bytes of `dumps_apart`. If `fds` is empty, descriptors become `None`."""
     _pickling.arrived = fds
     return pickle.loads(blob)
 
@@ -195,26 +199,29 @@ def may_travel() -> bool:
     return context.get_spawning_popen() is not None or getattr(_pickling, "fds", None) is not None
 
 
-MOST_FDS = 200
-"""Number of descriptors per message. The kernel allows 253."""
+FDS_PER_MESSAGE = 200
+"""Linux allows 253."""
 
 
 def send_descriptors(sock: socket.socket, fds: Sequence[int]) -> None:
-    while len(fds) > MOST_FDS:
-        socket.send_fds(sock, [b"+"], fds[:MOST_FDS])
-        fds = fds[MOST_FDS:]
+    while len(fds) > FDS_PER_MESSAGE:
+        socket.send_fds(sock, [b"+"], fds[:FDS_PER_MESSAGE])
+        fds = fds[FDS_PER_MESSAGE:]
     socket.send_fds(sock, [b"."], fds)
 
 
 def receive_descriptors(sock: socket.socket) -> list[int]:
-    """Receive the descriptors of a `send_descriptors`. Raises EOFError if the sender closes the socket."""
+    """Receive the descriptors of one call of `send_descriptors`. Raises EOFError if the sender closes the socket."""
     received: list[int] = []
     while True:
-        data, fds, flags, _ = socket.recv_fds(sock, 1, MOST_FDS)
+        data, fds, flags, _ = socket.recv_fds(sock, 1, FDS_PER_MESSAGE)
         received += fds
         if not data:
             raise EOFError("the sender of descriptors is gone")
         if flags & socket.MSG_CTRUNC:
-            raise OSError(f"this process cannot open more than {len(received)} descriptors that envs share (ulimit -n)")
+            raise OSError(
+                f"this process can open only {len(received)} of the file descriptors that another process sent: "
+                "raise `ulimit -n`"
+            )
         if data == b".":
             return received

@@ -1,8 +1,8 @@
-"""`SpinWait` looks for a change for a moment before its process sleeps. `Wakeup` wakes a sleeping process.
+"""`SpinWait`: busy-waits for a moment before the process sleeps. `Wakeup`: wakes a sleeping process.
 
-Waking an awake process needs no system call. The sleeper sets a flag in shared memory *before* the last check for data.
-The waker writes data *before* reading the flag. Fences keep these orders, so no wakeup is lost. Extra wakeups do no
-harm.
+Waking needs a system call, so the waker skips it for an awake process. The sleeper sets a flag in shared memory
+*before* its last check for data. The waker writes data *before* reading the flag. Memory fences keep these orders, so
+no wakeup is lost.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ from vecenv.portability import IN_ORDER
 
 
 def _locked_fence() -> None:
-    # A new lock each time, because a Ctrl-C before the release would leave a shared lock locked.
+    # Use a new lock, because Ctrl-C could prevent the release of a common lock.
     threading.Lock().acquire()
 
 
-# Makes earlier writes visible before later reads and writes. On x86, any locked instruction does this, for example of a
-# lock. Elsewhere, a system call that releases the interpreter lock does.
+# Memory fence: makes earlier writes visible before later reads and writes. On x86, acquiring a lock is a fence.
+# Elsewhere, a system call that releases the interpreter lock is one.
 fence: Callable[[], None] = _locked_fence if IN_ORDER else os.sched_yield
 
 
 def wakeup_fds() -> tuple[int, int]:
-    """Return descriptors to sleep on and to wake with: an eventfd, or both ends of a pipe."""
+    """Return descriptors to sleep on and to wake with: an eventfd twice, or the ends of a pipe."""
     if (fd := portability.eventfd()) is not None:
         return fd, fd
     read, write = os.pipe()
@@ -39,18 +39,18 @@ def wakeup_fds() -> tuple[int, int]:
 
 
 SLICE = 1e-3
-"""Seconds. If a sched_yield takes longer, another program used the CPU."""
+"""Seconds. If a sched_yield takes longer, another program has used the CPU."""
 FIRST_PAUSE, LONGEST_PAUSE = 8, 4096
-"""Number of waits without looking after such a yield. The number grows fourfold if the next try meets a long yield too,
-and halves otherwise. The first pause is short, because the caller's work between batches looks the same.
+"""Smallest and largest number of waits after a long yield that check only once. Each long yield quadruples the number,
+and each busy-wait without one halves it. It starts small, because this program itself may cause a long yield.
 """
 
 
 class SpinWait:
-    """Loop that looks up to `looks` times, with a sched_yield in between.
+    """Busy-wait that checks a condition up to `looks` times, with a sched_yield in between.
 
-    On an idle CPU, a look takes 0.5 us, and sleeping 50 us. If another program computes, a yield takes milliseconds, so
-    the next waits sleep without looking.
+    On an idle CPU, a check takes 0.5 us, and a sleep 50 us. If another program computes, a yield takes milliseconds,
+    so the next waits check only once.
     """
 
     def __init__(self, looks: int) -> None:
@@ -81,16 +81,16 @@ class SpinWait:
 
 
 class Wakeup:
-    """End of a wakeup. `flag` is a view of one byte in shared memory, non-zero while the sleeper sleeps."""
+    """Descriptors to sleep on (`read`) and to wake with (`write`). `flag`: byte in shared memory, 1 during sleep."""
 
     def __init__(self, read: int, write: int, flag: Any) -> None:
         self.read, self.write = read, write
         self.flag = flag
 
     def wake(self) -> None:
-        """Wake the sleeper if it sleeps. Call this after writing data and a fence."""
+        """Wake the sleeper if it sleeps. Call this after writing data and calling `fence`."""
         if self.flag[0]:
-            with contextlib.suppress(BlockingIOError):  # full of unread wakeups
+            with contextlib.suppress(BlockingIOError):  # the pipe is full of unread wakeups
                 os.write(self.write, (1).to_bytes(8, "little"))
 
     def clear(self) -> None:

@@ -1,1 +1,1 @@
-"""Memory of a batch: arena, rows of infos, shared memory."""
+"""Memory that workers and their parent share: batches, infos, counters, state of envs."""

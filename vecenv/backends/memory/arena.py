@@ -1,18 +1,18 @@
-"""`Arena`: one array per leaf of the batch, all in one block of memory that processes can share.
+"""`Arena`: memory that holds a batch of n envs, with a row per env. Processes can share the memory.
 
-status      (n,)  uint8     requested operation of each env, or its answer (see `opcodes`)
+status      (n,)  uint8     operation that the parent requests, or the answer (see `ipc/opcodes.py`)
 reward      (n,)  float64
 terminated  (n,)  bool
 truncated   (n,)  bool
-seed        (n,)  int64     seed for the reset in the round of an env's last step, or -1
-action      (n, *shape)     for each leaf of the action, if all are array leaves
-obs         (n, *shape)     for each array leaf of the observation
-final       (n, *shape)     last observation of an env that was reset in the round of its last step
-info        (n, 512)  uint8 an info of numbers and small arrays (see `infos`)
+seed        (n,)  int64     with `autoreset`: seed for the reset after an env's last step, or -1
+action      (n, *shape)     an array per leaf of the action, if all are array leaves
+obs         (n, *shape)     an array per array leaf of the observation
+final       (n, *shape)     with `autoreset`: last observation of the episode that has ended
+info        (n, 512)  uint8 an info of numbers and small arrays (see `infos.py`)
 
-Each part of an observation or action with a fixed shape is an array leaf. All other parts are object leaves: parts
-without a fixed shape (Text, Graph, Sequence, OneOf, custom spaces), parts that differ between the envs, and envs
-without a space. The value of an object leaf is pickled. If an action has an object leaf, the whole action is pickled.
+A leaf is a part of a nested observation or action, for example `obs["image"]`. Parts with a fixed shape are array
+leaves. Other parts are object leaves, which are pickled: Text, Graph, Sequence, OneOf and custom spaces, parts whose
+spaces differ between envs, and envs without a space. An action with an object leaf is pickled as a whole.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from vecenv.backends.memory.shared_memory import PAGE
 
 @dataclass(frozen=True)
 class Leaf:
-    """Part of an observation or action with a shape and dtype. Messages call it `path`, e.g. `obs['camera']`."""
+    """Array leaf. Error messages show its `path`, for example `obs['camera']`."""
 
     path: str
     shape: tuple[int, ...]
@@ -39,9 +39,9 @@ class Leaf:
 
     @classmethod
     def of(cls, path: str, shape: Sequence[int], dtype: Any) -> Leaf:
-        """Build a leaf with numpy's shared dtype object, so that `array.dtype is leaf.dtype` holds.
+        """Build a leaf with numpy's own dtype object, so that `array.dtype is leaf.dtype` holds.
 
-        Spaces and pickles have copies of this object.
+        The dtype of a space or pickle may be a copy.
         """
         return cls(path, tuple(shape), np.dtype(np.dtype(dtype).str))
 
@@ -98,9 +98,9 @@ class Arena:
     truncated: np.ndarray
     seed: np.ndarray
     action: Any
-    """`None` if actions are pickled."""
+    """Tree of arrays, or `None` if actions are pickled."""
     obs: Any
-    """Tree of arrays (n, *shape). An object leaf is an object array (n,), which is never shared."""
+    """Tree of arrays (n, *shape). An object leaf is an object array (n,), which processes do not share."""
     final: Any
     info: np.ndarray
 
@@ -153,9 +153,9 @@ _INFO = Leaf("info", (INFO_BYTES,), np.dtype(np.uint8))
 
 
 def _plan(layout: Layout, n: int) -> tuple[list[int], int, int]:
-    """Return the offset of each array, the end of the arrays that every round uses, and the end of all arrays.
+    """Return the offset of each array, the size without `final` and `info`, and the full size, all in bytes.
 
-    Each array starts on a page, so that it can be registered with a GPU.
+    Each array starts at a page boundary, so that the caller can register it with a GPU.
     """
     action = [] if layout.action is None else nest.leaves(layout.action)
     obs = [leaf for leaf in nest.leaves(layout.obs) if isinstance(leaf, Leaf)]

@@ -1,9 +1,9 @@
-"""Encoding of infos with numbers and small arrays as bytes in rows of the arena.
+"""Encoding of infos as bytes in the arena's info rows, so that workers need not pickle numbers and small arrays.
 
     number of the schema u8 | value | value | ...
 
-A schema has the keys of an info in order, and the type of each value. The worker that writes the rows numbers its
-schemas, and sends each schema once. All other infos are pickled.
+A schema has the keys of an info in order, and the type of each value. Each worker numbers its schemas, and sends each
+schema to the parent once. Infos that do not fit a row are pickled.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 INFO_BYTES = 512
-Kind = Any
+InfoKind = Any
 FORMATS = {"b1": "?", "f2": "e", "f4": "f", "f8": "d"} | {
     f"{sign}{1 << power}": (letter.upper() if sign == "u" else letter)
     for sign in "iu"
@@ -30,11 +30,11 @@ SCALARS = PYTHON | {
         *(np.int8, np.int16, np.int32, np.int64, np.uint8, np.uint16, np.uint32, np.uint64),
     )
 }
-"""Number types, with exact dtypes, except for an int of more than 64 bits."""
+"""Dtype of each number type in a row. All values fit exactly, except ints of more than 64 bits."""
 
 
 class InfoSchema:
-    """Layout of infos with these keys and kinds in a row.
+    """Layout of an info in a row. The kind of a value is a number type, or the dtype and shape of an array.
 
     >>> schema = InfoSchema(("x", "at"), (float, ("<i8", (2,))))
     >>> row = bytearray(INFO_BYTES)
@@ -43,7 +43,7 @@ class InfoSchema:
     {'x': 0.5, 'at': array([7, 8])}
     """
 
-    def __init__(self, keys: tuple[str, ...], kinds: tuple[Kind, ...]) -> None:
+    def __init__(self, keys: tuple[str, ...], kinds: tuple[InfoKind, ...]) -> None:
         self.keys, self.kinds = keys, kinds
         self.parts = [
             (SCALARS[kind], ()) if isinstance(kind, type) else (np.dtype(kind[0]), tuple(kind[1])) for kind in kinds
@@ -69,16 +69,13 @@ class InfoSchema:
         )
 
     def read(self, rows: np.ndarray) -> list[np.ndarray]:
-        """Copy the values out of `rows` (k, at least `size`): an array (k, *shape) per key."""
+        """Copy the values of `rows` (k, at least `size`) into an array (k, *shape) per key."""
         structured = np.array(rows[:, : self.size], order="C").view(self._dtype)[:, 0]
         return [structured[name] for name in self._names]
 
 
 class InfoColumns(Mapping[int, dict[str, Any]]):
-    """Infos of the envs `ids` in a round, by env id. All have the same schema. Dicts are made on request.
-
-    `columns` has an array (k, *shape) per key.
-    """
+    """Infos with the same schema, by env id. Dicts are built when read. `columns` has an array (k, *shape) per key."""
 
     __slots__ = ("columns", "ids", "schema")
 
@@ -86,9 +83,7 @@ class InfoColumns(Mapping[int, dict[str, Any]]):
         self.schema, self.ids, self.columns = schema, ids, columns
 
     def dicts(self, env_id: bool = False) -> list[dict[str, Any]]:
-        """Return infos as the envs returned them, in the order of `ids`. `env_id=True` adds the env id under this
-        key.
-        """
+        """Return the infos in the order of `ids`. `env_id=True` adds the key "env_id"."""
         keys, values = self.schema.keys, [*map(_values, self.schema.kinds, self.columns)]
         if env_id:
             keys, values = (*keys, "env_id"), [*values, self.ids]
@@ -113,7 +108,7 @@ class InfoColumns(Mapping[int, dict[str, Any]]):
         return len(self.ids)
 
 
-def _values(kind: Kind, column: np.ndarray) -> Sequence[Any]:
+def _values(kind: InfoKind, column: np.ndarray) -> Sequence[Any]:
     if kind in PYTHON:
         values: list[Any] = column.tolist()
         return values
@@ -121,10 +116,10 @@ def _values(kind: Kind, column: np.ndarray) -> Sequence[Any]:
 
 
 class InfoReader:
-    """Reader of `rows` (n, INFO_BYTES). `worker_of` (n,) is the worker of each env, because each worker numbers its
-    schemas.
+    """The parent's reader of all info rows (n, INFO_BYTES).
 
-    Equal schemas of several workers become one object, so that the infos are read together.
+    `worker_of` (n,) is the index of each env's worker, because each worker numbers its schemas. Equal schemas become
+    one object, so that their infos are read together.
     """
 
     def __init__(self, rows: np.ndarray, worker_of: np.ndarray) -> None:
@@ -159,13 +154,13 @@ class InfoReader:
 
 MOST_SCHEMAS = 8
 MOST_KNOWN = 64
-"""Maximum number of signatures to remember. Infos with further signatures are pickled."""
+"""Maximum number of signatures (keys and types of an info). Infos with further signatures are pickled."""
 NUMBERS = "biufc"
 TEXT = frozenset({str})
 
 
 class InfoWriter:
-    """Writer of the info rows (k, INFO_BYTES) of a block. The parent has received `schemas[:sent]`."""
+    """A worker's writer of the info rows (k, INFO_BYTES) of its envs. The worker has sent `schemas[:sent]`."""
 
     def __init__(self, rows: np.ndarray) -> None:
         self._memory = rows.reshape(-1).data
@@ -178,7 +173,7 @@ class InfoWriter:
         return max((schema.size for schema in self.schemas), default=0)
 
     def write(self, j: int, info: Mapping[Any, Any]) -> bool:
-        """Write the info of env j into a row. Return False if the info must be pickled."""
+        """Write an info into row j. Return False if the info must be pickled."""
         if not TEXT.issuperset(map(type, info)):
             return False
         values = info.values()

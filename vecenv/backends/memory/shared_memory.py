@@ -1,4 +1,4 @@
-"""Memory that processes share, and the control page of a pool of workers."""
+"""Allocation of shared memory, and `Control`: counters by which the parent and its workers announce rounds."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from vecenv.backends.system_limits import available_memory
 from vecenv.errors import SharedMemoryError
 
 PAGE = mmap.PAGESIZE
-"""4 KiB on x86, 16 KiB on Apple silicon."""
 
 
 def anonymous_file(name: str) -> int:
@@ -26,8 +25,8 @@ def anonymous_file(name: str) -> int:
 def reserve(fd: int, size: int, purpose: str, used: int | None = None) -> mmap.mmap:
     """Resize the file `fd` to `size` bytes, and map it. Raises SharedMemoryError if memory is short.
 
-    The first `used` bytes (`None` for all) are allocated now. Otherwise, if memory is full, the first access to a page
-    would kill the process (SIGBUS).
+    The first `used` bytes (`None` for all) are allocated now, if the system can. If memory were full later, the first
+    access to an unallocated page would kill the process (SIGBUS).
     """
     used = size if used is None else used
     available = available_memory()
@@ -38,7 +37,7 @@ def reserve(fd: int, size: int, purpose: str, used: int | None = None) -> mmap.m
         system = os.fstatvfs(fd)
         if portability.allocate(fd, used) or used <= (free := system.f_bavail * system.f_frsize):
             memory = mmap.mmap(fd, size)
-            portability.seal_size(fd)  # a process that shrinks the file would kill the others
+            portability.seal_size(fd)  # shrinking the file would kill the processes that map it
             return memory
     except OSError as error:
         raise _refused(used, purpose, f"the system refused: {error}") from error
@@ -52,34 +51,32 @@ def _refused(size: int, purpose: str, reason: str) -> SharedMemoryError:
     )
 
 
-LINE = 8  # numbers of 8 bytes in a line of 64
-# Written by the worker: index of the env in use + block size * number of uses.
+LINE = 8  # 64-bit numbers per worker, which fill a cache line
+# The worker writes a new number before each use of an env. The env's index is this number modulo the number of envs.
 PROGRESS = 0
-FRAMES = 1  # written by the parent: number of frames posted for the worker (Shmem)
+FRAMES = 1  # written by the parent: number of frames posted for the worker (ShmemBackend)
 BUSY_NS = 2  # written by the worker: nanoseconds spent in rounds
 DOING = 3  # written by the worker: one of the values below
 NOTHING, A_ROUND, A_CALL, SENDING = range(4)
-ELSEWHERE = 4  # written by the parent: busy, but shares no memory
+ELSEWHERE = 4  # written by the parent: the worker is busy, but does not share this memory
 
 
 class Control:
-    """Control page of a vector env: numbers that the parent and its workers share. A worker maps the file `fd`.
+    """Numbers in memory that the parent and the workers of a vector env share. A worker maps the file `fd`.
 
-    A single store instruction writes each number, so that readers see the old or the new number. A copy of several
-    bytes may write bytes twice.
+    A single store writes each number, so that readers see the old or the new number. Each worker has a line of `LINE`
+    numbers. `ShmemBackend` also counts rounds (steps, resets):
 
-    Each worker has a line of `LINE` 64-bit numbers, which is a cache line. The rest is for Shmem:
+    | number         | content                                        | when it is written    | then the writer wakes |
+    |----------------|------------------------------------------------|-----------------------|-----------------------|
+    | `rounds[w]`    | rounds of some envs that include worker w      | after status bytes    | the wakeup of w       |
+    | `full[0]`      | rounds of all envs                             | after status bytes    | `everyone[full & 1]`  |
+    | `sleepers[w]`  | 1 while worker w sleeps                        | before its last check |                       |
+    | `sleepers[-1]` | 1 while the parent sleeps                      | before its last check |                       |
 
-    | number         | content                                        | written              | then the writer wakes |
-    |----------------|------------------------------------------------|----------------------|-----------------------|
-    | `rounds[w]`    | rounds of some envs that include worker w      | after status bytes   | the wakeup of w       |
-    | `full[0]`      | rounds of all envs                             | after status bytes   | `everyone[full & 1]`  |
-    | `sleepers[w]`  | 1 while worker w sleeps                        | before its last look |                       |
-    | `sleepers[-1]` | 1 while the parent sleeps                      | before its last look |                       |
-
-    A sleeping worker polls its wakeup and `everyone[full + 1 & 1]`, which the next round of all envs wakes. There are
-    two, because a wakeup stays readable until the parent clears it, at the begin of the next round. By then all workers
-    have answered, so no worker sleeps on it.
+    All workers share the two wakeups in `everyone`. A sleeping worker polls its own wakeup and
+    `everyone[full + 1 & 1]`, which the next round of all envs makes readable. The parent clears this wakeup in the
+    round of all envs after that. By then all workers have answered, and none polls this wakeup.
     """
 
     def __init__(self, workers: int, fd: int | None = None) -> None:

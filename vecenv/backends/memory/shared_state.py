@@ -1,13 +1,13 @@
-"""`SharedState`: named arrays that envs in several processes update. Each update is complete or absent.
+"""`SharedState`: named arrays that envs in several processes update, for example running statistics.
 
-    header   one byte: which of the two buffers is current; the pid of the process that holds the lock
+    header   a byte with the index of the current buffer; the pid of the process that last took the lock
     buffer 0 the arrays, one after the other
     buffer 1 the same
 
-An update copies the current buffer into the second buffer, and changes the copy. Then it writes the byte in the header,
-which makes the copy current. A process that is killed before this write changes no array.
+An update copies the current buffer into the other buffer, and changes the copy. Then it writes the byte in the header,
+which makes the copy current. If a process is killed before this write, the current arrays are unchanged.
 
-Protocol of a wrapper or a transform with such a state (running statistics, counters)::
+A wrapper or transform with such a state has two methods (`Stateful`)::
 
     class Counter(gymnasium.Wrapper):
         def __init__(self, env):
@@ -54,7 +54,7 @@ from vecenv.backends.ipc.serialization import Descriptor, may_travel
 from vecenv.backends.memory.shared_memory import anonymous_file, reserve
 
 LOCK_TIMEOUT = 60.0
-"""Seconds that an update waits for the lock. The owner may be stopped or hang."""
+"""Seconds that updates and reads wait for the lock."""
 TRIES = 50
 HEADER, PID_AT = 64, 8
 
@@ -67,14 +67,14 @@ class Stateful(Protocol):
         """Return the arrays by name. Names, shapes and dtypes (not object) never change."""
 
     def bind_shared_state(self, state: SharedState) -> None:
-        """Use `state`, which has the same arrays, instead of the private state.
+        """Use `state`, which has equal names, shapes and dtypes, instead of the private state.
 
         Do not reset `state`, because other envs may have updated the arrays already.
         """
 
 
 class _Hold:
-    """Record of how a thread takes and releases a lock. `frame` makes the update."""
+    """Record of how a thread takes and releases a lock. `frame` runs the code that updates or reads the state."""
 
     def __init__(self, lock: ProcessLock, frame: FrameType) -> None:
         self.lock, self.at = lock, frame.f_lasti
@@ -86,16 +86,16 @@ class _Hold:
             deque[bool](),
             deque[Any](),
         )
-        """Results of each step. The same C call makes the step and records the result, so no interrupt comes in
-        between.
+        """Results of four steps: take the thread lock, start a helper thread (see `ProcessLock._wait`), acquire
+        `first`, release the thread lock. One C call does a step and records its result, so no interrupt comes between.
         """
         self.first = threading.Lock()
-        """Acquired by the helper or by this thread. If this thread is first, the helper must release the process
-        lock.
+        """Lock that the helper acquires after the process lock, and this thread at the end of its wait. If this thread
+        is first, the helper releases the process lock.
         """
 
     def is_stale(self, at: FrameType | None) -> bool:
-        """Return True if an interrupt has ended the update. `at` is the frame of the present call."""
+        """Return True if an interrupt has ended the update. `at` is the frame of the calling code."""
         if at is not None and at is self.frame and at.f_lasti == self.at:
             return True
         while at is not None and at is not self.frame:
@@ -103,20 +103,20 @@ class _Hold:
         return at is None
 
     def decide(self) -> bool:
-        """Tell the helper to release the lock later. Return False if the helper already has the lock."""
+        """Tell the helper thread to release the lock. Return False if this thread already has the lock."""
         if not self.decided:
             self.decided.extend(map(self.first.acquire, (False,)))
         return self.decided[0]
 
 
 class ProcessLock:
-    """Lock of the file `fd`, or of this process only if `fd` is `None`. The lock owns `fd`.
+    """Lock between processes with the file `fd`, or between threads of this process if `fd` is `None`. Owns `fd`.
 
     The system releases a record lock (`fcntl.lockf`) when the process ends, or closes *any* descriptor of the file. So
-    hold only one descriptor per file. A `threading` lock excludes threads of the same process.
+    a process may hold only one descriptor per file. A `threading` lock excludes other threads of the process.
 
-    A thread records the hold before taking the lock. After an interrupt, the next update or call of a vector env in
-    this thread finds the record (`free_stale_locks`), and releases the lock.
+    A thread records a `_Hold` before taking the lock. If an interrupt such as Ctrl-C ends the update, the thread's next
+    update or vector env call releases the lock (`free_stale_locks`).
     """
 
     def __init__(self, fd: int | None) -> None:
@@ -127,7 +127,7 @@ class ProcessLock:
             weakref.finalize(self, os.close, fd).atexit = False
 
     def renew(self) -> None:
-        """Replace the thread lock in a forked process, because its owner may not exist there."""
+        """Replace the thread lock in a forked process, where the thread that holds the lock does not exist."""
         self._threads = threading.Lock()
 
     def acquire(self, timeout: float, frame: FrameType) -> _Hold | None:
@@ -135,7 +135,7 @@ class ProcessLock:
         hold = _Hold(self, frame)
         if (old := holds.get(hold.key)) is not None:
             if not old.is_stale(frame):
-                raise RuntimeError("this thread is in an update of the shared state already: make one after the other")
+                raise RuntimeError("this thread is already in an update of this shared state: end that update first")
             self.release(old)
         holds[hold.key] = hold
         deadline = time.monotonic() + timeout
@@ -148,13 +148,13 @@ class ProcessLock:
         return None
 
     def _wait(self, timeout: float, hold: _Hold) -> bool:
-        """Wait in a helper thread, because `fcntl.lockf` has no timeout. A late helper releases the lock."""
+        """Wait in a helper thread, because `fcntl.lockf` has no timeout. A helper that is too late frees the lock."""
         obtained = SimpleQueue[None]()
 
         def wait() -> None:
             assert self.fd is not None
             while not hold.first.locked():
-                with suppress(OSError):  # EDEADLK: for the kernel, the threads of a process are one owner
+                with suppress(OSError):  # a false EDEADLK: for the kernel, the threads of a process are one owner
                     fcntl.lockf(self.fd, fcntl.LOCK_EX)
                     break
             if hold.first.acquire(blocking=False):
@@ -175,7 +175,7 @@ class ProcessLock:
             hold.given_back.extend(starmap(self._threads.release, ((),)))
         if holds.get(hold.key) is hold:
             del holds[hold.key]
-        hold.frame = None  # the frame may refer to the hold
+        hold.frame = None  # breaks a reference cycle, because the frame may refer to the hold
 
 
 holds: dict[tuple[int, int], _Hold] = {}
@@ -210,12 +210,12 @@ os.register_at_fork(after_in_child=_renew_locks)
 
 
 class SharedState:
-    """Named arrays of fixed shapes and dtypes, with `arrays` as initial values.
+    """Named arrays of fixed shapes and dtypes, initially `arrays`.
 
-    Without `share`, the state belongs to this process. Copies and pickles are independent.
+    Copies are independent. Without `share`, the state belongs to this process, and pickles are independent too.
 
-    With `share`, the state lies in unnamed shared memory. Forked processes, and processes that get the state in the
-    pickle of their arguments, use the same memory. Any other pickling raises TypeError. A deep copy is independent.
+    With `share`, the arrays lie in unnamed shared memory. Forked processes share them, and so do processes that get the
+    state in their arguments. Any other pickling raises TypeError.
 
     Raises TypeError for an array of objects, and SharedMemoryError if memory is short.
 
@@ -265,9 +265,9 @@ class SharedState:
     def update(self) -> Iterator[dict[str, np.ndarray]]:
         """Change the state in a `with` block: `arrays[name] += ...` in place, or `arrays[name] = value`.
 
-        No process can update or read the state meanwhile. The changes take effect at the end of the block, unless the
-        block raises or the process is killed. Do not use the arrays after the block. Raises TimeoutError after 60
-        seconds of waiting, and RuntimeError inside an update of the same state by this thread.
+        Other updates and reads wait meanwhile. The changes take effect at the end of the block, unless the block raises
+        or the process is killed. Do not use the arrays after the block. Raises TimeoutError after 60 seconds of
+        waiting, and RuntimeError inside an update of the same state by this thread.
         """
         frame: Any = sys._getframe(1)
         while frame.f_code.co_filename == contextlib.__file__:
@@ -288,7 +288,7 @@ class SharedState:
             self._lock.release(hold)
 
     def read(self) -> dict[str, np.ndarray]:
-        """Return copies of all arrays after the same update. Raises the errors of `update`."""
+        """Return copies of all arrays, never from the middle of an update. Raises the errors of `update`."""
         hold = self._acquire(sys._getframe())
         try:
             return {name: view.copy() for name, view in self._views[self._current[0]].items()}
@@ -299,7 +299,7 @@ class SharedState:
         if (hold := self._lock.acquire(LOCK_TIMEOUT, frame)) is None:
             raise TimeoutError(
                 f"{self!r} has been locked for {LOCK_TIMEOUT:g} s by process {self._holder[0]}, which is stopped or "
-                "hangs in an update; end it, and the state is free again"
+                "hangs in an update; end this process to free the state"
             )
         self._holder[0] = os.getpid()
         return hold
@@ -320,7 +320,7 @@ class SharedState:
     ) -> SharedState:
         """Return the state that arrived with the arguments of this process.
 
-        On another machine, which cannot receive descriptors, return a private state with the values `arrays`.
+        A process on another machine receives no descriptor, and gets a private state with the values `arrays`.
         """
         if (known := _open_states.get(token)) is not None:
             if descriptor is not None:
@@ -342,14 +342,13 @@ class SharedState:
         if may_travel():
             return SharedState._attach, (self._token, self.form, Descriptor(self._lock.fd), self.read())
         raise TypeError(
-            f"{self!r} lies in memory without a name, which only processes that are being started from this one can be "
-            "given: pass it in the env_fns of a vector env or the args of multiprocessing.Process, or use "
-            "EnvCreator(..., share_memory=False), whose envs each have a state of their own"
+            f"{self!r} lies in memory without a name, which only a process that is starting can receive: pass the "
+            "state in the env_fns of a vector env or the args of multiprocessing.Process, or use "
+            "EnvCreator(..., share_memory=False), which gives each env a separate state"
         )
 
 
 def form_of(arrays: Mapping[str, np.ndarray]) -> Form:
-    """Return names, shapes and dtypes. Raises TypeError for arrays of objects."""
     for name, array in arrays.items():
         if np.asarray(array).dtype.hasobject:
             raise TypeError(f"the state {name!r} is an array of objects, which cannot be shared; use numbers")
@@ -358,9 +357,9 @@ def form_of(arrays: Mapping[str, np.ndarray]) -> Form:
 
 @contextmanager
 def pickled_by_name() -> Iterator[dict[str, SharedState]]:
-    """Pickle shared states by name inside the block (in this thread), and yield the pickled states.
+    """Inside the `with` block, pickle only tokens of shared states (in this thread). Yield the pickled states by token.
 
-    A process must receive the states with its arguments before loading such a pickle.
+    Only a process with these states in its arguments can load such a pickle.
     """
     states: dict[str, SharedState] = {}
     outer, _pickling.states = getattr(_pickling, "states", None), states
@@ -372,14 +371,14 @@ def pickled_by_name() -> Iterator[dict[str, SharedState]]:
 
 _pickling = threading.local()
 _open_states: weakref.WeakValueDictionary[str, SharedState] = weakref.WeakValueDictionary()
-"""Shared states by token. Each state is one object, because a process may hold only one descriptor."""
+"""Shared states by token. A state has one object, because a process may hold only one descriptor of the file."""
 
 
 def _find(token: str) -> SharedState:
     if (state := _open_states.get(token)) is None:
         raise RuntimeError(
-            "this pickle refers to a shared state that this process does not have: it was made for the workers of a "
-            "vector env, and can be loaded there alone"
+            "this pickle refers to a shared state that this process does not have. Only the workers of the vector env "
+            "for which the pickle was made can load the pickle"
         )
     return state
 

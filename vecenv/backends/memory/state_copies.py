@@ -1,7 +1,6 @@
-"""Copies of shared states for workers on other nodes. The driver merges the changes of each round.
+"""Copies of shared states for Ray workers on other nodes, which cannot use the driver's shared memory.
 
-driver    state --(after a change, with the next call)-->  copy    worker on another node
-driver    state <--(changes of the round, merged)--------  copy
+The driver sends changed states with each call, and merges the changes that the worker returns.
 """
 
 from __future__ import annotations
@@ -16,17 +15,16 @@ from vecenv.backends.memory.shared_state import SharedState
 
 Arrays = dict[str, np.ndarray]
 Change = tuple[Arrays, Arrays]
-"""Arrays of a copy before and after a round."""
-LARGE = 2**16
-"""Bytes. Larger states are compared only once per `INTERVAL` instead of after each round."""
+"""Arrays of a worker's copy without and with the unreported changes."""
+LARGE_STATE = 2**16
+"""Bytes. Larger states are checked for changes once per `INTERVAL` (seconds), not in each call."""
 INTERVAL = 1.0
-"""Seconds between two merges of a large state."""
 STATISTICS = ("mean", "var", "count")
-"""Name endings of arrays that are statistics of rows (`RunningMeanStd`)."""
+"""Endings of the names of running statistics (`RunningMeanStd`)."""
 
 
 class StateCopies:
-    """Copies that a worker on another node holds."""
+    """Worker's copies of the driver's states, and the same arrays without unreported changes."""
 
     def __init__(self, states: Sequence[SharedState]) -> None:
         self._states = states
@@ -34,7 +32,7 @@ class StateCopies:
         self._due = 0.0
 
     def replace(self, news: Sequence[Arrays | None]) -> None:
-        """Use the driver's states (`None` if unchanged), and keep changes that were not reported yet."""
+        """Use the driver's states (`None` if unchanged), plus this worker's unreported changes."""
         for k, arrays in enumerate(news):
             if arrays is not None:
                 with self._states[k].update() as own:
@@ -44,14 +42,14 @@ class StateCopies:
                 self._before[k] = arrays
 
     def changes(self, all_of_them: bool = False) -> list[Change | None]:
-        """Return the changes since the last report. `all_of_them` includes large states."""
+        """Return the changes since the last report. `all_of_them`: also large states before `INTERVAL` is over."""
         is_due = all_of_them or time.monotonic() >= self._due
         if is_due:
             self._due = time.monotonic() + INTERVAL
         changes: list[Change | None] = []
         for k, state in enumerate(self._states):
             before, change = self._before[k], None
-            if is_due or size_of(before) <= LARGE:
+            if is_due or size_of(before) <= LARGE_STATE:
                 now = state.read()
                 if not equal(before, now):
                     change, self._before[k] = (before, now), now
@@ -60,7 +58,7 @@ class StateCopies:
 
 
 class StateMerger:
-    """States of the driver, with the values that a worker on another node has."""
+    """Driver's states, and the values that one worker on another node last received."""
 
     def __init__(self, states: Sequence[SharedState]) -> None:
         self._states = states
@@ -68,13 +66,13 @@ class StateMerger:
         self._due = 0.0
 
     def news(self) -> list[Arrays | None]:
-        """Return the states that have changed since the worker received them, else `None`."""
+        """Return each state that has changed since the worker received it, else `None`."""
         if is_due := time.monotonic() >= self._due:
             self._due = time.monotonic() + INTERVAL
         news: list[Arrays | None] = []
         for k, state in enumerate(self._states):
             new = None
-            if is_due or size_of(self._sent[k]) <= LARGE:
+            if is_due or size_of(self._sent[k]) <= LARGE_STATE:
                 now = state.read()
                 if not equal(self._sent[k], now):
                     new = self._sent[k] = now
@@ -95,8 +93,8 @@ def merge_updates(
 ) -> Arrays:
     """Return the arrays `now` with the changes from `before` to `after`.
 
-    Arrays "<name>_mean", "<name>_var" and "<name>_count" are statistics of rows, and are merged exactly. Changes of
-    other numbers are added. Changed elements of other arrays are copied.
+    Arrays "<name>_mean", "<name>_var" and "<name>_count" are statistics, and are merged exactly. Changes of other
+    numbers are added. In other arrays, changed elements are copied.
 
     >>> now, before = {"steps": np.array(5)}, {"steps": np.array(2)}
     >>> merge_updates(now, before, {"steps": np.array(6)})
@@ -120,7 +118,7 @@ def merge_updates(
 
 
 def _merged_statistics(now: Any, before: Any, after: Any) -> Any:
-    """Merge mean, variance and count. Sums are about the mean of `now`, so that large means cancel no digits."""
+    """Merge mean, variance and count, with sums relative to the mean of `now`, so that large means lose no digits."""
     centre, sums = now[0], []
     for mean, var, count in (now, before, after):
         shift = np.where(count > 0, mean - centre, 0.0)

@@ -1,1 +1,1 @@
-"""Start, watch, restart and end workers, from the parent's side."""
+"""Code of the parent that starts, watches, restarts and ends worker processes and Ray actors."""

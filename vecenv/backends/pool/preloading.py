@@ -1,7 +1,7 @@
-"""The parent's side of preloaded servers. A server has imported a set of modules, and is kept for the next vector env.
+"""`PreloadedServer`: a forkserver that has imported the modules of the env functions, so that workers start faster.
 
-A server is used only if environment variables, search path and files of its modules are unchanged. Otherwise its
-workers would differ from a fresh import.
+The parent keeps a few servers for later vector envs, and uses a server again only if environment variables, search
+path, Python flags and module files are unchanged.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from typing import Any
 from vecenv.backends.ipc.serialization import Descriptor
 from vecenv.backends.pool.start_methods import search_path, start_process
 from vecenv.backends.worker.preloaded_server import AUTHKEY_BYTES, ImportReport, serve
+from vecenv.backends.worker.worker_setup import running_files
 from vecenv.portability import signals_at_end_of_starter
 
 LONGEST_POLL = 1e6
@@ -33,7 +34,7 @@ CHANGES = {"PYTEST_CURRENT_TEST"}
 _lock = threading.Lock()
 _kept: OrderedDict[Any, PreloadedServer] = OrderedDict()
 _refused: dict[Any, str] = {}
-"""Reasons not to preload a module, by module and environment."""
+"""Reason not to preload a module, by (module, (environment variables, search path, Python flags))."""
 _all: weakref.WeakSet[PreloadedServer] = weakref.WeakSet()
 
 
@@ -41,7 +42,7 @@ class PreloadedServer(forkserver.ForkServer):
     _forkserver_address: Any
     _forkserver_alive_fd: Any
     _forkserver_authkey: bytes
-    """Key of requests to fork, which Python 3.14 and newer check."""
+    """Key in each request to fork a worker. Python checks it since 3.14."""
 
     def __init__(self, names: Sequence[str], environ: dict[str, str], timeout: float) -> None:
         super().__init__()
@@ -57,7 +58,7 @@ class PreloadedServer(forkserver.ForkServer):
                 listener.listen()
                 self._forkserver_address = listener.getsockname()
                 fds = [Descriptor(fd) for fd in (listener.fileno(), alive_r, report_w)]
-                args = (*fds, self._forkserver_authkey, environ, names)
+                args = (*fds, self._forkserver_authkey, environ, names, running_files())
                 self.process = start_process("forkserver", serve, args, "vecenv-preloaded")
             os.close(report_w)
             report_w = -1
@@ -88,7 +89,7 @@ class PreloadedServer(forkserver.ForkServer):
             os.kill(int(self.process.pid or 0), signal.SIGKILL)
 
     def ensure_running(self) -> None:
-        """Do not restart a server that has ended. Connecting to it fails."""
+        """Start only the resource tracker. If this server has ended, `start_process` uses the plain forkserver."""
         resource_tracker.ensure_running()
 
     def is_current(self) -> bool:
@@ -101,7 +102,10 @@ class PreloadedServer(forkserver.ForkServer):
 
 
 def preloaded_server(modules: Collection[str], environ: dict[str, str], timeout: float) -> PreloadedServer | None:
-    """Return a server that has imported these modules, or `None` if no module can be preloaded."""
+    """Return a server that has imported `modules`, except modules in `_refused`.
+
+    Return `None` if no module is left, or if the system is not Linux.
+    """
     if not modules or not signals_at_end_of_starter():
         return None
     variables = frozenset((name, value) for name, value in environ.items() if name not in CHANGES)
@@ -122,7 +126,7 @@ def preloaded_server(modules: Collection[str], environ: dict[str, str], timeout:
 
 
 def _discard_servers() -> None:
-    """Close the parent's servers in a forked child, because open pipes would keep them running."""
+    """In a forked child, close the copies of the pipes that keep the servers running."""
     global _lock
     _lock = threading.Lock()
     for server in list(_all):

@@ -1,4 +1,4 @@
-"""Pool of worker processes on this machine, and the handle of a worker process."""
+"""`ProcessPool`: pool of worker processes on this machine, each with a handle (`ProcessWorker`)."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import select
 import signal
 import socket
 import threading
+import time
 import weakref
 from collections.abc import Sequence
 from typing import Any, cast
@@ -15,7 +16,7 @@ from typing import Any, cast
 from vecenv.backends.ipc.messages import Channel
 from vecenv.backends.pool.preloading import preloaded_server
 from vecenv.backends.pool.start_methods import ONE_THREAD, check_method, parent_fds, start_process
-from vecenv.backends.pool.worker_handle import WorkerHandle, stack_of_process
+from vecenv.backends.pool.worker_handle import TIME_TO_END, WorkerHandle, stack_of_process
 from vecenv.backends.pool.worker_pool import WorkerPool
 from vecenv.backends.system_limits import check_descriptors, default_num_workers
 from vecenv.backends.worker.main import main as worker_main
@@ -24,17 +25,20 @@ from vecenv.errors import warn_caller
 from vecenv.portability import allowed_cpus, binds_to_cpus, pidfd
 
 SOCKET_BUFFER = 1 << 16
-FDS_PER_WORKER = 7  # channel, sentinel, the worker's watch pipe, wakeup, pidfd (or a pipe's other end), two at start
+# At most five stay open: channel, sentinel, pipe to the worker, wakeup and pidfd. On macOS, there is no pidfd, but the
+# wakeup takes two. Two more are for the start.
+FDS_PER_WORKER = 7
 FDS_BESIDES = 24
+CUT_OFF = (
+    "closed its connection without ending, so vecenv killed it (the env closed the file descriptors of its process, or "
+    "called os.exec?)"
+)
 
 _launched: weakref.WeakSet[ProcessWorker] = weakref.WeakSet()
 
 
 def _close_inherited() -> None:
-    """Close the parent's pipe ends in a forked copy of the process, which may live longer than the parent.
-
-    A worker ends when its channel closes.
-    """
+    """In a forked child, close the copies of the channels. They would keep workers running without the parent."""
     for worker in list(_launched):
         worker.close_ends()
     _launched.clear()
@@ -50,6 +54,7 @@ class ProcessWorker(WorkerHandle):
         self.server: Any = None
         self._pipes: tuple[int, ...] = ()
         self._pidfd: int | None = None
+        self._is_child = self._is_cut_off = False
 
     @property
     def launched(self) -> bool:
@@ -65,17 +70,19 @@ class ProcessWorker(WorkerHandle):
         self.channel = Channel(ours)
         _launched.add(self)
         args.socket = theirs
+        self._is_child, self._is_cut_off = args.method != "forkserver", False
         try:
             self.process = start_process(args.method, worker_main, (args,), f"vecenv-worker-{self.index}", self.server)
             self.alive = True
-        except BaseException:  # if the process has started, it ends when the channel closes
+        except BaseException:  # if the process has started, closing the channel ends it
             self.close_ends()
             raise
         finally:
-            theirs.close()  # so that the stream ends with the worker
+            theirs.close()  # so that the channel hangs up when the worker exits
         self._pipes = parent_fds(self.process)
-        if args.method != "forkserver":
-            # An env's process may hold channel and sentinel open after the end of the worker.
+        if self._is_child:
+            # Processes that an env has started may keep the channel and the sentinel open after the worker has exited.
+            # The pidfd reports the worker's exit even then.
             self._pidfd = pidfd(self.pid)
 
     def close_ends(self) -> None:
@@ -88,10 +95,13 @@ class ProcessWorker(WorkerHandle):
         return [self.channel.fileno(), self.process.sentinel, *([] if self._pidfd is None else [self._pidfd])]
 
     def clean_up(self) -> None:
-        self._pipes = ()  # multiprocessing closes them; the system reuses their numbers
+        if not self.has_ended(TIME_TO_END):
+            self.cut_off()
+        # multiprocessing closes these descriptors. A later `close_ends` could close other files with the same numbers.
+        self._pipes = ()
         self.channel.close()
         self.kill_group()
-        self.process.join(1.0)
+        self.has_ended(1.0)
         if self._pidfd is not None:
             pidfd, self._pidfd = self._pidfd, None
             os.close(pidfd)
@@ -100,7 +110,7 @@ class ProcessWorker(WorkerHandle):
     def seems_ended(self) -> bool:
         poller = select.poll()
         channel, *others = self.fds()
-        poller.register(channel, 0)  # only the hang-up
+        poller.register(channel, 0)  # report only a hang-up
         for fd in others:
             poller.register(fd, select.POLLIN)
         return bool(poller.poll(0))
@@ -109,26 +119,52 @@ class ProcessWorker(WorkerHandle):
         self.kill_group()
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.kill(self.pid, signal.SIGKILL)
-        self.process.join(1.0)
+        self.has_ended(1.0)
+
+    def cut_off(self) -> None:
+        self._is_cut_off = True
+        self.kill()
 
     def kill_group(self) -> None:
-        """Kill the process group of the worker. macOS refuses if all its processes have ended."""
+        # macOS refuses (PermissionError) if all processes in the group have ended.
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self.pid, signal.SIGKILL)
 
     def has_ended(self, timeout: float) -> bool:
-        self.process.join(timeout)
-        return not self.process.is_alive()
+        if not self._is_child:
+            self.process.join(timeout)  # the forkserver reports the end
+            return not self.process.is_alive()
+        # If the worker has closed its end of the sentinel, `join` blocks despite the timeout. So use the pidfd or poll.
+        if self._pidfd is not None:
+            poller = select.poll()
+            poller.register(self._pidfd, select.POLLIN)
+            return bool(poller.poll(timeout * 1000))
+        deadline = time.monotonic() + timeout
+        while not self._is_gone():
+            if time.monotonic() >= deadline:
+                return False
+            time.sleep(0.001)
+        return True
+
+    def _is_gone(self) -> bool:
+        if self.process.exitcode is not None:
+            return True
+        try:
+            os.kill(self.pid, 0)
+        except ProcessLookupError:  # its exit status was collected outside of vecenv
+            return True
+        return False
 
     def discard(self) -> None:
-        with contextlib.suppress(ValueError):  # killed, but the process still exists
+        with contextlib.suppress(ValueError):  # the process was killed, but still exists
             self.process.close()
 
     def stack(self) -> str:
         return stack_of_process(self.stacks, self.pid)
 
     def cause(self) -> str:
-        return exit_in_words(self.process.exitcode)
+        exitcode = self.process.exitcode
+        return CUT_OFF if self._is_cut_off and exitcode in (None, -signal.SIGKILL) else exit_in_words(exitcode)
 
 
 class ProcessPool(WorkerPool):
@@ -145,7 +181,7 @@ class ProcessPool(WorkerPool):
         check_descriptors(FDS_PER_WORKER * num_workers + FDS_BESIDES, f"{num_workers} workers")
         if self._affinity and not binds_to_cpus():
             self._affinity = False
-            warn_caller("affinity=True has no effect: this system does not bind processes to CPUs")
+            warn_caller("affinity=True has no effect: this system cannot bind processes to CPUs")
 
     def handle(self, index: int, ids: range) -> ProcessWorker:
         return ProcessWorker(index, ids)
@@ -160,7 +196,7 @@ class ProcessPool(WorkerPool):
     def complete(self, args: WorkerArgs) -> None:
         args.method = self._method
         args.starter = os.getpid() if threading.current_thread() is threading.main_thread() else 0
-        if self._method == "forkserver":  # the forkserver has the environment of its start
+        if self._method == "forkserver":  # a forkserver has the environment of its own start
             args.setup.environ = _environ()
         if cpus := sorted(allowed_cpus() or ()) if self._affinity else []:
             args.setup.affinity = {cpus[args.index % len(cpus)]}
@@ -182,6 +218,8 @@ def exit_in_words(exitcode: int | None) -> str:
         return "ended (its exit status was collected outside of vecenv)"
     if exitcode == 255:
         return "exited with code 255"
+    if exitcode == 1:
+        return "exited with code 1 (after an error that it printed, or the env called os._exit?)"
     if exitcode >= 0:
         return f"exited with code {exitcode} (the env called os._exit?)"
     try:

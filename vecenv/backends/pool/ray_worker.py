@@ -1,4 +1,4 @@
-"""Pool of workers that are Ray actors, and the handle of an actor."""
+"""`RayPool`: pool of workers that are Ray actors, each with a handle (`RayWorker`)."""
 
 from __future__ import annotations
 
@@ -28,21 +28,21 @@ from vecenv.backends.memory.state_copies import StateMerger
 from vecenv.backends.pool.start_methods import search_path
 from vecenv.backends.pool.worker_handle import WorkerHandle, hung, stack_of_process
 from vecenv.backends.pool.worker_pool import WorkerPool
-from vecenv.backends.worker.ray_actor import HELLO, Address, EnvActor, joined, peer_of, results_for
+from vecenv.backends.worker.ray_actor import HELLO, DriverAddress, EnvActor, joined, peer_of, results_for
 from vecenv.backends.worker.worker_setup import PickledEnvFn, WorkerArgs
 
 
 class CallChannel:
-    """Calls of an actor, with the methods of the parent's end of `Channel`. Results are handled in the order of calls.
+    """Parent's end of a channel to an actor, like `Channel`. Each frame is sent as a call of the actor.
 
-    `call(method, *args, results=1)` starts a call. The result is a `Bundle`, or None if the actor has closed the envs.
-    `states` are shared with other workers.
+    The channel handles results in the order of calls. `call(method, *args, results=1)` returns a future with a
+    `Bundle`, the parts of a `Bundle`, or `None` after the actor has closed the envs. All workers share `states`.
     """
 
     def __init__(self, call: Callable[..., Future[Any]], line: Any, states: Sequence[SharedState] = ()) -> None:
         self._call, self._line, self._states = call, line, StateMerger(states)
         self.results = 1
-        """Number of results of a call that serves a frame (see `split`)."""
+        """Number of results per call of `frame` (see `ray_actor.split`)."""
         self._read, self._write = wakeup_fds()
         os.set_blocking(self._read, False)
         self._lock = threading.Lock()
@@ -51,7 +51,7 @@ class CallChannel:
         self._open = True
         self.ended = False
         self.error: BaseException | None = None
-        """Exception with which Ray reported the end."""
+        """Exception of a failed call, by which Ray reports the end of an actor."""
 
     def fileno(self) -> int:
         return self._read
@@ -62,7 +62,7 @@ class CallChannel:
         future.add_done_callback(self._wake)
 
     def _wake(self, _: Any) -> None:
-        """Wake the parent from a thread of Ray. After `close`, the file descriptor may have been reused."""
+        """Wake the parent. A thread of Ray calls this, maybe after `close`, when the descriptor may be reused."""
         with self._lock:
             if self._open:
                 os.write(self._write, (1).to_bytes(8, "little"))
@@ -103,15 +103,13 @@ class CallChannel:
         return self._frames.popleft() if self._frames else None
 
     def await_end(self, timeout: float) -> bool:
-        """Wait up to `timeout` seconds for the end of the first call, which on this node lasts until the envs are
-        closed.
-        """
+        """Wait up to `timeout` seconds for the first call. On this node, this call lasts until the envs are closed."""
         if not self.ended and self._calls and wait([self._calls[0]], timeout).done:
             self.receive()
         return self.ended
 
     def seems_ended(self) -> bool:
-        """Return True if the first call has failed or closed the envs. Does not change any state."""
+        """Return True if the first call has failed, or has returned because the envs are closed."""
         first = next(iter(tuple(self._calls)), None)
         return self.ended or (
             first is not None and first.done() and (first.exception() is not None or first.result() is None)
@@ -123,7 +121,7 @@ class CallChannel:
                 self._open = False
                 for fd in {self._read, self._write}:
                     os.close(fd)
-        # Ray still holds callbacks of pending calls, and thereby this object.
+        # Ray's callbacks of pending calls keep this object alive, so drop its contents.
         self._line = None
         self._calls.clear()
         self._frames.clear()
@@ -131,12 +129,12 @@ class CallChannel:
 
 HELLO_TIMEOUT = 1.0
 END_TIMEOUT = 2.0
-"""Seconds that Ray may take to end an actor on this node, before the process is killed."""
+"""Seconds that Ray may take to end an actor on this node."""
 CAUSE_TIMEOUT = 1.0
 
 
 class RayWorker(WorkerHandle):
-    """Actor. Frames travel by calls, or through a socket if the actor has connected from this node."""
+    """Handle of an actor. Frames travel by calls, or through a socket if the actor is on this node."""
 
     def __init__(self, index: int, ids: range, pool: RayPool) -> None:
         super().__init__(index, ids)
@@ -147,14 +145,14 @@ class RayWorker(WorkerHandle):
         self.fds_to_send: list[int] = []
         self._calls: CallChannel
         self._hang = ""
-        """Key of the record that the actor writes before ending because of a hang."""
+        """Key under which the actor records a hang (see `HangGuard`)."""
 
     @property
     def launched(self) -> bool:
         return self._actor is not None
 
     def _where_it_is(self) -> tuple[int, str] | None:
-        """Return process and node of the actor. A socket may name the process before Ray does."""
+        """Return pid and node of the actor, if known. Its socket may show the pid before Ray answers."""
         place = self._place
         if place is None or not place.done() or place.exception() is not None:
             return (self._peer, self._pool.node) if self._peer else None
@@ -204,7 +202,7 @@ class RayWorker(WorkerHandle):
 
     def kill(self) -> None:
         ray_cluster.end_actor(self._actor)
-        # Wait for the end, because later writes into shared memory would look like answers of the next worker.
+        # Wait for the end, because late writes into shared memory would look like answers of the restarted worker.
         if self.on_this_node and not self._is_gone(END_TIMEOUT) and self._peer:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.kill(self._peer, signal.SIGKILL)
@@ -212,7 +210,7 @@ class RayWorker(WorkerHandle):
 
     def _is_gone(self, timeout: float) -> bool:
         poller = select.poll()
-        poller.register(self.channel.fileno(), 0)  # only the hang-up
+        poller.register(self.channel.fileno(), 0)  # report only a hang-up
         return bool(poller.poll(timeout * 1000))
 
     def clean_up(self) -> None:
@@ -247,12 +245,12 @@ class RayWorker(WorkerHandle):
         return f"ended ({ray_cluster.missing_package(error) or ray_cluster.reason_of(error)})"
 
 
-LARGE = 1 << 20
-"""Bytes of pickled env_fns above which the pool looks for objects that the env_fns share."""
+LARGE_ENV_FNS = 1 << 20
+"""Bytes. If the pickled env_fns are larger in total, the pool looks for objects that they share."""
 
 
 class RayPool(WorkerPool):
-    """Pool of actors with these `options` (`ray_cluster.actor_options`)."""
+    """Pool of actors. `options`: see `ray_cluster.actor_options`."""
 
     def __init__(self, step_timeout: float | None = None, **options: Any) -> None:
         super().__init__()
@@ -262,8 +260,8 @@ class RayPool(WorkerPool):
         self._listener: socket.socket | None = None
         self._token = b""
         self.common: Any = None
-        """Reference to the pickle of all env_fns in the object store, if they share large objects."""
-        self.address: Address
+        """Reference to one pickle of all env_fns in Ray's object store, or `None` (see `pickle_env_fns`)."""
+        self.address: DriverAddress
         self.node: str
 
     def _connect(self) -> None:
@@ -287,13 +285,13 @@ class RayPool(WorkerPool):
             self._listener.setblocking(False)
             self.watch(self._listener.fileno(), self._accept)
         node_id, self.node = ray_cluster.own_node()
-        self.address = Address(node_id, name, self._token)
+        self.address = DriverAddress(node_id, name, self._token)
 
     def pickle_env_fns(self, env_fns: Sequence[Callable[[], Any]]) -> list[Any]:
-        """Put the env_fns into the object store, once for all workers, if they share most of their bytes."""
+        """If the env_fns share most of their bytes, put a single pickle of all into Ray's object store."""
         found: list[PickledEnvFn] = super().pickle_env_fns(env_fns)
         apart = sum(len(env_fn.blob) for env_fn in found)
-        if apart < LARGE:
+        if apart < LARGE_ENV_FNS:
             return found
         together = dumps_by_value(list(env_fns))
         if len(together) > apart / 2:
@@ -305,7 +303,7 @@ class RayPool(WorkerPool):
         return RayWorker(index, ids, self)
 
     def complete(self, args: WorkerArgs) -> None:
-        args.setup.paths = search_path()  # useful if the nodes share a file system
+        args.setup.paths = search_path()  # to find modules if the nodes share a file system
 
     def _accept(self) -> None:
         assert self._listener is not None
@@ -330,7 +328,7 @@ class RayPool(WorkerPool):
             if not hmac.compare_digest(token, self._token) or not worker.alive:
                 return None
             send_descriptors(sock, worker.fds_to_send)
-        except (OSError, struct.error, IndexError):  # the client went away, or is not a worker
+        except (OSError, struct.error, IndexError):  # not a worker, or gone
             return None
         sock.setblocking(True)
         return worker

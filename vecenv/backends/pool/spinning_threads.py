@@ -1,12 +1,10 @@
 """Keep threads of OpenMP and OpenBLAS in this process from spinning on CPUs that workers need.
 
-After each parallel operation, threads of libgomp (torch) spin for milliseconds, and threads of OpenBLAS (numpy, scipy)
-for about 20 ms. Both can be stopped without changing results:
+After a parallel operation, threads of libgomp (torch) wait in a busy loop for milliseconds, and threads of OpenBLAS
+(numpy, scipy) for about 20 ms. vecenv prevents this without changing results:
 
-- OpenMP 5.0 can end the idle threads of the calling thread's pool. The next parallel region starts new threads in about
-  40 us.
-- OpenBLAS reads its spin time when it starts threads. vecenv ends the threads, as every `fork()` does, and sets a short
-  spin time for their successors.
+- OpenMP 5.0 can end the idle threads of the calling thread. The next parallel region starts new threads.
+- vecenv sets a short spin time for OpenBLAS, and ends its threads, as each `fork()` does. New threads use the new time.
 """
 
 from __future__ import annotations
@@ -25,19 +23,19 @@ from vecenv.errors import warn_caller
 from vecenv.portability import system_file, thread_ids
 
 PAUSE_SOFT = 1
-"""`omp_pause_soft`: keeps thread counts and other settings."""
+"""`omp_pause_soft`, which ends idle threads, but keeps thread counts and other settings."""
 SPIN, SPIN_EXPONENT = "OPENBLAS_THREAD_TIMEOUT", "14"
-"""OpenBLAS's threads sleep after 2**14 cycles without work (about 6 us; the default is 2**26)."""
+"""Environment variable of OpenBLAS, and value: threads sleep after 2**14 idle cycles (about 6 us; default: 2**26)."""
 FORKED_NOT_EXECUTED = 0x40
-"""`PF_FORKNOEXEC` of Linux's `sched.h`."""
+"""Flag of a forked process: `PF_FORKNOEXEC` of Linux's `sched.h`."""
 
 MIN_SPIN_SECONDS = 1e-4
-"""CPU seconds per round that justify ending the threads, which costs about the same."""
+"""CPU seconds per round. vecenv ends threads only if they waste more, because ending threads costs as much."""
 SAMPLED, PERIOD = 8, 160
-"""Of each `PERIOD` rounds, `SAMPLED` measure the threads. The pool is released before all other rounds."""
+"""The first `SAMPLED` of each `PERIOD` rounds measure the threads."""
 PAUSE = 16
 WARN_SHARE = 0.5
-"""CPUs that the threads use before the caller is warned, if vecenv cannot end the threads."""
+"""If vecenv cannot end threads that use at least this number of CPUs, it warns."""
 
 _releases: list[Callable[[int], int]] = []
 _shortened: set[str] = set()
@@ -49,7 +47,7 @@ def _was_forked() -> bool:
     return stat is None or bool(int(stat.rpartition(")")[2].split()[6]) & FORKED_NOT_EXECUTED)
 
 
-# In a forked child with an inherited pool, the call would wait forever for threads that do not exist there.
+# In a forked child, the threads do not exist. Ending them would wait forever.
 _usable = os.environ.get("VECENV_RELEASE_OPENMP", "1") != "0" and not _was_forked()
 
 
@@ -62,23 +60,20 @@ os.register_at_fork(after_in_child=_disable)
 
 
 def is_enabled() -> bool:
-    """Return True if vector envs may inspect the threads of this process.
-
-    False in forked children, on systems that do not list threads, and with `VECENV_RELEASE_OPENMP=0`.
-    """
+    """Return False in forked children, on systems that do not list threads, and with `VECENV_RELEASE_OPENMP=0`."""
     return _usable and thread_ids() is not None
 
 
 def can_release() -> bool:
     """Return True if a libgomp with `omp_pause_resource_all` is loaded, and torch.profiler does not record.
 
-    Runtimes of LLVM and Intel would act on the pools of all threads.
+    Other OpenMP runtimes (LLVM, Intel) do not count, because their function also ends pools of other Python threads.
     """
     if _usable and not _releases:
         found = (getattr(library, "omp_pause_resource_all", None) for _, library in _loaded("libgomp"))
         _releases.extend(release for release in found if release is not None)  # GCC 9 and later
     profiler = sys.modules.get("torch.autograd.profiler")
-    profiles = getattr(profiler, "_is_profiler_enabled", False)  # torch has no public name for this
+    profiles = getattr(profiler, "_is_profiler_enabled", False)
     return _usable and bool(_releases) and not profiles
 
 
@@ -93,10 +88,9 @@ def release_pool() -> bool:
 
 
 def shorten_openblas_spin() -> bool:
-    """Make the threads of each loaded OpenBLAS sleep right after a product. Return True if a library was new.
+    """Make the threads of each loaded OpenBLAS sleep soon after a matrix product. Return True if a library changed.
 
-    Does nothing if a second Python thread runs, because its products would lose their threads, or if the user has set
-    `OPENBLAS_THREAD_TIMEOUT`.
+    Do nothing if the user has set `OPENBLAS_THREAD_TIMEOUT`, or if another Python thread may be using OpenBLAS.
     """
     if not _usable or SPIN in os.environ or len(sys._current_frames()) > 1:
         return False
@@ -125,7 +119,7 @@ def _loaded(name: str) -> list[tuple[str, Any]]:
     libraries = []
     for path in sorted(path for path in paths if ".so" in path):
         with contextlib.suppress(OSError):
-            # PyDLL keeps the interpreter lock, so no other Python thread can start a product during a call.
+            # PyDLL keeps the interpreter lock, so no Python thread can start a matrix product during a call.
             libraries.append((path, ctypes.PyDLL(path, mode=os.RTLD_NOW | os.RTLD_NOLOAD)))
     return libraries
 
@@ -144,13 +138,13 @@ def cpu_seconds(tids: Iterable[int]) -> float:
 
 
 class SpinningThreads:
-    """Control that ends spinning threads of the caller while `num_workers` worker processes step envs.
+    """Control that ends spinning threads of this process while `num_workers` worker processes step envs.
 
-    - `review` engages the control if other threads of the process use CPU time.
-    - While engaged, the first rounds measure the CPU time that threads unknown to Python use beyond spare CPUs.
-    - If this is worth it, OpenBLAS's spin is shortened, or else the OpenMP pool is released before each round.
-    - Releasing stops if a later measurement finds no spinning, or if rounds do not get faster, for example because new
-      threads wait for a CPU.
+    1. `review` engages the control if threads other than the caller's use CPU time.
+    2. The next `SAMPLED` rounds measure the CPU time of threads unknown to Python, less the time of spare CPUs.
+    3. If this time is long, the control shortens OpenBLAS's spin, and measures again. If it is still long, the control
+       ends OpenMP threads before each round.
+    4. The control disengages if it finds no spinning, if it cannot end threads, or if rounds do not get faster.
     """
 
     def __init__(self, num_workers: int) -> None:
@@ -233,9 +227,9 @@ def _warn(share: float) -> None:
         _warned = True
         warn_caller(
             f"while this vector env waited for its workers, threads of this process that Python did not start used "
-            f"{share:.1f} CPUs, which the workers lack: {_pools()}. They spin after each parallel operation. Set "
-            "OPENBLAS_NUM_THREADS=1 or OMP_WAIT_POLICY=passive before Python starts, or call torch.set_num_threads(1) "
-            "around the rollout"
+            f"{share:.1f} CPUs, which the workers lack: {_pools()}. These threads spin after each parallel operation. "
+            "Set OPENBLAS_NUM_THREADS=1 or OMP_WAIT_POLICY=passive before Python starts, or call "
+            "torch.set_num_threads(1) around the rollout"
         )
 
 
@@ -243,6 +237,6 @@ def _pools() -> str:
     try:
         from threadpoolctl import threadpool_info  # type: ignore[import-not-found,unused-ignore]
     except ImportError:
-        return "probably those of OpenMP or OpenBLAS (threadpoolctl, if installed, names them)"
+        return "probably threads of OpenMP or OpenBLAS (install threadpoolctl to see the names)"
     pools = [f"{p['internal_api']} with {p['num_threads']} threads" for p in threadpool_info() if p["num_threads"] > 1]
-    return ", ".join(pools) or "of a library that threadpoolctl does not know"
+    return ", ".join(pools) or "a library that threadpoolctl does not know"

@@ -1,8 +1,7 @@
 """Start worker processes by fork, forkserver or spawn, without importing the user's `__main__`.
 
-multiprocessing runs the main script in each worker. So other vector envs need an `if __name__ == "__main__":` guard,
-and fail in notebooks. vecenv sends env_fns by cloudpickle instead. A separate forkserver has imported numpy and
-gymnasium, so that workers start in milliseconds and share memory pages.
+vecenv sends env functions by cloudpickle, so that scripts need no `if __name__ == "__main__":` guard. vecenv's *plain
+forkserver* has imported numpy and gymnasium, so that workers start in milliseconds and share memory pages.
 """
 
 from __future__ import annotations
@@ -31,10 +30,10 @@ from multiprocessing import (
 )
 from typing import Any
 
-from vecenv.backends.ipc.serialization import MOST_FDS, receive_descriptors, send_descriptors
+from vecenv.backends.ipc.serialization import FDS_PER_MESSAGE, receive_descriptors, send_descriptors
 from vecenv.backends.worker.worker_setup import leave_forkserver
 
-METHODS = ("fork", "forkserver", "spawn")
+START_METHODS = ("fork", "forkserver", "spawn")
 DEFAULT_METHOD = "forkserver"
 ONE_THREAD = (
     "OMP_NUM_THREADS",
@@ -55,8 +54,8 @@ _server: Any = forkserver.ForkServer()
 def check_method(method: str | None) -> str:
     if method is None:
         return DEFAULT_METHOD
-    if method not in METHODS:
-        raise ValueError(f"context must be one of {METHODS} or None, got {method!r}")
+    if method not in START_METHODS:
+        raise ValueError(f"context must be one of {START_METHODS} or None, got {method!r}")
     return method
 
 
@@ -65,7 +64,7 @@ def start_process(
 ) -> process.BaseProcess:
     """Start a process that runs `target(*args)`. Returns when the process exists, possibly before it runs.
 
-    `server`: forkserver to use instead of the plain forkserver, while it runs.
+    `server`: a `PreloadedServer` that forks the process. If this server has ended, the plain forkserver does.
     """
     popen: Any = {"fork": popen_fork.Popen, "forkserver": partial(_ForkServerPopen, server), "spawn": _SpawnPopen}
     popen = popen[method]
@@ -74,15 +73,15 @@ def start_process(
     if method != "fork":
         resource_tracker.ensure_running()  # before SIGINT is blocked below, because this call unblocks SIGINT
     with _start_lock, _one_blas_thread(), _sigint_blocked():
-        # `start()` would make multiprocessing end or join the process at exit, also in forked copies of this process.
-        # Daemonic processes may not call `start()`.
+        # `start()` would make multiprocessing end or join the worker at exit, also in forked copies of this process.
+        # In a daemonic process, it raises.
         worker._popen = popen(worker)
         worker._sentinel = worker._popen.sentinel
     return worker
 
 
 def parent_fds(worker: process.BaseProcess) -> tuple[int, ...]:
-    """Return the pipe ends that detect the end of the worker, and that show the worker the end of the parent."""
+    """Return the parent's descriptors of the pipes by which parent and worker notice each other's end."""
     popen: Any = worker._popen  # type: ignore[attr-defined]
     return tuple(popen.finalizer._args)
 
@@ -142,9 +141,9 @@ def _pickled(popen: Any, process_object: process.BaseProcess, most_fds: float = 
 
 
 class _Further:
-    """Object that makes the forkserver's child receive further descriptors when unpickled.
+    """Object that receives the descriptors beyond `FDS_PER_MESSAGE` when the new process unpickles the object.
 
-    The last descriptor of the request is the socket for this.
+    The descriptors come through a socket, which is the last descriptor of the request.
     """
 
     def __reduce__(self) -> Any:
@@ -161,10 +160,10 @@ def _ensure_server() -> None:
     default: Any = context._default_context
     chosen = default._actual_context
     _server.set_forkserver_preload(PRELOAD)
-    # The server must import this process's modules, and no file in the working directory with a library's name.
+    # The server must find the same modules as this process. A file in the working directory must not hide a library.
     with _environment({"PYTHONSAFEPATH": "1", "PYTHONPATH": os.pathsep.join(search_path())}):
         _server.ensure_running()
-    # Starting the server would fix the default start method, which is the user's choice.
+    # Starting the server sets multiprocessing's default start method. Undo this, because the user may still set it.
     default._actual_context = chosen
 
 
@@ -185,17 +184,20 @@ class _ForkServerPopen(popen_forkserver.Popen):
         super().__init__(process_obj)
 
     def _launch(self, process_obj: process.BaseProcess) -> None:
-        data = _pickled(self, process_obj, MOST_FDS)
-        further = self._fds[MOST_FDS:]
+        data = _pickled(self, process_obj, FDS_PER_MESSAGE)
+        further = self._fds[FDS_PER_MESSAGE:]
         ours, theirs = socket.socketpair()
         with ours, theirs:
-            self.sentinel, write_end = self._connect(self._fds[:MOST_FDS] + ([theirs.fileno()] if further else []))
+            self.sentinel, write_end = self._connect(
+                self._fds[:FDS_PER_MESSAGE] + ([theirs.fileno()] if further else [])
+            )
             if further:
                 send_descriptors(ours, further)
-        # Stays open while this process lives. The hang-up tells the worker that the parent has ended.
+        # Keep a copy open until this process ends. On macOS, its hang-up ends the worker.
         kept = os.dup(write_end)
         self.finalizer = util.Finalize(self, _util.close_fds, (kept, self.sentinel))
-        with suppress(BrokenPipeError), open(write_end, "wb", closefd=True) as stream:  # the pool sees the end
+        # BrokenPipeError: the worker has ended, which the pool notices later.
+        with suppress(BrokenPipeError), open(write_end, "wb", closefd=True) as stream:
             stream.write(data)
         self.pid = forkserver.read_signed(self.sentinel)
 

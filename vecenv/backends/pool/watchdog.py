@@ -1,4 +1,4 @@
-"""`Watchdog`: detects an env that hangs, shows its stack, and ends its worker if `step_timeout` is set."""
+"""`Watchdog`: detects envs that hang."""
 
 from __future__ import annotations
 
@@ -12,16 +12,15 @@ from vecenv.backends.pool.worker_handle import Reason, Watched, hung, silent, su
 from vecenv.errors import warn_caller
 
 WARN_AFTER = 60.0
-"""Seconds after which a warning shows the stack of a hanging env, if `step_timeout` is not set."""
+"""Seconds until a warning shows the stack of a hanging env, if `step_timeout` is not set."""
 
 
 class Watchdog:
-    """Sum, per worker, of the time without progress while an answer is missing. `limit` is `step_timeout`.
+    """Detector of workers that owe an answer but make no progress for `limit` seconds (`step_timeout`).
 
-    - The sum continues across waits, because waits may be short.
-    - Checks happen every tenth of the limit. So a hang is detected at most two tenths late while the caller waits,
-      otherwise at the next call.
-    - Between two checks, at most half the limit counts, because the program may have been stopped meanwhile.
+    - Seconds without progress add up over waits for results, because waits may be short.
+    - A wait checks every tenth of the limit. So it detects a hang up to two tenths late. Other code does not check.
+    - A check adds at most half the limit, because the program may have been stopped since the last check.
     """
 
     def __init__(self, limit: float | None, kill: Callable[[Any, Reason], None]) -> None:
@@ -30,7 +29,7 @@ class Watchdog:
         self._interval = self._limit / 10
         self._next = 0.0
         self._seen: dict[Watched, tuple[Any, float, float]] = {}
-        """Per worker at the last check: the numbers, the seconds without a change, and the time of the check."""
+        """Per worker: progress, seconds without progress, and time of the last check."""
 
     def is_due(self) -> bool:
         return time.monotonic() >= self._next
@@ -42,9 +41,9 @@ class Watchdog:
         return max(self._next, time.monotonic() + self._interval / 2)
 
     def check(self, unanswered: Mapping[Any, Sequence[int]]) -> float:
-        """End the workers that hang, and return the time of the next check.
+        """Kill workers that hang, or only warn if `step_timeout` is None. Return the time of the next check.
 
-        `unanswered` maps workers that owe answers to the env ids.
+        `unanswered`: ids of the envs whose answer is missing, by worker.
         """
         now = time.monotonic()
         before, self._seen = self._seen, {}
@@ -61,10 +60,10 @@ class Watchdog:
         return self._next
 
     def _is_over(self, worker: Watched, spent: float, ids: Sequence[int]) -> bool:
-        """Return True if a worker without progress hangs.
+        """Return True if `spent` seconds without progress mean that the worker hangs.
 
-        A worker that does not report progress watches envs by itself, and may use the limit for each env, plus once
-        more.
+        A worker that does not report progress limits each env itself. So the parent waits as long as all envs may
+        take, and one limit more, unless the worker's node is silent.
         """
         return worker.reports_progress or spent >= self._limit * (len(ids) + 1) or worker.is_silent()
 

@@ -1,4 +1,4 @@
-"""`WorkerHandle`: the parent's side of a worker. A restarted worker keeps its handle."""
+"""`WorkerHandle`: starts, watches and ends a worker from the parent. The handle survives restarts."""
 
 from __future__ import annotations
 
@@ -18,17 +18,19 @@ from vecenv.backends.worker.worker_setup import WorkerArgs
 from vecenv.errors import VectorEnvError, WorkerDiedError, WorkerTimeoutError
 
 STACK_TIMEOUT = 0.3
+TIME_TO_END = 0.5
+"""Seconds that a worker may take to end after it has closed its channel. Then vecenv kills the worker."""
 IDLE_TEXTS = {SENDING: "sending what its envs returned", ELSEWHERE: "running its envs"}
 Reason = Callable[[int], VectorEnvError]
-"""Function (env id) -> error, for envs of a worker that the parent has ended."""
+"""Function that returns the error to raise for an env id, after the parent has killed the worker."""
 
 
 class Watched(ABC):
-    """Process, actor or thread that hosts the envs `ids`. `line`: see `Control`."""
+    """Process, actor or thread that hosts the envs `ids`. `line` has numbers about progress (see `Control`)."""
 
     line: Any
     reports_progress = True
-    """False if `line` changes only when an answer arrives."""
+    """True if the worker updates `line`. False if the parent does so when an answer arrives."""
 
     def __init__(self, index: int, ids: range) -> None:
         self.index, self.ids = index, ids
@@ -43,7 +45,7 @@ class Watched(ABC):
     @property
     @abstractmethod
     def ending(self) -> str:
-        """Part of an error text: how the hang was ended."""
+        """Part of a timeout's error text, such as "the worker ... was killed"."""
 
     @abstractmethod
     def stack(self) -> str:
@@ -55,7 +57,7 @@ class Watched(ABC):
 
 class WorkerHandle(Watched):
     channel: Any
-    """`messages.Channel`, or an object with the methods of its parent's end. No method blocks."""
+    """`messages.Channel`, or an object with the same non-blocking methods for the parent."""
     stacks: int
     on_this_node = True
     """True if the worker shares memory with this process."""
@@ -63,7 +65,7 @@ class WorkerHandle(Watched):
     def __init__(self, index: int, ids: range) -> None:
         super().__init__(index, ids)
         self.ready: list[EnvReport] | Failure | None = None
-        """Reports of the envs, or the failure of a constructor, or `None` before."""
+        """Reports of the envs, the failure of a constructor, or `None` if the envs are not made yet."""
         self.served = False
         self.problems: list[str] | None = None
         self.reason: Reason | None = None
@@ -100,22 +102,26 @@ class WorkerHandle(Watched):
 
     @abstractmethod
     def has_ended(self, timeout: float) -> bool:
-        """Wait up to `timeout` seconds for the end of the worker. Return True if it has ended."""
+        """Return True if the worker ends within `timeout` seconds."""
 
     @abstractmethod
     def seems_ended(self) -> bool:
-        """Return True if the worker has ended. Another thread may call this, so do not change any state."""
+        """Return True if the worker has ended. Any thread may call this, so do not change state."""
 
     @abstractmethod
     def kill(self) -> None:
         """Kill the worker and the processes of its envs, and wait until they are gone."""
 
+    def cut_off(self) -> None:
+        """Kill a worker that has closed its channel, but has not ended."""
+        self.kill()
+
     @abstractmethod
     def clean_up(self) -> None:
-        """Free the resources of a worker that has ended, and set `alive` last. May be called twice."""
+        """Free the resources of an ended worker, then set `alive` to False. May be called twice."""
 
     def discard(self) -> None:
-        """Free the rest when the pool closes."""
+        """Free the resources that `clean_up` keeps, when the pool closes."""
 
     @abstractmethod
     def cause(self) -> str:
@@ -146,7 +152,7 @@ class WorkerHandle(Watched):
 
 
 def suspects_of(worker: Watched, ids: Sequence[int]) -> Sequence[int]:
-    """Return the env that a worker runs, or all of `ids`, which it was asked for, if its `line` does not say."""
+    """Return the env that a worker runs. If `line` does not tell, return `ids`, the envs that it may be running."""
     if worker.line[DOING] in (NOTHING, ELSEWHERE):
         return ids
     return [worker.start + worker.line[PROGRESS] % len(worker.ids)]
@@ -168,8 +174,8 @@ def hung(ending: str, suspects: Sequence[int], limit: float, stack: str) -> Reas
 def silent(title: str, ending: str, limit: float) -> Reason:
     def error_of(env_id: int) -> VectorEnvError:
         return WorkerTimeoutError(
-            f"the host of env {env_id} ({title}) does not answer, and step_timeout={limit} s is over; {ending}; "
-            f"reset({env_id}) starts it again, on a host that answers"
+            f"the node of env {env_id} ({title}) does not answer, and step_timeout={limit} s is over; {ending}; "
+            f"reset({env_id}) starts it again, on a node that answers"
         )
 
     return error_of
@@ -180,7 +186,7 @@ def stack_of_process(stacks: int, pid: int) -> str:
 
 
 def written_stack(stacks: int, ask: Callable[[], object]) -> str:
-    """Return the stack that is written to the file `stacks` after `ask` has sent a signal."""
+    """Return the stack that a worker writes to the file `stacks` after `ask` has sent it a signal."""
     before = os.fstat(stacks).st_size
     try:
         ask()
@@ -189,7 +195,7 @@ def written_stack(stacks: int, ask: Callable[[], object]) -> str:
     deadline = time.monotonic() + STACK_TIMEOUT
     size = before
     while time.monotonic() < deadline:
-        # No event reports that a file has grown. This polls briefly, and only after an env hangs.
+        # Poll, because no event reports that a file has grown.
         time.sleep(0.01)
         grown = os.fstat(stacks).st_size
         if grown == size > before:

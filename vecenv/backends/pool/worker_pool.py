@@ -1,14 +1,12 @@
-"""`WorkerPool`: starts workers, receives frames, detects deaths, and closes the workers.
+"""`WorkerPool`: starts workers, receives their messages (frames), detects deaths, and closes the workers.
 
-    parent                                   worker w (envs start .. stop - 1)
-    ------                                   ---------------------------------
-    launch(WorkerArgs)           ->          bootstrap, unpickle the env_fns (unless forked), call each once
-                                 <-  READY   a report of each env, or the failure of a constructor
-    SETUP layout                 ->          map the arena, serve
-    ... rounds and calls ...
-    CLOSE                        ->          close the envs, exit
-
-Every wait also polls the sentinels of the processes, so a death ends the wait.
+parent                                   worker w (envs start .. stop - 1)
+------                                   ---------------------------------
+launch(WorkerArgs)           ->          bootstrap, unpickle the env_fns (unless forked), call each once
+                             <-  READY   spaces and other data of each env, or the failure of a constructor
+SETUP layout                 ->          map the arena, serve
+... rounds (steps, resets) and calls ...
+CLOSE                        ->          close the envs, exit
 """
 
 from __future__ import annotations
@@ -32,22 +30,30 @@ from vecenv.backends.ipc.serialization import Descriptor
 from vecenv.backends.ipc.waiting import wakeup_fds
 from vecenv.backends.memory.shared_memory import DOING, NOTHING, Control, anonymous_file
 from vecenv.backends.memory.shared_state import pickled_by_name
-from vecenv.backends.pool.worker_handle import Reason, WorkerHandle
+from vecenv.backends.pool.worker_handle import TIME_TO_END, Reason, WorkerHandle
 from vecenv.backends.system_limits import blocks_of
 from vecenv.backends.worker.round_server import RoundServer
-from vecenv.backends.worker.worker_setup import WorkerArgs, WorkerSetup, pickle_env_fn, registered_envs, worker_seeds
+from vecenv.backends.worker.worker_setup import (
+    WorkerArgs,
+    WorkerSetup,
+    check_imports,
+    pickle_env_fn,
+    registered_envs,
+    running_files,
+    worker_seeds,
+)
 from vecenv.errors import WorkerTimeoutError
 
 LONGEST_POLL = 3600.0
 
 
 class WorkerPool(ABC):
-    """Workers of a vector env. Each kind of worker has a subclass. The owner sets these attributes:
+    """Workers of a vector env. The backend sets these attributes:
 
     - `start_timeout`: seconds for all constructors together
     - `server`: class that serves rounds in the workers
-    - `on_frame`, `on_loss`: called with a frame, and when a worker has ended
-    - `announce`, `notify`: called before and after a frame is posted to a serving worker
+    - `on_frame`, `on_loss`: called when a frame arrives, and when a worker has ended
+    - `announce`, `notify`: called before and after the pool sends a frame to a serving worker
     """
 
     server: type[RoundServer]
@@ -75,7 +81,6 @@ class WorkerPool(ABC):
         """Prepare for the first launch. Raises if the system does not allow this number of workers."""
 
     def pickle_env_fns(self, env_fns: Sequence[Callable[[], Any]]) -> list[Any]:
-        """Return the env_fns as they travel to the workers."""
         return [pickle_env_fn(i, env_fn) for i, env_fn in enumerate(env_fns)]
 
     def preload(self, env_fns: Sequence[Any]) -> None:  # noqa: B027
@@ -83,7 +88,7 @@ class WorkerPool(ABC):
 
     @abstractmethod
     def handle(self, index: int, ids: range) -> WorkerHandle:
-        """Return a handle for a new worker."""
+        """Build a handle."""
 
     @abstractmethod
     def complete(self, args: WorkerArgs) -> None:
@@ -91,10 +96,12 @@ class WorkerPool(ABC):
 
     def late_text(self, late: Sequence[WorkerHandle]) -> str:
         ids, limit = [i for worker in late for i in worker.ids], self.start_timeout
-        return f"envs {ids} were not constructed within start_timeout={limit} s; pass a larger one if they need it"
+        return (
+            f"envs {ids} were not constructed within start_timeout={limit} s; pass a larger one for slow constructors"
+        )
 
     def open(self, num_workers: int, n: int, eager: bool) -> None:
-        """Allocate the resources that the workers of `n` envs share."""
+        check_imports()
         self.prepare(num_workers)
         self.eager = eager
         self.control = Control(num_workers)
@@ -124,7 +131,7 @@ class WorkerPool(ABC):
         return [report for worker in self.workers for report in worker.ready]  # type: ignore[union-attr]
 
     def restart(self, worker: WorkerHandle, setup: bytes) -> None:
-        """Restart a worker that has ended. Kill the process if this fails."""
+        """Restart a worker that has ended. If this fails, kill the new worker."""
         try:
             self._launch(worker, self._registered())
             self._await_ready([worker])
@@ -135,12 +142,12 @@ class WorkerPool(ABC):
             raise
 
     def own_fd(self, fd: int) -> int:
-        """Let `close` close `fd`, and return `fd`."""
+        """Return `fd`, which `WorkerPool.close` will close."""
         self._own_fds.append(fd)
         return fd
 
     def watch(self, fd: int, owner: WorkerHandle | Callable[[], None]) -> None:
-        """Poll `fd` in waits. When readable, call `owner`, or handle the frames and the end of the worker."""
+        """Poll `fd` in all waits. If `fd` is readable, call `owner`, or handle an event of the worker `owner`."""
         self._by_fd[fd] = owner
         self._poller.register(fd, select.POLLIN)
 
@@ -162,6 +169,7 @@ class WorkerPool(ABC):
             seeds=worker_seeds(worker.index),
             server=self.server,
             transport=self._transport_args(worker),
+            imports=running_files(self.forked),
         )
         self.complete(args)
         worker.launch(args)
@@ -169,13 +177,12 @@ class WorkerPool(ABC):
             self.watch(fd, worker)
 
     def _await_ready(self, workers: Sequence[WorkerHandle]) -> None:
-        """Wait for all reports. Raises if a constructor fails or is late."""
         deadline = time.monotonic() + self.start_timeout
         while True:
             for worker in workers:
                 if isinstance(worker.ready, Failure):
                     raise worker.ready.exception(worker.pid)
-                if not worker.alive:  # the worker may end after its report
+                if not worker.alive:  # possibly after READY
                     raise worker.death(worker.start)
             late = [worker for worker in workers if worker.ready is None]
             if not late:
@@ -185,7 +192,7 @@ class WorkerPool(ABC):
             self.handle_events(self.events(deadline))
 
     def post(self, worker: WorkerHandle, kind: int, number: int, *parts: bytes | memoryview) -> None:
-        """Send a frame. If the socket is full, the next waits send the rest."""
+        """Send a frame. If the socket is full, later waits send the remaining bytes."""
         if not worker.channel.post(kind, number, *parts):
             self._poller.modify(worker.channel.fileno(), select.POLLIN | select.POLLOUT)
 
@@ -197,7 +204,7 @@ class WorkerPool(ABC):
 
     def events(self, deadline: float | None) -> Sequence[tuple[int, int]]:
         """Poll until an event or `deadline` (time.monotonic; `None`: do not wait)."""
-        # poll() rejects very long timeouts. The caller polls in a loop.
+        # poll() rejects very long timeouts, so wait shorter. The caller polls in a loop.
         seconds = 0.0 if deadline is None else min(max(0.0, deadline - time.monotonic()), LONGEST_POLL)
         try:
             return self._poller.poll(seconds * 1000)
@@ -205,7 +212,7 @@ class WorkerPool(ABC):
             return ()
 
     def handle_events(self, events: Sequence[tuple[int, int]]) -> None:
-        # Look up all owners first, because handling the end of a worker removes all its descriptors.
+        # Look up all owners first, because handling a worker's end closes descriptors, whose numbers may be reused.
         for found, fd, event in [(self._by_fd.get(fd), fd, event) for fd, event in events]:
             if isinstance(found, WorkerHandle):
                 if found.alive:
@@ -221,11 +228,12 @@ class WorkerPool(ABC):
             self._poller.modify(worker.channel.fileno(), select.POLLIN)
         self._receive(worker)
         if worker.channel.ended and worker.alive:
-            self._unregister(worker.channel.fileno())  # the sentinel follows, unless the env closed the channel
-            if worker.has_ended(0.1):
+            self._unregister(worker.channel.fileno())  # the worker is ending, or an env closed the channel
+            if worker.has_ended(TIME_TO_END):
                 self._on_end(worker)
             elif not self.closing:
-                self.kill(worker, None)
+                worker.cut_off()
+                self._on_end(worker)
 
     def _receive(self, worker: WorkerHandle) -> None:
         worker.channel.receive()
@@ -262,7 +270,7 @@ class WorkerPool(ABC):
         self._on_end(worker)
 
     def resume(self) -> None:
-        """Complete the ends of workers after an interrupt, and poll all workers that are alive."""
+        """After an interrupt, kill workers whose kill or start was interrupted. Poll the others again."""
         for worker in self.workers:
             if worker.alive and (worker.reason is not None or not isinstance(worker.ready, list)):
                 self.kill(worker, worker.reason)
@@ -286,14 +294,13 @@ class WorkerPool(ABC):
     def close(self, timeout: float) -> list[str]:
         """Close the envs and end the workers. Return a line for each problem."""
         self.closing = True
-        # Another thread or an interrupted call may still use the old poller.
-        if self._waker is not None:  # for the waits of other threads, not for this wait
+        if self._waker is not None:  # it stays readable, but must end only waits of other threads
             self._by_fd.pop(self._waker[0], None)
-        self._renew_poller()
+        self._renew_poller()  # another thread or an interrupted call may still use the old poller
         started = [worker for worker in self.workers if worker.launched]
         try:
             problems = self._stop(started, time.monotonic() + timeout)
-        finally:  # also after a Ctrl-C, which ends the wait
+        finally:  # also if Ctrl-C interrupts `_stop`
             for worker in started:
                 if worker.alive:
                     self.kill(worker, None)

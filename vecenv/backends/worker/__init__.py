@@ -1,1 +1,1 @@
-"""The worker's side: life of a worker process, and the rounds that it serves."""
+"""Code of worker processes and Ray actors."""

@@ -1,7 +1,6 @@
-"""Module that the forkserver imports: loads the worker's code, and kills the workers when the server ends.
+"""Module that the forkserver imports. When the forkserver ends, it kills the process groups of all workers.
 
-The server ends with the parent. It can act even while a worker is stuck in native code, so it kills the workers'
-process groups.
+The forkserver ends with the parent. A worker that is stuck in native code cannot end itself.
 """
 
 from __future__ import annotations
@@ -33,21 +32,20 @@ def record_forks() -> None:
 
 def kill_workers() -> None:
     for pid in _workers:
-        # ChildProcessError: the worker was reaped, so its pid may belong to a different process.
+        # ChildProcessError: the worker was reaped. Its pid may belong to a different process, so do not kill.
         with contextlib.suppress(ChildProcessError, ProcessLookupError, PermissionError):
             os.waitpid(pid, os.WNOHANG)
             os.killpg(pid, signal.SIGKILL)
 
 
-# A process that imports this module and is not the server keeps its signal handlers.
+# In other processes, the import changes no signal handlers.
 if any("multiprocessing.forkserver import main" in argument for argument in sys.orig_argv):
-    # The server must outlive the parent for a moment. In its own group, it does not receive signals for the parent's
-    # group or for the group of a worker with vector envs.
+    # The server must outlive the parent to kill workers. In its own group, it gets no signals for the parent's group.
     os.setpgid(0, 0)
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     atexit.register(kill_workers)
     record_forks()
-    # Workers' garbage collectors then skip the loaded objects, which would also copy memory pages.
+    # The workers' garbage collectors then skip the loaded objects, and do not copy their memory pages.
     gc.collect()
     gc.freeze()

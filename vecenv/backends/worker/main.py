@@ -1,8 +1,7 @@
-"""`main` of a worker process: set up the process, make the envs, serve rounds, close.
+"""`main` of a worker process: set up the process, make the envs, serve steps and resets (rounds), close.
 
-The worker never outlives the parent. A thread waits for the parent's end. If an env holds the interpreter lock, the
-kernel, the forkserver or a guard process kills the worker. Processes of envs belong to the worker's process group, and
-end too.
+When the parent ends, a thread of the worker kills the worker's process group, which includes processes that envs have
+started. If an env holds the interpreter lock, this thread cannot run, so `_end_with_starter` provides other ways.
 """
 
 from __future__ import annotations
@@ -27,7 +26,12 @@ from vecenv.backends.ipc.messages import Channel, WorkerChannel
 from vecenv.backends.ipc.serialization import dumps
 from vecenv.backends.memory.shared_memory import PROGRESS, Control
 from vecenv.backends.worker.round_server import RoundServer
-from vecenv.backends.worker.worker_setup import WorkerArgs, leave_forkserver, seed_generators
+from vecenv.backends.worker.worker_setup import (
+    WorkerArgs,
+    leave_forkserver,
+    seed_generators,
+    set_files_of_starters,
+)
 
 LAST_SECONDS = 0.3
 
@@ -38,11 +42,11 @@ def main(args: WorkerArgs) -> None:
     try:
         live(args, channel)
     except (EOFError, BrokenPipeError, ConnectionResetError):
-        pass  # `_watch_parent` ends this process
+        pass  # the parent is gone, so `_watch_parent` kills this process
     finally:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         os.killpg(0, signal.SIGTERM)
-        # Python now waits for threads and pools of the envs, possibly forever.
+        # At exit, Python waits for threads and pools that envs have started. The alarm limits this wait.
         signal.signal(signal.SIGALRM, signal.SIG_DFL)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGALRM})
         signal.setitimer(signal.ITIMER_REAL, LAST_SECONDS)
@@ -52,7 +56,7 @@ def live(args: WorkerArgs, channel: Channel) -> None:
     line = Control(args.num_workers, args.control.fd).line(args.index)
     host, server = construct(args, args.server, channel, line)
     if server is None:
-        host.close()  # after the report, because a hang here must not hide the cause
+        host.close()  # after the report of the failed constructor, because `close` may hang
         return
     frame = channel.read()
     if frame.kind == messages.SETUP:
@@ -65,6 +69,7 @@ def live(args: WorkerArgs, channel: Channel) -> None:
 def construct(
     args: WorkerArgs, server: type[RoundServer], channel: WorkerChannel, line: Any
 ) -> tuple[EnvHost, RoundServer | None]:
+    set_files_of_starters(args.imports)
     args.setup.apply()
     host = EnvHost(args.setup.env_fns, args.first_id, local=False)
     host.progress = line[PROGRESS : PROGRESS + 1]
@@ -90,7 +95,7 @@ def _pickled_reports(reports: list[EnvReport] | Failure, first_id: int) -> list[
     return blobs
 
 
-MOST_FDS = 1 << 16
+MOST_CLOSED_FDS = 1 << 16
 
 
 def bootstrap(args: WorkerArgs) -> None:
@@ -108,29 +113,31 @@ def bootstrap(args: WorkerArgs) -> None:
 
 
 def _end_with_starter(args: WorkerArgs) -> None:
-    """Ensure that this process ends with the starter, even if an env holds the interpreter lock.
+    """Ensure, if possible, that this process ends when the parent ends, even if an env holds the interpreter lock.
 
-    The forkserver kills all workers when the parent ends. Without a forkserver, the kernel signals the end of the
-    starting *thread*, so the signal is only requested if the main thread starts workers.
+    - Started by a forkserver: the forkserver ends with the parent, and kills its workers.
+    - Started by the parent's main thread, on Linux: the kernel kills this process, and a guard kills its group.
+    - Started by another thread, on Linux: not ensured, because the kernel would signal the end of that *thread*.
+    - On other systems: a guard waits for the parent's end.
     """
     signalled = (args.method == "forkserver" or args.starter) and portability.signal_at_end_of_starter(signal.SIGKILL)
     if args.method == "forkserver":
         return
-    if args.starter and os.getppid() != args.starter:  # the starter ended before the request
+    if args.starter and os.getppid() != args.starter:  # the parent ended before the request
         os.killpg(0, signal.SIGKILL)
     if signalled:
         _start_guard(_await_end_of_starter)
     elif not portability.signals_at_end_of_starter():
         _start_guard(_await_end_of_parent)
     if not portability.has_pidfds():
-        # An env's process must not hold this socket open, because this would hide the end of the worker.
+        # Copies of the socket in processes of envs would keep the parent from noticing the worker's end.
         os.register_at_fork(after_in_child=args.socket.close)
 
 
 def _watch_parent(sock: Any) -> None:
     poller = select.poll()
     if portability.polls_for_hangup():
-        poller.register(sock, 0)  # only the hang-up
+        poller.register(sock, 0)  # report only a hang-up
     else:
         poller.register(_lifeline(), select.POLLIN)
     poller.poll()
@@ -144,10 +151,7 @@ def _lifeline() -> int:
 
 
 def _start_guard(wait: Callable[[int], None]) -> None:
-    """Start a process that outlives this process for a moment, to kill the processes of the envs.
-
-    The forkserver does this for workers that it has forked.
-    """
+    """Fork a guard: a process that kills the worker's process group when `wait` returns."""
     worker = os.getpid()
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
     if os.fork() == 0:
@@ -157,16 +161,16 @@ def _start_guard(wait: Callable[[int], None]) -> None:
 
 
 def _await_end_of_starter(worker: int) -> None:
-    os.closerange(3, MOST_FDS)  # held open here, they would hide the end of the worker
+    os.closerange(3, MOST_CLOSED_FDS)  # open copies would keep the parent from noticing the worker's end
     portability.signal_at_end_of_starter(signal.SIGTERM)
-    if os.getppid() == worker:
+    while os.getppid() == worker:  # `main` sends a SIGTERM before the worker ends
         signal.sigwait({signal.SIGTERM})
 
 
 def _await_end_of_parent(worker: int) -> None:
     lifeline = _lifeline()
     os.closerange(3, lifeline)
-    os.closerange(lifeline + 1, MOST_FDS)
+    os.closerange(lifeline + 1, MOST_CLOSED_FDS)
     signal.signal(signal.SIGTERM, lambda *_: os.killpg(0, signal.SIGKILL))
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
     poller = select.poll()

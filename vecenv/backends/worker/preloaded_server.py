@@ -1,7 +1,7 @@
-"""Forkserver that imports the modules of env functions once for all workers.
+"""`serve`: main function of a forkserver that imports the modules of env functions once for all workers.
 
-It is forked from vecenv's plain forkserver. If a module leaves state that processes must not inherit, the server
-reports the module and ends.
+vecenv's plain forkserver, which has not imported these modules, forks this server. If a module leaves threads or other
+state that workers must not inherit, the server reports the module and ends.
 """
 
 from __future__ import annotations
@@ -22,13 +22,14 @@ from typing import NamedTuple
 import numpy as np
 
 from vecenv import portability
+from vecenv.backends.host.forked_copy import copy_mark, end_copy
 from vecenv.backends.ipc.serialization import Descriptor
-from vecenv.backends.worker.worker_setup import leave_forkserver, set_environment
+from vecenv.backends.worker.worker_setup import leave_forkserver, set_environment, set_files_of_starters
 
 AUTHKEY_BYTES = 32
 HARMLESS = ("/dev/null", "/dev/urandom", "/dev/random")
 DRIVERS = ("libcuda.so", "libnvidia", "libEGL", "libGLX", "libOSMesa")
-"""Libraries whose state a forked process cannot use."""
+"""Prefixes of GPU libraries, which may fail in a process that is forked after they were loaded."""
 GENERATORS = (np.random.Generator, np.random.RandomState, random.Random)
 
 
@@ -45,13 +46,16 @@ def serve(
     authkey: bytes,
     environ: dict[str, str],
     names: Sequence[str],
+    imports: frozenset[str],
 ) -> None:
-    # In processes other than the plain server, this import could change signal handlers.
+    # Not at module level, because this import changes signal handlers in children of the user's own forkserver.
     from vecenv.backends.worker import forkserver_preload
 
     leave_forkserver()
-    portability.signal_at_end_of_starter(signal.SIGKILL)  # an import may hang
+    # An import may hang. If the user's program ends, the plain forkserver ends, and the kernel then kills this server.
+    portability.signal_at_end_of_starter(signal.SIGKILL)
     set_environment(environ)
+    set_files_of_starters(imports)
     result = import_all(names)
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(Exception):
@@ -67,7 +71,7 @@ def serve(
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         os._exit(0)
-    # from now on, the end of the parent ends this process, after it has killed all workers
+    # From now on, `forkserver.main` ends when the user's program ends. A SIGKILL would prevent `kill_workers`.
     portability.signal_at_end_of_starter(0)
     try:
         if sys.version_info >= (3, 14):
@@ -83,13 +87,17 @@ def serve(
 
 
 def import_all(names: Sequence[str]) -> ImportReport:
-    """Import the modules, until a module leaves state that workers must not inherit."""
-    before, fds, libraries = set(sys.modules), set(_descriptors()), _drivers()
+    """Import the modules. Stop at the first module that raises or leaves state that workers must not inherit."""
+    before, fds, libraries, is_copy = set(sys.modules), set(_descriptors()), _drivers(), copy_mark()
     for name in names:
         try:
             importlib.import_module(name)
+            if is_copy:
+                end_copy()
             reason = _problem(name, before, fds, libraries)
         except BaseException as error:
+            if is_copy:
+                end_copy(error)
             reason = f"its import raised {type(error).__name__}: {error}"
         if reason:
             return ImportReport(name, reason)
@@ -103,20 +111,19 @@ def import_all(names: Sequence[str]) -> ImportReport:
 
 
 def _problem(name: str, before: set[str], fds: set[int], libraries: set[str]) -> str:
-    """Return the reason why processes must not inherit the state after the import, or ""."""
     if len(os.listdir("/proc/self/task")) > 1:
         return "its import starts threads"
     if _children():
         return "its import starts processes"
     if opened := [target for fd, target in _descriptors().items() if fd not in fds and target not in HARMLESS]:
-        return f"its import opens {opened[0]}"
+        return f"its import leaves {opened[0]} open"
     if loaded := _drivers() - libraries:
         return f"its import loads {min(loaded)}"
     root = name.partition(".")[0]
     for module in set(sys.modules) - before:
         if module.partition(".")[0] == root:
             for attribute, value in list(vars(sys.modules[module]).items()):
-                if type(value) in GENERATORS:  # unseeded, it would give every worker the same numbers
+                if type(value) in GENERATORS:  # every worker would inherit the generator and draw the same numbers
                     return f"its import makes the random generator {module}.{attribute}"
     return ""
 

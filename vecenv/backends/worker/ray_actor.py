@@ -1,11 +1,11 @@
-"""`EnvActor`: the Ray actor that hosts a block of envs.
+"""`EnvActor`: the Ray actor that hosts some envs of a vector env. The driver (parent) calls the actor's methods:
 
 driver                                   actor
 ------                                   -----
-start(WorkerArgs)            ->          on the driver's node: connect to its socket, live as a worker process
-                                         (shared arena) until the driver closes the envs, and return `None`.
-                                         Elsewhere: make the envs, return the READY frame.
-frame(SETUP, ROUND, CALL...) ->          elsewhere only: serve the frame, return the resulting frames
+start(WorkerArgs)            ->          on the driver's node: connect to the driver's socket, serve like a worker
+                                         process until the envs are closed, return `None`.
+                                         Elsewhere: make the envs, return the READY message (frame).
+frame(SETUP, ROUND, CALL...) ->          elsewhere only: serve the frame, return the frames of the answer
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ from vecenv.backends.worker.main import construct, live
 from vecenv.backends.worker.worker_setup import PickledEnvFn, WorkerArgs, seed_generators
 
 CONNECT_TIMEOUT = 2.0
-"""Seconds. The same node may be another container. If the socket cannot be reached, calls carry the rounds."""
+"""Seconds. If an actor cannot connect to the driver (in another container), it works as if on another node."""
 HANDSHAKE_TIMEOUT = 60.0
 HELLO = struct.Struct("<I32s")
 
 
-class Address(NamedTuple):
+class DriverAddress(NamedTuple):
     node: str
     socket: str
     token: bytes
@@ -56,20 +56,19 @@ class Bundle(NamedTuple):
 
 
 PART = 96_000
-"""Bytes per result of a call. Ray sends up to 100 KB (`max_direct_call_object_size`) within the answer to the call.
-Larger results pass through object stores, which takes 20 ms or more.
+"""Bytes per part of an answer. Each part is a result of the call, because Ray sends up to 100 KB per result directly
+(`max_direct_call_object_size`). Larger results pass through object stores, which takes 20 ms or more.
 """
 MOST_PARTS = 64
-"""Maximum number of such results. Ray sends at most 10 MB within an answer (`task_rpc_inlined_bytes_limit`)."""
+"""Maximum number of parts. Ray sends at most 10 MB per answer directly (`task_rpc_inlined_bytes_limit`)."""
 
 
 def results_for(size: int) -> int:
-    """Return the number of results that a call returns for frames of `size` bytes."""
     return 1 if size <= PART else 1 + min(MOST_PARTS, -(-size // PART))
 
 
 def split(bundle: Bundle, results: int) -> list[Any]:
-    """Return the bundle with the sizes of the payloads, and the payloads in `results - 1` parts."""
+    """Return the bundle with sizes in place of payloads, and then the joined payloads in `results - 1` parts."""
     data = memoryview(b"".join(payload for _, _, payload in bundle.frames))
     ends = [PART * k for k in range(results - 1)] + [max(len(data), PART * (results - 1))]
     frames: Any = [(kind, number, len(payload)) for kind, number, payload in bundle.frames]
@@ -77,7 +76,7 @@ def split(bundle: Bundle, results: int) -> list[Any]:
 
 
 def joined(results: Sequence[Any]) -> Bundle:
-    """Return the bundle that `split` took apart."""
+    """Undo `split`."""
     bundle: Bundle = results[0]
     data, start, frames = b"".join(results[1:]), 0, []
     for kind, number, size in cast("list[tuple[int, int, int]]", bundle.frames):
@@ -87,7 +86,7 @@ def joined(results: Sequence[Any]) -> Bundle:
 
 
 class Outbox:
-    """Worker's end of a channel that collects frames as the result of a call."""
+    """Actor's end of a channel. Collects frames for the result of a call."""
 
     def __init__(self) -> None:
         self.frames: list[tuple[int, int, bytes]] = []
@@ -97,13 +96,13 @@ class Outbox:
 
 
 class EnvActor:
-    """Ray actor with a block of envs. Calls run one after the other, in the main thread of the process."""
+    """Ray actor. Calls run one after the other, in the main thread."""
 
     def __init__(self, first: int = 0, count: int = 1) -> None:
         self._ids = first, first + count - 1
 
     def __repr__(self) -> str:
-        """Return the name of the actor in Ray's dashboard and logs."""
+        """Return the actor's name in Ray's dashboard and logs."""
         return "EnvActor(envs {} to {})".format(*self._ids)
 
     def place(self) -> tuple[int, str]:
@@ -113,15 +112,15 @@ class EnvActor:
         self,
         index: int,
         blob: bytes,
-        address: Address,
+        address: DriverAddress,
         step_timeout: float | None,
         hang: str,
         common: np.ndarray | None = None,
     ) -> Bundle | None:
-        """Make the envs of the pickled WorkerArgs. On the driver's node, also serve the envs until they are closed.
+        """Make the envs. On the driver's node, also serve them (see above).
 
-        On other nodes, `step_timeout` and `hang` are passed to `HangGuard`. `common` are the bytes of all env_fns, if
-        not in `blob`.
+        `blob`: pickled WorkerArgs. `step_timeout`, `hang`: arguments of `HangGuard`. `common`: pickle of all env_fns,
+        or `None` if `blob` has them.
         """
         sock = connect_to_driver(address, index)
         if sock is not None:
@@ -143,12 +142,12 @@ class EnvActor:
     def frame(
         self, kind: int, number: int, payload: bytes, news: Sequence[Any] = (), results: int = 1
     ) -> Bundle | list[Any]:
-        """Serve a frame. If a constructor failed, the only frame is CLOSE, which closes the envs made before.
+        """Serve a frame. If a constructor failed, the driver sends only CLOSE, to close the envs made before.
 
         `news`: shared states that have changed elsewhere. `results`: see `split`.
         """
         self._copies.replace(news)
-        with self._guard if kind != CLOSE else contextlib.nullcontext():  # `close` has a separate limit
+        with self._guard if kind != CLOSE else contextlib.nullcontext():  # the driver limits `close`
             bundle = self._serve(kind, number, payload)
         return bundle if results == 1 else split(bundle, results)
 
@@ -168,10 +167,10 @@ class EnvActor:
 
 
 class HangGuard:
-    """Context that ends this process if an env does not return for `limit` seconds (`None`: no limit).
+    """Context manager that ends this process if one of `count` envs takes over `limit` seconds to return.
 
-    Before that, the index of the env (of `count`) and the stack are recorded under `key`, because a hanging call cannot
-    return a result.
+    Before this, the guard stores the env's index and stack in the Ray cluster under `key`, because a hanging call
+    cannot return a result.
     """
 
     def __init__(self, line: memoryview, count: int, limit: float | None, key: str) -> None:
@@ -193,7 +192,7 @@ class HangGuard:
         while True:
             time.sleep(limit / 10)
             found, now = (self._line[PROGRESS], self._calls if self._is_inside else None), time.monotonic()
-            # At most half the limit counts, because this process may have been stopped meanwhile.
+            # Count at most half the limit per check (see `Watchdog`).
             spent = spent + min(now - at, limit / 2) if found == seen and self._is_inside else 0.0
             seen, at = found, now
             if spent >= limit:
@@ -202,7 +201,7 @@ class HangGuard:
                 os._exit(1)
 
 
-def connect_to_driver(address: Address, index: int) -> socket.socket | None:
+def connect_to_driver(address: DriverAddress, index: int) -> socket.socket | None:
     """Return a socket to the driver, or `None` if the driver is on another node or out of reach."""
     if address.node != ray_cluster.own_node()[0] or not address.socket:
         return None
@@ -227,7 +226,7 @@ def _complete(args: WorkerArgs, common: np.ndarray | None) -> WorkerArgs:
 
 def _live_beside_driver(blob: bytes, sock: socket.socket, common: np.ndarray | None) -> None:
     args = _complete(loads_apart(blob, _received(sock)), common)
-    # an env's process must not hold the socket open, because this would hide the end of this process
+    # Copies of the socket in processes of envs would keep the driver from noticing the end of this process.
     os.register_at_fork(after_in_child=sock.close)
     faulthandler.register(signal.SIGUSR1, file=args.stacks.fd, all_threads=True)
     seed_generators(args.seeds)
@@ -242,7 +241,7 @@ def _received(sock: socket.socket) -> Sequence[int]:
 
 
 def peer_of(sock: socket.socket) -> tuple[int, int]:
-    """Return pid and user id of the other end. Pid 0 means that the process is not visible here."""
+    """Return pid and user id of the other process. The pid is 0 in another pid namespace."""
     if sys.platform != "linux":  # drivers listen only on Linux
         return 0, -1
     pid, uid, _ = struct.unpack("3i", sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))

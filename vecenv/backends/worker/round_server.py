@@ -1,4 +1,4 @@
-"""`RoundServer`: serves rounds and calls in a worker, over any transport."""
+"""`RoundServer`: serves rounds (steps, resets) and method calls in a worker, over any transport."""
 
 from __future__ import annotations
 
@@ -29,24 +29,23 @@ def _waits() -> int:
 
 def advice(n: int, workers: int) -> str:
     own = (
-        f". Pass num_workers={min(n, workers)} to the vector env, or to the collector that makes it, to give each its "
-        "own worker"
+        f". Pass num_workers={min(n, workers)} to the vector env, or to the collector that makes it, so that each env "
+        "has its own worker"
     )
     if n < 3:
         return f"{own}."
     return (
-        f"{own}. Where their steps differ in length, wait_num={max(n // 4, 1)} is faster still (it gives each its own "
-        "worker too), in a loop that goes on with those that are ready, as AsyncDataCollector does: "
+        f"{own}. If steps differ in length, wait_num={max(n // 4, 1)} is faster still (it also gives each env its "
+        "own worker), in a loop that continues with the envs that are ready, as AsyncDataCollector does: "
         "docs/guides/waiting-envs.md"
     )
 
 
 class BlockingMeter:
-    """Meter that finds out in the first rounds whether envs that share a worker wait (sockets, sleep) and should not
-    share.
+    """Meter that detects, in the first rounds, envs that mostly wait (sockets, sleep) and should not share a worker.
 
-    A thread that waits has voluntary context switches, unlike a preempted thread. CPU time is measured for the process,
-    because envs may compute in other threads.
+    Low CPU time can also mean a busy machine, so the meter also counts voluntary context switches, which only a
+    waiting thread makes. The CPU time includes all threads of the process.
     """
 
     MIN_WALL = 0.25
@@ -63,7 +62,7 @@ class BlockingMeter:
         self._begin = time.perf_counter(), resource.getrusage(resource.RUSAGE_SELF), _waits()
 
     def stop(self) -> str | None:
-        """End the measurement of a round. Return the text of a warning once, else `None`."""
+        """End the measurement of a round. Return a warning, at most once, if the envs mostly wait."""
         begin, before, waits = self._begin
         now = resource.getrusage(resource.RUSAGE_SELF)
         self._wall += time.perf_counter() - begin
@@ -77,14 +76,14 @@ class BlockingMeter:
             return None
         return (
             f"a worker spent {self._wall:.2f} s stepping its {self._envs} envs but only {self._cpu:.2f} s of CPU: "
-            "they wait more than they compute, one after the other"
+            "the envs wait more than they compute, and wait one after the other"
         )
 
 
 class BlockRounds:
-    """Runner of rounds on the `count` envs of `host`, which updates the worker's `line` of numbers (see `Control`).
+    """Runner of rounds on the `count` envs of `host`. Updates the worker's `line` (see `Control`).
 
-    If `eager`, each env is announced when it is done, otherwise the block together.
+    If `eager`, the answer of each env is sent as soon as the env is done, otherwise all answers together.
     """
 
     def __init__(self, host: EnvHost, count: int, eager: bool, line: Any, warn: Callable[[str], None]) -> None:
@@ -133,7 +132,7 @@ class RoundServer(BlockRounds, ABC):
 
     @abstractmethod
     def bind(self, layout: Layout) -> None:
-        """Map or build the block's arena."""
+        """Map or build the arrays for the results of this worker's envs."""
 
     @abstractmethod
     def serve(self, channel: Channel) -> None:
@@ -150,7 +149,7 @@ class RoundServer(BlockRounds, ABC):
             self.line[DOING] = NOTHING
             self.channel.write(messages.REPLY, frame.number, reply)
         elif frame.kind == messages.SYNC:
-            self.infos.sent = 0  # the parent may not have read the schemas
+            self.infos.sent = 0  # send all schemas again, because the parent may have lost some
             self.channel.write(messages.SYNCED, frame.number)
         elif frame.kind == messages.CLOSE:
             self.channel.write(messages.CLOSED, 0, pickle.dumps(self.host.close()))
@@ -158,10 +157,10 @@ class RoundServer(BlockRounds, ABC):
         return False
 
     def pickled_extras(self, extras: dict[int, Extra]) -> bytes:
-        """Return a pickled list of (index in the block, pickled extra), or empty bytes.
+        """Return a pickled list of (env index, pickled `Extra`), or empty bytes.
 
-        Infos that fit are written into info rows. Their new schemas are sent here, before the status bytes announce the
-        rows. Each extra is pickled separately, so that a pickling error fails only its env.
+        Write infos that fit into the arena's info rows instead, and send their new schemas before the caller announces
+        the rows. Pickle each extra separately, so that a pickling error fails one env only.
         """
         blobs, infos = [], self.infos
         for j, extra in extras.items():
@@ -185,7 +184,7 @@ class RoundServer(BlockRounds, ABC):
 
     def _not_sent(self, j: int, error: BaseException) -> Failure:
         env_id = self.first_id + j
-        reason = TypeError(f"what env {env_id} returned (info or observation) cannot be sent: {describe(error)}")
+        reason = TypeError(f"the info or observation of env {env_id} cannot be sent: {describe(error)}")
         reason.__cause__ = error
         return capture(reason, env_id, "step", local=False)
 
@@ -197,7 +196,7 @@ class RoundServer(BlockRounds, ABC):
                 results[j] = dumps(self.host.call(j, op, loads_by_value(blob)))
             except BaseException as error:
                 env_id = self.first_id + j
-                text = f"{op} on env {env_id}: what was passed or is returned cannot be sent: {describe(error)}"
+                text = f"{op} on env {env_id}: an argument or the result cannot be sent: {describe(error)}"
                 results[j] = dumps(capture(TypeError(text), env_id, op, local=False))
         return pickle.dumps(results)
 

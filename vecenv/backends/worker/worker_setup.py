@@ -1,4 +1,4 @@
-"""`WorkerSetup`: data that a worker receives at its start: env_fns, options, environment, seeds."""
+"""`WorkerArgs`: data that a worker receives at its start."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ from vecenv.portability import allow_cpus
 
 @dataclass
 class WorkerSetup:
-    """Env_fns of a worker and data for its environment."""
+    """Env functions of a worker, and settings that `apply` makes in the worker's process."""
 
     env_fns: list[Callable[[], Any]]
-    """Inherited functions of a forked worker, or `PickledEnvFn` objects."""
+    """Functions that a forked worker inherits, otherwise `PickledEnvFn` objects."""
     registered: list[bytes]
-    """Specs in the parent's gymnasium registry. The worker needs these, because it does not run the user's script."""
+    """Pickled specs of the parent's gymnasium registry, because the worker does not run the user's script."""
     paths: Sequence[str] = ()
     environ: dict[str, str] | None = None
     affinity: set[int] | None = None
@@ -47,9 +47,9 @@ class WorkerSetup:
             self._register()
 
     def _register(self) -> None:
-        """Register the program's envs, and keep them registered.
+        """Register the parent's envs with gymnasium, now and before each call of an env_fn.
 
-        Hides gymnasium's warning, because an import of an env package may register the same ids later.
+        Unpickling an env_fn may import a package that registers the same ids. Hide gymnasium's warning about this.
         """
         specs = {spec.id: spec for spec in map(loads_by_value, self.registered)}
         warnings.filterwarnings("ignore", f".*{OVERRIDING}")
@@ -75,12 +75,12 @@ def _call_registered(env_fn: Any, specs: dict[str, Any]) -> Any:
 
 @dataclass
 class PickledEnvFn:
-    """Env_fn that is unpickled when it is called, so that an error becomes the failure of its env."""
+    """Env function that is unpickled when called, so that an error of unpickling becomes a failure of the env."""
 
     blob: bytes | memoryview
     modules: frozenset[str] = frozenset()
     place: int | None = None
-    """Index of the env_fn, if `blob` is the pickle of all env_fns."""
+    """Index of this env_fn if `blob` is a list of all env_fns, else `None`."""
 
     def load(self) -> Callable[[], Any]:
         found: Any = loads_by_value(self.blob)
@@ -98,7 +98,7 @@ def pickle_env_fn(i: int, env_fn: Callable[[], Any]) -> PickledEnvFn:
     except Exception as error:
         raise TypeError(
             f"env_fns[{i}] cannot be sent to a worker: {type(error).__name__}: {error}. "
-            'Create what it refers to inside the function, or pass context="fork": forked workers inherit it.'
+            'Create this object inside the function, or pass context="fork", so that workers inherit the object.'
         ) from error
 
 
@@ -124,9 +124,49 @@ class WorkerArgs:
     server: Any
     transport: Any
     method: str = ""
+    imports: frozenset[str] = frozenset()
+    """`running_files` of the parent."""
     starter: int = 0
-    """Pid of the parent if its main thread starts the process, else 0."""
+    """Pid of the parent if its main thread starts the worker, else 0."""
     socket: Any = None
+
+
+_of_starters: frozenset[str] = frozenset()
+"""In a worker: `running_files` of the parent, which include files of the parent's own parents."""
+
+
+def running_files(forked: bool = False) -> frozenset[str]:
+    """Return the files of the main script and of imports in progress, in this thread and in `_of_starters`.
+
+    `forked`: leave out this thread, because a forked worker does not import the thread's modules again.
+    """
+    return _of_starters if forked else _of_starters.union(_modules_in_progress())
+
+
+def set_files_of_starters(files: frozenset[str]) -> None:
+    global _of_starters
+    _of_starters = files
+
+
+def check_imports() -> None:
+    """Raise RuntimeError in a worker if a module that is being imported here and in a parent makes a vector env."""
+    for file, name in _modules_in_progress().items():
+        if file in _of_starters and name != "__main__":
+            raise RuntimeError(
+                f"the module {name} makes a vector env while it is imported. The workers import {name} too, so they "
+                f"would make vector envs without end. In {file}, move the code into a function, or below "
+                'if __name__ == "__main__":'
+            )
+
+
+def _modules_in_progress() -> dict[str, str]:
+    found = dict[str, str]()
+    frame = sys._getframe()
+    while frame.f_back is not None:
+        frame = frame.f_back
+        if frame.f_code.co_name == "<module>" and isinstance(file := frame.f_globals.get("__file__"), str):
+            found[file] = str(frame.f_globals.get("__name__"))
+    return found
 
 
 _launches = itertools.count()
@@ -134,7 +174,7 @@ _launches = itertools.count()
 
 
 def worker_seeds(index: int) -> tuple[bytes, bytes]:
-    """Return seeds of numpy's and Python's generators for the next worker. This process's generators do not advance."""
+    """Return seeds for numpy's and Python's generators in the next worker, without advancing the generators here."""
     states = np.random.get_state(legacy=False), random.getstate()
     where = index, next(_launches)
     of_numpy, of_python = (hashlib.sha256(pickle.dumps((state, where))).digest() for state in states)
@@ -149,7 +189,7 @@ def seed_generators(seeds: tuple[bytes, bytes]) -> None:
 
 
 def leave_forkserver(server: Any = forkserver._forkserver) -> None:
-    """Close the descriptor that keeps a forkserver running, so that the forkserver can end with the parent."""
+    """Close this process's end of the pipe that keeps a forkserver running, so that the server ends with the parent."""
     if server._forkserver_alive_fd is not None:
         os.close(server._forkserver_alive_fd)
         server._forkserver_alive_fd = None

@@ -1,13 +1,12 @@
-"""Writes transforms.npz: what gymnasium, OpenCV, torchvision and TorchRL make of the same numbers.
+"""Write transforms.npz: results of gymnasium, OpenCV, torchvision and TorchRL for the same inputs.
 
     python tests/vecenv/transforms/golden/make_transforms.py
 
-needs gymnasium, opencv-python-headless, torchvision and torchrl beside numpy. `made_with` in the file has the versions
-that it was made with. The inputs are in it too, so that no generator of random numbers has to stay the same.
+Needs numpy, gymnasium, opencv-python-headless, torchvision and torchrl. The file also has the inputs, so that random
+generators may change, and the versions of the libraries (`made_with`).
 
-When the file was made, the compiled operators of torchvision (`torch.ops.torchvision`) were stubs, because no build of
-them fitted that torch. What is stored of torchvision is `transforms.v2.functional`, Python over torch, which does not
-call them.
+When the file was made, the compiled operators of torchvision (`torch.ops.torchvision`) were stubs, because no build
+fitted that torch. The results come from `transforms.v2.functional`, which does not call these operators.
 """
 
 import importlib.metadata
